@@ -10,6 +10,7 @@ mod candidate;
 mod conditions;
 mod denials;
 pub mod envoy;
+mod events;
 mod file;
 mod geoip;
 mod grpc;
@@ -55,6 +56,7 @@ pub use candidate::CandidateConfig;
 pub use conditions::entry_name;
 pub use denials::DenialsConfig;
 pub use envoy::Envoy;
+pub use events::{EventFile, EventType, Events, EventsConfig, WebhookConfig};
 pub use file::ReadError;
 pub use key_mask::{KeyMask, NoRandomBytes};
 pub use listen::open_listener;
@@ -92,6 +94,7 @@ const SECTIONS: &[&str] = &[
     "privacy",
     "top",
     "denials",
+    "events",
     "record",
 ];
 
@@ -125,12 +128,16 @@ pub struct Config {
     pub geoip: Vec<(GeoIpField, PathBuf)>,
     /// `admin`: the token that the admin listener requires.
     pub admin_token: AdminToken,
+    /// `admin.tokens`: further tokens of the admin listener, with names and scopes.
+    pub operator_tokens: Vec<OperatorToken>,
     /// `privacy`: how keys appear in lists of keys.
     pub key_privacy: KeyPrivacy,
     /// `top`: the number of keys and the memory of the lists of top talkers.
     pub top: Top,
     /// `denials`: how many recent denials are kept in memory, and how many are logged.
     pub denials: DenialsConfig,
+    /// `events`: which events are detected, and where they are sent.
+    pub events: Events,
     /// `record`: where requests are recorded; `None` if the file has no section `record`.
     pub record: Option<RecordConfig>,
     /// `envoy`: Envoy's rate limit service; `None` if the file has no section `envoy`.
@@ -408,6 +415,38 @@ pub enum AdminToken {
     Env(String),
 }
 
+/// A named token of the admin listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperatorToken {
+    /// `name`: the name that the audit log shows.
+    pub name: String,
+    /// `scope`: what the token permits; default `read`.
+    pub scope: TokenScope,
+    /// `token` or `token_env`. Never [`AdminToken::None`].
+    pub token: AdminToken,
+}
+
+/// What a token of the admin listener permits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TokenScope {
+    /// Reading.
+    #[default]
+    Read,
+    /// Reading and every change.
+    Operate,
+}
+
+impl TokenScope {
+    /// Returns `read` or `operate`.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Operate => "operate",
+        }
+    }
+}
+
 /// Hides the token, because `Debug` output can reach logs.
 impl fmt::Debug for AdminToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -520,9 +559,10 @@ impl Config {
     /// Reads all sections of `file`. Some sections are also kept in the form in which they are
     /// written, because other sections or the lints need this form.
     fn fill(&mut self, file: &Fields<'_>, report: &mut Report) {
-        self.admin_token = listen::admin_token(file, report);
+        (self.admin_token, self.operator_tokens) = listen::admin_tokens(file, report);
         let raw_listen;
-        (raw_listen, self.listen, self.listeners) = listen::listen(file, &self.admin_token, report);
+        let has_token = self.admin_token != AdminToken::None || !self.operator_tokens.is_empty();
+        (raw_listen, self.listen, self.listeners) = listen::listen(file, has_token, report);
         let store = store::store(file, report);
         (self.memory, self.snapshot, self.redis) = (store.memory, store.snapshot, store.redis);
         self.headers = listen::headers(file, report);
@@ -534,6 +574,7 @@ impl Config {
         self.envoy = envoy::envoy(file, report);
         self.shutdown = shutdown::shutdown(file, report);
         self.denials = denials::denials(file, report);
+        self.events = events::events(file, report);
         self.identity = identity::identity(file, report);
         self.geoip = geoip::geoip(file, report);
         let raw_rules;

@@ -3,7 +3,8 @@
 use std::net::SocketAddr;
 
 use super::{
-    AdminToken, Config, Headers, LegacyHeaders, Listen, ListenerConfig, Listeners, Password, grpc,
+    AdminToken, Config, Headers, LegacyHeaders, Listen, ListenerConfig, Listeners, OperatorToken,
+    Password, TokenScope, grpc,
     place::Place,
     report::Report,
     value::{Fields, Shape, Value},
@@ -95,7 +96,7 @@ const NAMES: &[&str] = &["http", "grpc", "resp", "admin"];
 
 pub(super) fn listen(
     file: &Fields<'_>,
-    token: &AdminToken,
+    has_token: bool,
     report: &mut Report,
 ) -> (RawListen, Listen, Listeners) {
     let (mut listen, mut listeners) = (Listen::default(), Listeners::default());
@@ -116,7 +117,7 @@ pub(super) fn listen(
             *address = listener(value, keys, settings, report).unwrap_or(None);
         }
     }
-    if *token == AdminToken::None
+    if !has_token
         && listen
             .admin
             .is_some_and(|address| !address.ip().is_loopback())
@@ -389,14 +390,70 @@ pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
     headers
 }
 
-pub(super) fn admin_token(file: &Fields<'_>, report: &mut Report) -> AdminToken {
+/// The maximum number of `admin.tokens`.
+const MAX_TOKENS: usize = 100;
+
+/// Reads the section `admin`: the token, and the tokens with names.
+pub(super) fn admin_tokens(
+    file: &Fields<'_>,
+    report: &mut Report,
+) -> (AdminToken, Vec<OperatorToken>) {
     let value = file.get("admin");
-    let known = &["token", "token_env"];
+    let known = &["token", "token_env", "tokens"];
     let Some(fields) = value.and_then(|value| value.fields(report, "a map with a token", known))
     else {
-        return AdminToken::None;
+        return (AdminToken::None, Vec::new());
     };
-    secret(&fields, ("token", "token_env"), report)
+    let token = secret(&fields, ("token", "token_env"), report);
+    let mut named: Vec<OperatorToken> = Vec::new();
+    if let Some(value) = fields.get("tokens") {
+        let items = value.one_or_more(report);
+        if items.len() > MAX_TOKENS {
+            let message = format!(
+                "{} tokens are over the maximum of {MAX_TOKENS}",
+                items.len()
+            );
+            value.wrong(report, message);
+        }
+        for item in &items {
+            let Some(token) = operator_token(item, report) else {
+                continue;
+            };
+            if token.name == "admin" || named.iter().any(|other| other.name == token.name) {
+                let message = "is the name of another token; choose another name";
+                if let Some(fields) = item.fields_among(&["name"]) {
+                    fields.wrong(report, "name", message);
+                }
+            }
+            named.push(token);
+        }
+    }
+    (token, named)
+}
+
+fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToken> {
+    let what = "a map such as {name: alice, scope: operate, token_env: ALICE_TOKEN}";
+    let known = &["name", "scope", "token", "token_env"];
+    let fields = value.fields(report, what, known)?;
+    let scope = fields.get("scope").and_then(|scope| {
+        let choices = [("read", TokenScope::Read), ("operate", TokenScope::Operate)];
+        scope.choice(report, &choices)
+    });
+    let token = secret(&fields, ("token", "token_env"), report);
+    if token == AdminToken::None && !fields.tries("token_env") {
+        let message = "is missing; name the environment variable with the token";
+        fields.wrong(report, "token_env", message);
+    }
+    let Some(name) = fields.get("name") else {
+        let message = "is missing; give the name that the audit log shows";
+        fields.wrong(report, "name", message);
+        return None;
+    };
+    Some(OperatorToken {
+        name: name.text(report, "a name such as alice")?.to_owned(),
+        scope: scope.unwrap_or_default(),
+        token,
+    })
 }
 
 /// Reads a secret from one of two keys: either the key of the secret itself, or the key that names
