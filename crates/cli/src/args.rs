@@ -99,6 +99,14 @@ Examples:
 A server lists the denials of its own listeners since it started. The rules file limits the memory for \
 denials (`denials.max_bytes`); beyond this limit, the server forgets the oldest denials.";
 
+const EVENTS_HELP: &str = "\
+Examples:
+  tidegate events
+  tidegate events -n 20 --follow
+
+A server lists its own events since it started, at most 1024. The section `events` of the rules file sets \
+which events are detected, and sends them to files and webhooks.";
+
 const EXPLAIN_HELP: &str = "\
 Examples:
   tidegate explain path=/login method=POST ip=203.0.113.9
@@ -236,6 +244,14 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// List recent events: keys that are denied, surges, outages, and changes by operators
+    #[command(after_help = EVENTS_HELP)]
+    Events {
+        #[command(flatten)]
+        options: EventsOptions,
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// Show how a request would be decided, and which rules do not apply to it and why
     #[command(after_help = EXPLAIN_HELP)]
     Explain {
@@ -328,6 +344,17 @@ pub(crate) struct KeysOptions {
     /// The position to continue from, as printed at the end of an earlier list
     #[arg(long, value_name = "POSITION")]
     pub(crate) after: Option<String>,
+}
+
+/// The options of `events`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct EventsOptions {
+    /// The number of events, 1 to 1024
+    #[arg(short = 'n', default_value = "100", value_name = "N")]
+    pub(crate) count: String,
+    /// Print further events as they happen, until interrupted
+    #[arg(long)]
+    pub(crate) follow: bool,
 }
 
 /// The options of `denials`.

@@ -60,6 +60,7 @@ fn main() -> ExitCode {
         Command::Blocks { admin } => operate::blocks(&admin),
         Command::Inspect { key, admin } => operate::inspect(&admin, &key),
         Command::Keys { options, admin } => operate::keys(&admin, &options),
+        Command::Events { options, admin } => operate::events(&admin, &options),
         Command::Denials { options, admin } => operate::denials(&admin, &options),
         Command::Explain { options, admin } => operate::explain(&admin, &options),
         Command::Reset { key, admin } => operate::reset(&admin, &key),

@@ -11,8 +11,8 @@ use crate::{
     admin_address::{AdminAddress, Scheme},
     answer,
     args::{
-        Admin, CandidateAction, DenialsOptions, ExplainOptions, Key, KeyOrThrottle, KeysOptions,
-        TopOptions,
+        Admin, CandidateAction, DenialsOptions, EventsOptions, ExplainOptions, Key, KeyOrThrottle,
+        KeysOptions, TopOptions,
     },
     complain, print, tls,
     unreachable::{describe, unreachable},
@@ -23,6 +23,9 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time between two lists of `top --watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The time between two requests of `events --follow`.
+const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The control sequences of terminals that erase the screen and move the cursor to its top.
 const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
@@ -229,6 +232,30 @@ pub(crate) fn denials(admin: &Admin, options: &DenialsOptions) -> Result<ExitCod
     let path = with_query("/v1/denials", rule.chain(key).chain(since).chain(count));
     let denials = get(admin, "list the denials", &path).send()?;
     Ok(show(admin, denials, print::denials))
+}
+
+pub(crate) fn events(admin: &Admin, options: &EventsOptions) -> Result<ExitCode, String> {
+    let mut path = format!("/v1/events?n={}", encoded(&options.count));
+    let (mut last, mut is_first) = (0, true);
+    loop {
+        let listed = get(admin, "list the events", &path).send()?;
+        let newest = match &listed {
+            AdminResponse::Document(document) => {
+                let events = document["events"].as_array();
+                events.and_then(|events| events.last()?["id"].as_u64())
+            }
+            AdminResponse::Problems(_) => return Ok(show(admin, listed, print::events)),
+        };
+        if is_first || newest.is_some() {
+            let shown = show(admin, listed, print::events);
+            if !options.follow || crate::is_output_closed() {
+                return Ok(shown);
+            }
+        }
+        (last, is_first) = (newest.unwrap_or(last), false);
+        pause(FOLLOW_INTERVAL);
+        path = format!("/v1/events?n=1024&after={last}");
+    }
 }
 
 pub(crate) fn explain(admin: &Admin, options: &ExplainOptions) -> Result<ExitCode, String> {

@@ -269,6 +269,49 @@ pub(crate) fn inspected(inspected: &Value) -> String {
 }
 
 /// Formats `/v1/denials`.
+/// Prints events, one on each line. There are no column heads, because more lines can follow.
+pub(crate) fn events(list_of_events: &Value) -> String {
+    let mut out = String::new();
+    let missed = list_of_events["missed"].as_u64().unwrap_or(0);
+    if missed > 0 {
+        let _ = writeln!(out, "note: {missed} events are no longer in memory");
+    }
+    let events: Vec<&Value> = list(&list_of_events["events"]).collect();
+    if events.is_empty() {
+        out.push_str("no events\n");
+    }
+    for event in events {
+        let _ = write!(
+            out,
+            "{}  {:<20}",
+            text(&event["timestamp"]),
+            text(&event["type"])
+        );
+        for (name, value) in event["data"].as_object().into_iter().flatten() {
+            if !value.is_null() {
+                let _ = write!(out, "  {}={}", printable(name), field(value));
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Prints the value of a field of an event.
+fn field(value: &Value) -> String {
+    match value {
+        Value::Array(_)
+            if value
+                .as_array()
+                .is_some_and(|list| list.iter().all(Value::is_string)) =>
+        {
+            joined(value)
+        }
+        Value::Array(_) | Value::Object(_) => printable(&value.to_string()),
+        value => text(value),
+    }
+}
+
 pub(crate) fn denials(denials: &Value) -> String {
     let head = [
         "AT",

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use tidegate_config::{AdminToken, Config, KeyPrivacy, Password, RedisConfig};
+use tidegate_config::{AdminToken, Config, KeyPrivacy, Password, RedisConfig, WebhookConfig};
 use tidegate_envoy::{self as envoy, Variables};
 use tidegate_server::serve::{self as server, Secrets};
 
@@ -110,7 +110,28 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
         })
     };
     let secrets = Secrets {
-        token: found(admin_token(&config.admin_token)),
+        token: found(admin_token("admin.token_env", &config.admin_token)),
+        operator_tokens: config
+            .operator_tokens
+            .iter()
+            .enumerate()
+            .filter_map(|(index, operator)| {
+                let field = format!("admin.tokens[{index}].token_env");
+                found(admin_token(&field, &operator.token))
+            })
+            .collect(),
+        webhook_secrets: webhooks(config)
+            .iter()
+            .enumerate()
+            .filter_map(|(index, webhook)| {
+                let field = format!("events.webhooks[{index}].secret_env");
+                found(named_secret(
+                    &field,
+                    &webhook.secret,
+                    "the secret of the webhook",
+                ))
+            })
+            .collect(),
         password: found(redis_password(config.redis.as_ref())),
         http_token: found(named_secret(
             "listen.http.token_env",
@@ -138,11 +159,16 @@ pub(crate) fn missing_secrets(config: &Config) -> Vec<String> {
     missing.lines().map(str::to_owned).collect()
 }
 
-fn admin_token(token: &AdminToken) -> Result<Option<String>, String> {
+fn webhooks(config: &Config) -> &[WebhookConfig] {
+    let events = config.events.0.as_ref();
+    events.map_or(&[], |events| &events.webhooks)
+}
+
+fn admin_token(field: &str, token: &AdminToken) -> Result<Option<String>, String> {
     match token {
         AdminToken::None => Ok(None),
         AdminToken::Literal(token) => Ok(Some(token.clone())),
-        AdminToken::Env(name) => secret("admin.token_env", name, "the admin token").map(Some),
+        AdminToken::Env(name) => secret(field, name, "the admin token").map(Some),
     }
 }
 

@@ -11,6 +11,7 @@ pub mod candidate;
 pub mod date;
 pub mod denials;
 pub mod entries;
+pub mod events;
 mod explain;
 mod listing;
 pub mod metrics;
@@ -44,6 +45,7 @@ use crate::{
     candidate::Candidate,
     denials::DenialLog,
     entries::{AuditedRequest, EntryAudit},
+    events::Events,
     metrics::{ListenerKind, Metrics, Stats},
     snapshot::SnapshotHealth,
     top::TopTalkers,
@@ -107,6 +109,7 @@ pub struct ServerLimiter {
     denials: DenialLog,
     candidate: ArcSwapOption<Candidate>,
     recorder: Option<Recorder>,
+    events: Option<Arc<Events>>,
 }
 
 impl ServerLimiter {
@@ -128,6 +131,7 @@ impl ServerLimiter {
             denials: DenialLog::new(&DenialsConfig::default()),
             candidate: ArcSwapOption::empty(),
             recorder: None,
+            events: None,
         }
     }
 
@@ -187,6 +191,35 @@ impl ServerLimiter {
     #[must_use]
     pub fn recorder(&self) -> Option<&Recorder> {
         self.recorder.as_ref()
+    }
+
+    /// Sends events to `events`, including the outages of Redis. By default, and with `None`, there
+    /// are no events.
+    #[must_use]
+    pub fn with_events(self, events: Option<Arc<Events>>) -> Self {
+        if let (Some(events), Some(redis_store)) = (&events, self.redis_store()) {
+            let (events, clock) = (Arc::clone(events), self.clock.clone());
+            redis_store.observe_outages(move |change| events.emit_outage(change, clock.now()));
+        }
+        Self { events, ..self }
+    }
+
+    /// Returns the events; `None` if they are off.
+    #[must_use]
+    pub fn events(&self) -> Option<&Arc<Events>> {
+        self.events.as_ref()
+    }
+
+    /// Adds the decisions since the last sample to the traffic of the last 15 minutes, and detects
+    /// surges. The server calls this method every second.
+    pub fn sample_traffic(&self) {
+        let now = self.now();
+        self.metrics.sample_traffic(now);
+        if let Some(events) = &self.events {
+            let total = self.metrics.total_traffic();
+            self.metrics
+                .with_rule_traffic(|rules| events.detect_surges(now, total, rules));
+        }
     }
 
     /// Returns the settings that determine which client addresses are trusted and how they are
@@ -273,6 +306,7 @@ impl ServerLimiter {
             store: self.local_store().stats(),
             redis: self.redis_store().map(FallbackStore::stats),
             now: self.now(),
+            rules: self.rules(),
             missing_key_entries: self.audit.load().missing_key_entries(),
         };
         self.metrics.collect(&stats, page);
@@ -282,6 +316,9 @@ impl ServerLimiter {
         self.collect_candidate(page);
         if let Some(recorder) = &self.recorder {
             recorder.collect(page);
+        }
+        if let Some(events) = &self.events {
+            events.collect(page);
         }
     }
 
@@ -300,9 +337,12 @@ impl ServerLimiter {
         decided: DecidedRequest<'_>,
         verdict: &Verdict<'_>,
     ) {
-        self.metrics.observe(listener, verdict);
+        self.metrics.observe(listener, decided, verdict);
         if denials::has_denial(verdict) {
             self.denials.record(listener, decided, verdict);
+        }
+        if let Some(events) = &self.events {
+            events.observe(decided, verdict);
         }
         self.observe_with_candidate(decided, verdict);
         if let Some(recorder) = &self.recorder {
@@ -405,7 +445,8 @@ impl ServerLimiter {
         let mut charges = request.charges.to_vec();
         let store_request = request.in_store(&mut charges, CacheSearch::Skip);
         let decided = redis_store.decide(store_request, &mut *outcomes);
-        let decided = self.with_latency(decided).await;
+        let (decided, latency) = self.timed(decided).await;
+        self.record_sample(latency, &charges, outcomes);
         self.record_remote(
             &original,
             request.now,
@@ -445,7 +486,10 @@ impl ServerLimiter {
             Some(decided) => decided,
             None => {
                 let decision = redis_store.decide_in_redis(&store_request, &mut *outcomes);
-                self.with_latency(Box::pin(decision)).await?
+                let (decided, latency) = self.timed(Box::pin(decision)).await;
+                let decided = decided?;
+                self.record_sample(latency, &charges, outcomes);
+                decided
             }
         };
         if request.effect == Effect::Charge {
@@ -474,12 +518,11 @@ impl ServerLimiter {
         }
     }
 
-    /// Awaits `decided`. If the decision is sampled, records its latency.
-    async fn with_latency<T>(&self, decided: impl IntoFuture<Output = T>) -> T {
+    /// Awaits `decided`. If the decision is sampled, also returns its latency in nanoseconds.
+    async fn timed<T>(&self, decided: impl IntoFuture<Output = T>) -> (T, Option<u64>) {
         let began = self.sample_start();
         let decided = decided.await;
-        self.record_latency(began);
-        decided
+        (decided, self.latency_since(began))
     }
 
     /// Decides with the memory store, and counts the decision for the lists of top talkers.
@@ -498,7 +541,7 @@ impl ServerLimiter {
         decided
     }
 
-    /// Decides with the memory store. If the decision is sampled, records its latency.
+    /// Decides with the memory store. If the decision is sampled, measures it.
     fn check_in_memory(
         &self,
         store: &MemoryStore,
@@ -509,7 +552,7 @@ impl ServerLimiter {
     ) -> StoreDecision {
         let began = self.sample_start();
         let decision = store.check(charges, now, effect, outcomes);
-        self.record_latency(began);
+        self.record_sample(self.latency_since(began), charges, outcomes);
         StoreDecision::in_memory(decision)
     }
 
@@ -518,10 +561,17 @@ impl ServerLimiter {
         Metrics::is_sampled().then(|| self.clock.nanos())
     }
 
-    fn record_latency(&self, began: Option<u64>) {
-        if let Some(began) = began {
-            let took = self.clock.nanos().saturating_sub(began);
-            self.metrics.observe_latency(took);
+    /// Returns the latency in nanoseconds of a decision that began at `began`; `None` if the
+    /// decision is not sampled.
+    fn latency_since(&self, began: Option<u64>) -> Option<u64> {
+        began.map(|began| self.clock.nanos().saturating_sub(began))
+    }
+
+    /// Records the latency of a sampled decision, and how much of their limits its keys have used.
+    #[inline]
+    fn record_sample(&self, latency: Option<u64>, charges: &[Charge<'_>], outcomes: &[Outcome]) {
+        if let Some(nanos) = latency {
+            self.metrics.observe_sample(nanos, charges, outcomes);
         }
     }
 

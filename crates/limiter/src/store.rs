@@ -158,9 +158,10 @@ impl Store for ServerLimiter {
                 MaybeReady::Pending(async move {
                     let again = reborrow(&mut request, CacheSearch::Skip);
                     let decided = redis_store.decide(again, &mut *outcomes);
-                    let decided = self.with_latency(decided).await;
+                    let (decided, latency) = self.timed(decided).await;
                     let now = request.now;
                     let charges = &*request.charges;
+                    self.record_sample(latency, charges, outcomes);
                     self.record_remote(&original, now, charges, &decided.decision, outcomes);
                     decided
                 })
@@ -183,7 +184,7 @@ impl Store for ServerLimiter {
                 let search = request.cache_search;
                 let reserved = Store::reserve(store, reborrow(&mut request, search), outcomes);
                 let (decided, receipt) = reserved.into_inner();
-                self.record_latency(began);
+                self.record_sample(self.latency_since(began), request.charges, outcomes);
                 self.record_keys(request.now, request.charges, &decided.decision, outcomes);
                 MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Memory)))
             }
@@ -201,9 +202,10 @@ impl Store for ServerLimiter {
                 MaybeReady::Pending(async move {
                     let again = reborrow(&mut request, CacheSearch::Skip);
                     let reserved = redis_store.reserve(again, &mut *outcomes);
-                    let (decided, receipt) = self.with_latency(reserved).await;
+                    let ((decided, receipt), latency) = self.timed(reserved).await;
                     let now = request.now;
                     let charges = &*request.charges;
+                    self.record_sample(latency, charges, outcomes);
                     self.record_remote(&original, now, charges, &decided.decision, outcomes);
                     (decided, receipt.map(LimiterReceipt::Redis))
                 })

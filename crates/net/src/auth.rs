@@ -47,8 +47,8 @@ const FAILURES: Metric<2> = Metric::counter(
 /// Checks the secrets that the clients of one listener send.
 pub struct Authenticator {
     listener: &'static str,
-    /// The SHA-256 digest of the secret; `None` disables authentication.
-    secret: Option<[u8; 32]>,
+    /// The SHA-256 digests of the accepted secrets. An empty list disables authentication.
+    secrets: Vec<[u8; 32]>,
     clock: Clock,
     limits: Option<Limits>,
     guesses: MemoryStore,
@@ -69,7 +69,10 @@ impl std::fmt::Debug for Authenticator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthOutcome {
     /// The secret is right, or none is needed.
-    Accepted,
+    Accepted {
+        /// The index of the secret among the secrets of the authenticator; 0 if none is needed.
+        secret: usize,
+    },
     /// The secret is wrong.
     Wrong,
     /// The address has sent too many wrong secrets, so this secret was not compared.
@@ -80,10 +83,16 @@ pub enum AuthOutcome {
 }
 
 impl Authenticator {
-    /// Creates an authenticator that accepts `secret`. Without a secret, it accepts every client.
-    /// `listener` is the name of the listener in logs and metrics.
+    /// Creates an authenticator that accepts each of `secrets`. Without a secret, it accepts every
+    /// client. An empty secret counts as none. `listener` is the name of the listener in logs and
+    /// metrics.
     #[must_use]
-    pub fn new(listener: &'static str, secret: Option<&[u8]>, clock: Clock) -> Self {
+    pub fn new<'s>(
+        listener: &'static str,
+        secrets: impl IntoIterator<Item = &'s [u8]>,
+        clock: Clock,
+    ) -> Self {
+        let secrets = secrets.into_iter();
         let bounds = MemoryBounds {
             max_keys: MAX_ADDRESSES,
             ..MemoryBounds::default()
@@ -94,9 +103,10 @@ impl Authenticator {
         });
         Self {
             listener,
-            secret: secret
+            secrets: secrets
                 .filter(|secret| !secret.is_empty())
-                .map(|secret| Sha256::digest(secret).into()),
+                .map(|secret| Sha256::digest(secret).into())
+                .collect(),
             clock,
             // The constants are within all bounds, so creating the limit never fails. A test
             // verifies that the constants are valid.
@@ -110,14 +120,14 @@ impl Authenticator {
     /// Returns whether authentication is disabled.
     #[must_use]
     pub const fn is_open(&self) -> bool {
-        self.secret.is_none()
+        self.secrets.is_empty()
     }
 
     /// Checks the `secret` that `peer` sent.
     pub fn check(&self, peer: IpAddr, secret: &[u8]) -> AuthOutcome {
-        let Some(expected) = &self.secret else {
-            return AuthOutcome::Accepted;
-        };
+        if self.is_open() {
+            return AuthOutcome::Accepted { secret: 0 };
+        }
         let (peer, now) = (key(peer), self.clock.now());
         // The limit is checked before the comparison, so that a rejected client does not learn
         // whether its guess is right.
@@ -126,10 +136,17 @@ impl Authenticator {
             return AuthOutcome::Limited { retry_after };
         }
         // The digests have equal length and are compared in constant time, so the comparison
-        // reveals nothing about the secret.
+        // reveals nothing about the secrets.
         let shown: [u8; 32] = Sha256::digest(secret).into();
-        if equal_in_constant_time(&shown, expected) {
-            return AuthOutcome::Accepted;
+        // Every secret is compared, so the time does not depend on which one matches.
+        let mut accepted = None;
+        for (secret, expected) in self.secrets.iter().enumerate() {
+            if equal_in_constant_time(&shown, expected) {
+                accepted = Some(secret);
+            }
+        }
+        if let Some(secret) = accepted {
+            return AuthOutcome::Accepted { secret };
         }
         self.wait(&peer, now, Effect::Charge);
         self.wrong.fetch_add(1, Ordering::Relaxed);
@@ -198,6 +215,7 @@ fn equal_in_constant_time(a: &[u8; 32], b: &[u8; 32]) -> bool {
 mod tests {
     use super::*;
 
+    const ACCEPTED: AuthOutcome = AuthOutcome::Accepted { secret: 0 };
     const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1));
 
     fn at_secs(secs: u64) -> Timestamp {
@@ -207,23 +225,33 @@ mod tests {
     #[test]
     fn a_secret_matches_if_every_byte_matches() {
         let clock = Clock::manual(at_secs(0));
-        let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
+        let guarded = Authenticator::new("http", [&b"secret"[..]], clock.clone());
         assert!(guarded.limits.is_some());
-        assert_eq!(guarded.check(PEER, b"secret"), AuthOutcome::Accepted);
+        assert_eq!(guarded.check(PEER, b"secret"), ACCEPTED);
         for other in [&b"secreT"[..], b"Secret", b"secre", b"secrets", b""] {
             assert_eq!(guarded.check(PEER, other), AuthOutcome::Wrong);
         }
         for open in [None, Some(&b""[..])] {
             let open = Authenticator::new("http", open, clock.clone());
             assert!(open.is_open());
-            assert_eq!(open.check(PEER, b"whatever"), AuthOutcome::Accepted);
+            assert_eq!(open.check(PEER, b"whatever"), ACCEPTED);
         }
+    }
+
+    #[test]
+    fn each_of_several_secrets_is_accepted_and_recognised() {
+        let clock = Clock::manual(at_secs(0));
+        let guarded = Authenticator::new("admin", [&b"one"[..], b"two", b"three"], clock);
+        for (secret, text) in [&b"one"[..], b"two", b"three"].into_iter().enumerate() {
+            assert_eq!(guarded.check(PEER, text), AuthOutcome::Accepted { secret });
+        }
+        assert_eq!(guarded.check(PEER, b"four"), AuthOutcome::Wrong);
     }
 
     #[test]
     fn an_address_with_wrong_guesses_is_locked_out() {
         let clock = Clock::manual(at_secs(0));
-        let guarded = Authenticator::new("http", Some(b"secret"), clock.clone());
+        let guarded = Authenticator::new("http", [&b"secret"[..]], clock.clone());
         let wrong = (0..1_000)
             .filter(|_| guarded.check(PEER, b"guess") == AuthOutcome::Wrong)
             .count();
@@ -233,9 +261,9 @@ mod tests {
         };
         assert_eq!(retry_after, Span::from_secs(1));
         let other = "192.0.2.2".parse().unwrap();
-        assert_eq!(guarded.check(other, b"secret"), AuthOutcome::Accepted);
+        assert_eq!(guarded.check(other, b"secret"), ACCEPTED);
         clock.set(at_secs(1));
-        assert_eq!(guarded.check(PEER, b"secret"), AuthOutcome::Accepted);
+        assert_eq!(guarded.check(PEER, b"secret"), ACCEPTED);
         assert_eq!(guarded.check(PEER, b"guess"), AuthOutcome::Wrong);
         assert!(matches!(
             guarded.check(PEER, b"guess"),
@@ -251,7 +279,7 @@ mod tests {
     /// Regression test: a full table used to reject every new address, even with the right secret.
     #[test]
     fn a_full_table_locks_out_no_new_address() {
-        let mut guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));
+        let mut guarded = Authenticator::new("http", [&b"secret"[..]], Clock::manual(at_secs(0)));
         guarded.guesses = MemoryStore::new(MemoryBounds {
             max_keys: 16,
             ..MemoryBounds::default()
@@ -264,10 +292,7 @@ mod tests {
         }
         for number in 100..200 {
             assert_eq!(guarded.check(peer(number), b"guess"), AuthOutcome::Wrong);
-            assert_eq!(
-                guarded.check(peer(number), b"secret"),
-                AuthOutcome::Accepted
-            );
+            assert_eq!(guarded.check(peer(number), b"secret"), ACCEPTED);
         }
         assert!(matches!(
             guarded.check(peer(0), b"secret"),
@@ -277,7 +302,7 @@ mod tests {
 
     #[test]
     fn debug_output_has_no_secret() {
-        let guarded = Authenticator::new("http", Some(b"secret"), Clock::manual(at_secs(0)));
+        let guarded = Authenticator::new("http", [&b"secret"[..]], Clock::manual(at_secs(0)));
         assert!(!format!("{guarded:?}").contains("secret:"));
     }
 }

@@ -1,6 +1,8 @@
 //! Problem documents (RFC 9457), which say what is wrong with a request, where, and what to send
 //! instead.
 
+use std::borrow::Cow;
+
 use hyper::{
     StatusCode,
     header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE},
@@ -23,7 +25,7 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mistakes: Vec<String>,
     #[serde(skip)]
-    allow: Option<&'static str>,
+    allow: Option<Cow<'static, str>>,
     #[serde(skip)]
     retry_after_secs: Option<u16>,
 }
@@ -118,7 +120,8 @@ impl Problem {
     }
 
     /// Reports a method that is not in `allow`.
-    pub fn method(allow: &'static str) -> Self {
+    pub fn method(allow: impl Into<Cow<'static, str>>) -> Self {
+        let allow = allow.into();
         let detail = format!("this path accepts only {allow}");
         Self {
             allow: Some(allow),
@@ -158,8 +161,12 @@ impl Problem {
             CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
-        if let Some(allow) = self.allow {
-            headers.insert(ALLOW, HeaderValue::from_static(allow));
+        // The names of methods are valid in a header.
+        if let Some(allow) = self
+            .allow
+            .and_then(|allow| HeaderValue::from_str(&allow).ok())
+        {
+            headers.insert(ALLOW, allow);
         }
         if let Some(secs) = self.retry_after_secs {
             headers.insert(RETRY_AFTER, HeaderValue::from(secs));

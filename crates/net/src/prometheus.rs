@@ -4,10 +4,7 @@
 //! because they are looked up by their labels under a lock. Instead, the program has its own
 //! counters, which are read when a page is requested. So counting takes only an atomic addition.
 
-use std::{
-    fmt::{self, Debug, Formatter},
-    time::Duration,
-};
+use std::fmt::{self, Debug, Formatter};
 
 use hyper::{HeaderMap, header::ACCEPT};
 use prometheus_client::{
@@ -53,6 +50,21 @@ impl<const N: usize> Metric<N> {
         Self::new(name, labels, help, MetricType::Gauge)
     }
 
+    /// Declares a histogram.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` ends in `_total`. For a constant, this is a compile error.
+    #[must_use]
+    pub const fn histogram(
+        name: &'static str,
+        labels: [&'static str; N],
+        help: &'static str,
+    ) -> Self {
+        assert!(!is_total(name), "only the name of a counter ends in _total");
+        Self::new(name, labels, help, MetricType::Histogram)
+    }
+
     const fn new(
         name: &'static str,
         labels: [&'static str; N],
@@ -69,12 +81,21 @@ impl<const N: usize> Metric<N> {
     }
 }
 
-impl Metric {
-    /// Declares a histogram.
-    #[must_use]
-    pub const fn histogram(name: &'static str, help: &'static str) -> Self {
-        Self::new(name, [], help, MetricType::Histogram)
+impl<const N: usize> Metric<N> {
+    /// Returns each label with its value.
+    fn labelled<'l>(&self, values: [&'l str; N]) -> [(&'static str, &'l str); N] {
+        std::array::from_fn(|at| (self.labels[at], values[at]))
     }
+}
+
+/// One sample of a histogram.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HistogramSample {
+    /// The sum of all observations, in the unit of the metric.
+    pub sum: f64,
+    /// The upper bounds of the buckets, in ascending order up to infinity. Each bound has the
+    /// number of observations between the previous bound and this one.
+    pub buckets: Vec<(f64, u64)>,
 }
 
 const fn is_total(name: &str) -> bool {
@@ -210,22 +231,32 @@ impl Page<'_> {
                     encode_value(encoder, value, is_total)?;
                     continue;
                 }
-                let label = |at: usize| (metric.labels[at], values[at]);
-                let labels: [(&str, &str); N] = std::array::from_fn(label);
+                let labels = metric.labelled(values);
                 encode_value(&mut encoder.encode_family(&labels)?, value, is_total)?;
             }
             Ok(())
         });
     }
 
-    /// Adds a histogram of durations. `buckets` consists of upper bounds in seconds, in ascending
-    /// order up to infinity. Each bound has the number of observations between the previous bound
-    /// and this one.
-    pub fn histogram(&mut self, metric: &Metric, sum: Duration, buckets: &[(f64, u64)]) {
-        let count = buckets.iter().map(|(_, count)| count).sum();
-        let sum = sum.as_secs_f64();
+    /// Adds a histogram with one sample for each item. An item consists of the values of the labels
+    /// and the sample.
+    pub fn histograms<'l, const N: usize>(
+        &mut self,
+        metric: &Metric<N>,
+        samples: impl IntoIterator<Item = ([&'l str; N], HistogramSample)>,
+    ) {
         self.add(metric, |encoder, _| {
-            encoder.encode_histogram::<NoLabelSet>(sum, count, buckets, None)
+            for (values, HistogramSample { sum, buckets }) in samples {
+                let count = buckets.iter().map(|(_, count)| count).sum();
+                if N == 0 {
+                    encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+                    continue;
+                }
+                encoder
+                    .encode_family(&metric.labelled(values))?
+                    .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+            }
+            Ok(())
         });
     }
 
@@ -291,17 +322,23 @@ mod tests {
     const RELOADS: Metric<2> =
         Metric::counter("reloads_total", ["file", "result"], "Reloads of a file.");
     const STORE_BYTES: Metric = Metric::gauge("store_bytes", [], "Memory of the store.");
-    const WAIT: Metric = Metric::histogram("wait_seconds", "Time in the queue.");
+    const WAIT: Metric = Metric::histogram("wait_seconds", [], "Time in the queue.");
+    const SHARE: Metric<1> = Metric::histogram("share_ratio", ["rule"], "Share of the limit.");
 
     fn page(format: Format) -> String {
         encode(format, |page| {
             page.family(&RELOADS, [(["a\\b\"c\nd", "ok"], 3), (["e", "failed"], 0)]);
             page.single(&STORE_BYTES, u64::MAX);
-            page.histogram(
-                &WAIT,
-                Duration::from_millis(2_500),
-                &[(0.5, 2), (1.0, 0), (f64::INFINITY, 1)],
-            );
+            let wait = HistogramSample {
+                sum: 2.5,
+                buckets: vec![(0.5, 2), (1.0, 0), (f64::INFINITY, 1)],
+            };
+            page.histograms(&WAIT, [([], wait)]);
+            let share = HistogramSample {
+                sum: 0.7,
+                buckets: vec![(0.8, 1), (f64::INFINITY, 0)],
+            };
+            page.histograms(&SHARE, [(["a"], share)]);
         })
     }
 
@@ -321,6 +358,12 @@ wait_seconds_count 3
 wait_seconds_bucket{le="0.5"} 2
 wait_seconds_bucket{le="1.0"} 2
 wait_seconds_bucket{le="+Inf"} 3
+# HELP share_ratio Share of the limit.
+# TYPE share_ratio histogram
+share_ratio_sum{rule="a"} 0.7
+share_ratio_count{rule="a"} 1
+share_ratio_bucket{le="0.8",rule="a"} 1
+share_ratio_bucket{le="+Inf",rule="a"} 1
 "#;
         assert_eq!(page(Format::Text), expected);
     }
@@ -343,6 +386,12 @@ wait_seconds_count 3
 wait_seconds_bucket{le="0.5"} 2
 wait_seconds_bucket{le="1.0"} 2
 wait_seconds_bucket{le="+Inf"} 3
+# HELP share_ratio Share of the limit.
+# TYPE share_ratio histogram
+share_ratio_sum{rule="a"} 0.7
+share_ratio_count{rule="a"} 1
+share_ratio_bucket{le="0.8",rule="a"} 1
+share_ratio_bucket{le="+Inf",rule="a"} 1
 # EOF
 "#;
         assert_eq!(page(Format::OpenMetrics), expected);

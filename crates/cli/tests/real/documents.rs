@@ -55,6 +55,11 @@ fn the_simulation_page_matches_the_output() {
 }
 
 #[test]
+fn the_events_page_matches_the_output() {
+    assert_true("docs/events.md");
+}
+
+#[test]
 fn the_watching_page_matches_the_output() {
     assert_true("docs/watching.md");
 }
@@ -201,6 +206,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "candidate.md",
         "console.md",
         "envoy.md",
+        "events.md",
         "fleet.md",
         "grpc.md",
         "operating.md",

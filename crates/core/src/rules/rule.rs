@@ -408,7 +408,13 @@ impl Rule {
         self.append_key(values, bytes)
     }
 
-    pub(super) fn cost_of(&self, request: &Request<'_>) -> Result<Cost, RequestError> {
+    /// Returns the cost that the rule charges for `request`.
+    ///
+    /// # Errors
+    ///
+    /// Rejects a request without the entry that sets the cost, or whose entry is not a number from
+    /// 1 to [`bounds::MAX_COUNT`].
+    pub fn cost_of(&self, request: &Request<'_>) -> Result<Cost, RequestError> {
         match &self.cost {
             CostSource::Request => Ok(request.cost()),
             CostSource::Fixed(cost) => Ok(*cost),

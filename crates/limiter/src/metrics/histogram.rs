@@ -1,99 +1,107 @@
-//! The histogram of decision latency.
+//! Histograms of numbers, with fixed buckets.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
-use tidegate_net::prometheus::{Metric, Page};
+use tidegate_net::prometheus::HistogramSample;
 
-/// The upper bounds of the buckets. Each bound is given in nanoseconds and in seconds.
-const BOUNDS: [(u64, f64); 12] = [
-    (100, 1e-7),
-    (250, 2.5e-7),
-    (500, 5e-7),
-    (1_000, 1e-6),
-    (2_500, 2.5e-6),
-    (5_000, 5e-6),
-    (10_000, 1e-5),
-    (25_000, 2.5e-5),
-    (100_000, 1e-4),
-    (1_000_000, 1e-3),
-    (10_000_000, 1e-2),
-    (100_000_000, 1e-1),
-];
-
-const LATENCY: Metric = Metric::histogram(
-    "tidegate_decision_duration_seconds",
-    "Decision latency. Each thread measures one in 64 of its decisions.",
-);
-
-#[derive(Debug, Default)]
-pub(super) struct Histogram {
-    /// The buckets, one more than there are bounds. The last bucket is `+Inf`.
-    buckets: [AtomicU64; BOUNDS.len() + 1],
-    total_nanos: AtomicU64,
+/// A histogram with `BUCKETS` buckets: one for each upper bound, and one for all larger numbers.
+/// The bounds are constants that the caller passes in, so that thousands of histograms need no
+/// memory for them.
+#[derive(Debug)]
+pub(super) struct Histogram<const BUCKETS: usize> {
+    buckets: [AtomicU64; BUCKETS],
+    sum: AtomicU64,
 }
 
-impl Histogram {
-    pub(super) fn observe(&self, nanos: u64) {
-        let bucket = BOUNDS.partition_point(|(bound, _)| *bound < nanos);
+impl<const BUCKETS: usize> Default for Histogram<BUCKETS> {
+    fn default() -> Self {
+        Self {
+            buckets: [const { AtomicU64::new(0) }; BUCKETS],
+            sum: AtomicU64::new(0),
+        }
+    }
+}
+
+/// The counts of a histogram at one time.
+#[derive(Debug)]
+pub(super) struct HistogramCounts<const BUCKETS: usize> {
+    buckets: [u64; BUCKETS],
+    sum: u64,
+}
+
+impl<const BUCKETS: usize> Histogram<BUCKETS> {
+    /// Counts `number` in its bucket. `bounds` consists of the upper bounds in ascending order,
+    /// one fewer than there are buckets. A bucket includes its bound.
+    pub(super) fn observe(&self, bounds: &[(u64, f64)], number: u64) {
+        debug_assert_eq!(bounds.len() + 1, BUCKETS, "the last bucket has no bound");
+        let bucket = bounds.partition_point(|(bound, _)| *bound < number);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        self.total_nanos.fetch_add(nanos, Ordering::Relaxed);
+        self.sum.fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Adds the sum of the histograms in `parts` to `page`.
-    pub(super) fn collect<'h>(
-        parts: &(impl Iterator<Item = &'h Self> + Clone),
-        page: &mut Page<'_>,
-    ) {
-        let sum = |counter: &dyn Fn(&Self) -> &AtomicU64| -> u64 {
-            let parts = parts.clone();
-            parts
-                .map(|part| counter(part).load(Ordering::Relaxed))
-                .sum()
+    /// Returns the sum of the counts of `parts`.
+    pub(super) fn sum<'h>(parts: impl Iterator<Item = &'h Self>) -> HistogramCounts<BUCKETS> {
+        let mut counts = HistogramCounts {
+            buckets: [0; BUCKETS],
+            sum: 0,
         };
-        let bounds = BOUNDS
-            .iter()
-            .map(|(_, seconds)| *seconds)
-            .chain([f64::INFINITY]);
-        let buckets: Vec<(f64, u64)> = bounds
-            .enumerate()
-            .map(|(bucket, bound)| (bound, sum(&|part| &part.buckets[bucket])))
-            .collect();
-        let total = Duration::from_nanos(sum(&|part| &part.total_nanos));
-        page.histogram(&LATENCY, total, &buckets);
+        for part in parts {
+            for (sum, bucket) in counts.buckets.iter_mut().zip(&part.buckets) {
+                *sum += bucket.load(Ordering::Relaxed);
+            }
+            counts.sum += part.sum.load(Ordering::Relaxed);
+        }
+        counts
     }
+}
+
+impl<const BUCKETS: usize> HistogramCounts<BUCKETS> {
+    /// Returns whether nothing has been observed.
+    pub(super) fn is_empty(&self) -> bool {
+        self.buckets.iter().all(|count| *count == 0)
+    }
+
+    /// Returns the counts as a sample of a metric. `bounds` contains each upper bound in the unit
+    /// of the observed numbers and in the unit of the metric, and `to_unit` converts the sum.
+    pub(super) fn to_sample(
+        &self,
+        bounds: &[(u64, f64)],
+        to_unit: fn(u64) -> f64,
+    ) -> HistogramSample {
+        let bounds = bounds.iter().map(|(_, bound)| *bound);
+        HistogramSample {
+            sum: to_unit(self.sum),
+            buckets: bounds.chain([f64::INFINITY]).zip(self.buckets).collect(),
+        }
+    }
+}
+
+/// Converts nanoseconds to seconds.
+pub(super) fn nanos_to_seconds(nanos: u64) -> f64 {
+    Duration::from_nanos(nanos).as_secs_f64()
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_net::prometheus::{Format, encode};
-
     use super::*;
 
+    const BOUNDS: [(u64, f64); 2] = [(100, 1e-7), (1_000_000_000, 1.0)];
+
     #[test]
-    fn buckets_are_cumulative_and_include_their_bound() {
-        let histogram = Histogram::default();
-        for nanos in [100, 101, 1_500, u64::from(u32::MAX)] {
-            histogram.observe(nanos);
+    fn buckets_include_their_bound() {
+        let parts = [Histogram::<3>::default(), Histogram::<3>::default()];
+        assert!(Histogram::sum(parts.iter()).is_empty());
+        parts[0].observe(&BOUNDS, 100);
+        for nanos in [101, 1_000_000_000, 1_500_000_000] {
+            parts[1].observe(&BOUNDS, nanos);
         }
-        let text = encode(Format::Text, move |page| {
-            Histogram::collect(&std::iter::once(&histogram), page);
-        });
-        for line in [
-            "tidegate_decision_duration_seconds_bucket{le=\"1e-7\"} 1",
-            "tidegate_decision_duration_seconds_bucket{le=\"2.5e-7\"} 2",
-            "tidegate_decision_duration_seconds_bucket{le=\"0.0000025\"} 3",
-            "tidegate_decision_duration_seconds_bucket{le=\"0.1\"} 3",
-            "tidegate_decision_duration_seconds_bucket{le=\"+Inf\"} 4",
-            "tidegate_decision_duration_seconds_sum 4.294968996",
-            "tidegate_decision_duration_seconds_count 4",
-        ] {
-            assert!(
-                text.lines().any(|found| found == line),
-                "{line} is missing in\n{text}"
-            );
-        }
+        let counts = Histogram::sum(parts.iter());
+        assert!(!counts.is_empty());
+        let sample = counts.to_sample(&BOUNDS, nanos_to_seconds);
+        assert_eq!(sample.buckets, [(1e-7, 1), (1.0, 2), (f64::INFINITY, 1)]);
+        assert!((sample.sum - 2.500_000_201).abs() < 1e-12);
     }
 }

@@ -25,7 +25,11 @@ use std::{
 
 use rules::Rules;
 use shard::Shards;
-use tidegate_core::{Decision, MemoryStats, Reason, Renewal, StoreDecision, Timestamp, Verdict};
+use tidegate::DecidedRequest;
+use tidegate_core::{
+    Charge, Decision, MemoryStats, Outcome, Reason, Renewal, RuleSet, StoreDecision, Timestamp,
+    Verdict,
+};
 use tidegate_net::{
     Listener,
     auth::Authenticator,
@@ -264,12 +268,17 @@ impl Metrics {
         self.rules.rename(names);
     }
 
-    pub(crate) fn observe(&self, listener: ListenerKind, verdict: &Verdict<'_>) {
+    pub(crate) fn observe(
+        &self,
+        listener: ListenerKind,
+        decided: DecidedRequest<'_>,
+        verdict: &Verdict<'_>,
+    ) {
         self.shards
             .mine()
             .count(listener.index(), answer_index(verdict.reason));
         if !verdict.lines.is_empty() || verdict.rule.is_some() {
-            self.rules.count(verdict);
+            self.rules.count(decided, verdict);
         }
     }
 
@@ -293,9 +302,16 @@ impl Metrics {
             .count(listener.index(), answer_index(answer));
     }
 
-    /// Adds the decisions since the last sample to the traffic of the last 15 minutes. The server
-    /// calls this method every second.
-    pub fn sample_traffic(&self, now: Timestamp) {
+    /// Adds the decisions since the last sample to the traffic of the last 15 minutes.
+    pub(crate) fn sample_traffic(&self, now: Timestamp) {
+        let total = self.total_traffic();
+        self.rules
+            .with_counts(|rules| self.traffic.sample(now, total, rules));
+    }
+
+    /// Returns the numbers of all decisions since the start. Shadow denials are counted only for
+    /// rules.
+    pub(crate) fn total_traffic(&self) -> TrafficCounts {
         let mut total = TrafficCounts::default();
         for listener in ListenerKind::ALL {
             for answer in ANSWERS {
@@ -304,8 +320,15 @@ impl Metrics {
                 total.denied += if answer.is_some() { count } else { 0 };
             }
         }
-        self.rules
-            .with_counts(|rules| self.traffic.sample(now, total, rules));
+        total
+    }
+
+    /// Calls `read` with the numbers of decisions of each rule since the start.
+    pub(crate) fn with_rule_traffic(
+        &self,
+        read: impl FnOnce(&mut dyn Iterator<Item = (&str, TrafficCounts)>),
+    ) {
+        self.rules.with_counts(read);
     }
 
     /// Returns the traffic of the last `buckets` buckets up to `now`, at most [`TRAFFIC_BUCKETS`].
@@ -320,8 +343,10 @@ impl Metrics {
         shard::is_sampled()
     }
 
-    pub(crate) fn observe_latency(&self, nanos: u64) {
-        self.shards.mine().latency.observe(nanos);
+    /// Records a sampled decision that took `nanos` nanoseconds.
+    pub(crate) fn observe_sample(&self, nanos: u64, charges: &[Charge<'_>], outcomes: &[Outcome]) {
+        self.shards.mine().observe_latency(nanos);
+        self.rules.observe_sample(nanos, charges, outcomes);
     }
 
     /// Counts a request that was rejected because it is malformed.
@@ -444,7 +469,7 @@ impl Metrics {
         let uptime = stats.now.since(self.started).as_micros() / 1_000_000;
         page.single(&UPTIME, uptime);
         self.collect_requests(page);
-        self.rules.collect(page);
+        self.rules.collect(&stats.rules, page);
         self.shards.collect_latency(page);
         store::collect(&stats.store, page);
         let collectors = self
@@ -526,6 +551,8 @@ pub(crate) struct Stats {
     pub(crate) store: MemoryStats,
     pub(crate) redis: Option<FallbackStats>,
     pub(crate) now: Timestamp,
+    /// The rules in force.
+    pub(crate) rules: Arc<RuleSet>,
     /// The number of key entries that no request has contained so far.
     pub(crate) missing_key_entries: u64,
 }

@@ -7,10 +7,14 @@ use std::sync::{
 
 use arc_swap::ArcSwap;
 use foldhash::HashMap;
-use tidegate_core::{Reason, Verdict};
+use tidegate::DecidedRequest;
+use tidegate_core::{Charge, Cost, Limit, Outcome, Reason, RuleSet, Verdict};
 use tidegate_net::prometheus::{Metric, Page};
 
-use super::{Answer, TrafficCounts, answer_index, answer_label};
+use super::{
+    Answer, TrafficCounts, answer_index, answer_label,
+    histogram::{Histogram, nanos_to_seconds},
+};
 
 /// The maximum number of rules with their own label, in the order of the rules file. All further
 /// rules are counted together under the label `other`, so that 10,000 rules do not create 10,000
@@ -40,6 +44,50 @@ const SOFT_ADMISSIONS: Metric<1> = Metric::counter(
     "Times that a limit admitted a request within its soft allowance.",
 );
 
+const DENIED_COST: Metric<1> = Metric::counter(
+    "tidegate_rule_denied_cost_total",
+    ["rule"],
+    "The sum of the costs of the requests that a rule denied.",
+);
+const UTILIZATION: Metric<1> = Metric::histogram(
+    "tidegate_rule_utilization_ratio",
+    ["rule"],
+    "How much of its limit the key of a request had used after the decision; of several limits, the most used. Each thread measures one in 64 of its decisions.",
+);
+const LATENCY: Metric<1> = Metric::histogram(
+    "tidegate_rule_decision_duration_seconds",
+    ["rule"],
+    "Latency of the decisions to which a rule applied. Each thread measures one in 64 of its decisions.",
+);
+const LIMIT: Metric<2> = Metric::gauge(
+    "tidegate_limit",
+    ["rule", "policy"],
+    "The most units that an idle key of a rule can spend at once under a limit.",
+);
+
+/// The upper bounds of the buckets of the utilization, each in percent and as a ratio.
+const UTILIZATION_BOUNDS: [(u64, f64); 8] = [
+    (10, 0.1),
+    (25, 0.25),
+    (50, 0.5),
+    (75, 0.75),
+    (80, 0.8),
+    (90, 0.9),
+    (95, 0.95),
+    (100, 1.0),
+];
+
+/// The upper bounds of the buckets of a rule's latency, each in nanoseconds and in seconds. There
+/// are fewer than for all decisions, because there can be a thousand rules.
+const LATENCY_BOUNDS: [(u64, f64); 6] = [
+    (1_000, 1e-6),
+    (10_000, 1e-5),
+    (100_000, 1e-4),
+    (1_000_000, 1e-3),
+    (10_000_000, 1e-2),
+    (100_000_000, 1e-1),
+];
+
 #[derive(Debug, Default)]
 pub(super) struct Rules(ArcSwap<Table>);
 
@@ -56,6 +104,9 @@ struct Counters {
     verdicts: [AtomicU64; OUTCOMES.len()],
     shadow_denials: AtomicU64,
     soft_admissions: AtomicU64,
+    denied_cost: AtomicU64,
+    utilization: Histogram<{ UTILIZATION_BOUNDS.len() + 1 }>,
+    latency: Histogram<{ LATENCY_BOUNDS.len() + 1 }>,
 }
 
 impl Rules {
@@ -75,12 +126,21 @@ impl Rules {
         }));
     }
 
-    pub(super) fn count(&self, verdict: &Verdict<'_>) {
+    pub(super) fn count(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         let table = self.0.load();
         if let Some(rule) = verdict.rule
             && let Some(count) = table.of(rule).verdicts.get(answer_index(verdict.reason))
         {
             count.fetch_add(1, Ordering::Relaxed);
+            if !verdict.allowed {
+                let cost = decided.rules.rule(rule);
+                let cost = cost.and_then(|rule| rule.cost_of(decided.request).ok());
+                let units = cost.map_or(0, Cost::units);
+                table
+                    .of(rule)
+                    .denied_cost
+                    .fetch_add(units, Ordering::Relaxed);
+            }
         }
         for line in &verdict.lines {
             let Some(rule) = line.rule else { continue };
@@ -99,6 +159,27 @@ impl Rules {
         }
     }
 
+    /// Records a sampled decision on `charges` that took `nanos` nanoseconds. `outcomes` are the
+    /// outcomes of the charges' limits, or fewer if a fallback policy has decided.
+    #[cold]
+    pub(super) fn observe_sample(&self, nanos: u64, charges: &[Charge<'_>], outcomes: &[Outcome]) {
+        let table = self.0.load();
+        let mut rest = outcomes;
+        for charge in charges {
+            let (own, others) = rest.split_at(charge.limits.len().min(rest.len()));
+            rest = others;
+            let Some(rule) = charge.limits.name() else {
+                continue;
+            };
+            let counters = table.of(rule);
+            counters.latency.observe(&LATENCY_BOUNDS, nanos);
+            let utilizations = charge.limits.iter().zip(own).map(used_percent);
+            if let Some(percent) = utilizations.max() {
+                counters.utilization.observe(&UTILIZATION_BOUNDS, percent);
+            }
+        }
+    }
+
     /// Calls `read` with the counts of each rule.
     pub(super) fn with_counts(
         &self,
@@ -111,7 +192,7 @@ impl Rules {
         read(&mut counts);
     }
 
-    pub(super) fn collect(&self, page: &mut Page<'_>) {
+    pub(super) fn collect(&self, rules: &RuleSet, page: &mut Page<'_>) {
         let table = self.0.load();
         let decisions = table.labelled().flat_map(|(rule, counters)| {
             OUTCOMES.map(|answer| {
@@ -128,7 +209,52 @@ impl Rules {
             .labelled()
             .map(|(rule, counters)| ([rule], counters.soft_admissions.load(Ordering::Relaxed)));
         page.family(&SOFT_ADMISSIONS, soft_admissions);
+        let denied_costs = table
+            .labelled()
+            .map(|(rule, counters)| ([rule], counters.denied_cost.load(Ordering::Relaxed)));
+        page.family(&DENIED_COST, denied_costs);
+        // A rule has no histogram before its first sample, because each takes many time series.
+        let utilizations = table.labelled().filter_map(|(rule, counters)| {
+            let counts = Histogram::sum(std::iter::once(&counters.utilization));
+            let sample = || counts.to_sample(&UTILIZATION_BOUNDS, percent_to_ratio);
+            (!counts.is_empty()).then(|| ([rule], sample()))
+        });
+        page.histograms(&UTILIZATION, utilizations);
+        let latencies = table.labelled().filter_map(|(rule, counters)| {
+            let counts = Histogram::sum(std::iter::once(&counters.latency));
+            let sample = || counts.to_sample(&LATENCY_BOUNDS, nanos_to_seconds);
+            (!counts.is_empty()).then(|| ([rule], sample()))
+        });
+        page.histograms(&LATENCY, latencies);
+        let limits = rules.iter().take(MAX_RULE_LABELS).flat_map(|rule| {
+            // Two equal limits of a rule would be the same time series twice.
+            let mut limits: Vec<&Limit> = rule.limits().iter().collect();
+            limits.sort_by_key(|limit| limit.policy());
+            limits.dedup_by_key(|limit| limit.policy());
+            limits
+                .into_iter()
+                .map(|limit| ([rule.name(), limit.policy()], limit.quota()))
+        });
+        page.family(&LIMIT, limits);
     }
+}
+
+/// Returns how much of a limit a key has used, in percent, rounded down. The soft allowance is part
+/// of the limit.
+fn used_percent((limit, outcome): (&Limit, &Outcome)) -> u64 {
+    let hard = outcome.limit.saturating_add(limit.soft_allowance());
+    let used = hard.saturating_sub(outcome.remaining);
+    let percent = u128::from(used) * 100 / u128::from(hard.max(1));
+    u64::try_from(percent).unwrap_or(u64::MAX)
+}
+
+/// Converts a sum of percentages to a sum of ratios.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a histogram's sum is a float in the exposition format"
+)]
+fn percent_to_ratio(percent: u64) -> f64 {
+    percent as f64 / 100.0
 }
 
 impl Counters {

@@ -5,15 +5,40 @@ use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
-use tidegate_net::prometheus::Page;
+use tidegate_net::prometheus::{Metric, Page};
 
-use super::{ANSWERS, ListenerKind, SAMPLE_EVERY, histogram::Histogram};
+use super::{
+    ANSWERS, ListenerKind, SAMPLE_EVERY,
+    histogram::{Histogram, nanos_to_seconds},
+};
 
 /// The number of shards. If there are more threads, some threads share a shard, which is slower but
 /// loses no counts.
 pub(crate) const SHARDS: usize = 16;
 
 const LISTENERS: usize = ListenerKind::ALL.len();
+
+const LATENCY: Metric = Metric::histogram(
+    "tidegate_decision_duration_seconds",
+    [],
+    "Decision latency. Each thread measures one in 64 of its decisions.",
+);
+
+/// The upper bounds of the buckets of the latency, each in nanoseconds and in seconds.
+const LATENCY_BOUNDS: [(u64, f64); 12] = [
+    (100, 1e-7),
+    (250, 2.5e-7),
+    (500, 5e-7),
+    (1_000, 1e-6),
+    (2_500, 2.5e-6),
+    (5_000, 5e-6),
+    (10_000, 1e-5),
+    (25_000, 2.5e-5),
+    (100_000, 1e-4),
+    (1_000_000, 1e-3),
+    (10_000_000, 1e-2),
+    (100_000_000, 1e-1),
+];
 
 thread_local! {
     static SHARD: usize = {
@@ -49,12 +74,16 @@ pub(super) struct Shard {
     bad_requests: [AtomicU64; LISTENERS],
     unmatched: [AtomicU64; LISTENERS],
     unknown_entries: [AtomicU64; LISTENERS],
-    pub(super) latency: Histogram,
+    latency: Histogram<{ LATENCY_BOUNDS.len() + 1 }>,
 }
 
 impl Shard {
     pub(super) fn count(&self, listener: usize, answer: usize) {
         self.verdicts[listener][answer].fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn observe_latency(&self, nanos: u64) {
+        self.latency.observe(&LATENCY_BOUNDS, nanos);
     }
 
     pub(super) fn count_bad(&self, listener: usize) {
@@ -95,7 +124,9 @@ impl Shards {
     }
 
     pub(super) fn collect_latency(&self, page: &mut Page<'_>) {
-        Histogram::collect(&self.0.iter().map(|shard| &shard.latency), page);
+        let latency = Histogram::sum(self.0.iter().map(|shard| &shard.latency));
+        let sample = latency.to_sample(&LATENCY_BOUNDS, nanos_to_seconds);
+        page.histograms(&LATENCY, [([], sample)]);
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {

@@ -35,7 +35,7 @@ impl TrafficCounts {
 
     /// Returns the increase since `earlier`. If a counter is lower than before, its rule was
     /// removed and added again in between, which has reset the counter.
-    fn since(self, earlier: Self) -> Self {
+    pub(crate) fn since(self, earlier: Self) -> Self {
         let increase = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         Self {
             requests: increase(self.requests, earlier.requests),

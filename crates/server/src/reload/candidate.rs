@@ -35,6 +35,8 @@ pub struct Promoted {
     pub file: PathBuf,
     /// The number of rules.
     pub rules: usize,
+    /// The number of rules that were in force before.
+    pub rules_before: usize,
 }
 
 /// The reason why candidate rules could not be promoted. The rules in force are unchanged.

@@ -11,7 +11,8 @@ use std::{
     time::Duration,
 };
 
-use tidegate_config::{CandidateConfig, Config, Mistake, Proxy, ReadError};
+use serde_json::json;
+use tidegate_config::{CandidateConfig, Config, EventType, Mistake, Proxy, ReadError};
 use tidegate_core::MemoryBounds;
 use tidegate_envoy::quota::Quotas;
 use tidegate_limiter::ServerLimiter;
@@ -34,6 +35,9 @@ pub const LOG_TARGET: &str = module_path!();
 /// Unlike file events, such a check also works on network file systems, and for the symbolic links
 /// of a Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The maximum number of mistakes in the event about a failed reload. The log has all mistakes.
+const MAX_EVENT_MISTAKES: usize = 20;
 
 /// The reason why a rules file could not be used.
 #[derive(Debug, thiserror::Error)]
@@ -151,17 +155,19 @@ impl Reloader {
         }
     }
 
-    /// Reads the file and applies its rules; counters are kept. Returns what was applied.
+    /// Reads the file and applies its rules; counters are kept. Returns what was applied. `by` is
+    /// who or what caused the reload, for the audit log.
     ///
     /// Changes to listeners, memory bounds and the store take effect only after a restart.
     ///
     /// # Errors
     ///
     /// Returns a [`LoadError`]. The current rules stay in use.
-    pub fn reload(&self) -> Result<Reloaded, LoadError> {
+    pub fn reload(&self, by: &str) -> Result<Reloaded, LoadError> {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
-        self.activate(Config::read(&self.path).map_err(LoadError::from), &mut last)
+        let read = Config::read(&self.path).map_err(LoadError::from);
+        self.activate(read, &mut last, by)
     }
 
     /// Returns the settings in `config` that differ from the running ones and need a restart.
@@ -197,14 +203,16 @@ impl Reloader {
             return None;
         }
         last.read.seen = now;
-        Some(self.activate(read, &mut last))
+        Some(self.activate(read, &mut last, "a change of the file"))
     }
 
     fn activate(
         &self,
         read: Result<Config, LoadError>,
         last: &mut Last,
+        by: &str,
     ) -> Result<Reloaded, LoadError> {
+        let rules_before = self.limiter.rules().len();
         let loaded = read.and_then(|mut config| {
             let mut restart_required = self.restart_only.check(&config)?;
             let proxy = self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
@@ -244,13 +252,43 @@ impl Reloader {
                 warnings: config.warnings,
             })
         });
+        self.report(&loaded, &mut last.read);
+        self.emit(&loaded, rules_before, by);
+        loaded
+    }
+
+    /// Sends an event about a reload.
+    fn emit(&self, loaded: &Result<Reloaded, LoadError>, rules_before: usize, by: &str) {
+        let Some(events) = self.limiter.events() else {
+            return;
+        };
+        let mut data = json!({
+            "by": by,
+            "file": self.path.display().to_string(),
+            "before": {"rules": rules_before},
+        });
+        let kind = match loaded {
+            Ok(reloaded) => {
+                data["after"] = json!({"rules": reloaded.rules});
+                EventType::RulesReloaded
+            }
+            Err(error) => {
+                let mistakes = error.problems().into_iter().take(MAX_EVENT_MISTAKES);
+                data["mistakes"] = mistakes.collect();
+                EventType::RulesReloadFailed
+            }
+        };
+        events.emit(kind, self.limiter.now(), &data);
+    }
+
+    /// Counts and logs a reload, and keeps its mistakes.
+    fn report(&self, loaded: &Result<Reloaded, LoadError>, last: &mut LastRead<FileStamp>) {
         self.limiter.metrics().count_reload(loaded.is_err());
-        let last = &mut last.read;
         let error = loaded.as_ref().err();
         last.is_unread = error.is_some_and(LoadError::may_pass);
         last.mistakes = error.map(LoadError::problems).unwrap_or_default();
         let file = self.path.display();
-        match &loaded {
+        match loaded {
             Ok(Reloaded { rules, warnings }) => {
                 let warnings = warnings.len();
                 tracing::info!(%file, rules, warnings, "reloaded the rules");
@@ -265,7 +303,6 @@ impl Reloader {
                 );
             }
         }
-        loaded
     }
 
     /// Puts the candidate rules in force instead of the rules of the rules file. Keys of rules with
@@ -281,7 +318,8 @@ impl Reloader {
         let rules = candidate.promote()?;
         let file = candidate.path().clone();
         let count = rules.len();
-        let rules = rules.inheriting_from(&self.limiter.rules());
+        let former = self.limiter.rules();
+        let rules = rules.inheriting_from(&former);
         self.limiter.swap_rules(rules);
         self.limiter.set_candidate(None, MemoryBounds::default());
         last.candidate = None;
@@ -290,7 +328,11 @@ impl Reloader {
             file = %file.display(), rules = count,
             "put the candidate rules in force until the next reload; replace the rules file to keep them"
         );
-        Ok(Promoted { file, rules: count })
+        Ok(Promoted {
+            file,
+            rules: count,
+            rules_before: former.len(),
+        })
     }
 
     /// Returns the file whose rules were promoted and are in force instead of the rules of the rules

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use tidegate_config::{
-    AdminToken, Config, DenialsConfig, Envoy, Grpc, Headers, Identity, KeyPrivacy, Listen,
-    Listeners, RecordConfig, RedisConfig, ShutdownConfig, Snapshot, Top,
+    AdminToken, Config, DenialsConfig, Envoy, Events, Grpc, Headers, Identity, KeyPrivacy, Listen,
+    Listeners, OperatorToken, RecordConfig, RedisConfig, ShutdownConfig, Snapshot, Top,
 };
 use tidegate_core::MemoryBounds;
 use tidegate_identity::GeoIpField;
@@ -21,6 +21,7 @@ pub struct RestartOnlySettings {
     grpc: Grpc,
     shutdown: ShutdownConfig,
     admin_token: AdminToken,
+    operator_tokens: Vec<OperatorToken>,
     memory: MemoryBounds,
     snapshot: Option<Snapshot>,
     redis: Option<RedisConfig>,
@@ -29,6 +30,7 @@ pub struct RestartOnlySettings {
     key_privacy: KeyPrivacy,
     top: Top,
     denials: DenialsConfig,
+    events: Events,
     record: Option<RecordConfig>,
 }
 
@@ -44,6 +46,7 @@ impl RestartOnlySettings {
             grpc: config.grpc.clone(),
             shutdown: config.shutdown,
             admin_token: config.admin_token.clone(),
+            operator_tokens: config.operator_tokens.clone(),
             memory: config.memory,
             snapshot: config.snapshot.clone(),
             redis: config.redis.clone(),
@@ -52,6 +55,7 @@ impl RestartOnlySettings {
             key_privacy: config.key_privacy.clone(),
             top: config.top,
             denials: config.denials,
+            events: config.events.clone(),
             record: config.record.clone(),
         }
     }
@@ -78,7 +82,11 @@ impl RestartOnlySettings {
             ("headers", self.headers == config.headers),
             ("grpc", self.grpc == config.grpc),
             ("shutdown", self.shutdown == config.shutdown),
-            ("admin", self.admin_token == config.admin_token),
+            (
+                "admin",
+                self.admin_token == config.admin_token
+                    && self.operator_tokens == config.operator_tokens,
+            ),
             (
                 "store",
                 self.memory == config.memory && self.redis == config.redis,
@@ -89,6 +97,7 @@ impl RestartOnlySettings {
             ("privacy", self.key_privacy == config.key_privacy),
             ("top", self.top == config.top),
             ("denials", self.denials == config.denials),
+            ("events", self.events == config.events),
             ("record", self.record == config.record),
         ];
         let changed = others.iter().filter(|(_, is_alike)| !is_alike);

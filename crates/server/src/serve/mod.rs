@@ -21,7 +21,9 @@ use std::{
 
 use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
-use tidegate_config::{Config, Envoy, Identity, Listeners, Proxy, RecordConfig, Snapshot};
+use tidegate_config::{
+    Config, Envoy, EventsConfig, Identity, Listeners, Proxy, RecordConfig, Snapshot, TokenScope,
+};
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_envoy::{
     ConfigFilesError, ConfigWatcher, RateLimitService,
@@ -30,6 +32,7 @@ use tidegate_envoy::{
 };
 use tidegate_limiter::{
     Backend, KeyMask, NoRandomBytes, Recorder, ServerLimiter,
+    events::{Events, EventsError, WebhookSecret, WebhookSettings},
     snapshot::{self, RestoreOutcome},
 };
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
@@ -45,7 +48,7 @@ pub use self::{
 };
 use crate::{
     geoip::{GeoIp, GeoIpError},
-    listener,
+    listener::{self, admin::AdminCredential},
     redis_runtime::RedisRuntime,
     reload::{LoadError, Reloader, RestartOnlySettings, read_candidate},
 };
@@ -100,6 +103,17 @@ pub enum ServeError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// A destination of events cannot be used.
+    #[error(transparent)]
+    Events(#[from] EventsError),
+    /// The secret of a webhook cannot be used.
+    #[error("events.webhooks[{index}]: the secret {problem}")]
+    WebhookSecret {
+        /// The position of the webhook in the rules file, counted from 0.
+        index: usize,
+        /// The problem.
+        problem: &'static str,
+    },
     /// The candidate rules cannot be used.
     #[error(transparent)]
     Candidate(#[from] LoadError),
@@ -138,6 +152,10 @@ pub enum ServeError {
 pub struct Secrets {
     /// The admin token, if there is one.
     pub token: Option<String>,
+    /// The tokens of [`Config::operator_tokens`], in the same order.
+    pub operator_tokens: Vec<String>,
+    /// The secrets of the webhooks of [`Config::events`], in the same order.
+    pub webhook_secrets: Vec<String>,
     /// The password for Redis, if there is one.
     pub password: Option<String>,
     /// The token of the HTTP listener, if there is one.
@@ -171,12 +189,15 @@ pub fn start(
 ) -> Result<Running, ServeError> {
     let Secrets {
         token,
+        operator_tokens,
+        webhook_secrets,
         password,
         http_token,
         resp_password,
         key_secret,
     } = secrets;
-    check_admin(config.listen.admin, token.as_deref())?;
+    let credentials = admin_credentials(token, operator_tokens, &config);
+    check_admin(config.listen.admin, &credentials)?;
     let restart_only = RestartOnlySettings::with(&config);
     let certificates = Certificates::load(&config)?;
     let too_many = fit_descriptors(&mut config);
@@ -188,7 +209,11 @@ pub fn start(
     }
     let start_redis = |redis| RedisRuntime::start(redis, password);
     let redis = config.redis.take().map(start_redis).transpose()?;
-    let limiter = build_limiter(&mut config, redis.as_ref(), &clock, key_secret.as_deref())?;
+    let key_mask = config.key_privacy.mask(key_secret.as_deref())?;
+    let events = config.events.0.as_ref();
+    let events = events.map(|events| open_events(events, &webhook_secrets, &key_mask, &clock));
+    let events = events.transpose()?.map(Arc::new);
+    let limiter = build_limiter(&mut config, redis.as_ref(), &clock, key_mask, events)?;
     let quotas = Arc::<Quotas>::default();
     quotas.swap_rules(config.quotas, limiter.now());
     quotas.show_in(limiter.metrics());
@@ -223,7 +248,7 @@ pub fn start(
         certificates: &certificates,
         geoip: geoip.clone(),
         proxy: proxy.clone(),
-        token,
+        credentials,
     };
     if let Some(too_many) = too_many {
         tracing::warn!("{too_many}");
@@ -244,13 +269,13 @@ pub fn start(
 }
 
 /// Creates the limiter with the rules of `config`, which are taken out of it, and restores the
-/// counters from the snapshot. `key_secret` is the value of the environment variable that `privacy`
-/// names, if any.
+/// counters from the snapshot.
 fn build_limiter(
     config: &mut Config,
     redis: Option<&RedisRuntime>,
     clock: &Clock,
-    key_secret: Option<&str>,
+    key_mask: KeyMask,
+    events: Option<Arc<Events>>,
 ) -> Result<Arc<ServerLimiter>, ServeError> {
     let store = memory(config.memory, config.snapshot.as_ref(), clock)?;
     let backend = match redis {
@@ -263,7 +288,6 @@ fn build_limiter(
         Some(candidate) => rules.with_extra_entries_of(&candidate.rules),
         None => rules,
     };
-    let key_mask = config.key_privacy.mask(key_secret)?;
     let record = config.record.take();
     let recorder = record.map(|record| open_recorder(record, &key_mask));
     let limiter = ServerLimiter::new(rules, backend, clock.clone())
@@ -271,7 +295,8 @@ fn build_limiter(
         .with_key_mask(key_mask)
         .with_recorder(recorder.transpose()?)
         .with_top(config.top.0)
-        .with_denials(&config.denials);
+        .with_denials(&config.denials)
+        .with_events(events);
     let limiter = Arc::new(limiter);
     limiter.set_candidate(candidate, config.memory);
     if let Some(snapshot) = &config.snapshot {
@@ -279,6 +304,28 @@ fn build_limiter(
         try_snapshot(snapshot, &limiter);
     }
     Ok(limiter)
+}
+
+/// Opens the destinations of events. `secrets` are the secrets of the webhooks, in the order of the
+/// rules file.
+fn open_events(
+    settings: &EventsConfig,
+    secrets: &[String],
+    key_mask: &KeyMask,
+    clock: &Clock,
+) -> Result<Events, ServeError> {
+    let webhooks = settings.webhooks.iter().zip(secrets).enumerate();
+    let webhooks = webhooks.map(|(index, (webhook, secret))| {
+        let secret = WebhookSecret::parse(secret)
+            .map_err(|problem| ServeError::WebhookSecret { index, problem })?;
+        Ok(WebhookSettings {
+            url: webhook.url.clone(),
+            secret,
+            types: webhook.types.clone(),
+        })
+    });
+    let webhooks = webhooks.collect::<Result<_, ServeError>>()?;
+    Ok(Events::open(settings, webhooks, key_mask.clone(), clock)?)
 }
 
 /// Opens the file for recorded requests. The values of entries are hashed with `key_mask` or, if
@@ -293,10 +340,34 @@ fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<Recorder, S
     Recorder::open(record, mask).map_err(|source| ServeError::Record { path, source })
 }
 
+/// Returns the tokens of the admin listener. `token` is the token without a name, and `tokens` are
+/// the tokens of [`Config::operator_tokens`].
+fn admin_credentials(
+    token: Option<String>,
+    tokens: Vec<String>,
+    config: &Config,
+) -> Vec<AdminCredential> {
+    let unnamed = token.map(|token| AdminCredential {
+        name: "admin".to_owned(),
+        scope: TokenScope::Operate,
+        token,
+    });
+    let named = config.operator_tokens.iter().zip(tokens);
+    let named = named.map(|(operator, token)| AdminCredential {
+        name: operator.name.clone(),
+        scope: operator.scope,
+        token,
+    });
+    unnamed.into_iter().chain(named).collect()
+}
+
 /// Requires a token for an admin listener that is not on a loopback address.
-fn check_admin(address: Option<SocketAddr>, token: Option<&str>) -> Result<(), ServeError> {
+fn check_admin(
+    address: Option<SocketAddr>,
+    credentials: &[AdminCredential],
+) -> Result<(), ServeError> {
     match address {
-        Some(address) if token.is_none() && !address.ip().is_loopback() => {
+        Some(address) if credentials.is_empty() && !address.ip().is_loopback() => {
             Err(ServeError::OpenAdmin(address))
         }
         _ => Ok(()),
@@ -411,7 +482,7 @@ struct StartContext<'a> {
     certificates: &'a Certificates,
     geoip: Option<Arc<GeoIp>>,
     proxy: Option<Arc<ProxyRuntime>>,
-    token: Option<String>,
+    credentials: Vec<AdminCredential>,
 }
 
 impl StartContext<'_> {
@@ -499,7 +570,7 @@ impl StartContext<'_> {
             geoip: self.geoip.clone(),
             proxy: self.proxy.clone(),
             identity: Arc::clone(&self.identity),
-            token: self.token.clone(),
+            credentials: self.credentials.clone(),
             hosts: settings.hosts.clone(),
             tls: self.certificates.admin.clone(),
         };

@@ -132,7 +132,7 @@ impl Running {
                         // A slow Redis must not delay the handling of signals.
                         tokio::spawn(async move { limiter.publish_top().await });
                     }
-                    self.limiter.metrics().sample_traffic(self.limiter.now());
+                    self.limiter.sample_traffic();
                     self.reload_if_changed();
                 }
                 _ = save.tick(), if self.snapshot.is_some() => {
@@ -162,6 +162,9 @@ impl Running {
         if let Some(recorder) = limiter.recorder() {
             recorder.finish();
         }
+        if let Some(events) = limiter.events() {
+            events.finish();
+        }
         drop(redis);
         if dropped > 0 {
             tracing::warn!(
@@ -172,8 +175,8 @@ impl Running {
         save(&limiter, snapshot.as_ref())
     }
 
-    /// Reopens the access log and the file for recorded requests, which a log rotation may have
-    /// renamed.
+    /// Reopens the access log, the file for recorded requests and the files for events, which a log
+    /// rotation may have renamed.
     fn reopen(&self) {
         if let Some(log) = self.proxy.as_ref().and_then(|proxy| proxy.log()) {
             log.reopen();
@@ -181,11 +184,17 @@ impl Running {
         if let Some(recorder) = self.limiter.recorder() {
             recorder.reopen();
         }
+        if let Some(events) = self.limiter.events() {
+            events.reopen();
+        }
     }
 
     fn reload(&self) {
         // Each reload reports its own result: in the log, on the admin listener, and as a metric.
-        let reloaded = self.reloader.as_ref().map(|reloader| reloader.reload());
+        let reloaded = self
+            .reloader
+            .as_ref()
+            .map(|reloader| reloader.reload("SIGHUP"));
         if let Some(Ok(_)) = reloaded {
             self.report_inactive_blocks();
         }

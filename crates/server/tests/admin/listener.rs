@@ -4,14 +4,14 @@ use std::{net::TcpListener, sync::Arc};
 
 use tempfile::NamedTempFile;
 use tidegate::{Clock, DecidedRequest, RateLimiter as _};
-use tidegate_config::Config;
+use tidegate_config::{Config, TokenScope};
 use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Timestamp, Verdict, top::TopBounds,
 };
 use tidegate_limiter::{ServerLimiter, metrics};
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::{
-    listener::admin::{self, AdminContext},
+    listener::admin::{self, AdminContext, AdminCredential},
     reload::{Reloader, RestartOnlySettings},
 };
 
@@ -60,6 +60,18 @@ impl TestListener {
         token: Option<&str>,
         adjust: impl FnOnce(ServerLimiter) -> ServerLimiter,
     ) -> Self {
+        let credential = token.map(|token| AdminCredential {
+            name: "admin".to_owned(),
+            scope: TokenScope::Operate,
+            token: token.to_owned(),
+        });
+        Self::with_credentials(credential.into_iter().collect(), adjust)
+    }
+
+    pub(crate) fn with_credentials(
+        credentials: Vec<AdminCredential>,
+        adjust: impl FnOnce(ServerLimiter) -> ServerLimiter,
+    ) -> Self {
         let file = NamedTempFile::new().unwrap();
         std::fs::write(file.path(), RULES).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
@@ -82,7 +94,7 @@ impl TestListener {
             geoip: None,
             proxy: None,
             identity: Arc::default(),
-            token: token.map(str::to_owned),
+            credentials,
             hosts: vec!["limits.internal".to_owned()],
             tls: None,
         };

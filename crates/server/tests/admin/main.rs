@@ -14,6 +14,7 @@ mod blocks;
 mod client;
 mod console;
 mod denials;
+mod events;
 mod keys;
 mod listener;
 mod metrics;

@@ -16,7 +16,7 @@ fn decisions_are_counted_by_rule_in_buckets_of_five_seconds() {
     assert!(listener.spend() && listener.spend() && !listener.spend());
     // The running server takes a sample every second.
     let limiter = &listener.limiter;
-    limiter.metrics().sample_traffic(limiter.now());
+    limiter.sample_traffic();
     listener.at_secs(7);
     listener.ask("PUT", &format!("/v1/blocks/{KEY}"), "");
     assert!(!listener.spend());

@@ -193,7 +193,7 @@ impl Node {
             geoip: None,
             proxy: None,
             identity: Arc::default(),
-            token: None,
+            credentials: Vec::new(),
             hosts: Vec::new(),
             tls: None,
         };

@@ -51,7 +51,9 @@ impl ReloadableListener {
 
     pub(crate) fn reload(&self, text: &str) -> Result<usize, LoadError> {
         fs::write(self.file.path(), text).unwrap();
-        self.reloader.reload().map(|reloaded| reloaded.rules)
+        self.reloader
+            .reload("a test")
+            .map(|reloaded| reloaded.rules)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Access control of the admin listener.
 //!
-//! If a token is configured, requests must include it, with some exceptions: liveness and the files
+//! If tokens are configured, requests must include one of them, with some exceptions: liveness and the files
 //! of the console need no token. On a loopback address, readiness and metrics need no token either.
 //! Without a token, the server listens only on loopback addresses. Even there, a web page in a
 //! browser on this machine could send requests. So `Host` must be a loopback address or
@@ -8,7 +8,7 @@
 //! site.
 
 use std::{
-    io,
+    fmt, io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -19,17 +19,70 @@ use hyper::{
     header::{HOST, HeaderValue, ORIGIN},
 };
 use tidegate::Clock;
+use tidegate_config::TokenScope;
 use tidegate_net::{
     Problem,
     auth::{AuthOutcome, Authenticator},
+    input::shown,
 };
 
 use super::console;
 use crate::listener::{cross_site, http::bearer};
 
+/// A token that requests to the admin listener may include.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AdminCredential {
+    /// The name that the audit log shows.
+    pub name: String,
+    /// What the token permits.
+    pub scope: TokenScope,
+    /// The token.
+    pub token: String,
+}
+
+/// Hides the token, because `Debug` output can reach logs.
+impl fmt::Debug for AdminCredential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdminCredential")
+            .field("name", &self.name)
+            .field("scope", &self.scope)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The sender of a request, identified by its token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Operator {
+    pub(super) name: Arc<str>,
+    pub(super) scope: TokenScope,
+}
+
+impl Operator {
+    fn new(name: &str, scope: TokenScope) -> Self {
+        Self {
+            name: name.into(),
+            scope,
+        }
+    }
+
+    /// Refuses a change if the token permits only reading.
+    pub(super) fn may_operate(&self) -> Result<(), Problem> {
+        if self.scope == TokenScope::Operate {
+            return Ok(());
+        }
+        let detail = format!(
+            "the token \"{}\" permits only reading; use a token with `scope: operate`",
+            shown(&self.name)
+        );
+        Err(Problem::new(StatusCode::FORBIDDEN, detail))
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Access {
     authenticator: Arc<Authenticator>,
+    /// The senders, in the order of the tokens of the authenticator.
+    operators: Vec<Operator>,
     /// The host names that browsers may use in addition to `localhost`.
     hosts: Vec<String>,
     /// Whether the listener is reachable only from this machine.
@@ -37,20 +90,27 @@ pub(super) struct Access {
 }
 
 impl Access {
-    /// Creates the access control of a listener on `address`, with `token` if there is one. With a
-    /// token, browsers may use `hosts`.
+    /// Creates the access control of a listener on `address`. If there are `credentials`, requests
+    /// must include the token of one of them, and browsers may use `hosts`.
     ///
     /// # Errors
     ///
     /// Fails if other machines can reach the listener and there is no token.
     pub(super) fn new(
-        token: Option<&str>,
+        credentials: &[AdminCredential],
         hosts: Vec<String>,
         address: SocketAddr,
         clock: Clock,
     ) -> io::Result<Self> {
         let is_loopback = address.ip().is_loopback();
-        let authenticator = Authenticator::new("admin", token.map(str::as_bytes), clock);
+        let credentials = credentials.iter();
+        let credentials: Vec<&AdminCredential> = credentials
+            .filter(|credential| !credential.token.is_empty())
+            .collect();
+        let tokens = credentials
+            .iter()
+            .map(|credential| credential.token.as_bytes());
+        let authenticator = Authenticator::new("admin", tokens, clock);
         if authenticator.is_open() && !is_loopback {
             let problem = format!(
                 "{address} can be reached from other machines; set a token, or listen on 127.0.0.1"
@@ -59,6 +119,10 @@ impl Access {
         }
         Ok(Self {
             authenticator: Arc::new(authenticator),
+            operators: credentials
+                .iter()
+                .map(|credential| Operator::new(&credential.name, credential.scope))
+                .collect(),
             hosts,
             is_loopback,
         })
@@ -68,12 +132,17 @@ impl Access {
         Arc::clone(&self.authenticator)
     }
 
-    pub(super) fn check(&self, request: &Request<Incoming>, peer: IpAddr) -> Result<(), Problem> {
+    /// Returns the sender of a request, or the problem if the request is not allowed at all.
+    pub(super) fn check(
+        &self,
+        request: &Request<Incoming>,
+        peer: IpAddr,
+    ) -> Result<Operator, Problem> {
         let headers = request.headers();
         let is_link = console::is_opened(request);
         if self.authenticator.is_open() {
             if is_local(headers) && (is_link || cross_site::is_own_fetch(headers)) {
-                return Ok(());
+                return Ok(Operator::new("local", TokenScope::Operate));
             }
             return Err(Problem::new(
                 StatusCode::FORBIDDEN,
@@ -86,13 +155,16 @@ impl Access {
             cross_site::check(headers, &self.hosts)?;
         }
         if self.is_open(request) {
-            return Ok(());
+            return Ok(Operator::new("anonymous", TokenScope::Read));
         }
         let unauthorized = |detail| Problem::new(StatusCode::UNAUTHORIZED, detail);
         let token = bearer(headers)
             .ok_or_else(|| unauthorized("send the admin token: `Authorization: Bearer TOKEN`"))?;
         match self.authenticator.check(peer, token) {
-            AuthOutcome::Accepted => Ok(()),
+            AuthOutcome::Accepted { secret } => {
+                let operator = self.operators.get(secret).cloned();
+                operator.ok_or_else(|| unauthorized("unknown token"))
+            }
             AuthOutcome::Wrong => Err(unauthorized(
                 "wrong admin token; send the token that `admin` sets in the rules file: `Authorization: Bearer TOKEN`",
             )),
@@ -150,7 +222,15 @@ mod tests {
     fn a_listener_open_to_other_machines_needs_a_token() {
         let access = |address: &str, token: Option<&str>| {
             let clock = Clock::manual(tidegate_core::Timestamp::from_micros(1));
-            Access::new(token, Vec::new(), address.parse().unwrap(), clock)
+            let credentials: Vec<AdminCredential> = token
+                .into_iter()
+                .map(|token| AdminCredential {
+                    name: "alice".to_owned(),
+                    scope: TokenScope::Read,
+                    token: token.to_owned(),
+                })
+                .collect();
+            Access::new(&credentials, Vec::new(), address.parse().unwrap(), clock)
         };
         for open in ["0.0.0.0:9090", "192.0.2.1:9090", "[::]:9090"] {
             for token in [None, Some("")] {

@@ -2,6 +2,7 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tidegate_config::EventType;
 use tidegate_core::{
     Block, BlockNote, Rule, RuleSet, Span, Timestamp, bounds::MAX_REASON_BYTES, notation,
 };
@@ -13,7 +14,7 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::{path::KeyTarget, store_problem};
+use super::{audit::Auditor, path::KeyTarget, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
@@ -72,10 +73,11 @@ pub(super) async fn show(
 }
 
 pub(super) async fn put(
-    limiter: &ServerLimiter,
+    auditor: &Auditor<'_>,
     target: KeyTarget<'_>,
     body: &[u8],
 ) -> Result<Answer, Problem> {
+    let limiter = auditor.limiter();
     let rules = limiter.rules();
     let (rule, key) = target.find(&rules)?;
     let members = match body {
@@ -125,6 +127,11 @@ pub(super) async fn put(
         former["reason"] = replaced.reason.into();
         document["replaced"] = former;
     }
+    let change = json!({
+        "before": document["replaced"],
+        "after": {"until_ms": document["until_ms"], "reason": document["reason"]},
+    });
+    auditor.record_key(EventType::BlockAdded, target, change);
     if !limiter.keeps_blocks() {
         document["hint"] = not_kept(limiter).into();
     }
@@ -212,13 +219,23 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
     })
 }
 
-pub(super) async fn lift(
-    limiter: &ServerLimiter,
-    target: KeyTarget<'_>,
-) -> Result<Answer, Problem> {
+pub(super) async fn lift(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Result<Answer, Problem> {
+    let limiter = auditor.limiter();
     let rules = limiter.rules();
     let (rule, bytes) = target.find_or_former(&rules);
+    // The block is read only for the audit log, so the request does not fail if it cannot be read.
+    let before = limiter.block_on(&bytes).await.ok().flatten();
     let is_lifted = limiter.unblock(&bytes).await.map_err(store_problem)?;
+    if is_lifted {
+        let before = before.map(|block| {
+            json!({
+                "until_ms": block.until.map(|until| until.as_micros() / 1_000),
+                "reason": block.reason,
+            })
+        });
+        let change = json!({"before": before, "after": null});
+        auditor.record_key(EventType::BlockLifted, target, change);
+    }
     match rule {
         _ if is_lifted => Ok(json(
             StatusCode::OK,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
+use tidegate_config::EventType;
 use tidegate_core::Timestamp;
 use tidegate_limiter::{
     ServerLimiter,
@@ -15,7 +16,7 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::query::Query;
+use super::{audit::Auditor, query::Query};
 use crate::reload::{PromoteError, Reloader};
 
 /// The maximum of `n`, the number of keys in each list, and its default.
@@ -37,7 +38,10 @@ pub(super) fn show(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answe
     Ok(json(StatusCode::OK, &document(&report, has_ended)))
 }
 
-pub(super) async fn promote(reloader: Option<&Arc<Reloader>>) -> Result<Answer, Problem> {
+pub(super) async fn promote(
+    reloader: Option<&Arc<Reloader>>,
+    auditor: &Auditor<'_>,
+) -> Result<Answer, Problem> {
     let Some(reloader) = reloader.map(Arc::clone) else {
         let detail = PromoteError::NoCandidate.to_string();
         return Err(Problem::new(StatusCode::NOT_FOUND, detail));
@@ -58,6 +62,12 @@ pub(super) async fn promote(reloader: Option<&Arc<Reloader>>) -> Result<Answer, 
         }
     })?;
     let file = promoted.file.display().to_string();
+    let change = json!({
+        "file": file,
+        "before": {"rules": promoted.rules_before},
+        "after": {"rules": promoted.rules},
+    });
+    auditor.record(EventType::CandidatePromoted, change);
     let hint = format!(
         "{rules_file} still has the old rules, which return at the next reload or restart; to keep \
          the promoted rules, replace the sections `rules`, `allow` and `defaults` of {rules_file} \

@@ -3,6 +3,7 @@
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::StatusCode;
 use serde_json::{Value, json};
+use tidegate_config::EventType;
 use tidegate_core::{Block, Charge, Cost, Effect, Outcome, RetryAfter, Rule, RuleSet, Timestamp};
 use tidegate_limiter::{ListError, ServerLimiter};
 use tidegate_net::{
@@ -14,6 +15,7 @@ use tidegate_redis::StoreError;
 
 use super::{
     super::http::millis,
+    audit::Auditor,
     blocks,
     denials::masked,
     path::{KeyTarget, no_rule},
@@ -61,15 +63,22 @@ pub(super) async fn show(
     Ok(json(StatusCode::OK, &target.hinted(document, rule)))
 }
 
-pub(super) async fn reset(
-    limiter: &ServerLimiter,
-    target: KeyTarget<'_>,
-) -> Result<Answer, Problem> {
+pub(super) async fn reset(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Result<Answer, Problem> {
+    let limiter = auditor.limiter();
     let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
+    // The state is read only for the audit log, so the request does not fail if it cannot be read.
+    let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
+    let before = limiter.inspect(charge, Effect::Look).await;
+    let before = before.map(|standing| {
+        let policies = rule.limits().iter().map(|limit| &**limit.policy());
+        limit_documents(policies, &standing, &[], None)
+    });
     if !limiter.reset(&bytes).await.map_err(store_problem)? {
         return Err(target.nothing("this key has no counters", rule));
     }
+    let change = json!({"before": {"limits": before.ok()}, "after": null});
+    auditor.record_key(EventType::KeyReset, target, change);
     Ok(json(
         StatusCode::OK,
         &json!({"rule": rule.name(), "key": target.key, "reset": true}),
@@ -78,13 +87,18 @@ pub(super) async fn reset(
 
 /// Resets the counters for `key` of the limits that clients send with their requests. The key is in
 /// database 0 of the Redis protocol.
-pub(super) async fn reset_throttle(limiter: &ServerLimiter, key: &str) -> Result<Answer, Problem> {
+pub(super) async fn reset_throttle(auditor: &Auditor<'_>, key: &str) -> Result<Answer, Problem> {
+    let limiter = auditor.limiter();
     let mut buffer = Vec::new();
     let bytes = ServerLimiter::throttle_key(key.as_bytes(), &mut buffer)?;
     if !limiter.reset(bytes).await.map_err(store_problem)? {
         let detail =
             "no limit that was sent with a request has counters for this key in database 0";
         return Err(Problem::new(StatusCode::NOT_FOUND, detail));
+    }
+    if let Some(events) = limiter.events() {
+        let change = json!({"rule": null, "key": events.shown_key(&[key])});
+        auditor.record(EventType::KeyReset, change);
     }
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }

@@ -11,6 +11,7 @@
 //! | `GET /v1/keys/{rule}` | the keys of a rule, page by page |
 //! | `GET`, `DELETE /v1/keys/{rule}/{key}` | the state of a key; reset its counters |
 //! | `GET /v1/denials` | recent denials |
+//! | `GET /v1/events` | events as they happen (server-sent events) |
 //! | `POST /v1/explain` | how a request would be decided, and why |
 //! | `DELETE /v1/throttles/{key}` | reset the counter of a limit that is sent with the request |
 //! | `GET /v1/top` | the keys with the most requests, denials or cost |
@@ -26,10 +27,13 @@
 //! percent-encoded path segment.
 
 mod access;
+mod audit;
 mod blocks;
 mod candidate;
 mod console;
 mod denials;
+mod endpoint;
+mod events;
 mod explain;
 mod keys;
 mod path;
@@ -65,8 +69,12 @@ use tidegate_net::{
 use tidegate_proxy::ProxyRuntime;
 use tidegate_redis::StoreError;
 
+pub use self::access::AdminCredential;
 use self::{
-    access::Access,
+    access::{Access, Operator},
+    audit::Auditor,
+    endpoint::{Matched, Operation},
+    events::AdminBody,
     path::{KeyTarget, Path},
     query::Query,
     reload::ReloadTargets,
@@ -91,9 +99,9 @@ pub struct AdminContext {
     pub proxy: Option<Arc<ProxyRuntime>>,
     /// The settings for trusting and normalising client addresses.
     pub identity: Arc<Identity>,
-    /// The token that requests must include. Without a token, any request from this machine is
-    /// accepted.
-    pub token: Option<String>,
+    /// The tokens of which requests must include one. Without tokens, any request from this machine
+    /// is accepted.
+    pub credentials: Vec<AdminCredential>,
     /// The host names that browsers may use in addition to `localhost`, in lower case. Without a
     /// token, this setting has no effect.
     pub hosts: Vec<String>,
@@ -121,12 +129,12 @@ pub fn listen(
         geoip,
         proxy,
         identity,
-        token,
+        credentials,
         hosts,
         tls,
     } = context;
     let access = Access::new(
-        token.as_deref(),
+        &credentials,
         hosts,
         socket.local_addr()?,
         limiter.clock().clone(),
@@ -172,18 +180,26 @@ struct Admin {
 }
 
 impl Admin {
-    async fn answer(self: &Arc<Self>, request: Request<Incoming>, peer: IpAddr) -> Answer {
+    async fn answer(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        peer: IpAddr,
+    ) -> Response<AdminBody> {
         let answered = match self.access.check(&request, peer) {
-            Ok(()) => self.route(request).await,
+            Ok(operator) => self.route(request, &operator).await,
             Err(problem) => Err(problem),
         };
-        answered.unwrap_or_else(Problem::answer)
+        answered.unwrap_or_else(|problem| problem.answer().map(AdminBody::Full))
     }
 
-    async fn route(self: &Arc<Self>, request: Request<Incoming>) -> Result<Answer, Problem> {
+    async fn route(
+        self: &Arc<Self>,
+        request: Request<Incoming>,
+        operator: &Operator,
+    ) -> Result<Response<AdminBody>, Problem> {
         if let Some(file) = console::file(request.uri().path(), request.headers()) {
             return match *request.method() {
-                Method::GET | Method::HEAD => Ok(file),
+                Method::GET | Method::HEAD => Ok(file.map(AdminBody::Full)),
                 _ => Err(Problem::method("GET")),
             };
         }
@@ -194,87 +210,67 @@ impl Admin {
             method => method.clone(),
         };
         let segments: Vec<&str> = path.segments().collect();
+        let matched = endpoint::find(&segments, &method)?;
+        if matched.operation.is_change() {
+            operator.may_operate()?;
+        }
+        if matched.operation == Operation::FollowEvents {
+            return events::serve(&self.limiter, &request, self.shutdown.clone());
+        }
+        let answer = self.operate(matched, request, operator).await?;
+        Ok(answer.map(AdminBody::Full))
+    }
+
+    /// Answers a request for an operation other than [`Operation::FollowEvents`].
+    async fn operate(
+        self: &Arc<Self>,
+        Matched { operation, rest }: Matched<'_>,
+        request: Request<Incoming>,
+        operator: &Operator,
+    ) -> Result<Answer, Problem> {
+        let limiter = &self.limiter;
+        let auditor = Auditor::new(limiter, operator);
+        let (rule, key) = rest.split_first().unwrap_or((&"", &[]));
         let trust = &self.identity.trust;
-        match (segments.as_slice(), &method) {
-            (["healthz"], &Method::GET) => Ok(json(StatusCode::OK, &json!({"ok": true}))),
-            (["readyz"], &Method::GET) => Ok(self.readyz()),
-            (["metrics"], &Method::GET) => Ok(self.metrics(Format::negotiate(request.headers()))),
-            (["v1", "rules"], &Method::GET) => Ok(rules::list(&self.limiter)),
-            (["v1", "rules", "preview"], &Method::POST) => {
-                preview::preview(&self.limiter, self.reloader.as_ref(), request.into_body()).await
+        let target = KeyTarget { rule, key, trust };
+        let (head, body) = request.into_parts();
+        let query = head.uri.query();
+        match operation {
+            Operation::Liveness => Ok(json(StatusCode::OK, &json!({"ok": true}))),
+            Operation::Readiness => Ok(self.readyz()),
+            Operation::Metrics => Ok(self.metrics(Format::negotiate(&head.headers))),
+            Operation::ListRules => Ok(rules::list(limiter)),
+            Operation::PreviewRules => {
+                preview::preview(limiter, self.reloader.as_ref(), body).await
             }
-            (["v1", "reload"], &Method::POST) => self.reload().await,
-            (["v1", "status"], &Method::GET) => Ok(self.status()),
-            (["v1", "top"], &Method::GET) => {
-                top::list(&self.limiter, request.uri().query().unwrap_or_default()).await
+            Operation::Reload => self.reload(operator).await,
+            Operation::ShowStatus => Ok(self.status(operator)),
+            Operation::ListTop => top::list(limiter, query.unwrap_or_default()).await,
+            Operation::ShowCandidate => candidate::show(limiter, query),
+            Operation::PromoteCandidate => {
+                candidate::promote(self.reloader.as_ref(), &auditor).await
             }
-            (["v1", "candidate"], &Method::GET) => {
-                candidate::show(&self.limiter, request.uri().query())
-            }
-            (["v1", "candidate", "promote"], &Method::POST) => {
-                candidate::promote(self.reloader.as_ref()).await
-            }
-            (["v1", "traffic"], &Method::GET) => traffic::show(&self.limiter, request.uri()),
-            (["v1", "throttles", key], &Method::DELETE) => {
-                keys::reset_throttle(&self.limiter, key).await
-            }
-            (["v1", "blocks"], &Method::GET) => blocks::list(&self.limiter).await,
-            (["v1", "blocks", rule, key @ ..], &Method::GET) => {
-                blocks::show(&self.limiter, KeyTarget { rule, key, trust }).await
-            }
-            (["v1", "blocks", rule, key @ ..], &Method::PUT) => {
-                let body = read_body(request.into_body()).await?;
-                let target = KeyTarget { rule, key, trust };
-                blocks::put(&self.limiter, target, &body).await
-            }
-            (["v1", "blocks", rule, key @ ..], &Method::DELETE) => {
-                blocks::lift(&self.limiter, KeyTarget { rule, key, trust }).await
-            }
-            (["v1", "denials"], &Method::GET) => {
-                denials::list(&self.limiter, request.uri().query()).await
-            }
-            (["v1", "explain"], &Method::POST) => {
-                let query = request.uri().query().map(str::to_owned);
-                let body = read_body(request.into_body()).await?;
-                explain::explain(&self.limiter, query.as_deref(), &body).await
-            }
-            (["v1", "keys", rule], &Method::GET) => {
-                let query = Query::parse(request.uri().query(), &["after", "n"], None)?;
-                let target = KeyTarget {
-                    rule,
-                    key: &[],
-                    trust,
-                };
+            Operation::ShowTraffic => traffic::show(limiter, &head.uri),
+            Operation::ResetThrottle => keys::reset_throttle(&auditor, rule).await,
+            Operation::ListBlocks => blocks::list(limiter).await,
+            Operation::ShowBlock => blocks::show(limiter, target).await,
+            Operation::PutBlock => blocks::put(&auditor, target, &read_body(body).await?).await,
+            Operation::LiftBlock => blocks::lift(&auditor, target).await,
+            Operation::ListDenials => denials::list(limiter, query).await,
+            Operation::Explain => explain::explain(limiter, query, &read_body(body).await?).await,
+            Operation::ShowKeys => {
+                let is_list = key.is_empty();
+                let known: &[&str] = if is_list { &["after", "n"] } else { &[] };
+                let query = Query::parse(query, known, None)?;
                 // A rule without key entries has a single key, so the path of that key contains no
                 // values.
-                if query.is_empty() && target.is_complete(&self.limiter.rules()) {
-                    return keys::show(&self.limiter, target).await;
+                if is_list && !(query.is_empty() && target.is_complete(&limiter.rules())) {
+                    return keys::list(limiter, rule, &query).await;
                 }
-                keys::list(&self.limiter, rule, &query).await
+                keys::show(limiter, target).await
             }
-            (["v1", "keys", rule, key @ ..], &Method::GET) => {
-                keys::show(&self.limiter, KeyTarget { rule, key, trust }).await
-            }
-            (["v1", "keys", rule, key @ ..], &Method::DELETE) => {
-                keys::reset(&self.limiter, KeyTarget { rule, key, trust }).await
-            }
-            (
-                ["healthz" | "readyz" | "metrics"]
-                | [
-                    "v1",
-                    "rules" | "blocks" | "status" | "top" | "denials" | "traffic" | "candidate",
-                ],
-                _,
-            ) => Err(Problem::method("GET")),
-            (["v1", "reload" | "explain"] | ["v1", "candidate", "promote"], _) => {
-                Err(Problem::method("POST"))
-            }
-            (["v1", "blocks", ..], _) => Err(Problem::method("GET, PUT, DELETE")),
-            (["v1", "throttles", _], _) => Err(Problem::method("DELETE")),
-            (["v1", "keys", _, ..], _) => Err(Problem::method("GET, DELETE")),
-            _ => Err(Problem::not_found(
-                "/, /healthz, /readyz, /metrics, /v1/blocks, /v1/keys/{rule}/{key}, /v1/throttles/{key}, /v1/top, /v1/denials, /v1/explain, /v1/rules, /v1/candidate, /v1/traffic, /v1/status and /v1/reload",
-            )),
+            Operation::ResetKey => keys::reset(&auditor, target).await,
+            Operation::FollowEvents => Err(Problem::not_found("/v1/events")),
         }
     }
 
@@ -305,7 +301,7 @@ impl Admin {
         }
     }
 
-    async fn reload(&self) -> Result<Answer, Problem> {
+    async fn reload(&self, operator: &Operator) -> Result<Answer, Problem> {
         let targets = ReloadTargets {
             rules: self.reloader.clone(),
             envoy: self.envoy.clone(),
@@ -320,7 +316,8 @@ impl Admin {
         }
         // Reading a large file takes a while and must not block the other connections of this
         // worker.
-        let reloaded = tokio::task::spawn_blocking(move || targets.reload()).await;
+        let by = Arc::clone(&operator.name);
+        let reloaded = tokio::task::spawn_blocking(move || targets.reload(&by)).await;
         let reloaded = reloaded.unwrap_or_else(|_| {
             let detail = "the server is shutting down";
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))

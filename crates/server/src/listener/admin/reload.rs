@@ -36,11 +36,11 @@ impl ReloadTargets {
     }
 
     /// Reloads everything, and returns the members of the response. An invalid file does not
-    /// prevent the reload of other files.
-    pub(super) fn reload(self) -> Result<Map<String, Value>, Problem> {
+    /// prevent the reload of other files. `by` is the operator's name.
+    pub(super) fn reload(self, by: &str) -> Result<Map<String, Value>, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules stay active";
-            let reloaded = rules.reload();
+            let reloaded = rules.reload(by);
             reloaded
                 .map(|reloaded| (reloaded, rules.restart_required()))
                 .map_err(|error| refused(detail, error.problems()))

@@ -7,7 +7,7 @@ use tidegate_limiter::date::date;
 use tidegate_net::response::{Answer, json};
 use tidegate_redis::Health;
 
-use super::Admin;
+use super::{Admin, access::Operator};
 use crate::{geoip::GeoIp, reload::Reloader};
 
 /// The readiness of the server, and its degraded parts.
@@ -34,7 +34,7 @@ impl Admin {
     }
 
     /// Returns the status document.
-    pub(super) fn status(&self) -> Answer {
+    pub(super) fn status(&self, operator: &Operator) -> Answer {
         let limiter = &self.limiter;
         let (now, metrics) = (limiter.now(), limiter.metrics());
         let mut document = self.readiness().document();
@@ -52,8 +52,8 @@ impl Admin {
         document["promoted"] = json!(promoted.map(|file| file.display().to_string()));
         document["store"] = self.store();
         document["listeners"] = json!(metrics.listeners());
-        // Every caller of this endpoint has the admin token, which permits all operations.
-        document["may_operate"] = true.into();
+        document["operator"] = json!(&*operator.name);
+        document["may_operate"] = operator.may_operate().is_ok().into();
         json(StatusCode::OK, &document)
     }
 

@@ -223,7 +223,7 @@ impl ConnectionContext {
         };
         let token = token.ok_or_else(missing)?;
         match self.authenticator.check(self.peer, token) {
-            AuthOutcome::Accepted => Ok(()),
+            AuthOutcome::Accepted { .. } => Ok(()),
             AuthOutcome::Wrong => Err(missing()),
             AuthOutcome::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
         }

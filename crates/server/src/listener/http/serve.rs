@@ -3,27 +3,44 @@
 use std::convert::Infallible;
 
 use futures_util::FutureExt as _;
+use http_body_util::Full;
 use hyper::{
-    Request, Version, body::Incoming, header::HOST, server::conn::http1, service::service_fn,
+    Request, Response, Version,
+    body::{Body, Bytes, Incoming},
+    header::HOST,
+    server::conn::http1,
+    service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tidegate_net::{
-    Connection, Problem, StreamTimeouts, TimedStream, WriteTimeout, response::Answer,
-};
+use tidegate_net::{Connection, Phase, Problem, StreamTimeouts, TimedStream, WriteTimeout};
 use tokio::io::{AsyncRead, AsyncWrite};
+
+/// The body of a response.
+pub(crate) trait ResponseBody: Body<Data = Bytes, Error = Infallible> {
+    /// Begins the phase of the connection in which this body is sent.
+    fn begin(&mut self, phase: &Phase);
+}
+
+/// A body that is complete is sent at once, so the connection waits for the next request.
+impl ResponseBody for Full<Bytes> {
+    fn begin(&mut self, phase: &Phase) {
+        phase.await_request();
+    }
+}
 
 /// The maximum size of a request's head in bytes. One read may exceed this maximum slightly.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Serves one connection until the client has closed the connection and all responses are sent, or
 /// until a shutdown has begun and the current request is answered.
-pub(crate) async fn serve<S, F>(
+pub(crate) async fn serve<S, F, B>(
     stream: S,
     connection: &Connection,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
     S: AsyncRead + AsyncWrite + Unpin,
-    F: Future<Output = Answer>,
+    F: Future<Output = Response<B>>,
+    B: ResponseBody + 'static,
 {
     let bounds = connection.bounds;
     let timeouts = StreamTimeouts {
@@ -36,9 +53,9 @@ pub(crate) async fn serve<S, F>(
     let service = service_fn(|request| {
         let in_flight = connection.activity.begin();
         // The request phase also covers the body, which `answer` reads.
-        answer(request).map(|answer| {
+        answer(request).map(|mut answer| {
             drop(in_flight);
-            phase.await_request();
+            answer.body_mut().begin(&phase);
             Ok::<_, Infallible>(answer)
         })
     });
@@ -90,8 +107,7 @@ mod tests {
         time::Duration,
     };
 
-    use hyper::Response;
-    use tidegate_net::{Bounds, Shutdown};
+    use tidegate_net::{Bounds, Shutdown, response::Answer};
     use tokio::{
         io::{AsyncReadExt as _, AsyncWriteExt as _},
         time::Instant,

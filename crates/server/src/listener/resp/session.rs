@@ -118,14 +118,14 @@ impl Session {
     pub(super) fn authenticate(&mut self, user: &[u8], password: &[u8]) -> AuthOutcome {
         let Some((authenticator, _)) = &self.authenticator else {
             return if user == DEFAULT_USER.as_bytes() {
-                AuthOutcome::Accepted
+                AuthOutcome::Accepted { secret: 0 }
             } else {
                 AuthOutcome::Wrong
             };
         };
         let outcome = authenticator.check(self.peer.ip(), &auth::login(user, password));
         // As in Redis, a wrong password does not revoke an earlier authentication.
-        self.is_authenticated |= outcome == AuthOutcome::Accepted;
+        self.is_authenticated |= matches!(outcome, AuthOutcome::Accepted { .. });
         outcome
     }
 

@@ -112,7 +112,7 @@ fn authenticate(
     reply: &mut Reply<'_>,
 ) -> bool {
     match context.session.authenticate(user, password) {
-        AuthOutcome::Accepted => return true,
+        AuthOutcome::Accepted { .. } => return true,
         AuthOutcome::Wrong => wrong_pass(reply),
         AuthOutcome::Limited { retry_after } => reply.error(format_args!(
             "ERR too many wrong passwords from this address; try again in {} ms",

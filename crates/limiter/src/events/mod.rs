@@ -1,0 +1,465 @@
+//! Events: what happens to keys, traffic, the store and the rules, for operators and other
+//! programs.
+//!
+//! ```text
+//! decision ──▶ onset of denials, near limit ─┐
+//! every second ──▶ surge detector ───────────┤            ┌▶ log, file, audit file
+//! Redis lost and recovered ──────────────────┼──▶ emit ───┼▶ stream (GET /v1/events)
+//! operator, reload ──────────────────────────┘            └▶ webhooks
+//! ```
+//!
+//! Each destination has a bounded queue and a thread of its own, and drops and counts what it
+//! cannot take. So a decision never waits for a destination.
+
+mod onsets;
+mod stream;
+mod surges;
+mod webhook;
+
+use std::{
+    hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState},
+    io,
+    path::PathBuf,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use serde_json::{Value, json};
+use tidegate::{Clock, DecidedRequest};
+use tidegate_config::{EventFile, EventType, EventsConfig, KeyMask};
+use tidegate_core::{Line, Reason, RetryAfter, Rule, Span, Timestamp, Verdict};
+use tidegate_net::{
+    line_log::{LineLog, LineLogSettings},
+    prometheus::{Metric, Page},
+};
+use tidegate_redis::OutageChange;
+
+use self::{onsets::Onsets, stream::EventStream, surges::SurgeDetector, webhook::Webhook};
+pub use self::{
+    stream::{
+        EventList, EventSubscription, MAX_RECENT_EVENTS, MAX_SUBSCRIBERS, NumberedEvent, StreamItem,
+    },
+    webhook::{WebhookSecret, WebhookSettings},
+};
+use crate::{date::rfc3339, metrics::TrafficCounts};
+
+/// The target of the log records of events.
+pub const LOG_TARGET: &str = "tidegate::events";
+
+const EVENTS: Metric<1> = Metric::counter("tidegate_events_total", ["type"], "Events by type.");
+const LOST: Metric<1> = Metric::counter(
+    "tidegate_events_lost_total",
+    ["reason"],
+    "Events that were not sent: because there were more events about keys per second than events.max_per_second, because a file could not be written in time, or because a webhook did not accept them in time.",
+);
+const WEBHOOK_EVENTS: Metric = Metric::counter(
+    "tidegate_webhook_events_total",
+    [],
+    "Events that webhooks have accepted.",
+);
+const WEBHOOK_FAILURES: Metric = Metric::counter(
+    "tidegate_webhook_failed_attempts_total",
+    [],
+    "Failed attempts to deliver events to a webhook.",
+);
+
+/// The events of a process, and their destinations.
+#[derive(Debug)]
+pub struct Events {
+    near_limit_percent: Option<u32>,
+    max_per_second: u64,
+    is_logged: bool,
+    mask: KeyMask,
+    hasher: RandomState,
+    onsets: Onsets,
+    /// The current second, and the number of events about keys in it.
+    budget: Mutex<(u64, u64)>,
+    surges: Option<Mutex<SurgeDetector>>,
+    /// The number of the last event. The lock also keeps all destinations in the same order.
+    last: Mutex<u64>,
+    counts: [AtomicU64; EventType::ALL.len()],
+    over_budget: AtomicU64,
+    file: Option<LineLog>,
+    audit: Option<LineLog>,
+    stream: EventStream,
+    webhooks: Vec<Webhook>,
+}
+
+/// The reason why a destination of events cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EventsError {
+    /// A file cannot be opened.
+    #[error("events.{field}: cannot open {path}: {source}; fix the path or its permissions")]
+    File {
+        /// The field of the file, `file` or `audit`.
+        field: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The thread of a webhook cannot be started.
+    #[error("events.webhooks: cannot start a thread: {0}; raise the limit of threads")]
+    Thread(#[from] io::Error),
+}
+
+impl Events {
+    /// Opens the files of `settings`, and starts a thread for each of `webhooks`. Keys are shown
+    /// with `mask`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a file cannot be opened, or a thread cannot be started.
+    pub fn open(
+        settings: &EventsConfig,
+        webhooks: Vec<WebhookSettings>,
+        mask: KeyMask,
+        clock: &Clock,
+    ) -> Result<Self, EventsError> {
+        let open = |field, name, file: &Option<EventFile>| {
+            let opened = file.as_ref().map(|file| {
+                let settings = LineLogSettings {
+                    name,
+                    path: Some(file.to.clone()),
+                    // The file has a predecessor of the same size.
+                    rotate_at: Some(file.max_bytes as u64 / 2),
+                };
+                LineLog::open(settings).map_err(|source| EventsError::File {
+                    field,
+                    path: file.to.clone(),
+                    source,
+                })
+            });
+            opened.transpose()
+        };
+        let file = open("file", "event file", &settings.file)?;
+        let audit = open("audit", "audit log", &settings.audit)?;
+        let webhooks = webhooks.into_iter();
+        let webhooks = webhooks.map(|webhook| Webhook::start(webhook, clock.clone()));
+        Ok(Self {
+            near_limit_percent: settings.near_limit_percent,
+            max_per_second: settings.max_per_second.into(),
+            is_logged: settings.log,
+            mask,
+            hasher: RandomState::new(),
+            onsets: Onsets::new(),
+            budget: Mutex::default(),
+            surges: settings.surges.then(Mutex::default),
+            last: Mutex::default(),
+            counts: Default::default(),
+            over_budget: AtomicU64::new(0),
+            file,
+            audit,
+            stream: EventStream::default(),
+            webhooks: webhooks.collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Sends an event to all destinations. `data` contains its fields.
+    pub fn emit(&self, kind: EventType, at: Timestamp, data: &Value) {
+        if let Some(index) = EventType::ALL.iter().position(|known| *known == kind) {
+            self.counts[index].fetch_add(1, Ordering::Relaxed);
+        }
+        if self.is_logged && !has_own_record(kind) {
+            tracing::info!(target: LOG_TARGET, event = kind.as_str(), %data, "{}", message(kind));
+        }
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let document = self.stream.push(&mut last, |number| {
+            let document = json!({
+                "id": number,
+                "type": kind.as_str(),
+                "timestamp": rfc3339(at),
+                "at_ms": at.as_micros() / 1_000,
+                "data": data,
+            });
+            document.to_string().into()
+        });
+        let audit = self.audit.iter().filter(|_| kind.is_change());
+        for file in self.file.iter().chain(audit) {
+            file.write(format!("{document}\n"));
+        }
+        for webhook in &self.webhooks {
+            webhook.send(kind, &document);
+        }
+    }
+
+    /// Returns the values of a key as they are shown in events.
+    #[must_use]
+    pub fn shown_key<V: AsRef<str>>(&self, values: &[V]) -> Value {
+        let values = values.iter();
+        values
+            .map(|value| Value::from(self.mask.value(value.as_ref())))
+            .collect()
+    }
+
+    /// Sends an event if the verdict begins to deny a key, or if a key has used most of a limit.
+    #[inline]
+    pub(crate) fn observe(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
+        let is_notable = |line: &Line<'_>| !line.outcome.allowed || self.is_near(line);
+        if !verdict.allowed || verdict.lines.iter().any(is_notable) {
+            self.observe_notable(decided, verdict);
+        }
+    }
+
+    /// Returns whether the key has used at least `near_limit` of the limit.
+    #[inline]
+    fn is_near(&self, line: &Line<'_>) -> bool {
+        self.near_units(line)
+            .is_some_and(|units| line.outcome.remaining <= units)
+    }
+
+    /// Returns how many units a key has left that has used `near_limit` of its limit. Returns
+    /// `None` if that is less than one unit, because then every request would be an event.
+    #[inline]
+    fn near_units(&self, line: &Line<'_>) -> Option<u64> {
+        let unused = u64::from(100_u32.saturating_sub(self.near_limit_percent?));
+        let limit = line
+            .outcome
+            .limit
+            .saturating_add(line.limit.soft_allowance());
+        let units = limit.saturating_mul(unused) / 100;
+        (units > 0).then_some(units)
+    }
+
+    #[cold]
+    fn observe_notable(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
+        // The lines of a rule are adjacent.
+        for lines in verdict.lines.chunk_by(|one, other| one.rule == other.rule) {
+            let Some(rule) = lines[0].rule.and_then(|name| decided.rules.rule(name)) else {
+                continue;
+            };
+            let denying = lines.iter().filter(|line| !line.outcome.allowed);
+            if let Some(line) = denying.max_by_key(|line| line.outcome.retry_after) {
+                let kind = if line.shadow {
+                    EventType::KeyWouldBeDenied
+                } else {
+                    EventType::KeyDenied
+                };
+                self.emit_key(kind, decided, rule, line.limit.window(), || {
+                    json!({
+                        "policy": &**line.limit.policy(),
+                        "reason": Reason::Limit.as_str(),
+                        "retry_after_ms": millis(line.outcome.retry_after),
+                    })
+                });
+            } else if verdict.allowed {
+                self.observe_near(decided, rule, lines);
+            }
+        }
+        // A blocked key has no lines.
+        if verdict.reason == Some(Reason::Blocked)
+            && let Some(rule) = verdict.rule.and_then(|name| decided.rules.rule(name))
+        {
+            let window = verdict.retry_after.span().unwrap_or(onsets::MAX_QUIET);
+            self.emit_key(EventType::KeyDenied, decided, rule, window, || {
+                json!({
+                    "policy": null,
+                    "reason": Reason::Blocked.as_str(),
+                    "retry_after_ms": millis(verdict.retry_after),
+                })
+            });
+        }
+    }
+
+    /// Sends an event for the first limit of the rule that this request has brought near its end.
+    fn observe_near(&self, decided: DecidedRequest<'_>, rule: &Rule, lines: &[Line<'_>]) {
+        let Ok(cost) = rule.cost_of(decided.request) else {
+            return;
+        };
+        let crosses = |line: &&Line<'_>| {
+            let remaining = line.outcome.remaining;
+            self.near_units(line).is_some_and(|units| {
+                remaining <= units && remaining.saturating_add(cost.units()) > units
+            })
+        };
+        let Some(line) = lines.iter().find(crosses) else {
+            return;
+        };
+        let window = line.limit.window();
+        self.emit_key(EventType::KeyNearLimit, decided, rule, window, || {
+            json!({
+                "policy": &**line.limit.policy(),
+                "limit": line.outcome.limit,
+                "remaining": line.outcome.remaining,
+            })
+        });
+    }
+
+    /// Sends an event about the key of `rule`, unless the key has had an event of this type in the
+    /// last `window`. `data` returns the fields besides the rule, the key and the mode.
+    fn emit_key(
+        &self,
+        kind: EventType,
+        decided: DecidedRequest<'_>,
+        rule: &Rule,
+        window: Span,
+        data: impl FnOnce() -> Value,
+    ) {
+        let value = |name| decided.request.entry(name).unwrap_or_default();
+        let mut hasher = self.hasher.build_hasher();
+        kind.as_str().hash(&mut hasher);
+        rule.name().hash(&mut hasher);
+        rule.key().for_each(|name| value(name).hash(&mut hasher));
+        if !self.onsets.begin(hasher.finish(), decided.now, window) {
+            return;
+        }
+        if !self.take_budget(decided.now) {
+            self.over_budget.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let key: Vec<&str> = rule.key().map(value).collect();
+        let mut data = data();
+        data["rule"] = rule.name().into();
+        data["key"] = self.shown_key(&key);
+        data["mode"] = rule.mode().as_str().into();
+        self.emit(kind, decided.now, &data);
+    }
+
+    /// Returns whether another event about a key may be sent in this second.
+    fn take_budget(&self, now: Timestamp) -> bool {
+        let second = now.as_micros() / 1_000_000;
+        let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
+        if budget.0 != second {
+            *budget = (second, 0);
+        }
+        budget.1 += 1;
+        budget.1 <= self.max_per_second
+    }
+
+    /// Sends an event for each surge that has begun or ended. `total` contains the counters of all
+    /// decisions, and `rules` the counters of each rule. Call this method every second.
+    pub(crate) fn detect_surges<'n>(
+        &self,
+        now: Timestamp,
+        total: TrafficCounts,
+        rules: impl Iterator<Item = (&'n str, TrafficCounts)>,
+    ) {
+        let Some(detector) = &self.surges else { return };
+        let mut detector = detector.lock().unwrap_or_else(PoisonError::into_inner);
+        let changes = detector.sample(now, total, rules);
+        drop(detector);
+        for change in changes {
+            let kind = if change.began {
+                EventType::TrafficSurge
+            } else {
+                EventType::TrafficSurgeEnded
+            };
+            let data = json!({
+                "rule": change.rule.as_deref(),
+                "measure": change.measure.as_str(),
+                "count_in_10s": change.count,
+                "usual_in_10s": change.usual,
+            });
+            self.emit(kind, now, &data);
+        }
+    }
+
+    /// Sends an event for the beginning or the end of an outage of Redis.
+    pub(crate) fn emit_outage(&self, change: OutageChange<'_>, now: Timestamp) {
+        match change {
+            OutageChange::Began { problem } => {
+                self.emit(EventType::StoreLost, now, &json!({"problem": problem}));
+            }
+            OutageChange::Ended {
+                lasted,
+                local,
+                policy,
+            } => {
+                let data = json!({
+                    "lasted_ms": lasted.as_millis_ceil(),
+                    "local_decisions": local,
+                    "policy_decisions": policy,
+                });
+                self.emit(EventType::StoreRecovered, now, &data);
+            }
+        }
+    }
+
+    /// Returns a subscription to the events with numbers above `after`; `None` if there are
+    /// [`MAX_SUBSCRIBERS`] already.
+    #[must_use]
+    pub fn subscribe(&self, after: u64) -> Option<EventSubscription> {
+        self.stream.subscribe(after)
+    }
+
+    /// Returns the first `most` of the recent events with numbers above `after`, or without `after`
+    /// the last `most` events. At most [`MAX_RECENT_EVENTS`] events are in memory.
+    #[must_use]
+    pub fn list(&self, after: Option<u64>, most: usize) -> EventList {
+        self.stream.list(after, most)
+    }
+
+    /// Reopens the files before the next event is written, after another program has moved them.
+    pub fn reopen(&self) {
+        self.files().for_each(LineLog::reopen);
+    }
+
+    /// Waits until the events so far are written and sent, for at most 2 seconds for each
+    /// destination.
+    pub fn finish(&self) {
+        self.files().for_each(LineLog::finish);
+        webhook::finish(&self.webhooks);
+    }
+
+    fn files(&self) -> impl Iterator<Item = &LineLog> {
+        self.file.iter().chain(&self.audit)
+    }
+
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
+        let counts = self.counts.iter().zip(EventType::ALL);
+        let counts = counts.map(|(count, kind)| ([kind.as_str()], count.load(Ordering::Relaxed)));
+        page.family(&EVENTS, counts);
+        let webhooks: Vec<_> = self.webhooks.iter().map(Webhook::counts).collect();
+        let lost = [
+            ("rate", self.over_budget.load(Ordering::Relaxed)),
+            ("file", self.files().map(LineLog::lost).sum()),
+            ("webhook", webhooks.iter().map(|counts| counts.lost).sum()),
+        ];
+        page.family(&LOST, lost.map(|(reason, count)| ([reason], count)));
+        let delivered = webhooks.iter().map(|counts| counts.delivered).sum();
+        page.single(&WEBHOOK_EVENTS, delivered);
+        let failed = webhooks.iter().map(|counts| counts.failed_attempts).sum();
+        page.single(&WEBHOOK_FAILURES, failed);
+    }
+}
+
+/// Returns whether the server logs the same with a record of its own, whether events are on or off.
+const fn has_own_record(kind: EventType) -> bool {
+    matches!(
+        kind,
+        EventType::StoreLost
+            | EventType::StoreRecovered
+            | EventType::RulesReloaded
+            | EventType::RulesReloadFailed
+            | EventType::CandidatePromoted
+    )
+}
+
+/// Returns what an event of this type means, for the log.
+const fn message(kind: EventType) -> &'static str {
+    match kind {
+        EventType::KeyDenied => "a key is being denied",
+        EventType::KeyWouldBeDenied => "a key would be denied by a rule in shadow mode",
+        EventType::KeyNearLimit => "a key has used most of a limit",
+        EventType::TrafficSurge => "a surge has begun",
+        EventType::TrafficSurgeEnded => "a surge has ended",
+        EventType::StoreLost => "Redis no longer decides",
+        EventType::StoreRecovered => "Redis decides again",
+        EventType::RulesReloaded => "new rules are in force",
+        EventType::RulesReloadFailed => "the rules file could not be loaded",
+        EventType::CandidatePromoted => "the candidate rules were put in force",
+        EventType::BlockAdded => "a key was blocked",
+        EventType::BlockLifted => "a block was lifted",
+        EventType::KeyReset => "the counters of a key were reset",
+    }
+}
+
+/// Returns the wait in milliseconds, rounded up; `None` if the request is never admitted.
+fn millis(retry_after: RetryAfter) -> Option<u64> {
+    retry_after.span().map(Span::as_millis_ceil)
+}
+
+#[cfg(test)]
+mod tests;

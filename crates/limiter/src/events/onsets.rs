@@ -1,0 +1,105 @@
+//! Remembers for which keys an event was sent recently, so that a key has at most one event of a
+//! type in each window.
+
+use std::sync::{Mutex, PoisonError};
+
+use tidegate_core::{Span, Timestamp};
+
+/// The number of shards, so that threads seldom wait for each other.
+const SHARDS: usize = 16;
+
+/// The number of slots that a key can be in.
+const WAYS: usize = 4;
+
+/// The number of sets of [`WAYS`] slots in each shard. All shards together take 1 MiB.
+const SETS: usize = 1_024;
+
+/// The shortest time between two events of a key, so that a limit per second does not cause an
+/// event per second.
+const MIN_QUIET: Span = Span::from_secs(60);
+
+/// The longest time between two events of a key.
+pub(super) const MAX_QUIET: Span = Span::from_secs(24 * 3_600);
+
+/// A set-associative table of keys by their hash. If more keys are denied than fit, the key whose
+/// quiet period ends first is forgotten, and can have another event early.
+#[derive(Debug)]
+pub(super) struct Onsets(Box<[Mutex<Vec<Slot>>]>);
+
+/// The hash of a key, and the end of its quiet period in microseconds. The hash is 0 in a slot that
+/// was never used.
+type Slot = [u64; 2];
+
+impl Onsets {
+    pub(super) fn new() -> Self {
+        let shard = |_| Mutex::new(vec![[0; 2]; SETS * WAYS]);
+        Self((0..SHARDS).map(shard).collect())
+    }
+
+    /// Returns true if the key with this hash has no quiet period at `now`, and begins one. A quiet
+    /// period is as long as `window`, but at least [`MIN_QUIET`] and at most [`MAX_QUIET`]. The
+    /// hash must depend on a secret, so that clients cannot choose keys of one set.
+    pub(super) fn begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
+        let hash = hash.max(1);
+        let [shard, set] = split(hash);
+        let mut slots = self.0[shard].lock().unwrap_or_else(PoisonError::into_inner);
+        let set = &mut slots[set * WAYS..(set + 1) * WAYS];
+        let known = set.iter_mut().position(|slot| slot[0] == hash);
+        let slot = match known {
+            Some(at) if set[at][1] > now.as_micros() => return false,
+            Some(at) => &mut set[at],
+            None => {
+                let oldest = set.iter_mut().min_by_key(|slot| slot[1]);
+                oldest.expect("a set has slots")
+            }
+        };
+        let quiet = window.clamp(MIN_QUIET, MAX_QUIET);
+        *slot = [hash, now.after(quiet).as_micros()];
+        true
+    }
+}
+
+/// Returns the shard and the set of a hash.
+fn split(hash: u64) -> [usize; 2] {
+    let bits =
+        |number: u64, count: usize| usize::try_from(number % count as u64).unwrap_or_default();
+    [bits(hash, SHARDS), bits(hash / SHARDS as u64, SETS)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(secs: u64) -> Timestamp {
+        Timestamp::from_micros(secs * 1_000_000)
+    }
+
+    #[test]
+    fn a_key_has_one_event_in_each_window() {
+        let onsets = Onsets::new();
+        let hour = Span::from_secs(3_600);
+        assert!(onsets.begin(7, at(100), hour));
+        assert!(!onsets.begin(7, at(3_699), hour));
+        assert!(onsets.begin(8, at(100), hour));
+        assert!(onsets.begin(7, at(3_700), hour));
+        // A short window has one event a minute, and a very long window has one a day.
+        assert!(onsets.begin(9, at(0), Span::from_secs(1)));
+        assert!(!onsets.begin(9, at(59), Span::from_secs(1)));
+        assert!(onsets.begin(9, at(60), Span::from_secs(1)));
+        assert!(onsets.begin(10, at(0), Span::from_secs(30 * 86_400)));
+        assert!(onsets.begin(10, at(86_400), Span::from_secs(1)));
+    }
+
+    #[test]
+    fn the_key_whose_quiet_period_ends_first_makes_room() {
+        let onsets = Onsets::new();
+        // Hashes that differ only in the bits above the shard and the set share one set.
+        let hash = |key: u64| (key + 1) * (SHARDS * SETS) as u64;
+        for key in 0..WAYS as u64 {
+            assert!(onsets.begin(hash(key), at(key), MIN_QUIET));
+        }
+        assert!(onsets.begin(hash(100), at(10), MIN_QUIET));
+        assert!(onsets.begin(hash(0), at(10), MIN_QUIET), "was evicted");
+        assert!(!onsets.begin(hash(2), at(10), MIN_QUIET), "is still known");
+    }
+}

@@ -1,0 +1,445 @@
+//! Sends events to an HTTP endpoint, signed by the [Standard Webhooks] scheme.
+//!
+//! Each endpoint has a thread and a bounded queue, so that no decision and no other endpoint waits
+//! for it. The thread sends events in batches, and retries a failed batch. Events that do not fit
+//! into the queue, and the events of a batch that could not be delivered, are counted as lost.
+//!
+//! [Standard Webhooks]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc, Condvar, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use ring::hmac;
+use tidegate::Clock;
+use tidegate_config::EventType;
+use tidegate_core::{Backoff, Jitter, Span, Timestamp};
+use ureq::{
+    Agent,
+    tls::{Certificate, RootCerts, TlsConfig},
+};
+
+use crate::date::rfc3339;
+
+/// The maximum number of queued events.
+const MAX_QUEUED: usize = 1_024;
+
+/// The maximum number of events in a batch.
+const MAX_BATCH: usize = 100;
+
+/// How long the thread waits for more events after the first event of a batch.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
+
+/// The maximum time of an attempt.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The maximum number of attempts to deliver a batch. The waits between them add up to about a
+/// minute.
+const MAX_ATTEMPTS: u32 = 7;
+
+/// How long shutdown waits for the queued events to be delivered.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The prefix of a secret in the notation of Standard Webhooks.
+const SECRET_PREFIX: &str = "whsec_";
+
+/// The keys with which the messages of an endpoint are signed.
+pub struct WebhookSecret(Vec<hmac::Key>);
+
+impl WebhookSecret {
+    /// Parses one or more secrets, separated by spaces. Each message has a signature for each
+    /// secret, so that the receiver can move from one secret to another. A secret that begins with
+    /// `whsec_` contains the key in base64; of any other secret, the characters are the key.
+    ///
+    /// # Errors
+    ///
+    /// Rejects text without a secret, and a secret with invalid base64. The message does not
+    /// contain the secret.
+    pub fn parse(text: &str) -> Result<Self, &'static str> {
+        let keys = text.split_ascii_whitespace().map(|secret| {
+            let key = match secret.strip_prefix(SECRET_PREFIX) {
+                Some(encoded) => BASE64_STANDARD.decode(encoded).map_err(
+                    |_| "has `whsec_` followed by invalid base64; copy the secret again",
+                )?,
+                None => secret.as_bytes().to_vec(),
+            };
+            Ok(hmac::Key::new(hmac::HMAC_SHA256, &key))
+        });
+        let keys: Vec<hmac::Key> = keys.collect::<Result<_, &'static str>>()?;
+        if keys.is_empty() {
+            return Err("is empty; set a secret such as whsec_ and 24 to 64 bytes in base64");
+        }
+        Ok(Self(keys))
+    }
+
+    /// Returns the value of the header `webhook-signature`.
+    fn sign(&self, id: &str, timestamp: u64, payload: &str) -> String {
+        let content = format!("{id}.{timestamp}.{payload}");
+        let signatures = self.0.iter().map(|key| {
+            let tag = hmac::sign(key, content.as_bytes());
+            format!("v1,{}", BASE64_STANDARD.encode(tag))
+        });
+        signatures.collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Hides the keys, because `Debug` output can reach logs.
+impl std::fmt::Debug for WebhookSecret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WebhookSecret(…)")
+    }
+}
+
+/// The settings of a webhook.
+#[derive(Debug)]
+pub struct WebhookSettings {
+    /// The URL of the endpoint.
+    pub url: String,
+    /// The secret of the signatures.
+    pub secret: WebhookSecret,
+    /// The types of events that are sent.
+    pub types: Vec<EventType>,
+}
+
+/// A handle to the thread that sends events to an endpoint.
+#[derive(Debug)]
+pub(super) struct Webhook {
+    types: Vec<EventType>,
+    queue: SyncSender<WebhookCommand>,
+    shared: Arc<WebhookState>,
+}
+
+#[derive(Debug)]
+enum WebhookCommand {
+    /// An event as a JSON document.
+    Send(Arc<str>),
+    /// Notifies the sender of the command when all earlier events were sent.
+    Finish(SyncSender<()>),
+}
+
+/// The state that the handle and the thread share.
+#[derive(Debug, Default)]
+struct WebhookState {
+    delivered: AtomicU64,
+    lost: AtomicU64,
+    failed_attempts: AtomicU64,
+    is_stopping: Mutex<bool>,
+    stopped: Condvar,
+}
+
+impl WebhookState {
+    /// Waits for `time`, or until the shutdown begins. Returns whether the shutdown has begun.
+    fn wait(&self, time: Duration) -> bool {
+        let stopping = self
+            .is_stopping
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let waited = self
+            .stopped
+            .wait_timeout_while(stopping, time, |stopping| !*stopping);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// The numbers of events of an endpoint since the start.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct WebhookCounts {
+    pub(super) delivered: u64,
+    pub(super) lost: u64,
+    pub(super) failed_attempts: u64,
+}
+
+impl Webhook {
+    /// Starts the thread of an endpoint.
+    ///
+    /// # Errors
+    ///
+    /// The operating system's error if the thread cannot be started.
+    pub(super) fn start(settings: WebhookSettings, clock: Clock) -> std::io::Result<Self> {
+        let (queue, commands) = sync_channel(MAX_QUEUED);
+        let shared = Arc::<WebhookState>::default();
+        let WebhookSettings { url, secret, types } = settings;
+        let sender = Sender {
+            agent: agent(),
+            name: origin(&url),
+            url,
+            secret,
+            clock,
+            // Receivers recognise a repeated message by its id, also after a restart.
+            run: RandomState::new().hash_one("run"),
+            batches: 0,
+            reported_lost: 0,
+            shared: Arc::clone(&shared),
+        };
+        thread::Builder::new()
+            .name("webhook".to_owned())
+            .spawn(move || sender.run(&commands))?;
+        Ok(Self {
+            types,
+            queue,
+            shared,
+        })
+    }
+
+    /// Queues an event, if the endpoint receives events of this type. Drops and counts the event if
+    /// the queue is full.
+    pub(super) fn send(&self, kind: EventType, document: &Arc<str>) {
+        if !self.types.contains(&kind) {
+            return;
+        }
+        let command = WebhookCommand::Send(Arc::clone(document));
+        if self.queue.try_send(command).is_err() {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn counts(&self) -> WebhookCounts {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        WebhookCounts {
+            delivered: load(&self.shared.delivered),
+            lost: load(&self.shared.lost),
+            failed_attempts: load(&self.shared.failed_attempts),
+        }
+    }
+
+    /// Lets the thread send what is queued, with one attempt for each batch. Returns a receiver
+    /// that is notified at the end.
+    pub(super) fn begin_finish(&self) -> Receiver<()> {
+        let stopping = &self.shared.is_stopping;
+        *stopping.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.stopped.notify_all();
+        let (done, wait) = sync_channel(1);
+        // If the queue is full, there is too much to send before the end anyway.
+        let _ = self.queue.try_send(WebhookCommand::Finish(done));
+        wait
+    }
+}
+
+/// Waits until the events queued so far are sent, for at most 2 seconds.
+pub(super) fn finish(webhooks: &[Webhook]) {
+    // All endpoints finish at the same time.
+    let waits: Vec<Receiver<()>> = webhooks.iter().map(Webhook::begin_finish).collect();
+    for wait in waits {
+        let _ = wait.recv_timeout(FINISH_TIMEOUT);
+    }
+}
+
+/// The thread of an endpoint.
+struct Sender {
+    agent: Agent,
+    url: String,
+    /// The scheme and the authority of the URL. The rest of the URL can contain a credential.
+    name: String,
+    secret: WebhookSecret,
+    clock: Clock,
+    run: u64,
+    batches: u64,
+    /// The number of lost events that the endpoint knows of.
+    reported_lost: u64,
+    shared: Arc<WebhookState>,
+}
+
+impl Sender {
+    /// Sends events until the handle is dropped.
+    fn run(mut self, commands: &Receiver<WebhookCommand>) {
+        while let Ok(command) = commands.recv() {
+            let mut finish = Vec::new();
+            let mut batch = Vec::new();
+            let mut take = |command| match command {
+                WebhookCommand::Send(event) => batch.push(event),
+                WebhookCommand::Finish(done) => finish.push(done),
+            };
+            take(command);
+            self.shared.wait(BATCH_DELAY);
+            for command in commands.try_iter().take(MAX_BATCH - 1) {
+                take(command);
+            }
+            if !batch.is_empty() {
+                self.deliver(&batch);
+            }
+            for done in finish {
+                let _ = done.try_send(());
+            }
+        }
+    }
+
+    /// Sends a batch, and retries until the endpoint has accepted it.
+    fn deliver(&mut self, batch: &[Arc<str>]) {
+        self.batches += 1;
+        let id = format!("msg_{:016x}_{}", self.run, self.batches);
+        let lost = self.shared.lost.load(Ordering::Relaxed);
+        let payload = payload(batch, lost - self.reported_lost, self.clock.now());
+        let backoff = Backoff::new(Span::from_secs(1), Span::from_secs(30), Jitter::Equal);
+        let mut attempt = 0;
+        let problem = loop {
+            let problem = match self.attempt(&id, &payload) {
+                Ok(()) => {
+                    self.shared
+                        .delivered
+                        .fetch_add(batch.len() as u64, Ordering::Relaxed);
+                    self.reported_lost = lost;
+                    return;
+                }
+                Err(problem) => problem,
+            };
+            self.shared.failed_attempts.fetch_add(1, Ordering::Relaxed);
+            attempt += 1;
+            let random = RandomState::new().hash_one(attempt);
+            let wait = Duration::from_micros(backoff.wait(attempt - 1, random).as_micros());
+            let is_final = attempt == MAX_ATTEMPTS || !problem.is_temporary;
+            if is_final || self.shared.wait(wait) {
+                break problem;
+            }
+        };
+        self.shared
+            .lost
+            .fetch_add(batch.len() as u64, Ordering::Relaxed);
+        tracing::error!(
+            endpoint = self.name,
+            events = batch.len(),
+            attempts = attempt,
+            "events were not delivered to a webhook, and are lost: {}; check the endpoint, or remove it from `events.webhooks`",
+            problem.text
+        );
+    }
+
+    fn attempt(&self, id: &str, payload: &str) -> Result<(), Failure> {
+        let timestamp = self.clock.now().as_micros() / 1_000_000;
+        let answered = self
+            .agent
+            .post(&self.url)
+            .header("content-type", "application/json")
+            .header(
+                "user-agent",
+                concat!("tidegate/", env!("CARGO_PKG_VERSION")),
+            )
+            .header("webhook-id", id)
+            .header("webhook-timestamp", timestamp.to_string())
+            .header(
+                "webhook-signature",
+                self.secret.sign(id, timestamp, payload),
+            )
+            .send(payload);
+        match answered {
+            Ok(answer) if answer.status().is_success() => Ok(()),
+            Ok(answer) => {
+                let status = answer.status();
+                let is_temporary =
+                    status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429);
+                let text = format!("the endpoint answered with status {status}");
+                Err(Failure { is_temporary, text })
+            }
+            Err(error) => Err(Failure {
+                is_temporary: true,
+                text: error.to_string(),
+            }),
+        }
+    }
+}
+
+/// The reason why an attempt failed.
+struct Failure {
+    /// Whether another attempt can succeed without a change of the configuration.
+    is_temporary: bool,
+    text: String,
+}
+
+/// Returns a message with the events of a batch. `lost` is the number of events that were lost
+/// since the last message.
+fn payload(batch: &[Arc<str>], lost: u64, now: Timestamp) -> String {
+    let (timestamp, events) = (rfc3339(now), batch.join(","));
+    format!(
+        r#"{{"type":"tidegate.events","timestamp":"{timestamp}","data":{{"events":[{events}],"lost":{lost}}}}}"#
+    )
+}
+
+fn agent() -> Agent {
+    let certificates = rustls_native_certs::load_native_certs().certs;
+    let certificates: Vec<Certificate<'static>> = certificates
+        .iter()
+        .map(|certificate| Certificate::from_der(certificate).to_owned())
+        .collect();
+    let tls = TlsConfig::builder()
+        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .root_certs(RootCerts::new_with_certs(&certificates))
+        .build();
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(TIMEOUT))
+        // A redirect could send the events to an endpoint that the operator has not chosen.
+        .max_redirects(0)
+        .max_redirects_will_error(false)
+        .tls_config(tls)
+        .build()
+        .into()
+}
+
+/// Returns the scheme and the authority of `url`.
+fn origin(url: &str) -> String {
+    let end = url.find("://").map_or(0, |at| at + 3);
+    let rest = url[end..].find(['/', '?', '#']);
+    url[..rest.map_or(url.len(), |rest| end + rest)].to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The test vector of the reference libraries of Standard Webhooks.
+    #[test]
+    fn signatures_match_the_reference_libraries() {
+        let secret = WebhookSecret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+        let signed = secret.sign(
+            "msg_p5jXN8AQM9LWM0D4loKWxJek",
+            1_614_265_330,
+            r#"{"test": 2432232314}"#,
+        );
+        assert_eq!(signed, "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=");
+    }
+
+    #[test]
+    fn several_secrets_sign_each_message() {
+        let [one, two] = ["first", "second"].map(|text| WebhookSecret::parse(text).unwrap());
+        let both = WebhookSecret::parse("first second").unwrap();
+        let sign = |secret: &WebhookSecret| secret.sign("id", 1, "{}");
+        assert_eq!(sign(&both), format!("{} {}", sign(&one), sign(&two)));
+        assert!(WebhookSecret::parse(" ").is_err());
+        let problem = WebhookSecret::parse("whsec_not*base64").unwrap_err();
+        assert!(problem.contains("base64"), "{problem}");
+        assert!(!format!("{both:?}").contains("first"));
+    }
+
+    #[test]
+    fn a_message_contains_the_events_and_the_number_of_lost_events() {
+        let event = |number: u32| -> Arc<str> { format!(r#"{{"id":{number}}}"#).into() };
+        let now = Timestamp::from_micros(1_700_000_000_123_456);
+        let text = payload(&[event(1), event(2)], 7, now);
+        let message: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(message["type"], "tidegate.events");
+        assert_eq!(message["timestamp"], "2023-11-14T22:13:20.123Z");
+        assert_eq!(message["data"]["events"][1]["id"], 2);
+        assert_eq!(message["data"]["lost"], 7);
+    }
+
+    #[test]
+    fn only_the_origin_of_a_url_is_logged() {
+        for (url, expected) in [
+            (
+                "https://example.com/hook?token=secret",
+                "https://example.com",
+            ),
+            ("http://127.0.0.1:9000", "http://127.0.0.1:9000"),
+            ("http://example.com?token", "http://example.com"),
+        ] {
+            assert_eq!(origin(url), expected);
+        }
+    }
+}
