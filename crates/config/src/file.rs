@@ -44,7 +44,8 @@ impl Config {
         };
         let size = fs::metadata(path).map_err(unreadable)?.len();
         if size > MAX_FILE_BYTES as u64 {
-            let problem = format!("{size} bytes is over the maximum of {MAX_FILE_BYTES}");
+            let problem =
+                format!("the file has {size} bytes, over the maximum of {MAX_FILE_BYTES}");
             return Err(unreadable(io::Error::new(
                 io::ErrorKind::FileTooLarge,
                 problem,
@@ -95,7 +96,7 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
     // file.
     if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
         return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
-            {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} is \
+            {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} becomes \
             {name: api, key: [user_id], limits: [10/60s]}, and its conditions go under `when`"
             .to_owned();
     }

@@ -29,7 +29,8 @@ const FIELDS: &[&str] = &[
 pub(super) fn grpc(file: &Fields<'_>, report: &mut Report) -> Grpc {
     let mut grpc = Grpc::default();
     let value = file.get("grpc");
-    let Some(fields) = value.and_then(|value| value.fields(report, "a map of settings", FIELDS))
+    let Some(fields) =
+        value.and_then(|value| value.fields(report, "a map such as {max_streams: 100}", FIELDS))
     else {
         return grpc;
     };

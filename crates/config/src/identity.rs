@@ -135,7 +135,7 @@ fn part(value: &Value<'_>, report: &mut Report) -> Option<DerivedEntry> {
         }
         (None, Some(regex)) => {
             if let Some(part) = fields.get("part") {
-                part.wrong(report, "requires `split`; a regex has exactly one group");
+                part.wrong(report, "applies only to `split`; remove it, because the capture group of `regex` selects the part");
             }
             DerivedEntry::regex(of, regex.text(report, "a regular expression")?)
         }

@@ -19,7 +19,10 @@ pub struct KeyMask(Option<hmac::Key>);
 /// An error that means that the operating system provides no random bytes for the secret of the
 /// hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the operating system provides no random bytes; set `privacy.secret_env`")]
+#[error(
+    "cannot create a secret for the hashes of keys, because the operating system provides no random bytes; set \
+     `privacy.secret_env`"
+)]
 pub struct NoRandomBytes;
 
 impl KeyMask {

@@ -271,7 +271,7 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let unit = match fields.get("calendar") {
         Some(unit) => unit.choice(report, &CalendarUnit::ALL),
         None => {
-            fields.wrong(report, "calendar", "is missing; one of day, week, month");
+            fields.wrong(report, "calendar", "is missing; write day, week or month");
             None
         }
     };

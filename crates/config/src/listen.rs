@@ -102,7 +102,7 @@ pub(super) fn listen(
     let (mut listen, mut listeners) = (Listen::default(), Listeners::default());
     let value = file.get("listen");
     let Some((value, fields)) = value.and_then(|value| {
-        let fields = value.fields(report, "a map of addresses", NAMES)?;
+        let fields = value.fields(report, "a map such as {http: 127.0.0.1:8080}", NAMES)?;
         Some((value, fields))
     }) else {
         return (RawListen::default(), listen, listeners);
@@ -189,11 +189,11 @@ fn listener(
         || fields.tries("password_env");
     if settings.top && !has_secret {
         let message = "needs `password` or `password_env`, because the command TIDEGATE.TOP reveals the keys of all clients; \
-                       add one, or remove it";
+                       set one of the two, or remove `top`";
         fields.wrong(report, "top", message);
     }
     if settings.username.is_some() && settings.credential == Password::None {
-        let message = "has no effect without `password` or `password_env`; add one, or remove it";
+        let message = "has no effect without `password` or `password_env`; set one of the two, or remove `username`";
         fields.wrong(report, "username", message);
     }
     at
@@ -369,7 +369,8 @@ pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
     let mut headers = Headers::default();
     let value = file.get("headers");
     let known = &["ratelimit", "legacy", "rule_names"];
-    let Some(fields) = value.and_then(|value| value.fields(report, "a map of headers", known))
+    let Some(fields) =
+        value.and_then(|value| value.fields(report, "a map such as {legacy: delta}", known))
     else {
         return headers;
     };
@@ -400,8 +401,8 @@ pub(super) fn admin_tokens(
 ) -> (AdminToken, Vec<OperatorToken>) {
     let value = file.get("admin");
     let known = &["token", "token_env", "tokens"];
-    let Some(fields) = value.and_then(|value| value.fields(report, "a map with a token", known))
-    else {
+    let what = "a map such as {token_env: TIDEGATE_ADMIN_TOKEN}";
+    let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
         return (AdminToken::None, Vec::new());
     };
     let token = secret(&fields, ("token", "token_env"), report);

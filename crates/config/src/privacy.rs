@@ -59,7 +59,7 @@ pub(super) fn privacy(file: &Fields<'_>, has_redis: bool, report: &mut Report) -
     }
     if has_redis && secret == Password::None && !fields.tries("secret_env") {
         let message = "is missing; servers that share a Redis must hash keys with the same secret, so name the \
-                       environment variable that has it";
+                       environment variable that contains the secret";
         fields.wrong(report, "secret_env", message);
     }
     KeyPrivacy::Hashed { secret }

@@ -93,7 +93,9 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
             .convert()
             .is_ok_and(|pattern| !is_met(&pattern))
     {
-        condition.place.wrong(report, problem("a map"));
+        condition
+            .place
+            .wrong(report, problem("this combination of conditions"));
     }
 }
 

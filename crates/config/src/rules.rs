@@ -144,7 +144,8 @@ fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> (Option<Place>, 
     let Some(defaults) = file.get("defaults") else {
         return (None, DefaultAlgorithm::BySize);
     };
-    let Some(fields) = defaults.fields(report, "a map of defaults", &["algorithm"]) else {
+    let Some(fields) = defaults.fields(report, "a map such as {algorithm: gcra}", &["algorithm"])
+    else {
         return (None, DefaultAlgorithm::Unreadable);
     };
     let algorithm = DefaultAlgorithm::read(&fields, DefaultAlgorithm::BySize, report);
@@ -428,7 +429,7 @@ fn elastic<'n>(
             None
         }
         (None, None) => {
-            let advice = "is missing; set `when` or `unused`, or use `soft`, which always applies";
+            let advice = "is missing; set `when` or `unused`, or replace `elastic` with `soft`, which needs no condition";
             fields.wrong(report, "when", advice);
             None
         }
@@ -450,7 +451,7 @@ fn unused(value: &Value<'_>, report: &mut Report) -> Option<UnusedShare> {
             fields.wrong(
                 report,
                 "rule",
-                "is missing; name the rule that must have a share unused",
+                "is missing; name the rule whose limits must have an unused share",
             );
             None
         }

@@ -95,7 +95,7 @@ pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> Store {
 fn bounds(value: &Value<'_>, report: &mut Report) -> (MemoryBounds, Option<Snapshot>) {
     let mut bounds = MemoryBounds::default();
     let known = &["max_keys", "max_bytes", "when_full", "snapshot"];
-    let Some(fields) = value.fields(report, "a map of bounds", known) else {
+    let Some(fields) = value.fields(report, "a map such as {max_keys: 1000000}", known) else {
         return (bounds, None);
     };
     if let Some(max_keys) = fields.get("max_keys") {

@@ -367,5 +367,5 @@ fn not_yaml(error: &ScanError) -> Mistake {
 }
 
 fn too_deep() -> String {
-    format!("nested deeper than the maximum of {MAX_DEPTH}")
+    format!("values are nested deeper than the maximum of {MAX_DEPTH}")
 }

@@ -138,7 +138,7 @@ fn an_empty_or_too_long_key_value_is_refused() {
     let empty = try_charged(&rules, &[("tenant", "t"), ("customer", "")]).unwrap_err();
     assert_eq!(
         empty.to_string(),
-        "entries.customer: must not be empty; it is part of the key of rule \"per-customer\""
+        "entries.customer: must not be empty; this entry is part of the key of rule \"per-customer\""
     );
     // A key has at most 1,024 bytes. The rule's scope takes 8 bytes, the length of the tenant 2,
     // and the tenant itself 1, so 1,013 bytes are left for the last value.
@@ -230,7 +230,7 @@ fn the_cost_comes_from_the_request_the_rule_or_an_entry() {
     let missing = try_charged(&rules, &[]).unwrap_err();
     assert_eq!(
         missing.to_string(),
-        "entries.tokens: is missing; rule \"tokens\" takes its cost from it"
+        "entries.tokens: is missing; rule \"tokens\" takes its cost from this entry"
     );
 }
 

@@ -46,7 +46,10 @@ pub(crate) fn warn(
                  apply; add a rule with the condition {{{entry}: {{present: false}}}} and the key [ip]"
             )
         } else {
-            format!("{CODE}: a client can bypass this rule too, and possibly later ones")
+            format!(
+                "{CODE}: a client can also bypass this rule by omitting {entry}; later rules with the same problem \
+                 are not listed"
+            )
         };
         let place = rule.key.as_ref().map_or(&rule.place, |(place, _)| place);
         place.warn(report, message);
@@ -114,7 +117,8 @@ mod tests {
         };
         let said = warnings(&(0..50).map(rule).collect::<String>());
         assert_eq!(said.len(), 21);
-        let last = "rules[20].key (line 23): empty-key: a client can bypass this rule too, and possibly later ones";
+        let last = "rules[20].key (line 23): empty-key: a client can also bypass this rule by omitting key_id; \
+            later rules with the same problem are not listed";
         assert_eq!(said[20], last);
     }
 }

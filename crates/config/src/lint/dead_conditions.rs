@@ -476,13 +476,13 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
         "country" if text.len() == 2 => ("country codes are uppercase", text.to_ascii_uppercase()),
         "ip" | "ip.exact" if text.contains('/') => {
             let network = format!("{{cidr: {text}}}");
-            ("networks are matched with `cidr`", network)
+            ("an address never equals a network", network)
         }
         _ => return None,
     };
     let message = || {
         format!(
-            "{NO_MATCH}: {form}; write {} for requests of the proxy and of forward-auth",
+            "{NO_MATCH}: at the proxy and in forward-auth, {form}; write {}",
             shown(&usual)
         )
     };
@@ -501,7 +501,7 @@ fn usual_host(text: &str) -> (&'static str, String) {
     }
     let form = "a host has no scheme, no path and no user name";
     match bare_host(host) {
-        name if name.is_empty() => (form, "only the name, such as example.com,".to_owned()),
+        name if name.is_empty() => (form, "only the name, such as example.com".to_owned()),
         name => (form, name),
     }
 }

@@ -30,8 +30,12 @@ pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
     }
     if let Some(rule) = bypassed.next() {
         let message = match bypassed.count() {
-            0 => format!("{CODE}: this rule has the same problem"),
-            later => format!("{CODE}: this rule and {later} later ones have the same problem"),
+            0 => format!(
+                "{CODE}: a client can also bypass this rule with other spellings of its path"
+            ),
+            later => format!(
+                "{CODE}: a client can also bypass this rule and {later} later ones with other spellings of their paths"
+            ),
         };
         rule.place.warn(report, message);
     }
@@ -229,11 +233,13 @@ mod tests {
         };
         assert_eq!(rules(20).len(), 20);
         let last = |said: Vec<String>| said.last().cloned().unwrap();
-        let expected = "rules[20].when.path (line 22): exact-path: this rule has the same problem";
+        let expected = "rules[20].when.path (line 22): exact-path: a client can also bypass this rule with other \
+            spellings of its path";
         assert_eq!(last(rules(21)), expected);
         let said = rules(50);
         assert_eq!(said.len(), 21);
-        let expected = "exact-path: this rule and 29 later ones have the same problem";
+        let expected = "exact-path: a client can also bypass this rule and 29 later ones with other spellings of \
+            their paths";
         assert!(last(said).ends_with(expected));
     }
 }

@@ -139,7 +139,7 @@ fn no_query(path: &str) -> String {
     let path = shown(path);
     format!(
         "{NO_MATCH}: a path never contains the query; to match the path alone, write {{route: {path}}}; \
-         parameters of the query are the entries `query.NAME`"
+         to match a parameter of the query, use the entry `query.NAME`"
     )
 }
 
@@ -155,14 +155,19 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     let is_glob = comparison != Comparison::Regex
         || segments.all(|segment| is_parameter(segment) || is_literal(segment));
     let (advice, meaning) = if is_glob {
-        (glob_advice(comparison, bare), "`*`")
+        let advice = glob_advice(comparison, bare);
+        let meaning = match advice.contains("**") {
+            true => "`*` matches one segment and `**` any number of segments",
+            false => "`*` matches one segment",
+        };
+        (advice, meaning)
     } else {
         // In a glob, the other segments would be compared literally.
-        (expression_advice(text), "`[^/]+`")
+        (expression_advice(text), "`[^/]+` matches one segment")
     };
     Some(format!(
-        "{NO_MATCH}: `{found}` is compared literally, because paths have no parameters; write {advice}, in which \
-         {meaning} is one segment"
+        "{NO_MATCH}: `{found}` is compared literally, because conditions have no named parameters; write {advice}, \
+         in which {meaning}"
     ))
 }
 
@@ -237,7 +242,7 @@ fn path_expression(text: &str) -> Option<String> {
         return is_open.then(|| {
             let (text, path) = (shown(text), shown(path));
             format!(
-                "{OPEN_END}: {text} also matches {path}x, and does not match other letter case; write \
+                "{OPEN_END}: {text} also matches {path}x, and matches only this letter case; write \
                  {{route: {path}/**}} for this path and everything below, or the glob {path}** if this is intended"
             )
         });
@@ -246,9 +251,9 @@ fn path_expression(text: &str) -> Option<String> {
     (is_prefix && is_path(bare) && is_literal(bare)).then(|| {
         let (text, path) = (shown(text), shown(bare));
         format!(
-            "{WHOLE_VALUE}: a regular expression must match the whole path, so {text} matches only {path}, and no \
-             other letter case or trailing slash; write {{route: {path}}} for this path, or {{route: {path}/**}} \
-             for it and everything below"
+            "{WHOLE_VALUE}: a regular expression must match the whole path, so {text} matches only {path}, in this \
+             letter case and without a trailing slash; write {{route: {path}}} for this path, or \
+             {{route: {path}/**}} for it and everything below"
         )
     })
 }
@@ -273,8 +278,8 @@ fn part_expression(comparison: Comparison, text: &str) -> Option<String> {
     };
     let text = shown(text);
     Some(format!(
-        "{WHOLE_VALUE}: a regular expression must match the whole value, so {text} does not match values with more \
-         text; write {{regex: \"{advice}\"}} if it may have more, or remove the anchor"
+        "{WHOLE_VALUE}: a regular expression must match the whole value, so {text} does not match longer values; \
+         write {{regex: \"{advice}\"}} to match longer values too, or remove the anchor, which has no effect"
     ))
 }
 
@@ -332,18 +337,18 @@ mod tests {
         assert_warned("path", "{regex: ^/login}", &parts);
         let parts = [
             "whole-value: a regular expression must match the whole value, so ^curl does",
-            "write {regex: \"^curl.*\"} if it may have more",
+            "write {regex: \"^curl.*\"} to match longer values too",
         ];
         assert_warned("header.user-agent", "{regex: ^curl}", &parts);
         assert_warned(
             "path",
             "{not: {regex: ['\\.php$']}}",
-            &[r#"write {regex: ".*\\.php$"} if"#],
+            &[r#"write {regex: ".*\\.php$"} to"#],
         );
         assert_warned(
             "path",
             "{regex: '^/v[0-9]+/a'}",
-            &[r#"write {regex: "^/v[0-9]+/a.*"} if"#],
+            &[r#"write {regex: "^/v[0-9]+/a.*"} to"#],
         );
         for silent in [
             "'^/login$'",
@@ -369,7 +374,7 @@ mod tests {
             assert_warned("path", pattern, &parts);
         }
         let parts = [
-            "also matches /loginx, and does not match other letter case",
+            "also matches /loginx, and matches only this letter case",
             "{route: /login/**}",
             "the glob /login** if this is intended",
         ];

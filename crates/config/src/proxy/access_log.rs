@@ -23,7 +23,7 @@ pub(super) fn access_log(value: &Value<'_>, report: &mut Report) -> Option<Acces
     let query = fields.get("query").and_then(|value| value.flag(report));
     let Some(to) = fields.get("to") else {
         if !fields.tries("to") {
-            fields.wrong(report, "to", "is missing; name stdout or a path");
+            fields.wrong(report, "to", "is missing; write stdout or a path");
         }
         return None;
     };

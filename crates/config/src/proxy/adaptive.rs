@@ -217,7 +217,8 @@ fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Cla
     };
     for name in ["name", "when"] {
         if !fields.tries(name) {
-            fields.wrong(report, name, "is missing");
+            let message = "is missing; every class has a name and conditions (`when`)";
+            fields.wrong(report, name, message);
         }
     }
     let name = fields.get("name");
@@ -246,7 +247,8 @@ fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<H
     };
     let is_aimd = matches!(method, Some(Method::Aimd(_)));
     if is_aimd && fields.get("latency").is_some() {
-        let problem = "requires `algorithm: gradient`, which measures the usual latency";
+        let problem =
+            "requires `algorithm: gradient`, because `aimd` does not measure the usual latency";
         fields.wrong(report, "latency", problem);
     }
     let mut bound = |name: &str, least: u32, most: u32| {

@@ -99,9 +99,9 @@ pub(super) fn heads(proxy: &Fields<'_>, report: &mut Report) -> Heads {
         let underscores = value.choice(report, &choices)?;
         if underscores == Underscores::Pass {
             let message = format!(
-                "{UNDERSCORES}: a client can send both `X_Api_Key` and `X-Api-Key`: rules see the second, and \
-                 services behind CGI, WSGI or PHP do not distinguish them; use drop or refuse unless no service \
-                 is behind these"
+                "{UNDERSCORES}: a client can send both `X_Api_Key` and `X-Api-Key`: rules see only the second, \
+                 and CGI, WSGI and PHP applications cannot distinguish the two; use drop or refuse unless no \
+                 upstream is such an application"
             );
             value.warn(report, message);
         }

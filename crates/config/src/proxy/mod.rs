@@ -274,7 +274,7 @@ fn timeouts(value: &Value<'_>, report: &mut Report) -> Option<Timeouts> {
         "pool",
         "upgraded",
     ];
-    let fields = value.fields(report, "a map of durations", known)?;
+    let fields = value.fields(report, "a map such as {connect: 5s}", known)?;
     let mut timeouts = Timeouts::default();
     for (name, setting) in [
         ("connect", &mut timeouts.connect),

@@ -155,7 +155,8 @@ fn upstream<'n>(
     let fields = value.fields(report, what, FIELDS)?;
     for name in ["name", "urls"] {
         if !fields.tries(name) {
-            fields.wrong(report, name, "is missing");
+            let message = "is missing; every upstream has a name and at least one URL";
+            fields.wrong(report, name, message);
         }
     }
     let name = fields.get("name").and_then(|value| name(value, report));
@@ -243,7 +244,7 @@ fn ca(value: &Value<'_>, urls: Option<&[Url]>, report: &mut Report) -> Option<Pa
     if urls.is_some_and(|urls| urls.iter().all(|url| url.scheme == Scheme::Http)) {
         value.wrong(
             report,
-            "applies only to https://, and no URL of this upstream uses it",
+            "applies only to https:// URLs, and this upstream has none; remove it, or use https://",
         );
     }
     Some(path.into())

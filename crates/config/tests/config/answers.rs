@@ -54,11 +54,11 @@ fn mistakes_are_reported() {
             "rules[4].settle (line 7): the entry \"header.\" of a response cannot hold a cost; expected one of bytes, header.NAME",
             "rules[5].settle (line 8): expected the entry of a response that holds its cost, such as bytes, got a list",
             "rules[6].count (line 9): cannot be combined with count_denied, which is never refunded; remove one of the two",
-            "rules[7].settle (line 10): cannot be combined with concurrency, whose slots are taken before the request passes; use a rule for each",
+            "rules[7].settle (line 10): cannot be combined with a concurrency limit, which takes its slots before the response is known; put the concurrency limit into another rule",
             "rules[8].count (line 11): expected a map of conditions such as {status: [401, 403]}, got the number 401",
             "rules[9].count.status[1] (line 12): no status matches \"4xx\"; write a number from 100 to 599, or \"4*\"",
             "rules[9].count.status[3] (line 12): no status matches the number 999; write a number from 100 to 599, or \"4*\"",
-            "rules[10].count.status (line 13): no status matches a map; write a number from 100 to 599, or \"4*\"",
+            "rules[10].count.status (line 13): no status matches this combination of conditions; write a number from 100 to 599, or \"4*\"",
             "rules[10].count.grpc-status.not (line 13): no grpc-status matches \"OK\"; write a number from 0 to 16",
         ]
     );

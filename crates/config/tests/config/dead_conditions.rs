@@ -53,7 +53,7 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
         (
             "allow: {ip: 10.0.0.0/8}",
             "allow.ip",
-            "networks are matched with `cidr`; write {cidr: 10.0.0.0/8}",
+            "an address never equals a network; write {cidr: 10.0.0.0/8}",
         ),
         (
             "elastic: {extra: 10%, when: {path: {is: b}}}",
@@ -61,13 +61,12 @@ fn impossible_texts_are_warnings_with_the_normal_form() {
             "paths begin with a slash and are normalized; write /b",
         ),
     ] {
-        let expected = format!(
-            "{at} (line 2): no-match: {advice} for requests of the proxy and of forward-auth"
-        );
+        let expected =
+            format!("{at} (line 2): no-match: at the proxy and in forward-auth, {advice}");
         assert_eq!(of_rule("", fields), [expected], "{fields}");
     }
     let query = "when.path (line 2): no-match: a path never contains the query; to match the path alone, write \
-        {route: /search}; parameters of the query are the entries `query.NAME`";
+        {route: /search}; to match a parameter of the query, use the entry `query.NAME`";
     assert_eq!(of_rule("", "when: {path: '/search?q=*'}"), [query]);
     let routed = PROXY.replace("name: app,", "name: app, when: {path: app/**},");
     assert!(warnings(&routed)[0].starts_with("proxy.upstreams[0].when.path (line 1): no-match:"));
@@ -370,8 +369,8 @@ fn a_url_in_place_of_a_path_or_a_host_has_one_warning() {
     let of_host = ", and match the host with the entry `host`";
     let fragment = "no-match: a path never contains a fragment (`#` and what follows), because clients do not send \
         it to a server; write";
-    let host = "no-match: a host has no scheme, no path and no user name; write";
-    let sent = " for requests of the proxy and of forward-auth";
+    let at_proxy = "no-match: at the proxy and in forward-auth,";
+    let host = format!("{at_proxy} a host has no scheme, no path and no user name; write");
     for (fields, expected) in [
         (
             "when: {path: 'https://example.com/login'}",
@@ -400,24 +399,24 @@ fn a_url_in_place_of_a_path_or_a_host_has_one_warning() {
         (
             "key: [ip], when: {path: /%6Cogin}",
             format!(
-                "when.path (line 2): no-match: paths begin with a slash and are normalized; write /login{sent}"
+                "when.path (line 2): {at_proxy} paths begin with a slash and are normalized; write /login"
             ),
         ),
         (
             "when: {host: 'https://Example.com'}",
-            format!("when.host (line 2): {host} example.com{sent}"),
+            format!("when.host (line 2): {host} example.com"),
         ),
         (
             "when: {host: 'https://*.example.com:8443/login?x'}",
-            format!("when.host (line 2): {host} *.example.com{sent}"),
+            format!("when.host (line 2): {host} *.example.com"),
         ),
         (
             "when: {host: example.com/login}",
-            format!("when.host (line 2): {host} example.com{sent}"),
+            format!("when.host (line 2): {host} example.com"),
         ),
         (
             "when: {host: /login}",
-            format!("when.host (line 2): {host} only the name, such as example.com,{sent}"),
+            format!("when.host (line 2): {host} only the name, such as example.com"),
         ),
     ] {
         assert_eq!(of_rule("", fields), [expected], "{fields}");

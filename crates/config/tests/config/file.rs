@@ -215,7 +215,7 @@ rules[2].when.method (line 22): an empty list matches nothing; name at least one
 rules[2].when.agent (line 23): expected a value, a list of values, or a map such as {not: …}, got nothing
 rules[3].name (line 24): is already the name of rules[0]; give each rule its own name
 rules[3].cost (line 25): must be from 1 to 999999999999999, got 0
-rules[3].key (line 26): \"ip\" is listed twice
+rules[3].key (line 26): \"ip\" is listed twice; remove one of the two
 rules[3].limits (line 27): must name at least one limit, such as 20/min
 rules[4] (line 28): expected a rule with a name and limits, got \"just text\"";
 
@@ -307,13 +307,13 @@ fn an_oversized_file_is_rejected() {
     let huge = "#".repeat(MAX_FILE_BYTES + 1);
     assert_eq!(
         mistakes(&huge),
-        ["16777217 bytes are over the maximum of 16777216"]
+        ["the file has 16777217 bytes, over the maximum of 16777216"]
     );
     for open in ["[", "- ", "{a: ", "? "] {
         let deep = mistakes(&open.repeat(100_000));
         assert_eq!(
             deep,
-            ["line 1: nested deeper than the maximum of 64"],
+            ["line 1: values are nested deeper than the maximum of 64"],
             "{open}"
         );
     }

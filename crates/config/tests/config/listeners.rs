@@ -65,7 +65,7 @@ fn mistakes_in_a_listener_are_reported() {
         ),
         (
             "resp: {address: '127.0.0.1:1', username: a}",
-            "listen.resp.username (line 1): has no effect without `password` or `password_env`; add one, or remove it",
+            "listen.resp.username (line 1): has no effect without `password` or `password_env`; set one of the two, or remove `username`",
         ),
         (
             "http: {address: '127.0.0.1:1', max_connections: 0}",
@@ -134,7 +134,7 @@ fn values_of_the_store_that_hold_no_secret_are_shown() {
         ),
         (
             "memory: plenty",
-            "store.memory (line 1): expected a map of bounds, got \"plenty\"",
+            "store.memory (line 1): expected a map such as {max_keys: 1000000}, got \"plenty\"",
         ),
         (
             "tls: on",

@@ -167,7 +167,7 @@ proxy:
         "proxy.upstreams[2].urls[1] (line 7): is listed twice; remove one of the two",
         "proxy.upstreams[2].max_connections (line 7): must be from 1 to 65536, got 0",
         "proxy.upstreams[3].nam (line 8): unknown key `nam`; did you mean `name`?",
-        "proxy.upstreams[3].urls (line 8): is missing",
+        "proxy.upstreams[3].urls (line 8): is missing; every upstream has a name and at least one URL",
         "proxy.upstreams[3].when.ip (line 8): upstreams are selected by path, host and method; expected one of path, host, method",
         "proxy.timeouts.ide (line 9): unknown key `ide`; did you mean `idle`?",
         "proxy.timeouts.head (line 9): must be 1ms to 1d",
@@ -280,7 +280,7 @@ fn the_access_log_is_configured() {
     let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h'}], access_log: {query: maybe}}";
     let expected = [
         "proxy.access_log.query (line 1): expected true or false, got \"maybe\"",
-        "proxy.access_log.to (line 1): is missing; name stdout or a path",
+        "proxy.access_log.to (line 1): is missing; write stdout or a path",
     ];
     assert_eq!(mistakes(text), expected);
 }
@@ -383,11 +383,11 @@ fn mistakes_in_adaptive_limits_are_reported() {
         "proxy.upstreams[1].adaptive.tolerance (line 13): requires `algorithm: gradient`",
         "proxy.upstreams[1].adaptive.bakoff (line 14): unknown key `bakoff`; did you mean `backoff`?",
         "proxy.upstreams[1].adaptive.max (line 15): must be 1 to 1000000, got 2000000",
-        "proxy.upstreams[1].adaptive.room.latency (line 16): requires `algorithm: gradient`, which measures the usual latency",
+        "proxy.upstreams[1].adaptive.room.latency (line 16): requires `algorithm: gradient`, because `aimd` does not measure the usual latency",
         "proxy.upstreams[2].adaptive.smoothing (line 20): must be 1% to 100%, got 0%",
         "proxy.upstreams[2].adaptive.room.latency (line 21): must be 101% to 1000%, not 90%",
         "proxy.upstreams[2].adaptive.classes[0] (line 23): another class has the name `default`; give each class its own name",
-        "proxy.upstreams[2].adaptive.classes[1].when (line 24): is missing",
+        "proxy.upstreams[2].adaptive.classes[1].when (line 24): is missing; every class has a name and conditions (`when`)",
         "proxy.upstreams[2].adaptive.classes[1].share (line 24): must be 1% to 100%",
         "proxy.upstreams[2].adaptive.classes[2].wen (line 25): unknown key `wen`; did you mean `when`?",
         "proxy.upstreams[3].adaptive.room (line 28): is empty; set `in_flight`, `latency` or both",

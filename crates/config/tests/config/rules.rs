@@ -247,13 +247,13 @@ fn mistakes_in_elastic_rules_are_reported() {
             "rules[0].elastic (line 2): 2000% is over the maximum of 1000%",
             "rules[1].elastic.wen (line 3): unknown key `wen`; did you mean `when`?",
             "rules[1].elastic.extra (line 3): is missing; set how far the limits may be exceeded, such as 50%",
-            "rules[2].elastic.when (line 4): is missing; set `when` or `unused`, or use `soft`, which always applies",
+            "rules[2].elastic.when (line 4): is missing; set `when` or `unused`, or replace `elastic` with `soft`, which needs no condition",
             "rules[3].elastic (line 5): cannot be combined with count_denied; remove one of the two",
             "rules[4].elastic.unused.rule (line 6): must name a different rule",
             "rules[5].elastic.unused.share (line 7): must be 1% to 100%, not 130%",
             "rules[5].elastic.unused.rule (line 7): there is no rule \"nobody\"",
             "rules[6].elastic.unused (line 8): conflicts with `when`; remove one of the two",
-            "rules[7].elastic.unused.rule (line 9): is missing; name the rule that must have a share unused",
+            "rules[7].elastic.unused.rule (line 9): is missing; name the rule whose limits must have an unused share",
             "rules[7].elastic.unused.share (line 9): is missing; set the share that must be unused, such as 30%",
         ]
     );

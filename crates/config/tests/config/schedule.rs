@@ -88,11 +88,11 @@ fn every_mistake_in_a_schedule_is_reported_with_its_line() {
     let field = "rules[0].when";
     let said = mistakes("{time: [1-6, 06:00-06:00], days: [monday], zone: Mars}");
     let times = "expected two 24-hour times such as 22:00-06:00, got \"1-6\"; write 01:00-06:00";
-    let days = "expected one of mon, tue, wed, thu, fri, sat, sun, or two with a - between, got \"monday\"; write mon";
+    let days = "expected one of mon, tue, wed, thu, fri, sat, sun, or a range such as mon-fri, got \"monday\"; write mon";
     let expected = [
         format!("{field}.time[0] (line 4): {times}"),
         format!(
-            "{field}.time[1] (line 4): begins and ends at the same time; leave it out for the whole day"
+            "{field}.time[1] (line 4): begins and ends at the same time; remove `time` for the whole day"
         ),
         format!("{field}.days[0] (line 4): {days}"),
         format!(

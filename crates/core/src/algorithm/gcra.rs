@@ -137,7 +137,8 @@ impl Gcra {
         let tau_micros = (u128::from(capacity) * u128::from(p)).div_ceil(u128::from(l));
         if tau_micros > u128::from(bounds::MAX_DRAIN.as_micros()) {
             let problem = format!(
-                "refilling {capacity} at {rate} takes longer than the maximum of 100 years; lower it or raise the rate"
+                "refilling {capacity} at {rate} takes longer than the maximum of 100 years; lower `{capacity_field}` or \
+                 raise `{rate_field}`"
             );
             return Err(LimitError::new(capacity_field, problem));
         }

@@ -98,7 +98,8 @@ impl Interval {
             > u128::from(bounds::MAX_DRAIN.as_micros())
         {
             let problem = format!(
-                "refilling {capacity} at {refill} takes longer than the maximum of 100 years; lower it or raise the refill"
+                "refilling {capacity} at {refill} takes longer than the maximum of 100 years; lower `capacity` or raise \
+                 `refill`"
             );
             return Err(LimitError::new("capacity", problem));
         }

@@ -512,7 +512,7 @@ impl LimitSpec {
     fn concurrency(&self, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
         if self.count_denied == Some(true) {
             let problem =
-                "applies only to limits over time; a denied request holds no concurrency slot";
+                "does not apply to concurrency, because a denied request holds no slot; remove it";
             problems.push(LimitError::new("count_denied", problem));
         }
         Some(Algorithm::Concurrency {
@@ -546,7 +546,7 @@ impl LimitSpec {
             (None, Some(_)) => {
                 problems.push(LimitError::new(
                     "strict",
-                    "applies only to a counter with buckets; add buckets, or remove it",
+                    "applies only with `buckets`; set `buckets`, or remove `strict`",
                 ));
                 None
             }

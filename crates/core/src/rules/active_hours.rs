@@ -59,7 +59,7 @@ impl Hours {
         let problem = match ends {
             Some((from, to)) if from != to => return Ok(Self { from, to }),
             Some(_) => {
-                "begins and ends at the same time; leave it out for the whole day".to_owned()
+                "begins and ends at the same time; remove `time` for the whole day".to_owned()
             }
             None => {
                 let advice = Self::nearest(text).map(|nearest| format!("; write {nearest}"));
@@ -121,8 +121,9 @@ impl Days {
             let names = Self::NAMES.join(", ");
             let advice = Self::nearest(text).map(|nearest| format!("; {nearest}"));
             let advice = advice.unwrap_or_default();
-            let problem =
-                format!("expected one of {names}, or two with a - between, got {text:?}{advice}");
+            let problem = format!(
+                "expected one of {names}, or a range such as mon-fri, got {text:?}{advice}"
+            );
             return Err(RuleError::new("", problem));
         };
         let count = (last + 7 - first) % 7;
@@ -149,7 +150,7 @@ impl Days {
             "weekday" | "weekdays" | "workday" | "workdays" => "write mon-fri".into(),
             "weekend" | "weekends" => "write sat-sun".into(),
             "all" | "any" | "daily" | "every day" | "everyday" | "*" => {
-                "leave it out for every day".into()
+                "remove `days` for every day".into()
             }
             name => match name.split_once('-') {
                 Some((first, last)) => format!("write {}-{}", day(first)?, day(last)?),
@@ -310,7 +311,7 @@ mod tests {
             ("Weekend", "; write sat-sun"),
             ("Monday", "; write mon"),
             ("Wednesday-Saturday", "; write wed-sat"),
-            ("daily", "; leave it out for every day"),
+            ("daily", "; remove `days` for every day"),
             ("monsoon", ""),
         ] {
             let problem = Days::parse(text).unwrap_err().problem;

@@ -147,7 +147,11 @@ impl fmt::Display for FailedCondition<'_> {
                 )
             }
             Self::Allowed { by } => {
-                write!(f, "the rule's allow list has {}", Shortened(by))
+                write!(
+                    f,
+                    "the request matches the rule's allow list: {}",
+                    Shortened(by)
+                )
             }
         }
     }
@@ -330,7 +334,7 @@ mod tests {
         let allowing = rule(When::default(), &[]).allowing(vec![office]);
         assert_eq!(
             because(&allowing, &[("ip", "192.0.2.7")]).unwrap(),
-            "the rule's allow list has {ip: {cidr: [192.0.2.0/24]}}"
+            "the request matches the rule's allow list: {ip: {cidr: [192.0.2.0/24]}}"
         );
         assert_eq!(because(&allowing, &[("ip", "192.0.3.7")]), None);
     }

@@ -40,7 +40,7 @@ impl Glob {
         if text.len() > bounds::MAX_PATTERN_BYTES {
             let most = bounds::MAX_PATTERN_BYTES;
             let problem = format!(
-                "{} bytes of glob are over the maximum of {most}",
+                "the glob has {} bytes, over the maximum of {most}",
                 text.len()
             );
             return Err(RuleError::new("", problem));

@@ -94,7 +94,8 @@ fn check_entry(name: &str, value: &str) -> Result<(), RequestError> {
         return Err(RequestError::new("entries", problem));
     }
     if name.len() > bounds::MAX_ENTRY_NAME_BYTES {
-        let problem = over(name.len(), "bytes of name", bounds::MAX_ENTRY_NAME_BYTES);
+        let (bytes, most) = (name.len(), bounds::MAX_ENTRY_NAME_BYTES);
+        let problem = format!("the name has {bytes} bytes, over the maximum of {most}");
         return Err(RequestError::new(field(name), problem));
     }
     if value.len() > bounds::MAX_ENTRY_VALUE_BYTES {
@@ -128,7 +129,7 @@ mod tests {
         assert_eq!(long.field, format!("entries.{}…", "n".repeat(64)));
         assert_eq!(
             long.problem,
-            "257 bytes of name are over the maximum of 256"
+            "the name has 257 bytes, over the maximum of 256"
         );
     }
 

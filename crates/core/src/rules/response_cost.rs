@@ -124,7 +124,7 @@ impl Rule {
             return Err(RuleError::new("count", problem));
         }
         if response_cost.has_cost() && self.has_slots() {
-            let problem = "cannot be combined with concurrency, whose slots are taken before the request passes; use a rule for each";
+            let problem = "cannot be combined with a concurrency limit, which takes its slots before the response is known; put the concurrency limit into another rule";
             return Err(RuleError::new("settle", problem));
         }
         self.response_cost = response_cost;

@@ -120,7 +120,7 @@ impl Rule {
             if entries[..at].contains(entry) {
                 return Err(RuleError::new(
                     "key",
-                    format!("\"{entry}\" is listed twice"),
+                    format!("\"{entry}\" is listed twice; remove one of the two"),
                 ));
             }
         }
@@ -419,7 +419,7 @@ impl Rule {
             CostSource::Request => Ok(request.cost()),
             CostSource::Fixed(cost) => Ok(*cost),
             CostSource::Entry(entry) => {
-                let cause = || format!("rule \"{}\" takes its cost from it", self.name);
+                let cause = || format!("rule \"{}\" takes its cost from this entry", self.name);
                 let wrong = |problem: String| {
                     RequestError::new(request::field(entry), problem).because(cause())
                 };
@@ -459,7 +459,7 @@ impl Rule {
     }
 
     fn counts_by_it(&self) -> String {
-        format!("it is part of the key of rule \"{}\"", self.name)
+        format!("this entry is part of the key of rule \"{}\"", self.name)
     }
 }
 

@@ -388,7 +388,7 @@ fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
             )
         } else {
             format!(
-                "\"{name}\" and \"{other}\" of rules[{first}] have the same hash; change one of the two"
+                "\"{name}\" and \"{other}\" of rules[{first}] have the same hash; rename one of the two rules"
             )
         };
         errors.push(RuleError::new(format!("rules[{at}].name"), problem));
@@ -409,7 +409,7 @@ fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
         .filter_map(|(at, rule)| {
             let parent = rule.unused()?.rule();
             let problem = if parent == rule.name() {
-                "must be another rule than this one".to_owned()
+                "must name a different rule".to_owned()
             } else if names.contains(parent) {
                 return None;
             } else {

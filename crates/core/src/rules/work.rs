@@ -84,7 +84,8 @@ impl Work {
             return Ok(());
         }
         let problem = format!(
-            "the values match parts of too many patterns: finding their rules takes more than {} evaluations",
+            "the values of the request match parts of too many patterns: finding the rules that apply takes more than \
+             {} pattern evaluations",
             self.most
         );
         Err(RequestError::new("entries", problem))

@@ -274,7 +274,7 @@ fn a_key_that_fits_no_rule_is_rejected() {
         (
             "/v1/blocks/r//y",
             400,
-            "entries.path: must not be empty; it is part of the key of rule \"r\"",
+            "entries.path: must not be empty; this entry is part of the key of rule \"r\"",
         ),
         (
             "/v1/blocks/r/%ff/y",

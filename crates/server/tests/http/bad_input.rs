@@ -106,7 +106,7 @@ fn mistakes_in_a_check_are_reported() {
         ),
         (
             &entry("ip", ""),
-            "entries.ip: must not be empty; it is part of the key of rule \"all\"",
+            "entries.ip: must not be empty; this entry is part of the key of rule \"all\"",
         ),
         (
             &format!("{{\"entries\": {{{}}}}}", many.join(",")),
@@ -119,7 +119,7 @@ fn mistakes_in_a_check_are_reported() {
     let long = refused(&listener, "/v1/check", &long);
     assert!(
         long.starts_with("entries.ip: makes a key of ")
-            && long.ends_with("; it is part of the key of rule \"all\""),
+            && long.ends_with("; this entry is part of the key of rule \"all\""),
         "{long}"
     );
     let longer = refused(&listener, "/v1/check", &entry("ip", &"x".repeat(9_000)));

@@ -80,7 +80,7 @@ impl Log {
                     "{limit} is over the log's maximum of {most}; use sliding_window_counter for larger limits"
                 )
             } else {
-                format!("{limit} at once is over the maximum of {most}")
+                format!("{limit} concurrent requests are over the maximum of {most}")
             };
             return Err(LimitError::new("limit", problem));
         }
