@@ -155,7 +155,7 @@ fn list_files(
     if metadata.is_file() {
         if files.len() == MAX_FILES {
             return Err(unreadable(io::Error::other(format!(
-                "more than {MAX_FILES} files"
+                "there are more than {MAX_FILES} files"
             ))));
         }
         files.push(ListedFile {
@@ -168,7 +168,7 @@ fn list_files(
     }
     if depth == MAX_DEPTH {
         return Err(unreadable(io::Error::other(format!(
-            "folders are nested deeper than {MAX_DEPTH}"
+            "folders are nested deeper than the maximum of {MAX_DEPTH}"
         ))));
     }
     for entry in fs::read_dir(path).map_err(unreadable)? {
@@ -187,7 +187,7 @@ fn text(path: &Path) -> Result<String, ConfigFilesError> {
     };
     let size = fs::metadata(path).map_err(unreadable)?.len();
     if size > MAX_FILE_BYTES as u64 {
-        let problem = format!("{size} bytes are over the maximum of {MAX_FILE_BYTES}");
+        let problem = format!("the file has {size} bytes, over the maximum of {MAX_FILE_BYTES}");
         return Err(unreadable(io::Error::new(
             io::ErrorKind::FileTooLarge,
             problem,

@@ -36,7 +36,7 @@ const HITS: [(Counter, Metric<2>); 7] = [
         Metric::counter(
             "tidegate_envoy_over_limit_total",
             ["domain", "descriptor"],
-            "Hits over their limit, including shadow rules.",
+            "Hits over their limit, including limits of rules in shadow mode.",
         ),
     ),
     (

@@ -224,7 +224,7 @@ impl RateLimitService {
         if let Some(limit) = descriptor.limit {
             let limits = self.overrides.limits(limit, domain.denied()).ok_or_else(|| {
                 let field = format!("descriptors[{at}].limit.unit");
-                RlsError::invalid(field, "is not a unit of time; one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR")
+                RlsError::invalid(field, "is not a unit of time; use one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR")
             })?;
             let mut key = Vec::new();
             key::write(&mut key, &domain.name, limits.window_seconds, pairs());

@@ -47,13 +47,13 @@ impl fmt::Display for AmbiguousRequest {
             Self::HopByHop(entry) => {
                 write!(
                     f,
-                    "{entry}: the header is listed in `Connection`; send only one of the two"
+                    "{entry}: the header `Connection` lists this header, so a proxy may remove it; do not list it there"
                 )
             }
             Self::Alias(entry) => {
                 write!(
                     f,
-                    "{entry}: another header has the same name with `_`; send it with `-`"
+                    "{entry}: another header has this name with `_` in place of `-`; send only the name with `-`"
                 )
             }
             Self::HiddenLetters(entry) => {
@@ -63,7 +63,7 @@ impl fmt::Display for AmbiguousRequest {
                 )
             }
             Self::DotSegments => {
-                f.write_str("path: has segments `.` or `..`; send it with these resolved")
+                f.write_str("path: has segments `.` or `..`; send the resolved path")
             }
             Self::NotAnAddress(entry) => write!(
                 f,
@@ -74,7 +74,8 @@ impl fmt::Display for AmbiguousRequest {
                 forwarded,
             } => write!(
                 f,
-                "{original} and {forwarded} are both present, and one may come from the client; set ?proxy=nginx, caddy or traefik"
+                "{original} and {forwarded} are both present, and one may come from the client; add ?proxy=nginx, \
+                 ?proxy=caddy or ?proxy=traefik to the URL to which the proxy sends its subrequests"
             ),
         }
     }

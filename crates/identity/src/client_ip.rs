@@ -270,7 +270,8 @@ impl fmt::Display for Warning {
                     "every address is trusted as a proxy, so a client can claim any address; list the networks of your proxies"
                 }
                 Self::RawIpv6 => {
-                    "clients are counted by prefixes longer than /64, and a client owns all addresses of a /64, so it has as many counts as it likes; use 64 or less"
+                    "IPv6 clients are counted by a prefix longer than /64; a client usually controls all addresses of a \
+                     /64, and gets a separate count for each longer prefix; use 64 or less"
                 }
             },
         );

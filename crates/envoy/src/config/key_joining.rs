@@ -20,8 +20,8 @@ pub(super) fn warn(named: &[(&str, String, Value<'_>)], report: &mut Report) {
             .map(|(at, _)| (&key[..at], &name[at + 1..]));
         for (other, value) in shorter.filter(|(other, _)| keys.contains(other)) {
             let message = format!(
-                "relies on joined names: this rule also applies to the entry `{}` = `{}`, before the rule with \
-                 the key `{}`; rename one of the two keys if that is not intended",
+                "keys and values are joined with `_`, so this rule also applies to the entry `{}` = `{}`, and takes \
+                 precedence over the rule with the key `{}`; rename one of the two keys if this is not intended",
                 shown(other),
                 shown(value),
                 shown(other)

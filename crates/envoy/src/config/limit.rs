@@ -223,7 +223,7 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
     if is_original && requests.is_none() && field(value, "requests_per_unit").is_none() {
         value.warn(
             report,
-            "requests_per_unit is missing and defaults to 0: every request is over the limit",
+            "requests_per_unit is missing and defaults to 0: every request is over the limit; set it",
         );
     }
     let unit = if has_unit {
@@ -269,7 +269,7 @@ fn check_said_once(value: &Value<'_>, said: &LimitSpec, spec: &LimitSpec, report
         ("window", said.window.is_some() && has_window),
     ];
     for (name, _) in twice.into_iter().filter(|(_, twice)| *twice) {
-        let message = "repeats unit or requests_per_unit; remove one of the two";
+        let message = "has the same meaning as unit or requests_per_unit; remove one of the two";
         wrong(value, name, report, message);
     }
 }
@@ -301,7 +301,7 @@ fn unit(value: &Value<'_>, report: &mut Report) -> Option<Span> {
     let span = Unit::parse(text).and_then(Unit::span);
     if span.is_none() {
         let message = format!(
-            "invalid rate limit unit '{}'; one of second, minute, hour, day, week, month, year",
+            "invalid rate limit unit '{}'; use one of second, minute, hour, day, week, month, year",
             shown(text)
         );
         wrong(value, "unit", report, message);

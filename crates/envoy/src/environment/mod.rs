@@ -60,7 +60,7 @@ const IGNORED: &[(&str, &str)] = &[
     ),
     (
         "RUNTIME_IGNOREDOTFILES",
-        "names that begin with a dot are always ignored",
+        "files and folders whose names begin with a dot are always ignored",
     ),
     (
         "RUNTIME_WATCH_ROOT",
@@ -104,7 +104,7 @@ const IGNORED: &[(&str, &str)] = &[
     ),
     (
         "DISABLE_STATS",
-        "metrics cost nothing until they are scraped",
+        "metrics are always on; they are computed only when Prometheus scrapes them",
     ),
     ("TRACING_", "tracing is not supported"),
     ("OTEL_", "tracing is not supported"),
@@ -157,7 +157,7 @@ fn refuse(reader: &mut Reader<'_>) {
         .is_some_and(|kind| kind != "redis")
     {
         let problem = "BACKEND_TYPE: counts are kept in Redis or in the memory of this process only; \
-                       for a fleet set it to redis, with REDIS_URL; for one server unset it";
+                       for several servers, set it to redis and set REDIS_URL; for one server, unset it";
         reader.problems.push(problem.into());
     }
     if reader.text("GRPC_UDS").is_some() {
@@ -233,7 +233,7 @@ fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
         if path.is_none() {
             reader
                 .problems
-                .push(format!("{name}: is missing; GRPC_SERVER_USE_TLS needs it"));
+                .push(format!("{name}: is missing, but GRPC_SERVER_USE_TLS is true; set it to the path of a PEM file"));
         }
         path.unwrap_or_default()
     };

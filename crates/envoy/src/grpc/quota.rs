@@ -207,7 +207,7 @@ fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
         .sum();
     if id.is_empty() || id.len() > MAX_ID_ENTRIES || bytes > MAX_ID_BYTES {
         let message = format!(
-            "bucket_quota_usages.bucket_id: must have 1 to {MAX_ID_ENTRIES} entries, of {MAX_ID_BYTES} bytes at most"
+            "bucket_quota_usages.bucket_id: must have 1 to {MAX_ID_ENTRIES} entries with at most {MAX_ID_BYTES} bytes in total"
         );
         return Err(Status::invalid_argument(message));
     }

@@ -132,7 +132,7 @@ fn list<T>(
     if items.len() > most {
         return Err(wrong(
             field,
-            &format!("{} are over the maximum of {most}", items.len()),
+            &format!("{} items are over the maximum of {most}", items.len()),
         ));
     }
     items
@@ -171,7 +171,7 @@ fn number<T: TryFrom<u64>>(field: &str, value: &Json<'_>) -> Result<T, Problem> 
     number.ok_or_else(|| {
         wrong(
             field,
-            &format!("expected a whole number from 0 that fits its field, got {value}"),
+            &format!("expected a whole number that is not negative and fits into the type of the field, got {value}"),
         )
     })
 }

@@ -10,7 +10,7 @@ use super::Quotas;
 const BUCKETS: Metric = Metric::gauge(
     "tidegate_quota_buckets",
     [],
-    "Buckets whose quotas are assigned.",
+    "Buckets to which a quota is assigned.",
 );
 const STREAMS: Metric = Metric::gauge(
     "tidegate_quota_streams",

@@ -60,7 +60,7 @@ descriptors:
             "f.yaml: descriptorz (line 2): config error, unknown key 'descriptorz'; did you mean `descriptors`?",
             "f.yaml: descriptors[0] (line 4): descriptor has empty key",
             "f.yaml: descriptors[1].rate_limit.requests_per_unit (line 6): error loading config file: expected a whole number from 0 to 4294967295, got \"5\"",
-            "f.yaml: descriptors[1].rate_limit.unit (line 6): invalid rate limit unit 'fortnight'; one of second, minute, hour, day, week, month, year",
+            "f.yaml: descriptors[1].rate_limit.unit (line 6): invalid rate limit unit 'fortnight'; use one of second, minute, hour, day, week, month, year",
             "f.yaml: descriptors[2] (line 7): duplicate descriptor composite key 'd.a'",
             "f.yaml: descriptors[3].share_threshold (line 9): share_threshold can only be used with wildcard values (containing '*'), but found key 'b'",
             "f.yaml: descriptors[3].shadow_mode (line 10): error loading config file: expected true or false, got \"perhaps\"",
@@ -132,9 +132,10 @@ descriptors:
         warnings(text),
         [
             "f.yaml: descriptors[0].rate_limit.shadow_mode (line 4): `shadow_mode` has no effect here; move it next to `key`",
-            "f.yaml: descriptors[1] (line 5): relies on joined names: this rule also applies to the entry \
-             `user` = `id`, before the rule with the key `user`; rename one of the two keys if that is not intended",
-            "f.yaml: descriptors[1].rate_limit (line 6): requests_per_unit is missing and defaults to 0: every request is over the limit",
+            "f.yaml: descriptors[1] (line 5): keys and values are joined with `_`, so this rule also applies \
+             to the entry `user` = `id`, and takes precedence over the rule with the key `user`; rename one of the \
+             two keys if this is not intended",
+            "f.yaml: descriptors[1].rate_limit (line 6): requests_per_unit is missing and defaults to 0: every request is over the limit; set it",
             "f.yaml: descriptors[2].unit (line 8): `unit` has no effect here; move it into `rate_limit`",
         ]
     );

@@ -148,7 +148,7 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
     assert_eq!(
         error.problems(),
         [
-            "d7.yaml: descriptors[0].rate_limit.unit (line 3): invalid rate limit unit 'moon'; one of second, minute, hour, day, week, month, year"
+            "d7.yaml: descriptors[0].rate_limit.unit (line 3): invalid rate limit unit 'moon'; use one of second, minute, hour, day, week, month, year"
         ]
     );
     assert_eq!(disk.watch.last_mistakes(), error.problems());

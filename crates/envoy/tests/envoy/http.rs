@@ -353,7 +353,7 @@ fn envoy_http_rejects_invalid_requests() {
         ),
         (
             r#"{"hitsAddend":4294967296}"#,
-            "hitsAddend: expected a whole number from 0 that fits its field, got 4294967296",
+            "hitsAddend: expected a whole number that is not negative and fits into the type of the field, got 4294967296",
         ),
         (
             r#"{"descriptors":[{"limit":{"unit":"MOON"}}]}"#,
@@ -361,7 +361,7 @@ fn envoy_http_rejects_invalid_requests() {
         ),
         (
             r#"{"domain":"shop","descriptors":[{"limit":{"unit":0}}]}"#,
-            "descriptors[0].limit.unit: is not a unit of time; one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR",
+            "descriptors[0].limit.unit: is not a unit of time; use one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR",
         ),
         (
             r#"{"domain":"shop","domain":"shop"}"#,
@@ -369,7 +369,7 @@ fn envoy_http_rejects_invalid_requests() {
         ),
         (
             many.as_str(),
-            "descriptors: 513 are over the maximum of 512",
+            "descriptors: 513 items are over the maximum of 512",
         ),
         (
             huge.as_str(),

@@ -120,7 +120,7 @@ async fn invalid_envoy_requests_charge_nothing() {
                     ..sound()
                 },
             ]),
-            "descriptors[1].limit.unit: is not a unit of time; one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR",
+            "descriptors[1].limit.unit: is not a unit of time; use one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR",
         ),
     ];
     for (request, expected) in &refused {
