@@ -48,7 +48,8 @@ impl Report {
         }
         self.mistakes.sort_by_key(|mistake| mistake.line);
         if self.unlisted > 0 {
-            let message = format!("and {} more mistakes", self.unlisted);
+            let plural = if self.unlisted == 1 { "" } else { "s" };
+            let message = format!("and {} more mistake{plural}", self.unlisted);
             self.mistakes.push(Mistake {
                 path: String::new(),
                 line: None,

@@ -246,7 +246,7 @@ impl Trust {
 pub enum Warning {
     /// All addresses are trusted as proxies.
     TrustAll,
-    /// IPv6 clients are counted by more bits than the prefix of their network has.
+    /// IPv6 clients are counted by a prefix longer than /64, the usual network of one subscriber.
     RawIpv6,
 }
 

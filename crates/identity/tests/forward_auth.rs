@@ -219,8 +219,8 @@ fn without_proxy_headers_the_peer_is_the_client() {
     );
 }
 
-/// If a value occurs several times with differences, services use different ones. So the rules
-/// could count a value that the service does not use.
+/// If a header or query parameter has several different values, some services use the first value
+/// and others the last. So the rules could count a value that the service does not use.
 #[test]
 fn conflicting_values_are_refused() {
     let lines = [

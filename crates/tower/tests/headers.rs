@@ -260,8 +260,8 @@ fn parameters(field: &str, name: &str) -> Vec<u64> {
 }
 
 proptest! {
-    /// Property P18: remaining units are rounded down, waits are rounded up and are at least a
-    /// second, and no `t` is later than `Retry-After`.
+    /// Remaining units are rounded down, waits are rounded up and are at least a second, and no `t`
+    /// is later than `Retry-After`.
     #[test]
     fn a_client_that_obeys_the_headers_is_never_too_early(outcomes in prop::collection::vec(any_outcome(), 1..12)) {
         let limits = limits(Some("r"), &vec!["3/7s"; outcomes.len()]);

@@ -10,12 +10,12 @@ use super::Quotas;
 const BUCKETS: Metric = Metric::gauge(
     "tidegate_quota_buckets",
     [],
-    "Buckets to which a quota is assigned.",
+    "Quota buckets, including unused buckets whose usage still counts.",
 );
 const STREAMS: Metric = Metric::gauge(
     "tidegate_quota_streams",
     [],
-    "Envoy streams that share the quotas.",
+    "Open RLQS streams from Envoy that share the quotas.",
 );
 
 impl Quotas {

@@ -89,8 +89,8 @@ where
         assert!(timeout(patience, &mut one).await.is_err());
         let mut other = Box::pin(service.ready().await.unwrap().call(get("/other")));
         assert!(timeout(patience, &mut other).await.is_err());
-        // Cancel the last request first. If another request is behind a request, its slot cannot be
-        // released, because the later request already has its start time.
+        // Cancel the last request first. A request can release its slot only while no other request
+        // is behind it, because a later request already has its start time.
         drop(other);
         sleep(Duration::from_secs(2)).await;
         drop(one);
