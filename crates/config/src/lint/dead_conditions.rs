@@ -83,7 +83,7 @@ pub(crate) fn warn(
         warnings.of_key(place, message);
         warnings.of_key(place, wrong_case(entry));
         // A `room.*` entry of an upstream without `adaptive` has a separate warning
-        // (`untold-room`).
+        // (`unknown-room`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));

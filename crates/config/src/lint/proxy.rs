@@ -10,7 +10,7 @@ use crate::{Upstream, Url, proxy::RawUpstream, report::Report};
 
 /// The codes of the warnings, for log searches.
 const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
-const UNKNOWN_ROOM: &str = "untold-room";
+const UNKNOWN_ROOM: &str = "unknown-room";
 const OWN_ADDRESS: &str = "own-address";
 
 /// Warns about `upstreams`, which were read from `raw`, and about `rules` that use an entry of an

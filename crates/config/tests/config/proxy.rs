@@ -414,7 +414,7 @@ proxy:
          query.NAME",
         "proxy.upstreams[2] (line 8): unreachable-upstream: no request reaches `c`, because every request \
          matches `b`, which comes first and has no `when`; move that upstream to the end",
-        "proxy.upstreams[2] (line 8): untold-room: a rule uses `room.c`, which the proxy provides only for an \
+        "proxy.upstreams[2] (line 8): unknown-room: a rule uses `room.c`, which the proxy provides only for an \
          upstream with `adaptive`; add `adaptive: {}`",
     ];
     assert_eq!(warnings, expected);

@@ -43,8 +43,9 @@ pub struct RequestError {
     pub field: String,
     /// The description of the problem, with a valid alternative.
     pub problem: String,
-    /// The rule that makes the value wrong, as a text such as `this entry is part of the key of
-    /// rule "login"`. Do not send this text to clients that must not know the rules.
+    /// Why the value is invalid: the rule that it conflicts with, as text such as `this entry is
+    /// part of the key of rule "login"`. Do not send this text to clients that must not know the
+    /// rules.
     pub cause: Option<String>,
 }
 

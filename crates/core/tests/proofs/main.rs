@@ -10,10 +10,10 @@
 mod blocks;
 mod calendars;
 mod clock_jumps;
+mod concurrency_slots;
 mod elastic;
 mod flood;
 mod full;
-mod places;
 mod promises;
 mod regressions;
 mod restart;

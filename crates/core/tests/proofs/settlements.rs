@@ -23,9 +23,9 @@ struct Used {
 
 /// A request, optionally followed by the settlement of an earlier charge. The settlement is the
 /// index of the charge among the open ones, and its unused units.
-type Turn = (Ask, Option<(Index, u64)>);
+type Step = (Ask, Option<(Index, u64)>);
 
-fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
+fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
     let unused = prop_oneof![3 => Just(u64::MAX), 2 => 0..=4_u64, 1 => any::<u64>()];
     let settled = prop::option::weighted(0.7, (any::<Index>(), unused));
     prop::collection::vec((strategies::ask(), settled), 1..=length)
@@ -42,9 +42,9 @@ proptest! {
         // used.
         limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
         start in strategies::start(),
-        turns in turns(60),
+        steps in steps(60),
     ) {
-        let used = run(&limit, start, &turns);
+        let used = run(&limit, start, &steps);
         for first in 0..used.len() {
             let mut sum = 0_u128;
             for last in first..used.len() {
@@ -84,13 +84,13 @@ proptest! {
     fn a_refund_in_a_queue_moves_no_other(
         limit in strategies::plain_limit(Kind::Queue),
         start in strategies::start(),
-        turns in turns(40),
+        steps in steps(40),
     ) {
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
         let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
         // The start time, cost and receipt of each request that is still in the queue.
         let mut line: Vec<(u64, u64, Option<Receipt>)> = Vec::new();
-        for (step, settled) in &turns {
+        for (step, settled) in &steps {
             now = now.max(step.step.from(now, last.as_ref()));
             let cost = step.price.units(last.as_ref());
             let (receipt, outcome) = reserve(&store, &rule.charge(cost), now);
@@ -172,11 +172,11 @@ fn the_refund_ledger_is_bounded() {
     assert!((10_000..=64 << 10).contains(&most), "{most}");
 }
 
-fn run(limit: &Limit, start: u64, turns: &[Turn]) -> Vec<Used> {
+fn run(limit: &Limit, start: u64, steps: &[Step]) -> Vec<Used> {
     let (rule, store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
     let (mut now, mut latest, mut last): (u64, u64, Option<Outcome>) = (start, 0, None);
     let mut used: Vec<Used> = Vec::new();
-    for (step, settled) in turns {
+    for (step, settled) in steps {
         now = step.step.from(now, last.as_ref());
         latest = latest.max(now);
         let units = step.price.units(last.as_ref());

@@ -4,8 +4,8 @@
 
 mod compare;
 mod folder;
-mod foretold;
 mod format;
+mod prediction;
 mod runner;
 
 use tidegate_core::{Charge, MemoryBounds, MemoryStore, RetryAfter, Span, Timestamp, Verdict};

@@ -10,8 +10,8 @@ use tidegate_core::{
 
 use super::{
     compare::compare,
-    foretold::{Foretold, Instants},
     format::{self, Case, Generate, LimitFields, Op, RequestFields, Totals},
+    prediction::{Instants, Prediction},
 };
 
 /// A system under test.
@@ -239,15 +239,15 @@ impl<S: Subject> Run<'_, S> {
         generate: &Generate,
     ) -> Result<(), String> {
         let cost = generate.cost.unwrap_or(1);
-        let mut foretold = Foretold::new(S::INSTANTS, S::PRECISION, &self.case.limits);
+        let mut prediction = Prediction::new(S::INSTANTS, S::PRECISION, &self.case.limits);
         for offset in generate.offsets()? {
             let now = start.after(offset);
-            if foretold.is_certain(now) {
+            if prediction.is_certain(now) {
                 self.denied += 1;
                 continue;
             }
             let answer = self.ask(limits, now, cost, Effect::Charge)?;
-            if let Some(failure) = foretold.heed(now, &answer) {
+            if let Some(failure) = prediction.check(now, &answer) {
                 let id = &self.case.id;
                 self.failures.push(format!("{id}: at {offset}: {failure}"));
             }

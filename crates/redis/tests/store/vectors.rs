@@ -4,10 +4,10 @@
 mod compare;
 #[path = "../../../core/tests/vectors/folder.rs"]
 mod folder;
-#[path = "../../../core/tests/vectors/foretold.rs"]
-mod foretold;
 #[path = "../../../core/tests/vectors/format.rs"]
 mod format;
+#[path = "../../../core/tests/vectors/prediction.rs"]
+mod prediction;
 #[path = "../../../core/tests/vectors/runner.rs"]
 mod runner;
 
@@ -16,7 +16,7 @@ use tidegate_redis::{RedisStore, StoreError};
 use tokio::runtime::Runtime;
 
 use self::{
-    foretold::Instants,
+    prediction::Instants,
     runner::{Answer, Ask, Subject},
 };
 use crate::server::Server;

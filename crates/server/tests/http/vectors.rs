@@ -5,10 +5,10 @@
 mod compare;
 #[path = "../../../core/tests/vectors/folder.rs"]
 mod folder;
-#[path = "../../../core/tests/vectors/foretold.rs"]
-mod foretold;
 #[path = "../../../core/tests/vectors/format.rs"]
 mod format;
+#[path = "../../../core/tests/vectors/prediction.rs"]
+mod prediction;
 #[path = "../../../core/tests/vectors/runner.rs"]
 mod runner;
 
@@ -17,8 +17,8 @@ use tidegate_core::{Effect, RetryAfter, Span, Timestamp};
 use tidegate_limiter::ServerLimiter;
 
 use self::{
-    foretold::Instants,
     format::{AnchorFields, CalendarFields, LimitFields, Number, RequestFields},
+    prediction::Instants,
     runner::{Answer, Ask, Subject},
 };
 use crate::{client::Client, listener::TestListener};

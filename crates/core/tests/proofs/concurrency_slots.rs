@@ -17,18 +17,22 @@ use crate::{
 
 /// An action of the holder of a concurrency slot.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
-    Leave,
+enum HolderAction {
+    Release,
     Renew,
 }
 
 /// A request, optionally followed by the action of a holder.
-type Turn = (Ask, Option<(Index, Deed)>);
+type Step = (Ask, Option<(Index, HolderAction)>);
 
-fn turns(length: usize) -> impl Strategy<Value = Vec<Turn>> {
-    let deed = prop::sample::select(vec![Deed::Leave, Deed::Renew, Deed::Renew]);
-    let deed = prop::option::weighted(0.7, (any::<Index>(), deed));
-    prop::collection::vec((strategies::ask(), deed), 1..=length)
+fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
+    let action = prop::sample::select(vec![
+        HolderAction::Release,
+        HolderAction::Renew,
+        HolderAction::Renew,
+    ]);
+    let action = prop::option::weighted(0.7, (any::<Index>(), action));
+    prop::collection::vec((strategies::ask(), action), 1..=length)
 }
 
 /// A holder of `units` concurrency slots, acquired or renewed at `since`.
@@ -45,7 +49,7 @@ struct Holders {
 }
 
 impl Holders {
-    fn places(&self, now: u64) -> u64 {
+    fn held_slots(&self, now: u64) -> u64 {
         let live = self
             .all
             .iter()
@@ -53,10 +57,10 @@ impl Holders {
         live.map(|holder| holder.units).sum()
     }
 
-    fn leave_out(&self, now: u64, left_out: usize) -> u64 {
-        let holder = &self.all[left_out];
+    fn held_without(&self, now: u64, excluded: usize) -> u64 {
+        let holder = &self.all[excluded];
         let is_live = now - holder.since < self.lease;
-        self.places(now) - if is_live { holder.units } else { 0 }
+        self.held_slots(now) - if is_live { holder.units } else { 0 }
     }
 }
 
@@ -70,33 +74,33 @@ proptest! {
     fn concurrency_never_exceeds_the_limit(
         limit in strategies::plain_limit(Kind::Concurrency),
         start in strategies::start(),
-        turns in turns(60),
+        steps in steps(60),
     ) {
         let (quota, lease) = (limit.quota(), limit.window().as_micros());
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
         let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
         let mut holders = Holders { lease, all: Vec::new() };
-        for (step, deed) in &turns {
+        for (step, action) in &steps {
             now = now.max(step.step.from(now, last.as_ref()));
             let at = Timestamp::from_micros(now);
             let units = step.price.units(last.as_ref());
-            let fits = units <= quota && holders.places(now) <= quota - units;
+            let fits = units <= quota && holders.held_slots(now) <= quota - units;
             let (receipt, outcome) = reserve(&store, &rule.charge(units), now);
             prop_assert_eq!(outcome.allowed, fits);
             if outcome.allowed {
                 holders.all.push(Holder { since: now, units, receipt });
             }
-            prop_assert_eq!(outcome.remaining, quota - holders.places(now));
+            prop_assert_eq!(outcome.remaining, quota - holders.held_slots(now));
             last = Some(outcome);
-            let Some((index, deed)) = deed.filter(|_| !holders.all.is_empty()) else { continue };
+            let Some((index, action)) = action.filter(|_| !holders.all.is_empty()) else { continue };
             let which = index.index(holders.all.len());
-            let (others, units) = (holders.leave_out(now, which), holders.all[which].units);
-            match deed {
-                Deed::Leave => {
+            let (others, units) = (holders.held_without(now, which), holders.all[which].units);
+            match action {
+                HolderAction::Release => {
                     let receipt = holders.all.remove(which).receipt;
                     store.settle(&[rule.charge(units)], receipt, &[Settlement::default()], at);
                 }
-                Deed::Renew => {
+                HolderAction::Renew => {
                     let renewal = store.renew(&[rule.charge(units)], &mut holders.all[which].receipt, at);
                     let is_held = others <= quota - units;
                     prop_assert_eq!(renewal, if is_held { Renewal::Held } else { Renewal::Lost });
@@ -118,22 +122,22 @@ proptest! {
     ) {
         let (quota, lease) = (limit.quota(), limit.window().as_micros());
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
-        let mut there: Vec<Receipt> = Vec::new();
+        let mut held: Vec<Receipt> = Vec::new();
         let mut now = start;
-        for (comers, wait, leaver) in steps {
+        for (arrivals, wait, departing) in steps {
             // At most two thirds of the lease duration elapse between two renewals.
             now += wait * (lease / 3);
             let at = Timestamp::from_micros(now);
-            for receipt in &mut there {
+            for receipt in &mut held {
                 prop_assert_eq!(store.renew(&[rule.charge(1)], receipt, at), Renewal::Held);
             }
-            for _ in 0..comers {
+            for _ in 0..arrivals {
                 let (receipt, outcome) = reserve(&store, &rule.charge(1), now);
-                prop_assert_eq!(outcome.allowed, (there.len() as u64) < quota);
-                there.extend(outcome.allowed.then_some(receipt));
+                prop_assert_eq!(outcome.allowed, (held.len() as u64) < quota);
+                held.extend(outcome.allowed.then_some(receipt));
             }
-            if let Some(leaver) = leaver.filter(|_| !there.is_empty()) {
-                let receipt = there.swap_remove(leaver.index(there.len()));
+            if let Some(departing) = departing.filter(|_| !held.is_empty()) {
+                let receipt = held.swap_remove(departing.index(held.len()));
                 store.settle(&[rule.charge(1)], receipt, &[Settlement::default()], at);
             }
         }

@@ -27,12 +27,12 @@ pub(crate) enum Instants {
 }
 
 /// The predictions of the current denial, if the last request was denied.
-pub(crate) struct Foretold {
+pub(crate) struct Prediction {
     instants: Instants,
     precision: Span,
     /// Whether denials predict anything. False if denied requests are counted, because each counted
     /// denial changes the result of the next request.
-    foretells: bool,
+    predicts: bool,
     denial: Option<Denial>,
 }
 
@@ -44,13 +44,13 @@ struct Denial {
     again: Timestamp,
 }
 
-impl Foretold {
+impl Prediction {
     pub(crate) fn new(instants: Instants, precision: Span, limits: &[LimitFields]) -> Self {
         let counted = limits.iter().any(|limit| limit.count_denied == Some(true));
         Self {
             instants,
             precision,
-            foretells: !counted,
+            predicts: !counted,
             denial: None,
         }
     }
@@ -64,8 +64,8 @@ impl Foretold {
 
     /// Records the answer at `now`. Returns a description of the difference if the answer differs
     /// from the prediction.
-    pub(crate) fn heed(&mut self, now: Timestamp, answer: &Answer) -> Option<&'static str> {
-        let latest = self.foretells.then(|| Denial::of(answer, now)).flatten();
+    pub(crate) fn check(&mut self, now: Timestamp, answer: &Answer) -> Option<&'static str> {
+        let latest = self.predicts.then(|| Denial::of(answer, now)).flatten();
         let earlier = std::mem::replace(&mut self.denial, latest);
         match (earlier?.until, &self.denial) {
             (None, None) => Some("admitted although the wait was never"),
