@@ -84,6 +84,13 @@ pub struct DenialLog {
     log_percent: u32,
 }
 
+/// What is done with a denied request.
+#[derive(Clone, Copy, Debug)]
+struct Selection {
+    is_kept: bool,
+    is_logged: bool,
+}
+
 // A shard is aligned to two cache lines, because processors prefetch lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -158,9 +165,9 @@ impl DenialLog {
         decided: DecidedRequest<'_>,
         verdict: &Verdict<'_>,
     ) {
-        if self.shards.is_empty() {
+        let Some(selection) = self.select(decided.now) else {
             return;
-        }
+        };
         let denied = NewDenial {
             at: decided.now,
             listener,
@@ -186,13 +193,13 @@ impl DenialLog {
                     ..denied
                 };
                 is_explained |= denied.mode == Mode::Enforce;
-                self.push_for(decided, denied);
+                self.push_for(decided, denied, selection);
             }
         }
         // No limit denied the request, but a block, the store, or the policy for an unreachable
         // store.
         if !is_explained {
-            self.push_for(decided, denied);
+            self.push_for(decided, denied, selection);
         }
     }
 
@@ -204,19 +211,19 @@ impl DenialLog {
         request: ThrottledRequest<'_>,
         decided: &StoreDecision,
     ) {
-        if self.shards.is_empty() {
-            return;
-        }
         let ThrottledRequest {
             charge,
             outcomes,
             now,
         } = request;
+        let Some(selection) = self.select(now) else {
+            return;
+        };
         let verdict = decided.verdict(&[*charge], outcomes);
         let (_, key) = free_key_parts(charge.key);
         let key: Cow<'_, str> = String::from_utf8_lossy(key);
         let policy = denying_limit(charge.limits.iter(), outcomes).map(|limit| &**limit.policy());
-        self.push(&NewDenial {
+        let denied = NewDenial {
             at: now,
             listener,
             mode: Mode::Enforce,
@@ -226,15 +233,29 @@ impl DenialLog {
             policy,
             key: &[&key],
             entries: &[],
-        });
+        };
+        self.push(&denied, selection);
+    }
+
+    /// Selects whether a denied request is kept, and whether it is logged; `None` if it is neither.
+    /// A request that is not kept counts as lost.
+    fn select(&self, now: Timestamp) -> Option<Selection> {
+        let shard = self.shards.get(shard::index() % self.shards.len().max(1))?;
+        let mut ring = shard.ring();
+        let selection = Selection {
+            is_kept: self.is_kept() && ring.takes(now),
+            is_logged: ring.is_logged(self.log_percent),
+        };
+        drop(ring);
+        (selection.is_kept || selection.is_logged).then_some(selection)
     }
 
     /// Records `denied` with the key and the entries of the request.
-    fn push_for(&self, decided: DecidedRequest<'_>, denied: NewDenial<'_>) {
+    fn push_for(&self, decided: DecidedRequest<'_>, denied: NewDenial<'_>, selection: Selection) {
         let request = decided.request;
         let rule = denied.rule.and_then(|name| decided.rules.rule(name));
         let Some(rule) = rule else {
-            return self.push(&denied);
+            return self.push(&denied, selection);
         };
         let value = |name| request.entry(name);
         let key: Vec<&str> = rule
@@ -245,22 +266,21 @@ impl DenialLog {
             .into_iter()
             .filter_map(|name| Some((name, value(name)?)))
             .collect();
-        self.push(&NewDenial {
+        let denied = NewDenial {
             key: &key,
             entries: &entries,
             ..denied
-        });
+        };
+        self.push(&denied, selection);
     }
 
-    fn push(&self, denied: &NewDenial<'_>) {
-        let at = shard::index() % self.shards.len();
-        let mut ring = self.shards[at].ring();
-        if self.is_kept() {
+    fn push(&self, denied: &NewDenial<'_>, selection: Selection) {
+        if selection.is_kept {
+            let at = shard::index() % self.shards.len();
+            let mut ring = self.shards[at].ring();
             ring.push(self.segments, |out| denied.encode(out));
         }
-        let is_logged = ring.is_logged(self.log_percent);
-        drop(ring);
-        if is_logged {
+        if selection.is_logged {
             denied.log();
         }
     }

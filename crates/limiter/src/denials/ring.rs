@@ -6,11 +6,16 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
+use tidegate_core::Timestamp;
+
 /// The size of a segment in bytes.
 pub(super) const SEGMENT_BYTES: usize = 8 << 10;
 
 /// The maximum length of a record. A segment has room for at least two records.
 pub(super) const MAX_RECORD_BYTES: usize = SEGMENT_BYTES / 2 - LENGTH_BYTES;
+
+/// The maximum number of denied requests per second that a ring keeps.
+pub(super) const MAX_PER_SECOND: u32 = 10_000;
 
 /// The size of the length before each record.
 const LENGTH_BYTES: usize = 2;
@@ -22,8 +27,11 @@ pub(super) struct Ring {
     last: Segment,
     /// The number of records that were dropped.
     lost: u64,
-    /// The sum of the percentages of the records that were not logged.
+    /// The sum of the percentages of the requests that were not logged.
     unlogged_percent: u32,
+    /// The current second, and the number of denied requests in it.
+    second: u64,
+    in_second: u32,
 }
 
 /// A segment of records, oldest first. Each record is preceded by its length.
@@ -68,7 +76,22 @@ impl Ring {
         }
     }
 
-    /// Returns whether to log the next record, so that `percent` percent of all records are logged.
+    /// Returns whether to keep the next denied request. In each second, the first
+    /// [`MAX_PER_SECOND`] requests are kept, and the others count as lost. During a flood, encoding
+    /// every denial would take longer than the decision, and the list would reach back only for a
+    /// fraction of a second.
+    pub(super) fn takes(&mut self, now: Timestamp) -> bool {
+        let second = now.as_micros() / 1_000_000;
+        if second != self.second {
+            (self.second, self.in_second) = (second, 0);
+        }
+        self.in_second = self.in_second.saturating_add(1);
+        let is_kept = self.in_second <= MAX_PER_SECOND;
+        self.lost += u64::from(!is_kept);
+        is_kept
+    }
+
+    /// Returns whether to log the next request, so that `percent` percent of all requests are logged.
     pub(super) fn is_logged(&mut self, percent: u32) -> bool {
         self.unlogged_percent += percent;
         let is_due = self.unlogged_percent >= 100;
@@ -162,6 +185,17 @@ mod tests {
             // All segments except for at most two are more than half full.
             prop_assert!(lost == 0 || (lengths.len() - lost) * MAX_RECORD_BYTES > (segments - 2) * SEGMENT_BYTES / 2);
         }
+    }
+
+    #[test]
+    fn a_flood_fills_only_the_budget_of_its_second() {
+        let mut ring = Ring::default();
+        let at = |millis: u64| Timestamp::from_micros(millis * 1_000);
+        let kept = (0..50_000).filter(|_| ring.takes(at(5_000))).count();
+        assert_eq!((kept, ring.lost), (10_000, 40_000));
+        assert!(!ring.takes(at(5_999)));
+        assert!(ring.takes(at(6_000)));
+        assert_eq!(ring.lost, 40_001);
     }
 
     #[test]

@@ -203,7 +203,7 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
     let log = DenialLog::with_shards(&settings, 4);
     assert_eq!(log.heap_bytes(), 0, "no memory before the first denial");
     let denied = |number: u64, key: &str| {
-        log.push(&NewDenial {
+        let denied = NewDenial {
             at: START.after(Span::from_micros(number)),
             listener: ListenerKind::Resp,
             mode: Mode::Enforce,
@@ -213,7 +213,12 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
             policy: Some("1/h"),
             key: &[key],
             entries: &[],
-        });
+        };
+        let selection = Selection {
+            is_kept: true,
+            is_logged: false,
+        };
+        log.push(&denied, selection);
     };
     let count = |list: &DenialList| u64::try_from(list.denials.len()).unwrap() + list.lost;
     let everything = || log.list(&DenialFilter::default(), usize::MAX);
