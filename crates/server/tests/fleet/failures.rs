@@ -7,7 +7,7 @@ use tidegate_redis::{FallbackSettings, NodeShare};
 use crate::{
     listeners::json,
     node::{Answer, Node},
-    support::{RedisServer, free_port},
+    support::{RedisServer, eventually, free_port},
 };
 
 #[test]
@@ -74,6 +74,44 @@ fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
         !metrics.contains(&format!(r#"{series}"store"}}"#)),
         "{metrics}"
     );
+}
+
+#[test]
+fn an_outage_has_an_event_at_its_start_and_at_its_end() {
+    let port = free_port();
+    let mut redis = RedisServer::start_on(port, &[]);
+    let node = Node::start(&format!("redis://127.0.0.1:{port}"));
+    node.until_up(true);
+    assert_eq!(node.spend("local", "u").source, Source::Redis);
+    let outages = || -> Vec<serde_json::Value> {
+        let events = node.limiter.events().unwrap().list(None, 100).events;
+        let events = events.iter();
+        let events = events.map(|event| serde_json::from_str(&event.json).unwrap());
+        events
+            .filter(|event: &serde_json::Value| {
+                event["type"].as_str().unwrap().starts_with("store.")
+            })
+            .collect()
+    };
+    assert!(outages().is_empty());
+    redis.kill();
+    node.until_up(false);
+    for _ in 0..3 {
+        assert_eq!(node.spend("local", "u").source, Source::Local);
+    }
+    let lost = outages();
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    assert_eq!(lost[0]["type"], "store.lost");
+    assert!(lost[0]["data"]["problem"].is_string(), "{lost:?}");
+    let _redis = RedisServer::start_on(port, &[]);
+    node.until_up(true);
+    // The end is noticed without a request.
+    let both = eventually("the end of the outage is an event", || {
+        Some(outages()).filter(|both| both.len() == 2)
+    });
+    assert_eq!(both[1]["type"], "store.recovered");
+    assert_eq!(both[1]["data"]["local_decisions"], 3);
+    assert!(both[1]["data"]["lasted_ms"].is_u64(), "{both:?}");
 }
 
 #[test]

@@ -7,12 +7,12 @@ use std::{
 };
 
 use tidegate::{Clock, RateLimiter as _};
-use tidegate_config::{Config, Headers};
+use tidegate_config::{Config, EventsConfig, Headers};
 use tidegate_core::{
     Cost, Effect, FallbackShare, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp,
     top::TopBounds,
 };
-use tidegate_limiter::{KeyMask, ServerLimiter};
+use tidegate_limiter::{KeyMask, ServerLimiter, events::Events};
 use tidegate_net::{Bounds, Server};
 use tidegate_redis::{
     Address, FallbackSettings, FallbackStore, NodeShare, Redis, RedisSettings, Topology,
@@ -94,8 +94,11 @@ impl Node {
         let rules = Config::parse(RULES).unwrap().rules;
         let store = MemoryStore::new(MemoryBounds::default());
         let fallback = FallbackStore::new(redis, "test", store, settings);
+        let events =
+            Events::open(&EventsConfig::default(), Vec::new(), mask.clone(), &clock).unwrap();
         let limiter = ServerLimiter::new(rules, fallback, clock.clone())
             .with_top(Some(TopBounds::default()))
+            .with_events(Some(Arc::new(events)))
             .with_key_mask(mask);
         Self {
             limiter: Arc::new(limiter),
