@@ -170,16 +170,20 @@ pub struct Listen {
     /// `127.0.0.1:8082`. Parsing rejects an address that other machines can reach, unless an admin
     /// token is set.
     pub admin: Option<SocketAddr>,
+    /// `listen.metrics`: a listener for health, readiness and metrics only, which needs no token;
+    /// default off.
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Listen {
     /// Returns the listeners with their names.
-    fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 4] {
+    fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 5] {
         [
             ("http", self.http),
             ("grpc", self.grpc),
             ("resp", self.resp),
             ("admin", self.admin),
+            ("metrics", self.metrics),
         ]
     }
 }
@@ -190,7 +194,7 @@ impl Listen {
 #[non_exhaustive]
 pub struct ListenerConfig {
     /// `max_connections`: the maximum number of open connections, 1 to 1,000,000. The default is
-    /// 10,000; for the admin listener, the default is 128.
+    /// 10,000; for the admin and metrics listeners, the default is 128.
     pub max_connections: usize,
     /// `max_connections_per_client`: the maximum number of open connections per client address
     /// (IPv6: per /64), at least 1. The default is 1,000; for the admin listener, the default is
@@ -241,11 +245,13 @@ pub struct Listeners {
     pub resp: ListenerConfig,
     /// `listen.admin`. The token of the admin listener is in [`Config::admin_token`].
     pub admin: ListenerConfig,
+    /// `listen.metrics`.
+    pub metrics: ListenerConfig,
 }
 
 impl Default for Listeners {
     fn default() -> Self {
-        let admin = ListenerConfig {
+        let small = ListenerConfig {
             max_connections: 128,
             max_connections_per_client: 128,
             ..ListenerConfig::default()
@@ -254,7 +260,8 @@ impl Default for Listeners {
             http: ListenerConfig::default(),
             grpc: ListenerConfig::default(),
             resp: ListenerConfig::default(),
-            admin,
+            admin: small.clone(),
+            metrics: small,
         }
     }
 }
@@ -267,6 +274,7 @@ impl Default for Listen {
             grpc: loopback(8081),
             resp: loopback(6380),
             admin: loopback(8082),
+            metrics: None,
         }
     }
 }

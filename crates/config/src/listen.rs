@@ -92,7 +92,7 @@ impl RawListen {
 }
 
 /// The names of the listeners.
-const NAMES: &[&str] = &["http", "grpc", "resp", "admin"];
+const NAMES: &[&str] = &["http", "grpc", "resp", "admin", "metrics"];
 
 pub(super) fn listen(
     file: &Fields<'_>,
@@ -112,6 +112,7 @@ pub(super) fn listen(
         ("resp", RESP_KEYS, &mut listen.resp, &mut listeners.resp),
         ("admin", ADMIN_KEYS, &mut listen.admin, &mut listeners.admin),
         ("grpc", KEYS, &mut listen.grpc, &mut listeners.grpc),
+        ("metrics", KEYS, &mut listen.metrics, &mut listeners.metrics),
     ] {
         if let Some(value) = fields.get(name) {
             *address = listener(value, keys, settings, report).unwrap_or(None);

@@ -48,7 +48,10 @@ pub use self::{
 };
 use crate::{
     geoip::{GeoIp, GeoIpError},
-    listener::{self, admin::AdminCredential},
+    listener::{
+        self,
+        admin::{AdminContext, AdminCredential},
+    },
     redis_runtime::RedisRuntime,
     reload::{LoadError, Reloader, RestartOnlySettings, read_candidate},
 };
@@ -423,6 +426,7 @@ struct Sockets {
     grpc: Option<TcpListener>,
     resp: Option<TcpListener>,
     admin: Option<TcpListener>,
+    metrics: Option<TcpListener>,
     proxy: Option<TcpListener>,
 }
 
@@ -434,6 +438,7 @@ impl Sockets {
             grpc: bind("grpc", listen.grpc)?,
             resp: bind("resp", listen.resp)?,
             admin: bind("admin", listen.admin)?,
+            metrics: bind("metrics", listen.metrics)?,
             proxy: bind("proxy", config.proxy.as_ref().map(|proxy| proxy.listen))?,
         })
     }
@@ -502,6 +507,9 @@ impl StartContext<'_> {
         if let Some(socket) = sockets.admin {
             self.opened("admin", self.listen_admin(server, socket)?);
         }
+        if let Some(socket) = sockets.metrics {
+            self.opened("metrics", self.listen_metrics(server, socket)?);
+        }
         Ok(())
     }
 
@@ -561,8 +569,17 @@ impl StartContext<'_> {
     }
 
     fn listen_admin(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
-        let settings = &self.listeners.admin;
-        let context = listener::admin::AdminContext {
+        let bounds = bounds(&self.listeners.admin, Bounds::default());
+        listener::admin::listen(server, socket, bounds, self.admin_context())
+    }
+
+    fn listen_metrics(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
+        let bounds = bounds(&self.listeners.metrics, Bounds::default());
+        listener::admin::listen_metrics(server, socket, bounds, self.admin_context())
+    }
+
+    fn admin_context(&self) -> AdminContext {
+        AdminContext {
             limiter: Arc::clone(self.limiter),
             reloader: self.reloader.cloned(),
             envoy: self.envoy.cloned(),
@@ -571,11 +588,9 @@ impl StartContext<'_> {
             proxy: self.proxy.clone(),
             identity: Arc::clone(&self.identity),
             credentials: self.credentials.clone(),
-            hosts: settings.hosts.clone(),
+            hosts: self.listeners.admin.hosts.clone(),
             tls: self.certificates.admin.clone(),
-        };
-        let bounds = bounds(settings, Bounds::default());
-        listener::admin::listen(server, socket, bounds, context)
+        }
     }
 
     fn opened(&self, name: &'static str, listener: Listener) {
@@ -637,7 +652,8 @@ fn fit_descriptors(config: &mut Config) -> Option<String> {
         .flat_map(|proxy| &proxy.upstreams)
         .map(|upstream| upstream.urls.len().saturating_mul(upstream.max_connections));
     let reserved = upstreams.map(count).fold(
-        count(config.listeners.admin.max_connections),
+        count(config.listeners.admin.max_connections)
+            .saturating_add(count(config.listeners.metrics.max_connections)),
         u64::saturating_add,
     );
     let Listeners {

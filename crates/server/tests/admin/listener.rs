@@ -1,6 +1,9 @@
 //! An admin listener with a manual clock, and a method to charge a key.
 
-use std::{net::TcpListener, sync::Arc};
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::Arc,
+};
 
 use tempfile::NamedTempFile;
 use tidegate::{Clock, DecidedRequest, RateLimiter as _};
@@ -42,7 +45,7 @@ pub(crate) struct TestListener {
     pub(crate) file: NamedTempFile,
     pub(crate) listener: Listener,
     clock: Clock,
-    _server: Server,
+    server: Server,
 }
 
 impl TestListener {
@@ -107,8 +110,27 @@ impl TestListener {
             file,
             listener,
             clock,
-            _server: server,
+            server,
         }
+    }
+
+    /// Opens a metrics listener beside the admin listener, and returns its address.
+    pub(crate) fn open_metrics(&self) -> SocketAddr {
+        let context = AdminContext {
+            limiter: Arc::clone(&self.limiter),
+            reloader: None,
+            envoy: None,
+            certificates: Vec::new(),
+            geoip: None,
+            proxy: None,
+            identity: Arc::default(),
+            credentials: Vec::new(),
+            hosts: Vec::new(),
+            tls: None,
+        };
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = admin::listen_metrics(&self.server, socket, Bounds::default(), context);
+        listener.unwrap().local_addr()
     }
 
     /// Sets the clock to `secs` seconds after the start.

@@ -1,6 +1,9 @@
 //! Tests of health and metrics.
 
-use crate::listener::{KEY, TestListener};
+use crate::{
+    client::Client,
+    listener::{KEY, TestListener},
+};
 
 #[test]
 fn health_is_reported() {
@@ -65,6 +68,23 @@ fn verdicts_are_counted_by_rule_and_outcome() {
         "{}",
         metrics.body
     );
+}
+
+#[test]
+fn the_metrics_listener_serves_metrics_and_nothing_else() {
+    let listener = TestListener::with_token(Some("secret"));
+    assert_eq!(listener.ask("GET", "/v1/rules", "").status, 401);
+    let address = listener.open_metrics();
+    let ask = |method: &str, path: &str| Client::connect(address).ask(method, path, &[], b"");
+    for path in ["/healthz", "/readyz", "/metrics"] {
+        assert_eq!(ask("GET", path).status, 200, "{path}");
+        assert_eq!(ask("HEAD", path).status, 200, "{path}");
+        assert_eq!(ask("POST", path).status, 405, "{path}");
+    }
+    assert!(ask("GET", "/metrics").body.contains("tidegate_limit{"));
+    for path in ["/", "/v1/rules", "/v1/status", "/console", "/v1/events"] {
+        assert_eq!(ask("GET", path).status, 404, "{path}");
+    }
 }
 
 /// Tests that every sample belongs to the metric family above it, and that no family appears twice.

@@ -121,47 +121,48 @@ pub fn listen(
     bounds: Bounds,
     context: AdminContext,
 ) -> io::Result<Listener> {
-    let AdminContext {
-        limiter,
-        reloader,
-        envoy,
-        certificates,
-        geoip,
-        proxy,
-        identity,
-        credentials,
-        hosts,
-        tls,
-    } = context;
     let access = Access::new(
-        &credentials,
-        hosts,
+        &context.credentials,
+        context.hosts.clone(),
         socket.local_addr()?,
-        limiter.clock().clone(),
+        context.limiter.clock().clone(),
     )?;
-    limiter.metrics().show_authenticator(access.authenticator());
-    let admin = Arc::new(Admin {
-        limiter,
-        reloader,
-        envoy,
-        certificates,
-        geoip,
-        proxy,
-        identity,
-        shutdown: server.shutdown_signal(),
-        access,
-    });
+    let metrics = context.limiter.metrics();
+    metrics.show_authenticator(access.authenticator());
+    let (access, tls) = (Arc::new(access), context.tls.clone());
+    let admin = Arc::new(Admin::new(context, server));
     server.listen(socket, bounds, move |stream, connection| {
-        let (admin, tls) = (Arc::clone(&admin), tls.clone());
+        let (admin, access, tls) = (Arc::clone(&admin), Arc::clone(&access), tls.clone());
         async move {
             let peer = connection.peer.ip();
-            let answer = |request| admin.answer(request, peer);
+            let answer = |request| admin.answer(&access, request, peer);
             let Some(tls) = tls else {
                 return serve::serve(stream, &connection, answer).await;
             };
             if let Some(stream) = tls.accept_in_time(stream, &connection).await {
                 serve::serve(stream, &connection, answer).await;
             }
+        }
+    })
+}
+
+/// Serves health, readiness and metrics on `socket`, without a token and without TLS.
+///
+/// # Errors
+///
+/// Returns the error of the operating system if `socket` is not a listening socket.
+pub fn listen_metrics(
+    server: &Server,
+    socket: TcpListener,
+    bounds: Bounds,
+    context: AdminContext,
+) -> io::Result<Listener> {
+    let admin = Arc::new(Admin::new(context, server));
+    server.listen(socket, bounds, move |stream, connection| {
+        let admin = Arc::clone(&admin);
+        async move {
+            let answer = |request| std::future::ready(admin.answer_metrics(&request));
+            serve::serve(stream, &connection, answer).await;
         }
     })
 }
@@ -176,16 +177,52 @@ struct Admin {
     proxy: Option<Arc<ProxyRuntime>>,
     identity: Arc<Identity>,
     shutdown: Shutdown,
-    access: Access,
 }
 
 impl Admin {
+    fn new(context: AdminContext, server: &Server) -> Self {
+        let AdminContext {
+            limiter,
+            reloader,
+            envoy,
+            certificates,
+            geoip,
+            proxy,
+            identity,
+            ..
+        } = context;
+        Self {
+            limiter,
+            reloader,
+            envoy,
+            certificates,
+            geoip,
+            proxy,
+            identity,
+            shutdown: server.shutdown_signal(),
+        }
+    }
+
+    /// Answers a request to the metrics listener.
+    fn answer_metrics(self: &Arc<Self>, request: &Request<Incoming>) -> Answer {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return Problem::method("GET").answer();
+        }
+        match request.uri().path() {
+            "/healthz" => liveness(),
+            "/readyz" => self.readyz(),
+            "/metrics" => self.metrics(Format::negotiate(request.headers())),
+            _ => Problem::not_found("/healthz, /readyz and /metrics").answer(),
+        }
+    }
+
     async fn answer(
         self: &Arc<Self>,
+        access: &Access,
         request: Request<Incoming>,
         peer: IpAddr,
     ) -> Response<AdminBody> {
-        let answered = match self.access.check(&request, peer) {
+        let answered = match access.check(&request, peer) {
             Ok(operator) => self.route(request, &operator).await,
             Err(problem) => Err(problem),
         };
@@ -236,7 +273,7 @@ impl Admin {
         let (head, body) = request.into_parts();
         let query = head.uri.query();
         match operation {
-            Operation::Liveness => Ok(json(StatusCode::OK, &json!({"ok": true}))),
+            Operation::Liveness => Ok(liveness()),
             Operation::Readiness => Ok(self.readyz()),
             Operation::Metrics => Ok(self.metrics(Format::negotiate(&head.headers))),
             Operation::ListRules => Ok(rules::list(limiter)),
@@ -328,6 +365,10 @@ impl Admin {
         }
         Ok(json(StatusCode::OK, &members))
     }
+}
+
+fn liveness() -> Answer {
+    json(StatusCode::OK, &json!({"ok": true}))
 }
 
 /// Reports that Redis could not be queried or did not execute the operation.
