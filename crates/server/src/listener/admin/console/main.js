@@ -7,12 +7,13 @@ import { ApiError, forgetToken, get, hasToken, setLogoutHandler, setToken } from
 import { blocks } from "./blocks.js";
 import { denials } from "./denials.js";
 import { button, el, show, text } from "./dom.js";
+import { events } from "./events.js";
 import { explain } from "./explain.js";
 import { keys } from "./keys.js";
 import { overview } from "./overview.js";
 import { server } from "./server.js";
 
-const VIEWS = { overview, denials, keys, explain, blocks, server };
+const VIEWS = { overview, denials, events, keys, explain, blocks, server };
 const STATUS_MS = 3000;
 const RULES_MS = 5000;
 const MESSAGE_MS = 10_000;
