@@ -21,6 +21,9 @@ use std::{
 const MAX_QUEUED_LINES: usize = 16_384;
 const MAX_QUEUED_BYTES: usize = 16 << 20;
 
+/// The number of dropped lines after which a failed rotation is tried again.
+const ROTATION_RETRY_LINES: u32 = 1_000;
+
 /// How long shutdown waits for queued lines to be written.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -121,6 +124,7 @@ impl LineLog {
             settings,
             bytes: 0,
             is_failing: false,
+            dropped_since_rotation: None,
             finishing: Vec::new(),
             written_lines: 0,
             shared: Arc::clone(&shared),
@@ -151,6 +155,11 @@ impl LineLog {
         self.shared.has_control.store(true, Ordering::SeqCst);
         // A full queue needs no wake, because the writer checks for requests before each line.
         let _ = self.queue.try_send(LogCommand::Wake);
+    }
+
+    /// Counts a line that the caller could not log.
+    pub fn count_lost(&self) {
+        self.shared.lost.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns how many lines were dropped.
@@ -190,6 +199,9 @@ struct Writer {
     bytes: u64,
     /// Whether the last write failed. The error is logged once, until a write succeeds.
     is_failing: bool,
+    /// The number of lines that were dropped since a rotation failed; `None` if the last rotation
+    /// succeeded.
+    dropped_since_rotation: Option<u32>,
     finishing: Vec<FinishRequest>,
     /// The number of lines that were ever taken from the queue.
     written_lines: u64,
@@ -247,8 +259,9 @@ impl Writer {
             // A line that is longer than a whole file gets a file of its own.
             self.bytes > 0 && self.bytes.saturating_add(line.len() as u64) > most
         });
-        if is_full {
-            self.rotate();
+        if is_full && !self.make_room() {
+            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+            return;
         }
         let written = self.out.write_all(line.as_bytes());
         match &written {
@@ -260,38 +273,72 @@ impl Writer {
         self.report(&written);
     }
 
+    /// Rotates the full file. Returns false if that fails, so that the file does not grow beyond
+    /// its maximum. The next attempt follows after [`ROTATION_RETRY_LINES`] lines.
+    fn make_room(&mut self) -> bool {
+        if let Some(dropped) = &mut self.dropped_since_rotation
+            && *dropped < ROTATION_RETRY_LINES
+        {
+            *dropped += 1;
+            return false;
+        }
+        match self.rotate() {
+            Ok(()) => {
+                self.dropped_since_rotation = None;
+                true
+            }
+            Err(error) => {
+                if self.dropped_since_rotation.is_none() {
+                    let name = self.settings.name;
+                    tracing::error!(
+                        "cannot rotate the {name}, and drops lines until that succeeds: {error}; fix the permissions of its folder"
+                    );
+                }
+                self.dropped_since_rotation = Some(1);
+                false
+            }
+        }
+    }
+
     /// Moves the full file away, and begins a new one.
-    fn rotate(&mut self) {
-        self.flush();
+    fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = &self.settings.path else {
-            return;
+            return Ok(());
         };
         let mut moved = path.clone().into_os_string();
         moved.push(".1");
-        let renamed = fs::rename(path, moved);
-        if renamed.is_ok() {
-            self.reopen();
+        match fs::rename(path, moved) {
+            // The file was moved by an attempt that then could not open a new one.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => self.open_next(),
         }
-        self.report(&renamed);
     }
 
     fn reopen(&mut self) {
-        let Some(path) = &self.settings.path else {
+        let Some(path) = self.settings.path.clone() else {
             return;
         };
-        let opened = open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        match opened {
-            Ok((bytes, file)) => {
-                self.flush();
-                self.out = out(Some(file));
-                self.bytes = bytes;
-            }
-            Err(error) => tracing::error!(
+        if let Err(error) = self.open_next() {
+            tracing::error!(
                 file = %path.display(),
                 "failed to reopen {}: {error}; keeping the current file",
                 self.settings.name
-            ),
+            );
         }
+    }
+
+    /// Opens the file at the path of the log. The lines so far are written to the current file
+    /// first; if that fails, the current file stays in use.
+    fn open_next(&mut self) -> io::Result<()> {
+        let Some(path) = &self.settings.path else {
+            return Ok(());
+        };
+        let file = open(path)?;
+        let bytes = file.metadata()?.len();
+        self.out.flush()?;
+        self.out = out(Some(file));
+        self.bytes = bytes;
+        Ok(())
     }
 
     fn flush(&mut self) {
@@ -331,6 +378,36 @@ fn out(file: Option<File>) -> BufWriter<Box<dyn Write + Send>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rotation_that_fails_drops_lines_and_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("log");
+        let moved = folder.path().join("log.1");
+        // A folder that is not empty cannot be replaced by a file.
+        fs::create_dir_all(moved.join("occupied")).unwrap();
+        let log = LineLog::open(LineLogSettings {
+            name: "test log",
+            path: Some(path.clone()),
+            rotate_at: Some(100),
+        })
+        .unwrap();
+        let line = || format!("{}\n", "x".repeat(59));
+        for _ in 0..10 {
+            log.write(line());
+        }
+        log.finish();
+        assert_eq!(fs::read_to_string(&path).unwrap().len(), 60);
+        assert_eq!(log.lost(), 9);
+        fs::remove_dir_all(&moved).unwrap();
+        for _ in 0..ROTATION_RETRY_LINES {
+            log.write(line());
+        }
+        log.finish();
+        assert!(log.lost() < u64::from(ROTATION_RETRY_LINES) + 9);
+        assert!(fs::read_to_string(&path).unwrap().len() <= 100);
+        assert!(moved.is_file());
+    }
 
     #[test]
     fn a_full_queue_loses_lines_but_no_control_request() {
