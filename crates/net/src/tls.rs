@@ -6,7 +6,7 @@
 //! found the same modification stamps.
 
 use std::{
-    io,
+    fs, io,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -29,6 +29,9 @@ use crate::{
     file_watch::{FileStamp, stamp},
     prometheus::{Metric, Page},
 };
+
+/// The maximum size of a file of certificates.
+const MAX_PEM_BYTES: u64 = 16 << 20;
 
 const LOADS: Metric<2> = Metric::counter(
     "tidegate_certificate_loads_total",
@@ -347,12 +350,26 @@ pub fn roots(path: &Path) -> Result<RootCertStore, String> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
-    let certificates: Vec<_> = read.map_err(|error| error.to_string())?;
+    let pem = read_pem(path).map_err(|error| error.to_string())?;
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let certificates = read.map_err(|error| error.to_string())?;
     if certificates.is_empty() {
         return Err("the file contains no certificate".into());
     }
     Ok(certificates)
+}
+
+/// Reads a file of certificates. A device or a pipe could have no end, so it is rejected.
+fn read_pem(path: &Path) -> io::Result<Vec<u8>> {
+    let metadata = fs::metadata(path)?;
+    if !metadata.is_file() {
+        return Err(io::Error::other("this is not a regular file"));
+    }
+    if metadata.len() > MAX_PEM_BYTES {
+        let problem = format!("the file is over the maximum of {MAX_PEM_BYTES} bytes");
+        return Err(io::Error::other(problem));
+    }
+    fs::read(path)
 }
 
 fn unusable(
