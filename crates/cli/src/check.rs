@@ -127,8 +127,13 @@ impl Findings {
             self.note(&name, &what, CheckResult::HasMistakes);
         }
         if let Some(candidate) = &config.candidate {
-            match candidate.read() {
-                Ok(_) => {}
+            match candidate.read(&config.identity) {
+                Ok(read) => {
+                    let name = candidate.file.display().to_string();
+                    for warning in &read.warnings {
+                        self.warn(warning, as_json(&name, warning, Severity::Warning));
+                    }
+                }
                 Err(error @ ReadError::Mistaken { .. }) => {
                     return self.refused(&error, &candidate.file);
                 }

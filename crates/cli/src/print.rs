@@ -129,11 +129,14 @@ pub(crate) fn rules_preview(preview: &Value) -> String {
                 let _ = writeln!(out, "  {name}: {before} -> {after}");
             }
         }
+        if change["other"] == true {
+            out.push_str("  other settings: cost, allow list, elastic limits or on_failure\n");
+        }
         let last_hour = &change["last_hour"];
         if !last_hour.is_null() {
             let _ = writeln!(
                 out,
-                "  in the last hour, it would have denied {} of {} requests",
+                "  in the last hour, its current limits would have denied {} of {} requests",
                 number(&last_hour["would_deny"]),
                 number(&last_hour["requests"])
             );
@@ -554,6 +557,13 @@ pub(crate) fn candidate(report: &Value) -> String {
         count("not_compared"),
         count("lost")
     );
+    if count("rejected") > 0 {
+        let rejected = count("rejected");
+        let _ = writeln!(
+            out,
+            "warning: the candidate rules reject {rejected} requests as invalid (400); look for an entry with the cost that is missing"
+        );
+    }
     match (&report["ended"], &report["until"]) {
         (Value::Bool(true), until) => {
             let _ = writeln!(out, "ended at {}", text(until));

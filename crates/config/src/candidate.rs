@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use tidegate_core::Timestamp;
 
-use super::{Config, ReadError, report::Report, value::Fields};
+use super::{Config, Identity, Mistake, ReadError, report::Report, value::Fields};
 
 /// The candidate rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,13 +19,44 @@ pub struct CandidateConfig {
 }
 
 impl CandidateConfig {
-    /// Reads the file with the candidate rules.
+    /// Reads the file with the candidate rules. `identity` are the settings of the rules file that
+    /// identify the client of a request, which also apply to the candidate rules.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Config::read`].
-    pub fn read(&self) -> Result<Config, ReadError> {
-        Config::read(&self.file)
+    /// Returns the same errors as [`Config::read`], and rejects a file whose sections `clients` or
+    /// `entries` differ from those of the rules file: its rules could use entries that no request
+    /// has, and would then never apply.
+    pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
+        let config = Config::read(&self.file)?;
+        let (own, empty) = (&config.identity, Identity::default());
+        let differing = [
+            (
+                "clients",
+                own.trust != empty.trust && own.trust != identity.trust,
+            ),
+            (
+                "entries",
+                !own.derived.is_empty() && own.derived != identity.derived,
+            ),
+        ];
+        let differing = differing.iter().filter(|(_, differs)| *differs);
+        let mistakes: Vec<Mistake> = differing.map(|(section, _)| differs(section)).collect();
+        if mistakes.is_empty() {
+            return Ok(config);
+        }
+        let path = self.file.clone();
+        Err(ReadError::Mistaken { path, mistakes })
+    }
+}
+
+fn differs(section: &str) -> Mistake {
+    let message = "differs from the rules file, whose settings also apply to the candidate rules; \
+                   write the same in both files, or remove the section from this file";
+    Mistake {
+        path: section.to_owned(),
+        line: None,
+        message: message.to_owned(),
     }
 }
 

@@ -56,17 +56,26 @@ impl Config {
             path: path.to_owned(),
             mistakes,
         };
+        Self::parse_file(&text).map_err(mistaken)
+    }
+
+    /// Parses the content of a file. Unlike [`Self::parse`], rejects content that says nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns every mistake in the content.
+    pub fn parse_file(text: &str) -> Result<Self, Vec<Mistake>> {
         // An editor can truncate the file before it writes the new content. Without this check, the
         // server could read the truncated file in the meantime, and no limit would be in effect.
-        if says_nothing(&text) {
+        if says_nothing(text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
-            return Err(mistaken(vec![Mistake {
+            return Err(vec![Mistake {
                 path: String::new(),
                 line: None,
                 message,
-            }]));
+            }]);
         }
-        Self::parse(&text).map_err(mistaken)
+        Self::parse(text)
     }
 }
 

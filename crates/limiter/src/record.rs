@@ -14,7 +14,7 @@ use std::{cell::Cell, hash::BuildHasher as _, io};
 use foldhash::quality::FixedState;
 use tidegate::DecidedRequest;
 use tidegate_config::RecordConfig;
-use tidegate_core::Verdict;
+use tidegate_core::{Verdict, bounds::MAX_LOG_LINE_BYTES};
 use tidegate_net::{
     line_log::{LineLog, LineLogSettings},
     prometheus::{Metric, Page},
@@ -25,7 +25,7 @@ use crate::KeyMask;
 const LOST: Metric = Metric::counter(
     "tidegate_record_dropped_total",
     [],
-    "Requests that were not recorded, because the file could not be written fast enough.",
+    "Requests that were not recorded, because the file could not be written fast enough, or because a line would have been longer than 1 MiB.",
 );
 
 /// The seed of the hashes that select the sample. All servers select the same values.
@@ -62,7 +62,13 @@ impl Recorder {
     /// Records a request that was answered with `verdict`, if the request is in the sample.
     pub(crate) fn record(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         if self.is_in_sample(decided) {
-            self.lines.write(self.line(decided, verdict));
+            let line = self.line(decided, verdict);
+            // A simulation skips longer lines.
+            if line.len() <= MAX_LOG_LINE_BYTES {
+                self.lines.write(line);
+            } else {
+                self.lines.count_lost();
+            }
         }
     }
 
@@ -71,11 +77,11 @@ impl Recorder {
         if percent >= 100 {
             return true;
         }
-        let number = match &self.settings.by {
-            Some(by) => {
-                let value = decided.request.entry(by).unwrap_or_default();
-                FixedState::with_seed(SAMPLE_SEED).hash_one(value)
-            }
+        let by = self.settings.by.as_deref();
+        // A request without the entry is sampled by itself. Otherwise either all such requests or
+        // none would be recorded.
+        let number = match by.and_then(|by| decided.request.entry(by)) {
+            Some(value) => FixedState::with_seed(SAMPLE_SEED).hash_one(value),
             None => next_number(),
         };
         // Multiplying maps the numbers evenly to 0..100.

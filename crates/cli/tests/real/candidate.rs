@@ -185,3 +185,50 @@ proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
         (&json!(4), &json!(1))
     );
 }
+
+/// A file that is missing is reported once, and is read again when it returns.
+#[test]
+fn a_missing_candidate_is_reported_once() {
+    let mut server = start();
+    let file = server.directory().join("candidate.yaml");
+    std::fs::remove_file(&file).unwrap();
+    server.wait_for(&["kept the old rules: candidate.rules: cannot read"]);
+    // The file is looked for once a second. After a few checks there is still one report.
+    let uptime = |server: &Server| -> u64 {
+        let metrics = server.metrics();
+        let mut lines = metrics.lines();
+        let line = lines.find_map(|line| line.strip_prefix("tidegate_uptime_seconds "));
+        line.unwrap().parse().unwrap()
+    };
+    let missing_since = uptime(&server);
+    while uptime(&server) < missing_since + 4 {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "the server's own clock is waited for"
+        )]
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    assert!(
+        server
+            .metrics()
+            .contains("tidegate_reloads_total{result=\"failed\"} 1\n"),
+        "{}",
+        server.metrics()
+    );
+    std::fs::write(&file, CANDIDATE).unwrap();
+    server.wait_for(&["reloaded the rules"]);
+}
+
+/// Promotion puts the compared rules in force, and never those of a file that was not compared.
+#[test]
+fn a_candidate_with_other_entries_is_rejected() {
+    let mut server = start();
+    let file = server.directory().join("candidate.yaml");
+    let other = format!("entries: {{tenant: {{of: header.x-tenant, split: \".\"}}}}\n{CANDIDATE}");
+    std::fs::write(&file, other).unwrap();
+    server.wait_for(&["kept the old rules", "entries: differs from the rules file"]);
+    let refused = server.operate(&["candidate", "promote"]);
+    assert!(!refused.status.success());
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(said.contains("run `tidegate check"), "{said}");
+}

@@ -177,7 +177,7 @@ fn a_reload_reports_the_warnings_for_the_files() {
     let answer = Ask::new("POST", server.admin, "/v1/reload").send();
     let expected = json!([
         "shop.yaml: descriptors[0].rate_limit (line 2): requests_per_unit is missing and defaults to 0: every \
-         request is over the limit"
+         request is over the limit; set it"
     ]);
     assert_eq!(answer.json()["warnings"], expected, "{}", answer.body);
 }

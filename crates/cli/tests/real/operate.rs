@@ -597,7 +597,7 @@ removed: old
 changed: trial
   mode: shadow -> enforce
   limits: 2/h -> 3/h
-  in the last hour, it would have denied 3 of 5 requests
+  in the last hour, its current limits would have denied 3 of 5 requests
 note: changes to listen, top take effect after a restart of the server
 ";
     let shown = printed(&server.operate(&preview));

@@ -70,6 +70,9 @@ pub const MAX_RULES: usize = 100_000;
 /// The maximum number of manual blocks at the same time.
 pub const MAX_BLOCKS: usize = 100_000;
 
+/// The longest line of an access log or of recorded requests, in bytes.
+pub const MAX_LOG_LINE_BYTES: usize = 1 << 20;
+
 /// The longest reason of a manual block, in bytes.
 pub const MAX_REASON_BYTES: usize = 1_024;
 

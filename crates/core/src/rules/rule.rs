@@ -408,6 +408,26 @@ impl Rule {
         self.append_key(values, bytes)
     }
 
+    /// Returns whether the options of both rules are equal: the cost, the response-based cost, the
+    /// allow list, the condition of elastic limits, and the policy while the store is unreachable.
+    #[must_use]
+    pub fn has_same_options(&self, other: &Self) -> bool {
+        let options = |rule: &Self| {
+            let limits = rule.limits();
+            let Self {
+                cost,
+                allow,
+                headroom,
+                response_cost,
+                ..
+            } = rule;
+            // Patterns have no equality of their own, and their debug output has their text.
+            let options = format!("{cost:?} {allow:?} {headroom:?} {response_cost:?}");
+            (options, limits.on_failure(), limits.stretch())
+        };
+        options(self) == options(other)
+    }
+
     /// Returns the cost that the rule charges for `request`.
     ///
     /// # Errors

@@ -1,14 +1,17 @@
 //! The keys whose requests the candidate rules decide differently.
 
-use std::collections::HashMap;
+use std::{
+    cmp::{Ordering, Reverse},
+    collections::HashMap,
+};
 
 use tidegate_core::Timestamp;
 
 use super::RuleKey;
 use crate::KeyMask;
 
-/// The maximum number of keys for which changed requests are counted. Further keys are counted
-/// together.
+/// The maximum number of keys for which changed requests are counted. If there are more, the half of
+/// them with the fewest requests is forgotten.
 const MAX_KEYS: usize = 10_000;
 
 /// The changed requests, by rule and key.
@@ -16,7 +19,7 @@ const MAX_KEYS: usize = 10_000;
 pub(super) struct ChangedKeys {
     requests: u64,
     keys: HashMap<RuleKey, ChangedRequests>,
-    /// The number of requests whose key was not counted, because there were too many keys.
+    /// The number of requests of keys that were forgotten.
     uncounted: u64,
 }
 
@@ -33,7 +36,8 @@ struct ChangedRequests {
 pub struct ChangedKeyList {
     /// The keys, by descending number of requests.
     pub keys: Vec<ChangedKey>,
-    /// The number of requests whose key was not counted, because there were too many keys.
+    /// The number of requests of keys that were forgotten, because there were too many keys. If it
+    /// is 0, the numbers of requests are exact; otherwise a key can have had more.
     pub uncounted: u64,
 }
 
@@ -60,36 +64,86 @@ impl ChangedKeys {
             if let Some(known) = self.keys.get_mut(&key) {
                 known.count += 1;
                 known.last = now;
-            } else if self.keys.len() < MAX_KEYS {
-                let first = ChangedRequests {
-                    count: 1,
-                    first: now,
-                    last: now,
-                };
-                self.keys.insert(key, first);
-            } else {
-                self.uncounted += 1;
+                continue;
             }
+            if self.keys.len() >= MAX_KEYS {
+                self.forget_half();
+            }
+            let first = ChangedRequests {
+                count: 1,
+                first: now,
+                last: now,
+            };
+            self.keys.insert(key, first);
         }
+    }
+
+    /// Forgets the half of the keys with the fewest requests, so that keys which appear later can
+    /// still become those with the most requests.
+    fn forget_half(&mut self) {
+        let mut counts: Vec<u64> = self.keys.values().map(|requests| requests.count).collect();
+        let (_, median, _) = counts.select_nth_unstable(MAX_KEYS / 2);
+        let median = *median;
+        // Of the keys with exactly the median, only as many are kept as fit.
+        let above = self
+            .keys
+            .values()
+            .filter(|requests| requests.count > median);
+        let mut room = (MAX_KEYS / 2).saturating_sub(above.count());
+        let uncounted = &mut self.uncounted;
+        self.keys.retain(|_, requests| {
+            let is_kept = match requests.count.cmp(&median) {
+                Ordering::Greater => true,
+                Ordering::Equal if room > 0 => {
+                    room -= 1;
+                    true
+                }
+                _ => false,
+            };
+            if !is_kept {
+                *uncounted += requests.count;
+            }
+            is_kept
+        });
     }
 
     pub(super) fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// Returns the keys with the most requests, at most `most`.
-    pub(super) fn list(&self, mask: &KeyMask, most: usize) -> ChangedKeyList {
-        let mut keys: Vec<_> = if most == 0 {
-            Vec::new()
-        } else {
-            self.keys.iter().collect()
-        };
-        keys.sort_unstable_by(|(key, one), (other_key, other)| {
-            let by_count = other.count.cmp(&one.count);
-            by_count.then_with(|| (&key.rule, &key.key).cmp(&(&other_key.rule, &other_key.key)))
-        });
-        keys.truncate(most);
-        let row = |(key, requests): (&RuleKey, &ChangedRequests)| ChangedKey {
+    /// Copies the keys with the most requests, at most `most`, in no particular order.
+    pub(super) fn top(&self, most: usize) -> TopChangedKeys {
+        let mut keys: Vec<_> = self.keys.iter().collect();
+        if most < keys.len() {
+            keys.select_nth_unstable_by_key(most, |(_, requests)| Reverse(requests.count));
+            keys.truncate(most);
+        }
+        let copied = keys.into_iter();
+        TopChangedKeys {
+            keys: copied
+                .map(|(key, requests)| (key.clone(), *requests))
+                .collect(),
+            uncounted: self.uncounted,
+        }
+    }
+}
+
+/// The keys with the most changed requests, in no particular order.
+#[derive(Debug)]
+pub(super) struct TopChangedKeys {
+    keys: Vec<(RuleKey, ChangedRequests)>,
+    uncounted: u64,
+}
+
+impl TopChangedKeys {
+    /// Sorts the keys, and shows them with `mask`.
+    pub(super) fn into_list(mut self, mask: &KeyMask) -> ChangedKeyList {
+        self.keys
+            .sort_unstable_by(|(key, one), (other_key, other)| {
+                let by_count = other.count.cmp(&one.count);
+                by_count.then_with(|| (&key.rule, &key.key).cmp(&(&other_key.rule, &other_key.key)))
+            });
+        let row = |(key, requests): (RuleKey, ChangedRequests)| ChangedKey {
             rule: key.rule.to_string(),
             key: key
                 .key
@@ -101,7 +155,7 @@ impl ChangedKeys {
             last: requests.last,
         };
         ChangedKeyList {
-            keys: keys.into_iter().map(row).collect(),
+            keys: self.keys.into_iter().map(row).collect(),
             uncounted: self.uncounted,
         }
     }
@@ -124,7 +178,7 @@ mod tests {
         for (at, value) in ["a", "b", "b", "c", "b", "c"].into_iter().enumerate() {
             changed.count([key(value)], Timestamp::from_micros(at as u64));
         }
-        let list = changed.list(&KeyMask::plain(), 2);
+        let list = changed.top(2).into_list(&KeyMask::plain());
         let rows: Vec<_> = list
             .keys
             .iter()
@@ -137,16 +191,23 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_keys_is_bounded() {
+    fn the_number_of_keys_is_bounded_and_a_late_key_is_still_found() {
         let mut changed = ChangedKeys::default();
         let now = Timestamp::from_micros(1);
-        for number in 0..MAX_KEYS + 5 {
+        let keys = 10 * MAX_KEYS;
+        for number in 0..keys {
             changed.count([key(&number.to_string())], now);
+            // A key among the others, which begins late.
+            if number > keys / 2 && number % 100 == 0 {
+                changed.count([key("heavy")], now);
+            }
+            assert!(changed.keys.len() <= MAX_KEYS);
         }
-        changed.count([key("0")], now);
-        let list = changed.list(&KeyMask::plain(), usize::MAX);
-        assert_eq!((list.keys.len(), list.uncounted), (MAX_KEYS, 5));
-        assert_eq!(list.keys[0].requests, 2);
-        assert_eq!(changed.requests(), MAX_KEYS as u64 + 6);
+        let list = changed.top(1).into_list(&KeyMask::plain());
+        assert_eq!(list.keys[0].key, ["heavy"]);
+        assert!(list.keys[0].requests > 300, "{list:?}");
+        let all = changed.top(usize::MAX).into_list(&KeyMask::plain());
+        let counted: u64 = all.keys.iter().map(|key| key.requests).sum();
+        assert_eq!(counted + all.uncounted, changed.requests());
     }
 }

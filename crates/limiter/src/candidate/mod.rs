@@ -7,9 +7,10 @@
 //! ```
 //!
 //! The candidate rules have counters of their own: a separate memory store or, with Redis, keys
-//! with a prefix of their own. No answer waits for a candidate decision. With Redis, the candidate
-//! decision is sent by a task on the connections of the store, and a bounded number of these tasks
-//! run at the same time.
+//! with a prefix of their own. With the memory store, the candidate decision takes place before the
+//! answer is sent, and takes as long as another decision in memory. With Redis, no answer waits for
+//! it: the candidate decision is sent by a task on the connections of the store, and a bounded
+//! number of these tasks run at the same time.
 
 mod changes;
 
@@ -45,7 +46,7 @@ const KEY_PREFIX: &str = "#candidate:";
 const REQUESTS: Metric<1> = Metric::counter(
     "tidegate_candidate_requests_total",
     ["change"],
-    "Requests that the candidate rules decided, by the change compared with the answer.",
+    "Requests by how the candidate rules would change their answer; not_compared and lost are requests without a comparison.",
 );
 const DENIED: Metric<1> = Metric::counter(
     "tidegate_candidate_denied_total",
@@ -79,6 +80,7 @@ pub struct Candidate {
     compared: AtomicU64,
     denied: AtomicU64,
     not_compared: AtomicU64,
+    rejected: AtomicU64,
     lost: AtomicU64,
     /// The requests whose decision changes.
     changes: Mutex<Changes>,
@@ -90,8 +92,18 @@ enum CandidateStore {
     Memory(Arc<MemoryStore>),
     Redis {
         store: RedisStore,
-        in_flight: AtomicUsize,
+        in_flight: Arc<AtomicUsize>,
     },
+}
+
+/// Counts a candidate decision that waits for Redis, until it is dropped.
+#[derive(Debug)]
+struct InFlight(Arc<AtomicUsize>);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 #[derive(Debug, Default)]
@@ -149,8 +161,11 @@ pub struct CandidateReport {
     /// The number of requests that were denied, and that the candidate rules would have admitted.
     pub no_longer_denied: u64,
     /// The number of requests that were not compared, because a block, the failure policy or a rule
-    /// that is left out decided them, or because the candidate rules reject them as invalid.
+    /// that is left out denied them.
     pub not_compared: u64,
+    /// The number of requests that the candidate rules reject as invalid, for example because the
+    /// entry with their cost is missing.
+    pub rejected: u64,
     /// The number of requests that the candidate rules did not decide, because Redis failed or too
     /// many candidate decisions were waiting for Redis.
     pub lost: u64,
@@ -197,7 +212,7 @@ impl Candidate {
         let store = match (backend, old.map(|old| &old.store)) {
             (Backend::Redis(redis), _) => CandidateStore::Redis {
                 store: redis.separate_store(KEY_PREFIX),
-                in_flight: AtomicUsize::new(0),
+                in_flight: Arc::default(),
             },
             (Backend::Memory(_), Some(CandidateStore::Memory(store))) => {
                 CandidateStore::Memory(Arc::clone(store))
@@ -221,6 +236,7 @@ impl Candidate {
             compared: AtomicU64::new(0),
             denied: AtomicU64::new(0),
             not_compared: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             changes: Mutex::default(),
         }
@@ -268,9 +284,11 @@ impl Candidate {
                     return;
                 }
                 let request = OwnedRequest::new(decided, &self.rules);
+                let slot = InFlight(Arc::clone(in_flight));
                 let candidate = Arc::clone(self);
                 redis.runtime().spawn(async move {
                     candidate.decide_in_redis(live, request).await;
+                    drop(slot);
                 });
             }
         }
@@ -312,12 +330,11 @@ impl Candidate {
     }
 
     async fn decide_in_redis(&self, live: LiveAnswer, request: OwnedRequest) {
-        let CandidateStore::Redis { store, in_flight } = &self.store else {
+        let CandidateStore::Redis { store, .. } = &self.store else {
             return;
         };
         let now = request.now;
         let decision = self.charge_in_redis(store, &request).await;
-        in_flight.fetch_sub(1, Ordering::Relaxed);
         match decision {
             Some(decision) => self.compare(live, decision, now),
             None => count(&self.lost),
@@ -412,7 +429,7 @@ impl Candidate {
         now: Timestamp,
     ) {
         let Ok(decision) = decision else {
-            count(&self.not_compared);
+            count(&self.rejected);
             return;
         };
         count(&self.compared);
@@ -443,19 +460,26 @@ impl Candidate {
             denied: counts.denied.load(Ordering::Relaxed),
         };
         let changes = self.changes();
+        let newly_denied = changes.newly_denied.requests();
+        let no_longer_denied = changes.no_longer_denied.requests();
+        let newly = changes.newly_denied.top(most);
+        let no_longer = changes.no_longer_denied.top(most);
+        // Requests wait for this lock, so the keys are sorted and hashed after it is released.
+        drop(changes);
         CandidateReport {
             file: self.file.clone(),
             began: self.began,
             until: self.until,
             compared: self.compared.load(Ordering::Relaxed),
             denied: self.denied.load(Ordering::Relaxed),
-            newly_denied: changes.newly_denied.requests(),
-            no_longer_denied: changes.no_longer_denied.requests(),
+            newly_denied,
+            no_longer_denied,
             not_compared: self.not_compared.load(Ordering::Relaxed),
+            rejected: self.rejected.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
             rules: rules.map(rule).collect(),
-            newly: changes.newly_denied.list(mask, most),
-            no_longer: changes.no_longer_denied.list(mask, most),
+            newly: newly.into_list(mask),
+            no_longer: no_longer.into_list(mask),
         }
     }
 
@@ -466,6 +490,7 @@ impl Candidate {
             newly_denied,
             no_longer_denied,
             not_compared,
+            rejected,
             lost,
             ..
         } = report;
@@ -475,6 +500,7 @@ impl Candidate {
             (["newly_denied"], newly_denied),
             (["no_longer_denied"], no_longer_denied),
             (["not_compared"], not_compared),
+            (["rejected"], rejected),
             (["lost"], lost),
         ];
         page.family(&REQUESTS, changes);

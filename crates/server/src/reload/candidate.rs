@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use tidegate_config::{CandidateConfig, Config};
+use tidegate_config::{CandidateConfig, Config, Identity};
 use tidegate_core::RuleSet;
 use tidegate_limiter::{ServerLimiter, candidate::CandidateRules};
 use tidegate_net::file_watch::{FileStamp, stamp};
@@ -15,6 +15,8 @@ pub(super) struct CandidateFile {
     config: CandidateConfig,
     /// The stamp of the file at the last check.
     seen: Option<FileStamp>,
+    /// Whether the file was missing at the last check.
+    is_gone: bool,
     /// The stamp of the file when its rules were applied; `None` if the last read failed.
     applied: Option<FileStamp>,
 }
@@ -51,9 +53,9 @@ pub enum PromoteError {
         "{0} has changed since its rules were compared; look at `tidegate candidate` again, then repeat the command"
     )]
     Changed(PathBuf),
-    /// The file can no longer be read.
-    #[error(transparent)]
-    Load(#[from] LoadError),
+    /// The file could not be read or has mistakes, so its rules are not compared.
+    #[error("{0} could not be used at the last reload; run `tidegate check {0}`, and fix the file")]
+    Unusable(PathBuf),
 }
 
 impl CandidateFile {
@@ -62,13 +64,20 @@ impl CandidateFile {
         Self {
             config: config.clone(),
             seen,
+            is_gone: seen.is_none(),
             applied: seen,
         }
     }
 
-    /// Checks the file. Returns whether it has changed since the last check.
+    /// Checks the file. Returns whether it has changed since the last check. A missing file is
+    /// probably being replaced, so it counts as changed only at the second check that finds it
+    /// missing.
     pub(super) fn has_changed(&mut self) -> bool {
         let now = stamp(&self.config.file);
+        let was_gone = std::mem::replace(&mut self.is_gone, now.is_none());
+        if now.is_none() && !was_gone {
+            return false;
+        }
         std::mem::replace(&mut self.seen, now) != now
     }
 
@@ -77,6 +86,7 @@ impl CandidateFile {
     pub(super) fn read(
         file: &mut Option<Self>,
         config: Option<CandidateConfig>,
+        identity: &Identity,
     ) -> Result<CandidateChange, LoadError> {
         let Some(config) = config else {
             *file = None;
@@ -88,22 +98,24 @@ impl CandidateFile {
         if file.as_ref().is_some_and(is_applied) {
             return Ok(CandidateChange::Keep);
         }
-        let read = read(&config);
+        let read = read(&config, identity);
         *file = Some(Self {
             applied: seen.filter(|_| read.is_ok()),
             seen,
+            is_gone: seen.is_none(),
             config,
         });
         Ok(CandidateChange::Replace(Some(Box::new(read?))))
     }
 
-    /// Reads the rules again, to promote them.
-    pub(super) fn promote(&self) -> Result<RuleSet, PromoteError> {
+    /// Checks that the rules that are compared are still those of the file.
+    pub(super) fn check_unchanged(&self) -> Result<(), PromoteError> {
         let file = &self.config.file;
-        if self.applied.is_none() || stamp(file) != self.applied {
-            return Err(PromoteError::Changed(file.clone()));
+        match self.applied {
+            None => Err(PromoteError::Unusable(file.clone())),
+            applied if stamp(file) != applied => Err(PromoteError::Changed(file.clone())),
+            _ => Ok(()),
         }
-        Ok(read(&self.config)?.rules)
     }
 
     pub(super) fn path(&self) -> &PathBuf {
@@ -111,13 +123,23 @@ impl CandidateFile {
     }
 }
 
-/// Reads the candidate rules.
+/// Reads the candidate rules, and logs the warnings for their file. `identity` are the settings of
+/// the rules file.
 ///
 /// # Errors
 ///
 /// Returns an error if the file cannot be read or has mistakes.
-pub(crate) fn read(config: &CandidateConfig) -> Result<CandidateRules, LoadError> {
-    let Config { rules, .. } = config.read().map_err(LoadError::Candidate)?;
+pub(crate) fn read(
+    config: &CandidateConfig,
+    identity: &Identity,
+) -> Result<CandidateRules, LoadError> {
+    let Config {
+        rules, warnings, ..
+    } = config.read(identity).map_err(LoadError::Candidate)?;
+    for warning in &warnings {
+        let file = config.file.display();
+        tracing::warn!(%file, "candidate.rules: {warning}");
+    }
     Ok(CandidateRules {
         file: config.file.clone(),
         rules,

@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::json;
 use tidegate_config::{CandidateConfig, Config, EventType, Mistake, Proxy, ReadError};
-use tidegate_core::MemoryBounds;
+use tidegate_core::{MemoryBounds, RuleSet};
 use tidegate_envoy::quota::Quotas;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::file_watch::{FileStamp, LastRead, in_one_line, may_pass, stamp};
@@ -30,6 +30,14 @@ pub use self::{
 
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();
+
+/// Warns if a file without rules replaces rules.
+fn warn_of_no_rules(count: usize, former: &RuleSet, file: &Path) {
+    if count == 0 && !former.is_empty() {
+        let file = file.display();
+        tracing::warn!(%file, rules_before = former.len(), "the file has no rules any more, so no rule limits requests");
+    }
+}
 
 /// The interval at which the rules file is checked for changes. A check costs one `stat` call.
 /// Unlike file events, such a check also works on network file systems, and for the symbolic links
@@ -127,7 +135,8 @@ struct Last {
 impl Reloader {
     /// Creates a reloader of the file at `path`, which has just been loaded into `limiter`,
     /// `quotas` and, if there is one, `proxy`. `restart_only` contains the settings that need a
-    /// restart to change. `candidate` names the candidate rules, which have also been loaded.
+    /// restart to change. `candidate` names the candidate rules, which have also been loaded,
+    /// and has the stamp that their file had before it was read.
     #[must_use]
     pub fn new(
         path: PathBuf,
@@ -135,9 +144,9 @@ impl Reloader {
         quotas: Arc<Quotas>,
         proxy: Option<Arc<ProxyRuntime>>,
         restart_only: RestartOnlySettings,
-        candidate: Option<&CandidateConfig>,
+        candidate: Option<(&CandidateConfig, Option<FileStamp>)>,
     ) -> Self {
-        let candidate = candidate.map(|config| CandidateFile::applied(config, stamp(&config.file)));
+        let candidate = candidate.map(|(config, seen)| CandidateFile::applied(config, seen));
         let last = Mutex::new(Last {
             read: LastRead::new(stamp(&path)),
             is_gone: false,
@@ -167,17 +176,27 @@ impl Reloader {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
         let read = Config::read(&self.path).map_err(LoadError::from);
-        self.activate(read, &mut last, by)
+        let rules_before = self.limiter.rules().len();
+        let loaded = self.activate(read, &mut last);
+        self.conclude(loaded, rules_before, &mut last, by)
     }
 
-    /// Returns the settings in `config` that differ from the running ones and need a restart.
+    /// Returns the settings in `config` that differ from the running ones and need a restart. Opens
+    /// none of the files that `config` names, because a token that permits only reading must not
+    /// make the server read files.
     ///
     /// # Errors
     ///
-    /// Returns an error if a reload would reject `config`.
-    pub(crate) fn check(&self, mut config: Config) -> Result<Vec<&'static str>, LoadError> {
-        let mut restart_required = self.restart_only.check(&config)?;
-        self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
+    /// Returns an error if a reload would reject `config` without reading another file.
+    pub(crate) fn check(&self, config: &Config) -> Result<Vec<&'static str>, LoadError> {
+        let mut restart_required = self.restart_only.check(config)?;
+        match (&self.proxy, &config.proxy) {
+            (Some(live), Some(settings)) => {
+                restart_required.extend(live.restart_required(settings));
+            }
+            (None, None) => {}
+            _ => restart_required.push("proxy"),
+        }
         Ok(restart_required)
     }
 
@@ -203,30 +222,33 @@ impl Reloader {
             return None;
         }
         last.read.seen = now;
-        Some(self.activate(read, &mut last, "a change of the file"))
+        let rules_before = self.limiter.rules().len();
+        let loaded = self.activate(read, &mut last);
+        // The file with the candidate rules is read again at every check, too.
+        if !has_changed && loaded.as_ref().is_err_and(LoadError::may_pass) {
+            return None;
+        }
+        let by = "a change of the file";
+        Some(self.conclude(loaded, rules_before, &mut last, by))
     }
 
+    /// Puts the rules of `read` in force.
     fn activate(
         &self,
         read: Result<Config, LoadError>,
         last: &mut Last,
-        by: &str,
     ) -> Result<Reloaded, LoadError> {
-        let rules_before = self.limiter.rules().len();
-        let loaded = read.and_then(|mut config| {
+        read.and_then(|mut config| {
             let mut restart_required = self.restart_only.check(&config)?;
             let proxy = self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
-            let candidate = CandidateFile::read(&mut last.candidate, config.candidate.take())?;
+            let candidate = Self::read_candidate(&mut config, last)?;
             for warning in &config.warnings {
                 tracing::warn!("{warning}");
             }
             let former = self.limiter.rules();
             let rules = config.rules.inheriting_from(&former);
             let count = rules.len();
-            if count == 0 && !former.is_empty() {
-                let file = self.path.display();
-                tracing::warn!(%file, rules_before = former.len(), "the file has no rules any more, so no rule limits requests");
-            }
+            warn_of_no_rules(count, &former, &self.path);
             let rules = candidate::with_extra_entries(rules, &candidate, &self.limiter);
             self.limiter.swap_rules(rules);
             if let CandidateChange::Replace(candidate) = candidate {
@@ -251,7 +273,22 @@ impl Reloader {
                 rules: count,
                 warnings: config.warnings,
             })
-        });
+        })
+    }
+
+    fn read_candidate(config: &mut Config, last: &mut Last) -> Result<CandidateChange, LoadError> {
+        let candidate = config.candidate.take();
+        CandidateFile::read(&mut last.candidate, candidate, &config.identity)
+    }
+
+    /// Reports a reload: in the log, as a metric, and as an event. Returns `loaded`.
+    fn conclude(
+        &self,
+        loaded: Result<Reloaded, LoadError>,
+        rules_before: usize,
+        last: &mut Last,
+        by: &str,
+    ) -> Result<Reloaded, LoadError> {
         self.report(&loaded, &mut last.read);
         self.emit(&loaded, rules_before, by);
         loaded
@@ -315,9 +352,14 @@ impl Reloader {
     pub fn promote(&self) -> Result<Promoted, PromoteError> {
         let mut last = self.last();
         let candidate = last.candidate.as_ref().ok_or(PromoteError::NoCandidate)?;
-        let rules = candidate.promote()?;
+        candidate.check_unchanged()?;
         let file = candidate.path().clone();
+        // The rules that were compared are promoted. The file is not read again, because it could
+        // change in between.
+        let compared = self.limiter.candidate().ok_or(PromoteError::NoCandidate)?;
+        let rules = compared.rules().clone();
         let count = rules.len();
+        warn_of_no_rules(count, &self.limiter.rules(), &file);
         let former = self.limiter.rules();
         let rules = rules.inheriting_from(&former);
         self.limiter.swap_rules(rules);

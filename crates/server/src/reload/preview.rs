@@ -37,6 +37,9 @@ pub struct RuleChange {
     pub when: Option<[String; 2]>,
     /// The names of the key entries.
     pub key: Option<[Vec<String>; 2]>,
+    /// Whether other settings would change: the cost, the allow list, elastic limits, or the policy
+    /// while Redis is unreachable.
+    pub has_other_changes: bool,
 }
 
 impl RuleChange {
@@ -59,11 +62,13 @@ impl RuleChange {
             limits: changed([old, new].map(limits)),
             when: changed([old, new].map(when)),
             key: changed([old, new].map(key)),
+            has_other_changes: !old.has_same_options(new),
         };
         let is_changed = change.mode.is_some()
             || change.limits.is_some()
             || change.when.is_some()
-            || change.key.is_some();
+            || change.key.is_some()
+            || change.has_other_changes;
         is_changed.then_some(change)
     }
 }
@@ -76,7 +81,8 @@ fn changed<T: PartialEq>(values: [T; 2]) -> Option<[T; 2]> {
 ///
 /// # Errors
 ///
-/// Returns one line for each problem because of which a reload would reject the file.
+/// Returns one line for each problem because of which a reload would reject the file. The files that
+/// `text` names, such as certificates and candidate rules, are not read.
 pub fn preview(
     current: &RuleSet,
     reloader: Option<&Reloader>,
@@ -85,13 +91,13 @@ pub fn preview(
     let lines = |mistakes: Vec<Mistake>| -> Vec<String> {
         mistakes.iter().map(Mistake::to_string).collect()
     };
-    let mut config = Config::parse(text).map_err(lines)?;
+    let mut config = Config::parse_file(text).map_err(lines)?;
     let (rules, warnings) = (
         std::mem::take(&mut config.rules),
         std::mem::take(&mut config.warnings),
     );
     let restart_required = match reloader {
-        Some(reloader) => reloader.check(config).map_err(|error| error.problems())?,
+        Some(reloader) => reloader.check(&config).map_err(|error| error.problems())?,
         None => Vec::new(),
     };
     Ok(RulesPreview::new(

@@ -35,7 +35,7 @@ use tidegate_limiter::{
     events::{Events, EventsError, WebhookSecret, WebhookSettings},
     snapshot::{self, RestoreOutcome},
 };
-use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener};
+use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener, file_watch::stamp};
 use tidegate_proxy::{AccessLog, ProxyRuntime, TrustAnchorError};
 
 use self::{
@@ -212,6 +212,9 @@ pub fn start(
     }
     let start_redis = |redis| RedisRuntime::start(redis, password);
     let redis = config.redis.take().map(start_redis).transpose()?;
+    // The stamp is taken before the file is read, so that a change in between is noticed.
+    let candidate_seen = config.candidate.as_ref();
+    let candidate_seen = candidate_seen.and_then(|candidate| stamp(&candidate.file));
     let key_mask = config.key_privacy.mask(key_secret.as_deref())?;
     let events = config.events.0.as_ref();
     let events = events.map(|events| open_events(events, &webhook_secrets, &key_mask, &clock));
@@ -233,7 +236,7 @@ pub fn start(
             quotas,
             proxy.clone(),
             restart_only,
-            config.candidate.as_ref(),
+            config.candidate.as_ref().map(|file| (file, candidate_seen)),
         );
         Arc::new(reloader)
     });
@@ -285,7 +288,11 @@ fn build_limiter(
         None => Backend::Memory(store),
         Some(redis) => Backend::Redis(redis.fallback_store(store)),
     };
-    let candidate = config.candidate.as_ref().map(read_candidate).transpose()?;
+    let candidate = config
+        .candidate
+        .as_ref()
+        .map(|candidate| read_candidate(candidate, &config.identity))
+        .transpose()?;
     let rules = std::mem::take(&mut config.rules);
     let rules = match &candidate {
         Some(candidate) => rules.with_extra_entries_of(&candidate.rules),

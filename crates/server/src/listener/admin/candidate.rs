@@ -55,10 +55,8 @@ pub(super) async fn promote(
     })?;
     let promoted = promoted.map_err(|error| match error {
         PromoteError::NoCandidate => Problem::new(StatusCode::NOT_FOUND, error.to_string()),
-        PromoteError::Changed(_) => Problem::new(StatusCode::CONFLICT, error.to_string()),
-        PromoteError::Load(error) => {
-            let detail = "the candidate rules cannot be used; the rules in force stay active";
-            Problem::new(StatusCode::UNPROCESSABLE_ENTITY, detail).with_mistakes(error.problems())
+        PromoteError::Changed(_) | PromoteError::Unusable(_) => {
+            Problem::new(StatusCode::CONFLICT, error.to_string())
         }
     })?;
     let file = promoted.file.display().to_string();
@@ -89,6 +87,7 @@ fn document(report: &CandidateReport, has_ended: bool) -> Value {
         "newly_denied": report.newly_denied,
         "no_longer_denied": report.no_longer_denied,
         "not_compared": report.not_compared,
+        "rejected": report.rejected,
         "lost": report.lost,
         "rules": report.rules.iter().map(rule).collect::<Vec<Value>>(),
         "newly": keys(&report.newly),
@@ -101,7 +100,7 @@ fn document(report: &CandidateReport, has_ended: bool) -> Value {
     let uncounted = report.newly.uncounted + report.no_longer.uncounted;
     if uncounted > 0 {
         let hint = format!(
-            "{uncounted} changed requests are of keys that are not listed, because there were too many keys"
+            "{uncounted} changed requests of keys with few changes are not listed, because there were too many keys"
         );
         document["hint"] = hint.into();
     }

@@ -96,6 +96,7 @@ fn change_document(change: &RuleChange, would_deny: Option<Tally>) -> Value {
         limits,
         when,
         key,
+        has_other_changes,
     } = change;
     let mut members = Map::new();
     let mut insert = |name: &str, values: Option<[Value; 2]>| {
@@ -111,6 +112,9 @@ fn change_document(change: &RuleChange, would_deny: Option<Tally>) -> Value {
     insert("when", when.clone().map(|texts| texts.map(Value::from)));
     insert("key", key.clone().map(|lists| lists.map(Value::from)));
     members.insert("rule".to_owned(), json!(rule));
+    if *has_other_changes {
+        members.insert("other".to_owned(), json!(true));
+    }
     if let Some(tally) = would_deny {
         let tally = json!({"requests": tally.requests, "would_deny": tally.denied});
         members.insert("last_hour".to_owned(), tally);

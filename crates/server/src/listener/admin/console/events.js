@@ -2,7 +2,7 @@
 
 import { get, isRefusal } from "./api.js";
 import { el, panel, select, table, text } from "./dom.js";
-import { count, duration, moment, sentence } from "./format.js";
+import { count, duration, moment, plural, sentence } from "./format.js";
 import { keyLink } from "./keys.js";
 
 const SHOWN = 200;
@@ -52,7 +52,7 @@ function details({ type, data }) {
   }
   if (type === "rules.reload_failed") return data.mistakes?.[0] ?? "";
   if (group === "rules" || group === "candidate") {
-    return `${count(data.after.rules)} rules, before ${count(data.before.rules)}`;
+    return `${plural(data.after.rules, "rule")}, before ${count(data.before.rules)}`;
   }
   const block = data.after ?? data.before;
   if (!block) return "";
