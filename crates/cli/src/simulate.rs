@@ -101,6 +101,11 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     if report.interrupted {
         return Ok(ExitCode::from(INTERRUPTED));
     }
+    if args.fail_over.is_some()
+        && let Some(problem) = undecided(&report)
+    {
+        return Err(problem);
+    }
     Ok(match excess(args, &report) {
         Some(problem) => {
             complain(&problem);
@@ -110,13 +115,38 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     })
 }
 
-/// Returns a message if more requests are denied than `--fail-over` allows.
+/// Returns a message if the log says too little to decide whether too many requests are denied.
+fn undecided(report: &Report) -> Option<String> {
+    let lines = &report.lines;
+    let problem = if lines.cut_off {
+        "a log could not be read to its end; repair the file"
+    } else if lines.damaged * 20 >= lines.read.max(1) {
+        "at least 5 % of the lines are damaged; check --format"
+    } else if report.rules.iter().all(|rule| rule.asked == 0) {
+        "no rule applies to any request; check --format, --entry and the conditions of the rules"
+    } else {
+        return None;
+    };
+    Some(format!("--fail-over cannot be decided: {problem}"))
+}
+
+/// Returns a message if more requests are denied than `--fail-over` allows, or if no request was
+/// decided. A request that only the other rules file decides counts as newly denied.
 fn excess(args: &Simulate, report: &Report) -> Option<String> {
     let most = args.fail_over?;
     let (what, denied, all) = match &report.comparison {
-        Some(comparison) => ("newly denied", comparison.newly_denied, comparison.compared),
+        Some(comparison) => {
+            let refused = comparison.newly_refused;
+            let denied = comparison.newly_denied + refused;
+            ("newly denied", denied, comparison.compared + refused)
+        }
         None => ("denied", report.requests.denied, report.requests.decided),
     };
+    if all == 0 {
+        let problem = "no request was decided, so --fail-over has nothing to check; look at the \
+                       warnings, and check --format and --entry";
+        return Some(problem.to_owned());
+    }
     most.is_exceeded(denied, all).then(|| {
         let share = percent(denied, all);
         format!(

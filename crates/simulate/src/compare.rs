@@ -21,6 +21,9 @@ pub struct Comparison {
     pub against: String,
     /// The number of requests that both files decided.
     pub compared: u64,
+    /// The number of requests that this file rejects as invalid, for example because the entry with
+    /// their cost is missing, and that the other file decides. They are not in `compared`.
+    pub newly_refused: u64,
     /// The number of requests that this file denies and the other file admits.
     pub newly_denied: u64,
     /// The number of requests that this file admits and the other file denies.
@@ -50,6 +53,7 @@ pub struct ChangedKey {
 #[derive(Debug, Default)]
 pub(crate) struct Differences {
     compared: u64,
+    newly_refused: u64,
     newly: ChangedKeys,
     no_longer: ChangedKeys,
 }
@@ -120,10 +124,16 @@ impl Differences {
         }
     }
 
+    /// Counts a request that only the other file has decided.
+    pub(crate) fn count_refused(&mut self) {
+        self.newly_refused += 1;
+    }
+
     pub(crate) fn report(&self, new: &RulesUnderTest, old: &RulesUnderTest) -> Comparison {
         Comparison {
             against: old.name.clone(),
             compared: self.compared,
+            newly_refused: self.newly_refused,
             newly_denied: self.newly.requests,
             no_longer_denied: self.no_longer.requests,
             newly: self.newly.report(new.rules()),

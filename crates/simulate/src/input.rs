@@ -14,10 +14,11 @@ use std::{
 
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::StreamingDecoder;
+use tidegate_core::bounds;
 
 /// The maximum length of a line in bytes. A longer line counts as damaged, and is not kept in
 /// memory.
-pub const MAX_LINE_BYTES: usize = 64 << 10;
+pub const MAX_LINE_BYTES: usize = bounds::MAX_LOG_LINE_BYTES;
 
 /// The size of the read buffers.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -177,10 +178,7 @@ impl LogReader {
             }
             _ => Box::new(stored),
         };
-        if fill(&mut lines)
-            .map_err(InputError::Unreadable)?
-            .contains(&0)
-        {
+        if is_binary(fill(&mut lines).map_err(InputError::Unreadable)?) {
             return Err(InputError::Binary);
         }
         Ok(Self { lines })
@@ -206,6 +204,15 @@ impl LogReader {
         }
         Ok(Line::Whole)
     }
+}
+
+/// Returns whether the beginning of a file is not text. A few NUL bytes are damaged lines, and NUL
+/// bytes at the start are what remains of lines that were cut off in place.
+fn is_binary(start: &[u8]) -> bool {
+    let text = start.iter().position(|byte| *byte != 0);
+    let rest = text.map_or(&[][..], |at| &start[at..]);
+    let zeros = rest.iter().filter(|byte| **byte == 0).count();
+    zeros * 10 > rest.len()
 }
 
 fn buffered(reader: impl Read + Send + 'static) -> Box<dyn BufRead + Send> {

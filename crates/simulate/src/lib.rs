@@ -186,8 +186,10 @@ impl<'r> Simulation<'r> {
             let other = other
                 .as_mut()
                 .and_then(|other| other.decide(&request, 1, now));
-            if let (Some(new), Some(old)) = (decided, other) {
-                differences.count(new, old, now);
+            match (decided, other) {
+                (Some(new), Some(old)) => differences.count(new, old, now),
+                (None, Some(_)) => differences.count_refused(),
+                _ => {}
             }
         }
         let LogStream {

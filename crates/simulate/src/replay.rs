@@ -126,6 +126,8 @@ pub(crate) struct Replay<'p> {
     /// The number of requests that the proxy would answer with 400, and the first reasons.
     pub(crate) refused: u64,
     pub(crate) refusals: Vec<String>,
+    /// Whether limits are suggested.
+    pub(crate) is_suggesting: bool,
 }
 
 /// The decision on one request.
@@ -167,11 +169,13 @@ impl<'p> Replay<'p> {
             full: 0,
             refused: 0,
             refusals: Vec::new(),
+            is_suggesting: false,
         }
     }
 
     /// Starts to record the busiest windows and the backlogs of the keys, for suggestions.
     pub(crate) fn watch_peaks(&mut self) {
+        self.is_suggesting = true;
         for (rule, counts) in self.plan.rules().iter().zip(&mut self.rules) {
             if !rule.has_slots() {
                 counts.windows = windows(rule.limits());

@@ -66,6 +66,8 @@ pub struct Lines {
     pub damaged: u64,
     /// The first damaged lines.
     pub damaged_lines: Vec<DamagedLine>,
+    /// Whether a log could not be read to its end.
+    pub cut_off: bool,
     /// The number of lines without a valid HTTP request.
     pub without_request: u64,
     /// The number of lines without the address of the client.
@@ -182,7 +184,7 @@ impl Report {
             rules: reports
                 .map(|(at, _)| rule_report(replay, at, counts.finest))
                 .collect(),
-            notes: notes(&counts, replay),
+            notes: notes(&counts, &formats, replay),
             comparison: None,
             suggestions: Vec::new(),
             frontier: Vec::new(),
@@ -198,6 +200,7 @@ impl Report {
                 read: counts.read,
                 damaged: counts.damaged,
                 damaged_lines: counts.shown,
+                cut_off: counts.is_cut_off,
                 without_request: counts.no_request,
                 without_client: counts.no_peer,
                 backwards: counts.backwards,
@@ -258,7 +261,7 @@ fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
     warnings.extend(counts.cut_off.iter().cloned());
     if counts.late > 0 {
         warnings.push(format!(
-            "lines over {1} s earlier than a line before them (or over {MAX_HELD} lines apart), which were decided late: {0}; sort the log by time",
+            "lines that were more than {1} s (or {MAX_HELD} lines) out of order, and were decided late: {0}; sort the log by time",
             counts.late,
             SORT_WINDOW.as_secs_ceil()
         ));
@@ -279,7 +282,7 @@ fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
 }
 
 /// Returns the notes on the simulation as a whole.
-fn notes(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
+fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<String> {
     let mut notes = Vec::new();
     match counts.finest {
         Finest::Second => notes.push(
@@ -290,7 +293,7 @@ fn notes(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
     }
     if counts.only_completion > 0 {
         notes.push(
-            "the times may be those at which responses ended, as in nginx: a request that took long counts too late; log the duration as well ($request_time)"
+            "the times may be those at which responses ended, as in nginx: a request that took long counts too late; log the duration as well ($request_time), and name it with --format"
                 .to_owned(),
         );
     }
@@ -307,7 +310,8 @@ fn notes(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
             counts.no_request
         ));
     }
-    if counts.no_peer > 0 {
+    // A recorded request has no address besides its entries, which can be hashed.
+    if counts.no_peer > 0 && formats.iter().any(|format| format != "record") {
         notes.push(format!(
             "lines without a client address, to which rules that use `ip` do not apply: {}",
             counts.no_peer
@@ -450,8 +454,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, finest: Finest) -> Vec<String> {
             )
         });
     }
-    let is_suggesting = !replay.rules[at].windows.is_empty();
-    if is_suggesting && !cost.is_settled() && !tried_rates(rule.limits()).is_empty() {
+    if replay.is_suggesting && !cost.is_settled() && !tried_rates(rule.limits()).is_empty() {
         notes.push(
             "no burst is suggested, because the response changes what a request costs".to_owned(),
         );

@@ -34,6 +34,13 @@ const BATCH_BYTES: usize = 1 << 20;
 /// The maximum number of lines of one log that are held back for sorting.
 pub const MAX_HELD: usize = 65_536;
 
+/// The maximum size of the values of the lines of one log that are held back, in bytes.
+const MAX_HELD_BYTES: usize = 256 << 20;
+
+/// A time that is this much later than all lines before it is possibly wrong. It counts only after
+/// the next line has confirmed it.
+const JUMP: Span = Span::from_secs(3_600);
+
 /// The number of damaged lines that are reported in full.
 const SHOWN_DAMAGED: usize = 5;
 
@@ -50,6 +57,16 @@ pub(crate) struct LogRequest {
     pub(crate) cost: Cost,
     /// The entries of the response that the rules use.
     pub(crate) response: Vec<(Box<str>, Box<str>)>,
+}
+
+impl LogRequest {
+    /// Returns the size of the values in bytes.
+    fn bytes(&self) -> usize {
+        let entries = self.entries.iter().flatten().flatten();
+        let entries: usize = entries.map(|(_, value)| value.len()).sum();
+        let response = self.response.iter();
+        entries + response.map(|(_, value)| value.len()).sum::<usize>()
+    }
 }
 
 /// The entries that are extracted from each line.
@@ -82,6 +99,8 @@ pub(crate) struct LineCounts {
     pub(crate) to: Option<Timestamp>,
     /// Files whose end could not be read, with the reasons.
     pub(crate) cut_off: Vec<String>,
+    /// Whether a log could not be read to its end.
+    pub(crate) is_cut_off: bool,
 }
 
 /// The finest unit of time that occurs in a log.
@@ -130,7 +149,10 @@ struct Log {
     /// Lines that were parsed, and have not been processed yet.
     parsed: VecDeque<ParsedLine>,
     held: BinaryHeap<Reverse<Held>>,
+    held_bytes: usize,
     latest: Timestamp,
+    /// The time of the last line, if it is much later than `latest`.
+    jump: Option<Timestamp>,
     decided: Timestamp,
     has_ended: bool,
 }
@@ -233,6 +255,7 @@ impl LogStream {
                 continue;
             }
             let Reverse(Held { request, .. }) = log.held.pop()?;
+            log.held_bytes = log.held_bytes.saturating_sub(request.bytes());
             if request.time < log.decided {
                 self.counts.late += 1;
             }
@@ -315,7 +338,9 @@ impl Log {
             line_number: 0,
             parsed: VecDeque::new(),
             held: BinaryHeap::new(),
+            held_bytes: 0,
             latest: Timestamp::default(),
+            jump: None,
             decided: Timestamp::default(),
             has_ended: false,
         }))
@@ -325,6 +350,7 @@ impl Log {
         match LogReader::open(&self.source, control) {
             Ok(reader) => self.reader = Some(reader),
             Err(error) => {
+                counts.is_cut_off = true;
                 counts
                     .cut_off
                     .push(format!("{}: {error}", self.source.name()));
@@ -348,6 +374,7 @@ impl Log {
             // The window by which lines may be out of order is full.
             if let Some(Reverse(first)) = self.held.peek()
                 && (self.held.len() >= MAX_HELD
+                    || self.held_bytes >= MAX_HELD_BYTES
                     || self.latest.since(first.request.time) >= SORT_WINDOW)
             {
                 return;
@@ -381,6 +408,7 @@ impl Log {
                 }
                 Err(error) => {
                     let (name, at) = (self.source.name(), self.line_number);
+                    counts.is_cut_off = true;
                     counts
                         .cut_off
                         .push(format!("{name}: cannot be read after line {at}: {error}"));
@@ -429,16 +457,34 @@ impl Log {
         counts.only_completion += u64::from(record.has_only_completion);
         counts.no_peer += u64::from(!record.has_peer);
         counts.backwards += u64::from(time < self.latest);
-        self.latest = self.latest.max(time);
+        self.advance(time);
         counts.from = Some(counts.from.map_or(time, |from| from.min(time)));
         counts.to = Some(counts.to.map_or(time, |to| to.max(time)));
         match record.request {
-            Some(request) => self.held.push(Reverse(Held {
-                line_number,
-                request,
-            })),
+            Some(request) => {
+                self.held_bytes += request.bytes();
+                self.held.push(Reverse(Held {
+                    line_number,
+                    request,
+                }));
+            }
             None => counts.no_request += 1,
         }
+    }
+
+    /// Advances the latest time of the log. A single line with a wrong time must not end the sorting
+    /// of the following lines.
+    fn advance(&mut self, time: Timestamp) {
+        let is_far = self.latest != Timestamp::default() && time > self.latest.after(JUMP);
+        let is_confirmed = self
+            .jump
+            .is_some_and(|jump| time.after(JUMP) >= jump && time <= jump.after(JUMP));
+        if is_far && !is_confirmed {
+            self.jump = Some(time);
+            return;
+        }
+        self.jump = None;
+        self.latest = self.latest.max(time);
     }
 
     fn note_damaged(&self, line: u64, text: String, problem: String, counts: &mut LineCounts) {

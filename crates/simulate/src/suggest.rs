@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use serde::Serialize;
-use tidegate_core::{Span, Timestamp};
+use tidegate_core::{Algorithm, Limit, Limits, Span, Timestamp};
 
 use crate::{replay::Replay, share::Share};
 
@@ -43,7 +43,8 @@ pub struct Suggestion {
 pub(crate) struct Peak {
     /// The parts of the window: the number of each part, and its units.
     parts: VecDeque<(u64, u64)>,
-    sum: u64,
+    /// The sum of the parts. It can exceed `u64`, because a log has any number of requests.
+    sum: u128,
     peak: u64,
 }
 
@@ -52,20 +53,36 @@ impl Peak {
     pub(crate) fn count(&mut self, now: Timestamp, window: Span, units: u64) {
         let part = now.as_micros() / (window.as_micros() / PARTS).max(1);
         while let Some((_, old)) = self.parts.pop_front_if(|(first, _)| *first + PARTS < part) {
-            self.sum -= old;
+            self.sum -= u128::from(old);
         }
         match self.parts.back_mut() {
-            Some((last, counted)) if *last == part => *counted = counted.saturating_add(units),
-            _ => self.parts.push_back((part, units)),
+            Some((last, counted)) if *last == part => {
+                let before = std::mem::replace(counted, counted.saturating_add(units));
+                self.sum += u128::from(*counted - before);
+            }
+            _ => {
+                self.parts.push_back((part, units));
+                self.sum += u128::from(units);
+            }
         }
-        self.sum = self.sum.saturating_add(units);
-        self.peak = self.peak.max(self.sum);
+        let sum = u64::try_from(self.sum).unwrap_or(u64::MAX);
+        self.peak = self.peak.max(sum);
     }
 }
 
-/// Returns the windows of a rule's limits, without repetition.
-pub(crate) fn windows(limits: &tidegate_core::Limits) -> Vec<Span> {
-    let mut windows: Vec<Span> = limits.iter().map(tidegate_core::Limit::window).collect();
+/// Returns the windows of a rule's limits that count in windows, without repetition. A bucket has no
+/// window: its limits are suggested as rates with bursts.
+pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
+    let counts_in_windows = |limit: &&Limit| {
+        matches!(
+            limit.algorithm(),
+            Algorithm::FixedWindow { .. }
+                | Algorithm::SlidingWindowLog { .. }
+                | Algorithm::SlidingWindowCounter { .. }
+        )
+    };
+    let windows = limits.iter().filter(counts_in_windows);
+    let mut windows: Vec<Span> = windows.map(Limit::window).collect();
     windows.sort_unstable();
     windows.dedup();
     windows

@@ -198,7 +198,7 @@ fn damaged_lines_are_counted_and_shown() {
     let scratch = Scratch::new();
     let mut text = log();
     text.push_str("203.0.113.9 - - [22/Nov/2026:06:25:60\n\u{1b}[31mgarbage\n");
-    text.push_str(&"x".repeat(1 << 20));
+    text.push_str(&"x".repeat(2 << 20));
     text.push('\n');
     scratch.write("access.log", &text);
     let report = json(&scratch, &["--log", "access.log"]);
@@ -211,7 +211,7 @@ fn damaged_lines_are_counted_and_shown() {
         (&damaged[0]["line"], &damaged[0]["file"]),
         (&7.into(), &"access.log".into())
     );
-    assert_eq!(damaged[2]["problem"], "is longer than 64 KiB");
+    assert_eq!(damaged[2]["problem"], "is longer than 1024 KiB");
     let output = simulate(&scratch, &["--log", "access.log"]);
     let printed = out(&output);
     assert!(
@@ -253,7 +253,7 @@ fn lines_that_go_backwards_are_sorted_and_those_too_late_are_counted() {
         report["warnings"][0]
             .as_str()
             .unwrap()
-            .contains("which were decided late: 1;"),
+            .contains("and were decided late: 1;"),
         "{report}"
     );
 }

@@ -11,6 +11,7 @@ struct Aliases {
 }
 
 const SECONDS: u64 = 1_000_000;
+const MILLISECONDS: u64 = 1_000;
 
 /// All fields that are known by name.
 const KNOWN: &[Aliases] = &[
@@ -159,21 +160,32 @@ const KNOWN: &[Aliases] = &[
     },
 ];
 
-/// The names of times of arrival, and the names of times of completion.
-const ARRIVALS: &[&str] = &[
+/// The names of times of arrival.
+const STARTS: &[&str] = &[
     "startutc",
     "start_time",
     "starttime",
     "started_at",
     "start",
     "startlocal",
-    "time",
-    "timestamp",
-    "@timestamp",
-    "datetime",
-    "date",
-    "ts",
 ];
+
+/// The names of times of arrival or, if the log has the duration, of completion.
+const TIMES: &[&str] = &["time", "timestamp", "@timestamp", "datetime", "date", "ts"];
+
+/// The names of durations that say their unit, and the unit in microseconds. nginx logs
+/// `request_time` in seconds.
+const DURATIONS: &[(&str, u64)] = &[
+    ("request_time", SECONDS),
+    ("duration_seconds", SECONDS),
+    ("duration_s", SECONDS),
+    ("request_time_ms", MILLISECONDS),
+    ("duration_ms", MILLISECONDS),
+    ("latency_ms", MILLISECONDS),
+    ("response_time_ms", MILLISECONDS),
+];
+
+/// The names of times of completion.
 const COMPLETIONS: &[&str] = &["msec", "time_iso8601", "time_local"];
 
 /// Determines the meaning of the fields with these `names`. Returns the index and the meaning of
@@ -224,9 +236,20 @@ fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
     if let Some(time) = COMPLETIONS.iter().find_map(|name| at(name)) {
         return completion(time, at("request_time"));
     }
-    let arrival = ARRIVALS.iter().find_map(|name| at(name));
-    let arrival = arrival.map(|at| (at, Field::Arrival(TimeForm::Any)));
-    arrival.into_iter().collect()
+    if let Some(time) = STARTS.iter().find_map(|name| at(name)) {
+        return vec![(time, Field::Arrival(TimeForm::Any))];
+    }
+    let Some(time) = TIMES.iter().find_map(|name| at(name)) else {
+        return Vec::new();
+    };
+    let duration = DURATIONS
+        .iter()
+        .find_map(|(name, unit)| Some((at(name)?, Field::Duration(*unit))));
+    match duration {
+        // A server that logs the duration logs the line, and usually the time, at the end.
+        Some(duration) => vec![(time, Field::Completion(TimeForm::Any)), duration],
+        None => vec![(time, Field::Arrival(TimeForm::Any))],
+    }
 }
 
 #[cfg(test)]
@@ -249,6 +272,27 @@ mod tests {
             (1, Field::Arrival(TimeForm::Any)),
         ];
         assert_eq!(fields, expected);
+    }
+
+    #[test]
+    fn a_time_beside_a_duration_is_the_time_of_completion() {
+        let time = |names: &[&str]| time_of(&|name: &str| names.iter().position(|n| *n == name));
+        let any = || Field::Completion(TimeForm::Any);
+        assert_eq!(
+            time(&["time", "request_time"]),
+            [(0, any()), (1, Field::Duration(SECONDS))]
+        );
+        assert_eq!(
+            time(&["duration_ms", "@timestamp"]),
+            [(1, any()), (0, Field::Duration(MILLISECONDS))]
+        );
+        let arrival = || Field::Arrival(TimeForm::Any);
+        assert_eq!(
+            time(&["start_time", "time", "duration_ms"]),
+            [(0, arrival())]
+        );
+        // The unit of this duration is not known.
+        assert_eq!(time(&["time", "duration"]), [(0, arrival())]);
     }
 
     #[test]

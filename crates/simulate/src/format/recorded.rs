@@ -23,8 +23,15 @@ struct RecordedRequest {
 /// simulation decides on the values on which the server decided.
 pub(super) fn parse(line: &str) -> Result<Record<'static>, LineError> {
     let parsed: RecordedRequest = serde_json::from_str(line).map_err(|error| {
-        let problem = error.to_string();
-        let problem = problem.split(" at line ").next().unwrap_or_default();
+        // The text of an error about a value repeats it, which must not be in a report with hashed
+        // keys.
+        let text = error.to_string();
+        let problem = if error.is_data() && !text.starts_with("missing field") {
+            "`time`, `cost` or `entries` is of the wrong kind".to_owned()
+        } else {
+            let problem = text.split(" at line ").next();
+            problem.unwrap_or_default().to_owned()
+        };
         LineError {
             column: error.column().max(1),
             problem: format!("not a recorded request: {problem}"),
