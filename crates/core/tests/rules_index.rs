@@ -321,7 +321,10 @@ fn a_value_that_needs_too_many_evaluations_is_refused() {
     let mut scratch = Scratch::default();
     let refused = rules.charges(&request, Timestamp::default(), &mut scratch);
     let problem = refused.unwrap_err().problem;
-    assert!(problem.contains("more than 4096 evaluations"), "{problem}");
+    assert!(
+        problem.contains("more than 4096 pattern evaluations"),
+        "{problem}"
+    );
     // The same request is also rejected if an allow list would otherwise admit it.
     let allow: Vec<Vec<Drawn>> = (0..RULES)
         .map(|at| {

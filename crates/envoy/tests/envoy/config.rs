@@ -154,11 +154,11 @@ fn invalid_envoy_extensions_are_rejected() {
         ),
         (
             "rate_limit: {window: 30s, unit: day, requests_per_unit: 1}",
-            "rate_limit.window (line 1): repeats unit or requests_per_unit",
+            "rate_limit.window (line 1): has the same meaning as unit or requests_per_unit",
         ),
         (
             "rate_limit: {anchor: {calendar: month}, unit: day, requests_per_unit: 1}",
-            "repeats unit or requests_per_unit",
+            "has the same meaning as unit or requests_per_unit",
         ),
         (
             "rate_limit: {anchor: {calender: month}, requests_per_unit: 1}",
