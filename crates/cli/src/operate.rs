@@ -15,11 +15,8 @@ use crate::{
         KeysOptions, TopOptions,
     },
     complain, print, tls,
-    unreachable::{describe, unreachable},
+    unreachable::{TIMEOUT, describe, unreachable},
 };
-
-/// The timeout of a request.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The time between two lists of `top --watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);

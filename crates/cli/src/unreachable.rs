@@ -8,10 +8,13 @@ use std::{
 
 use rustls::{AlertDescription, CertificateError};
 
-use crate::{admin_address::AdminAddress, operate::TIMEOUT};
+use crate::admin_address::AdminAddress;
 
 const OTHER_ADDRESS: &str =
     "if the admin listener has another address, pass that address with --admin or TIDEGATE_ADMIN";
+
+/// The timeout of a request.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The timeout of the connection that finds out whether a listener has TLS.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);

@@ -59,12 +59,12 @@ pub use limit::{
 };
 pub use maybe_ready::{MaybeReady, MaybeReadyFuture, Never};
 pub use memory::{
-    Block, BlockNote, BlockedRule, KeyCursor, KeyPage, MemoryBounds, MemoryStats, MemoryStore,
-    SnapshotError, WhenFull,
+    Block, BlockNote, KeyCursor, KeyPage, MemoryBounds, MemoryStats, MemoryStore, SnapshotError,
+    WhenFull,
 };
 pub use rules::{
-    ActiveHours, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, FailedCondition, Headroom,
-    Hours, MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError,
+    ActiveHours, BlockedRule, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, FailedCondition,
+    Headroom, Hours, MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError,
     RuleErrors, RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key,
     free_key_in, free_key_parts,
 };

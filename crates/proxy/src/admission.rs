@@ -109,7 +109,7 @@ impl AdmissionContext {
         if let Err(error) = normalised {
             self.runtime.bad_requests().count(error);
             let call = tidegate_tower::grpc_content_type(&head.method, &head.headers);
-            return Some(Box::new(error.response_bytes(call)));
+            return Some(Box::new(error.response(call)));
         }
         // Fast path: most configurations have no adaptive limits.
         current.upstreams.concurrency_limits().next()?;

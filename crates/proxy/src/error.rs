@@ -7,8 +7,6 @@ use http::{
 use hyper::body::Bytes;
 use tidegate_net::Problem;
 
-use super::response_body::ResponseBody;
-
 /// A response extension with the reason for a local reply, as the access log names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorReason(pub(crate) &'static str);
@@ -194,12 +192,7 @@ impl ProxyError {
 
     /// Builds the reply. The body is a problem document. If `call` is the content type of a gRPC
     /// call, the reply has a gRPC status instead.
-    pub(crate) fn response(self, call: Option<&HeaderValue>) -> Response<ResponseBody> {
-        self.response_bytes(call).map(ResponseBody::complete)
-    }
-
-    /// Builds the same reply as [`Self::response`], with a body of plain bytes.
-    pub(crate) fn response_bytes(self, call: Option<&HeaderValue>) -> Response<Bytes> {
+    pub(crate) fn response(self, call: Option<&HeaderValue>) -> Response<Bytes> {
         let mut response = match call {
             Some(content_type) => self.grpc_response(content_type),
             None => self.problem(),

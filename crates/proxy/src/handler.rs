@@ -232,7 +232,8 @@ impl HandlerContext {
                 .count_response(self.worker, response.status()),
             Err(error) => upstream.metrics.count_failure(self.worker, *error),
         }
-        let mut response = result.unwrap_or_else(|error| error.response(call));
+        let mut response =
+            result.unwrap_or_else(|error| error.response(call).map(ResponseBody::complete));
         if self.logs_upstream {
             let logged = upstream.for_access_log(dispatcher.last_endpoint(&upstream));
             response.extensions_mut().insert(logged);
@@ -245,7 +246,7 @@ impl HandlerContext {
         rejected: RejectedRequest,
         call: Option<&HeaderValue>,
     ) -> Response<ResponseBody> {
-        let mut response = rejected.error.response(call);
+        let mut response = rejected.error.response(call).map(ResponseBody::complete);
         if let Some(upstream) = rejected.upstream
             && self.logs_upstream
         {

@@ -32,6 +32,7 @@ mod response_body;
 mod runtime;
 mod tunnel;
 mod upstream;
+mod write_stall;
 
 use std::{io, net::TcpListener, sync::Arc};
 

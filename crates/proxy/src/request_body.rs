@@ -21,8 +21,7 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use tidegate_net::{BodyReadError, BoundedBody, IdleTimeout, MinRate};
 
 use super::{
-    downstream::write_stall::StreamReset, error::ProxyError, permit::PermitHandle,
-    upstream::h2::StreamSlot,
+    error::ProxyError, permit::PermitHandle, upstream::h2::StreamSlot, write_stall::StreamReset,
 };
 
 /// The reason why a body was not forwarded completely.

@@ -3,7 +3,12 @@
 //! All workers share the same few connections. Commands that are queued at the same time are sent
 //! in one pipeline, even if they come from different workers.
 
-use std::{fs, io, path::Path, sync::Arc, thread};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+};
 
 use tidegate_config::{Password, RedisConfig};
 use tidegate_core::MemoryStore;
@@ -13,7 +18,21 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::serve::ServeError;
+/// The reason why the connections to Redis could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum RedisStartError {
+    /// A certificate for Redis could not be read.
+    #[error("store.tls: cannot read {path}: {source}; fix the path or its permissions")]
+    Certificate {
+        /// The file.
+        path: PathBuf,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The operating system could not start a thread.
+    #[error("cannot start: {0}")]
+    System(#[from] io::Error),
+}
 
 /// The thread that runs the Redis connections. The connections are closed when this value is
 /// dropped.
@@ -32,7 +51,10 @@ impl RedisRuntime {
     /// # Errors
     ///
     /// Fails if a certificate cannot be read or the system cannot start a thread.
-    pub(crate) fn start(config: RedisConfig, password: Option<String>) -> Result<Self, ServeError> {
+    pub(crate) fn start(
+        config: RedisConfig,
+        password: Option<String>,
+    ) -> Result<Self, RedisStartError> {
         let thread = RuntimeThread::start()?;
         let RedisConfig {
             prefix, fallback, ..
@@ -58,9 +80,9 @@ impl RedisRuntime {
 /// # Errors
 ///
 /// Returns the error of the first certificate that cannot be read.
-pub(crate) fn certificates(config: &RedisConfig) -> Result<RedisTls, ServeError> {
+pub(crate) fn certificates(config: &RedisConfig) -> Result<RedisTls, RedisStartError> {
     let pem = |path: &Path| {
-        fs::read(path).map_err(|source| ServeError::Certificate {
+        fs::read(path).map_err(|source| RedisStartError::Certificate {
             path: path.to_owned(),
             source,
         })
@@ -73,7 +95,10 @@ pub(crate) fn certificates(config: &RedisConfig) -> Result<RedisTls, ServeError>
     Ok(RedisTls { ca, client })
 }
 
-fn settings(config: RedisConfig, password: Option<String>) -> Result<RedisSettings, ServeError> {
+fn settings(
+    config: RedisConfig,
+    password: Option<String>,
+) -> Result<RedisSettings, RedisStartError> {
     let tls = certificates(&config)?;
     let password = match config.password {
         Password::Literal(literal) => Some(literal),

@@ -9,9 +9,10 @@ use std::{
     },
 };
 
-use super::{Block, BlockNote, BlockedRule, shard::Shard};
+use super::{Block, BlockNote, shard::Shard};
 use crate::{
     limit::bounds,
+    rules::BlockedRule,
     time::{Span, Timestamp},
 };
 

@@ -5,11 +5,12 @@
 //! are copied. The caller writes the bytes to a file and adds a checksum. Even so, this module
 //! checks every length in the bytes.
 
-use super::{BlockNote, BlockedRule, MemoryStore, entry::Entry, shard::hash_with};
+use super::{BlockNote, MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
     algorithm::{State, is_instant},
     eval::KeyState,
     limit::bounds,
+    rules::BlockedRule,
     time::{CLOCK_JUMP, Span, Timestamp},
 };
 

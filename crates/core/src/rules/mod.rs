@@ -7,6 +7,7 @@
 mod active_hours;
 mod allow;
 mod alternatives;
+mod blocked_rule;
 mod bypass;
 mod cidr;
 mod condition;
@@ -29,6 +30,7 @@ mod work;
 
 pub use active_hours::{ActiveHours, Days, Hours};
 use allow::AllowList;
+pub use blocked_rule::BlockedRule;
 pub use bypass::Bypass;
 pub use cidr::canonical_net;
 pub use condition::{Condition, When};

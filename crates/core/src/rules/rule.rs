@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::{
     AllowList, Condition, Headroom, Request, ResponseCost, RuleError, UnusedShare, When,
+    blocked_rule::BlockedRule,
     condition::check_name,
     key::{self, Scope},
     request, response_cost,
@@ -12,7 +13,6 @@ use crate::{
     error::LimitError,
     eval::{Cost, Limits, OnFailure, RequestError},
     limit::{Limit, bounds},
-    memory::BlockedRule,
     time::{Span, Timestamp},
 };
 

@@ -17,10 +17,8 @@ use tokio::{
 };
 use tower_service::Service;
 
-use super::{
-    ClientConnection,
-    write_stall::{StreamExecutor, WatchedBody},
-};
+use super::ClientConnection;
+use crate::write_stall::{StreamExecutor, WatchedBody};
 
 /// The maximum number of concurrent streams per connection.
 const MAX_STREAMS: u32 = 128;

@@ -6,7 +6,6 @@ mod http1;
 mod http2;
 mod mtls;
 mod rejection;
-pub(crate) mod write_stall;
 
 use std::{convert::Infallible, io, sync::Arc};
 

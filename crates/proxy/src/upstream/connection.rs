@@ -27,11 +27,11 @@ use super::{
     retry::is_repeatable,
 };
 use crate::{
-    downstream::write_stall::WatchedBody,
     error::ProxyError,
     headers::forwarded::ForwardingHeaders,
     request_body::{Upload, UploadProgress},
     response_body::ResponseSource,
+    write_stall::WatchedBody,
 };
 
 /// An upstream connection that carries the request of one caller.

@@ -38,9 +38,9 @@ use tokio::{
 
 use super::interim::InterimLimitStream;
 use crate::{
-    downstream::write_stall::{WatchedBody, with_write_timeout},
     headers::lookup,
     request_body::Upload,
+    write_stall::{WatchedBody, with_write_timeout},
 };
 
 /// The maximum number of concurrent streams per connection, even if the upstream allows more.

@@ -110,7 +110,7 @@ impl EndpointHealth {
     }
 
     /// Records a successful request. Returns whether to log a recovery.
-    fn note_success(&self) -> LogDecision {
+    fn record_success(&self) -> LogDecision {
         if !self.has_failed.load(Ordering::Relaxed) {
             return LogDecision::Skip;
         }
@@ -120,7 +120,7 @@ impl EndpointHealth {
     }
 
     /// Records a failed request. Returns whether to log the failure.
-    fn note_failure(&self) -> LogDecision {
+    fn record_failure(&self) -> LogDecision {
         self.has_failed.store(true, Ordering::Relaxed);
         self.log.record_failure(Instant::now())
     }
@@ -174,7 +174,7 @@ impl EndpointHealth {
 
 /// Records that `endpoint` has answered a request, whatever the status of the response.
 pub(crate) fn record_success(endpoint: &Endpoint) {
-    if endpoint.health.note_success() == LogDecision::Log {
+    if endpoint.health.record_success() == LogDecision::Log {
         tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.url, "upstream endpoint recovered");
     }
 }
@@ -189,7 +189,7 @@ pub(crate) fn record_failure(endpoint: &Arc<Endpoint>, error: ProxyError) {
         return;
     };
     failed.fetch_add(1, Ordering::Relaxed);
-    if endpoint.health.note_failure() == LogDecision::Log {
+    if endpoint.health.record_failure() == LogDecision::Log {
         tracing::warn!(
             upstream = %endpoint.settings().name, endpoint = %endpoint.url, failure = error.as_str(), cause = endpoint.health.cause(error),
             "upstream endpoint failing (further failures suppressed until it recovers)"
@@ -244,11 +244,11 @@ mod tests {
         };
         let health = EndpointHealth::default();
         for _ in 0..2 {
-            assert_eq!(health.note_failure(), LogDecision::Log);
+            assert_eq!(health.record_failure(), LogDecision::Log);
             assert!(health.try_eject(ejection));
             health.end_ejection(ejection);
-            assert_eq!(health.note_success(), LogDecision::Log);
-            assert_eq!(health.note_success(), LogDecision::Skip);
+            assert_eq!(health.record_success(), LogDecision::Log);
+            assert_eq!(health.record_success(), LogDecision::Skip);
             tokio::time::advance(Duration::from_secs(61)).await;
         }
     }

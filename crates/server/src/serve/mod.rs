@@ -31,7 +31,7 @@ use tidegate_envoy::{
     quota::Quotas,
 };
 use tidegate_limiter::{
-    Backend, KeyMask, NoRandomBytes, Recorder, ServerLimiter,
+    Backend, KeyMask, NoRandomBytes, RequestRecorder, ServerLimiter,
     events::{Events, EventsError, WebhookSecret, WebhookSettings},
     snapshot::{self, RestoreOutcome},
 };
@@ -44,8 +44,9 @@ use self::{
 };
 pub use self::{
     preflight::{preflight_errors, preflight_warnings},
-    running::{Running, Signals},
+    running::{ServerHandle, Signals},
 };
+pub use crate::redis_runtime::RedisStartError;
 use crate::{
     geoip::{GeoIp, GeoIpError},
     listener::{
@@ -133,14 +134,9 @@ pub enum ServeError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// A certificate for Redis could not be read.
-    #[error("store.tls: cannot read {path}: {source}; fix the path or its permissions")]
-    Certificate {
-        /// The file.
-        path: PathBuf,
-        /// The error of the operating system.
-        source: io::Error,
-    },
+    /// The connections to Redis could not be started.
+    #[error(transparent)]
+    Redis(#[from] RedisStartError),
     /// Keys cannot be hashed, because the system provides no random bytes.
     #[error("privacy.keys: {0}")]
     Privacy(#[from] NoRandomBytes),
@@ -189,7 +185,7 @@ pub fn start(
     mut config: Config,
     source: Option<&Path>,
     secrets: Secrets,
-) -> Result<Running, ServeError> {
+) -> Result<ServerHandle, ServeError> {
     let Secrets {
         token,
         operator_tokens,
@@ -260,7 +256,7 @@ pub fn start(
         tracing::warn!("{too_many}");
     }
     listeners.open(&server, sockets)?;
-    Ok(Running {
+    Ok(ServerHandle {
         server,
         proxy,
         redis,
@@ -340,14 +336,14 @@ fn open_events(
 
 /// Opens the file for recorded requests. The values of entries are hashed with `key_mask` or, if
 /// that mask shows keys unchanged, with a random secret.
-fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<Recorder, ServeError> {
+fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<RequestRecorder, ServeError> {
     let mask = if key_mask.is_hashed() {
         key_mask.clone()
     } else {
         KeyMask::random()?
     };
     let path = record.to.clone();
-    Recorder::open(record, mask).map_err(|source| ServeError::Record { path, source })
+    RequestRecorder::open(record, mask).map_err(|source| ServeError::Record { path, source })
 }
 
 /// Returns the tokens of the admin listener. `token` is the token without a name, and `tokens` are

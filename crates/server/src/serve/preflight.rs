@@ -10,6 +10,7 @@ use std::{
 
 use tidegate_config::{Config, Identity, Proxy};
 use tidegate_identity::GeoIpField;
+use tidegate_limiter::events::EventsError;
 use tidegate_net::{Tls, TlsError, TlsFiles, TlsListener};
 use tidegate_proxy::check_trust_anchors;
 
@@ -22,7 +23,7 @@ use crate::{
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
 ///
 /// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read and that
-/// the access log and the file for recorded requests can be written. The files are read as by a
+/// the access log and the files for recorded requests and events can be written. The files are read as by a
 /// starting server, but no file is created or written, and no listener is opened.
 ///
 /// This function does not check whether a new log file can be created in its folder or whether
@@ -49,12 +50,29 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
         errors.extend(opened.err().map(ServeError::from));
     }
     let redis = config.redis.as_ref();
-    errors.extend(redis.and_then(|redis| redis_runtime::certificates(redis).err()));
+    errors.extend(
+        redis
+            .and_then(|redis| redis_runtime::certificates(redis).err())
+            .map(ServeError::from),
+    );
     errors.extend(config.record.as_ref().and_then(|record| {
         let source = can_be_written(&record.to).err()?;
         let path = record.to.clone();
         Some(ServeError::Record { path, source })
     }));
+    let events = config.events.0.as_ref();
+    let files = events.map(|events| [("file", &events.file), ("audit", &events.audit)]);
+    for (field, file) in files.into_iter().flatten() {
+        errors.extend(file.as_ref().and_then(|file| {
+            let source = can_be_written(&file.to).err()?;
+            let path = file.to.clone();
+            Some(ServeError::Events(EventsError::File {
+                field,
+                path,
+                source,
+            }))
+        }));
+    }
     let snapshot = config.snapshot.as_ref();
     errors.extend(snapshot.and_then(|snapshot| can_be_read(&snapshot.path).err()));
     errors

@@ -65,7 +65,7 @@ enum SignalAction {
 
 /// A running server.
 #[derive(Debug)]
-pub struct Running {
+pub struct ServerHandle {
     pub(super) server: Server,
     pub(super) proxy: Option<Arc<ProxyRuntime>>,
     /// The runtime thread of the Redis connections, which stops after the listeners.
@@ -79,7 +79,7 @@ pub struct Running {
     pub(super) snapshot: Option<Snapshot>,
 }
 
-impl Running {
+impl ServerHandle {
     /// Serves until SIGTERM or SIGINT arrives, and then shuts down gracefully.
     ///
     /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second
