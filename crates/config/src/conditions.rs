@@ -9,8 +9,8 @@ use std::borrow::Cow;
 use tidegate_core::{ActiveHours, Condition, Days, Hours, Pattern, RuleError, When};
 
 use super::{
-    place::{Place, Scalar},
     report::Report,
+    source_span::{Scalar, SourceSpan},
     value::{Shape, Value},
 };
 
@@ -31,7 +31,7 @@ pub(crate) struct RawWhen<'n> {
 pub(crate) struct RawCondition<'n> {
     pub(crate) entry: &'n str,
     /// The position of the pattern in the file. Its key is the entry.
-    pub(crate) place: Place,
+    pub(crate) place: SourceSpan,
     pub(crate) pattern: RawPattern<'n>,
 }
 
@@ -41,7 +41,7 @@ pub(crate) enum RawPattern<'n> {
     /// A string without an operator: an exact value or a glob.
     Text(Scalar<'n>),
     /// A list of patterns, at least one of which must match.
-    AnyOf(Place, Vec<Self>),
+    AnyOf(SourceSpan, Vec<Self>),
     /// A map of operators, all of which must hold.
     AllOf(RawOperators<'n>),
     /// A value that is not a pattern. The mistake is already reported.
@@ -51,7 +51,7 @@ pub(crate) enum RawPattern<'n> {
 /// The operators of a pattern, as written in the rules file.
 #[derive(Debug)]
 pub(crate) struct RawOperators<'n> {
-    place: Place,
+    place: SourceSpan,
     operators: Vec<RawOperator<'n>>,
     /// Whether every key of the map is an operator. Keys that are not operators are already
     /// reported.
@@ -64,7 +64,7 @@ enum RawOperator<'n> {
     /// An operator whose operand is a string or a list of strings.
     OfTexts {
         operator: TextOperator,
-        place: Place,
+        place: SourceSpan,
         /// The operands. `None` stands for a value that is not a text, which is already reported.
         texts: Vec<Option<Scalar<'n>>>,
     },
@@ -109,7 +109,7 @@ pub(crate) struct PatternText<'r, 'n> {
 /// A problem of a pattern that is correct YAML but cannot be converted to a [`Pattern`].
 #[derive(Debug)]
 pub(crate) struct PatternProblem<'r> {
-    place: &'r Place,
+    place: &'r SourceSpan,
     problem: String,
 }
 
@@ -379,7 +379,7 @@ impl TextOperator {
 
     fn convert<'r>(
         self,
-        place: &'r Place,
+        place: &'r SourceSpan,
         texts: &'r [Option<Scalar<'_>>],
     ) -> Result<Pattern, Vec<PatternProblem<'r>>> {
         let build = |text: &str| match self {
@@ -426,7 +426,7 @@ fn all<'r>(
 /// Converts an error about a pattern to a problem at `place`. Returns a valid pattern unchanged.
 fn accept(
     converted: Result<Pattern, RuleError>,
-    place: &Place,
+    place: &SourceSpan,
 ) -> Result<Pattern, Vec<PatternProblem<'_>>> {
     converted.map_err(|error| {
         vec![PatternProblem {

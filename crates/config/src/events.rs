@@ -147,9 +147,9 @@ impl Default for EventsConfig {
 
 /// The section `events`; `None` if events are off (`events: off`).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Events(pub Option<EventsConfig>);
+pub struct EventsSection(pub Option<EventsConfig>);
 
-impl Default for Events {
+impl Default for EventsSection {
     fn default() -> Self {
         Self(Some(EventsConfig::default()))
     }
@@ -175,10 +175,10 @@ pub struct WebhookConfig {
     pub types: Vec<EventType>,
 }
 
-pub(super) fn events(file: &Fields<'_>, report: &mut Report) -> Events {
+pub(super) fn events(file: &Fields<'_>, report: &mut Report) -> EventsSection {
     match file.get("events") {
-        Some(value) => Events(section(value, report)),
-        None => Events::default(),
+        Some(value) => EventsSection(section(value, report)),
+        None => EventsSection::default(),
     }
 }
 

@@ -19,7 +19,6 @@ mod key_mask;
 pub mod limits;
 mod lint;
 mod listen;
-mod place;
 mod privacy;
 mod proxy;
 pub mod quota;
@@ -30,6 +29,7 @@ pub mod report;
 mod response_cost;
 mod rules;
 mod shutdown;
+mod source_span;
 mod store;
 mod top;
 pub mod value;
@@ -56,7 +56,7 @@ pub use candidate::CandidateConfig;
 pub use conditions::entry_name;
 pub use denials::DenialsConfig;
 pub use envoy::Envoy;
-pub use events::{EventFile, EventType, Events, EventsConfig, WebhookConfig};
+pub use events::{EventFile, EventType, EventsConfig, EventsSection, WebhookConfig};
 pub use file::ReadError;
 pub use key_mask::{KeyMask, NoRandomBytes};
 pub use listen::open_listener;
@@ -137,7 +137,7 @@ pub struct Config {
     /// `denials`: how many recent denials are kept in memory, and how many are logged.
     pub denials: DenialsConfig,
     /// `events`: which events are detected, and where they are sent.
-    pub events: Events,
+    pub events: EventsSection,
     /// `record`: where requests are recorded; `None` if the file has no section `record`.
     pub record: Option<RecordConfig>,
     /// `envoy`: Envoy's rate limit service; `None` if the file has no section `envoy`.

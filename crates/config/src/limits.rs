@@ -5,8 +5,8 @@ use tidegate_core::{
 };
 
 use super::{
-    place::Place,
     report::Report,
+    source_span::SourceSpan,
     value::{Fields, Shape, Value},
 };
 
@@ -55,7 +55,7 @@ impl DefaultAlgorithm {
 /// A limit, as written in the rules file.
 #[derive(Debug)]
 pub(crate) struct RawLimit {
-    pub(crate) place: Place,
+    pub(crate) place: SourceSpan,
     /// The fields of the full form, without inherited fields; `None` if the limit is a shorthand.
     pub(crate) full_form: Option<Box<LimitSpec>>,
 }

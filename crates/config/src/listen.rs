@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use super::{
     AdminToken, Config, Headers, LegacyHeaders, Listen, ListenerConfig, Listeners, OperatorToken,
     Password, TokenScope, grpc,
-    place::Place,
     report::Report,
+    source_span::SourceSpan,
     value::{Fields, Shape, Value},
 };
 
@@ -69,9 +69,9 @@ const RESP_KEYS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(crate) struct RawListen {
     /// The position of the section.
-    place: Option<Place>,
+    place: Option<SourceSpan>,
     /// The listeners that are written in the file.
-    listeners: Vec<(&'static str, Place)>,
+    listeners: Vec<(&'static str, SourceSpan)>,
 }
 
 impl RawListen {
@@ -84,7 +84,7 @@ impl RawListen {
     }
 
     /// Returns the position of a listener, if the listener is written in the file.
-    fn listener(&self, name: &str) -> Option<&Place> {
+    fn listener(&self, name: &str) -> Option<&SourceSpan> {
         let mut listeners = self.listeners.iter();
         let (_, place) = listeners.find(|(known, _)| *known == name)?;
         Some(place)

@@ -68,6 +68,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("denials", "denial_cache_ttl"),
     ("for", "duration"),
     ("notice", "pre_stop_delay"),
+    ("room", "headroom"),
     ("share", "fallback_share"),
 ];
 

@@ -7,9 +7,9 @@ use tidegate_net::input::{advice, shown};
 use super::{
     Listen,
     conditions::{self, Comparison, RawCondition, RawPattern},
-    place::Place,
     report::Report,
     rules::RawRule,
+    source_span::SourceSpan,
     value::{Fields, Value},
 };
 
@@ -21,7 +21,7 @@ const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NA
 const COSTS: &[&str] = &["bytes", "header.NAME"];
 
 /// Returns the position of the first field that makes the cost of a rule depend on the response.
-pub(super) fn response_field(fields: &Fields<'_>) -> Option<Place> {
+pub(super) fn response_field(fields: &Fields<'_>) -> Option<SourceSpan> {
     let mut fields = fields.iter();
     let (_, value) = fields.find(|(name, _)| matches!(*name, "count" | "settle"))?;
     Some(value.place().clone())

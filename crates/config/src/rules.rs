@@ -12,10 +12,10 @@ use super::{
     conditions::{self, RawWhen},
     limits::{self, DefaultAlgorithm, Fallback, RawLimit},
     lint::bypass,
-    place::{Place, Scalar},
     redis,
     report::Report,
     response_cost,
+    source_span::{Scalar, SourceSpan},
     value::{Fields, Value},
 };
 
@@ -40,7 +40,7 @@ const FIELDS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(crate) struct RawRules<'n> {
     /// The position of `defaults.algorithm` in the file.
-    pub(crate) default_algorithm: Option<Place>,
+    pub(crate) default_algorithm: Option<SourceSpan>,
     pub(crate) allow: Vec<RawWhen<'n>>,
     /// The rules, except values that are not a map.
     pub(crate) rules: Vec<RawRule<'n>>,
@@ -49,20 +49,20 @@ pub(crate) struct RawRules<'n> {
 /// The fields of a rule as written in the rules file. Fields that could not be read are missing.
 #[derive(Debug)]
 pub(crate) struct RawRule<'n> {
-    pub(crate) place: Place,
+    pub(crate) place: SourceSpan,
     pub(crate) name: Option<Scalar<'n>>,
     pub(crate) when: RawWhen<'n>,
     pub(crate) allow: Vec<RawWhen<'n>>,
     /// The position of `key`, and the entries of the key.
-    pub(crate) key: Option<(Place, Vec<Scalar<'n>>)>,
+    pub(crate) key: Option<(SourceSpan, Vec<Scalar<'n>>)>,
     pub(crate) cost: RawCost<'n>,
     pub(crate) mode: Mode,
     /// The position of `algorithm`.
-    pub(crate) algorithm: Option<Place>,
+    pub(crate) algorithm: Option<SourceSpan>,
     pub(crate) limits: Vec<RawLimit>,
     pub(crate) elastic: RawElastic<'n>,
     /// The position of the first field that makes the cost depend on the response.
-    pub(crate) response_cost: Option<Place>,
+    pub(crate) response_cost: Option<SourceSpan>,
 }
 
 /// The cost of a request, as written in the rules file.
@@ -140,7 +140,10 @@ fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Rep
 }
 
 /// Reads `defaults.algorithm`. Returns its position in the file and the algorithm.
-fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> (Option<Place>, DefaultAlgorithm) {
+fn default_algorithm(
+    file: &Fields<'_>,
+    report: &mut Report,
+) -> (Option<SourceSpan>, DefaultAlgorithm) {
     let Some(defaults) = file.get("defaults") else {
         return (None, DefaultAlgorithm::BySize);
     };
@@ -153,7 +156,7 @@ fn default_algorithm(file: &Fields<'_>, report: &mut Report) -> (Option<Place>, 
 }
 
 /// Returns the position of a field, if the field is written in the file.
-fn place_of(fields: &Fields<'_>, name: &str) -> Option<Place> {
+fn place_of(fields: &Fields<'_>, name: &str) -> Option<SourceSpan> {
     fields.get(name).map(|value| value.place().clone())
 }
 
@@ -399,7 +402,7 @@ fn elastic<'n>(
     report: &mut Report,
 ) -> (RawElastic<'n>, Option<(u32, Headroom)>) {
     let mut raw = RawElastic::default();
-    let what = "a map such as {extra: 50%, when: {room.app: 'yes'}}";
+    let what = "a map such as {extra: 50%, when: {headroom.app: 'yes'}}";
     let Some(fields) = value.fields(report, what, ELASTIC) else {
         return (raw, None);
     };

@@ -7,15 +7,15 @@ use tidegate_net::input::{nearest, shown};
 
 use super::{
     Mistake,
-    place::{Place, Scalar},
     report::{Report, renamed, unknown_key},
+    source_span::{Scalar, SourceSpan},
     yaml::{Content, Node},
 };
 
 /// A value in the file and its path.
 #[derive(Clone, Debug)]
 pub struct Value<'n> {
-    place: Place,
+    place: SourceSpan,
     node: &'n Node<'n>,
 }
 
@@ -49,7 +49,7 @@ impl<'n> Value<'n> {
 
     /// Creates the value at `path` whose key is on `key_line`.
     fn new(path: String, node: &'n Node<'n>, key_line: usize) -> Self {
-        let place = Place {
+        let place = SourceSpan {
             path: path.into_boxed_str(),
             line: node.line,
             key_line,
@@ -58,7 +58,7 @@ impl<'n> Value<'n> {
     }
 
     /// Returns the position of the value in the file.
-    pub(crate) fn place(&self) -> &Place {
+    pub(crate) fn place(&self) -> &SourceSpan {
         &self.place
     }
 

@@ -76,7 +76,7 @@ impl UpstreamConcurrency {
             limiter,
             settings: settings.settings,
             classes: settings.classes.iter().map(class).collect(),
-            headroom: settings.room.as_slice().into(),
+            headroom: settings.headroom.as_slice().into(),
             entry: upstream.room_entry().into(),
         })
     }

@@ -170,11 +170,11 @@ fn elastic(clock: &Clock) -> App {
         buckets: Some(20),
         ..LimitSpec::shorthand(rate, AlgorithmName::SlidingWindowCounter)
     };
-    let room = Pattern::text("yes").and_then(|yes| Condition::new("room.app", yes));
+    let room = Pattern::text("yes").and_then(|yes| Condition::new("headroom.app", yes));
     let room = When::all(vec![room.expect("a condition")]);
     let rule = rule(spec.build().expect("a limit")).elastic(50, Headroom::When(room));
     let limiter = limiter(clock, rule.expect("it stretches"));
-    let shed = shed(clock).export_headroom("room.app", HeadroomCondition::InFlight(60));
+    let shed = shed(clock).export_headroom("headroom.app", HeadroomCondition::InFlight(60));
     boxed(shed.layer(limiter.layer(service())))
 }
 

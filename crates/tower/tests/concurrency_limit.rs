@@ -175,7 +175,7 @@ async fn failures_and_slowness_shrink_the_limit_and_neutral_outcomes_do_not() {
 #[tokio::test]
 async fn inner_services_see_whether_there_is_room() {
     let (held, clock) = (HeldRequests::default(), clock());
-    let layer = layer(4, &clock).export_headroom("room.app", HeadroomCondition::InFlight(75));
+    let layer = layer(4, &clock).export_headroom("headroom.app", HeadroomCondition::InFlight(75));
     let service = layer.layer(holding(&held));
     let mut waiting = Vec::new();
     for expected in ["yes", "yes", "no", "no"] {
@@ -183,13 +183,13 @@ async fn inner_services_see_whether_there_is_room() {
         let known = Entries::new().with("customer", "acme");
         asked
             .extensions_mut()
-            .insert(known.with("room.app", "maybe"));
+            .insert(known.with("headroom.app", "maybe"));
         let mut one = Box::pin(service.clone().oneshot(asked));
         assert!((&mut one).now_or_never().is_none());
         waiting.push(one);
         let held = held.lock().unwrap();
         let entries = held.last().unwrap().0.as_ref().unwrap();
-        assert_eq!(entries.get("room.app"), Some(expected));
+        assert_eq!(entries.get("headroom.app"), Some(expected));
         assert_eq!(entries.get("customer"), Some("acme"));
     }
 }
@@ -202,7 +202,7 @@ async fn there_is_room_while_latency_is_normal() {
         ..AdaptiveSettings::default()
     };
     let layer = ConcurrencyLimitLayer::new(settings, clock.clone()).unwrap();
-    let layer = layer.export_headroom("room.app", HeadroomCondition::Latency(120));
+    let layer = layer.export_headroom("headroom.app", HeadroomCondition::Latency(120));
     let service = layer.layer(holding(&held));
     let told = async |takes: Span| {
         let mut one = Box::pin(service.clone().oneshot(request("/")));
@@ -211,7 +211,7 @@ async fn there_is_room_while_latency_is_normal() {
         let (entries, answer) = held.lock().unwrap().remove(0);
         answer.send(Some(StatusCode::OK)).unwrap();
         one.await.unwrap();
-        entries.unwrap().get("room.app") == Some("yes")
+        entries.unwrap().get("headroom.app") == Some("yes")
     };
     let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
     assert!(!told(usual).await, "nothing is known yet");

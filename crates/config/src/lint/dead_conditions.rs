@@ -18,10 +18,10 @@ use super::misread;
 use crate::{
     Config, Upstream,
     conditions::{self, Comparison, PatternText, RawCondition, RawWhen},
-    place::{Place, Scalar},
     proxy::RawUpstream,
     report::Report,
     rules::{RawCost, RawRules},
+    source_span::{Scalar, SourceSpan},
 };
 
 /// The codes of the warnings, for log searches.
@@ -82,8 +82,8 @@ pub(crate) fn warn(
         let message = meant.map(|meant| misspelt_condition(entry, meant));
         warnings.of_key(place, message);
         warnings.of_key(place, wrong_case(entry));
-        // A `room.*` entry of an upstream without `adaptive` has a separate warning
-        // (`unknown-room`).
+        // A `headroom.*` entry of an upstream without `adaptive` has a separate warning
+        // (`unknown-headroom`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));
@@ -109,14 +109,14 @@ struct Warnings<'r> {
 }
 
 impl Warnings<'_> {
-    fn of_value(&mut self, place: &Place, message: Option<String>) {
+    fn of_value(&mut self, place: &SourceSpan, message: Option<String>) {
         if let Some(message) = message.filter(|_| self.has_room()) {
             place.warn(self.report, message);
         }
     }
 
     /// Adds a warning about the key of the value at `place`.
-    fn of_key(&mut self, place: &Place, message: Option<String>) {
+    fn of_key(&mut self, place: &SourceSpan, message: Option<String>) {
         if let Some(message) = message.filter(|_| self.has_room()) {
             place.warn_of_key(self.report, message);
         }

@@ -11,9 +11,9 @@ use tidegate_net::input::shown;
 use super::{dead_conditions, misread};
 use crate::{
     conditions::{Comparison, PatternText},
-    place::Place,
     report::Report,
     rules::RawRule,
+    source_span::SourceSpan,
 };
 
 /// The code of the warning, for log searches.
@@ -46,7 +46,7 @@ struct BypassedRule<'r> {
     name: &'r str,
     /// The first exact path in the rule's condition on `path`.
     path: &'r str,
-    place: &'r Place,
+    place: &'r SourceSpan,
     /// The number of further exact paths in the condition.
     others: usize,
 }
@@ -95,7 +95,7 @@ impl<'r> BypassedRule<'r> {
 
 /// Returns the position and the path of a text that matches only one spelling of a path. Returns
 /// `None` for a text for which another lint already warns.
-fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r Place, &'r str)> {
+fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r SourceSpan, &'r str)> {
     let PatternText {
         scalar,
         comparison,

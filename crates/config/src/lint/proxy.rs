@@ -1,5 +1,5 @@
 //! A lint that warns about upstreams that no request reaches, and about upstreams that are the
-//! proxy itself. The lint also warns about rules that depend on a `room.*` entry that the proxy
+//! proxy itself. The lint also warns about rules that depend on a `headroom.*` entry that the proxy
 //! never provides.
 
 use std::net::{IpAddr, SocketAddr};
@@ -10,7 +10,7 @@ use crate::{Upstream, Url, proxy::RawUpstream, report::Report};
 
 /// The codes of the warnings, for log searches.
 const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
-const UNKNOWN_ROOM: &str = "unknown-room";
+const UNKNOWN_HEADROOM: &str = "unknown-headroom";
 const OWN_ADDRESS: &str = "own-address";
 
 /// Warns about `upstreams`, which were read from `raw`, and about `rules` that use an entry of an
@@ -48,7 +48,7 @@ pub(crate) fn warn(
         let entry = upstream.room_entry();
         if upstream.adaptive.is_none() && rules.looks_at(&entry) {
             let message = format!(
-                "{UNKNOWN_ROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
+                "{UNKNOWN_HEADROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
             );
             place.warn(report, message);
         }

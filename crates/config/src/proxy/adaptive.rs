@@ -36,7 +36,7 @@ const FIELDS: &[&str] = &[
     "backoff",
     "too_slow",
     "classes",
-    "room",
+    "headroom",
 ];
 
 /// The fields that only one algorithm has.
@@ -52,9 +52,9 @@ pub struct Adaptive {
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
     /// the default class, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
-    /// `room`: the conditions that must all hold for the `room.*` entry to report spare capacity to
+    /// `headroom`: the conditions that must all hold for the `headroom.*` entry to report spare capacity to
     /// rules. By default, requests in flight must be less than 60 % of the limit.
-    pub room: Vec<HeadroomCondition>,
+    pub headroom: Vec<HeadroomCondition>,
 }
 
 /// A priority class.
@@ -87,7 +87,9 @@ pub(super) fn adaptive<'n>(
     let classes = fields.get("classes");
     let (conditions, classes) =
         classes.map_or_else(Default::default, |value| classes_of(value, report));
-    let room = fields.get("room").map(|value| room(value, method, report));
+    let headroom = fields
+        .get("headroom")
+        .map(|value| headroom(value, method, report));
     let everybody = Class {
         name: NO_CLASS.into(),
         share: SlotShare::ALL,
@@ -97,7 +99,7 @@ pub(super) fn adaptive<'n>(
     let adaptive = settings.map(|settings| Adaptive {
         settings,
         classes: classes.into_iter().chain([everybody]).collect(),
-        room: room.unwrap_or_else(|| vec![HeadroomCondition::InFlight(60)]),
+        headroom: headroom.unwrap_or_else(|| vec![HeadroomCondition::InFlight(60)]),
     });
     (conditions, adaptive)
 }
@@ -240,7 +242,11 @@ fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Cla
     (raw, class)
 }
 
-fn room(value: &Value<'_>, method: Option<Method>, report: &mut Report) -> Vec<HeadroomCondition> {
+fn headroom(
+    value: &Value<'_>,
+    method: Option<Method>,
+    report: &mut Report,
+) -> Vec<HeadroomCondition> {
     let what = "a map such as {in_flight: 60%} or {latency: 120%}";
     let Some(fields) = value.fields(report, what, &["in_flight", "latency"]) else {
         return Vec::new();

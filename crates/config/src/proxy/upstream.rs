@@ -9,8 +9,8 @@ use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, health, with
 use crate::{
     conditions::{RawCondition, RawWhen},
     lint,
-    place::Place,
     report::Report,
+    source_span::SourceSpan,
     value::{Fields, Value},
 };
 
@@ -76,14 +76,14 @@ impl Upstream {
     /// proxy provides this entry only if the upstream has `adaptive`.
     #[must_use]
     pub fn room_entry(&self) -> String {
-        format!("room.{}", self.name)
+        format!("headroom.{}", self.name)
     }
 }
 
 /// An upstream as written in the rules file. Parts that could not be read are missing.
 #[derive(Debug)]
 pub(crate) struct RawUpstream<'n> {
-    pub(crate) place: Place,
+    pub(crate) place: SourceSpan,
     pub(crate) when: RawWhen<'n>,
     /// The conditions of the upstream's priority classes.
     pub(crate) classes: Vec<RawWhen<'n>>,

@@ -73,7 +73,7 @@ fn a_renamed_key_is_reported_with_its_present_name() {
             "shutdown.notice (line 2): was renamed to `pre_stop_delay`",
         ),
         (
-            format!("{elastic}{{by: 50%, when: {{room.app: 'yes'}}}}"),
+            format!("{elastic}{{by: 50%, when: {{headroom.app: 'yes'}}}}"),
             "rules[0].elastic.by (line 4): was renamed to `extra`",
         ),
     ] {

@@ -296,13 +296,13 @@ fn adaptive_limits_can_be_configured() {
     assert!(upstream("").is_none());
     let default = upstream(", adaptive: {}").unwrap();
     assert_eq!(default.settings, AdaptiveSettings::default());
-    assert_eq!(default.room, [HeadroomCondition::InFlight(60)]);
+    assert_eq!(default.headroom, [HeadroomCondition::InFlight(60)]);
     assert_eq!(
         (default.classes.len(), &*default.classes[0].name),
         (1, "default")
     );
     let set = upstream(
-        ", adaptive: {algorithm: aimd, max: 9, samples: 5, window: 1s, too_slow: 2s, backoff: 80%, room: {in_flight: 40%}, \
+        ", adaptive: {algorithm: aimd, max: 9, samples: 5, window: 1s, too_slow: 2s, backoff: 80%, headroom: {in_flight: 40%}, \
          classes: [{name: batch, when: {path: /batch/**, time: '01:00-06:00'}, share: 50%}]}",
     );
     let set = set.unwrap();
@@ -319,7 +319,7 @@ fn adaptive_limits_can_be_configured() {
         ..AdaptiveSettings::default()
     };
     assert_eq!(
-        (set.settings, &*set.room),
+        (set.settings, &*set.headroom),
         (settings, &[HeadroomCondition::InFlight(40)][..])
     );
     assert_eq!(
@@ -327,12 +327,12 @@ fn adaptive_limits_can_be_configured() {
         ("batch", SlotShare::new(50).unwrap())
     );
     let gradient = upstream(
-        ", adaptive: {tolerance: 200%, queue: 9, smoothing: 50%, min: 30, room: {in_flight: 70%, latency: 130%}}",
+        ", adaptive: {tolerance: 200%, queue: 9, smoothing: 50%, min: 30, headroom: {in_flight: 70%, latency: 130%}}",
     );
     let gradient = gradient.unwrap();
     assert_eq!(gradient.settings.initial, 30);
     assert_eq!(
-        gradient.room,
+        gradient.headroom,
         [
             HeadroomCondition::InFlight(70),
             HeadroomCondition::Latency(130)
@@ -363,19 +363,19 @@ fn mistakes_in_adaptive_limits_are_reported() {
         tolerance: 200%
         bakoff: 80%
         max: 2000000
-        room: {latency: 120%}
+        headroom: {latency: 120%}
     - name: c
       urls: http://j
       adaptive:
         smoothing: 0%
-        room: {latency: 90%}
+        headroom: {latency: 90%}
         classes:
           - {name: default, when: {path: /x}}
           - {name: d, share: 0%}
           - {name: e, wen: {path: /x}}
     - name: d
       urls: http://k
-      adaptive: {room: {}}
+      adaptive: {headroom: {}}
 ";
     let expected = [
         "proxy.upstreams[0].adaptive.algorithm (line 7): expected one of gradient, aimd, got \"vegas\"",
@@ -383,14 +383,14 @@ fn mistakes_in_adaptive_limits_are_reported() {
         "proxy.upstreams[1].adaptive.tolerance (line 13): requires `algorithm: gradient`",
         "proxy.upstreams[1].adaptive.bakoff (line 14): unknown key `bakoff`; did you mean `backoff`?",
         "proxy.upstreams[1].adaptive.max (line 15): must be 1 to 1000000, got 2000000",
-        "proxy.upstreams[1].adaptive.room.latency (line 16): requires `algorithm: gradient`, because `aimd` does not measure the usual latency",
+        "proxy.upstreams[1].adaptive.headroom.latency (line 16): requires `algorithm: gradient`, because `aimd` does not measure the usual latency",
         "proxy.upstreams[2].adaptive.smoothing (line 20): must be 1% to 100%, got 0%",
-        "proxy.upstreams[2].adaptive.room.latency (line 21): must be 101% to 1000%, not 90%",
+        "proxy.upstreams[2].adaptive.headroom.latency (line 21): must be 101% to 1000%, not 90%",
         "proxy.upstreams[2].adaptive.classes[0] (line 23): another class has the name `default`; give each class its own name",
         "proxy.upstreams[2].adaptive.classes[1].when (line 24): is missing; every class has a name and conditions (`when`)",
         "proxy.upstreams[2].adaptive.classes[1].share (line 24): must be 1% to 100%",
         "proxy.upstreams[2].adaptive.classes[2].wen (line 25): unknown key `wen`; did you mean `when`?",
-        "proxy.upstreams[3].adaptive.room (line 28): is empty; set `in_flight`, `latency` or both",
+        "proxy.upstreams[3].adaptive.headroom (line 28): is empty; set `in_flight`, `latency` or both",
     ];
     assert_eq!(mistakes(text), expected);
 }
@@ -398,7 +398,7 @@ fn mistakes_in_adaptive_limits_are_reported() {
 #[test]
 fn unreachable_upstreams_and_unknown_entries_are_warnings() {
     let text = "listen: {http: off, resp: off}
-rules: [{name: r, limits: [1/s], elastic: {extra: 50%, when: {room.b: 'yes', room.c: 'yes'}}}]
+rules: [{name: r, limits: [1/s], elastic: {extra: 50%, when: {headroom.b: 'yes', headroom.c: 'yes'}}}]
 proxy:
   listen: 127.0.0.1:1
   upstreams:
@@ -410,11 +410,11 @@ proxy:
     let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
     let expected = [
         "proxy.upstreams[1].adaptive.classes[0].when.custmer (line 7): no-entry: no request at the proxy has an \
-         entry \"custmer\"; expected one of method, path, host, ip, ip.exact, room.b, header.NAME, cookie.NAME, \
+         entry \"custmer\"; expected one of method, path, host, ip, ip.exact, headroom.b, header.NAME, cookie.NAME, \
          query.NAME",
         "proxy.upstreams[2] (line 8): unreachable-upstream: no request reaches `c`, because every request \
          matches `b`, which comes first and has no `when`; move that upstream to the end",
-        "proxy.upstreams[2] (line 8): unknown-room: a rule uses `room.c`, which the proxy provides only for an \
+        "proxy.upstreams[2] (line 8): unknown-headroom: a rule uses `headroom.c`, which the proxy provides only for an \
          upstream with `adaptive`; add `adaptive: {}`",
     ];
     assert_eq!(warnings, expected);

@@ -173,13 +173,13 @@ fn ten_thousand_rules_are_read() {
 #[test]
 fn an_elastic_rule_expands_while_its_condition_holds() {
     let file = "rules:
-  - {name: api, key: [user], limits: [2/h], elastic: {extra: 50%, when: {room.app: 'yes'}}}
+  - {name: api, key: [user], limits: [2/h], elastic: {extra: 50%, when: {headroom.app: 'yes'}}}
 ";
     let rules = Config::parse(file).unwrap().rules;
-    assert!(rules.looks_at("room.app") && !rules.looks_at("room.other"));
+    assert!(rules.looks_at("headroom.app") && !rules.looks_at("headroom.other"));
     let store = MemoryStore::new(MemoryBounds::default());
     let admitted = |room: &'static str| {
-        let entries = [("user", "u"), ("room.app", room)];
+        let entries = [("user", "u"), ("headroom.app", room)];
         let request = Request::new(&entries, Cost::ONE).unwrap();
         let mut scratch = Scratch::default();
         let now = Timestamp::from_micros(1);

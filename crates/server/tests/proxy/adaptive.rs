@@ -261,7 +261,7 @@ fn a_missing_free_connection_does_not_lower_the_limit() {
     assert_eq!(gated.release(held).status, 200);
 }
 
-const ELASTIC: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {extra: 100%, when: {room.app: 'yes'}}}]";
+const ELASTIC: &str = "rules: [{name: each, key: [header.x-customer], limits: [1/d], algorithm: fixed_window, elastic: {extra: 100%, when: {headroom.app: 'yes'}}}]";
 
 fn customer(name: &str) -> String {
     format!("GET / HTTP/1.1\r\nx-customer: {name}\r\n")
@@ -270,7 +270,7 @@ fn customer(name: &str) -> String {
 #[test]
 fn an_elastic_rule_stretches_while_latency_is_low() {
     let mut gated = GatedUpstream::start();
-    let listener = in_front_of(&gated, "{samples: 1, room: {latency: 120%}}", ELASTIC);
+    let listener = in_front_of(&gated, "{samples: 1, headroom: {latency: 120%}}", ELASTIC);
     let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
     let mut ask = |request: &str, takes| gated.status(&listener, request, takes);
     let early = customer("early");
@@ -298,7 +298,7 @@ fn an_elastic_rule_stretches_while_latency_is_low() {
 #[test]
 fn an_elastic_rule_stretches_while_few_requests_are_in_flight() {
     let mut gated = GatedUpstream::start();
-    let adaptive = fixed(4, ", room: {in_flight: 50%}");
+    let adaptive = fixed(4, ", headroom: {in_flight: 50%}");
     let listener = in_front_of(&gated, &adaptive, ELASTIC);
     let none = Span::ZERO;
     assert_eq!(

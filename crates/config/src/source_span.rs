@@ -6,7 +6,7 @@ use super::{Mistake, report::Report};
 
 /// The position of a value in the rules file.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct SourceSpan {
     /// The path of the value, such as `rules[0].limits[1]`; empty for the file as a whole.
     pub(crate) path: Box<str>,
     /// The line of the value.
@@ -16,7 +16,7 @@ pub(crate) struct Place {
     pub(crate) key_line: usize,
 }
 
-impl Place {
+impl SourceSpan {
     /// Reports a mistake at this value.
     pub(crate) fn wrong(&self, report: &mut Report, message: impl Into<String>) {
         report.mistake(self.at(&self.path, message.into()));
@@ -86,7 +86,7 @@ impl Place {
 /// A text in the file, and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Scalar<'n> {
-    pub(crate) place: Place,
+    pub(crate) place: SourceSpan,
     pub(crate) text: &'n str,
     pub(crate) is_quoted: bool,
 }
