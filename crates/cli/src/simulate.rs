@@ -17,7 +17,7 @@ use std::{
 use tidegate_config::{Config, KeyMask, KeyPrivacy, Password};
 use tidegate_server::geoip::GeoIp;
 use tidegate_simulate::{
-    ChangedKey, Control, LogFormat, LogSource, Logs, Report, RuleReport, RulesUnderTest,
+    ComparedKey, Control, LogFormat, LogSource, Logs, Report, RuleReport, RulesUnderTest,
     SimulateError, Simulation, as_html, as_yaml, percent,
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -455,7 +455,7 @@ fn comparison(report: &Report) -> String {
         percent(comparison.newly_denied, comparison.compared),
         comparison.no_longer_denied
     );
-    let row = |change: &str, key: &ChangedKey| {
+    let row = |change: &str, key: &ComparedKey| {
         vec![
             change.to_owned(),
             printable(&key.rule),

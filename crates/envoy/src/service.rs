@@ -23,7 +23,7 @@ use super::{
     over_limit_cache::{CacheEpoch, OverLimitCache},
     overrides::Overrides,
     response,
-    rules::{Allowance, Charging, Detail, Domain, Domains, MatchedRule, Node, Rule},
+    rules::{Allowance, ChargeMode, Detail, Domain, Domains, MatchedRule, Node, Rule},
     stat_names,
 };
 
@@ -160,7 +160,7 @@ impl RateLimitService {
             until: self.until(within),
             near_limit_ratio: self.settings.near_limit_ratio,
         };
-        let is_one = self.settings.stop_increment || domain.charging == Charging::AllOrNothing;
+        let is_one = self.settings.stop_increment || domain.charging == ChargeMode::AllOrNothing;
         // If all rules are in quota mode, no rule alone can deny the request. Then there is no
         // reason to decide all rules together.
         if is_one && !self.settings.quota_mode {

@@ -38,7 +38,7 @@ pub use self::{
     build_cache::BuildCache,
     explain::{ExplainError, ExplainedCharge, Explanation},
     listing::{KeyListing, ListError},
-    record::Recorder,
+    record::RequestRecorder,
     store::{Backend, LimiterReceipt},
 };
 use crate::{
@@ -108,7 +108,7 @@ pub struct ServerLimiter {
     top: Option<TopTalkers>,
     denials: DenialLog,
     candidate: ArcSwapOption<Candidate>,
-    recorder: Option<Recorder>,
+    recorder: Option<RequestRecorder>,
     events: Option<Arc<Events>>,
 }
 
@@ -183,13 +183,13 @@ impl ServerLimiter {
 
     /// Records requests with `recorder`. By default, and with `None`, no request is recorded.
     #[must_use]
-    pub fn with_recorder(self, recorder: Option<Recorder>) -> Self {
+    pub fn with_recorder(self, recorder: Option<RequestRecorder>) -> Self {
         Self { recorder, ..self }
     }
 
     /// Returns the recorder of requests, if there is one.
     #[must_use]
-    pub fn recorder(&self) -> Option<&Recorder> {
+    pub fn recorder(&self) -> Option<&RequestRecorder> {
         self.recorder.as_ref()
     }
 

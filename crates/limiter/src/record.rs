@@ -33,13 +33,13 @@ const SAMPLE_SEED: u64 = 0x7469_6465_6761_7465;
 
 /// Records requests to a file.
 #[derive(Debug)]
-pub struct Recorder {
+pub struct RequestRecorder {
     lines: LineLog,
     settings: RecordConfig,
     mask: KeyMask,
 }
 
-impl Recorder {
+impl RequestRecorder {
     /// Opens the file of `settings`. `mask` hashes the values of the entries in `settings.hash`.
     ///
     /// # Errors
@@ -180,7 +180,7 @@ mod tests {
         };
         adjust(&mut settings);
         let path = settings.to.clone();
-        let recorder = Recorder::open(settings, KeyMask::hashed(b"secret")).unwrap();
+        let recorder = RequestRecorder::open(settings, KeyMask::hashed(b"secret")).unwrap();
         let rules = RuleSet::default();
         for ip in ips {
             let entries = [("ip", ip.as_str()), ("path", "/\"a\"\n")];

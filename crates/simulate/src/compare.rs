@@ -6,7 +6,7 @@ use serde::Serialize;
 use tidegate_core::{RuleSet, Timestamp};
 
 use crate::{
-    replay::{Decided, RulesUnderTest},
+    replay::{ReplayDecision, RulesUnderTest},
     report::{key_values, millis},
 };
 
@@ -29,14 +29,14 @@ pub struct Comparison {
     /// The number of requests that this file admits and the other file denies.
     pub no_longer_denied: u64,
     /// The rules and keys with the most requests that are newly denied.
-    pub newly: Vec<ChangedKey>,
+    pub newly: Vec<ComparedKey>,
     /// The rules (of the other file) and keys with the most requests that are no longer denied.
-    pub no_longer: Vec<ChangedKey>,
+    pub no_longer: Vec<ComparedKey>,
 }
 
 /// A key whose requests are decided differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ChangedKey {
+pub struct ComparedKey {
     /// The rule that denies the requests.
     pub rule: String,
     /// The values of the key entries.
@@ -78,7 +78,7 @@ struct ChangedRequests {
 }
 
 impl ChangedKeys {
-    fn count(&mut self, decided: Decided, now: Timestamp) {
+    fn count(&mut self, decided: ReplayDecision, now: Timestamp) {
         self.requests += 1;
         for key in decided.denied_by {
             let none = ChangedRequests {
@@ -92,14 +92,14 @@ impl ChangedKeys {
         }
     }
 
-    fn report(&self, rules: &RuleSet) -> Vec<ChangedKey> {
+    fn report(&self, rules: &RuleSet) -> Vec<ComparedKey> {
         let mut keys: Vec<_> = self.keys.iter().collect();
         keys.sort_unstable_by(|(key, one), (other_key, other)| {
             let by_count = other.count.cmp(&one.count);
             by_count.then_with(|| key.cmp(other_key))
         });
         keys.truncate(SHOWN_KEYS);
-        let report = |((rule, key), requests): (&RuleKey, &ChangedRequests)| ChangedKey {
+        let report = |((rule, key), requests): (&RuleKey, &ChangedRequests)| ComparedKey {
             rule: rules
                 .iter()
                 .nth(*rule)
@@ -115,7 +115,7 @@ impl ChangedKeys {
 
 impl Differences {
     /// Compares two decisions on one request.
-    pub(crate) fn count(&mut self, new: Decided, old: Decided, now: Timestamp) {
+    pub(crate) fn count(&mut self, new: ReplayDecision, old: ReplayDecision, now: Timestamp) {
         self.compared += 1;
         match (new.is_denied, old.is_denied) {
             (true, false) => self.newly.count(new, now),

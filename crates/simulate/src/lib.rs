@@ -45,14 +45,16 @@ use self::{
     stream::{Extraction, LogStream},
 };
 pub use self::{
-    compare::{ChangedKey, Comparison},
+    compare::{ComparedKey, Comparison},
     field::EntryMapping,
     format::LogFormat,
     frontier::{Frontier, FrontierPoint},
     html::as_html,
     input::{Control, InputError, LogSource, MAX_LINE_BYTES},
     replay::RulesUnderTest,
-    report::{DamagedLine, LimitReport, Lines, Report, Requests, RuleReport, WorstKey, percent},
+    report::{
+        DamagedLine, LimitReport, LogLineCounts, Report, Requests, RuleReport, WorstKey, percent,
+    },
     share::Share,
     stream::{MAX_HELD, SORT_WINDOW},
     suggest::{Suggestion, as_yaml},

@@ -132,7 +132,7 @@ pub(crate) struct Replay<'p> {
 
 /// The decision on one request.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Decided {
+pub(crate) struct ReplayDecision {
     pub(crate) is_denied: bool,
     /// The enforced rules that deny the request, and their keys.
     pub(crate) denied_by: Vec<(usize, Box<[u8]>)>,
@@ -195,7 +195,7 @@ impl<'p> Replay<'p> {
         request: &LogRequest,
         plan: usize,
         now: Timestamp,
-    ) -> Option<Decided> {
+    ) -> Option<ReplayDecision> {
         let values = match &request.entries[plan] {
             Ok(values) => values,
             Err(reason) => {
@@ -249,7 +249,7 @@ impl<'p> Replay<'p> {
         described: &Request<'_>,
         request: &LogRequest,
         now: Timestamp,
-    ) -> Result<Decided, RequestError> {
+    ) -> Result<ReplayDecision, RequestError> {
         let rules = self.rule_set;
         let mut charges = rules.charges(described, now, &mut self.scratch)?;
         let index_of = |charge: &Charge<'_>| {
@@ -258,7 +258,7 @@ impl<'p> Replay<'p> {
         };
         charges.retain(|charge| index_of(charge).is_some_and(|at| !self.is_left_out[at]));
         if charges.is_empty() {
-            return Ok(Decided::default());
+            return Ok(ReplayDecision::default());
         }
         for charge in &mut charges {
             charge.longest_wait = Some(LONGEST_WAIT);
@@ -274,7 +274,7 @@ impl<'p> Replay<'p> {
             self.store
                 .check(&charges, now, Effect::Charge, &mut self.outcomes)
         };
-        let mut decided = Decided {
+        let mut decided = ReplayDecision {
             is_denied: decision != Decision::Admitted,
             denied_by: Vec::new(),
         };

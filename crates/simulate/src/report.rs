@@ -33,7 +33,7 @@ pub struct Report {
     /// Problems of the log as a whole, the most serious first.
     pub warnings: Vec<String>,
     /// The lines of the log.
-    pub lines: Lines,
+    pub lines: LogLineCounts,
     /// The requests.
     pub requests: Requests,
     /// The rules, in the order of the file.
@@ -59,7 +59,7 @@ pub struct Report {
 /// The lines of the log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Lines {
+pub struct LogLineCounts {
     /// The number of lines, without empty lines and headers.
     pub read: u64,
     /// The number of lines that the format does not match.
@@ -196,7 +196,7 @@ impl Report {
                 refused: replay.refused,
                 refusals: replay.refusals.clone(),
             },
-            lines: Lines {
+            lines: LogLineCounts {
                 read: counts.read,
                 damaged: counts.damaged,
                 damaged_lines: counts.shown,

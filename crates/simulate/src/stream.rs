@@ -148,7 +148,7 @@ struct Log {
     line_number: u64,
     /// Lines that were parsed, and have not been processed yet.
     parsed: VecDeque<ParsedLine>,
-    held: BinaryHeap<Reverse<Held>>,
+    held: BinaryHeap<Reverse<BufferedRequest>>,
     held_bytes: usize,
     latest: Timestamp,
     /// The time of the last line, if it is much later than `latest`.
@@ -158,32 +158,32 @@ struct Log {
 }
 
 /// A request that is held back to sort the log.
-struct Held {
+struct BufferedRequest {
     line_number: u64,
     request: LogRequest,
 }
 
-impl Held {
+impl BufferedRequest {
     fn key(&self) -> (Timestamp, u64) {
         (self.request.time, self.line_number)
     }
 }
 
-impl PartialEq for Held {
+impl PartialEq for BufferedRequest {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
 
-impl Eq for Held {}
+impl Eq for BufferedRequest {}
 
-impl PartialOrd for Held {
+impl PartialOrd for BufferedRequest {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Held {
+impl Ord for BufferedRequest {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }
@@ -254,7 +254,7 @@ impl LogStream {
                 log.start(&self.control, &mut self.counts);
                 continue;
             }
-            let Reverse(Held { request, .. }) = log.held.pop()?;
+            let Reverse(BufferedRequest { request, .. }) = log.held.pop()?;
             log.held_bytes = log.held_bytes.saturating_sub(request.bytes());
             if request.time < log.decided {
                 self.counts.late += 1;
@@ -463,7 +463,7 @@ impl Log {
         match record.request {
             Some(request) => {
                 self.held_bytes += request.bytes();
-                self.held.push(Reverse(Held {
+                self.held.push(Reverse(BufferedRequest {
                     line_number,
                     request,
                 }));

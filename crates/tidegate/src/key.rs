@@ -42,22 +42,22 @@ pub trait Key {
 
     /// Returns the same key for a request of `units`. A request of 0 units is always allowed,
     /// changes nothing, and reports the current state.
-    fn costing(self, units: u64) -> Costing<Self>
+    fn costing(self, units: u64) -> KeyWithCost<Self>
     where
         Self: Sized,
     {
-        Costing { key: self, units }
+        KeyWithCost { key: self, units }
     }
 }
 
 /// A key with a cost. See [`Key::costing`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Costing<K> {
+pub struct KeyWithCost<K> {
     key: K,
     units: u64,
 }
 
-impl<K: Key> Key for Costing<K> {
+impl<K: Key> Key for KeyWithCost<K> {
     #[inline]
     fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R {
         self.key.with_bytes(read)

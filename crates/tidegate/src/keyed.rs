@@ -12,7 +12,7 @@ use crate::{
     AcquireError, BlockingStore, Key, Limiter,
     limiter::Waits,
     timer::{Timer, block_on},
-    waiters::Turn,
+    waiters::QueuedRequest,
 };
 
 impl Limiter {
@@ -123,7 +123,7 @@ impl<S: Store> Limiter<S> {
         if effect == Effect::Look {
             return Ok(self.decide_key(charge, effect, Waits::InLine).await.0);
         }
-        let mut turn = Turn::new(&self.waiters, &self.clock, &bytes, deadline);
+        let mut turn = QueuedRequest::new(&self.waiters, &self.clock, &bytes, deadline);
         loop {
             let effect = turn.effect();
             let (verdict, now) = self.decide_key(charge, effect, Waits::InLine).await;

@@ -53,7 +53,7 @@ pub use self::{
     blocking::BlockingStore,
     clock::Clock,
     error::AcquireError,
-    key::{Costing, Key},
+    key::{Key, KeyWithCost},
     limiter::{IntoPolicy, Limiter},
     rate_limiter::{DecidedRequest, RateLimiter},
     rules::{CurrentRules, RuleLimiter, Rules},

@@ -15,7 +15,7 @@ use crate::{
     limiter::Waits,
     rate_limiter::stretch,
     timer::{Timer, block_on},
-    waiters::Turn,
+    waiters::QueuedRequest,
 };
 
 /// A limiter that limits by rules.
@@ -204,7 +204,7 @@ impl<S: Store> CurrentRules<'_, S> {
         let Limiter { waiters, clock, .. } = self.limiter;
         let mut scratch = Scratch::default();
         let key = queue_key(&self.rules.charges(request, clock.now(), &mut scratch)?);
-        let mut turn = Turn::new(waiters, clock, &key, deadline);
+        let mut turn = QueuedRequest::new(waiters, clock, &key, deadline);
         loop {
             let effect = turn.effect();
             let decided = self.decide(request, &mut scratch, effect, Waits::InLine);

@@ -137,7 +137,7 @@ impl Waiters {
 /// [`has_passed`](Self::has_passed): decide the request with [`effect`](Self::effect), then
 /// [`wait`](Self::wait).
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct QueuedRequest<'a> {
     waiters: &'a Waiters,
     clock: &'a Clock,
     /// The key of the queue.
@@ -152,7 +152,7 @@ pub(crate) struct Turn<'a> {
     next: Timestamp,
 }
 
-impl<'a> Turn<'a> {
+impl<'a> QueuedRequest<'a> {
     pub(crate) fn new(
         waiters: &'a Waiters,
         clock: &'a Clock,

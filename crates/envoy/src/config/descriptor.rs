@@ -17,13 +17,13 @@ use super::{
 
 use crate::{
     overrides::Denied,
-    rules::{Charging, Detail, Domains, Level, Node, Rule},
+    rules::{ChargeMode, Detail, Domains, Level, Node, Rule},
 };
 
 /// The context in which one file is read.
 #[derive(Debug)]
 pub(super) struct Reader<'r, 'f> {
-    pub(super) charging: &'r HashMap<String, Charging>,
+    pub(super) charging: &'r HashMap<String, ChargeMode>,
     pub(super) merging: DomainFiles,
     /// The file that was the first to use each domain.
     pub(super) first_files: &'r mut HashMap<String, &'f str>,

@@ -13,7 +13,7 @@ mod scalar;
 
 use std::{collections::HashMap, fmt};
 
-use super::rules::{Charging, Domains};
+use super::rules::{ChargeMode, Domains};
 use descriptor::Reader;
 use tidegate_config::{
     MAX_FILE_BYTES, Mistake,
@@ -156,7 +156,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
 
 /// Returns how the descriptors of each domain are charged: each alone, or all or none.
 /// `all_or_nothing` takes effect for a domain if any file of the domain sets it.
-fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, Charging> {
+fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, ChargeMode> {
     let mut charging = HashMap::new();
     for (_, document) in documents {
         let root = Value::root(&document.root);
@@ -164,7 +164,7 @@ fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, Charging> {
             .unwrap_or_default()
             .to_owned();
         if descriptor::is_all_or_nothing(&root) {
-            charging.insert(domain, Charging::AllOrNothing);
+            charging.insert(domain, ChargeMode::AllOrNothing);
         }
     }
     charging

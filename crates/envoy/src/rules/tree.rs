@@ -30,13 +30,13 @@ pub(crate) struct Domains(HashMap<Box<str>, Domain>);
 pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
     /// The way in which the descriptors of a request are charged: each on its own, or all or none.
-    pub(crate) charging: Charging,
+    pub(crate) charging: ChargeMode,
     pub(crate) root: Level,
 }
 
 /// The way in which the descriptors of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Charging {
+pub(crate) enum ChargeMode {
     /// Each descriptor is charged on its own, and denied hits are counted.
     #[default]
     Each,
@@ -80,7 +80,7 @@ impl Domains {
     pub(crate) fn entry(&mut self, name: &str) -> &mut Domain {
         self.0.entry(name.into()).or_insert_with(|| Domain {
             name: name.into(),
-            charging: Charging::default(),
+            charging: ChargeMode::default(),
             root: Level::default(),
         })
     }
@@ -111,8 +111,8 @@ impl Domain {
     /// Returns the way in which the windows of this domain count denied hits.
     pub(crate) fn denied(&self) -> Denied {
         match self.charging {
-            Charging::Each => Denied::InFull,
-            Charging::AllOrNothing => Denied::Forgotten,
+            ChargeMode::Each => Denied::InFull,
+            ChargeMode::AllOrNothing => Denied::Forgotten,
         }
     }
 

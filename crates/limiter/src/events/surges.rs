@@ -81,13 +81,13 @@ pub(super) struct SurgeDetector {
 #[derive(Debug, Default)]
 struct Series {
     counted: TrafficCounts,
-    requests: Usual,
-    denials: Usual,
+    requests: Baseline,
+    denials: Baseline,
 }
 
 /// The usual count of a measure, and the progress of a surge.
 #[derive(Clone, Copy, Debug, Default)]
-struct Usual {
+struct Baseline {
     /// The usual count in units of `1 / FRACTION`.
     average: u64,
     /// The number of intervals in the average, at most [`MEMORY`].
@@ -168,7 +168,7 @@ impl Series {
     }
 }
 
-impl Usual {
+impl Baseline {
     /// Takes the count of an interval. Returns true if a surge began, and false if one ended.
     fn advance(&mut self, count: u64) -> Option<bool> {
         let usual = self.average / FRACTION;

@@ -110,13 +110,13 @@ pub struct TopTalkers {
     /// The number of keys that a sketch tracks.
     keys: usize,
     shards: Box<[Shard]>,
-    closed: Mutex<Closed>,
+    closed: Mutex<ClosedSlices>,
     publisher: Publisher,
 }
 
 /// The time slices that have ended.
 #[derive(Debug)]
-struct Closed {
+struct ClosedSlices {
     history: History,
     /// The slices that have changed since they were last published.
     unpublished: BTreeSet<(Level, u64)>,
@@ -147,7 +147,7 @@ impl TopTalkers {
         Self {
             keys,
             shards: (0..shards).map(|_| shard()).collect(),
-            closed: Mutex::new(Closed {
+            closed: Mutex::new(ClosedSlices {
                 history: History::new(keys, max_bytes / 2),
                 unpublished: BTreeSet::new(),
             }),
@@ -299,8 +299,8 @@ impl TopTalkers {
         })
     }
 
-    fn collect_into(&self, closed: &mut Closed, minute: u64) {
-        let Closed {
+    fn collect_into(&self, closed: &mut ClosedSlices, minute: u64) {
+        let ClosedSlices {
             history,
             unpublished,
         } = closed;
@@ -317,7 +317,7 @@ impl TopTalkers {
         }
     }
 
-    fn closed(&self) -> MutexGuard<'_, Closed> {
+    fn closed(&self) -> MutexGuard<'_, ClosedSlices> {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -32,7 +32,7 @@ pub(super) enum CandidateChange {
 
 /// The candidate rules were promoted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Promoted {
+pub struct Promotion {
     /// The file with the rules.
     pub file: PathBuf,
     /// The number of rules.

@@ -22,7 +22,7 @@ use tidegate_proxy::{ProxyRuntime, RuntimeConfig, TrustAnchorError};
 pub(crate) use self::candidate::read as read_candidate;
 use self::candidate::{CandidateChange, CandidateFile};
 pub use self::{
-    candidate::{PromoteError, Promoted},
+    candidate::{PromoteError, Promotion},
     inactive_blocks::{UnknownBlocks, report_inactive_blocks},
     preview::{RuleChange, RulesPreview, preview},
     restart_only::RestartOnlySettings,
@@ -98,7 +98,7 @@ impl LoadError {
 
 /// The result of a successful reload.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reloaded {
+pub struct ReloadSummary {
     /// The number of rules.
     pub rules: usize,
     /// The warnings for the file, which are also logged.
@@ -172,7 +172,7 @@ impl Reloader {
     /// # Errors
     ///
     /// Returns a [`LoadError`]. The current rules stay in use.
-    pub fn reload(&self, by: &str) -> Result<Reloaded, LoadError> {
+    pub fn reload(&self, by: &str) -> Result<ReloadSummary, LoadError> {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
         let read = Config::read(&self.path).map_err(LoadError::from);
@@ -206,7 +206,7 @@ impl Reloader {
     /// A file that could not be read is read again at every check. The result is reported only when
     /// the file changes or can be read. A missing file is reported at the second check that finds
     /// it missing.
-    pub fn reload_if_changed(&self) -> Option<Result<Reloaded, LoadError>> {
+    pub fn reload_if_changed(&self) -> Option<Result<ReloadSummary, LoadError>> {
         let mut last = self.last();
         let now = stamp(&self.path);
         // A missing file is probably being replaced, so it is reported only at the second check.
@@ -237,7 +237,7 @@ impl Reloader {
         &self,
         read: Result<Config, LoadError>,
         last: &mut Last,
-    ) -> Result<Reloaded, LoadError> {
+    ) -> Result<ReloadSummary, LoadError> {
         read.and_then(|mut config| {
             let mut restart_required = self.restart_only.check(&config)?;
             let proxy = self.prepare_proxy(config.proxy.take(), &mut restart_required)?;
@@ -269,7 +269,7 @@ impl Reloader {
                 );
             }
             last.restart_required = restart_required;
-            Ok(Reloaded {
+            Ok(ReloadSummary {
                 rules: count,
                 warnings: config.warnings,
             })
@@ -284,18 +284,18 @@ impl Reloader {
     /// Reports a reload: in the log, as a metric, and as an event. Returns `loaded`.
     fn conclude(
         &self,
-        loaded: Result<Reloaded, LoadError>,
+        loaded: Result<ReloadSummary, LoadError>,
         rules_before: usize,
         last: &mut Last,
         by: &str,
-    ) -> Result<Reloaded, LoadError> {
+    ) -> Result<ReloadSummary, LoadError> {
         self.report(&loaded, &mut last.read);
         self.emit(&loaded, rules_before, by);
         loaded
     }
 
     /// Sends an event about a reload.
-    fn emit(&self, loaded: &Result<Reloaded, LoadError>, rules_before: usize, by: &str) {
+    fn emit(&self, loaded: &Result<ReloadSummary, LoadError>, rules_before: usize, by: &str) {
         let Some(events) = self.limiter.events() else {
             return;
         };
@@ -319,14 +319,14 @@ impl Reloader {
     }
 
     /// Counts and logs a reload, and keeps its mistakes.
-    fn report(&self, loaded: &Result<Reloaded, LoadError>, last: &mut LastRead<FileStamp>) {
+    fn report(&self, loaded: &Result<ReloadSummary, LoadError>, last: &mut LastRead<FileStamp>) {
         self.limiter.metrics().count_reload(loaded.is_err());
         let error = loaded.as_ref().err();
         last.is_unread = error.is_some_and(LoadError::may_pass);
         last.mistakes = error.map(LoadError::problems).unwrap_or_default();
         let file = self.path.display();
         match loaded {
-            Ok(Reloaded { rules, warnings }) => {
+            Ok(ReloadSummary { rules, warnings }) => {
                 let warnings = warnings.len();
                 tracing::info!(%file, rules, warnings, "reloaded the rules");
             }
@@ -349,7 +349,7 @@ impl Reloader {
     /// # Errors
     ///
     /// Returns a [`PromoteError`]. The rules in force stay in use.
-    pub fn promote(&self) -> Result<Promoted, PromoteError> {
+    pub fn promote(&self) -> Result<Promotion, PromoteError> {
         let mut last = self.last();
         let candidate = last.candidate.as_ref().ok_or(PromoteError::NoCandidate)?;
         candidate.check_unchanged()?;
@@ -370,7 +370,7 @@ impl Reloader {
             file = %file.display(), rules = count,
             "put the candidate rules in force until the next reload; replace the rules file to keep them"
         );
-        Ok(Promoted {
+        Ok(Promotion {
             file,
             rules: count,
             rules_before: former.len(),

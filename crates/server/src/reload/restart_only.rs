@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use tidegate_config::{
-    AdminToken, Config, DenialsConfig, Envoy, Events, Grpc, Headers, Identity, KeyPrivacy, Listen,
-    Listeners, OperatorToken, RecordConfig, RedisConfig, ShutdownConfig, Snapshot, Top,
+    AdminToken, Config, DenialsConfig, Envoy, EventsSection, Grpc, Headers, Identity, KeyPrivacy,
+    Listen, Listeners, OperatorToken, RecordConfig, RedisConfig, ShutdownConfig, Snapshot, Top,
 };
 use tidegate_core::MemoryBounds;
 use tidegate_identity::GeoIpField;
@@ -30,7 +30,7 @@ pub struct RestartOnlySettings {
     key_privacy: KeyPrivacy,
     top: Top,
     denials: DenialsConfig,
-    events: Events,
+    events: EventsSection,
     record: Option<RecordConfig>,
 }
 

@@ -122,7 +122,7 @@ const ENDPOINTS: &[Endpoint] = &[
 
 /// An operation, and the segments of the path after the fixed ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Matched<'p> {
+pub(super) struct EndpointMatch<'p> {
     pub(super) operation: Operation,
     pub(super) rest: &'p [&'p str],
 }
@@ -133,7 +133,10 @@ pub(super) struct Matched<'p> {
 ///
 /// Returns a problem that names all paths if there is no such path, and a problem that names the
 /// allowed methods if the path has no such method.
-pub(super) fn find<'p>(segments: &'p [&'p str], method: &Method) -> Result<Matched<'p>, Problem> {
+pub(super) fn find<'p>(
+    segments: &'p [&'p str],
+    method: &Method,
+) -> Result<EndpointMatch<'p>, Problem> {
     let found = ENDPOINTS.iter().find_map(|endpoint| {
         let rest = segments.strip_prefix(endpoint.segments)?;
         let is_target = match endpoint.target {
@@ -148,7 +151,7 @@ pub(super) fn find<'p>(segments: &'p [&'p str], method: &Method) -> Result<Match
     };
     let mut operations = endpoint.operations.iter();
     match operations.find(|(name, _)| *name == method.as_str()) {
-        Some((_, operation)) => Ok(Matched {
+        Some((_, operation)) => Ok(EndpointMatch {
             operation: *operation,
             rest,
         }),

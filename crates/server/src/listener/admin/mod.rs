@@ -73,7 +73,7 @@ pub use self::access::AdminCredential;
 use self::{
     access::{Access, Operator},
     audit::Auditor,
-    endpoint::{Matched, Operation},
+    endpoint::{EndpointMatch, Operation},
     events::AdminBody,
     path::{KeyTarget, Path},
     query::Query,
@@ -261,7 +261,7 @@ impl Admin {
     /// Answers a request for an operation other than [`Operation::FollowEvents`].
     async fn operate(
         self: &Arc<Self>,
-        Matched { operation, rest }: Matched<'_>,
+        EndpointMatch { operation, rest }: EndpointMatch<'_>,
         request: Request<Incoming>,
         operator: &Operator,
     ) -> Result<Answer, Problem> {

@@ -63,7 +63,7 @@ pub(super) struct ByteRange {
 /// A parser that reads a few commands at a time and reuses its memory.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
-    parsed: Vec<Parsed>,
+    parsed: Vec<ParsedCommand>,
     ranges: Vec<ByteRange>,
     /// The arguments of an inline command, without their quotes.
     unquoted: Vec<u8>,
@@ -73,7 +73,7 @@ pub(super) struct Parser {
 
 /// A parsed command: its end in the input, and the end of its ranges in `ranges`.
 #[derive(Clone, Copy, Debug)]
-struct Parsed {
+struct ParsedCommand {
     end: usize,
     ranges_end: usize,
 }
@@ -114,7 +114,7 @@ impl Parser {
             match end {
                 Ok(Some(end)) => {
                     let ranges_end = self.ranges.len();
-                    self.parsed.push(Parsed { end, ranges_end });
+                    self.parsed.push(ParsedCommand { end, ranges_end });
                     start = end;
                 }
                 Err(error) if is_first => return Err(error),
@@ -130,7 +130,7 @@ impl Parser {
         index: usize,
         input: &'a [u8],
     ) -> Option<(Arguments<'a>, usize)> {
-        let Parsed { end, ranges_end } = *self.parsed.get(index)?;
+        let ParsedCommand { end, ranges_end } = *self.parsed.get(index)?;
         let before = index
             .checked_sub(1)
             .and_then(|before| self.parsed.get(before));

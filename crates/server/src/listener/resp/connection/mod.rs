@@ -96,9 +96,9 @@ struct Client<S> {
 
 /// An error that means that the connection has to be closed.
 #[derive(Debug)]
-struct Closed;
+struct ConnectionClosed;
 
-impl From<io::Error> for Closed {
+impl From<io::Error> for ConnectionClosed {
     fn from(error: io::Error) -> Self {
         tracing::debug!(%error, "connection lost");
         Self
@@ -135,7 +135,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     /// Returns ready when the connection has to be closed.
     fn poll(&mut self, cx: &mut Context<'_>, worker: &mut WorkerBuffers) -> Poll<()> {
-        let mut turn = Turn::default();
+        let mut turn = PollProgress::default();
         loop {
             match self.poll_step(cx, worker, &mut turn) {
                 Poll::Ready(Ok(Step::Go)) => turn.has_answered = true,
@@ -145,7 +145,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                Poll::Ready(Err(Closed)) => return Poll::Ready(()),
+                Poll::Ready(Err(ConnectionClosed)) => return Poll::Ready(()),
                 // The store has its own timeout for decisions, so no timeout is needed here.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
                 // An idle connection does not delay the shutdown.
@@ -164,8 +164,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         &mut self,
         cx: &mut Context<'_>,
         worker: &mut WorkerBuffers,
-        turn: &mut Turn,
-    ) -> Poll<Result<Step, Closed>> {
+        turn: &mut PollProgress,
+    ) -> Poll<Result<Step, ConnectionClosed>> {
         ready!(self.poll_flush(cx))?;
         if let Some(pending) = &mut self.pending {
             let mut output = ready!(pending.poll(cx));
@@ -178,7 +178,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         if self.session.ending != Ending::No
             || (turn.has_answered && self.unread.is_empty() && shutdown())
         {
-            return Poll::Ready(Err(Closed));
+            return Poll::Ready(Err(ConnectionClosed));
         }
         if self.more {
             self.answer_unread(&mut worker.executor);
@@ -200,7 +200,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         &mut self,
         cx: &mut Context<'_>,
         worker: &mut WorkerBuffers,
-    ) -> Poll<Result<usize, Closed>> {
+    ) -> Poll<Result<usize, ConnectionClosed>> {
         let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
         // If an incomplete command is short, it is copied to the front of the new bytes. If an
@@ -212,7 +212,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut buffer))?;
         let end = start + buffer.filled().len();
         if end == start {
-            return Poll::Ready(Err(Closed));
+            return Poll::Ready(Err(ConnectionClosed));
         }
         if small {
             input[..start].copy_from_slice(&self.unread);
@@ -248,7 +248,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     /// Writes as much of `output` as the socket accepts now, and keeps the rest in `unsent`.
-    fn send(&mut self, cx: &mut Context<'_>, output: &mut Vec<u8>) -> Result<(), Closed> {
+    fn send(&mut self, cx: &mut Context<'_>, output: &mut Vec<u8>) -> Result<(), ConnectionClosed> {
         if output.is_empty() {
             return Ok(());
         }
@@ -263,12 +263,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
     }
 
     /// Returns ready when nothing is unsent.
-    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Closed>> {
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionClosed>> {
         while self.sent < self.unsent.len() {
             let sent =
                 ready!(Pin::new(&mut self.stream).poll_write(cx, &self.unsent[self.sent..]))?;
             if sent == 0 {
-                return Poll::Ready(Err(Closed));
+                return Poll::Ready(Err(ConnectionClosed));
             }
             self.sent += sent;
         }
@@ -285,7 +285,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
 
     /// Frees unused memory and updates the worker's total. Fails if this connection would exceed
     /// the limit.
-    fn account(&mut self) -> Result<(), Closed> {
+    fn account(&mut self) -> Result<(), ConnectionClosed> {
         if self.unread.is_empty() && self.unread.capacity() > 0 {
             self.unread = Vec::new();
         }
@@ -303,7 +303,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
         self.counted_bytes = holds;
         if total > MAX_HELD_BYTES && holds > SMALL_BYTES + READ_BYTES {
             tracing::warn!(peer = %self.connection.peer, "connection closed: the client buffers of this worker exceed their memory limit");
-            return Err(Closed);
+            return Err(ConnectionClosed);
         }
         Ok(())
     }
@@ -341,7 +341,7 @@ impl<S> Drop for Client<S> {
 
 /// Records what a connection has done since its worker last polled it.
 #[derive(Debug, Default)]
-struct Turn {
+struct PollProgress {
     has_answered: bool,
     read_bytes: usize,
 }
