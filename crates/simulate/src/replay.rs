@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use tidegate::rate_limiter::stretch;
 use tidegate_config::{Config, KeyPrivacy};
 use tidegate_core::{
-    Charge, Cost, Decision, Effect, MemoryStore, Outcome, Receipt, Request, RequestError, Rule,
-    RuleSet, Scratch, Settlement, Span, Timestamp,
+    Charge, Cost, Decision, Effect, MemoryStore, Outcome, Receipt, Request, RequestError,
+    RetryAfter, Rule, RuleSet, Scratch, Settlement, Span, Timestamp,
 };
 use tidegate_tower::charge_excess;
 
@@ -80,6 +80,9 @@ pub(crate) struct KeyCounts {
     pub(crate) backlogs: Vec<Backlog>,
 }
 
+/// The precisions of logs that are coarser than the clock of the server: seconds and milliseconds.
+pub(crate) const PRECISIONS: [Span; 2] = [Span::from_secs(1), Span::from_millis(1)];
+
 /// The counts of one rule.
 #[derive(Debug, Default)]
 pub(crate) struct RuleCounts {
@@ -88,6 +91,9 @@ pub(crate) struct RuleCounts {
     /// The number of requests that the limits of the rule deny; in shadow mode, the number that
     /// they would deny.
     pub(crate) denied: u64,
+    /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if they
+    /// had arrived later by at most the precision.
+    pub(crate) denied_within: [u64; PRECISIONS.len()],
     /// The number of requests that a queue delays, and the longest delay.
     pub(crate) delayed: u64,
     pub(crate) longest_delay: Span,
@@ -381,6 +387,11 @@ impl RuleCounts {
         self.timeline.count(now, is_denied);
         if is_denied {
             self.denied += 1;
+            let waits = outcomes.iter().map(|outcome| outcome.retry_after);
+            let wait = waits.max().and_then(RetryAfter::span);
+            for (within, precision) in self.denied_within.iter_mut().zip(PRECISIONS) {
+                *within += u64::from(wait.is_some_and(|wait| wait <= precision));
+            }
             if key.denied == 0 {
                 key.first_denied = now;
             }

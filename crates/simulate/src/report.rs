@@ -7,7 +7,7 @@ use tidegate_core::{CostSource, Mode, RuleSet, Span, Timestamp};
 use crate::{
     compare::Comparison,
     frontier::{Frontier, tried_rates},
-    replay::{KeyCounts, Replay},
+    replay::{KeyCounts, Replay, RuleCounts},
     stream::{Finest, LineCounts, MAX_HELD, SORT_WINDOW},
     suggest::Suggestion,
     sweep::SweepReport,
@@ -127,6 +127,10 @@ pub struct RuleReport {
     pub asked: u64,
     /// The number of requests that the rule denies; in shadow mode, the number that it would deny.
     pub denied: u64,
+    /// The number of these denials that depend on the precision of the log: the same request would
+    /// have been admitted if it had arrived at most a second later (or a millisecond, if the log has
+    /// milliseconds). The effects on later requests are not included.
+    pub denied_within_precision: u64,
     /// The number of requests that a queue delays.
     pub delayed: u64,
     /// The longest delay by a queue, in milliseconds.
@@ -338,6 +342,15 @@ fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<St
     notes
 }
 
+/// Returns the number of denials that depend on the precision of the times in the log.
+fn denied_within(counts: &RuleCounts, finest: Finest) -> u64 {
+    match finest {
+        Finest::Second => counts.denied_within[0],
+        Finest::Millisecond => counts.denied_within[1],
+        Finest::Microsecond => 0,
+    }
+}
+
 fn rule_report(replay: &Replay<'_>, at: usize, finest: Finest) -> RuleReport {
     let rules = replay.plan.rules();
     let (Some(rule), counts) = (rules.iter().nth(at), &replay.rules[at]) else {
@@ -354,6 +367,7 @@ fn rule_report(replay: &Replay<'_>, at: usize, finest: Finest) -> RuleReport {
         simulated: !replay.is_left_out[at],
         asked: counts.asked,
         denied: counts.denied,
+        denied_within_precision: denied_within(counts, finest),
         delayed: counts.delayed,
         longest_delay_ms: counts.longest_delay.as_millis_ceil(),
         keys: count(counts.keys.len()),
@@ -458,6 +472,16 @@ fn rule_notes(replay: &Replay<'_>, at: usize, finest: Finest) -> Vec<String> {
         notes.push(
             "no burst is suggested, because the response changes what a request costs".to_owned(),
         );
+    }
+    let (within, denied) = (
+        denied_within(&replay.rules[at], finest),
+        replay.rules[at].denied,
+    );
+    if within > 0 {
+        notes.push(format!(
+            "{within} of {denied} denials are within the precision of the log: up to a {} later, the same request would have been admitted",
+            if finest == Finest::Second { "second" } else { "millisecond" }
+        ));
     }
     let is_short = |window: Span| window < COARSE_FOR && window > Span::ZERO;
     let coarse = rule

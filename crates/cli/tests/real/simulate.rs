@@ -225,6 +225,34 @@ fn damaged_lines_are_counted_and_shown() {
     assert!(!printed.contains('\u{1b}'), "{printed}");
 }
 
+/// With one request per second, a second request in the same second is denied, but a second later
+/// it would be admitted.
+#[test]
+fn denials_within_the_precision_of_the_log_are_counted() {
+    let scratch = Scratch::new();
+    let rules = "rules: [{name: api, key: [ip], algorithm: gcra, limits: [1/s]}]";
+    scratch.write("rules.yaml", rules);
+    let at = |second| line(second, "203.0.113.9", "/api/x");
+    scratch.write(
+        "access.log",
+        &[at(1), at(1), at(5), at(9), at(9)].join("\n"),
+    );
+    let report = json(&scratch, &["--log", "access.log"]);
+    let rule = &report["rules"][0];
+    assert_eq!(
+        (&rule["denied"], &rule["denied_within_precision"]),
+        (&2.into(), &2.into())
+    );
+    scratch.write("rules.yaml", &rules.replace("1/s", "6/min"));
+    let report = json(&scratch, &["--log", "access.log"]);
+    let rule = &report["rules"][0];
+    // After one request, the next is admitted ten seconds later; at second 9 it is two seconds early.
+    assert_eq!(
+        (&rule["denied"], &rule["denied_within_precision"]),
+        (&4.into(), &0.into())
+    );
+}
+
 #[test]
 fn lines_that_go_backwards_are_sorted_and_those_too_late_are_counted() {
     let scratch = Scratch::new();
