@@ -166,7 +166,9 @@ impl LogReader {
         let start = fill(&mut stored).map_err(InputError::Unreadable)?;
         let mut lines: Box<dyn BufRead + Send> = match start {
             [0x1f, 0x8b, ..] => buffered(MultiGzDecoder::new(stored)),
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => buffered(ZstdFrames::Between(stored)),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => {
+                buffered(ZstdFrames::Between(stored))
+            }
             [b'B', b'Z', b'h', b'1'..=b'9', ..] => {
                 return Err(InputError::Compressed { program: "bzip2" });
             }
@@ -262,6 +264,10 @@ impl<R: BufRead> Read for ZstdFrames<R> {
                     if fill(&mut stored)?.is_empty() {
                         return Ok(0);
                     }
+                    if skip_frame(&mut stored)? {
+                        *self = Self::Between(stored);
+                        continue;
+                    }
                     let frame = StreamingDecoder::new(stored).map_err(|error| {
                         io::Error::new(io::ErrorKind::InvalidData, error.to_string())
                     })?;
@@ -278,6 +284,23 @@ impl<R: BufRead> Read for ZstdFrames<R> {
             }
         }
     }
+}
+
+/// Skips a skippable frame (RFC 8878, section 3.1.2), which contains no text. Returns whether there
+/// was one. Programs that compress on several cores write such frames.
+fn skip_frame(stored: &mut impl BufRead) -> io::Result<bool> {
+    let [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] = fill(stored)? else {
+        return Ok(false);
+    };
+    let mut head = [0; 8];
+    stored.read_exact(&mut head)?;
+    let [_, _, _, _, length @ ..] = head;
+    let length = u64::from(u32::from_le_bytes(length));
+    let skipped = io::copy(&mut stored.take(length), &mut io::sink())?;
+    if skipped < length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok(true)
 }
 
 /// Standard input, read by another thread, so that an interruption does not wait for more input.
@@ -378,6 +401,28 @@ mod tests {
             bytes.extend(compress("c\nd\n"));
             assert_eq!(lines(bytes), ["a", "bc", "d"]);
         }
+    }
+
+    #[test]
+    fn frames_without_text_are_skipped() {
+        let skippable = [&[0x53, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"xyz"].concat();
+        let bytes = [
+            &skippable[..],
+            &zstd("a\nb"),
+            &skippable,
+            &zstd("c\n"),
+            &skippable,
+        ];
+        assert_eq!(lines(bytes.concat()), ["a", "bc"]);
+    }
+
+    #[test]
+    fn a_few_nul_bytes_do_not_make_a_file_binary() {
+        let lines_of_log = "203.0.113.9 - - a line of a log\n".repeat(20);
+        let mut bytes = vec![0; 300];
+        bytes.extend(lines_of_log.as_bytes());
+        bytes.extend(b"one \0 more\n");
+        assert_eq!(lines(bytes).len(), 21);
     }
 
     #[test]
