@@ -34,7 +34,8 @@ use crate::{
     error::LimitError,
     limit::{
         Rate,
-        bounds::{self, check_count, check_rate},
+        bounds::{self, check_count},
+        rate::check_rate,
     },
     time::{Span, Timestamp},
 };

@@ -27,6 +27,7 @@
 mod charge_position;
 mod compile;
 mod counter;
+mod exact;
 mod fixed_window;
 mod gcra;
 mod interval_bucket;
@@ -48,7 +49,7 @@ pub(crate) use self::{
 };
 
 pub use self::{
-    gcra::Exact,
+    exact::Exact,
     numbers::{Numbers, Terms},
     outcome::{Outcome, RetryAfter},
 };

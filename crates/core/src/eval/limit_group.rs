@@ -3,8 +3,7 @@
 
 use crate::{
     algorithm::{Kernel, Outcome, RetryAfter, State},
-    eval::Mask,
-    limit::Limit,
+    limit::{Limit, bounds},
     time::{Span, Timestamp},
 };
 
@@ -18,6 +17,14 @@ pub(crate) struct LimitGroup {
     pub(crate) parts: Vec<usize>,
     pub(crate) denials: DenialCounting,
 }
+
+/// A set of limits of a rule as a bit mask, with one bit per limit in the order of the rule's list.
+pub(crate) type Mask = u16;
+
+const _: () = assert!(
+    bounds::MAX_LIMITS_PER_RULE <= Mask::BITS as usize,
+    "each limit has one bit of the mask"
+);
 
 /// How a denied request affects the count of a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

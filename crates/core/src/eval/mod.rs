@@ -24,7 +24,7 @@ pub use self::{
 pub(crate) use self::{
     evaluate::Evaluation,
     key_state::KeyState,
-    limit_group::{EvaluationResult, LimitGroup},
-    limits::{FormerState, LoadedState, Mask, UndoRecord},
+    limit_group::{EvaluationResult, LimitGroup, Mask},
+    limits::{FormerState, LoadedState, UndoRecord},
     receipt::ChargeRecord,
 };

@@ -1,7 +1,7 @@
 //! The maximums of all numbers, as named constants. Every constructor that validates a number uses
 //! the constants of this module.
 
-use crate::{error::LimitError, limit::Rate, time::Span};
+use crate::{error::LimitError, time::Span};
 
 /// The largest count, cost, burst or capacity: 10^15 - 1, the largest integer that an HTTP
 /// structured field can contain. A Lua number (a double) represents this count, and the sum of up
@@ -111,15 +111,4 @@ pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitE
         ));
     }
     Ok(())
-}
-
-/// Returns an error if the count or the period of `rate` is invalid.
-pub(crate) fn check_rate(field: &'static str, rate: Rate) -> Result<(), LimitError> {
-    if rate.count == 0 {
-        let problem = "a rate must be at least 1, got 0; to deny everything, use a window: \
-            {algorithm: fixed_window, limit: 0, window: 1min}";
-        return Err(LimitError::new(field, problem));
-    }
-    check_count(field, rate.count, 1)?;
-    check_period(field, rate.period)
 }

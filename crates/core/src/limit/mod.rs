@@ -2,8 +2,9 @@
 
 mod algorithm;
 pub mod bounds;
-mod rate;
+pub(crate) mod rate;
 mod rate_guess;
+mod rate_notation;
 mod spec;
 mod text;
 
@@ -11,7 +12,8 @@ use std::sync::Arc;
 
 pub use self::{
     algorithm::{Algorithm, Counting, RefillMode, Window},
-    rate::{Rate, rate},
+    rate::Rate,
+    rate_notation::rate,
     spec::{AlgorithmName, Anchor, LimitSpec},
 };
 

@@ -4,12 +4,15 @@
 //! and build a limit from it. Only this module defines the meaning of the fields, the fields of
 //! each algorithm and the error texts.
 
+use std::str::FromStr;
+
 use crate::{
     error::LimitError,
     limit::{
         Algorithm, Counting, Limit, Rate, RefillMode, Window,
-        bounds::{check_count, check_period, check_rate, least_capacity},
+        bounds::{check_count, check_period, least_capacity},
         check_soft_percent,
+        rate::check_rate,
         text::{self, LimitText, Size},
     },
     time::{Calendar, Span},
@@ -605,6 +608,39 @@ fn need<T>(field: &'static str, value: Option<T>, problems: &mut Vec<LimitError>
         problems.push(LimitError::new(field, "is missing"));
     }
     value
+}
+
+/// Parses a limit in the notation that [`Limit::policy`] returns.
+///
+/// | text | limit |
+/// | --- | --- |
+/// | `20/min` | a sliding window that never admits more, as [`LimitSpec::shorthand`] defines it |
+/// | `100/s burst 20` | [`Algorithm::Gcra`]: 21 at once, then 100/s |
+/// | `100/s capacity 20` | [`Algorithm::TokenBucket`]: 20 at once |
+///
+/// For any other algorithm, use [`Limit::shorthand`] or [`LimitSpec`].
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::{Algorithm, Limit};
+///
+/// let limit: Limit = "100/s burst 20".parse()?;
+/// assert!(matches!(limit.algorithm(), Algorithm::Gcra { burst: 20, .. }));
+/// assert_eq!((limit.quota(), &**limit.policy()), (21, "100/s burst 20"));
+///
+/// let wrong = "100/s bursts 20".parse::<Limit>().unwrap_err();
+/// assert_eq!(wrong.field, "limit");
+/// # Ok::<(), tidegate_core::LimitError>(())
+/// ```
+impl FromStr for Limit {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        // If `build` fails, it returns at least one error.
+        let built = LimitSpec::parse_shorthand(text, None)?.build();
+        built.map_err(|mut wrong| wrong.swap_remove(0))
+    }
 }
 
 #[cfg(test)]

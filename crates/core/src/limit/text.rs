@@ -1,42 +1,7 @@
 //! Parsing of limits that are written as text, such as `20/min` or `100/s burst 20`.
 
-use std::str::FromStr;
-
-use super::{Limit, LimitSpec, Rate, rate};
+use super::{Rate, rate};
 use crate::error::LimitError;
-
-/// Parses a limit in the notation that [`Limit::policy`] returns.
-///
-/// | text | limit |
-/// | --- | --- |
-/// | `20/min` | a sliding window that never admits more, as [`LimitSpec::shorthand`] defines it |
-/// | `100/s burst 20` | [`Algorithm::Gcra`](crate::Algorithm::Gcra): 21 at once, then 100/s |
-/// | `100/s capacity 20` | [`Algorithm::TokenBucket`](crate::Algorithm::TokenBucket): 20 at once |
-///
-/// For any other algorithm, use [`Limit::shorthand`] or [`LimitSpec`].
-///
-/// # Examples
-///
-/// ```
-/// use tidegate_core::{Algorithm, Limit};
-///
-/// let limit: Limit = "100/s burst 20".parse()?;
-/// assert!(matches!(limit.algorithm(), Algorithm::Gcra { burst: 20, .. }));
-/// assert_eq!((limit.quota(), &**limit.policy()), (21, "100/s burst 20"));
-///
-/// let wrong = "100/s bursts 20".parse::<Limit>().unwrap_err();
-/// assert_eq!(wrong.field, "limit");
-/// # Ok::<(), tidegate_core::LimitError>(())
-/// ```
-impl FromStr for Limit {
-    type Err = LimitError;
-
-    fn from_str(text: &str) -> Result<Self, LimitError> {
-        // If `build` fails, it returns at least one error.
-        let built = LimitSpec::parse_shorthand(text, None)?.build();
-        built.map_err(|mut wrong| wrong.swap_remove(0))
-    }
-}
 
 /// A limit in shorthand notation: a rate, and an optional burst or capacity.
 pub(super) struct LimitText {
@@ -128,8 +93,7 @@ fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::AlgorithmName;
+    use super::super::{AlgorithmName, Limit};
 
     #[test]
     fn a_policy_is_parsed_to_the_same_limit() {

@@ -1,5 +1,7 @@
 //! The notation of durations: `10s`, `1d`, `500ms`.
 
+use std::fmt;
+
 use super::{MAX_PERIOD, Span};
 
 /// The units of time, longest first. Each unit has its length in microseconds and its names, of
@@ -18,13 +20,22 @@ const UNITS: [(u64, &[&str]); 7] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotationError(pub(crate) String);
 
-impl std::fmt::Display for NotationError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for NotationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
 impl std::error::Error for NotationError {}
+
+/// Formats the span in the notation of the rules file, in the largest exact unit: `1d`, `90s`,
+/// `1500ms`.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = largest_unit(self.as_micros());
+        write!(f, "{}{name}", self.as_micros() / unit)
+    }
+}
 
 /// Parses a duration, which is a number with a unit.
 ///
@@ -54,7 +65,7 @@ pub fn span(text: &str) -> Result<Span, NotationError> {
 
 /// Returns the longest unit that divides `micros` without a remainder, and its name. Weeks are not
 /// used.
-pub(crate) fn largest_unit(micros: u64) -> (u64, &'static str) {
+fn largest_unit(micros: u64) -> (u64, &'static str) {
     let whole =
         |unit: u64| unit != 604_800_000_000 && micros >= unit && micros.is_multiple_of(unit);
     UNITS

@@ -1,8 +1,6 @@
 //! A duration in whole microseconds.
 
-use std::{fmt, time::Duration};
-
-use super::notation;
+use std::time::Duration;
 
 /// The longest period, window or interval: 10 years of 365.25 days.
 pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
@@ -86,15 +84,6 @@ impl From<Duration> for Span {
     fn from(duration: Duration) -> Self {
         let micros = duration.as_nanos().div_ceil(1_000);
         Self(u64::try_from(micros).unwrap_or(u64::MAX))
-    }
-}
-
-/// Formats the span in the notation of the rules file, in the largest exact unit: `1d`, `90s`,
-/// `1500ms`.
-impl fmt::Display for Span {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, name) = notation::largest_unit(self.0);
-        write!(f, "{}{name}", self.0 / unit)
     }
 }
 

@@ -52,14 +52,6 @@ pub struct Limits {
     unstretched: Option<Arc<Self>>,
 }
 
-/// A set of limits of a rule as a bit mask, with one bit per limit in the order of the rule's list.
-pub(crate) type Mask = u16;
-
-const _: () = assert!(
-    bounds::MAX_LIMITS_PER_RULE <= Mask::BITS as usize,
-    "each limit has one bit of the mask"
-);
-
 impl Limits {
     /// Compiles `limits`.
     ///

@@ -1,10 +1,12 @@
 //! Operations of a rule's limits on the state of one key. Each limit uses its own part of the
 //! state, except that sliding logs share one part.
 
-use super::{Limits, Mask};
+use super::Limits;
 use crate::{
     algorithm::{ChargePosition, Kernel, LogState, Mark, Outcome, RetryAfter, Stamp, State, Terms},
-    eval::{ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Settlement},
+    eval::{
+        ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Mask, Settlement,
+    },
     time::{Span, Timestamp},
 };
 

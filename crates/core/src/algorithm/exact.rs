@@ -1,0 +1,37 @@
+//! Numbers of microseconds with an exact fraction.
+
+use crate::time::{Span, Timestamp};
+
+/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`. One unit
+/// of the limit lasts `p / l` microseconds, in lowest terms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Exact {
+    /// Whole microseconds.
+    pub whole: u64,
+    /// The fraction, in units of `1 / l` microseconds.
+    pub part: u64,
+}
+
+impl Exact {
+    /// A value later than any instant.
+    pub(super) const NEVER: Self = Self {
+        whole: u64::MAX,
+        part: 0,
+    };
+
+    pub(super) fn as_span(self) -> Span {
+        Span::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
+    }
+
+    pub(super) fn at(now: Timestamp) -> Self {
+        Self {
+            whole: now.as_micros(),
+            part: 0,
+        }
+    }
+
+    /// Returns the value rounded up to whole microseconds.
+    pub(crate) fn ceil(self) -> Timestamp {
+        Timestamp::from_micros(self.whole.saturating_add(u64::from(self.part > 0)))
+    }
+}
