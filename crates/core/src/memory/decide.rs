@@ -4,10 +4,9 @@ use std::cell::RefCell;
 
 use super::{
     Guard, MemoryStore,
-    eviction::Full,
     locked_shards::LockedShards,
     pending::KeyLocation,
-    shard::{Shard, hash_with},
+    shard::{Full, Shard, hash_with},
 };
 use crate::{
     algorithm::Outcome,

@@ -4,7 +4,6 @@
 use crate::{
     algorithm::{Exact, IntervalState, State, WindowState},
     eval::{ChargeRecord, KeyState, Limits, LoadedState},
-    memory::table,
     time::Timestamp,
 };
 
@@ -28,10 +27,13 @@ pub(super) struct Entry {
     /// A hot key is not evicted.
     pub(super) is_hot: bool,
     /// The distance in slots between this entry and its home slot, where the probe sequence of its
-    /// key starts. Three bytes are enough, because the distance is less than the number of entries,
-    /// at most [`table::MAX_ENTRIES`] = 2^24.
+    /// key starts. Three bytes are enough, because the distance is less than [`MAX_DISTANCE`].
     distance: [u8; 3],
 }
+
+/// The distance of an entry from its home slot is less than this number, so that it fits in three
+/// bytes.
+pub(super) const MAX_DISTANCE: usize = 1 << 24;
 
 const _: () = assert!(
     size_of::<Option<Entry>>() == 48,
@@ -65,7 +67,7 @@ impl Entry {
     }
 
     pub(super) fn set_distance(&mut self, distance: usize) {
-        debug_assert!(distance < table::MAX_ENTRIES, "a distance counts entries");
+        debug_assert!(distance < MAX_DISTANCE, "a distance fits in three bytes");
         let [low, middle, high, ..] = distance.to_le_bytes();
         self.distance = [low, middle, high];
     }

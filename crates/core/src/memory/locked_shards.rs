@@ -3,10 +3,9 @@
 
 use super::{
     Guard, MemoryStore,
-    eviction::Full,
     pending::{KeyLocation, PendingCharge},
     refund_ledger::KeyRefunds,
-    shard::{Shard, hash_with},
+    shard::{Full, Shard, hash_with},
 };
 use crate::{
     eval::{Charge, ChargeRecord, Decision, Effect},

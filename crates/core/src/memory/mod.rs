@@ -5,7 +5,7 @@
 //! decision over several keys locks their shards in ascending order. The decision writes all states
 //! back before it unlocks any shard, so no other decision sees a partial update. No background task
 //! removes expired entries. Instead, a decision drops the expired ones among the few entries that
-//! it scans, and an insertion into a full shard scans [a few more](eviction).
+//! it scans, and an insertion into a full shard scans a few more (`shard::eviction`).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
@@ -36,11 +36,9 @@
 //! entry, the state in the entry is updated [in place](shard::Shard::step_in_place). The fast path
 //! gives the same answer as the steps above.
 
-mod blocks;
 mod ctrl_bytes;
 mod decide;
 mod entry;
-mod eviction;
 mod listing;
 mod locked_shards;
 mod pending;
@@ -60,11 +58,7 @@ use foldhash::fast::FixedState as RandomState;
 #[cfg(not(loom))]
 use foldhash::fast::RandomState;
 
-use self::{
-    blocks::BlockCount,
-    eviction::Capacity,
-    shard::{Shard, hash_with},
-};
+use self::shard::{BlockCount, Capacity, Shard, hash_with};
 pub use self::{
     listing::{KeyCursor, KeyPage},
     snapshot::SnapshotError,

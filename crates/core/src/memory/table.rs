@@ -14,7 +14,7 @@
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
-    entry::Entry,
+    entry::{Entry, MAX_DISTANCE},
 };
 use crate::memory::prefetch::{PREFETCHES, prefetch};
 
@@ -42,7 +42,7 @@ const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK 
 
 /// The maximum number of entries in one table. Thirty-two bits of the hash select the home slot,
 /// and the distance of an entry from its home slot is stored in 24 bits.
-pub(super) const MAX_ENTRIES: usize = 1 << 24;
+pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 
 /// The maximum distance of a new key from its home slot. If all slots within this distance are
 /// occupied, the new key is treated as if the store were full.

@@ -9,9 +9,10 @@ use std::{
     },
 };
 
-use super::{Block, BlockNote, shard::Shard};
+use super::Shard;
 use crate::{
     limit::bounds,
+    memory::{Block, BlockNote},
     rules::BlockedRule,
     time::{Span, Timestamp},
 };
@@ -19,7 +20,7 @@ use crate::{
 /// The number of blocks in all shards of a store, including expired ones that are still stored.
 /// Threads synchronize no other data through this number, so relaxed ordering suffices.
 #[derive(Clone, Debug, Default)]
-pub(super) struct BlockCount(Arc<AtomicUsize>);
+pub(in crate::memory) struct BlockCount(Arc<AtomicUsize>);
 
 impl BlockCount {
     /// Counts one more block, unless there are already [`bounds::MAX_BLOCKS`]. Returns whether the
@@ -39,7 +40,7 @@ impl BlockCount {
 
 /// The blocks of one shard. A shard without blocks holds `None` instead of an empty `Blocks`.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
+pub(in crate::memory) struct Blocks {
     by_key: HashMap<Box<[u8]>, BlockRecord>,
     /// The total bytes of all keys, reasons, rule names, and names of the rules' key entries.
     text_bytes: usize,
@@ -56,13 +57,13 @@ struct BlockRecord {
 }
 
 impl Blocks {
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::memory) fn len(&self) -> usize {
         self.by_key.len()
     }
 
     /// Returns the approximate number of bytes on the heap. The size of the map's table is
     /// estimated from its capacity, because `HashMap` does not report it.
-    pub(super) fn heap_bytes(&self) -> usize {
+    pub(in crate::memory) fn heap_bytes(&self) -> usize {
         let slot = size_of::<(Box<[u8]>, BlockRecord)>() + 1;
         self.by_key.capacity() * 8 / 7 * slot + self.text_bytes
     }
@@ -92,7 +93,7 @@ impl Blocks {
     }
 
     /// Shortens each block so that it lasts at most its original duration from `now` on.
-    pub(super) fn clamp(&mut self, now: Timestamp) {
+    pub(in crate::memory) fn clamp(&mut self, now: Timestamp) {
         for record in self.by_key.values_mut() {
             if let (Some(until), Some(span)) = (&mut record.until, record.span) {
                 *until = now.after(span).min(*until);
@@ -139,14 +140,18 @@ impl Shard {
     /// Returns the end of the active block on `key`: `Some(None)` if the block has no end, `None`
     /// if there is no active block.
     #[inline]
-    pub(super) fn blocked(&mut self, key: &[u8], now: Timestamp) -> Option<Option<Timestamp>> {
+    pub(in crate::memory) fn blocked(
+        &mut self,
+        key: &[u8],
+        now: Timestamp,
+    ) -> Option<Option<Timestamp>> {
         self.blocks.as_ref()?;
         self.active_block(key, now).map(|record| record.until)
     }
 
     /// Blocks `key`, or replaces its block. Returns false, and changes nothing, if the maximum
     /// number of blocks is reached.
-    pub(super) fn block(
+    pub(in crate::memory) fn block(
         &mut self,
         key: &[u8],
         span: Option<Span>,
@@ -169,26 +174,26 @@ impl Shard {
     }
 
     /// Removes the block on `key`; returns true if `key` had a block that had not expired.
-    pub(super) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
+    pub(in crate::memory) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
         let was_active = self.active_block(key, now).is_some();
         self.drop_block(key);
         was_active
     }
 
-    pub(super) fn block_on(&mut self, key: &[u8], now: Timestamp) -> Option<Block> {
+    pub(in crate::memory) fn block_on(&mut self, key: &[u8], now: Timestamp) -> Option<Block> {
         self.active_block(key, now)
             .map(|record| record.as_block(key))
     }
 
     /// Returns the blocks that are active at `now`, and drops expired ones.
-    pub(super) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
+    pub(in crate::memory) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
         self.drop_ended_blocks(now);
         let blocks = self.blocks.iter().flat_map(|blocks| &blocks.by_key);
         blocks.map(|(key, record)| record.as_block(key)).collect()
     }
 
     /// Returns the keys of all blocks, including expired ones.
-    pub(super) fn blocked_keys(&self) -> Vec<Box<[u8]>> {
+    pub(in crate::memory) fn blocked_keys(&self) -> Vec<Box<[u8]>> {
         let blocks = self.blocks.iter();
         blocks
             .flat_map(|blocks| blocks.by_key.keys().cloned())
@@ -196,15 +201,15 @@ impl Shard {
     }
 
     /// Returns the number of blocks, including expired blocks that were not removed yet.
-    pub(super) fn block_count(&self) -> usize {
+    pub(in crate::memory) fn block_count(&self) -> usize {
         self.blocks.as_ref().map_or(0, |blocks| blocks.len())
     }
 
-    pub(super) fn block_bytes(&self) -> usize {
+    pub(in crate::memory) fn block_bytes(&self) -> usize {
         self.blocks.as_ref().map_or(0, |blocks| blocks.heap_bytes())
     }
 
-    pub(super) fn drop_ended_blocks(&mut self, now: Timestamp) {
+    pub(in crate::memory) fn drop_ended_blocks(&mut self, now: Timestamp) {
         if let Some(blocks) = &mut self.blocks {
             self.cold.block_count.subtract(blocks.drop_ended(now));
         }
@@ -221,7 +226,7 @@ impl Shard {
     }
 
     /// Removes the block on `key`, expired or not.
-    pub(super) fn drop_block(&mut self, key: &[u8]) {
+    pub(in crate::memory) fn drop_block(&mut self, key: &[u8]) {
         if let Some(blocks) = &mut self.blocks {
             self.cold
                 .block_count

@@ -7,35 +7,35 @@
 //! ones among them. A peek (a read-only decision) also answers from a reservation, but drops the
 //! reservation afterwards and evicts nothing. So a peek and a charge get the same answer.
 
-use super::{
-    WhenFull,
-    entry::{Entry, key_bytes},
-    shard::Shard,
-};
+use super::Shard;
 use crate::{
     algorithm::RetryAfter,
     eval::{Charge, Effect},
+    memory::{
+        WhenFull,
+        entry::{Entry, key_bytes},
+    },
     time::{Span, Timestamp},
 };
 
 /// The maximum number of entries that a reservation inspects to find expired or evictable ones.
 const SAMPLE: usize = 8;
 
-/// The retry delay for a new key whose home slot is [crowded](super::table::Table::is_crowded). The
+/// The retry delay for a new key whose home slot is [crowded](crate::memory::table::Table::is_crowded). The
 /// delay is a constant, because it is unknown when an entry near the home slot will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Capacity {
-    pub(super) keys: usize,
-    pub(super) bytes: usize,
-    pub(super) when_full: WhenFull,
+pub(in crate::memory) struct Capacity {
+    pub(in crate::memory) keys: usize,
+    pub(in crate::memory) bytes: usize,
+    pub(in crate::memory) when_full: WhenFull,
 }
 
 /// The keys and bytes that a charge adds to a shard.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Growth {
+pub(in crate::memory) struct Growth {
     keys: usize,
     /// Additional heap bytes for the key and its state.
     bytes: usize,
@@ -45,14 +45,14 @@ impl Growth {
     const NOTHING: Self = Self { keys: 0, bytes: 0 };
 
     #[inline]
-    pub(super) fn is_nothing(self) -> bool {
+    pub(in crate::memory) fn is_nothing(self) -> bool {
         self.keys == 0 && self.bytes == 0
     }
 }
 
 /// The memory that the current decision has reserved, and the entries to evict for this memory.
 #[derive(Debug, Default)]
-pub(super) struct Reservation {
+pub(in crate::memory) struct Reservation {
     keys: usize,
     bytes: usize,
     /// The slots of the entries to evict.
@@ -70,7 +70,7 @@ pub(super) struct Reservation {
 impl Reservation {
     /// Clears the reservation; returns the number of keys that were reserved.
     #[inline]
-    pub(super) fn clear(&mut self) -> usize {
+    pub(in crate::memory) fn clear(&mut self) -> usize {
         let keys = std::mem::take(&mut self.keys);
         (
             self.bytes,
@@ -85,15 +85,15 @@ impl Reservation {
 
 /// The error of a full shard, with the time after which the shard possibly has room again.
 #[derive(Debug)]
-pub(super) struct Full {
-    pub(super) retry_after: RetryAfter,
+pub(in crate::memory) struct Full {
+    pub(in crate::memory) retry_after: RetryAfter,
 }
 
 impl Shard {
     /// Returns the keys and bytes that `charge` adds to the shard. `found` is the slot of the key's
     /// entry, if the key has an entry.
     #[inline]
-    pub(super) fn growth(
+    pub(in crate::memory) fn growth(
         &self,
         charge: &Charge<'_>,
         found: Option<usize>,
@@ -125,7 +125,7 @@ impl Shard {
     ///
     /// [`Full`] if the charge does not fit and the policy is to deny.
     #[cold]
-    pub(super) fn reserve_for(
+    pub(in crate::memory) fn reserve_for(
         &mut self,
         growth: Growth,
         hash: u64,
@@ -208,7 +208,12 @@ impl Shard {
     /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise,
     /// a client that repeatedly gets [`Full`] would evict the counts of other clients.
     #[inline]
-    pub(super) fn evict_reserved(&mut self, now: Timestamp, effect: Effect, fits: bool) -> bool {
+    pub(in crate::memory) fn evict_reserved(
+        &mut self,
+        now: Timestamp,
+        effect: Effect,
+        fits: bool,
+    ) -> bool {
         if !effect.can_write() || self.cold.reservation.inspected == 0 {
             return false;
         }
@@ -247,7 +252,12 @@ impl Shard {
 
     /// Makes room for the new `entry` with this hash. Returns false if there is no room, or if the
     /// home slot of the entry is crowded.
-    pub(super) fn make_room_for(&mut self, hash: u64, entry: &Entry, now: Timestamp) -> bool {
+    pub(in crate::memory) fn make_room_for(
+        &mut self,
+        hash: u64,
+        entry: &Entry,
+        now: Timestamp,
+    ) -> bool {
         if self.entries.is_crowded(hash, 1) {
             return false;
         }

@@ -1,12 +1,19 @@
 //! A shard: one part of the store, which holds keys and their states, and has its own lock.
 
+mod blocks;
+mod eviction;
+
 use std::hash::{BuildHasher, Hasher};
 
+pub(super) use self::{
+    blocks::{BlockCount, Blocks},
+    eviction::{Capacity, Full},
+};
+
+use self::eviction::Reservation;
 use super::{
     MemoryStats, RandomState,
-    blocks::{BlockCount, Blocks},
     entry::{Entry, LoadTimes},
-    eviction::{Capacity, Full, Reservation},
     pending::{EntryLocation, KeyLocation, PendingCharge},
     refund_ledger::RefundLedger,
     table::{self, Table},
