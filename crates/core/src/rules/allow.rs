@@ -1,8 +1,8 @@
 //! The allow list: requests that pass without a charge.
 
 use super::{
-    LookupBuffers, Request, When,
-    index::{Index, Item},
+    Condition, LookupBuffers, Request, When,
+    pattern::index::{Index, Item},
 };
 use crate::time::Timestamp;
 
@@ -18,7 +18,7 @@ impl AllowList {
         let index = Index::new(
             items
                 .iter()
-                .map(|item| Item::new(item.iter(), item.weight())),
+                .map(|item| Item::new(item.iter().map(Condition::parts), item.weight())),
         );
         Self {
             items: items.into(),
@@ -44,7 +44,7 @@ impl AllowList {
             return false;
         }
         let LookupBuffers { allowed, work, .. } = buffers;
-        self.index.look_up(request, allowed);
+        self.index.look_up(request.entries(), allowed);
         work.expect(allowed.items.len());
         let mut found = allowed.items.iter();
         found.any(|item| self.items[*item].holds(request, now, work))

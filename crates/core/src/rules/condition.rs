@@ -1,6 +1,6 @@
 //! Conditions, which select the requests to which a rule applies.
 
-use super::{ActiveHours, Pattern, Request, RuleError, work::Work};
+use super::{ActiveHours, Pattern, Request, RuleError, pattern::Work};
 use crate::{limit::bounds, time::Timestamp};
 
 /// A condition on one entry of a request.
@@ -35,6 +35,11 @@ impl Condition {
 
     pub(super) fn entry(&self) -> &str {
         &self.entry
+    }
+
+    /// Returns the name of the entry and its pattern.
+    pub(super) fn parts(&self) -> (&str, &Pattern) {
+        (&self.entry, &self.pattern)
     }
 
     pub(super) fn pattern(&self) -> &Pattern {

@@ -2,44 +2,35 @@
 //!
 //! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
 //! a request and turns each rule into a charge on a key. Finding the rules does not take longer the
-//! more rules there are, because only the rules that the [`index`] finds are evaluated.
+//! more rules there are, because only the rules that the [`index`](pattern::index) finds are evaluated.
 
 mod active_hours;
 mod allow;
-mod alternatives;
 mod blocked_rule;
 mod bypass;
-mod cidr;
 mod condition;
 mod elastic;
 mod error;
 mod explain;
-mod glob;
-mod index;
 mod key;
-mod literals;
 mod pattern;
-mod postings;
 mod request;
 mod response_cost;
-mod route;
 mod rule;
 mod rule_set;
 mod text;
-mod work;
 
 pub use active_hours::{ActiveHours, Days, Hours};
 use allow::AllowList;
 pub use blocked_rule::BlockedRule;
 pub use bypass::Bypass;
-pub use cidr::canonical_net;
 pub use condition::{Condition, When};
 pub use elastic::{Headroom, Parents, UnusedShare};
 pub use error::{RuleError, RuleErrors};
 pub use explain::FailedCondition;
 pub use key::{DESCRIPTOR_KEY, MAX_KEY_SPACE, former_key, free_key, free_key_in, free_key_parts};
 pub(crate) use key::{former_values, is_of_rule, scope_of_key};
-pub use pattern::Pattern;
+pub use pattern::{Pattern, canonical_net};
 pub use request::Request;
 pub use response_cost::ResponseCost;
 pub use rule::{CostSource, Mode, Rule};

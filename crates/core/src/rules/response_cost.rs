@@ -5,11 +5,8 @@
 //! how many tokens were used. When the response is known, the part of the charge that exceeds the
 //! final charge is refunded with the [receipt](crate::Receipt).
 
-use super::{Request, Rule, RuleError, When, condition::check_name};
-use crate::{
-    eval::Cost,
-    limit::{Algorithm, Limit, bounds},
-};
+use super::{ActiveHours, Request, RuleError, When, condition::check_name};
+use crate::{eval::Cost, limit::bounds};
 
 /// The final charge of a request, computed from the entries of its response. The default keeps the
 /// initial charge.
@@ -66,6 +63,11 @@ impl ResponseCost {
         self.cost.is_some()
     }
 
+    /// Returns the schedule of the condition that selects the counted responses.
+    pub(super) fn schedule(&self) -> Option<&ActiveHours> {
+        self.counts.schedule()
+    }
+
     /// Returns the names of all response entries that the final charge depends on.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         self.counts.entry_names().chain(self.cost.as_deref())
@@ -98,72 +100,6 @@ impl ResponseCost {
     }
 }
 
-/// Functions about charges that can change after the request was admitted.
-impl Rule {
-    /// Computes the final charge of each request from its response, according to `response_cost`.
-    /// The setting takes effect only in the tower layer and the reverse proxy, which see responses.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error for `count` or `settle` if a limit counts denied requests, because denied
-    /// requests are never refunded. Returns an error for `count` if `response_cost` has a schedule.
-    /// Returns an error for `settle` if a limit is a concurrency limit, whose slots must be
-    /// acquired before the request passes.
-    pub fn with_response_cost(mut self, response_cost: ResponseCost) -> Result<Self, RuleError> {
-        if !response_cost.is_settled() && self.limits().iter().any(Limit::count_denied) {
-            let field = if response_cost.has_cost() {
-                "settle"
-            } else {
-                "count"
-            };
-            let problem = "cannot be combined with count_denied, which is never refunded; remove one of the two";
-            return Err(RuleError::new(field, problem));
-        }
-        if response_cost.counts.schedule().is_some() {
-            let problem = "cannot have a schedule; put the schedule into the rule's `when`";
-            return Err(RuleError::new("count", problem));
-        }
-        if response_cost.has_cost() && self.has_slots() {
-            let problem = "cannot be combined with a concurrency limit, which takes its slots before the response is known; put the concurrency limit into another rule";
-            return Err(RuleError::new("settle", problem));
-        }
-        self.response_cost = response_cost;
-        Ok(self)
-    }
-
-    /// Returns the response-based cost of the rule.
-    #[must_use]
-    pub fn response_cost(&self) -> &ResponseCost {
-        &self.response_cost
-    }
-
-    /// Returns true if the rule has a concurrency limit. A request holds a slot of this limit until
-    /// its response has ended.
-    #[must_use]
-    pub fn has_slots(&self) -> bool {
-        let holds = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
-        self.limits().iter().any(holds)
-    }
-
-    /// Returns true if the rule has a limit under which requests wait in a queue.
-    #[must_use]
-    pub fn has_queue(&self) -> bool {
-        let has_queue = |limit: &Limit| {
-            matches!(
-                limit.algorithm(),
-                Algorithm::LeakyBucket { queue: true, .. }
-            )
-        };
-        self.limits().iter().any(has_queue)
-    }
-
-    /// Returns true if a request's charge can be refunded or released later, which needs a receipt.
-    #[must_use]
-    pub fn wants_receipt(&self) -> bool {
-        self.has_slots() || self.has_queue() || !self.response_cost.is_settled()
-    }
-}
-
 /// Returns true if the text consists only of ASCII digits, without a sign, a space or an exponent.
 pub(super) fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
@@ -179,7 +115,8 @@ fn units(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::{
-        rules::{ActiveHours, Condition, Days, Pattern},
+        limit::{Algorithm, Limit},
+        rules::{ActiveHours, Condition, Days, Pattern, Rule},
         time::Span,
     };
 

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     error::LimitError,
     eval::{Cost, Limits, OnFailure, RequestError},
-    limit::{Limit, bounds},
+    limit::{Algorithm, Limit, bounds},
     time::{Span, Timestamp},
 };
 
@@ -351,7 +351,7 @@ impl Rule {
             Headroom::When(when) => when.weight(),
             Headroom::Unused(_) => 0,
         });
-        let allow = self.allow.index().heaviest().weight;
+        let allow = self.allow.index().costliest().weight;
         let parts = [self.when.weight(), allow].into_iter().chain(headroom);
         parts.fold(0, usize::saturating_add).max(1)
     }
@@ -504,5 +504,71 @@ fn decimal(text: &str) -> Option<u64> {
         text.parse().ok()
     } else {
         None
+    }
+}
+
+/// Functions about charges that can change after the request was admitted.
+impl Rule {
+    /// Computes the final charge of each request from its response, according to `response_cost`.
+    /// The setting takes effect only in the tower layer and the reverse proxy, which see responses.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `count` or `settle` if a limit counts denied requests, because denied
+    /// requests are never refunded. Returns an error for `count` if `response_cost` has a schedule.
+    /// Returns an error for `settle` if a limit is a concurrency limit, whose slots must be
+    /// acquired before the request passes.
+    pub fn with_response_cost(mut self, response_cost: ResponseCost) -> Result<Self, RuleError> {
+        if !response_cost.is_settled() && self.limits().iter().any(Limit::count_denied) {
+            let field = if response_cost.has_cost() {
+                "settle"
+            } else {
+                "count"
+            };
+            let problem = "cannot be combined with count_denied, which is never refunded; remove one of the two";
+            return Err(RuleError::new(field, problem));
+        }
+        if response_cost.schedule().is_some() {
+            let problem = "cannot have a schedule; put the schedule into the rule's `when`";
+            return Err(RuleError::new("count", problem));
+        }
+        if response_cost.has_cost() && self.has_slots() {
+            let problem = "cannot be combined with a concurrency limit, which takes its slots before the response is known; put the concurrency limit into another rule";
+            return Err(RuleError::new("settle", problem));
+        }
+        self.response_cost = response_cost;
+        Ok(self)
+    }
+
+    /// Returns the response-based cost of the rule.
+    #[must_use]
+    pub fn response_cost(&self) -> &ResponseCost {
+        &self.response_cost
+    }
+
+    /// Returns true if the rule has a concurrency limit. A request holds a slot of this limit until
+    /// its response has ended.
+    #[must_use]
+    pub fn has_slots(&self) -> bool {
+        let holds = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
+        self.limits().iter().any(holds)
+    }
+
+    /// Returns true if the rule has a limit under which requests wait in a queue.
+    #[must_use]
+    pub fn has_queue(&self) -> bool {
+        let has_queue = |limit: &Limit| {
+            matches!(
+                limit.algorithm(),
+                Algorithm::LeakyBucket { queue: true, .. }
+            )
+        };
+        self.limits().iter().any(has_queue)
+    }
+
+    /// Returns true if a request's charge can be refunded or released later, which needs a receipt.
+    #[must_use]
+    pub fn wants_receipt(&self) -> bool {
+        self.has_slots() || self.has_queue() || !self.response_cost.is_settled()
     }
 }

@@ -7,11 +7,12 @@ use std::{
 };
 
 use super::{
-    AllowList, Bypass, Parents, Request, Rule, RuleError, RuleErrors, When, bypass,
-    index::{Index, Item},
+    AllowList, Bypass, Condition, Parents, Request, Rule, RuleError, RuleErrors, When, bypass,
     key::{self, Scope},
-    postings::Matches,
-    work::{self, Work},
+    pattern::{
+        Work,
+        index::{Index, Item, Matches},
+    },
 };
 use crate::{
     eval::{Charge, Cost, Limits, RequestError},
@@ -114,12 +115,14 @@ impl RuleSet {
         }
         let by_scope = by_scope(&rules)?;
         check_parents(&rules)?;
-        let item = |rule| Item::new(Rule::conditions(rule), rule.weight()).needing(rule.key());
-        let index = Index::new(rules.iter().map(item));
+        let index = Index::new(rules.iter().map(|rule| {
+            let conditions = rule.conditions().map(Condition::parts);
+            Item::new(conditions, rule.weight()).needing(rule.key())
+        }));
         let entry_names = entry_names(&rules, &allow);
         let allow = AllowList::new(allow);
-        let heaviest = index.heaviest().with(allow.index().heaviest());
-        work::check_heaviest(&heaviest).map_err(|error| RuleErrors(vec![error]))?;
+        let costliest = index.costliest().with(allow.index().costliest());
+        costliest.check().map_err(|error| RuleErrors(vec![error]))?;
         let has_parents = rules.iter().any(|rule| rule.unused().is_some());
         let wants_receipts = rules.iter().any(Rule::wants_receipt);
         Ok(Self {
@@ -340,7 +343,7 @@ impl RuleSet {
     ) -> Result<(), RequestError> {
         let Scratch { buffers, keys, due } = scratch;
         let mut found = std::mem::take(&mut buffers.rules);
-        self.index.look_up(request, &mut found);
+        self.index.look_up(request.entries(), &mut found);
         buffers.work.expect(found.items.len());
         buffers.work.check()?;
         let applies = |at: &usize| self.rules[*at].applies(request, now, buffers);

@@ -4,8 +4,7 @@ use foldhash::HashSet;
 
 use super::{
     Pattern,
-    index::{Index, Item},
-    postings::Matches,
+    index::{Index, Item, Matches},
     work::{Effort, Work},
 };
 
@@ -15,7 +14,7 @@ const INDEXED_FROM: usize = 8;
 /// A list of patterns, at least one of which must match. Exact values are in a hash set, so that a
 /// long list of values takes one lookup. If there are many other patterns, they are indexed.
 #[derive(Clone, Debug)]
-pub(super) struct Alternatives {
+pub(in crate::rules) struct Alternatives {
     exact: HashSet<Box<str>>,
     others: Box<[Pattern]>,
     index: Option<Index>,
@@ -28,7 +27,7 @@ impl PartialEq for Alternatives {
 }
 
 impl Alternatives {
-    pub(super) fn new(exact: HashSet<Box<str>>, others: Vec<Pattern>) -> Self {
+    pub(in crate::rules) fn new(exact: HashSet<Box<str>>, others: Vec<Pattern>) -> Self {
         let is_long = others.len() >= INDEXED_FROM;
         let index = is_long.then(|| Index::new(others.iter().map(Item::alternative)));
         Self {
@@ -38,15 +37,15 @@ impl Alternatives {
         }
     }
 
-    pub(super) fn exact(&self) -> impl ExactSizeIterator<Item = &Box<str>> {
+    pub(in crate::rules) fn exact(&self) -> impl ExactSizeIterator<Item = &Box<str>> {
         self.exact.iter()
     }
 
-    pub(super) fn others(&self) -> &[Pattern] {
+    pub(in crate::rules) fn others(&self) -> &[Pattern] {
         &self.others
     }
 
-    pub(super) fn evaluate(&self, value: Option<&str>, work: &mut Work) -> bool {
+    pub(in crate::rules) fn evaluate(&self, value: Option<&str>, work: &mut Work) -> bool {
         if !work.spend(Effort::Constant, value) {
             return false;
         }
@@ -67,9 +66,9 @@ impl Alternatives {
     }
 
     /// Returns the maximum number of pattern evaluations to match one value.
-    pub(super) fn weight(&self) -> usize {
+    pub(in crate::rules) fn weight(&self) -> usize {
         let others = match &self.index {
-            Some(index) => index.heaviest().weight,
+            Some(index) => index.costliest().weight,
             None => self
                 .others
                 .iter()

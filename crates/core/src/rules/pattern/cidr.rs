@@ -4,17 +4,17 @@ use std::net::IpAddr;
 
 use ipnet::{IpNet, Ipv4Net};
 
-use super::RuleError;
+use crate::rules::RuleError;
 
 /// A set of IPv4 and IPv6 networks, disjoint and sorted, so that a lookup is a binary search.
 ///
 /// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is treated as the IPv4 address, in a network
 /// and in a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct CidrSet(Box<[IpNet]>);
+pub(in crate::rules) struct CidrSet(Box<[IpNet]>);
 
 impl CidrSet {
-    pub(super) fn new(texts: &[&str]) -> Result<Self, RuleError> {
+    pub(in crate::rules) fn new(texts: &[&str]) -> Result<Self, RuleError> {
         if texts.is_empty() {
             return Err(RuleError::new("cidr", "must name at least one network"));
         }
@@ -29,11 +29,11 @@ impl CidrSet {
         Ok(Self(nets.into()))
     }
 
-    pub(super) fn iter(&self) -> std::slice::Iter<'_, IpNet> {
+    pub(in crate::rules) fn iter(&self) -> std::slice::Iter<'_, IpNet> {
         self.0.iter()
     }
 
-    pub(super) fn contains(&self, value: &str) -> bool {
+    pub(in crate::rules) fn contains(&self, value: &str) -> bool {
         address(value).is_some_and(|address| {
             let after = self.0.partition_point(|net| net.network() <= address);
             after
@@ -44,7 +44,7 @@ impl CidrSet {
 }
 
 /// Parses an address. An IPv4-mapped address is returned as IPv4.
-pub(super) fn address(value: &str) -> Option<IpAddr> {
+pub(in crate::rules) fn address(value: &str) -> Option<IpAddr> {
     value
         .parse::<IpAddr>()
         .ok()

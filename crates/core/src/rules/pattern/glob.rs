@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use super::{RuleError, work::Effort};
-use crate::limit::bounds;
+use super::work::Effort;
+use crate::{limit::bounds, rules::RuleError};
 
 /// A pattern with at least one `*`, matched against the whole value.
 ///
@@ -17,7 +17,7 @@ use crate::limit::bounds;
 /// A wildcard also matches the empty string. Stars cannot be escaped: to match a value that
 /// contains a `*`, use [`Pattern::exact`](super::Pattern::exact).
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Glob {
+pub(in crate::rules) struct Glob {
     /// The literal text before the first wildcard.
     head: Box<str>,
     /// Each wildcard, with the literal text that follows it.
@@ -36,7 +36,7 @@ enum Run {
 }
 
 impl Glob {
-    pub(super) fn new(text: &str) -> Result<Self, RuleError> {
+    pub(in crate::rules) fn new(text: &str) -> Result<Self, RuleError> {
         if text.len() > bounds::MAX_PATTERN_BYTES {
             let most = bounds::MAX_PATTERN_BYTES;
             let problem = format!(
@@ -87,24 +87,24 @@ impl Glob {
     }
 
     /// Returns the text with which every matching value begins.
-    pub(super) fn head(&self) -> &str {
+    pub(in crate::rules) fn head(&self) -> &str {
         &self.head
     }
 
     /// Returns the text with which every matching value ends.
-    pub(super) fn tail(&self) -> &str {
+    pub(in crate::rules) fn tail(&self) -> &str {
         let last = self.runs.last().filter(|_| !self.or_head);
         last.map_or("", |(_, literal)| literal)
     }
 
     /// Returns the literals between the wildcards. Every matching value contains each of them.
-    pub(super) fn parts(&self) -> impl Iterator<Item = &str> {
+    pub(in crate::rules) fn parts(&self) -> impl Iterator<Item = &str> {
         let between = self.runs.len().saturating_sub(1);
         self.runs[..between].iter().map(|(_, literal)| &**literal)
     }
 
     /// Returns the [effort](Effort) of matching one value.
-    pub(super) fn effort(&self) -> Effort {
+    pub(in crate::rules) fn effort(&self) -> Effort {
         if self.runs.len() > 1 {
             Effort::Linear
         } else {
@@ -112,7 +112,7 @@ impl Glob {
         }
     }
 
-    pub(super) fn matches(&self, value: &str) -> bool {
+    pub(in crate::rules) fn matches(&self, value: &str) -> bool {
         let Some(rest) = value.strip_prefix(&*self.head) else {
             return false;
         };

@@ -18,7 +18,7 @@ const MAX_STARTS: usize = 32;
 /// Required literals: for each matching value, the condition below is true of at least one literal
 /// in the list.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Literals {
+pub(in crate::rules) enum Literals {
     /// The value equals one of these texts.
     Values(Box<[Box<str>]>),
     /// The value begins with one of these texts.
@@ -31,7 +31,7 @@ pub(super) enum Literals {
 
 /// Returns the required literals of all values that match `hir` as a whole, one element per kind of
 /// literals. Returns an empty list if no literals are known.
-pub(super) fn of(hir: &Hir) -> Vec<Literals> {
+pub(in crate::rules) fn of(hir: &Hir) -> Vec<Literals> {
     let mut literals = Vec::new();
     let prefixes = extract(hir, ExtractKind::Prefix);
     if let Some(values) = whole_values(hir, &prefixes) {

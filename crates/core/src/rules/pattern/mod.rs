@@ -1,21 +1,27 @@
 //! Patterns: conditions on the value of an entry.
 
+mod alternatives;
+mod cidr;
+mod glob;
+pub(super) mod index;
+mod literals;
+mod route;
+mod work;
+
+pub use self::cidr::canonical_net;
+pub(super) use self::work::Work;
+
 use std::sync::Arc;
 
 use foldhash::HashSet;
 use regex_automata::{meta::Regex, util::syntax};
 use regex_syntax::hir::{Hir, Look};
 
-use super::{
-    RuleError,
-    alternatives::Alternatives,
-    cidr::CidrSet,
-    glob::Glob,
-    literals::{self, Literals},
-    route::Route,
-    work::{Effort, Work},
+use self::{
+    alternatives::Alternatives, cidr::CidrSet, glob::Glob, literals::Literals, route::Route,
+    work::Effort,
 };
-use crate::limit::bounds;
+use crate::{limit::bounds, rules::RuleError};
 
 /// A condition on the value of an entry, or on whether the entry is present.
 ///
@@ -38,7 +44,7 @@ pub struct Pattern(Kind);
 
 /// The kind of a pattern, which determines how the pattern is matched and indexed.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Kind {
+pub(in crate::rules) enum Kind {
     Exact(Box<str>),
     Glob(Glob),
     Regex(Expression),
@@ -52,7 +58,7 @@ pub(super) enum Kind {
 
 /// A regular expression for a whole value. Two expressions are equal if their sources are equal.
 #[derive(Clone, Debug)]
-pub(super) struct Expression {
+pub(in crate::rules) struct Expression {
     source: Box<str>,
     regex: Regex,
     literals: Arc<[Literals]>,
@@ -60,12 +66,12 @@ pub(super) struct Expression {
 
 impl Expression {
     /// Returns the expression as written in the rules file.
-    pub(super) fn as_str(&self) -> &str {
+    pub(in crate::rules) fn as_str(&self) -> &str {
         &self.source
     }
 
     /// Returns the literals of which every matching value contains at least one.
-    pub(super) fn literals(&self) -> &[Literals] {
+    pub(in crate::rules) fn literals(&self) -> &[Literals] {
         &self.literals
     }
 }
@@ -236,7 +242,7 @@ impl Pattern {
 
     /// Returns true if the pattern matches `value`, and counts the evaluations in `work`. The
     /// result is only valid if `work` is not exhausted.
-    pub(super) fn evaluate(&self, value: Option<&str>, work: &mut Work) -> bool {
+    pub(in crate::rules) fn evaluate(&self, value: Option<&str>, work: &mut Work) -> bool {
         if let Some(effort) = self.effort()
             && !work.spend(effort, value)
         {
@@ -256,7 +262,7 @@ impl Pattern {
     }
 
     /// Returns the maximum number of pattern evaluations to match one value.
-    pub(super) fn weight(&self) -> usize {
+    pub(in crate::rules) fn weight(&self) -> usize {
         match (&self.0, self.effort()) {
             (Kind::Any(any), _) => any.weight(),
             (Kind::All(patterns), _) => patterns
@@ -279,7 +285,7 @@ impl Pattern {
         }
     }
 
-    pub(super) fn kind(&self) -> &Kind {
+    pub(in crate::rules) fn kind(&self) -> &Kind {
         &self.0
     }
 

@@ -5,19 +5,20 @@
 
 use std::borrow::Cow;
 
-use super::{Pattern, RuleError, pattern::Kind};
+use super::{Kind, Pattern};
+use crate::rules::RuleError;
 
 /// A path or glob that ignores letter case, trailing slashes, path parameters (`;name=value`) and
 /// trailing encoded white space.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Route {
+pub(in crate::rules) struct Route {
     written: Box<str>,
     /// The exact text or the glob that the [normalized form](form) of a value must match.
     inner: Box<Pattern>,
 }
 
 impl Route {
-    pub(super) fn new(text: &str) -> Result<Self, RuleError> {
+    pub(in crate::rules) fn new(text: &str) -> Result<Self, RuleError> {
         if !text.starts_with('/') {
             let problem = format!("a route is a path and must begin with a slash, got \"{text}\"");
             return Err(RuleError::new("route", problem));
@@ -34,16 +35,16 @@ impl Route {
     }
 
     /// Returns the route as written in the rules file.
-    pub(super) fn as_str(&self) -> &str {
+    pub(in crate::rules) fn as_str(&self) -> &str {
         &self.written
     }
 
     /// Returns the pattern that the [normalized form](form) of a value must match.
-    pub(super) fn inner(&self) -> &Pattern {
+    pub(in crate::rules) fn inner(&self) -> &Pattern {
         &self.inner
     }
 
-    pub(super) fn matches(&self, value: &str) -> bool {
+    pub(in crate::rules) fn matches(&self, value: &str) -> bool {
         match self.inner.kind() {
             Kind::Glob(glob) => glob.matches(&form(value)),
             Kind::Exact(text) => form(value) == **text,
@@ -55,7 +56,7 @@ impl Route {
 /// Returns the normalized form in which routes are compared: lower case, without path parameters,
 /// and without trailing slashes and trailing encoded white space. The normalized form of the root
 /// path is `/`.
-pub(super) fn form(path: &str) -> Cow<'_, str> {
+pub(in crate::rules) fn form(path: &str) -> Cow<'_, str> {
     if is_form(path) {
         return Cow::Borrowed(path);
     }

@@ -1,20 +1,19 @@
 //! The work of finding the rules that apply to one request. A request that would need too much work
 //! is rejected.
 
-use super::RuleError;
 use crate::{eval::RequestError, limit::bounds};
 
 /// A counter of the pattern evaluations for one request. A pattern that scans the whole value
 /// counts as one more evaluation for each KiB of the value.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Work {
+pub(in crate::rules) struct Work {
     done: usize,
     most: usize,
 }
 
 /// The effort of one evaluation of a pattern.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Effort {
+pub(in crate::rules) enum Effort {
     /// The effort is constant: a lookup, or a comparison with the beginning or the end of the
     /// value.
     Constant,
@@ -32,7 +31,7 @@ impl Effort {
     }
 
     /// Returns the number of evaluations that this effort counts as for the longest value.
-    pub(super) fn most(self) -> usize {
+    pub(in crate::rules) fn most(self) -> usize {
         self.of(bounds::MAX_ENTRY_VALUE_BYTES)
     }
 }
@@ -48,7 +47,7 @@ impl Default for Work {
 
 impl Work {
     /// Creates a counter without a maximum, for a small number of conditions.
-    pub(super) fn unbounded() -> Self {
+    pub(in crate::rules) fn unbounded() -> Self {
         Self {
             done: 0,
             most: usize::MAX,
@@ -56,7 +55,7 @@ impl Work {
     }
 
     /// Returns the number of evaluations so far.
-    pub(super) fn done(self) -> usize {
+    pub(in crate::rules) fn done(self) -> usize {
         self.done
     }
 
@@ -64,7 +63,7 @@ impl Work {
     /// which case the caller must skip the evaluation. The caller must call [`Self::check`]
     /// afterwards, which rejects the request, because the result is wrong if evaluations were
     /// skipped.
-    pub(super) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
+    pub(in crate::rules) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
         let units = effort.of(value.map_or(0, str::len));
         self.done = self.done.saturating_add(units);
         self.done <= self.most
@@ -72,14 +71,14 @@ impl Work {
 
     /// Exhausts the counter if `items` exceeds the maximum. `items` is the number of items that are
     /// about to be evaluated.
-    pub(super) fn expect(&mut self, items: usize) {
+    pub(in crate::rules) fn expect(&mut self, items: usize) {
         if items > self.most {
             self.done = self.done.max(items);
         }
     }
 
     /// Rejects the request if it took more than [`bounds::MAX_EVALUATIONS`] pattern evaluations.
-    pub(super) fn check(self) -> Result<(), RequestError> {
+    pub(in crate::rules) fn check(self) -> Result<(), RequestError> {
         if self.done <= self.most {
             return Ok(());
         }
@@ -90,24 +89,4 @@ impl Work {
         );
         Err(RequestError::new("entries", problem))
     }
-}
-
-/// Rejects a set of rules if an ordinary request could take more than [`bounds::MAX_EVALUATIONS`]
-/// pattern evaluations.
-pub(super) fn check_heaviest(heaviest: &super::index::Heaviest) -> Result<(), RuleError> {
-    let most = bounds::MAX_EVALUATIONS;
-    if heaviest.weight <= most {
-        return Ok(());
-    }
-    let whose = match &heaviest.entry {
-        Some(entry) => format!("most of them match on \"{entry}\""),
-        None => "most of them have no condition that the index can use".to_owned(),
-    };
-    let problem = format!(
-        "one request could need {} pattern evaluations, over the maximum of {most}, because too many \
-         rules cannot be found by an index; {whose}: give them an exact value, or a pattern with \
-         literal text outside of its wildcards",
-        heaviest.weight
-    );
-    Err(RuleError::new("rules", problem))
 }

@@ -20,37 +20,39 @@
 //! Aho-Corasick automaton. The automaton uses at most the first 32 bytes of each text, and takes
 //! about 12 bytes of memory for each of these bytes. A test measures the memory.
 
+mod postings;
+
 use foldhash::HashMap;
 
-use super::{
-    Condition, Pattern, Request,
-    postings::{Criterion, Matches, Postings, ways_of},
-};
-use crate::limit::bounds;
+pub(in crate::rules) use self::postings::Matches;
+
+use self::postings::{Criterion, Postings, ways_of};
+use super::Pattern;
+use crate::{limit::bounds, rules::RuleError};
 
 /// An index of items, each filed under a fact that its conditions require.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Index {
+pub(in crate::rules) struct Index {
     by_entry: HashMap<Box<str>, Postings>,
     residual: Vec<usize>,
-    heaviest: Heaviest,
+    costliest: CostliestLookup,
 }
 
 /// The lookup that leads to the most pattern evaluations. Values that were crafted to contain many
 /// literals can lead to more.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Heaviest {
+pub(in crate::rules) struct CostliestLookup {
     /// The total weight of the items that the lookup finds. The weight of an item is the maximum
     /// number of its pattern evaluations.
-    pub(super) weight: usize,
+    pub(in crate::rules) weight: usize,
     /// The entry whose items have most of the total weight. `None` if most of the weight belongs to
     /// items that are evaluated for every request.
-    pub(super) entry: Option<Box<str>>,
+    pub(in crate::rules) entry: Option<Box<str>>,
 }
 
-impl Heaviest {
+impl CostliestLookup {
     /// Returns the combined weight of two lookups.
-    pub(super) fn with(&self, other: &Self) -> Self {
+    pub(in crate::rules) fn with(&self, other: &Self) -> Self {
         let larger = if self.weight >= other.weight {
             self
         } else {
@@ -61,10 +63,30 @@ impl Heaviest {
             entry: larger.entry.clone(),
         }
     }
+
+    /// Returns an error if the lookup leads to more than [`bounds::MAX_EVALUATIONS`] pattern
+    /// evaluations.
+    pub(in crate::rules) fn check(&self) -> Result<(), RuleError> {
+        let most = bounds::MAX_EVALUATIONS;
+        if self.weight <= most {
+            return Ok(());
+        }
+        let whose = match &self.entry {
+            Some(entry) => format!("most of them match on \"{entry}\""),
+            None => "most of them have no condition that the index can use".to_owned(),
+        };
+        let problem = format!(
+            "one request could need {} pattern evaluations, over the maximum of {most}, because too many \
+             rules cannot be found by an index; {whose}: give them an exact value, or a pattern with \
+             literal text outside of its wildcards",
+            self.weight
+        );
+        Err(RuleError::new("rules", problem))
+    }
 }
 
 /// An item to be filed in an index.
-pub(super) struct Item<'a> {
+pub(in crate::rules) struct Item<'a> {
     ways: Vec<Filing<'a>>,
     /// The maximum number of pattern evaluations of the item.
     weight: usize,
@@ -82,17 +104,21 @@ struct Hook<'a> {
 type Filing<'a> = Vec<Hook<'a>>;
 
 impl<'a> Item<'a> {
-    /// Creates an item that applies if all of `conditions` hold.
-    pub(super) fn new(conditions: impl Iterator<Item = &'a Condition>, weight: usize) -> Self {
+    /// Creates an item that applies if all of `conditions` hold, which are pairs of the name of an
+    /// entry and its pattern.
+    pub(in crate::rules) fn new(
+        conditions: impl Iterator<Item = (&'a str, &'a Pattern)>,
+        weight: usize,
+    ) -> Self {
         let ways = conditions
-            .flat_map(|condition| ways_at(condition.entry(), condition.pattern()))
+            .flat_map(|(entry, pattern)| ways_at(entry, pattern))
             .collect();
         Self { ways, weight }
     }
 
     /// Creates an item for an alternative in a list of patterns. The index of a list has no entry
     /// names, because all its alternatives are matched against the same value.
-    pub(super) fn alternative(pattern: &'a Pattern) -> Self {
+    pub(in crate::rules) fn alternative(pattern: &'a Pattern) -> Self {
         Self {
             ways: ways_at(ANY_ENTRY, pattern),
             weight: pattern.weight(),
@@ -100,7 +126,7 @@ impl<'a> Item<'a> {
     }
 
     /// Restricts the item to requests that have all of `entries`.
-    pub(super) fn needing(mut self, entries: impl Iterator<Item = &'a str>) -> Self {
+    pub(in crate::rules) fn needing(mut self, entries: impl Iterator<Item = &'a str>) -> Self {
         let present = |entry| {
             vec![Hook {
                 entry,
@@ -124,7 +150,7 @@ fn ways_at<'a>(entry: &'a str, pattern: &'a Pattern) -> Vec<Filing<'a>> {
 
 impl Index {
     /// Builds an index of `items`. A lookup returns the positions of items in this iterator.
-    pub(super) fn new<'a>(items: impl Iterator<Item = Item<'a>>) -> Self {
+    pub(in crate::rules) fn new<'a>(items: impl Iterator<Item = Item<'a>>) -> Self {
         let items: Vec<Item<'a>> = items.collect();
         let mut crowds: HashMap<&Hook<'a>, usize> = HashMap::default();
         for hook in items.iter().flat_map(|item| &item.ways).flatten() {
@@ -138,17 +164,17 @@ impl Index {
             }
         }
         index.by_entry.values_mut().for_each(Postings::finish);
-        index.heaviest = index.heaviest_of(|at| items[at].weight);
+        index.costliest = index.costliest_of(|at| items[at].weight);
         index
     }
 
-    /// Writes the indices of all items that can apply to `request` into `matches`, sorted and
+    /// Writes the indices of all items that can apply to a request with `entries` into `matches`, sorted and
     /// without duplicates.
-    pub(super) fn look_up(&self, request: &Request<'_>, matches: &mut Matches) {
+    pub(in crate::rules) fn look_up(&self, entries: &[(&str, &str)], matches: &mut Matches) {
         matches.items.clear();
         matches.items.extend_from_slice(&self.residual);
         if !self.by_entry.is_empty() {
-            for (name, value) in request.entries() {
+            for (name, value) in entries {
                 if let Some(postings) = self.by_entry.get(*name) {
                     postings.look_up(value, matches);
                 }
@@ -160,7 +186,7 @@ impl Index {
 
     /// Writes the indices of all alternatives of a list that can match `value` into `matches`,
     /// sorted and without duplicates. `value` is `None` if the entry is absent.
-    pub(super) fn look_up_value(&self, value: Option<&str>, matches: &mut Matches) {
+    pub(in crate::rules) fn look_up_value(&self, value: Option<&str>, matches: &mut Matches) {
         matches.items.clear();
         matches.items.extend_from_slice(&self.residual);
         if let Some(value) = value
@@ -173,23 +199,23 @@ impl Index {
     }
 
     /// Returns the lookup that leads to the most pattern evaluations.
-    pub(super) fn heaviest(&self) -> &Heaviest {
-        &self.heaviest
+    pub(in crate::rules) fn costliest(&self) -> &CostliestLookup {
+        &self.costliest
     }
 
-    fn heaviest_of(&self, weight: impl Fn(usize) -> usize) -> Heaviest {
+    fn costliest_of(&self, weight: impl Fn(usize) -> usize) -> CostliestLookup {
         let residual = self.residual.iter().map(|at| weight(*at));
         let residual = residual.fold(0, usize::saturating_add);
         let entries = self.by_entry.iter();
         let mut entries: Vec<_> = entries
-            .map(|(entry, postings)| (postings.heaviest(&weight), entry))
+            .map(|(entry, postings)| (postings.costliest(&weight), entry))
             .collect();
         entries.sort_unstable_by(|a, b| b.cmp(a));
         // A request has at most `MAX_ENTRIES` entries.
         entries.truncate(bounds::MAX_ENTRIES);
         let first = entries.first().filter(|(weight, _)| *weight > residual);
         let weights = entries.iter().map(|(weight, _)| *weight);
-        Heaviest {
+        CostliestLookup {
             weight: weights.fold(residual, usize::saturating_add),
             entry: first.map(|(_, entry)| (*entry).clone()),
         }

@@ -5,7 +5,7 @@ use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
 use ipnet::IpNet;
 
-use super::{Pattern, cidr::address, glob::Glob, literals::Literals, pattern::Kind, route};
+use crate::rules::pattern::{Kind, Pattern, cidr::address, glob::Glob, literals::Literals, route};
 
 /// The maximum length of a prefix or suffix under which an item is filed. This length bounds the
 /// number of lookups for one value.
@@ -18,7 +18,7 @@ const MAX_PART_BYTES: usize = 32;
 /// A fact about the value of an entry that must be true for an item to apply. The most specific
 /// kind comes first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum Criterion<'a> {
+pub(in crate::rules) enum Criterion<'a> {
     /// The value equals this text.
     Value(&'a str),
     /// The value is an address in this network.
@@ -29,7 +29,7 @@ pub(super) enum Criterion<'a> {
     Suffix(&'a [u8]),
     /// The value contains this text.
     Part(&'a [u8]),
-    /// The normalized form of the value as a [route](super::route) meets this criterion.
+    /// The normalized form of the value as a [route] meets this criterion.
     Route(Box<Self>),
     /// The entry is present.
     Presence,
@@ -37,7 +37,7 @@ pub(super) enum Criterion<'a> {
 
 /// Items, each filed under a [`Criterion`] that the value must meet for the item to apply.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Postings {
+pub(in crate::rules) struct Postings {
     present: Vec<usize>,
     values: HashMap<Box<str>, Vec<usize>>,
     prefixes: Affixes,
@@ -72,16 +72,16 @@ struct Automaton {
 
 /// The result of a lookup. The buffers are reused for all requests.
 #[derive(Debug, Default)]
-pub(super) struct Matches {
+pub(in crate::rules) struct Matches {
     /// The indices of the items that the lookup found.
-    pub(super) items: Vec<usize>,
+    pub(in crate::rules) items: Vec<usize>,
     /// The literals that were already found in the current value, with one bit for each literal.
     seen: Vec<u64>,
 }
 
 impl Postings {
     /// Files `item` under the criterion `on`, without which the item cannot apply.
-    pub(super) fn file(&mut self, on: &Criterion<'_>, item: usize) {
+    pub(in crate::rules) fn file(&mut self, on: &Criterion<'_>, item: usize) {
         let items = match on {
             Criterion::Value(value) => self.values.entry((*value).into()).or_default(),
             Criterion::Net(net) => self.nets.entry(*net).or_default(),
@@ -96,7 +96,7 @@ impl Postings {
 
     /// Prepares the postings for lookups. If the automaton cannot be built, its items are filed
     /// under [`Criterion::Presence`] instead.
-    pub(super) fn finish(&mut self) {
+    pub(in crate::rules) fn finish(&mut self) {
         let of_family = |is_v4: bool| {
             let nets = self.nets.keys().filter(|net| net.addr().is_ipv4() == is_v4);
             distinct(nets.map(IpNet::prefix_len))
@@ -119,7 +119,7 @@ impl Postings {
 
     /// Appends all items that can apply if the entry has the value `value` to `matches`, possibly
     /// with duplicates.
-    pub(super) fn look_up(&self, value: &str, matches: &mut Matches) {
+    pub(in crate::rules) fn look_up(&self, value: &str, matches: &mut Matches) {
         let found = &mut matches.items;
         found.extend_from_slice(&self.present);
         if let Some(items) = self.values.get(value) {
@@ -149,10 +149,10 @@ impl Postings {
         }
     }
 
-    /// Returns the weight of the heaviest lookup: the highest total weight of items that the lookup
+    /// Returns the weight of the costliest lookup: the highest total weight of items that the lookup
     /// of one value can find. `weight` returns the weight of an item. Only one literal is assumed
     /// per value, so a value that was crafted to contain many literals can find more items.
-    pub(super) fn heaviest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
+    pub(in crate::rules) fn costliest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
             weights.fold(0, usize::saturating_add)
@@ -164,19 +164,19 @@ impl Postings {
             });
             around.fold(0, usize::saturating_add)
         };
-        let heaviest = [
+        let costliest = [
             self.values.values().map(|items| of(items)).max(),
-            self.prefixes.heaviest(|key, length| key.get(..length), of),
+            self.prefixes.costliest(|key, length| key.get(..length), of),
             self.suffixes
-                .heaviest(|key, length| key.get(key.len().checked_sub(length)?..), of),
+                .costliest(|key, length| key.get(key.len().checked_sub(length)?..), of),
             self.automaton
                 .as_ref()
-                .map(|automaton| automaton.heaviest(of)),
+                .map(|automaton| automaton.costliest(of)),
             self.nets.keys().map(nested).max(),
-            self.routes.as_ref().map(|routes| routes.heaviest(weight)),
+            self.routes.as_ref().map(|routes| routes.costliest(weight)),
         ];
-        let heaviest = heaviest.into_iter().flatten();
-        heaviest.fold(of(&self.present), usize::saturating_add)
+        let costliest = costliest.into_iter().flatten();
+        costliest.fold(of(&self.present), usize::saturating_add)
     }
 
     fn look_up_address(&self, value: &str, found: &mut Vec<usize>) {
@@ -208,7 +208,7 @@ impl Affixes {
 
     /// Returns the highest total weight of the items that are filed under one affix and under the
     /// shorter affixes that it contains.
-    fn heaviest(
+    fn costliest(
         &self,
         cut: impl Fn(&[u8], usize) -> Option<&[u8]>,
         weight: impl Fn(&[usize]) -> usize,
@@ -236,7 +236,7 @@ impl Automaton {
         Some(Self { search, items })
     }
 
-    fn heaviest(&self, weight: impl Fn(&[usize]) -> usize) -> usize {
+    fn costliest(&self, weight: impl Fn(&[usize]) -> usize) -> usize {
         let weights = self.items.iter().map(|items| weight(items));
         weights.max().unwrap_or(0)
     }
@@ -268,7 +268,7 @@ fn distinct<T: Ord>(lengths: impl Iterator<Item = T>) -> Vec<T> {
 /// Returns the ways to file a pattern. Each way is a list of criteria, and every matching value
 /// meets at least one criterion of each list. Returns no ways for a pattern that can match an
 /// absent entry.
-pub(super) fn ways_of(pattern: &Pattern) -> Vec<Vec<Criterion<'_>>> {
+pub(in crate::rules) fn ways_of(pattern: &Pattern) -> Vec<Vec<Criterion<'_>>> {
     match pattern.kind() {
         Kind::Exact(value) => vec![vec![Criterion::Value(value)]],
         Kind::Glob(glob) => ways_of_glob(glob),
@@ -343,7 +343,7 @@ fn ways_of_any<'a>(
 
 /// Returns the most specific of `ways`. A way is a list of criteria, and is as specific as the
 /// least specific criterion in the list.
-pub(super) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
+pub(in crate::rules) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
     let vagueness = |way: &Vec<Criterion<'_>>| way.iter().map(Criterion::vagueness).max();
     ways.into_iter().min_by_key(vagueness)
 }
@@ -351,7 +351,7 @@ pub(super) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterio
 impl Criterion<'_> {
     /// Returns a value to compare criteria by: the less specific a criterion, the higher the value.
     /// The kind is compared first. Within a kind, a shorter text is less specific.
-    pub(super) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {
+    pub(in crate::rules) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {
         let (kind, length) = match self {
             Self::Value(value) => (0, value.len()),
             Self::Net(net) => (1, usize::from(net.prefix_len())),
