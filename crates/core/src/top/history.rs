@@ -2,16 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Level, LiveSlice, Measure, Period, Stream, Summary, Tally, merge};
-
-/// The counts of one rule in a closed time slice.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct GroupSummaries {
-    /// The exact totals.
-    pub tally: Tally,
-    /// The summary of each stream, in the order of [`Stream`]. `None` if the stream is empty.
-    pub streams: [Option<Summary>; Stream::COUNT],
-}
+use super::{GroupSummaries, Level, LiveSlice, Period, Summary, Tally};
 
 /// A time slice that has ended, merged from the slices of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,26 +151,6 @@ impl ClosedSlice {
         self.total += other.total;
         for (scope, group) in &other.groups {
             self.groups.entry(*scope).or_default().merge(group, keep);
-        }
-    }
-}
-
-impl GroupSummaries {
-    /// Returns the summaries of the streams that make up the measure `by`.
-    pub fn of(&self, by: Measure) -> impl Iterator<Item = &Summary> {
-        let streams = by.streams().iter();
-        streams.filter_map(|stream| self.streams[stream.index()].as_ref())
-    }
-
-    fn merge(&mut self, other: &Self, keep: usize) {
-        self.tally += other.tally;
-        for (own, other) in self.streams.iter_mut().zip(&other.streams) {
-            let Some(other) = other else { continue };
-            let merged = match own {
-                Some(own) => merge([&*own, other], keep),
-                None => merge([other], keep),
-            };
-            *own = Some(merged);
         }
     }
 }

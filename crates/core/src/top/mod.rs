@@ -32,6 +32,7 @@
 //! hold for the sum of both totals. So merging does not weaken the bounds, no matter how often
 //! sketches are merged.
 
+mod group_summaries;
 mod history;
 mod merge;
 mod packed;
@@ -40,7 +41,8 @@ mod sketch;
 mod summary;
 mod tally;
 
-pub use history::{ClosedSlice, GroupSummaries, History};
+pub use group_summaries::GroupSummaries;
+pub use history::{ClosedSlice, History};
 pub use merge::{TopKey, merge, top_keys};
 pub use recorder::{ChargedKey, Group, LiveSlice, RecordedRequest, Recorder};
 pub use sketch::Sketch;
