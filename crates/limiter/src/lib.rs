@@ -18,6 +18,7 @@ pub mod metrics;
 mod record;
 pub mod snapshot;
 mod store;
+mod throttle_key;
 pub mod top;
 
 use std::{sync::Arc, time::Duration};
@@ -26,9 +27,8 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tidegate::{Clock, DecidedRequest};
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
-    CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MAX_KEY_SPACE, MaybeReady,
-    MemoryStore, Outcome, RequestError, Rule, RuleSet, Store, StoreDecision, StoreRequest,
-    Timestamp, Verdict, free_key_in, top::TopBounds,
+    CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MaybeReady, MemoryStore,
+    Outcome, Rule, RuleSet, Store, StoreDecision, StoreRequest, Timestamp, Verdict, top::TopBounds,
 };
 use tidegate_identity::Trust;
 use tidegate_net::prometheus::{self, Format, Page};
@@ -40,6 +40,7 @@ pub use self::{
     listing::{KeyListing, ListError},
     record::RequestRecorder,
     store::{Backend, LimiterReceipt},
+    throttle_key::{Database, MAX_THROTTLE_KEY_BYTES, throttle_key, throttle_key_in},
 };
 use crate::{
     candidate::Candidate,
@@ -392,69 +393,34 @@ impl ServerLimiter {
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
-        let redis_store = match &self.backend {
-            Backend::Memory(store) => {
-                let DecisionRequest {
-                    charges,
-                    now,
-                    effect,
-                    ..
-                } = request;
-                let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
-                return MaybeReady::Ready(decided);
-            }
-            Backend::Redis(redis_store) => redis_store,
-        };
-        let original = self.charges_to_record(request.charges, request.effect);
-        let mut charges = request.charges.to_vec();
-        let store_request = request.in_store(&mut charges, CacheSearch::Due);
-        if let Some(decided) = redis_store.decide(store_request, outcomes).ready() {
-            self.record_remote(
-                &original,
-                request.now,
-                &charges,
-                &decided.decision,
-                outcomes,
-            );
+        if let Backend::Memory(store) = &self.backend {
+            let DecisionRequest {
+                charges,
+                now,
+                effect,
+                ..
+            } = request;
+            let decided = self.decide_in_memory(store, charges, now, effect, outcomes);
             return MaybeReady::Ready(decided);
         }
-        MaybeReady::Pending(self.decide_by_call(redis_store, request, outcomes))
+        let mut charges = request.charges.to_vec();
+        let store_request = request.in_store(&mut charges, CacheSearch::Due);
+        if let Some(decided) = Store::decide(self, store_request, outcomes).ready() {
+            return MaybeReady::Ready(decided);
+        }
+        MaybeReady::Pending(self.decide_after_pending(request, outcomes))
     }
 
-    /// Decides `request` after [`Self::decide`] has just returned a pending result that the caller
-    /// could not keep. Works like that method, but does not search the denial cache again.
+    /// Decides `request` after [`Self::decide`] has just returned a pending result. Works like that
+    /// method, but does not search the denial cache again.
     pub async fn decide_after_pending(
         &self,
         request: DecisionRequest<'_>,
         outcomes: &mut Vec<Outcome>,
     ) -> StoreDecision {
-        let Backend::Redis(redis_store) = &self.backend else {
-            return self.decide(request, outcomes).await;
-        };
-        self.decide_by_call(redis_store, request, outcomes).await
-    }
-
-    /// Decides `request` by a call to Redis. Does not search the denial cache.
-    async fn decide_by_call(
-        &self,
-        redis_store: &FallbackStore,
-        request: DecisionRequest<'_>,
-        outcomes: &mut Vec<Outcome>,
-    ) -> StoreDecision {
-        let original = self.charges_to_record(request.charges, request.effect);
         let mut charges = request.charges.to_vec();
         let store_request = request.in_store(&mut charges, CacheSearch::Skip);
-        let decided = redis_store.decide(store_request, &mut *outcomes);
-        let (decided, latency) = self.timed(decided).await;
-        self.record_sample(latency, &charges, outcomes);
-        self.record_remote(
-            &original,
-            request.now,
-            &charges,
-            &decided.decision,
-            outcomes,
-        );
-        decided
+        Store::decide(self, store_request, outcomes).await
     }
 
     /// Works like [`Self::decide`], except that an error of Redis is returned instead of applying
@@ -574,69 +540,7 @@ impl ServerLimiter {
             self.metrics.observe_sample(nanos, charges, outcomes);
         }
     }
-
-    /// Encodes a key in the same way as [`Self::throttle_key_in`] does for database 0. The endpoint
-    /// `/v1/throttle` uses database 0, too.
-    ///
-    /// # Errors
-    ///
-    /// Rejects an empty key and a key longer than [`MAX_THROTTLE_KEY_BYTES`].
-    pub fn throttle_key<'b>(
-        key: &'b [u8],
-        buffer: &'b mut Vec<u8>,
-    ) -> Result<&'b [u8], RequestError> {
-        Self::throttle_key_in(Database::default(), key, buffer)
-    }
-
-    /// Encodes `key` as the store key of a limit that is sent with the request, in the given
-    /// database of the Redis protocol. The result never equals the key of a rule. `buffer` can be
-    /// reused between calls.
-    ///
-    /// # Errors
-    ///
-    /// Rejects an empty key and a key longer than [`MAX_THROTTLE_KEY_BYTES`]. In databases other
-    /// than 0, the maximum is one byte less.
-    pub fn throttle_key_in<'b>(
-        database: Database,
-        key: &'b [u8],
-        buffer: &'b mut Vec<u8>,
-    ) -> Result<&'b [u8], RequestError> {
-        if key.is_empty() {
-            return Err(RequestError::new("key", "must not be empty"));
-        }
-        let most = MAX_THROTTLE_KEY_BYTES - usize::from(database.0 > 0);
-        if key.len() > most {
-            let problem = format!("{} bytes is over the maximum of {most}", key.len());
-            return Err(RequestError::new("key", problem));
-        }
-        Ok(free_key_in(database.0, key, buffer))
-    }
 }
-
-/// A database number of the Redis protocol. Keys of limits that are sent with the request are
-/// separate in each database; rules are the same in all databases.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Database(u8);
-
-impl Database {
-    /// Returns the database with this number. Returns `None` if the number is not from 0 to 15, as
-    /// in Redis.
-    #[must_use]
-    pub fn new(number: i64) -> Option<Self> {
-        let number = u8::try_from(number).ok()?;
-        (number <= MAX_KEY_SPACE).then_some(Self(number))
-    }
-
-    /// Returns the number.
-    #[must_use]
-    pub fn number(self) -> u8 {
-        self.0
-    }
-}
-
-/// The maximum length in bytes of the key of a limit that is sent with the request. The encoding of
-/// the key may add one byte, or two bytes in databases other than 0.
-pub const MAX_THROTTLE_KEY_BYTES: usize = tidegate_core::bounds::MAX_KEY_BYTES - 1;
 
 /// Wraps the single limit of a throttle request into limits. A throttle request has no rule.
 ///

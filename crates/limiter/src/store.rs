@@ -82,7 +82,7 @@ impl ServerLimiter {
     /// Returns a copy of `charges` if their keys must be recorded after a remote decision. The copy
     /// is needed because the decision may remove some of the charges. See
     /// [`StoreRequest::charges`].
-    pub(crate) fn charges_to_record<'c>(
+    fn charges_to_record<'c>(
         &self,
         charges: &[Charge<'c>],
         effect: Effect,
@@ -95,7 +95,7 @@ impl ServerLimiter {
 
     /// Counts a decision of the Redis-backed store on the `original` charges for the lists of top
     /// talkers. `evaluated` are the charges whose limits were evaluated.
-    pub(crate) fn record_remote(
+    fn record_remote(
         &self,
         original: &[Charge<'_>],
         now: Timestamp,

@@ -2,7 +2,6 @@
 
 use serde_json::{Value, json};
 use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Limits, notation};
-use tidegate_limiter::ServerLimiter;
 
 use crate::listener::{KEY, TestListener};
 
@@ -134,7 +133,7 @@ fn invalid_requests_get_an_explanation() {
 fn a_throttle_key_can_be_reset() {
     let listener = TestListener::open();
     let (now, mut room, mut outcomes) = (listener.limiter.now(), Vec::new(), Vec::new());
-    let key = ServerLimiter::throttle_key("a b/c".as_bytes(), &mut room).unwrap();
+    let key = tidegate_limiter::throttle_key("a b/c".as_bytes(), &mut room).unwrap();
     let rate = notation::rate("1/h").unwrap();
     let limit = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow).build();
     let limits = Limits::new(vec![limit.unwrap()]).unwrap();

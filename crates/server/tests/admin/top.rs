@@ -90,7 +90,7 @@ fn without_a_rule_every_row_names_its_rule_and_each_request_counts_once() {
         charge(&listener, "192.0.2.1", 1);
     }
     let mut buffer = Vec::new();
-    let key = ServerLimiter::throttle_key(b"user:7", &mut buffer).unwrap();
+    let key = tidegate_limiter::throttle_key(b"user:7", &mut buffer).unwrap();
     let rules = Config::parse("rules: [{name: t, limits: [1/h]}]")
         .unwrap()
         .rules;

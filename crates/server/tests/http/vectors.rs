@@ -14,7 +14,6 @@ mod runner;
 
 use serde_json::{Map, Value, json};
 use tidegate_core::{Effect, RetryAfter, Span, Timestamp};
-use tidegate_limiter::ServerLimiter;
 
 use self::{
     format::{AnchorFields, CalendarFields, LimitFields, Number, RequestFields},
@@ -105,7 +104,7 @@ impl Subject for Throttle {
 }
 
 fn throttle_key<'b>(key: &'b str, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], String> {
-    ServerLimiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
+    tidegate_limiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
 }
 
 /// Builds a request body. A single limit is placed next to the key, and several limits in a list.

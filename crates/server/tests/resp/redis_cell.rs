@@ -215,7 +215,7 @@ fn a_blocked_key_is_limited_until_the_block_ends() {
     let listener = TestListener::open();
     let mut client = listener.connect();
     let mut room = Vec::new();
-    let key = tidegate_limiter::ServerLimiter::throttle_key(b"key", &mut room).unwrap();
+    let key = tidegate_limiter::throttle_key(b"key", &mut room).unwrap();
     listener.limiter.local_store().block(
         key,
         Some(Span::from_secs(90)),

@@ -129,7 +129,7 @@ impl View<'_> {
             .block
             .as_ref()
             .map(|block| keys::blocked_for(block, now));
-        let limits = keys::limit_documents(policies, &charge.standing, &charge.next, blocked_for);
+        let limits = keys::limit_documents(policies, &charge.current, &charge.next, blocked_for);
         let mut document = json!({
             "rule": charge.rule.name(),
             "applies": true,

@@ -42,7 +42,7 @@ pub(super) async fn show(
         None => limiter.now(),
     };
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
-    let standing = limiter
+    let current = limiter
         .inspect(charge, Effect::Look)
         .await
         .map_err(store_problem)?;
@@ -52,7 +52,7 @@ pub(super) async fn show(
         .map_err(store_problem)?;
     let policies = rule.limits().iter().map(|limit| &**limit.policy());
     let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
-    let limits = limit_documents(policies, &standing, &next, blocked_for);
+    let limits = limit_documents(policies, &current, &next, blocked_for);
     let document = json!({
         "rule": rule.name(),
         "key": target.key,
@@ -70,9 +70,9 @@ pub(super) async fn reset(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Resul
     // The state is read only for the audit log, so the request does not fail if it cannot be read.
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let before = limiter.inspect(charge, Effect::Look).await;
-    let before = before.map(|standing| {
+    let before = before.map(|current| {
         let policies = rule.limits().iter().map(|limit| &**limit.policy());
-        limit_documents(policies, &standing, &[], None)
+        limit_documents(policies, &current, &[], None)
     });
     if !limiter.reset(&bytes).await.map_err(store_problem)? {
         return Err(target.nothing("this key has no counters", rule));
@@ -90,7 +90,7 @@ pub(super) async fn reset(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Resul
 pub(super) async fn reset_throttle(auditor: &Auditor<'_>, key: &str) -> Result<Answer, Problem> {
     let limiter = auditor.limiter();
     let mut buffer = Vec::new();
-    let bytes = ServerLimiter::throttle_key(key.as_bytes(), &mut buffer)?;
+    let bytes = tidegate_limiter::throttle_key(key.as_bytes(), &mut buffer)?;
     if !limiter.reset(bytes).await.map_err(store_problem)? {
         let detail =
             "no limit that was sent with a request has counters for this key in database 0";
@@ -120,19 +120,19 @@ pub(super) fn blocked_for(block: &Block, now: Timestamp) -> RetryAfter {
 /// after the block, `retry_after_ms` is the time until the limit is full.
 pub(super) fn limit_documents<'p>(
     policies: impl Iterator<Item = &'p str>,
-    standing: &[Outcome],
+    current: &[Outcome],
     next: &[Outcome],
     blocked_for: Option<RetryAfter>,
 ) -> Vec<Value> {
-    let limits = policies.zip(standing).enumerate();
-    let documents = limits.map(|(at, (policy, standing))| {
-        let after_block = || blocked_for.map(|block| block.max(recovery(standing)));
+    let limits = policies.zip(current).enumerate();
+    let documents = limits.map(|(at, (policy, current))| {
+        let after_block = || blocked_for.map(|block| block.max(recovery(current)));
         let next = next.get(at).map(|outcome| outcome.retry_after);
         json!({
             "policy": policy,
-            "limit": standing.limit,
-            "remaining": standing.remaining,
-            "reset_after_ms": standing.reset_after.as_millis_ceil(),
+            "limit": current.limit,
+            "remaining": current.remaining,
+            "reset_after_ms": current.reset_after.as_millis_ceil(),
             "retry_after_ms": next.or_else(after_block).and_then(millis),
         })
     });
@@ -141,9 +141,9 @@ pub(super) fn limit_documents<'p>(
 
 /// Returns a time after which a limit admits a request of cost 1, if the limit is not charged
 /// before.
-fn recovery(standing: &Outcome) -> RetryAfter {
-    match standing.remaining {
-        0 => RetryAfter::After(standing.reset_after),
+fn recovery(current: &Outcome) -> RetryAfter {
+    match current.remaining {
+        0 => RetryAfter::After(current.reset_after),
         _ => RetryAfter::NOW,
     }
 }
@@ -197,7 +197,7 @@ async fn row(
     let Ok(charge) = Charge::new(key, rule.limits(), Cost::ONE) else {
         return Ok(None);
     };
-    let standing = limiter.inspect(charge, Effect::Look).await?;
+    let current = limiter.inspect(charge, Effect::Look).await?;
     let next = limiter.inspect(charge, Effect::Peek).await?;
     // `next` is empty only for a blocked key.
     let block = match next.is_empty() {
@@ -212,7 +212,7 @@ async fn row(
     let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
     Ok(Some(json!({
         "key": masked(&values, limiter.key_mask()),
-        "limits": limit_documents(policies, &standing, &next, blocked_for),
+        "limits": limit_documents(policies, &current, &next, blocked_for),
         "block": block.map(|block| blocks::document_without_key(limiter, rules, &block, now)),
     })))
 }

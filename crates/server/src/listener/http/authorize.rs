@@ -61,23 +61,7 @@ async fn decide(
     let forwarded = ForwardAuthRequest::parse(request.headers(), sender).map_err(bad_request)?;
     let rules = context.limiter.rules();
     warn_of_gaps(&forwarded, &rules);
-    let named = rules.entry_names().filter_map(|name| {
-        Some(
-            forwarded
-                .entry(name)
-                .transpose()?
-                .map(|value| (name, value)),
-        )
-    });
-    let values: Result<Vec<(&str, Cow<'_, str>)>, AmbiguousRequest> = named.collect();
-    let mut values = values.map_err(bad_request)?;
-    for name in rules.extra_entry_names() {
-        if let Ok(Some(value)) = forwarded.entry(name)
-            && tidegate_core::Request::has_room(values.len(), &value)
-        {
-            values.push((name, value));
-        }
-    }
+    let values = entry_values(&forwarded, &rules).map_err(bad_request)?;
     let entries: Vec<(&str, &str)> = values
         .iter()
         .map(|(name, value)| (*name, &**value))
@@ -114,6 +98,27 @@ async fn decide(
         Ok(context.public_verdict(status, &verdict, now))
     })
     .await
+}
+
+/// Returns the names and the values of the entries that the rules use and that `forwarded` has.
+fn entry_values<'r>(
+    forwarded: &'r ForwardAuthRequest<'_>,
+    rules: &'r RuleSet,
+) -> Result<Vec<(&'r str, Cow<'r, str>)>, AmbiguousRequest> {
+    let mut values = Vec::new();
+    for name in rules.entry_names() {
+        if let Some(value) = forwarded.entry(name)? {
+            values.push((name, value));
+        }
+    }
+    for name in rules.extra_entry_names() {
+        if let Ok(Some(value)) = forwarded.entry(name)
+            && tidegate_core::Request::has_room(values.len(), &value)
+        {
+            values.push((name, value));
+        }
+    }
+    Ok(values)
 }
 
 /// Warns once if the proxy sends no path or no client address, which usually means that its

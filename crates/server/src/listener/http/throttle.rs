@@ -5,9 +5,7 @@ use std::{cell::RefCell, sync::Arc};
 use tidegate_core::{
     AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome, bounds::MAX_LIMITS_PER_RULE,
 };
-use tidegate_limiter::{
-    BuildCache, DecisionRequest, ServerLimiter, ThrottledRequest, metrics::ListenerKind,
-};
+use tidegate_limiter::{BuildCache, DecisionRequest, ThrottledRequest, metrics::ListenerKind};
 use tidegate_net::{
     Problem,
     json::{self, Json, Members},
@@ -108,7 +106,7 @@ async fn answer(
     parameters: &ThrottleParameters,
     buffers: &mut ThrottleBuffers,
 ) -> Result<Answer, Problem> {
-    let key = ServerLimiter::throttle_key(key.as_bytes(), &mut buffers.key)?;
+    let key = tidegate_limiter::throttle_key(key.as_bytes(), &mut buffers.key)?;
     let charge = Charge::new(key, &parameters.limits, parameters.cost)?;
     let now = context.limiter.now();
     let request = DecisionRequest {

@@ -30,7 +30,7 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     let database = context.session.database;
     let mut bytes: Vec<Box<[u8]>> = Vec::with_capacity(keys.len());
     for key in keys.iter() {
-        match ServerLimiter::throttle_key_in(database, key, &mut context.buffers.key) {
+        match tidegate_limiter::throttle_key_in(database, key, &mut context.buffers.key) {
             Ok(key) => bytes.push(key.into()),
             Err(error) => return refuse(context, reply, format_args!("ERR {error}")),
         }

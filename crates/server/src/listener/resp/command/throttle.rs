@@ -114,7 +114,7 @@ impl<'a> ThrottleCommand<'a> {
         let database = context.session.database;
         let buffers = &mut *context.buffers;
         let refused = |error: tidegate_core::RequestError| Refusal::Key(error.problem);
-        let key = ServerLimiter::throttle_key_in(database, self.key, &mut buffers.key)
+        let key = tidegate_limiter::throttle_key_in(database, self.key, &mut buffers.key)
             .map_err(refused)?;
         let limits = buffers.limits.get_or_build(self.parameters, |parameters| {
             parameters.compile().map(Arc::new)

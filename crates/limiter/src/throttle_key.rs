@@ -1,0 +1,62 @@
+//! The keys of limits that are sent with the request. They never equal the key of a rule.
+
+use tidegate_core::{MAX_KEY_SPACE, RequestError, bounds, free_key_in};
+
+/// A database number of the Redis protocol. Keys of limits that are sent with the request are
+/// separate in each database; rules are the same in all databases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Database(u8);
+
+impl Database {
+    /// Returns the database with this number. Returns `None` if the number is not from 0 to 15, as
+    /// in Redis.
+    #[must_use]
+    pub fn new(number: i64) -> Option<Self> {
+        let number = u8::try_from(number).ok()?;
+        (number <= MAX_KEY_SPACE).then_some(Self(number))
+    }
+
+    /// Returns the number.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        self.0
+    }
+}
+
+/// The maximum length in bytes of the key of a limit that is sent with the request. The encoding of
+/// the key may add one byte, or two bytes in databases other than 0.
+pub const MAX_THROTTLE_KEY_BYTES: usize = bounds::MAX_KEY_BYTES - 1;
+
+/// Encodes a key in the same way as [`throttle_key_in`] does for database 0. The endpoint
+/// `/v1/throttle` uses database 0, too.
+///
+/// # Errors
+///
+/// Rejects an empty key and a key longer than [`MAX_THROTTLE_KEY_BYTES`].
+pub fn throttle_key<'b>(key: &'b [u8], buffer: &'b mut Vec<u8>) -> Result<&'b [u8], RequestError> {
+    throttle_key_in(Database::default(), key, buffer)
+}
+
+/// Encodes `key` as the store key of a limit that is sent with the request, in the given
+/// database of the Redis protocol. The result never equals the key of a rule. `buffer` can be
+/// reused between calls.
+///
+/// # Errors
+///
+/// Rejects an empty key and a key longer than [`MAX_THROTTLE_KEY_BYTES`]. In databases other
+/// than 0, the maximum is one byte less.
+pub fn throttle_key_in<'b>(
+    database: Database,
+    key: &'b [u8],
+    buffer: &'b mut Vec<u8>,
+) -> Result<&'b [u8], RequestError> {
+    if key.is_empty() {
+        return Err(RequestError::new("key", "must not be empty"));
+    }
+    let most = MAX_THROTTLE_KEY_BYTES - usize::from(database.0 > 0);
+    if key.len() > most {
+        let problem = format!("{} bytes is over the maximum of {most}", key.len());
+        return Err(RequestError::new("key", problem));
+    }
+    Ok(free_key_in(database.0, key, buffer))
+}
