@@ -48,7 +48,7 @@ pub struct ExplainedCharge<'r> {
     /// The policies of the limits.
     pub policies: Vec<Arc<str>>,
     /// The current state of each limit. The list is empty if the store cannot report the states.
-    pub standing: Vec<Outcome>,
+    pub current: Vec<Outcome>,
     /// The outcome that each limit would have. The list is empty if no limit would be evaluated.
     pub next: Vec<Outcome>,
     /// The block on the key.
@@ -112,32 +112,23 @@ impl ServerLimiter {
         if let Some(pending) = stretch(self, rules, &mut charges, now) {
             pending.finish(self, &mut charges).await;
         }
-        let mut block_now = now;
         let peeked = self.evaluate(&charges, now, Effect::Peek).await;
         let looked = self.evaluate(&charges, now, Effect::Look).await;
+        let mut block_now = now;
         let mut explained = Vec::with_capacity(charges.len());
-        for ((charge, next), standing) in charges.iter().zip(peeked.outcomes).zip(looked.outcomes) {
+        for ((charge, next), current) in charges.iter().zip(peeked.outcomes).zip(looked.outcomes) {
             let Some((rule, values)) = rules.decode_key(charge.key) else {
                 continue;
             };
-            let mut source = peeked.verdict.source;
-            let (reason, retry_after, next) = match next {
-                Some(next) => (denial_of(&next), longest_wait(&next), next),
+            let answer = match next {
+                Some(next) => ChargeAnswer::of_limits(next, peeked.verdict.source),
                 // A block, the store or a fallback policy has decided the whole request, so this
                 // charge is evaluated alone.
-                None => {
-                    let alone = self.evaluate(&[*charge], now, Effect::Peek).await;
-                    let verdict = alone.verdict;
-                    source = verdict.source;
-                    match alone.outcomes.into_iter().next().flatten() {
-                        Some(next) => (denial_of(&next), longest_wait(&next), next),
-                        None => (verdict.reason, verdict.retry_after, Vec::new()),
-                    }
-                }
+                None => self.evaluate_alone(charge, now).await,
             };
-            let block = match reason {
+            let block = match answer.reason {
                 // While Redis is unreachable, the local copy of a block decides.
-                Some(Reason::Blocked) if source == Source::Local => {
+                Some(Reason::Blocked) if answer.source == Source::Local => {
                     block_now = now;
                     self.local_store().block_on(charge.key, now)
                 }
@@ -147,23 +138,21 @@ impl ServerLimiter {
                 }
                 _ => None,
             };
+            let policies = charge.limits.iter();
+            let policies = policies.map(|limit| Arc::clone(limit.policy())).collect();
             explained.push(ExplainedCharge {
                 rule,
                 key: values.into_iter().map(str::to_owned).collect(),
                 cost: charge.cost,
                 is_stretched: !std::ptr::eq(&**rule.limits(), charge.limits),
-                policies: charge
-                    .limits
-                    .iter()
-                    .map(|limit| Arc::clone(limit.policy()))
-                    .collect(),
-                standing: standing.unwrap_or_default(),
-                next,
+                policies,
+                current: current.unwrap_or_default(),
+                next: answer.next,
                 block,
-                allowed: reason.is_none(),
-                reason,
-                retry_after,
-                source,
+                allowed: answer.reason.is_none(),
+                reason: answer.reason,
+                retry_after: answer.retry_after,
+                source: answer.source,
             });
         }
         let verdict = peeked.verdict;
@@ -182,6 +171,20 @@ impl ServerLimiter {
             now,
             block_now,
         })
+    }
+
+    /// Evaluates `charge` without the other charges of its request.
+    async fn evaluate_alone(&self, charge: &Charge<'_>, now: Timestamp) -> ChargeAnswer {
+        let Evaluation { verdict, outcomes } = self.evaluate(&[*charge], now, Effect::Peek).await;
+        match outcomes.into_iter().next().flatten() {
+            Some(next) => ChargeAnswer::of_limits(next, verdict.source),
+            None => ChargeAnswer {
+                reason: verdict.reason,
+                retry_after: verdict.retry_after,
+                source: verdict.source,
+                next: Vec::new(),
+            },
+        }
     }
 
     /// Evaluates `charges` together with an effect that charges nothing.
@@ -214,12 +217,26 @@ impl ServerLimiter {
     }
 }
 
-fn denial_of(next: &[Outcome]) -> Option<Reason> {
-    let is_denied = next.iter().any(|outcome| !outcome.allowed);
-    is_denied.then_some(Reason::Limit)
+/// How one charge would be decided now.
+struct ChargeAnswer {
+    /// Why the charge would be denied; `None` if it would be admitted.
+    reason: Option<Reason>,
+    retry_after: RetryAfter,
+    source: Source,
+    /// The outcomes of the charge's limits; empty if they were not evaluated.
+    next: Vec<Outcome>,
 }
 
-fn longest_wait(next: &[Outcome]) -> RetryAfter {
-    let waits = next.iter().map(|outcome| outcome.retry_after);
-    waits.max().unwrap_or(RetryAfter::NOW)
+impl ChargeAnswer {
+    /// Returns the answer that follows from the outcomes of all limits of the charge.
+    fn of_limits(next: Vec<Outcome>, source: Source) -> Self {
+        let is_denied = next.iter().any(|outcome| !outcome.allowed);
+        let waits = next.iter().map(|outcome| outcome.retry_after);
+        Self {
+            reason: is_denied.then_some(Reason::Limit),
+            retry_after: waits.max().unwrap_or(RetryAfter::NOW),
+            source,
+            next,
+        }
+    }
 }

@@ -232,7 +232,7 @@ proptest! {
             for charge in &explained.charges {
                 prop_assert_eq!(charge.allowed, charge.reason.is_none());
                 prop_assert_eq!(charge.block.is_some(), charge.reason == Some(Reason::Blocked));
-                prop_assert_eq!(charge.standing.len(), charge.policies.len());
+                prop_assert_eq!(charge.current.len(), charge.policies.len());
                 // The check must have the same outcomes as the explanation.
                 let lines = verdict.lines.iter().filter(|line| line.rule == Some(charge.rule.name()));
                 let outcomes: Vec<_> = lines.map(|line| line.outcome).collect();
@@ -290,7 +290,7 @@ fn a_block_is_explained_with_the_limits_of_all_rules() {
     );
     assert_eq!(by_user.block.as_ref().unwrap().reason, "why");
     assert_eq!(
-        (by_ip.standing[0].remaining, by_user.standing[0].remaining),
+        (by_ip.current[0].remaining, by_user.current[0].remaining),
         (0, 0)
     );
 }
