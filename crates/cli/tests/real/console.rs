@@ -29,7 +29,7 @@ const VIEWS: [(&str, &str); 9] = [
     ("#/denials", "Recent denials"),
     ("#/events", "Key denied"),
     ("#/keys?rule=login", "Keys of rule login"),
-    ("#/keys?rule=login&key=203.0.113.9", "Reset counters…"),
+    ("#/keys?rule=login&key=203.0.113.9", "in slices of 5 min"),
     ("#/keys?rule=exports", "all requests"),
     (
         "#/explain?path=/login&ip=203.0.113.9",

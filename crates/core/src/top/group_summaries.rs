@@ -1,6 +1,6 @@
 //! The summaries of one rule.
 
-use super::{Measure, Stream, Summary, Tally, merge};
+use super::{Measure, Stream, SumBounds, Summary, Tally, merge};
 
 /// The counts of one rule in a closed time slice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +16,15 @@ impl GroupSummaries {
     pub fn of(&self, by: Measure) -> impl Iterator<Item = &Summary> {
         let streams = by.streams().iter();
         streams.filter_map(|stream| self.streams[stream.index()].as_ref())
+    }
+
+    /// Returns the bounds of the measure `by` of `key`, which is without the scope of its rule.
+    #[must_use]
+    pub fn bounds_of(&self, by: Measure, key: &[u8]) -> SumBounds {
+        let mut bounds = SumBounds::default();
+        self.of(by)
+            .for_each(|summary| bounds += summary.bounds_of(key));
+        bounds
     }
 
     pub(super) fn merge(&mut self, other: &Self, keep: usize) {

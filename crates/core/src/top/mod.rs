@@ -46,7 +46,7 @@ pub use history::{ClosedSlice, History};
 pub use merge::{TopKey, merge, top_keys};
 pub use recorder::{ChargedKey, Group, LiveSlice, RecordedRequest, Recorder};
 pub use sketch::Sketch;
-pub use summary::{Summary, SummaryEntry};
+pub use summary::{SumBounds, Summary, SummaryEntry};
 pub use tally::Tally;
 
 use crate::time::Timestamp;
@@ -219,8 +219,7 @@ impl Period {
     /// Returns the instant at which the time slice of [`Self::first_slice`] begins.
     #[must_use]
     pub const fn start(self, minute: u64) -> Timestamp {
-        let minutes = self.first_slice(minute) * self.level().minutes();
-        Timestamp::from_micros(minutes * MINUTE_MICROS)
+        self.level().start(self.first_slice(minute))
     }
 }
 
@@ -247,6 +246,13 @@ impl Level {
             Self::FiveMinutes => 5,
             Self::Hours => 60,
         }
+    }
+
+    /// Returns the instant at which the time slice `number` begins.
+    #[must_use]
+    pub const fn start(self, number: u64) -> Timestamp {
+        let minutes = number.saturating_mul(self.minutes());
+        Timestamp::from_micros(minutes.saturating_mul(MINUTE_MICROS))
     }
 
     /// Returns the number of time slices that are kept: enough for the longest period of this

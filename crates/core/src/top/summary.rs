@@ -17,6 +17,23 @@ pub struct Summary {
 /// An entry of a summary: the key, the count and the error.
 pub type SummaryEntry<'s> = (&'s [u8], u64, u64);
 
+/// The bounds of the sum of a key, which is in `estimate - error ..= estimate`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SumBounds {
+    /// The upper bound of the sum.
+    pub estimate: u64,
+    /// The difference between the upper and the lower bound.
+    pub error: u64,
+}
+
+/// Adds the bounds of the sums of the same key in disjoint parts of a stream.
+impl std::ops::AddAssign for SumBounds {
+    fn add_assign(&mut self, other: Self) {
+        self.estimate = self.estimate.saturating_add(other.estimate);
+        self.error = self.error.saturating_add(other.error);
+    }
+}
+
 impl Summary {
     /// Creates a summary of `entries` with distinct keys. The sum of every other key is at most
     /// `floor`.
@@ -83,6 +100,14 @@ impl Summary {
     pub fn iter(&self) -> impl Iterator<Item = SummaryEntry<'_>> {
         let mut rest = &*self.packed;
         std::iter::from_fn(move || entry(&mut rest))
+    }
+
+    /// Returns the bounds of the sum of `key`.
+    #[must_use]
+    pub fn bounds_of(&self, key: &[u8]) -> SumBounds {
+        let found = self.iter().find(|(known, ..)| *known == key);
+        let (_, estimate, error) = found.unwrap_or((key, self.floor, self.floor));
+        SumBounds { estimate, error }
     }
 
     /// Drops the keys with the lowest counts until at most `keep` are left.

@@ -6,16 +6,17 @@
 //! slice old. A server that is killed loses at most the current minute.
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use tidegate_core::{
     Rule, free_key_in, free_key_parts,
-    top::{ClosedSlice, GroupSummaries, Level, Summary, SummaryEntry, minute_of},
+    top::{ClosedSlice, GroupSummaries, Level, Period, Summary, SummaryEntry, minute_of},
 };
 use tidegate_net::prometheus::{Metric, Page};
-use tidegate_redis::{PublishedSlice, RedisStore, StoreError};
+use tidegate_redis::{PublishedSlice, StoreError};
 
 use super::{TopQuery, TopTalkers, listed_rule};
 use crate::{KeyMask, ServerLimiter};
@@ -163,55 +164,64 @@ impl ServerLimiter {
     /// Reads the slices that the other servers have published. Without Redis, there are no other
     /// servers.
     pub async fn top_of_others(&self, query: &TopQuery) -> OtherServers {
-        let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
+        let Some(top) = self.top_talkers() else {
             return OtherServers::default();
         };
-        let read = self.read_others(top, redis_store.store(), query).await;
-        read.unwrap_or_else(|error| OtherServers::unknown(error.to_string()))
-    }
-
-    async fn read_others(
-        &self,
-        top: &TopTalkers,
-        store: &RedisStore,
-        query: &TopQuery,
-    ) -> Result<OtherServers, StoreError> {
-        let minute = minute_of(self.now());
-        let level = query.over.level();
-        let first = query.over.first_slice(minute);
-        let numbers = first..=minute / level.minutes();
-        let fields: Vec<String> = numbers.map(|number| field(level, number)).collect();
         let wanted = query.rule.as_ref().map(|name| {
             let rules = self.rules();
             rules.rule(name).map(Rule::key_scope)
         });
-        let mut others = OtherServers::default();
+        let mut servers = BTreeMap::<String, ClosedSlice>::new();
+        let read = self.read_published(query.over, |server, _, mut slice| {
+            if let Some(wanted) = wanted {
+                slice.groups.retain(|scope, _| Some(*scope) == wanted);
+            }
+            let merged = servers.entry(server.to_owned()).or_default();
+            merged.merge(&slice, top.keys);
+        });
+        if let Err(error) = read.await {
+            return OtherServers::unknown(error.to_string());
+        }
+        // After a server has restarted, its previous id is still listed for a day, often without
+        // requests in the period.
+        let slices = servers.into_values();
+        OtherServers {
+            slices: slices.filter(|slice| slice.total.requests > 0).collect(),
+            problem: None,
+        }
+    }
+
+    /// Reads the slices of the period `over` that the other servers have published, and passes each
+    /// one to `take`, with the id of its server and its number. Without Redis, there are none.
+    pub(super) async fn read_published(
+        &self,
+        over: Period,
+        mut take: impl FnMut(&str, u64, ClosedSlice),
+    ) -> Result<(), StoreError> {
+        let (Some(top), Some(redis_store)) = (self.top_talkers(), self.redis_store()) else {
+            return Ok(());
+        };
+        let store = redis_store.store();
+        let (minute, level) = (minute_of(self.now()), over.level());
+        let first = over.first_slice(minute);
+        let numbers = first..=minute / level.minutes();
+        let fields: Vec<String> = numbers.map(|number| field(level, number)).collect();
         for server in store.publishing_servers().await? {
             if server == top.publisher.id {
                 continue;
             }
-            let mut merged = ClosedSlice::default();
             for fields in fields.chunks(SLICES_PER_READ) {
                 for packed in store.published_slices(&server, fields).await? {
                     // The field may still contain the slice of an earlier day.
-                    let Some((_, mut slice)) =
-                        ClosedSlice::unpack(&packed).filter(|(number, _)| *number >= first)
-                    else {
-                        continue;
-                    };
-                    if let Some(wanted) = wanted {
-                        slice.groups.retain(|scope, _| Some(*scope) == wanted);
+                    if let Some((number, slice)) = ClosedSlice::unpack(&packed)
+                        && number >= first
+                    {
+                        take(&server, number, slice);
                     }
-                    merged.merge(&slice, top.keys);
                 }
             }
-            // After a server has restarted, its previous id is still listed for a day, often
-            // without requests in the period.
-            if merged.total.requests > 0 {
-                others.slices.push(merged);
-            }
         }
-        Ok(others)
+        Ok(())
     }
 }
 
@@ -258,7 +268,12 @@ pub(super) fn hashed(
     }
 }
 
-fn hashed_key(key: &[u8], rule: Option<&Rule>, mask: &KeyMask) -> Option<Vec<u8>> {
+/// Returns `key`, an encoded key of a rule, without the scope of the rule.
+pub(super) fn without_scope(key: &[u8]) -> &[u8] {
+    key.get(SCOPE_BYTES..).unwrap_or_default()
+}
+
+pub(super) fn hashed_key(key: &[u8], rule: Option<&Rule>, mask: &KeyMask) -> Option<Vec<u8>> {
     let Some(rule) = rule else {
         let (database, key) = free_key_parts(key);
         let mut buffer = Vec::new();
@@ -268,7 +283,7 @@ fn hashed_key(key: &[u8], rule: Option<&Rule>, mask: &KeyMask) -> Option<Vec<u8>
     let hashed: Vec<_> = values.into_iter().map(|value| mask.value(value)).collect();
     let hashed: Vec<&str> = hashed.iter().map(|value| &**value).collect();
     let encoded = rule.encode_key(&hashed).ok()?;
-    encoded.get(SCOPE_BYTES..).map(<[u8]>::to_vec)
+    Some(without_scope(&encoded).to_vec())
 }
 
 #[cfg(test)]

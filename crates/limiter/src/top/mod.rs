@@ -5,6 +5,7 @@
 //! holds the lock only while it copies the counts of one rule.
 
 mod fleet;
+mod key_history;
 
 use std::{
     cmp::Reverse,
@@ -23,8 +24,11 @@ use tidegate_core::{
 };
 use tidegate_net::prometheus::{Metric, Page, count};
 
-pub use self::fleet::OtherServers;
 use self::fleet::Publisher;
+pub use self::{
+    fleet::OtherServers,
+    key_history::{HistoryQuery, KeyHistory, KeySlice, PublishedHistory},
+};
 use crate::{KeyMask, ServerLimiter, metrics};
 
 const BYTES: Metric = Metric::gauge(

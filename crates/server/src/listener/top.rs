@@ -6,10 +6,10 @@ use std::{sync::Arc, time::Duration};
 use tidegate_core::top::{MAX_TOP_KEYS, Measure, Period};
 use tidegate_limiter::{
     ServerLimiter,
-    top::{OtherServers, TopError, TopList, TopQuery},
+    top::{HistoryQuery, KeyHistory, OtherServers, PublishedHistory, TopError, TopList, TopQuery},
 };
 use tidegate_net::input::shown;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// The number of rows if a query does not specify a number.
 const DEFAULT_COUNT: usize = 20;
@@ -63,23 +63,52 @@ fn unknown<const N: usize>(accepted: [&str; N], text: &str) -> String {
 }
 
 /// Answers `query` on a thread that decides no requests, because sorting the keys of many time
-/// slices takes milliseconds. Waits while [`MAX_QUERIES`] other queries are being answered.
+/// slices takes milliseconds.
 pub(super) async fn answer(
     limiter: &Arc<ServerLimiter>,
     query: TopQuery,
 ) -> Result<TopList, Failure> {
-    let permit = QUERIES.acquire().await;
-    let permit = permit.map_err(|_| Failure::ShuttingDown)?;
-    let others = tokio::time::timeout(REDIS_TIMEOUT, limiter.top_of_others(&query)).await;
-    let others = others.unwrap_or_else(|_| {
-        OtherServers::unknown("Redis did not answer within 2 seconds".to_owned())
-    });
+    let permit = permit().await?;
+    let others = in_time(limiter.top_of_others(&query)).await;
+    let others = others.unwrap_or_else(OtherServers::unknown);
     let limiter = Arc::clone(limiter);
+    compute(permit, move || limiter.top(&query, &others)).await
+}
+
+/// Returns the history of a key, under the same bounds as [`answer`].
+pub(super) async fn history(
+    limiter: &Arc<ServerLimiter>,
+    query: HistoryQuery,
+) -> Result<KeyHistory, Failure> {
+    let permit = permit().await?;
+    let others = in_time(limiter.history_of_others(&query)).await;
+    let others = others.unwrap_or_else(PublishedHistory::unknown);
+    let limiter = Arc::clone(limiter);
+    compute(permit, move || limiter.key_history(&query, &others)).await
+}
+
+/// Waits while [`MAX_QUERIES`] other queries are being answered.
+async fn permit() -> Result<SemaphorePermit<'static>, Failure> {
+    let permit = QUERIES.acquire().await;
+    permit.map_err(|_| Failure::ShuttingDown)
+}
+
+/// Waits for `read`, which reads the counts of other servers, for at most [`REDIS_TIMEOUT`].
+/// Returns the problem after a timeout.
+async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, String> {
+    let read = tokio::time::timeout(REDIS_TIMEOUT, read).await;
+    read.map_err(|_| "Redis did not answer within 2 seconds".to_owned())
+}
+
+/// Runs `query` on a thread that decides no requests. If the client disconnects, the thread still
+/// holds the counts, so it also holds `permit`.
+async fn compute<T: Send + 'static>(
+    permit: SemaphorePermit<'static>,
+    query: impl FnOnce() -> Result<T, TopError> + Send + 'static,
+) -> Result<T, Failure> {
     let answered = tokio::task::spawn_blocking(move || {
-        // If the client disconnects, the thread still holds the counts, so the permit must move to
-        // the thread.
         let _permit = permit;
-        limiter.top(&query, &others)
+        query()
     });
     let answered = answered.await;
     let answered = answered.map_err(|_| Failure::ShuttingDown)?;

@@ -203,6 +203,74 @@ fn each_period_forgets_in_its_time() {
     }
 }
 
+/// Returns the start of each time slice with requests, in minutes after the start, and its numbers of
+/// requests and denials.
+fn history(listener: &TestListener, over: &str) -> Vec<[u64; 3]> {
+    let query = format!("/v1/history?rule=r&key=%2F&key=192.0.2.1&over={over}");
+    let answer = listener.ask("GET", &query, "");
+    assert_eq!(answer.status, 200);
+    let document = answer.json();
+    assert_eq!(document["key"], json!(["/", "192.0.2.1"]));
+    let slices = document["slices"].as_array().unwrap().iter();
+    let numbers = slices.map(|slice| {
+        let exact = |count: &Value| {
+            assert_eq!(count["error"], 0);
+            count["estimate"].as_u64().unwrap()
+        };
+        let minutes = slice["at_ms"].as_u64().unwrap().saturating_sub(START_MS) / 60_000;
+        [minutes, exact(&slice["requests"]), exact(&slice["denied"])]
+    });
+    numbers.filter(|[_, requests, _]| *requests > 0).collect()
+}
+
+#[test]
+fn the_history_of_a_key_has_its_requests_and_denials_in_each_time_slice() {
+    let listener = TestListener::open();
+    charge(&listener, "192.0.2.2", 1);
+    for (minute, requests) in [(0, 1), (1, 3), (3, 2)] {
+        listener.at_secs(minute * 60);
+        for _ in 0..requests {
+            charge(&listener, "192.0.2.1", 1);
+        }
+    }
+    // The rule admits two requests per minute.
+    assert_eq!(history(&listener, "5m"), [[0, 1, 0], [1, 3, 1], [3, 2, 0]]);
+    assert_eq!(history(&listener, "15m"), history(&listener, "5m"));
+    // The slices of an hour and of a day begin before the start.
+    let of_slices = |over| -> u64 {
+        history(&listener, over)
+            .iter()
+            .map(|[_, requests, _]| requests)
+            .sum()
+    };
+    assert_eq!((of_slices("1h"), of_slices("1d")), (6, 6));
+    listener.at_secs(8 * 60);
+    assert_eq!(history(&listener, "5m"), [[3, 2, 0]]);
+}
+
+#[test]
+fn a_history_needs_a_rule_and_its_key() {
+    let listener = TestListener::open();
+    for (query, status, expected) in [
+        ("key=a", 400, "rule=login&key=203.0.113.9"),
+        ("rule=s&key=a", 404, "did you mean"),
+        ("rule=r&key=a", 400, "key"),
+        (
+            "rule=r&key=%2F&key=192.0.2.1&over=2h",
+            400,
+            "5m, 15m, 1h or 1d",
+        ),
+    ] {
+        let answer = listener.ask("GET", &format!("/v1/history?{query}"), "");
+        assert_eq!(answer.status, status, "{query}");
+        let detail = answer.json()["detail"].to_string();
+        assert!(detail.contains(expected), "{query}: {detail}");
+    }
+    let listener = TestListener::with_limiter(None, |limiter| limiter.with_top(None));
+    let answer = listener.ask("GET", "/v1/history?rule=r&key=%2F&key=192.0.2.1", "");
+    assert_eq!(answer.status, 409);
+}
+
 #[test]
 fn wrong_parameters_are_named_with_the_accepted_values() {
     let listener = TestListener::open();
@@ -234,12 +302,7 @@ fn wrong_parameters_are_named_with_the_accepted_values() {
         ),
         ("n=5&n=6", 400, "n", "is given twice"),
         ("rule=%FF", 400, "rule", "is not UTF-8"),
-        (
-            "limit=3",
-            400,
-            "limit",
-            "the parameters are rule, by, over and n",
-        ),
+        ("limit=3", 400, "limit", "expected one of rule, by, over, n"),
         (
             "rule=s",
             404,

@@ -28,6 +28,20 @@ fn top(node: &Node, query: &str) -> Value {
     list
 }
 
+fn history(node: &Node, user: &str) -> Value {
+    let query = format!("/v1/history?rule=local&key={user}&over=5m");
+    let (status, history) = json(node.open_admin(), "GET", &query, "");
+    assert_eq!(status, 200, "{history}");
+    history
+}
+
+/// Returns the number of requests in all time slices of a history.
+fn requests_of(history: &Value) -> u64 {
+    let slices = history["slices"].as_array().unwrap().iter();
+    let requests = slices.map(|slice| slice["requests"]["estimate"].as_u64().unwrap());
+    requests.sum()
+}
+
 #[test]
 fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     let redis = RedisServer::start();
@@ -59,6 +73,9 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
         top(&b, "")["total"],
         json!({"requests": 24, "denied": 2, "cost": 24})
     );
+    let of_acme = history(&a, "acme");
+    assert_eq!(of_acme["servers"], 2);
+    assert_eq!(requests_of(&of_acme), 7);
     // A killed node loses the counts of the current minute.
     drop(b);
     assert_eq!(top(&a, "")["total"]["requests"], 19);
@@ -117,6 +134,7 @@ fn hashed_keys_are_hashed_in_redis_too_and_merge() {
     publish(&a, MINUTE_MS);
     let row = json!({"key": [mask.value("acme-corporation")], "estimate": 2, "error": 0});
     assert_eq!(top(&a, "?rule=local")["rows"], json!([row]));
+    assert_eq!(requests_of(&history(&a, "acme-corporation")), 2);
     // The script returns three values for each server: whether there are hashes, whether there is a
     // plain key, and the hours until the counts expire.
     let script = "local found = {}

@@ -26,7 +26,7 @@ const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
 /// The files: path, media type and content.
-const FILES: [(&str, &str, &str); 15] = [
+const FILES: [(&str, &str, &str); 16] = [
     (PAGE, HTML, include_str!("console/index.html")),
     ("/console/style.css", CSS, include_str!("console/style.css")),
     ("/console/icon.svg", SVG, include_str!("console/icon.svg")),
@@ -57,6 +57,11 @@ const FILES: [(&str, &str, &str); 15] = [
         "/console/events.js",
         SCRIPT,
         include_str!("console/events.js"),
+    ),
+    (
+        "/console/history.js",
+        SCRIPT,
+        include_str!("console/history.js"),
     ),
     ("/console/keys.js", SCRIPT, include_str!("console/keys.js")),
     (

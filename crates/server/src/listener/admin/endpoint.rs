@@ -27,6 +27,7 @@ pub(super) enum Operation {
     ResetThrottle,
     ListTop,
     ShowTraffic,
+    ShowHistory,
 }
 
 impl Operation {
@@ -95,6 +96,7 @@ const ENDPOINTS: &[Endpoint] = &[
     ),
     endpoint(&["v1", "denials"], &[("GET", Operation::ListDenials)]),
     endpoint(&["v1", "events"], &[("GET", Operation::FollowEvents)]),
+    endpoint(&["v1", "history"], &[("GET", Operation::ShowHistory)]),
     endpoint(&["v1", "explain"], &[("POST", Operation::Explain)]),
     Endpoint {
         segments: &["v1", "keys"],

@@ -19,6 +19,7 @@
 //! | `POST /v1/rules/preview` | what another rules file would change |
 //! | `GET /v1/candidate` | how the candidate rules would change the decisions |
 //! | `POST /v1/candidate/promote` | put the candidate rules in force |
+//! | `GET /v1/history` | requests and denials of one key over time |
 //! | `GET /v1/traffic` | decisions and denials of the last 15 minutes by rule |
 //! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
 //! | `POST /v1/reload` | reload the rules file |
@@ -282,7 +283,8 @@ impl Admin {
             }
             Operation::Reload => self.reload(operator).await,
             Operation::ShowStatus => Ok(self.status(operator)),
-            Operation::ListTop => top::list(limiter, query.unwrap_or_default()).await,
+            Operation::ListTop => top::list(limiter, query).await,
+            Operation::ShowHistory => top::history(limiter, query, trust).await,
             Operation::ShowCandidate => candidate::show(limiter, query),
             Operation::PromoteCandidate => {
                 candidate::promote(self.reloader.as_ref(), &auditor).await

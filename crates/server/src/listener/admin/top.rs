@@ -1,54 +1,114 @@
-//! `GET /v1/top`: the keys with the most requests, denials or cost.
+//! `GET /v1/top`: the keys with the most requests, denials or cost. `GET /v1/history`: the requests
+//! and denials of one key over time.
 
 use std::sync::Arc;
 
 use hyper::StatusCode;
-use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
-use tidegate_core::top::Tally;
+use tidegate_core::top::{Period, SumBounds, Tally};
+use tidegate_identity::Trust;
 use tidegate_limiter::{
     ServerLimiter,
-    top::{TopError, TopList, TopQuery, TopRow},
+    top::{HistoryQuery, TopError, TopList, TopQuery, TopRow},
 };
 use tidegate_net::{
     Problem,
-    input::shown,
     response::{Answer, json},
 };
 
-use super::{super::top, path::no_rule};
+use super::{
+    super::top,
+    path::{KeyTarget, no_rule},
+    query::Query,
+};
 
-pub(super) async fn list(limiter: &Arc<ServerLimiter>, query: &str) -> Result<Answer, Problem> {
+pub(super) async fn list(
+    limiter: &Arc<ServerLimiter>,
+    query: Option<&str>,
+) -> Result<Answer, Problem> {
     let query = read(query)?;
     let list = top::answer(limiter, query.clone()).await;
     let list = list.map_err(|failure| problem(limiter, &failure))?;
     Ok(json(StatusCode::OK, &document(&query, &list)))
 }
 
-fn read(query: &str) -> Result<TopQuery, Problem> {
-    let (mut read, mut seen) = (top::default_query(), Vec::new());
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = percent_decode_str(value).decode_utf8();
-        let value =
-            value.map_err(|_| Problem::bad(shown(name), "is not UTF-8 after percent-decoding"))?;
-        let wrong = |problem| Problem::bad(name, problem);
-        match name {
-            "rule" => read.rule = Some(value.into_owned()),
-            "by" => read.by = top::measure(&value).map_err(wrong)?,
-            "over" => read.over = top::period(&value).map_err(wrong)?,
-            "n" => read.count = top::count(&value).map_err(wrong)?,
-            _ => {
-                let problem = "is not a parameter; the parameters are rule, by, over and n";
-                return Err(Problem::bad(shown(name), problem));
-            }
-        }
-        if seen.contains(&name) {
-            return Err(Problem::bad(name, "is given twice; give it once"));
-        }
-        seen.push(name);
+fn read(query: Option<&str>) -> Result<TopQuery, Problem> {
+    let query = Query::parse(query, &["rule", "by", "over", "n"], None)?;
+    let defaults = top::default_query();
+    let by = query.get("by").map(top::measure).transpose();
+    let count = query.get("n").map(top::count).transpose();
+    Ok(TopQuery {
+        rule: query.get("rule").map(str::to_owned),
+        by: by
+            .map_err(|problem| Problem::bad("by", problem))?
+            .unwrap_or(defaults.by),
+        over: period(&query)?.unwrap_or(defaults.over),
+        count: count
+            .map_err(|problem| Problem::bad("n", problem))?
+            .unwrap_or(defaults.count),
+    })
+}
+
+fn period(query: &Query) -> Result<Option<Period>, Problem> {
+    let over = query.get("over").map(top::period).transpose();
+    over.map_err(|problem| Problem::bad("over", problem))
+}
+
+/// `GET /v1/history`: the requests and denials of one key in each time slice of a period.
+pub(super) async fn history(
+    limiter: &Arc<ServerLimiter>,
+    query: Option<&str>,
+    trust: &Trust,
+) -> Result<Answer, Problem> {
+    let query = Query::parse(query, &["rule", "key", "over"], Some("key"))?;
+    let over = period(&query)?.unwrap_or(Period::Hour);
+    let Some(rule) = query.get("rule") else {
+        let problem = "is missing; name a rule, such as `rule=login&key=203.0.113.9`";
+        return Err(Problem::bad("rule", problem));
+    };
+    let values: Vec<&str> = query.all("key").collect();
+    let target = KeyTarget {
+        rule,
+        key: &values,
+        trust,
+    };
+    let rules = limiter.rules();
+    let (found, key) = target.find(&rules)?;
+    let asked = HistoryQuery {
+        rule: rule.to_owned(),
+        key,
+        over,
+    };
+    let history = top::history(limiter, asked).await;
+    let history = history.map_err(|failure| problem(limiter, &failure))?;
+    let slices = history.slices.iter().map(|slice| {
+        json!({
+            "at_ms": slice.start.as_micros() / 1_000,
+            "requests": bounds_document(slice.requests),
+            "denied": bounds_document(slice.denied),
+        })
+    });
+    let mut document = json!({
+        "rule": rule,
+        "key": values,
+        "over_ms": over.minutes() * 60_000,
+        "slice_ms": history.slice_minutes * 60_000,
+        "slices": slices.collect::<Vec<Value>>(),
+        "servers": history.servers,
+    });
+    match &history.problem {
+        Some(problem) => document["hint"] = missing_servers(problem).into(),
+        None => document = target.hinted(document, found),
     }
-    Ok(read)
+    Ok(json(StatusCode::OK, &document))
+}
+
+fn bounds_document(bounds: SumBounds) -> Value {
+    json!({"estimate": bounds.estimate, "error": bounds.error})
+}
+
+fn missing_servers(problem: &str) -> String {
+    format!("requests of other servers are missing: {problem}")
 }
 
 fn problem(limiter: &ServerLimiter, failure: &top::Failure) -> Problem {
@@ -80,8 +140,7 @@ fn document(query: &TopQuery, list: &TopList) -> Value {
         "rows": rows.collect::<Vec<Value>>(),
     });
     if let Some(problem) = &list.problem {
-        let hint = format!("requests of other servers are missing: {problem}");
-        document["hint"] = hint.into();
+        document["hint"] = missing_servers(problem).into();
     }
     if let Some(rule) = &query.rule {
         document["rule"] = json!(rule);

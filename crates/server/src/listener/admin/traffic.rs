@@ -2,16 +2,17 @@
 
 use hyper::{StatusCode, Uri};
 use serde_json::{Value, json};
-use tidegate_core::{Span, notation};
+use tidegate_core::Span;
 use tidegate_limiter::{
     ServerLimiter,
     metrics::{TRAFFIC_BUCKET, TRAFFIC_BUCKETS, TrafficCounts},
 };
 use tidegate_net::{
     Problem,
-    input::{advice, shown},
     response::{Answer, json},
 };
+
+use super::query::Query;
 
 pub(super) fn show(limiter: &ServerLimiter, uri: &Uri) -> Result<Answer, Problem> {
     let (buckets, now) = (bucket_count(uri.query())?, limiter.now());
@@ -34,22 +35,8 @@ pub(super) fn show(limiter: &ServerLimiter, uri: &Uri) -> Result<Answer, Problem
 /// Returns the number of buckets that cover the duration `over` in the query, rounded up. Without
 /// `over`, returns the number of all buckets.
 fn bucket_count(query: Option<&str>) -> Result<usize, Problem> {
-    let mut over = whole_ring();
-    for pair in query
-        .unwrap_or_default()
-        .split('&')
-        .filter(|pair| !pair.is_empty())
-    {
-        over = match pair.split_once('=').unwrap_or((pair, "")) {
-            ("over", span) => {
-                notation::span(span).map_err(|error| Problem::bad("over", error.to_string()))?
-            }
-            (name, _) => {
-                let problem = format!("is not a parameter; {}", advice(name, &["over"]));
-                return Err(Problem::bad(shown(name), problem));
-            }
-        };
-    }
+    let query = Query::parse(query, &["over"], None)?;
+    let over = query.span("over")?.unwrap_or_else(whole_ring);
     if over > whole_ring() {
         let problem = format!(
             "the server keeps the traffic of the last {}; request a period no longer than that",

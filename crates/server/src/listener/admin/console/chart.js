@@ -3,11 +3,11 @@
 import { el, svg, text } from "./dom.js";
 import { count, rate, shortTime, time } from "./format.js";
 
-const HEIGHT = 220;
-const MARGIN = { left: 48, right: 8, top: 12, bottom: 24 };
+export const HEIGHT = 220;
+export const MARGIN = { left: 48, right: 8, top: 12, bottom: 24 };
 
 // Returns a round number that is at least `value`, and the ticks of the axis up to this number.
-function scale(value) {
+export function scale(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   const [step, parts] = [
     [1, 2],
@@ -24,7 +24,7 @@ function scale(value) {
 }
 
 // Returns an SVG path with the outlines of all bars. Each bar reaches from `low` to `high`.
-function bars(low, high, x, y) {
+export function bars(low, high, x, y) {
   let path = "";
   for (let at = 0; at < high.length; at += 1) {
     if (high[at] <= low[at]) continue;

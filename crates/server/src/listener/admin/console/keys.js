@@ -6,6 +6,7 @@ import { ask, blockDialog } from "./blocks.js";
 import { denialTable } from "./denials.js";
 import { button, el, field, meter, panel, select, show, table, text } from "./dom.js";
 import { count, duration, keyText, moment, percent, wait } from "./format.js";
+import { keyHistory } from "./history.js";
 
 // Returns the address of the view of a key.
 export const keyAddress = (rule, key) =>
@@ -137,8 +138,9 @@ export function keys(app) {
     actions,
   );
   const rows = denialTable(app, "Denials of the key", { listener: true });
-  const history = panel("Denials of this key", {}, rows.node);
-  const result = el("div", { class: "stack" }, state, history);
+  const denials = panel("Denials of this key", {}, rows.node);
+  const history = keyHistory();
+  const result = el("div", { class: "stack" }, state, history.node, denials);
   const node = el("div", { class: "view" }, lookup, listed, result);
   show(result, false);
 
@@ -242,6 +244,10 @@ export function keys(app) {
     await rows.poll({ rule: target.rule, key: target.key, since: "1h", n: 50 });
   }
 
+  async function pollHistory() {
+    await history.poll(target);
+  }
+
   function refresh() {
     return app.refresh();
   }
@@ -282,6 +288,7 @@ export function keys(app) {
     polls: [
       [2000, poll],
       [3000, pollDenials],
+      [10_000, pollHistory],
     ],
     enter,
   };
