@@ -2,7 +2,7 @@
 
 use tidegate_core::Span;
 
-use crate::retry::GiveUpReason;
+use crate::GiveUpReason;
 
 /// An error of any type from an inner service.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

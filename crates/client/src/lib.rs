@@ -32,6 +32,7 @@ mod breaker;
 mod budget;
 mod clock;
 mod error;
+mod give_up_reason;
 pub mod guard;
 mod layer;
 #[cfg(feature = "reqwest")]
@@ -51,12 +52,11 @@ pub use budget::RetryBudget;
 pub use clock::TokioClock;
 pub use error::{BoxError, Error, TryTimeout};
 pub use fastrand::Rng;
+pub use give_up_reason::GiveUpReason;
 pub use guard::{
     AdaptiveLayer, BreakerLayer, Guard, GuardLayer, Pacing, QueueLayer, QueueSettings,
     ThrottleLayer, TimeoutGuard, TimeoutLayer, spaced,
 };
 pub use layer::{GuardService, RetryService};
-pub use retry::{
-    BudgetScope, GiveUpReason, NonIdempotentPolicy, RetryLayer, RetryPolicy, RetryReport,
-};
+pub use retry::{BudgetScope, NonIdempotentPolicy, RetryLayer, RetryPolicy, RetryReport};
 pub use tidegate_core::{Backoff, Cost, Jitter, Span, Timestamp};

@@ -1,16 +1,17 @@
 //! [`Limiter`]: limits, a store, a clock and the requests that wait.
 
 use tidegate_core::{
-    Charge, Effect, Limit, Limits, MaybeReady, MemoryBounds, MemoryStore, Outcome, RuleSet, Span,
-    Store, StoreDecision, StoreRequest, Timestamp,
+    Charge, Effect, Limit, Limits, MaybeReady, MemoryBounds, MemoryStore, Outcome, Span, Store,
+    StoreDecision, StoreRequest, Timestamp,
 };
 
-use crate::{Clock, Rules, WaitBounds, waiters::Waiters};
+use crate::{Clock, WaitBounds, waiters::Waiters};
 
 /// A rate limiter.
 ///
 /// `S` is the store of the counts, in memory or in Redis. `P` is the policy: the same [`Limits`]
-/// for every [`Key`](crate::Key), or [`Rules`].
+/// for every [`Key`](crate::Key), or
+/// [`Rules`](crate::Rules).
 ///
 /// A limiter can be shared between tasks and threads, by reference or in an
 /// [`Arc`](std::sync::Arc).
@@ -81,14 +82,6 @@ impl IntoPolicy for Limits {
 
     fn into_policy(self) -> Self {
         self
-    }
-}
-
-impl IntoPolicy for RuleSet {
-    type Policy = Rules;
-
-    fn into_policy(self) -> Rules {
-        Rules::new(self)
     }
 }
 

@@ -11,7 +11,7 @@ use tidegate_core::{
 #[cfg(feature = "tokio")]
 use crate::timer::TokioTimer;
 use crate::{
-    AcquireError, BlockingStore, Limiter, RateLimiter,
+    AcquireError, BlockingStore, IntoPolicy, Limiter, RateLimiter,
     limiter::Waits,
     rate_limiter::stretch,
     timer::{Timer, block_on},
@@ -28,6 +28,14 @@ pub struct Rules(ArcSwap<RuleSet>);
 impl Rules {
     pub(crate) fn new(rules: RuleSet) -> Self {
         Self(ArcSwap::from_pointee(rules))
+    }
+}
+
+impl IntoPolicy for RuleSet {
+    type Policy = Rules;
+
+    fn into_policy(self) -> Rules {
+        Rules::new(self)
     }
 }
 

@@ -8,12 +8,10 @@ mod retry_loop;
 use std::sync::{Arc, Mutex};
 
 pub use outcome::{AttemptOutcome, Idempotency, OutcomeKind};
-pub use policy::{
-    Attempt, BudgetScope, GiveUpReason, NonIdempotentPolicy, RetryDecision, RetryPolicy,
-};
+pub use policy::{Attempt, BudgetScope, NonIdempotentPolicy, RetryDecision, RetryPolicy};
 pub(crate) use retry_loop::{AttemptResponse, RequestSender, run};
 
-use crate::{Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock};
+use crate::{GiveUpReason, Rng, TokioClock, budget::RetryBudget, per_host::PerHost, sync::lock};
 
 /// A layer that retries requests according to a [`RetryPolicy`]. It is a layer for tower. With the
 /// feature `reqwest`, it is also a middleware for reqwest.

@@ -12,11 +12,11 @@ use tidegate_core::Timestamp;
 use tokio::time::{sleep, timeout};
 
 use super::{
-    Attempt, AttemptOutcome, GiveUpReason, Idempotency, NeverSentTest, RetryDecision, RetryReport,
-    RetryState, outcome::is_connection_refused, refusal,
+    Attempt, AttemptOutcome, Idempotency, NeverSentTest, RetryDecision, RetryReport, RetryState,
+    outcome::is_connection_refused, refusal,
 };
 use crate::{
-    RetryBudget,
+    GiveUpReason, RetryBudget,
     advice::{Advice, Wait, is_refusal},
     clock::to_duration,
     error::{BoxError, Error},

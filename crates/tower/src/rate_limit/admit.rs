@@ -1,21 +1,14 @@
 //! Decides a request with a limiter, and charges it.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::sync::Arc;
 
 use tidegate::{RateLimiter, rate_limiter::stretch};
 use tidegate_core::{
     CacheSearch, Charge, Effect, MaybeReady, Outcome, Request, RequestError, RuleSet, Scratch,
     Store, StoreRequest, Timestamp, Verdict,
 };
-use tokio::runtime::Handle;
 
-use super::{
-    RateLimitLayer, action::Action, receipt_guard::ReceiptGuard, reservation::Reservation,
-};
+use super::{RateLimitLayer, receipt_guard::ReceiptGuard, reservation::Reservation};
 
 /// A decided request.
 pub(super) struct Admission<'v> {
@@ -122,55 +115,4 @@ fn reserved<L: RateLimiter + 'static>(
         Reservation::new(guard, &layer.keepalive)
     });
     reserved.unwrap_or_default()
-}
-
-/// A pending decision of a store that has to wait.
-///
-/// A remote store may charge a request that was cancelled. If the charge can be refunded, the
-/// decision is completed in the background, on the runtime of the request. Then the charge is
-/// refunded.
-pub(super) struct PendingAdmission {
-    action: Option<Pin<Box<dyn Future<Output = Action> + Send>>>,
-    reserves: bool,
-    /// The tokio runtime on which the request was first polled.
-    runtime: Option<Handle>,
-}
-
-impl PendingAdmission {
-    pub(super) fn new(
-        action: impl Future<Output = Action> + Send + 'static,
-        reserves: bool,
-    ) -> Self {
-        Self {
-            action: Some(Box::pin(action)),
-            reserves,
-            runtime: None,
-        }
-    }
-
-    /// # Panics
-    ///
-    /// Panics if polled after completion.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Action> {
-        if self.reserves && self.runtime.is_none() {
-            self.runtime = Handle::try_current().ok();
-        }
-        let action = ready!(
-            self.action
-                .as_mut()
-                .expect("polled after completion")
-                .as_mut()
-                .poll(context)
-        );
-        self.action = None;
-        Poll::Ready(action)
-    }
-}
-
-impl Drop for PendingAdmission {
-    fn drop(&mut self) {
-        if let (Some(action), Some(runtime)) = (self.action.take(), self.runtime.take()) {
-            runtime.spawn(async move { drop(action.await) });
-        }
-    }
 }

@@ -26,7 +26,7 @@ use tower_service::Service;
 use super::{
     LimitedBody,
     action::{Action, Forward, RateLimitStatus},
-    admit::PendingAdmission,
+    pending_action::PendingAction,
     reservation::Reservation,
 };
 use crate::headers;
@@ -47,7 +47,7 @@ pin_project! {
     enum State<S, B, F> {
         // The waiting request is boxed, because most requests do not wait. Without the box, the
         // future of every request would be larger.
-        Admitting { admission: PendingAdmission, pending: Option<Box<PendingRequest<S, B>>> },
+        Admitting { action: PendingAction, pending: Option<Box<PendingRequest<S, B>>> },
         Waiting {
             sleep: Pin<Box<Sleep>>,
             pending: Option<Box<PendingRequest<S, B>>>,
@@ -114,14 +114,10 @@ where
     }
 
     /// Creates the future of a request that waits for a remote store.
-    pub(super) fn admitting(
-        admission: PendingAdmission,
-        request: Request<B>,
-        service: &mut S,
-    ) -> Self {
+    pub(super) fn admitting(action: PendingAction, request: Request<B>, service: &mut S) -> Self {
         let pending = Some(Box::new(PendingRequest::new(request, service)));
         Self {
-            state: State::Admitting { admission, pending },
+            state: State::Admitting { action, pending },
         }
     }
 }
@@ -185,8 +181,8 @@ where
         let mut state = self.project().state;
         loop {
             let next = match state.as_mut().project() {
-                StateProjection::Admitting { admission, pending } => {
-                    let action = ready!(admission.poll(context));
+                StateProjection::Admitting { action, pending } => {
+                    let action = ready!(action.poll(context));
                     let pending = pending.take().expect(ONCE);
                     match action {
                         Action::Forward(forward) => State::after(forward, pending),

@@ -44,7 +44,7 @@ mod admit;
 mod body;
 mod future;
 mod keepalive;
-mod permit;
+mod pending_action;
 mod receipt_guard;
 mod reservation;
 mod response;
@@ -66,8 +66,8 @@ pub use self::{
     action::{DenialInfo, RateLimitStatus},
     body::LimitedBody,
     future::ResponseFuture,
-    permit::LongLivedPermit,
     receipt_guard::charge_excess,
+    reservation::LongLivedPermit,
     response::ResponseEntries,
     service::RateLimit,
 };

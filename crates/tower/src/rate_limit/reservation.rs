@@ -19,7 +19,10 @@
 //!
 //! The leases of concurrency slots are [renewed](super::keepalive) while the reservation exists.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use http::Response;
 use http_body::Body;
@@ -27,7 +30,6 @@ use tidegate_core::Rule;
 
 use super::{
     keepalive::{KeepaliveTicket, LeaseKeepalive},
-    permit::LongLivedPermit,
     receipt_guard::{ChargeGuard, OwnedCharge},
     response::ResponseState,
 };
@@ -138,6 +140,34 @@ impl ReservedCharges {
         let owned = self.guard.charges();
         let charges = owned.list().iter().zip(owned.rules());
         charges.map(due).collect()
+    }
+}
+
+/// A response extension for work that continues after the body has ended, such as an upgraded
+/// connection or a background job. The `concurrency` slots of the request are held until every
+/// clone of the extension is dropped.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_tower::LongLivedPermit;
+///
+/// let permit = LongLivedPermit::default();
+/// let mut response = http::Response::new(());
+/// response.extensions_mut().insert(permit.clone());
+/// std::thread::spawn(move || {
+///     // The job is done here.
+///     drop(permit);
+/// });
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct LongLivedPermit(Arc<Mutex<Vec<Reservation>>>);
+
+impl LongLivedPermit {
+    /// Keeps `reservation` until the last clone of this extension is dropped.
+    pub(super) fn keep(&self, reservation: Reservation) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(reservation);
     }
 }
 

@@ -21,7 +21,8 @@ use tower_service::Service;
 use super::{
     LimitedBody, RateLimitLayer, ResponseFuture,
     action::{Action, ActionPolicy},
-    admit::{self, Buffers, PendingAdmission, PendingCharge},
+    admit::{self, Buffers, PendingCharge},
+    pending_action::PendingAction,
 };
 use crate::denial::grpc_content_type;
 
@@ -89,7 +90,7 @@ where
 }
 
 impl<L: RateLimiter + 'static> RateLimitLayer<L> {
-    fn decide(&self, parts: &Parts) -> MaybeReady<Action, PendingAdmission> {
+    fn decide(&self, parts: &Parts) -> MaybeReady<Action, PendingAction> {
         let (limiter, settings) = (&self.limiter, &self.settings);
         let call = grpc_content_type(&parts.method, &parts.headers);
         let now = limiter.now();
@@ -129,7 +130,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                         rules: Arc::clone(&rules),
                     };
                     let action = self.clone().decide_detached(detached);
-                    let admission = PendingAdmission::new(action, reserves);
+                    let admission = PendingAction::new(action, reserves);
                     Ok(MaybeReady::Pending(admission))
                 }
             }

@@ -1,0 +1,61 @@
+//! The action for a request that the store has not decided yet.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+};
+
+use tokio::runtime::Handle;
+
+use super::action::Action;
+
+/// A pending decision of a store that has to wait.
+///
+/// A remote store may charge a request that was cancelled. If the charge can be refunded, the
+/// decision is completed in the background, on the runtime of the request. Then the charge is
+/// refunded.
+pub(super) struct PendingAction {
+    action: Option<Pin<Box<dyn Future<Output = Action> + Send>>>,
+    reserves: bool,
+    /// The tokio runtime on which the request was first polled.
+    runtime: Option<Handle>,
+}
+
+impl PendingAction {
+    pub(super) fn new(
+        action: impl Future<Output = Action> + Send + 'static,
+        reserves: bool,
+    ) -> Self {
+        Self {
+            action: Some(Box::pin(action)),
+            reserves,
+            runtime: None,
+        }
+    }
+
+    /// # Panics
+    ///
+    /// Panics if polled after completion.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Action> {
+        if self.reserves && self.runtime.is_none() {
+            self.runtime = Handle::try_current().ok();
+        }
+        let action = ready!(
+            self.action
+                .as_mut()
+                .expect("polled after completion")
+                .as_mut()
+                .poll(context)
+        );
+        self.action = None;
+        Poll::Ready(action)
+    }
+}
+
+impl Drop for PendingAction {
+    fn drop(&mut self) {
+        if let (Some(action), Some(runtime)) = (self.action.take(), self.runtime.take()) {
+            runtime.spawn(async move { drop(action.await) });
+        }
+    }
+}
