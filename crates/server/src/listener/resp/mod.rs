@@ -17,7 +17,6 @@ pub mod bounds;
 
 mod command;
 mod connection;
-mod inline;
 mod limit_parameters;
 mod parse;
 mod pending;

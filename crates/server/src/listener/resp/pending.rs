@@ -14,28 +14,9 @@ use tidegate_limiter::ServerLimiter;
 
 use super::{
     bounds::MAX_WAITING,
-    command::{PendingCheck, PendingReset, PendingThrottle, PendingTop},
-    reply::{Protocol, Reply},
+    command::{PendingCommand, PendingReply},
+    reply::Reply,
 };
-
-/// A command that needs Redis or another thread.
-#[derive(Debug)]
-pub(super) enum PendingCommand {
-    Check(PendingCheck),
-    Reset(PendingReset),
-    Throttle(PendingThrottle),
-    Top(PendingTop),
-}
-
-/// A pending decision, and the position of its reply.
-#[derive(Debug)]
-pub(super) struct PendingReply {
-    pub(super) command: PendingCommand,
-    pub(super) protocol: Protocol,
-    /// The byte offset in the batch's output at which the reply is inserted; `None` if the client
-    /// has turned replies off (`CLIENT REPLY`).
-    pub(super) offset: Option<usize>,
-}
 
 /// The future replies to a batch, which are complete once all decisions of the batch are made.
 pub(super) struct PendingBatch {
@@ -47,28 +28,6 @@ pub(super) struct PendingBatch {
 impl fmt::Debug for PendingBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PendingBatch")
-    }
-}
-
-impl PendingCommand {
-    fn heap_bytes(&self) -> usize {
-        match self {
-            Self::Check(check) => check.heap_bytes(),
-            Self::Reset(reset) => reset.heap_bytes(),
-            Self::Throttle(throttle) => throttle.heap_bytes(),
-            Self::Top(top) => top.heap_bytes(),
-        }
-    }
-}
-
-impl PendingReply {
-    /// Creates a pending decision whose reply is inserted at the current end of `reply`.
-    pub(super) fn new(command: PendingCommand, reply: &Reply<'_>) -> Self {
-        Self {
-            command,
-            protocol: reply.protocol,
-            offset: Some(reply.out.len()),
-        }
     }
 }
 

@@ -6,21 +6,16 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Limits, Outcome, Scratch, Timestamp};
-use tidegate_limiter::{BuildCache, ServerLimiter, metrics::ListenerKind};
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
 
 use super::{
     bounds::{MAX_WAITING, OUTPUT_BYTES},
-    command,
-    limit_parameters::LimitParameters,
+    command::{self, CommandBuffers, Context, PendingReply},
     parse::Parser,
-    pending::{PendingBatch, PendingReply},
+    pending::PendingBatch,
     reply::Reply,
     session::{Ending, Replies, Session},
 };
-
-/// The number of built limits that each worker keeps.
-const CACHED_LIMITS: usize = 64;
 
 /// A worker's buffers for commands and replies.
 #[derive(Debug, Default)]
@@ -31,40 +26,6 @@ pub(super) struct CommandExecutor {
     pending: Vec<PendingReply>,
     parser: Parser,
     buffers: CommandBuffers,
-}
-
-/// Buffers and caches that commands reuse.
-#[derive(Debug)]
-pub(super) struct CommandBuffers {
-    /// The built limits that were sent with commands. Applications use the same few limits
-    /// repeatedly.
-    pub(super) limits: BuildCache<LimitParameters, Arc<Limits>>,
-    pub(super) outcomes: Vec<Outcome>,
-    pub(super) key: Vec<u8>,
-    pub(super) scratch: Scratch,
-}
-
-impl Default for CommandBuffers {
-    fn default() -> Self {
-        Self {
-            limits: BuildCache::new(CACHED_LIMITS),
-            outcomes: Vec::new(),
-            key: Vec::new(),
-            scratch: Scratch::default(),
-        }
-    }
-}
-
-/// Everything that a command needs to run.
-#[derive(Debug)]
-pub(super) struct Context<'c> {
-    pub(super) limiter: &'c ServerLimiter,
-    pub(super) session: &'c mut Session,
-    pub(super) buffers: &'c mut CommandBuffers,
-    /// Decisions of this batch that need Redis.
-    pub(super) pending: &'c mut Vec<PendingReply>,
-    /// The time at which the batch was read. All commands of a batch use the same time.
-    pub(super) now: Timestamp,
 }
 
 /// The part of a batch that has been answered.

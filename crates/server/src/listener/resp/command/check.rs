@@ -12,13 +12,8 @@ use tidegate_limiter::{
 };
 
 use super::{
-    super::{
-        parse::Arguments,
-        pending::{PendingCommand, PendingReply},
-        reply::Reply,
-        worker::Context,
-    },
-    quoted, refuse, wrong_number,
+    super::{parse::Arguments, reply::Reply},
+    Context, PendingCommand, PendingReply, quoted, refuse, wrong_number,
 };
 
 /// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]`. Replies with `[allowed,

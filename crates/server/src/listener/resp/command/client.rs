@@ -6,9 +6,8 @@ use super::{
         parse::Arguments,
         reply::Reply,
         session::{Names, Replies, Session},
-        worker::Context,
     },
-    quoted, unknown_subcommand,
+    Context, quoted, unknown_subcommand,
 };
 
 pub(super) fn client(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {

@@ -6,8 +6,8 @@ use super::super::{
     parse::Arguments,
     reply::{Protocol, Reply},
     session::Ending,
-    worker::Context,
 };
+use super::Context;
 
 pub(super) fn ping(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     match arguments.get(1) {

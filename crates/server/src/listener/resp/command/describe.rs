@@ -1,8 +1,8 @@
 //! `COMMAND`: the command table, for clients that complete, route or validate commands.
 
 use super::{
-    super::{parse::Arguments, reply::Reply, worker::Context},
-    COMMANDS, Command, find, unknown_subcommand,
+    super::{parse::Arguments, reply::Reply},
+    COMMANDS, Command, Context, find, unknown_subcommand,
 };
 
 pub(super) fn command(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {

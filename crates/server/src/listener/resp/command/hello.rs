@@ -9,8 +9,8 @@ use super::{
     super::{
         parse::Arguments,
         reply::{Protocol, Reply},
-        worker::Context,
     },
+    Context,
     client::{is_name, refuse_name},
     quoted, wrong_number,
 };

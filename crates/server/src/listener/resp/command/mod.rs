@@ -3,6 +3,7 @@
 mod check;
 mod client;
 mod connection;
+mod context;
 mod describe;
 mod hello;
 mod refusal;
@@ -16,10 +17,54 @@ use std::fmt;
 
 use tidegate_limiter::{MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
 
-pub(super) use self::{
-    check::PendingCheck, reset::PendingReset, throttle::PendingThrottle, top::PendingTop,
+pub(super) use self::context::{CommandBuffers, Context};
+
+use self::{check::PendingCheck, reset::PendingReset, throttle::PendingThrottle, top::PendingTop};
+use super::{
+    parse::Arguments,
+    reply::{Protocol, Reply},
 };
-use super::{parse::Arguments, reply::Reply, worker::Context};
+
+/// A command that needs Redis or another thread.
+#[derive(Debug)]
+pub(super) enum PendingCommand {
+    Check(PendingCheck),
+    Reset(PendingReset),
+    Throttle(PendingThrottle),
+    Top(PendingTop),
+}
+
+/// A pending decision, and the position of its reply.
+#[derive(Debug)]
+pub(super) struct PendingReply {
+    pub(super) command: PendingCommand,
+    pub(super) protocol: Protocol,
+    /// The byte offset in the batch's output at which the reply is inserted; `None` if the client
+    /// has turned replies off (`CLIENT REPLY`).
+    pub(super) offset: Option<usize>,
+}
+
+impl PendingCommand {
+    pub(super) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Check(check) => check.heap_bytes(),
+            Self::Reset(reset) => reset.heap_bytes(),
+            Self::Throttle(throttle) => throttle.heap_bytes(),
+            Self::Top(top) => top.heap_bytes(),
+        }
+    }
+}
+
+impl PendingReply {
+    /// Creates a pending decision whose reply is inserted at the current end of `reply`.
+    pub(super) fn new(command: PendingCommand, reply: &Reply<'_>) -> Self {
+        Self {
+            command,
+            protocol: reply.protocol,
+            offset: Some(reply.out.len()),
+        }
+    }
+}
 
 /// A supported command.
 #[derive(Debug)]

@@ -6,13 +6,8 @@ use tidegate_limiter::ServerLimiter;
 use tidegate_redis::StoreError;
 
 use super::{
-    super::{
-        parse::Arguments,
-        pending::{PendingCommand, PendingReply},
-        reply::Reply,
-        worker::Context,
-    },
-    refuse,
+    super::{parse::Arguments, reply::Reply},
+    Context, PendingCommand, PendingReply, refuse,
 };
 
 /// The maximum number of keys per command. With Redis, all keys are reset concurrently.

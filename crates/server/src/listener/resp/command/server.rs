@@ -1,8 +1,8 @@
 //! Commands with information about the server.
 
 use super::{
-    super::{parse::Arguments, reply::Reply, worker::Context},
-    unknown_subcommand,
+    super::{parse::Arguments, reply::Reply},
+    Context, unknown_subcommand,
 };
 
 /// The Redis version whose behaviour is emulated. Clients select features by this version.

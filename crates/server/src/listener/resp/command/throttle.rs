@@ -14,10 +14,9 @@ use super::{
     super::{
         limit_parameters::{Dialect, LimitParameters},
         parse::Arguments,
-        pending::{PendingCommand, PendingReply},
         reply::Reply,
-        worker::Context,
     },
+    Context, PendingCommand, PendingReply,
     refusal::{CellRefusal, CrabRefusal, Refusal},
     refuse,
 };

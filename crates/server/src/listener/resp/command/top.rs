@@ -8,14 +8,8 @@ use tidegate_limiter::{
 };
 
 use super::{
-    super::{
-        super::top,
-        parse::Arguments,
-        pending::{PendingCommand, PendingReply},
-        reply::Reply,
-        worker::Context,
-    },
-    quoted, refuse,
+    super::{super::top, parse::Arguments, reply::Reply},
+    Context, PendingCommand, PendingReply, quoted, refuse,
 };
 
 /// Runs `TIDEGATE.TOP [rule] [BY requests|denied|cost] [OVER 5m|15m|1h|1d] [COUNT n]`. Replies with

@@ -6,9 +6,8 @@ use super::{
         parse::{Arguments, Parser},
         reply::Reply,
         transaction::Transaction,
-        worker::Context,
     },
-    Command, refuse, run,
+    Command, Context, refuse, run,
 };
 
 /// The commands that are allowed in a transaction in addition to the commands that make decisions.

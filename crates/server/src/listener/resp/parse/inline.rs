@@ -2,7 +2,7 @@
 //!
 //! Words are split and unquoted as in Redis: `"…"` with escapes, `'…'` with only the escape `\'`.
 
-use super::parse::{ByteRange, ProtocolError};
+use super::{ByteRange, ProtocolError};
 
 /// Splits `line` into words. Writes the bytes of the words to `unquoted`, which is cleared first,
 /// and the ranges of the words to `ranges`.

@@ -1,10 +1,11 @@
 //! Parses commands into arguments without copying: an argument is a byte range of the input.
 
+mod inline;
+
 use std::fmt;
 
 use super::{
     bounds::{MAX_ARGUMENTS, MAX_BULK_BYTES, MAX_COMMAND_BYTES, MAX_INLINE_BYTES, MAX_TOGETHER},
-    inline,
     reply::{Protocol, Reply},
 };
 
