@@ -27,6 +27,7 @@ mod record;
 mod redis;
 pub mod report;
 mod response_cost;
+mod response_listener;
 mod rules;
 mod shutdown;
 mod source_span;
@@ -586,14 +587,23 @@ impl Config {
         self.identity = identity::identity(file, report);
         self.geoip = geoip::geoip(file, report);
         let raw_rules;
-        (raw_rules, self.rules) = rules::rule_set(file, &self.identity.derived, report);
+        (raw_rules, self.rules) = rules::rule_set(file, report);
         self.candidate = candidate::candidate(file, report);
         self.quotas = quotas::quotas(file, &self.listen, report);
         let raw_proxy;
-        (raw_proxy, self.proxy) = proxy::proxy(file, &self.listen, &self.rules, report);
+        (raw_proxy, self.proxy) = proxy::proxy(file, &self.listen, report);
         let has_proxy = raw_proxy.is_written;
         listen::warn_of_none(&raw_listen, has_proxy, &self.listen, report);
-        response_cost::check_seen(&raw_rules.rules, has_proxy, &self.listen, report);
+        response_listener::check(&raw_rules.rules, has_proxy, &self.listen, report);
+        lint::bypass::warn(
+            &self.rules,
+            &raw_rules.rules,
+            &self.identity.derived,
+            report,
+        );
+        if let Some(proxy) = &self.proxy {
+            lint::proxy::warn(proxy, &raw_proxy.upstreams, &self.rules, report);
+        }
         lint::exact_path::warn(&raw_rules.rules, report);
         lint::no_burst::warn(&raw_rules, report);
         lint::dead_conditions::warn(&raw_rules, &raw_proxy.upstreams, self, report);

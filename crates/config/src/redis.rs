@@ -8,8 +8,7 @@ use tidegate_redis::{Address, FallbackSettings, Login, NodeShare, Topology, Tran
 use super::{
     limits::percent,
     report::Report,
-    store::at_least_one,
-    value::{Fields, Shape, Value},
+    value::{Fields, Shape, Value, at_least_one},
 };
 
 /// The maximum of `store.timeout`.

@@ -1,14 +1,11 @@
-//! `count` and `settle`: the response-based cost of a rule, and a check that some listener sees the
-//! responses.
+//! `count` and `settle`: the response-based cost of a rule.
 
 use tidegate_core::{Pattern, ResponseCost};
 use tidegate_net::input::{advice, shown};
 
 use super::{
-    Listen,
     conditions::{self, Comparison, RawCondition, RawPattern},
     report::Report,
-    rules::RawRule,
     source_span::SourceSpan,
     value::{Fields, Value},
 };
@@ -29,13 +26,13 @@ pub(super) fn response_field(fields: &Fields<'_>) -> Option<SourceSpan> {
 
 /// Reads the response-based cost of a rule from the fields `count` and `settle`.
 pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> ResponseCost {
-    let bill = match fields.get("count") {
+    let response_cost = match fields.get("count") {
         Some(value) => count(value, report),
         None => ResponseCost::default(),
     };
     match fields.get("settle") {
-        Some(value) => settle(value, bill, report),
-        None => bill,
+        Some(value) => settle(value, response_cost, report),
+        None => response_cost,
     }
 }
 
@@ -99,10 +96,10 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
     }
 }
 
-fn settle(value: &Value<'_>, bill: ResponseCost, report: &mut Report) -> ResponseCost {
+fn settle(value: &Value<'_>, response_cost: ResponseCost, report: &mut Report) -> ResponseCost {
     let what = "the entry of a response that holds its cost, such as bytes";
     let Some(entry) = value.text(report, what) else {
-        return bill;
+        return response_cost;
     };
     if !is_known(entry, COSTS) {
         let advice = advice(entry, COSTS);
@@ -111,9 +108,10 @@ fn settle(value: &Value<'_>, bill: ResponseCost, report: &mut Report) -> Respons
             report,
             format!("the entry \"{entry}\" of a response cannot hold a cost; {advice}"),
         );
-        return bill;
+        return response_cost;
     }
-    bill.costing(entry)
+    response_cost
+        .costing(entry)
         .map_err(|error| value.wrong(report, error.problem))
         .unwrap_or_default()
 }
@@ -124,39 +122,4 @@ fn is_known(entry: &str, known: &[&str]) -> bool {
         || known.contains(&entry),
         |name| !name.is_empty() && name != "NAME",
     )
-}
-
-/// Rejects rules that depend on the response if no proxy is configured, because only the proxy sees
-/// responses. Warns if other listeners also apply rules that depend on the response.
-pub(super) fn check_seen(
-    rules: &[RawRule<'_>],
-    has_proxy: bool,
-    listen: &Listen,
-    report: &mut Report,
-) {
-    let blind = blind_listeners(listen);
-    for field in rules.iter().filter_map(|rule| rule.response_cost.as_ref()) {
-        let why = "depends on the response, which only the reverse proxy sees";
-        if !has_proxy {
-            let advice = "add a `proxy` section, or remove this field";
-            field.wrong_key(report, format!("{why}; {advice}"));
-        } else if !blind.is_empty() {
-            let listeners = blind.join(" and ");
-            let advice =
-                "are charged in full and not refunded; disable unused listeners with `off`";
-            field.warn_of_key(
-                report,
-                format!("blind-listener: {why}; requests at {listeners} {advice}"),
-            );
-        }
-    }
-}
-
-/// Returns the names of the listeners that apply rules but never see the response.
-fn blind_listeners(listen: &Listen) -> Vec<&'static str> {
-    let listeners = [("listen.http", listen.http), ("listen.resp", listen.resp)];
-    let open = listeners
-        .into_iter()
-        .filter(|(_, address)| address.is_some());
-    open.map(|(name, _)| name).collect()
 }

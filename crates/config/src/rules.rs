@@ -6,12 +6,10 @@ use tidegate_core::{
     Algorithm, Cost, CostSource, Headroom, Limit, Mode, OnFailure, ResponseCost, Rule, RuleError,
     RuleSet, Span, UnusedShare, When, Window,
 };
-use tidegate_identity::DerivedEntry;
 
 use super::{
     conditions::{self, RawWhen},
     limits::{self, DefaultAlgorithm, Fallback, RawLimit},
-    lint::bypass,
     redis,
     report::Report,
     response_cost,
@@ -85,11 +83,7 @@ pub(crate) struct RawElastic<'n> {
 
 /// Reads all rules of the file, and builds the rule set. If the rules have mistakes, reports them
 /// and returns an empty rule set.
-pub(super) fn rule_set<'n>(
-    file: &Fields<'n>,
-    parts: &[(Box<str>, DerivedEntry)],
-    report: &mut Report,
-) -> (RawRules<'n>, RuleSet) {
+pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<'n>, RuleSet) {
     let before = report.count();
     let mut raw = RawRules::default();
     let (default_algorithm, default) = default_algorithm(file, report);
@@ -122,9 +116,7 @@ pub(super) fn rule_set<'n>(
     if report.count() > before {
         return (raw, RuleSet::default());
     }
-    let set = build(rules, allow, file, report);
-    bypass::warn(&set, &raw.rules, parts, report);
-    (raw, set)
+    (raw, build(rules, allow, file, report))
 }
 
 fn build(rules: Vec<Rule>, allow: Vec<When>, file: &Fields<'_>, report: &mut Report) -> RuleSet {
@@ -206,7 +198,7 @@ struct Parts<'n> {
     mode: Mode,
     elastic: Option<(u32, Headroom)>,
     on_failure: Option<OnFailure>,
-    bill: ResponseCost,
+    response_cost: ResponseCost,
 }
 
 /// Reads a rule. Returns the rule as written and, if it has no mistakes, the built rule. Returns
@@ -270,7 +262,7 @@ fn parts<'n>(
         mode: mode.unwrap_or_default(),
         elastic,
         on_failure: redis::on_failure(fields, report),
-        bill: response_cost::response_cost(fields, report),
+        response_cost: response_cost::response_cost(fields, report),
     };
     let raw = RawRule {
         place: value.place().clone(),
@@ -294,7 +286,7 @@ impl Parts<'_> {
         let rule = rule.and_then(|rule| rule.keyed_by(&self.key()));
         let rule = rule.and_then(|rule| rule.costing(self.cost.clone()));
         let rule = rule
-            .and_then(|rule| rule.with_response_cost(self.bill.clone()))
+            .and_then(|rule| rule.with_response_cost(self.response_cost.clone()))
             .ok()?;
         let rule = rule.when(self.when.clone()).allowing(self.allow.clone());
         let rule = match self.elastic.clone() {
@@ -322,9 +314,9 @@ impl Parts<'_> {
 
     /// Builds a rule with these limits and the response-based cost, and otherwise valid fields. So
     /// only an error of the response-based cost is returned.
-    fn billed(&self) -> Option<Result<Rule, RuleError>> {
+    fn with_response_cost(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
-        Some(rule.with_response_cost(self.bill.clone()))
+        Some(rule.with_response_cost(self.response_cost.clone()))
     }
 
     /// Returns the errors that `tidegate_core` reports for each field. Each field is checked with
@@ -344,7 +336,7 @@ impl Parts<'_> {
             Some(rule().and_then(|rule| rule.keyed_by(&self.key()))),
             Some(rule().and_then(|rule| rule.costing(self.cost.clone()))),
             self.stretched(),
-            self.billed(),
+            self.with_response_cost(),
         ];
         tried
             .into_iter()

@@ -5,7 +5,7 @@ use tidegate_core::{MemoryBounds, Span, WhenFull, notation};
 use super::{
     RedisConfig, Snapshot, redis,
     report::Report,
-    value::{Fields, Shape, Value},
+    value::{Fields, Shape, Value, at_least_one},
 };
 
 /// The minimum interval between two snapshots.
@@ -118,17 +118,6 @@ fn bounds(value: &Value<'_>, report: &mut Report) -> (MemoryBounds, Option<Snaps
         .get("snapshot")
         .and_then(|value| snapshot(value, report));
     (bounds, snapshot)
-}
-
-pub(super) fn at_least_one(
-    number: Option<usize>,
-    value: &Value<'_>,
-    report: &mut Report,
-) -> Option<usize> {
-    if number == Some(0) {
-        value.wrong(report, "must be at least 1");
-    }
-    number.filter(|number| *number > 0)
 }
 
 /// Reads a size such as `1GiB`, or a number of bytes.

@@ -420,3 +420,15 @@ impl<'n> Fields<'n> {
         }
     }
 }
+
+/// Returns `number`, which `value` contains, if it is not 0.
+pub(crate) fn at_least_one(
+    number: Option<usize>,
+    value: &Value<'_>,
+    report: &mut Report,
+) -> Option<usize> {
+    if number == Some(0) {
+        value.wrong(report, "must be at least 1");
+    }
+    number.filter(|number| *number > 0)
+}

@@ -23,8 +23,8 @@ use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limit, Limits, Ou
 
 use super::{
     RlsError,
-    evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, limited},
-    service::DescriptorMatch,
+    applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult},
+    evaluate::{Evaluator, limited},
 };
 
 /// The maximum number of attempts with a leading quota. If other requests use up the capacity of

@@ -16,6 +16,7 @@
 
 mod all_or_nothing;
 mod answer;
+mod applied_limit;
 mod config;
 mod config_watcher;
 mod counters;

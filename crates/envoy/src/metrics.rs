@@ -2,8 +2,9 @@
 
 use super::{
     Counter, RlsError,
-    evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, limited},
-    service::DescriptorMatch,
+    applied_limit::DescriptorMatch,
+    applied_limit::{AppliedLimit, Hits, LimitResult},
+    evaluate::{Evaluator, limited},
 };
 
 impl Evaluator<'_> {

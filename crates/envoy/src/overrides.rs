@@ -6,7 +6,10 @@ use std::sync::{Arc, PoisonError, RwLock};
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Window};
 use tidegate_limiter::BuildCache;
 
-use super::{LimitOverride, rules::RuleLimits};
+use super::{
+    LimitOverride,
+    rules::{DeniedHits, RuleLimits},
+};
 
 /// The maximum number of cached limits. A typical Envoy configuration has only a few overrides.
 /// Even overrides per tenant have few distinct values.
@@ -14,7 +17,7 @@ const CACHED_LIMITS: usize = 4_096;
 
 /// A cache of limits. The keys are the override and the way in which the limits count denied hits.
 #[derive(Debug)]
-pub(super) struct Overrides(RwLock<BuildCache<(LimitOverride, Denied), Arc<RuleLimits>>>);
+pub(super) struct Overrides(RwLock<BuildCache<(LimitOverride, DeniedHits), Arc<RuleLimits>>>);
 
 impl Default for Overrides {
     fn default() -> Self {
@@ -27,7 +30,7 @@ impl Overrides {
     pub(super) fn limits(
         &self,
         limit_override: LimitOverride,
-        denied: Denied,
+        denied: DeniedHits,
     ) -> Option<Arc<RuleLimits>> {
         let key = (limit_override, denied);
         let cache = self.0.read().unwrap_or_else(PoisonError::into_inner);
@@ -41,15 +44,6 @@ impl Overrides {
     }
 }
 
-/// The way in which a window counts denied hits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Denied {
-    /// Denied hits are counted in full.
-    InFull,
-    /// Denied hits are not counted.
-    Forgotten,
-}
-
 /// Builds the limit of envoyproxy/ratelimit: a number of hits in each fixed window, aligned to the
 /// Unix epoch.
 pub(super) fn fixed_window(
@@ -57,7 +51,7 @@ pub(super) fn fixed_window(
         requests_per_unit,
         unit,
     }: LimitOverride,
-    denied: Denied,
+    denied: DeniedHits,
 ) -> Result<RuleLimits, LimitError> {
     // An unknown unit gives a window of length zero, which `Limit::new` rejects with a helpful
     // message.
@@ -67,8 +61,8 @@ pub(super) fn fixed_window(
         window: Window::Epoch(span),
     })?;
     let limit = match denied {
-        Denied::InFull => limit.counting_in_full()?,
-        Denied::Forgotten => limit,
+        DeniedHits::InFull => limit.counting_in_full()?,
+        DeniedHits::Forgotten => limit,
     };
     Ok(RuleLimits {
         limits: Arc::new(Limits::new(vec![limit])?),

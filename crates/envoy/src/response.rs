@@ -7,7 +7,8 @@ use tidegate_core::{Algorithm, Limit, Outcome, RetryAfter, Span, Timestamp, Wind
 
 use super::{
     Code, CurrentLimit, Descriptor, DescriptorStatus, Metadata, RateLimitAnswer, RateLimitRequest,
-    ResponseHeader, evaluate::AppliedLimit, service::DescriptorMatch,
+    ResponseHeader,
+    applied_limit::{AppliedLimit, DescriptorMatch},
 };
 
 pub(super) fn build(

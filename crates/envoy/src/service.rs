@@ -17,8 +17,9 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     Code, Counter, Descriptor, LoadedConfig, RateLimitAnswer, RateLimitRequest, RlsError,
+    applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult, Source},
     counters::{Counters, DomainAndPath, Registry, UnknownDomains},
-    evaluate::{AppliedLimit, Evaluator, Hits, LimitResult, Source},
+    evaluate::Evaluator,
     key,
     over_limit_cache::{CacheEpoch, OverLimitCache},
     overrides::Overrides,
@@ -40,28 +41,6 @@ pub struct RateLimitService {
     unknown_domains: UnknownDomains,
     global_shadow_mode: AtomicU64,
     errors: AtomicU64,
-}
-
-/// The result of matching a descriptor to a rule.
-#[derive(Debug)]
-pub(super) enum DescriptorMatch<'d> {
-    /// No rule applies to the descriptor, or another rule of the request replaces the matching
-    /// rule.
-    NoLimit,
-    /// An unlimited rule applies.
-    Unlimited(&'d Rule),
-    /// A limit applies. It comes from a rule or from the descriptor itself.
-    Limited(AppliedLimit<'d>),
-}
-
-impl DescriptorMatch<'_> {
-    pub(super) fn rule(&self) -> Option<&Rule> {
-        match self {
-            Self::NoLimit => None,
-            Self::Unlimited(rule) => Some(rule),
-            Self::Limited(applied) => applied.rule(),
-        }
-    }
 }
 
 impl RateLimitService {
@@ -222,7 +201,7 @@ impl RateLimitService {
                 .map(|(key, value)| (key.as_str(), value.as_str()))
         };
         if let Some(limit) = descriptor.limit {
-            let limits = self.overrides.limits(limit, domain.denied()).ok_or_else(|| {
+            let limits = self.overrides.limits(limit, domain.denied_hits()).ok_or_else(|| {
                 let field = format!("descriptors[{at}].limit.unit");
                 RlsError::invalid(field, "is not a unit of time; use one of SECOND, MINUTE, HOUR, DAY, WEEK, MONTH, YEAR")
             })?;

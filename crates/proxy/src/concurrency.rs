@@ -77,7 +77,7 @@ impl UpstreamConcurrency {
             settings: settings.settings,
             classes: settings.classes.iter().map(class).collect(),
             headroom: settings.headroom.as_slice().into(),
-            entry: upstream.room_entry().into(),
+            entry: upstream.headroom_entry().into(),
         })
     }
 

@@ -14,7 +14,7 @@ use tidegate_net::{
     input::{nearest, shown},
 };
 
-use super::misread;
+use super::misread::{self, NO_MATCH};
 use crate::{
     Config, Upstream,
     conditions::{self, Comparison, PatternText, RawCondition, RawWhen},
@@ -25,7 +25,6 @@ use crate::{
 };
 
 /// The codes of the warnings, for log searches.
-pub(super) const NO_MATCH: &str = "no-match";
 const NO_ENTRY: &str = "no-entry";
 
 /// The entries with a fixed name that the proxy derives from every request.
@@ -52,7 +51,7 @@ pub(crate) fn warn(
         .proxy
         .iter()
         .flat_map(|proxy| &proxy.upstreams)
-        .map(Upstream::room_entry)
+        .map(Upstream::headroom_entry)
         .collect();
     let provided = provided(config, &rooms);
     let known = is_closed(config).then_some(&provided);

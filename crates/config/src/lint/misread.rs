@@ -4,13 +4,13 @@
 use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;
 
-use super::dead_conditions::NO_MATCH;
-
 use crate::conditions::Comparison;
 
 /// The codes of the warnings, for log searches.
 const WHOLE_VALUE: &str = "whole-value";
 const OPEN_END: &str = "open-end";
+/// Also the code of warnings about conditions that no request can meet.
+pub(super) const NO_MATCH: &str = "no-match";
 
 /// Returns a warning about `text` if it does not mean what its author probably intended. `text` is
 /// a part of a pattern for `entry`.

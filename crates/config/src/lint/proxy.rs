@@ -6,22 +6,17 @@ use std::net::{IpAddr, SocketAddr};
 
 use tidegate_core::RuleSet;
 
-use crate::{Upstream, Url, proxy::RawUpstream, report::Report};
+use crate::{Proxy, Url, proxy::RawUpstream, report::Report};
 
 /// The codes of the warnings, for log searches.
 const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
 const UNKNOWN_HEADROOM: &str = "unknown-headroom";
 const OWN_ADDRESS: &str = "own-address";
 
-/// Warns about `upstreams`, which were read from `raw`, and about `rules` that use an entry of an
-/// upstream. Compares the upstreams with the address on which the proxy listens.
-pub(crate) fn warn(
-    upstreams: &[Upstream],
-    raw: &[RawUpstream<'_>],
-    listen: Option<SocketAddr>,
-    rules: &RuleSet,
-    report: &mut Report,
-) {
+/// Warns about the upstreams of `proxy`, which were read from `raw`, and about `rules` that use an
+/// entry of an upstream. Compares the upstreams with the address on which the proxy listens.
+pub(crate) fn warn(proxy: &Proxy, raw: &[RawUpstream<'_>], rules: &RuleSet, report: &mut Report) {
+    let upstreams = &proxy.upstreams;
     let first = upstreams
         .iter()
         .position(|upstream| upstream.when.is_always());
@@ -35,7 +30,7 @@ pub(crate) fn warn(
             );
             place.warn(report, message);
         }
-        let is_own_address = |url: &&Url| listen.is_some_and(|listen| is_at(url, listen));
+        let is_own_address = |url: &&Url| is_at(url, proxy.listen);
         if let Some(url) = upstream.urls.iter().find(is_own_address) {
             let message = format!(
                 "{OWN_ADDRESS}: `{}` is at {}, where this proxy itself listens, so requests would loop; set the \
@@ -45,7 +40,7 @@ pub(crate) fn warn(
             );
             place.warn(report, message);
         }
-        let entry = upstream.room_entry();
+        let entry = upstream.headroom_entry();
         if upstream.adaptive.is_none() && rules.looks_at(&entry) {
             let message = format!(
                 "{UNKNOWN_HEADROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"

@@ -8,7 +8,7 @@ use tidegate_core::{
 };
 use tidegate_tower::{ConcurrencyLimitLayer, HeadroomCondition, SlotShare};
 
-use super::upstream;
+use super::name;
 use crate::{
     conditions::{self, RawWhen},
     limits::percent,
@@ -224,7 +224,7 @@ fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Cla
         }
     }
     let name = fields.get("name");
-    let name = name.and_then(|value| upstream::name(value, report));
+    let name = name.and_then(|value| name::name(value, report));
     let when = fields.get("when");
     let (raw, when) = when.map_or_else(Default::default, |value| conditions::when(value, report));
     let share = match fields.get("share") {

@@ -4,13 +4,14 @@ mod access_log;
 mod adaptive;
 mod heads;
 mod health;
+mod name;
 mod slow;
 mod upstream;
 mod url;
 
 use std::{net::SocketAddr, time::Duration};
 
-use tidegate_core::{RuleSet, Span, notation};
+use tidegate_core::{Span, notation};
 use tidegate_net::{MAX_HEADERS, TlsFiles};
 
 use super::{
@@ -169,7 +170,6 @@ pub(crate) struct RawProxy<'n> {
 pub(super) fn proxy<'n>(
     file: &Fields<'n>,
     listen: &Listen,
-    rules: &RuleSet,
     report: &mut Report,
 ) -> (RawProxy<'n>, Option<Proxy>) {
     let mut raw = RawProxy::default();
@@ -183,7 +183,7 @@ pub(super) fn proxy<'n>(
     };
     let address = address(&fields, listen, report);
     let tls = fields.get("tls").and_then(|value| tls(value, report));
-    let (raw_upstreams, upstreams) = upstream::upstreams(&fields, address, rules, report);
+    let (raw_upstreams, upstreams) = upstream::upstreams(&fields, report);
     raw.upstreams = raw_upstreams;
     let proxy = settings(&fields, address, tls, upstreams, report);
     (raw, proxy)

@@ -1,14 +1,13 @@
 //! `proxy.upstreams`: the services behind the proxy, each with one or more endpoints.
 
-use std::{collections::HashSet, net::SocketAddr, path::PathBuf};
+use std::{collections::HashSet, path::PathBuf};
 
-use tidegate_core::{RuleSet, When};
+use tidegate_core::When;
 use tidegate_net::input::advice;
 
-use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, health, within};
+use super::{Adaptive, Ejection, HealthCheck, Scheme, Url, adaptive, health, name::name, within};
 use crate::{
     conditions::{RawCondition, RawWhen},
-    lint,
     report::Report,
     source_span::SourceSpan,
     value::{Fields, Value},
@@ -19,9 +18,6 @@ const MAX_UPSTREAMS: usize = 100;
 
 /// The maximum number of endpoints of one upstream.
 const MAX_URLS: usize = 64;
-
-/// The maximum length of an upstream's name, in bytes.
-const MAX_NAME_BYTES: usize = 64;
 
 /// The maximum of `max_connections` of an upstream.
 const MOST_CONNECTIONS: usize = 65_536;
@@ -75,7 +71,7 @@ impl Upstream {
     /// Returns the name of the entry that reports spare capacity of the upstream to rules. The
     /// proxy provides this entry only if the upstream has `adaptive`.
     #[must_use]
-    pub fn room_entry(&self) -> String {
+    pub fn headroom_entry(&self) -> String {
         format!("headroom.{}", self.name)
     }
 }
@@ -93,8 +89,6 @@ pub(crate) struct RawUpstream<'n> {
 /// if an upstream has a mistake.
 pub(super) fn upstreams<'n>(
     proxy: &Fields<'n>,
-    listen: Option<SocketAddr>,
-    rules: &RuleSet,
     report: &mut Report,
 ) -> (Vec<RawUpstream<'n>>, Option<Vec<Upstream>>) {
     let what = "a list of upstreams such as [{name: app, urls: [\"http://127.0.0.1:3000\"]}]";
@@ -141,7 +135,6 @@ pub(super) fn upstreams<'n>(
         .into_iter()
         .map(|(_, upstream)| upstream)
         .collect();
-    lint::proxy::warn(&upstreams, &raw, listen, rules, report);
     (raw, Some(upstreams))
 }
 
@@ -202,20 +195,6 @@ fn upstream<'n>(
         adaptive,
     });
     Some((raw, upstream))
-}
-
-/// Reads a name that is used as a label value in metrics.
-pub(super) fn name(value: &Value<'_>, report: &mut Report) -> Option<Box<str>> {
-    let what = "a name of 1 to 64 letters, digits, `-`, `_` and `.`";
-    let name = value.text(report, what)?;
-    let is_sound = (1..=MAX_NAME_BYTES).contains(&name.len())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
-    if !is_sound {
-        value.expected(report, what);
-    }
-    is_sound.then(|| name.into())
 }
 
 fn urls(value: &Value<'_>, report: &mut Report) -> Option<Vec<Url>> {

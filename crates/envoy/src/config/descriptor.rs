@@ -9,14 +9,14 @@ use tidegate_config::{envoy::DomainFiles, report::Report, value::Value, yaml::Co
 use tidegate_net::input::shown;
 
 use super::{
+    fields::{field, flag, text, wrong},
     key_joining,
     keys::{self, MapKind},
     limit, metadata,
-    scalar::{self, Scalar},
 };
 
 use crate::{
-    overrides::Denied,
+    rules::DeniedHits,
     rules::{ChargeMode, Detail, Domains, Level, Node, Rule},
 };
 
@@ -50,12 +50,18 @@ impl Reader<'_, '_> {
         let charging = self.charging.get(name).copied().unwrap_or_default();
         let domain = domains.entry(name);
         domain.charging = charging;
-        level(root, name, domain.denied(), &mut domain.root, report);
+        level(root, name, domain.denied_hits(), &mut domain.root, report);
     }
 }
 
 /// Reads the descriptors of `parent` into `level`. Messages refer to the descriptors by `path`.
-fn level(parent: &Value<'_>, path: &str, denied: Denied, level: &mut Level, report: &mut Report) {
+fn level(
+    parent: &Value<'_>,
+    path: &str,
+    denied: DeniedHits,
+    level: &mut Level,
+    report: &mut Report,
+) {
     let Some(descriptors) = field(parent, "descriptors") else {
         return;
     };
@@ -81,7 +87,8 @@ fn level(parent: &Value<'_>, path: &str, denied: Denied, level: &mut Level, repo
             item,
             &name,
             &format!("{path}.{name}"),
-            (value, denied),
+            value,
+            denied,
             report,
         );
         if !key.is_empty() && !level.add(name.clone(), node) {
@@ -102,7 +109,8 @@ fn node(
     item: &Value<'_>,
     name: &str,
     path: &str,
-    (value, denied): (&str, Denied),
+    value: &str,
+    denied: DeniedHits,
     report: &mut Report,
 ) -> Node {
     let share_threshold = flag(item, "share_threshold", report);
@@ -125,7 +133,7 @@ fn node(
 }
 
 /// Reads the rule of a descriptor: its limits and options.
-fn rule(item: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Rule> {
+fn rule(item: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<Rule> {
     let (shadow, quota) = (
         flag(item, "shadow_mode", report),
         flag(item, "quota_mode", report),
@@ -153,71 +161,4 @@ fn rule(item: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Rule> {
 /// Returns whether a file sets `all_or_nothing`. Ignores all mistakes in the file.
 pub(super) fn is_all_or_nothing(root: &Value<'_>) -> bool {
     flag(root, "all_or_nothing", &mut Report::default())
-}
-
-/// Returns the text of a field, if it is a scalar.
-pub(super) fn text_of<'n>(value: &Value<'n>, name: &str) -> Option<&'n str> {
-    field(value, name)?.scalar()
-}
-
-/// Returns the value of a field, if it exists. If a key occurs more than once, the last value wins.
-pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
-    let has_name = |key: &Content<'_>| matches!(key, Content::Plain(text) | Content::Quoted(text) if text == name);
-    let fields = value.members().into_iter();
-    fields
-        .filter(|(key, _)| key.is_some_and(has_name))
-        .map(|(_, value)| value)
-        .next_back()
-}
-
-/// Returns the text of a scalar field, quoted or not; `None` if the text is empty.
-pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Option<&'n str> {
-    let value = field(value, name)?;
-    match value.content() {
-        Content::Plain(text) | Content::Quoted(text) => Some(text),
-        Content::Empty => None,
-        Content::List(_) | Content::Map(_) => {
-            unreadable(&value, "a text", report);
-            None
-        }
-    }
-}
-
-/// Reads a boolean in any notation of YAML 1.1. A missing value counts as false.
-pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
-    let Some(value) = field(value, name) else {
-        return false;
-    };
-    match scalar::of(value.content()) {
-        Some(Scalar::Truth(truth)) => truth,
-        Some(Scalar::Null) => false,
-        // A fraction is accepted here, because the check of the keys reports it as a mistake.
-        Some(Scalar::Fraction(_)) => false,
-        Some(Scalar::Whole(_) | Scalar::Text) | None => {
-            unreadable(&value, "true or false", report);
-            false
-        }
-    }
-}
-
-/// Reports that a value has the wrong type.
-pub(super) fn unreadable(value: &Value<'_>, what: &str, report: &mut Report) {
-    let found = value.describe();
-    value.wrong(
-        report,
-        format!("error loading config file: expected {what}, got {found}"),
-    );
-}
-
-/// Reports a mistake in the field `name`, or in `value` if the field does not exist.
-pub(super) fn wrong(
-    value: &Value<'_>,
-    name: &str,
-    report: &mut Report,
-    message: impl Into<String>,
-) {
-    field(value, name)
-        .as_ref()
-        .unwrap_or(value)
-        .wrong(report, message);
 }

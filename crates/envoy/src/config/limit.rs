@@ -23,12 +23,12 @@ use tidegate_core::{
 use tidegate_net::input::shown;
 
 use super::{
-    descriptor::{field, flag, text, unreadable, wrong},
+    fields::{field, flag, text, unreadable, wrong},
     scalar::{self, Scalar},
 };
 use crate::{
     Unit,
-    overrides::Denied,
+    rules::DeniedHits,
     rules::{Allowance, RuleLimits},
 };
 
@@ -60,7 +60,7 @@ impl ParsedLimit {
 /// limits are invalid.
 pub(super) fn read(
     descriptor: &Value<'_>,
-    denied: Denied,
+    denied: DeniedHits,
     report: &mut Report,
 ) -> Option<ParsedLimit> {
     match (
@@ -87,7 +87,7 @@ pub(super) fn read(
     }
 }
 
-fn single(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<ParsedLimit> {
+fn single(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<ParsedLimit> {
     let name = text(value, "name", report).filter(|name| !name.is_empty());
     let replaces = replaces(value, name, report);
     let allowance = if flag(value, "unlimited", report) {
@@ -126,7 +126,7 @@ fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
                 continue;
             }
         }
-        limits.extend(limit(item, Denied::Forgotten, report));
+        limits.extend(limit(item, DeniedHits::Forgotten, report));
     }
     (limits.len() == items.len()).then_some(())?;
     let limits = compile(limits, value, report)?;
@@ -179,7 +179,7 @@ fn epoch_window(limit: &Limit) -> Option<Span> {
 }
 
 /// Reads one limit with fields of envoyproxy/ratelimit, fields of Tidegate, or both.
-fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit> {
+fn limit(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<Limit> {
     let fallback = Fallback {
         algorithm: DefaultAlgorithm::Named(AlgorithmName::FixedWindow),
         soft: None,
@@ -202,7 +202,7 @@ fn limit(value: &Value<'_>, denied: Denied, report: &mut Report) -> Option<Limit
         report.count() > before,
         report,
     )?;
-    if denied == Denied::Forgotten || spec.count_denied == Some(false) {
+    if denied == DeniedHits::Forgotten || spec.count_denied == Some(false) {
         return Some(limit);
     }
     // Only a fixed window can count denied hits in full. Other algorithms count denied hits only if

@@ -5,6 +5,7 @@
 //! envoyproxy/ratelimit also reports has the same message.
 
 mod descriptor;
+mod fields;
 mod key_joining;
 mod keys;
 mod limit;
@@ -160,7 +161,7 @@ fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, ChargeMode> {
     let mut charging = HashMap::new();
     for (_, document) in documents {
         let root = Value::root(&document.root);
-        let domain = descriptor::text_of(&root, "domain")
+        let domain = fields::text_of(&root, "domain")
             .unwrap_or_default()
             .to_owned();
         if descriptor::is_all_or_nothing(&root) {

@@ -6,5 +6,5 @@ mod wildcard;
 
 pub(crate) use self::{
     rule::{Allowance, Detail, Rule, RuleLimits},
-    tree::{ChargeMode, Domain, Domains, Level, MatchedRule, Node},
+    tree::{ChargeMode, DeniedHits, Domain, Domains, Level, MatchedRule, Node},
 };

@@ -19,7 +19,6 @@
 use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
 use super::{Rule, wildcard::Wildcard};
-use crate::overrides::Denied;
 
 /// The rules of all domains in the configuration, by domain.
 #[derive(Debug, Default)]
@@ -42,6 +41,15 @@ pub(crate) enum ChargeMode {
     Each,
     /// Either all descriptors are charged, or none of them.
     AllOrNothing,
+}
+
+/// The way in which a window counts denied hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum DeniedHits {
+    /// Denied hits are counted in full.
+    InFull,
+    /// Denied hits are not counted.
+    Forgotten,
 }
 
 /// The children of a node or of a domain in the rule tree.
@@ -109,10 +117,10 @@ impl Domains {
 
 impl Domain {
     /// Returns the way in which the windows of this domain count denied hits.
-    pub(crate) fn denied(&self) -> Denied {
+    pub(crate) fn denied_hits(&self) -> DeniedHits {
         match self.charging {
-            ChargeMode::Each => Denied::InFull,
-            ChargeMode::AllOrNothing => Denied::Forgotten,
+            ChargeMode::Each => DeniedHits::InFull,
+            ChargeMode::AllOrNothing => DeniedHits::Forgotten,
         }
     }
 

@@ -1,0 +1,33 @@
+//! Checks that a listener sees the responses on which the cost of rules depends.
+
+use super::{Listen, report::Report, rules::RawRule};
+
+/// Rejects rules that depend on the response if no proxy is configured, because only the proxy sees
+/// responses. Warns if other listeners also apply rules that depend on the response.
+pub(super) fn check(rules: &[RawRule<'_>], has_proxy: bool, listen: &Listen, report: &mut Report) {
+    let blind = blind_listeners(listen);
+    for field in rules.iter().filter_map(|rule| rule.response_cost.as_ref()) {
+        let why = "depends on the response, which only the reverse proxy sees";
+        if !has_proxy {
+            let advice = "add a `proxy` section, or remove this field";
+            field.wrong_key(report, format!("{why}; {advice}"));
+        } else if !blind.is_empty() {
+            let listeners = blind.join(" and ");
+            let advice =
+                "are charged in full and not refunded; disable unused listeners with `off`";
+            field.warn_of_key(
+                report,
+                format!("blind-listener: {why}; requests at {listeners} {advice}"),
+            );
+        }
+    }
+}
+
+/// Returns the names of the listeners that apply rules but never see the response.
+fn blind_listeners(listen: &Listen) -> Vec<&'static str> {
+    let listeners = [("listen.http", listen.http), ("listen.resp", listen.resp)];
+    let open = listeners
+        .into_iter()
+        .filter(|(_, address)| address.is_some());
+    open.map(|(name, _)| name).collect()
+}

@@ -1,0 +1,72 @@
+//! The fields of the maps in a configuration file, and their scalar values.
+
+use tidegate_config::{report::Report, value::Value, yaml::Content};
+
+use super::scalar::{self, Scalar};
+
+/// Returns the text of a field, if it is a scalar.
+pub(super) fn text_of<'n>(value: &Value<'n>, name: &str) -> Option<&'n str> {
+    field(value, name)?.scalar()
+}
+
+/// Returns the value of a field, if it exists. If a key occurs more than once, the last value wins.
+pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
+    let has_name = |key: &Content<'_>| matches!(key, Content::Plain(text) | Content::Quoted(text) if text == name);
+    let fields = value.members().into_iter();
+    fields
+        .filter(|(key, _)| key.is_some_and(has_name))
+        .map(|(_, value)| value)
+        .next_back()
+}
+
+/// Returns the text of a scalar field, quoted or not; `None` if the text is empty.
+pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Option<&'n str> {
+    let value = field(value, name)?;
+    match value.content() {
+        Content::Plain(text) | Content::Quoted(text) => Some(text),
+        Content::Empty => None,
+        Content::List(_) | Content::Map(_) => {
+            unreadable(&value, "a text", report);
+            None
+        }
+    }
+}
+
+/// Reads a boolean in any notation of YAML 1.1. A missing value counts as false.
+pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
+    let Some(value) = field(value, name) else {
+        return false;
+    };
+    match scalar::of(value.content()) {
+        Some(Scalar::Truth(truth)) => truth,
+        Some(Scalar::Null) => false,
+        // A fraction is accepted here, because the check of the keys reports it as a mistake.
+        Some(Scalar::Fraction(_)) => false,
+        Some(Scalar::Whole(_) | Scalar::Text) | None => {
+            unreadable(&value, "true or false", report);
+            false
+        }
+    }
+}
+
+/// Reports that a value has the wrong type.
+pub(super) fn unreadable(value: &Value<'_>, what: &str, report: &mut Report) {
+    let found = value.describe();
+    value.wrong(
+        report,
+        format!("error loading config file: expected {what}, got {found}"),
+    );
+}
+
+/// Reports a mistake in the field `name`, or in `value` if the field does not exist.
+pub(super) fn wrong(
+    value: &Value<'_>,
+    name: &str,
+    report: &mut Report,
+    message: impl Into<String>,
+) {
+    field(value, name)
+        .as_ref()
+        .unwrap_or(value)
+        .wrong(report, message);
+}
