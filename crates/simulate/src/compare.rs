@@ -5,10 +5,7 @@ use std::collections::HashMap;
 use serde::Serialize;
 use tidegate_core::{RuleSet, Timestamp};
 
-use crate::{
-    replay::{ReplayDecision, RulesUnderTest},
-    report::{key_values, millis},
-};
+use crate::replay::{ReplayDecision, RulesUnderTest, key_values};
 
 /// The maximum number of keys that are listed for each kind of change.
 const SHOWN_KEYS: usize = 20;
@@ -106,8 +103,8 @@ impl ChangedKeys {
                 .map_or_else(String::new, |rule| rule.name().to_owned()),
             key: key_values(rules, key),
             requests: requests.count,
-            first_ms: millis(requests.first),
-            last_ms: millis(requests.last),
+            first_ms: requests.first.as_millis(),
+            last_ms: requests.last.as_millis(),
         };
         keys.into_iter().map(report).collect()
     }

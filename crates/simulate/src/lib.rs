@@ -16,8 +16,9 @@
 //!
 //! Memory grows with the number of keys, not with the number of lines.
 
+mod backlog;
+mod busiest_window;
 mod compare;
-mod curve;
 mod field;
 mod format;
 mod frontier;
@@ -52,11 +53,9 @@ pub use self::{
     html::as_html,
     input::{Control, InputError, LogSource, MAX_LINE_BYTES},
     replay::RulesUnderTest,
-    report::{
-        DamagedLine, LimitReport, LogLineCounts, Report, Requests, RuleReport, WorstKey, percent,
-    },
+    report::{LimitReport, LogLineCounts, Report, Requests, RuleReport, WorstKey, percent},
     share::Share,
-    stream::{MAX_HELD, SORT_WINDOW},
+    stream::{DamagedLine, MAX_HELD, SORT_WINDOW},
     suggest::{Suggestion, as_yaml},
     sweep::{Candidates, MAX_SWEEP_VALUES, Sweep, SweepReport, SweepValue},
     timeline::Timeline,
@@ -168,7 +167,7 @@ impl<'r> Simulation<'r> {
         };
         let mut replay = Replay::new(self.rules);
         if self.suggest.is_some() {
-            replay.watch_peaks();
+            replay.record_suggestions();
         }
         let mut other = self.against.map(Replay::new);
         let mut candidates: Vec<Replay<'_>> = self

@@ -11,10 +11,10 @@ use tidegate_core::{
 use tidegate_tower::charge_excess;
 
 use crate::{
-    frontier::{Backlog, TriedRate, tried_rates},
+    backlog::{Backlog, TriedRate, tried_rates},
+    busiest_window::{BusiestWindow, windows},
     request::EntryExtractor,
     stream::LogRequest,
-    suggest::{Peak, windows},
     timeline::Timeline,
 };
 
@@ -67,14 +67,21 @@ impl RulesUnderTest {
     }
 }
 
+/// Returns the values of the key entries in an encoded key of a rule.
+pub(crate) fn key_values(rules: &RuleSet, key: &[u8]) -> Vec<String> {
+    let decoded = rules.decode_key(key);
+    let values = decoded.map(|(_, values)| values).unwrap_or_default();
+    values.into_iter().map(str::to_owned).collect()
+}
+
 /// The counts of one key of a rule.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeyCounts {
     pub(crate) denied: u64,
     pub(crate) first_denied: Timestamp,
     pub(crate) last_denied: Timestamp,
-    /// The units in the busiest window, for each window length.
-    pub(crate) peaks: Vec<Peak>,
+    /// The busiest window of each length.
+    pub(crate) windows: Vec<BusiestWindow>,
     /// The time of the last request, and the backlog after it at each tried rate.
     pub(crate) last_asked: Timestamp,
     pub(crate) backlogs: Vec<Backlog>,
@@ -180,7 +187,7 @@ impl<'p> Replay<'p> {
     }
 
     /// Starts to record the busiest windows and the backlogs of the keys, for suggestions.
-    pub(crate) fn watch_peaks(&mut self) {
+    pub(crate) fn record_suggestions(&mut self) {
         self.is_suggesting = true;
         for (rule, counts) in self.plan.rules().iter().zip(&mut self.rules) {
             if !rule.has_slots() {
@@ -369,11 +376,15 @@ impl RuleCounts {
             Some(key) => key,
             None => self.keys.entry(charge.key.into()).or_default(),
         };
-        if key.peaks.is_empty() {
-            key.peaks = self.windows.iter().map(|_| Peak::default()).collect();
+        if key.windows.is_empty() {
+            key.windows = self
+                .windows
+                .iter()
+                .map(|_| BusiestWindow::default())
+                .collect();
         }
-        for (peak, window) in key.peaks.iter_mut().zip(&self.windows) {
-            peak.count(now, *window, charge.cost.units());
+        for (busiest, window) in key.windows.iter_mut().zip(&self.windows) {
+            busiest.count(now, *window, charge.cost.units());
         }
         if !self.tried_rates.is_empty() {
             let elapsed = now.since(key.last_asked);

@@ -5,10 +5,11 @@ use tidegate_config::KeyMask;
 use tidegate_core::{CostSource, Mode, RuleSet, Span, Timestamp};
 
 use crate::{
+    backlog::tried_rates,
     compare::Comparison,
-    frontier::{Frontier, tried_rates},
-    replay::{KeyCounts, Replay, RuleCounts},
-    stream::{Finest, LineCounts, MAX_HELD, SORT_WINDOW},
+    frontier::Frontier,
+    replay::{KeyCounts, Replay, RuleCounts, key_values},
+    stream::{DamagedLine, LineCounts, MAX_HELD, SORT_WINDOW, TimePrecision},
     suggest::Suggestion,
     sweep::SweepReport,
     timeline::Timeline,
@@ -84,19 +85,6 @@ pub struct LogLineCounts {
     pub precision: &'static str,
     /// The formats of the logs.
     pub formats: Vec<String>,
-}
-
-/// A line that the format does not match.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct DamagedLine {
-    /// The log.
-    pub file: String,
-    /// The number of the line, from 1.
-    pub line: u64,
-    /// A description of what does not match.
-    pub problem: String,
-    /// The start of the line.
-    pub text: String,
 }
 
 /// The requests of the log.
@@ -186,7 +174,7 @@ impl Report {
             keys_hashed: false,
             warnings: warnings(&counts, replay),
             rules: reports
-                .map(|(at, _)| rule_report(replay, at, counts.finest))
+                .map(|(at, _)| rule_report(replay, at, counts.precision))
                 .collect(),
             notes: notes(&counts, &formats, replay),
             comparison: None,
@@ -209,12 +197,12 @@ impl Report {
                 without_client: counts.no_peer,
                 backwards: counts.backwards,
                 late: counts.late,
-                from_ms: counts.from.map(millis),
-                to_ms: counts.to.map(millis),
-                precision: match counts.finest {
-                    Finest::Second => "second",
-                    Finest::Millisecond => "millisecond",
-                    Finest::Microsecond => "microsecond",
+                from_ms: counts.from.map(Timestamp::as_millis),
+                to_ms: counts.to.map(Timestamp::as_millis),
+                precision: match counts.precision {
+                    TimePrecision::Second => "second",
+                    TimePrecision::Millisecond => "millisecond",
+                    TimePrecision::Microsecond => "microsecond",
                 },
                 formats,
             },
@@ -245,10 +233,6 @@ impl Report {
         }
         self
     }
-}
-
-pub(crate) fn millis(time: Timestamp) -> u64 {
-    time.as_micros() / 1_000
 }
 
 fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
@@ -288,12 +272,12 @@ fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
 /// Returns the notes on the simulation as a whole.
 fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<String> {
     let mut notes = Vec::new();
-    match counts.finest {
-        Finest::Second => notes.push(
+    match counts.precision {
+        TimePrecision::Second => notes.push(
             "the log has whole seconds: the order within a second is that of the lines".to_owned(),
         ),
-        Finest::Millisecond => notes.push("the log has milliseconds".to_owned()),
-        Finest::Microsecond => notes.push("the log has microseconds".to_owned()),
+        TimePrecision::Millisecond => notes.push("the log has milliseconds".to_owned()),
+        TimePrecision::Microsecond => notes.push("the log has microseconds".to_owned()),
     }
     if counts.only_completion > 0 {
         notes.push(
@@ -343,15 +327,15 @@ fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<St
 }
 
 /// Returns the number of denials that depend on the precision of the times in the log.
-fn denied_within(counts: &RuleCounts, finest: Finest) -> u64 {
-    match finest {
-        Finest::Second => counts.denied_within[0],
-        Finest::Millisecond => counts.denied_within[1],
-        Finest::Microsecond => 0,
+fn denied_within(counts: &RuleCounts, precision: TimePrecision) -> u64 {
+    match precision {
+        TimePrecision::Second => counts.denied_within[0],
+        TimePrecision::Millisecond => counts.denied_within[1],
+        TimePrecision::Microsecond => 0,
     }
 }
 
-fn rule_report(replay: &Replay<'_>, at: usize, finest: Finest) -> RuleReport {
+fn rule_report(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> RuleReport {
     let rules = replay.plan.rules();
     let (Some(rule), counts) = (rules.iter().nth(at), &replay.rules[at]) else {
         unreachable!("there are counts for each rule")
@@ -367,7 +351,7 @@ fn rule_report(replay: &Replay<'_>, at: usize, finest: Finest) -> RuleReport {
         simulated: !replay.is_left_out[at],
         asked: counts.asked,
         denied: counts.denied,
-        denied_within_precision: denied_within(counts, finest),
+        denied_within_precision: denied_within(counts, precision),
         delayed: counts.delayed,
         longest_delay_ms: counts.longest_delay.as_millis_ceil(),
         keys: count(counts.keys.len()),
@@ -382,7 +366,7 @@ fn rule_report(replay: &Replay<'_>, at: usize, finest: Finest) -> RuleReport {
             rules,
             counts.keys.iter().map(|(key, counts)| (&**key, counts)),
         ),
-        notes: rule_notes(replay, at, finest),
+        notes: rule_notes(replay, at, precision),
         timeline: counts.timeline.clone(),
     }
 }
@@ -403,21 +387,14 @@ fn worst<'k>(
     let report = |(key, counts): (&[u8], &KeyCounts)| WorstKey {
         key: key_values(rules, key),
         denied: counts.denied,
-        first_ms: millis(counts.first_denied),
-        last_ms: millis(counts.last_denied),
+        first_ms: counts.first_denied.as_millis(),
+        last_ms: counts.last_denied.as_millis(),
     };
     denied.into_iter().map(report).collect()
 }
 
-/// Returns the values of the key entries.
-pub(crate) fn key_values(rules: &RuleSet, key: &[u8]) -> Vec<String> {
-    let decoded = rules.decode_key(key);
-    let values = decoded.map(|(_, values)| values).unwrap_or_default();
-    values.into_iter().map(str::to_owned).collect()
-}
-
 /// Returns notes on how to interpret the counts of a rule.
-fn rule_notes(replay: &Replay<'_>, at: usize, finest: Finest) -> Vec<String> {
+fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<String> {
     let Some(rule) = replay.plan.rules().iter().nth(at) else {
         return Vec::new();
     };
@@ -474,13 +451,13 @@ fn rule_notes(replay: &Replay<'_>, at: usize, finest: Finest) -> Vec<String> {
         );
     }
     let (within, denied) = (
-        denied_within(&replay.rules[at], finest),
+        denied_within(&replay.rules[at], precision),
         replay.rules[at].denied,
     );
     if within > 0 {
         notes.push(format!(
             "{within} of {denied} denials are within the precision of the log: up to a {} later, the same request would have been admitted",
-            if finest == Finest::Second { "second" } else { "millisecond" }
+            if precision == TimePrecision::Second { "second" } else { "millisecond" }
         ));
     }
     let is_short = |window: Span| window < COARSE_FOR && window > Span::ZERO;
@@ -489,7 +466,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, finest: Finest) -> Vec<String> {
         .iter()
         .filter(|limit| is_short(limit.window()));
     let coarse: Vec<&str> = coarse.map(|limit| &**limit.policy()).collect();
-    if finest == Finest::Second && !coarse.is_empty() && replay.rules[at].asked > 0 {
+    if precision == TimePrecision::Second && !coarse.is_empty() && replay.rules[at].asked > 0 {
         notes.push(format!(
             "imprecise: {} with times in whole seconds; all requests of a second seem to come at once",
             coarse.join(", ")

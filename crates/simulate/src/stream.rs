@@ -13,6 +13,7 @@ use std::{
 };
 
 use rayon::iter::{IntoParallelIterator as _, ParallelIterator as _};
+use serde::Serialize;
 use tidegate_core::{Cost, Span, Timestamp};
 
 use crate::{
@@ -20,7 +21,6 @@ use crate::{
     field::EntryMapping,
     format::{Format, LogFormat, SAMPLE_LINES},
     input::{Control, InputError, Line, LogReader, LogSource, MAX_LINE_BYTES},
-    report::DamagedLine,
     request::{EntryExtractor, EntryValues},
 };
 
@@ -46,6 +46,19 @@ const SHOWN_DAMAGED: usize = 5;
 
 /// The maximum length of the part of a line that is shown, in characters.
 const SHOWN_CHARS: usize = 200;
+
+/// A line that the format does not match.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DamagedLine {
+    /// The log.
+    pub file: String,
+    /// The number of the line, from 1.
+    pub line: u64,
+    /// A description of what does not match.
+    pub problem: String,
+    /// The start of the line.
+    pub text: String,
+}
 
 /// A request of a log.
 #[derive(Debug)]
@@ -94,7 +107,7 @@ pub(crate) struct LineCounts {
     pub(crate) no_peer: u64,
     /// The number of lines that contain the time of completion, but not the time of arrival.
     pub(crate) only_completion: u64,
-    pub(crate) finest: Finest,
+    pub(crate) precision: TimePrecision,
     pub(crate) from: Option<Timestamp>,
     pub(crate) to: Option<Timestamp>,
     /// Files whose end could not be read, with the reasons.
@@ -103,16 +116,16 @@ pub(crate) struct LineCounts {
     pub(crate) is_cut_off: bool,
 }
 
-/// The finest unit of time that occurs in a log.
+/// The precision unit of time that occurs in a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Finest {
+pub(crate) enum TimePrecision {
     #[default]
     Second,
     Millisecond,
     Microsecond,
 }
 
-impl Finest {
+impl TimePrecision {
     fn of(time: Timestamp) -> Self {
         let micros = time.as_micros();
         if micros.is_multiple_of(1_000_000) {
@@ -453,7 +466,7 @@ impl Log {
             }
         };
         let time = record.time;
-        counts.finest = counts.finest.max(record.finest);
+        counts.precision = counts.precision.max(record.precision);
         counts.only_completion += u64::from(record.has_only_completion);
         counts.no_peer += u64::from(!record.has_peer);
         counts.backwards += u64::from(time < self.latest);
@@ -519,7 +532,7 @@ enum Content {
 /// The content of a line that matches the format.
 struct ParsedRecord {
     time: Timestamp,
-    finest: Finest,
+    precision: TimePrecision,
     has_only_completion: bool,
     has_peer: bool,
     /// The request; `None` if the line has no valid request.
@@ -550,8 +563,10 @@ impl Content {
             .iter()
             .filter_map(|name| Some((name.clone(), record.response(name)?.into())));
         let (response, cost) = (response.collect(), record.cost());
-        let (finest, has_only_completion, has_peer) = (
-            record.time().map_or(Finest::Second, Finest::of),
+        let (precision, has_only_completion, has_peer) = (
+            record
+                .time()
+                .map_or(TimePrecision::Second, TimePrecision::of),
             record.has_only_completion(),
             record.has_peer(),
         );
@@ -568,7 +583,7 @@ impl Content {
         });
         Self::Record(Box::new(ParsedRecord {
             time,
-            finest,
+            precision,
             has_only_completion,
             has_peer,
             request,

@@ -1,16 +1,10 @@
 //! Suggests limits: counts the units in the busiest window of each key, and finds the smallest
 //! limit that denies at most a given share of the keys.
 
-use std::collections::VecDeque;
-
 use serde::Serialize;
-use tidegate_core::{Algorithm, Limit, Limits, Span, Timestamp};
+use tidegate_core::Span;
 
 use crate::{replay::Replay, share::Share};
-
-/// The number of parts of a window. A counted window consists of whole parts, so it may be one part
-/// longer than the window of the limit. A suggested limit is therefore never too low.
-const PARTS: u64 = 60;
 
 /// A suggestion for one limit of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -38,72 +32,22 @@ pub struct Suggestion {
     pub keys_denied: u64,
 }
 
-/// The busiest window of one key.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Peak {
-    /// The parts of the window: the number of each part, and its units.
-    parts: VecDeque<(u64, u64)>,
-    /// The sum of the parts. It can exceed `u64`, because a log has any number of requests.
-    sum: u128,
-    peak: u64,
-}
-
-impl Peak {
-    /// Counts `units` at `now`, which must not be earlier than in the last call.
-    pub(crate) fn count(&mut self, now: Timestamp, window: Span, units: u64) {
-        let part = now.as_micros() / (window.as_micros() / PARTS).max(1);
-        while let Some((_, old)) = self.parts.pop_front_if(|(first, _)| *first + PARTS < part) {
-            self.sum -= u128::from(old);
-        }
-        match self.parts.back_mut() {
-            Some((last, counted)) if *last == part => {
-                let before = std::mem::replace(counted, counted.saturating_add(units));
-                self.sum += u128::from(*counted - before);
-            }
-            _ => {
-                self.parts.push_back((part, units));
-                self.sum += u128::from(units);
-            }
-        }
-        let sum = u64::try_from(self.sum).unwrap_or(u64::MAX);
-        self.peak = self.peak.max(sum);
-    }
-}
-
-/// Returns the windows of a rule's limits that count in windows, without repetition. A bucket has no
-/// window: its limits are suggested as rates with bursts.
-pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
-    let counts_in_windows = |limit: &&Limit| {
-        matches!(
-            limit.algorithm(),
-            Algorithm::FixedWindow { .. }
-                | Algorithm::SlidingWindowLog { .. }
-                | Algorithm::SlidingWindowCounter { .. }
-        )
-    };
-    let windows = limits.iter().filter(counts_in_windows);
-    let mut windows: Vec<Span> = windows.map(Limit::window).collect();
-    windows.sort_unstable();
-    windows.dedup();
-    windows
-}
-
 /// Suggests a limit for each window of each rule.
 pub(crate) fn suggestions(replay: &Replay<'_>, share: Share) -> Vec<Suggestion> {
     let mut suggestions = Vec::new();
     for (rule, counts) in replay.plan.rules().iter().zip(&replay.rules) {
         for (at, window) in counts.windows.iter().enumerate() {
-            let peaks = counts.keys.values().filter_map(|key| key.peaks.get(at));
-            let mut peaks: Vec<u64> = peaks.map(|peak| peak.peak).collect();
-            peaks.sort_unstable();
+            let units = counts.keys.values().filter_map(|key| key.windows.get(at));
+            let mut units: Vec<u64> = units.map(|window| window.units).collect();
+            units.sort_unstable();
             // A length in memory always fits in 64 bits.
-            let keys = peaks.len() as u64;
-            let Some(max) = peaks.last().copied() else {
+            let keys = units.len() as u64;
+            let Some(max) = units.last().copied() else {
                 continue;
             };
             let ranked = |rank: u64| {
                 let at = usize::try_from(rank.clamp(1, keys) - 1).unwrap_or(0);
-                peaks[at]
+                units[at]
             };
             // The percentile is the value of the key at the nearest rank.
             let percentile = |per_mille: u64| ranked((keys * per_mille).div_ceil(1_000));
@@ -118,7 +62,7 @@ pub(crate) fn suggestions(replay: &Replay<'_>, share: Share) -> Vec<Suggestion> 
                 p99_9: percentile(999),
                 max,
                 limit: format!("{limit}/{}", period(*window)),
-                keys_denied: peaks.iter().filter(|peak| **peak > limit).count() as u64,
+                keys_denied: units.iter().filter(|peak| **peak > limit).count() as u64,
             });
         }
     }
@@ -176,22 +120,6 @@ pub fn as_yaml(suggestions: &[Suggestion]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_peak_is_the_busiest_window_and_never_too_low() {
-        let window = Span::from_secs(60);
-        let mut peak = Peak::default();
-        let at = |second: u64| Timestamp::from_micros(second * 1_000_000);
-        for second in [0, 59, 60, 61, 200, 201] {
-            peak.count(at(second), window, 1);
-        }
-        // The instants 0 and 60 are a window apart. Requests at both instants count together,
-        // because parts are counted as a whole.
-        assert_eq!(peak.peak, 3);
-        peak.count(at(202), window, 5);
-        assert_eq!(peak.peak, 7);
-        assert!(peak.parts.len() <= 61);
-    }
 
     #[test]
     fn periods_are_written_as_in_a_rules_file() {

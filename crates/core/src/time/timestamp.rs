@@ -28,6 +28,12 @@ impl Timestamp {
         self.0
     }
 
+    /// Returns the number of milliseconds since the Unix epoch, rounded down.
+    #[must_use]
+    pub const fn as_millis(self) -> u64 {
+        self.0 / 1_000
+    }
+
     /// Returns the duration from `earlier` to `self`, or zero if `earlier` is after `self`.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Span {

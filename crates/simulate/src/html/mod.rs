@@ -1,10 +1,12 @@
 //! The report as a single HTML file without external files. The charts are inline SVG, and the
 //! colours follow the reader's light or dark mode.
 
+mod curve;
+
 use std::fmt::Write as _;
 
+use self::curve::{Curves, Point, Series, round_top};
 use crate::{
-    curve::{Curves, Point, Series, round_top},
     frontier::Frontier,
     report::{Report, RuleReport, percent},
     sweep::{Axis, SweepReport, SweepValue},

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use crate::html::{BOTTOM, HEIGHT, LEFT, TOP, WIDTH, escaped};
+use super::{BOTTOM, HEIGHT, LEFT, TOP, WIDTH, escaped};
 
 /// The space to the right of the last point, so that its label fits.
 const RIGHT: u64 = 40;

@@ -1,0 +1,80 @@
+//! The number of units in the busiest window of a key.
+
+use std::collections::VecDeque;
+
+use tidegate_core::{Algorithm, Limit, Limits, Span, Timestamp};
+
+/// The number of parts of a window. A counted window consists of whole parts, so it may be one part
+/// longer than the window of the limit. A suggested limit is therefore never too low.
+const PARTS: u64 = 60;
+
+/// The busiest window of one key.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BusiestWindow {
+    /// The parts of the window: the number of each part, and its units.
+    parts: VecDeque<(u64, u64)>,
+    /// The sum of the parts. It can exceed `u64`, because a log has any number of requests.
+    sum: u128,
+    pub(crate) units: u64,
+}
+
+impl BusiestWindow {
+    /// Counts `units` at `now`, which must not be earlier than in the last call.
+    pub(crate) fn count(&mut self, now: Timestamp, window: Span, units: u64) {
+        let part = now.as_micros() / (window.as_micros() / PARTS).max(1);
+        while let Some((_, old)) = self.parts.pop_front_if(|(first, _)| *first + PARTS < part) {
+            self.sum -= u128::from(old);
+        }
+        match self.parts.back_mut() {
+            Some((last, counted)) if *last == part => {
+                let before = std::mem::replace(counted, counted.saturating_add(units));
+                self.sum += u128::from(*counted - before);
+            }
+            _ => {
+                self.parts.push_back((part, units));
+                self.sum += u128::from(units);
+            }
+        }
+        let sum = u64::try_from(self.sum).unwrap_or(u64::MAX);
+        self.units = self.units.max(sum);
+    }
+}
+
+/// Returns the windows of a rule's limits that count in windows, without repetition. A bucket has no
+/// window: its limits are suggested as rates with bursts.
+pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
+    let counts_in_windows = |limit: &&Limit| {
+        matches!(
+            limit.algorithm(),
+            Algorithm::FixedWindow { .. }
+                | Algorithm::SlidingWindowLog { .. }
+                | Algorithm::SlidingWindowCounter { .. }
+        )
+    };
+    let windows = limits.iter().filter(counts_in_windows);
+    let mut windows: Vec<Span> = windows.map(Limit::window).collect();
+    windows.sort_unstable();
+    windows.dedup();
+    windows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_busiest_window_is_never_too_short() {
+        let window = Span::from_secs(60);
+        let mut busiest = BusiestWindow::default();
+        let at = |second: u64| Timestamp::from_micros(second * 1_000_000);
+        for second in [0, 59, 60, 61, 200, 201] {
+            busiest.count(at(second), window, 1);
+        }
+        // The instants 0 and 60 are a window apart. Requests at both instants count together,
+        // because parts are counted as a whole.
+        assert_eq!(busiest.units, 3);
+        busiest.count(at(202), window, 5);
+        assert_eq!(busiest.units, 7);
+        assert!(busiest.parts.len() <= 61);
+    }
+}
