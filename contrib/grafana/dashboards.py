@@ -346,7 +346,7 @@ def fleet():
             graph("Keys", "Keys in the memory store. With Redis, these are the keys of the local "
                   "share.", "short", (f"sum by (instance) (tidegate_keys{{{SERVER}}})",
                                       "{{instance}}"), width=8),
-            graph("Memory", "Memory of the store, the lists of top talkers and the refund ledger.",
+            graph("Memory in use", "Memory of the store, the lists of top talkers and the refund ledger.",
                   "bytes", (f"sum by (instance) (tidegate_store_bytes{{{SERVER}}})",
                             "{{instance}} store"),
                   (f"sum by (instance) (tidegate_top_bytes{{{SERVER}}})", "{{instance}} top talkers"),

@@ -14,6 +14,7 @@ mod http_client;
 #[path = "../../../redis/tests/support/mod.rs"]
 mod servers;
 
+mod alerts;
 mod candidate;
 mod certificates;
 mod check;

@@ -191,13 +191,13 @@ fn the_page_has_exactly_the_documented_metrics() {
 
 /// The second column of a table of metrics.
 #[derive(Debug)]
-enum Column {
+pub(crate) enum Column {
     Labels(BTreeSet<String>),
     Type(String),
 }
 
 /// Returns the metrics in the tables of the documents.
-fn documented() -> BTreeMap<String, Column> {
+pub(crate) fn documented() -> BTreeMap<String, Column> {
     let mut metrics = BTreeMap::new();
     for document in fs::read_dir(repository().join("docs")).unwrap() {
         let path = document.unwrap().path();
