@@ -8,6 +8,7 @@ use tidegate_core::{
 
 use crate::{
     call::Intent,
+    conversion,
     decode::{self, StoredValue},
     encode,
     error::StoreError,
@@ -186,11 +187,11 @@ fn updated_value(
     let state = encode::value(charge, &states, now);
     let is_from_ahead = stored.is_from_ahead(charge, now);
     let ledger = if is_from_ahead {
-        encode::clamped_ledger(charge, stored, now)
+        conversion::clamped_ledger(charge, stored, now)
     } else if stored.encoded_states.starts_with(&encode::head(charge)) {
         stored.ledger.clone()
     } else {
-        encode::converted_ledger(stored, now)
+        conversion::converted_ledger(stored, now)
     };
     let keep_until = expires.max(decode::kept_until(&ledger));
     let block = stored.active_block(now);

@@ -8,11 +8,11 @@ use tidegate_core::{
 
 use crate::{
     call::Reply,
-    encode::{
-        self, BLOCKED, CLAMPED, CONVERTED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, RATE_COUNT_BITS,
-        RATE_PERIODS, SEVERAL, bytes_below, kernel,
-    },
     error::StoreError,
+    value_format::{
+        BLOCKED, CLAMPED, CONVERTED, FORM_BITS, HAS_LEDGER, KERNEL_BITS, RATE_COUNT_BITS,
+        RATE_PERIODS, SEVERAL, SUMS, bytes_below, kernel, unit_of,
+    },
 };
 
 /// The decoded value of a key.
@@ -115,9 +115,6 @@ fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
     Ok(stored)
 }
 
-/// Mask for the running sum of the costs in a sliding log, which is counted modulo 2^24.
-pub(crate) const SUMS: u64 = (1 << 24) - 1;
-
 /// The highest cost of one stamp (an entry in a decoded sliding log).
 const MOST: u64 = 2_047;
 
@@ -195,7 +192,7 @@ impl Input<'_> {
                 let count = number & ((1 << RATE_COUNT_BITS) - 1);
                 // The two remaining bits index the four periods.
                 let period = usize::try_from(number >> RATE_COUNT_BITS).unwrap_or(0);
-                encode::unit_of(count, RATE_PERIODS[period])
+                unit_of(count, RATE_PERIODS[period])
             }
             (kernel::SCHEDULE, 2) => {
                 let (numerator, denominator) = (self.u56()?, self.u56()?);

@@ -6,100 +6,26 @@
 //! time. `SCHEDULE` also implements continuous token buckets and leaky buckets. A *member* is an
 //! algorithm with its parameters. Each limit of a rule is one member, except that all sliding logs
 //! of a rule share one member.
-//!
-//! A value is binary. Numbers are big-endian; an instant or a count takes 7 bytes.
-//!
-//! ```text
-//!   | first: 1 byte | [block: 7] | [ledger] | parameters | state | state | …
-//!
-//!   first       1 bit   the key is blocked, and the end of the block follows (0: no end)
-//!               1 bit   a refund ledger follows: the number of its sums and two flags (whether a
-//!                       clamp, and whether a conversion of the states created the ledger), 1 byte;
-//!                       the instant until which it is kept; its start; its sums, 7 bytes each
-//!               1 bit   0
-//!               2 bits  the form of the parameters
-//!               3 bits  the algorithm. The number 7 stands for several members: their number
-//!                       follows, 1 byte, and for each member a byte like this one, without the
-//!                       flags, and its parameters
-//!   parameters  the parameters under which the state is counted (`remote_eval::Terms`), so that
-//!               a server with other parameters can convert the state
-//! ```
-//!
-//! | algorithm | form | parameters |
-//! | --- | --- | --- |
-//! | GCRA | 0 | its unit in microseconds: 20 bits, and a power of ten in 4 bits |
-//! | | 1 | its rate: a second, minute, hour or day in 2 bits, and units in that period in 14 |
-//! | | 2 | the unit in parts, 7 bytes; parts per microsecond, 7; bytes of a part in a state, 1 |
-//! | interval | 0 | tokens and microseconds, each 28 bits, and a power of ten in 4 bits |
-//! | | 2 | both in 7 bytes |
-//! | window | 0 | a digest, 4 bytes |
-//! | | 1, 2 | windows from the first request: microseconds, as of an interval, or in 7 bytes |
-//! | any other | 0 | a digest, 4 bytes; the state itself contains what a conversion needs |
-//!
-//! The state of a GCRA limit or of an interval bucket ends with its lead, 1 byte. The lead is an
-//! upper bound of how far the state was ahead of the clock when it was written (`lead.rs`).
-//!
-//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes, which is the most
-//! that the smallest string allocation of Redis holds. Every number has exactly one encoding, so
-//! that parameters can be compared as bytes.
 
 use tidegate_core::{
-    Charge, Limit, Span, Timestamp, Window,
+    Charge, Span, Timestamp, Window,
     remote_eval::{self, DenialCounting, GroupNumbers, Numbers, RemoteState, Terms},
 };
 
 use crate::{
-    decode::{SUMS, StoredValue},
     lead::lead_of,
+    value_format::{
+        BLOCKED, HAS_LEDGER, KERNEL_BITS, RATE_COUNT_BITS, RATE_PERIODS, SEVERAL, SUMS,
+        bytes_below, kernel,
+    },
 };
 
 /// The header of a value without a block and a ledger: the algorithms and their parameters.
 pub(crate) type Head = Vec<u8>;
 
-/// The algorithm number in the header of a value with several members.
-pub(crate) const SEVERAL: u8 = 7;
-
-/// Flag in the first byte of the value of a blocked key.
-pub(crate) const BLOCKED: u8 = 0x80;
-
-/// Flag in the first byte of a value with a ledger.
-pub(crate) const HAS_LEDGER: u8 = 0x40;
-
-/// The number of low bits of a byte that hold the algorithm, and the number of bits above them that
-/// hold the form of its parameters.
-pub(crate) const KERNEL_BITS: u32 = 3;
-pub(crate) const FORM_BITS: u32 = 2;
-
-/// The periods of rates that are encoded as a count, in microseconds. The encoding uses the first
-/// period in which the count is a whole number of at most [`RATE_COUNT_BITS`] bits.
-pub(crate) const RATE_PERIODS: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
-pub(crate) const RATE_COUNT_BITS: u32 = 14;
-
-/// How long a refund ledger is kept after its last entry, in microseconds.
-pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
-
-/// Flag in the first byte of a refund ledger: the ledger was created when the states were clamped,
-/// because a clock that was ahead had written them.
-pub(crate) const CLAMPED: u8 = 0x80;
-
-/// Flag in the first byte of a refund ledger: the ledger was created when the states were converted
-/// to other parameters.
-pub(crate) const CONVERTED: u8 = 0x40;
-
 /// Number of calendar windows in a program. The first window contains the latest known instant.
 /// Further windows follow because the server's clock may have passed the end of the first window.
 const CALENDAR_WINDOWS: usize = 3;
-
-/// The numbers of the algorithms in the scripts.
-pub(crate) mod kernel {
-    pub(crate) const SCHEDULE: u8 = 0;
-    pub(crate) const INTERVAL: u8 = 1;
-    pub(crate) const WINDOW: u8 = 2;
-    pub(crate) const LOG: u8 = 3;
-    pub(crate) const BUCKETS: u8 = 4;
-    pub(crate) const WEIGHTED: u8 = 5;
-    pub(crate) const LEASE: u8 = 6;
-}
 
 /// Returns the header of values that are stored under the limits of `charge`.
 pub(crate) fn head(charge: &Charge<'_>) -> Head {
@@ -160,19 +86,6 @@ fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
     })
 }
 
-/// The inverse of [`as_rate`]: returns the unit of a rate of `count` per `period`. Neither `count`
-/// nor `period` may be zero.
-pub(crate) fn unit_of(count: u64, period: u64) -> Terms {
-    let (mut divisor, mut rest) = (period, count);
-    while rest != 0 {
-        (divisor, rest) = (rest, divisor % rest);
-    }
-    Terms::Gcra {
-        numerator: period / divisor,
-        denominator: count / divisor,
-    }
-}
-
 /// Encodes a number as a mantissa in `bits` bits and a decimal exponent in four bits, if it fits.
 /// The exponent is always the largest possible.
 fn scaled(mut number: u64, bits: u32) -> Option<u64> {
@@ -229,85 +142,6 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
     }
     value.extend_from_slice(rest);
     value
-}
-
-/// Returns the ledger of a state that was converted at `now` from the parameters of `stored` to
-/// other parameters. The ledger is empty if nothing in `stored` can be refunded.
-///
-/// A receipt from before the conversion does not name this ledger, so it is not refunded. Even if
-/// the parameters are changed back, such a receipt is not refunded, because the charge may have
-/// drained at another rate in between. The ledger is kept until every charge from before the
-/// conversion would have drained without the conversion.
-pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
-    let until = refundable_until(stored).max(stored.ledger_until());
-    let mut ledger = Vec::new();
-    if until > now {
-        // Each conversion has a different start instant, which identifies the conversion.
-        let start = now.as_micros().max(stored.ledger_start().saturating_add(1));
-        put(&mut ledger, u64::from(CONVERTED), 1);
-        put(&mut ledger, until.as_micros(), 7);
-        put(&mut ledger, start, 7);
-    }
-    ledger
-}
-
-/// Returns when everything that a refund could take from the states of `stored` has expired. Leases
-/// are left out, because they are identified by their start and can be released under any
-/// parameters.
-fn refundable_until(stored: &StoredValue) -> Timestamp {
-    let states = stored.states.iter().flatten().map(|(_, state)| state);
-    let refundable = states.filter(|state| !matches!(state, RemoteState::Lease { .. }));
-    let refundable: Vec<RemoteState> = refundable.cloned().collect();
-    remote_eval::expires(&refundable)
-}
-
-/// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
-/// ahead had written it as `stored`.
-///
-/// Leases that were acquired while that clock was ahead count as acquired at `now`, and the ledger
-/// stores `now`. The ledger is kept for at least the duration of a lease, so that receipts still
-/// find these leases. If the states were converted, too, the ledger is also kept until charges from
-/// before the conversion have expired.
-pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
-    let members = remote_eval::numbers(charge.limits, charge.cost);
-    let count = members.len() as u64;
-    let leases = members.filter_map(|member| match member.numbers {
-        Numbers::Lease { lease, .. } => Some(lease.as_micros()),
-        _ => None,
-    });
-    let lifetime = leases.fold(LEDGER_MICROS, u64::max);
-    let mut until = now.after(Span::from_micros(lifetime));
-    // A charge can be refunded only under the parameters under which it was made.
-    let is_same = stored.encoded_states.starts_with(&head(charge));
-    if !is_same {
-        // Instants more than a window from now come from the clock that was ahead, and are ignored.
-        let windows = charge.limits.iter().map(Limit::window);
-        let latest = now.after(windows.max().unwrap_or(Span::ZERO));
-        until = until.max(refundable_until(stored).min(latest));
-    }
-    let was_converted = stored.is_converted() && stored.ledger_until() > now;
-    if was_converted {
-        // The start and the end of the ledger were computed with the same clock, so their
-        // difference is right even if that clock was ahead.
-        let length = stored
-            .ledger_until()
-            .as_micros()
-            .saturating_sub(stored.ledger_start());
-        let latest = now.after(Span::from_micros(length));
-        until = until.max(stored.ledger_until().min(latest));
-    }
-    let is_converted = !is_same || was_converted;
-    let flags = CLAMPED | if is_converted { CONVERTED } else { 0 };
-    let mut ledger = Vec::new();
-    debug_assert!(
-        count < u64::from(CONVERTED),
-        "the number of limits must fit into the count bits"
-    );
-    put(&mut ledger, count | u64::from(flags), 1);
-    put(&mut ledger, until.as_micros(), 7);
-    put(&mut ledger, now.as_micros(), 7);
-    (0..count).for_each(|_| put(&mut ledger, 0, 7));
-    ledger
 }
 
 /// Appends a state in the format that the script of its algorithm reads.
@@ -371,7 +205,7 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
 /// Appends a number in `bytes` bytes, at most 8. A number that does not fit is stored as the
 /// largest number that fits, because its low bytes would be a small count or an instant in the
 /// past.
-fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
+pub(crate) fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     let bytes = bytes.min(8);
     let unused = u32::try_from(8 * (8 - bytes)).unwrap_or(u32::MAX);
     let largest = u64::MAX.checked_shr(unused).unwrap_or(0);
@@ -501,13 +335,6 @@ fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
         return 0;
     };
     bytes_below(*fraction)
-}
-
-/// Returns the number of bytes that can hold every number below `count`.
-pub(crate) fn bytes_below(count: u64) -> u8 {
-    // The result is at most 8, because a number has 64 bits.
-    let bits = u64::BITS - (count.max(1) - 1).leading_zeros();
-    u8::try_from(bits.div_ceil(8)).unwrap_or(8)
 }
 
 #[cfg(test)]

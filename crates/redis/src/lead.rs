@@ -19,12 +19,7 @@
 //! them with the algorithms of the memory store and runs the script again. The store treats a state
 //! that was stored under other parameters in the same way.
 
-use tidegate_core::{
-    Charge, Effect, Timestamp, Window,
-    remote_eval::{self, CLOCK_JUMP, Numbers, RemoteState, Replay, Terms},
-};
-
-use crate::{decode::StoredValue, encode};
+use tidegate_core::{Timestamp, remote_eval::CLOCK_JUMP};
 
 /// The unit of a lead is 2^19 microseconds, about half a second.
 const UNIT_BITS: u32 = 19;
@@ -52,100 +47,8 @@ fn longest(lead: u8) -> u64 {
 
 /// Returns whether a clock that was ahead of `now` wrote a state that ends at `end` and has this
 /// lead.
-fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
+pub(crate) fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
     end.saturating_sub(now.as_micros()) > longest(lead) + CLOCK_JUMP.as_micros()
-}
-
-impl StoredValue {
-    /// Opens a [`Replay`] of `charge` on the stored states. If a clock that was ahead has written
-    /// the states, they are clamped first.
-    pub(crate) fn replay<'a>(
-        &self,
-        charge: &Charge<'a>,
-        now: Timestamp,
-        effect: Effect,
-    ) -> Replay<'a> {
-        match self.states.clone() {
-            Some(states) if self.is_from_ahead(charge, now) => {
-                Replay::open_clamped(charge, states, now, effect)
-            }
-            states => Replay::open(charge, states, now, effect),
-        }
-    }
-
-    /// Returns whether a clock that was ahead of `now` has written any of the states.
-    ///
-    /// A GCRA state that is within the limits of `charge` at `now` never counts as written by a
-    /// clock that was ahead. The scripts make the same check, so every state that they return
-    /// without a decision is clamped.
-    pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
-        let Some(states) = &self.states else {
-            return false;
-        };
-        let is_same = self.encoded_states.starts_with(&encode::head(charge));
-        let mut members = remote_eval::numbers(charge.limits, charge.cost);
-        states
-            .iter()
-            .zip(&self.leads)
-            .any(|((terms, state), lead)| {
-                let numbers = members.next().filter(|_| is_same);
-                let numbers = numbers.map(|member| member.numbers);
-                is_from_ahead(terms, state, *lead, numbers.as_ref(), now)
-            })
-    }
-}
-
-/// Works like [`StoredValue::is_from_ahead`], for one state. `numbers` are the parameters of the
-/// limits if the state was stored under them.
-fn is_from_ahead(
-    terms: &Terms,
-    state: &RemoteState,
-    lead: u8,
-    numbers: Option<&Numbers<'_>>,
-    now: Timestamp,
-) -> bool {
-    let latest = now.after(CLOCK_JUMP);
-    match state {
-        RemoteState::Gcra(arrival) => {
-            let is_beyond = match numbers {
-                Some(Numbers::Gcra { tau, .. }) => {
-                    arrival.whole.saturating_sub(now.as_micros()) > tau.whole
-                }
-                _ => true,
-            };
-            is_beyond && is_led(arrival.whole, lead, now)
-        }
-        RemoteState::Interval { full_at, .. } => is_led(*full_at, lead, now),
-        RemoteState::Window { end, .. } => match (terms, numbers) {
-            (Terms::FirstRequest { window }, _) => {
-                *end > latest.as_micros().saturating_add(*window)
-            }
-            (_, Some(Numbers::Window { grid, .. })) => *end > end_at(grid, latest),
-            // The state was stored under other parameters. After the conversion it ends with the
-            // window of `now`.
-            _ => false,
-        },
-        RemoteState::Weighted { index, window, .. } => {
-            index.saturating_mul(*window) > latest.as_micros()
-        }
-        RemoteState::Buckets { newest, width, .. } => {
-            newest.saturating_mul(*width) > latest.as_micros()
-        }
-        RemoteState::Log { stamps, .. } | RemoteState::Lease { stamps, .. } => stamps
-            .last()
-            .is_some_and(|(at, _)| *at > latest.as_micros()),
-    }
-}
-
-/// Returns when the window that contains `at` ends.
-fn end_at(grid: &Window, at: Timestamp) -> u64 {
-    match grid {
-        Window::Epoch(span) | Window::FirstRequest(span) => {
-            let span = span.as_micros();
-            (at.as_micros() / span + 1).saturating_mul(span)
-        }
-        Window::Calendar(calendar) => calendar.window(at).1.as_micros(),
-    }
 }
 
 #[cfg(test)]

@@ -48,22 +48,21 @@ mod blocks;
 mod call;
 mod cas;
 mod client;
-mod cross_slot;
+mod conversion;
 mod decode;
 mod denial_hint;
 mod encode;
 mod error;
 mod exec;
 mod fallback;
-mod fast_path;
 mod keys;
 mod layout;
 mod lead;
 mod renew;
-mod reserve;
 mod scripts;
 mod store;
 mod top;
+mod value_format;
 
 pub use self::{
     client::{
@@ -74,7 +73,6 @@ pub use self::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
     keys::{ScanPosition, ScannedKeys},
-    reserve::RedisReceipt,
-    store::RedisStore,
+    store::{RedisReceipt, RedisStore},
     top::PublishedSlice,
 };

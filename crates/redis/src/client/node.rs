@@ -221,7 +221,7 @@ impl Drop for Node {
 
 impl NodeState {
     /// Records the outcome of a batch.
-    pub(super) fn record(&self, outcome: BatchOutcome) {
+    fn record(&self, outcome: BatchOutcome) {
         self.batches.fetch_add(1, Ordering::Relaxed);
         let opens = self.breaker.record(outcome != BatchOutcome::Answered);
         if outcome == BatchOutcome::ConnectionLost || opens {
@@ -340,7 +340,9 @@ async fn serve(
     let unqueued = connections.first().cloned();
     for connection in connections {
         let (queue, requests) = mpsc::channel(settings.queue.max(1));
-        tasks.spawn(pipeline::run(requests, connection, Arc::clone(state)));
+        let node = Arc::clone(state);
+        let record = move |outcome| node.record(outcome);
+        tasks.spawn(pipeline::run(requests, connection, record));
         queues.push(queue);
     }
     let open = OpenConnections { queues, unqueued };

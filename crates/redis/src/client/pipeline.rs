@@ -9,7 +9,6 @@
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::sync::{mpsc, oneshot};
 
-use super::node::NodeState;
 use crate::call::OnLateReply;
 
 /// The maximum number of requests in one batch. Redis answers a full batch within a fraction of a
@@ -48,11 +47,11 @@ pub(super) struct QueuedRequest {
 pub(super) type RequestQueue = mpsc::Sender<QueuedRequest>;
 
 /// Sends the requests from `queue` on `connection`, until the node has dropped all senders of the
-/// queue.
+/// queue. Passes the result of each batch to `record`.
 pub(super) async fn run(
     mut queue: mpsc::Receiver<QueuedRequest>,
     mut connection: MultiplexedConnection,
-    node: std::sync::Arc<NodeState>,
+    record: impl Fn(BatchOutcome),
 ) {
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while queue.recv_many(&mut batch, MAX_BATCH).await > 0 {
@@ -72,15 +71,15 @@ pub(super) async fn run(
         match sent {
             Ok(values) if values.len() == replies => {
                 deliver(&mut batch, values);
-                node.record(BatchOutcome::Answered);
+                record(BatchOutcome::Answered);
             }
             Err(error) if error.is_timeout() => {
                 fail_all(&mut batch, NoReply::Unknown);
-                node.record(BatchOutcome::TimedOut);
+                record(BatchOutcome::TimedOut);
             }
             Ok(_) | Err(_) => {
                 fail_all(&mut batch, NoReply::Unknown);
-                node.record(BatchOutcome::ConnectionLost);
+                record(BatchOutcome::ConnectionLost);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use tidegate_core::remote_eval::CLOCK_JUMP;
 
 use super::expand_markers;
-use crate::{call::Script, encode::kernel};
+use crate::{call::Script, value_format::kernel};
 
 /// The maximum number of members (algorithms with parameters) in a fast-path script. The number of
 /// possible scripts grows exponentially with this maximum.

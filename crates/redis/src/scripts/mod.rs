@@ -2,7 +2,7 @@
 
 use std::sync::{LazyLock, OnceLock};
 
-use crate::{call::Script, encode::kernel};
+use crate::{call::Script, value_format::kernel};
 
 /// A marker in a script that is replaced by the code of the algorithms that the call needs.
 const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";

@@ -1,10 +1,10 @@
 //! Tests refunds in any order, while other clients charge and refund. A limit with refunds must
 //! never admit more than it would if the refunded charges had not been made.
 
-#[path = "../../tests/store/server.rs"]
+#[path = "../../../tests/store/server.rs"]
 #[allow(dead_code, reason = "the tests of the store use the rest")]
 mod server;
-#[path = "../../../core/tests/proofs/strategies.rs"]
+#[path = "../../../../core/tests/proofs/strategies.rs"]
 #[allow(dead_code, reason = "the proofs of core use the rest")]
 mod strategies;
 

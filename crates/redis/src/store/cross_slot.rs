@@ -35,14 +35,10 @@ use std::collections::BTreeMap;
 use futures_util::future::try_join_all;
 use tidegate_core::{Charge, Decision, Effect, Outcome, Timestamp};
 
+use super::{CONTENDED, MAX_TRIES, reserve::CheckCall};
 use crate::{
-    RedisReceipt, RedisStore, StoreError,
-    call::Intent,
-    client::hash_slot,
-    decode::CheckReply,
-    encode,
-    reserve::CheckCall,
-    store::{CONTENDED, Conversions, MAX_TRIES},
+    RedisReceipt, RedisStore, StoreError, call::Intent, client::hash_slot, conversion::Conversions,
+    decode::CheckReply, encode,
 };
 
 /// The charges of one cluster slot, and their indices among all charges of the request.

@@ -1,5 +1,11 @@
 //! [`RedisStore`]: decisions over several keys, and the operator's commands.
 
+mod cross_slot;
+mod fast_path;
+mod reserve;
+
+pub use self::reserve::RedisReceipt;
+
 use std::{
     sync::{
         Arc,
@@ -14,16 +20,16 @@ use tidegate_core::{
 };
 use tokio::runtime::Handle;
 
+use self::{cross_slot::SlotGroup, fast_path::FastPathResult};
 use crate::{
-    Address, ConnectError, Redis, RedisReceipt, RedisSettings, Topology,
+    Address, ConnectError, Redis, RedisSettings, Topology,
     call::{Call, Intent, Reply, Script},
-    cross_slot::SlotGroup,
+    conversion::{self, Conversion, Conversions, lengthen},
     decode::{self, CheckReply},
     denial_hint::DenialHints,
     encode,
     error::StoreError,
     exec::{ExecError, Executor},
-    fast_path::FastPathResult,
     layout, scripts,
 };
 
@@ -251,9 +257,9 @@ impl RedisStore {
             let (states, expires) = replay.states();
             let reserves = intent == Intent::Reserve || !stored.ledger.is_empty();
             let ledger = if !is_from_ahead {
-                encode::converted_ledger(&stored, now)
+                conversion::converted_ledger(&stored, now)
             } else if reserves || !is_same || charge.limits.has_slots() {
-                encode::clamped_ledger(charge, &stored, now)
+                conversion::clamped_ledger(charge, &stored, now)
             } else {
                 Vec::new()
             };
@@ -426,81 +432,6 @@ impl RedisStore {
             PINNED_SLACK_MS
         } else {
             SLACK_MS
-        }
-    }
-}
-
-/// The converted values, one per charge, with `None` for a value that needs no conversion. The list
-/// is empty if no value needs a conversion.
-#[derive(Debug, Default)]
-pub(crate) struct Conversions(Vec<Option<Conversion>>);
-
-/// A value that was stored under other parameters, or written by a clock that was ahead.
-#[derive(Debug)]
-struct Conversion {
-    /// The value as it was stored.
-    stored: Vec<u8>,
-    /// The value converted to the parameters of the charge, and clamped if a clock that was ahead
-    /// has written it.
-    converted: Vec<u8>,
-    /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
-    /// of the charge, the conversion would lose the excess. A state with such an excess is not
-    /// replaced until the excess has drained.
-    keep_until: Option<Timestamp>,
-    /// The limits that the state exceeds, each with the time until it admits the cost.
-    waits: Vec<(usize, RetryAfter)>,
-}
-
-impl Conversion {
-    /// Returns the three arguments of the script for this conversion.
-    fn args(conversion: Option<&Self>) -> [Vec<u8>; 3] {
-        let Some(conversion) = conversion else {
-            return [const { Vec::new() }; 3];
-        };
-        let keep_until = conversion.keep_until.unwrap_or_default().as_micros();
-        [
-            conversion.stored.clone(),
-            conversion.converted.clone(),
-            keep_until.to_string().into_bytes(),
-        ]
-    }
-}
-
-impl Conversions {
-    /// Returns whether one of the converted states is kept if nothing is charged.
-    pub(crate) fn is_any_kept(&self) -> bool {
-        let mut conversions = self.0.iter().flatten();
-        conversions.any(|conversion| conversion.keep_until.is_some())
-    }
-
-    /// Raises the waits of limits whose stored state is not replaced, so that no outcome reports a
-    /// shorter wait than the stored state takes to drain.
-    pub(crate) fn lengthen_waits(
-        &self,
-        charges: &[Charge<'_>],
-        values: &[Vec<u8>],
-        outcomes: &mut [Outcome],
-    ) {
-        let mut rest = outcomes;
-        for ((charge, value), conversion) in charges.iter().zip(values).zip(&self.0) {
-            let (own, others) = rest.split_at_mut(charge.limits.len().min(rest.len()));
-            if let Some(conversion) = conversion
-                && conversion.converted == *value
-            {
-                lengthen(own, &conversion.waits);
-            }
-            rest = others;
-        }
-    }
-}
-
-/// Raises the wait of each denying limit in `waits` to the wait that `waits` gives for it.
-fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, RetryAfter)]) {
-    for (limit, wait) in waits {
-        if let Some(outcome) = outcomes.get_mut(*limit)
-            && !outcome.allowed
-        {
-            outcome.retry_after = outcome.retry_after.max(*wait);
         }
     }
 }

@@ -6,6 +6,7 @@ use tidegate_core::{
     remote_eval::{self, Exact, GroupNumbers, Numbers, RemoteState, Replay},
 };
 
+use super::ReplayedDecision;
 use crate::{
     RedisStore, StoreError,
     call::{Intent, Script},
@@ -13,7 +14,7 @@ use crate::{
     encode,
     lead::lead_of,
     scripts,
-    store::ReplayedDecision,
+    value_format::kernel,
 };
 
 /// Length in bytes of the value header that `schedule_alone.lua` understands.
@@ -101,7 +102,7 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
         kernels.push(encode::number_of(&member.numbers));
     }
     let (script, expected_head_bytes) = match kernels.as_slice() {
-        [encode::kernel::SCHEDULE] => (&*scripts::SCHEDULE_ALONE, SCHEDULE_HEAD_BYTES),
+        [kernel::SCHEDULE] => (&*scripts::SCHEDULE_ALONE, SCHEDULE_HEAD_BYTES),
         kernels => scripts::fast_path(kernels)?,
     };
     // Rare parameters need a longer header, which the fast path does not support.

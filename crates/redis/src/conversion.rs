@@ -1,0 +1,263 @@
+//! Converts stored states that the scripts cannot use: states under other parameters, and states that
+//! were written by a clock that was ahead.
+
+use tidegate_core::{
+    Charge, Effect, Limit, Outcome, RetryAfter, Span, Timestamp, Window,
+    remote_eval::{self, CLOCK_JUMP, Numbers, RemoteState, Replay, Terms},
+};
+
+use crate::{
+    decode::StoredValue,
+    encode::{head, put},
+    lead::is_led,
+    value_format::{CLAMPED, CONVERTED},
+};
+
+/// How long a refund ledger is kept after its last entry, in microseconds.
+pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
+
+/// The converted values, one per charge, with `None` for a value that needs no conversion. The list
+/// is empty if no value needs a conversion.
+#[derive(Debug, Default)]
+pub(crate) struct Conversions(pub(crate) Vec<Option<Conversion>>);
+
+/// A value that was stored under other parameters, or written by a clock that was ahead.
+#[derive(Debug)]
+pub(crate) struct Conversion {
+    /// The value as it was stored.
+    pub(crate) stored: Vec<u8>,
+    /// The value converted to the parameters of the charge, and clamped if a clock that was ahead
+    /// has written it.
+    pub(crate) converted: Vec<u8>,
+    /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
+    /// of the charge, the conversion would lose the excess. A state with such an excess is not
+    /// replaced until the excess has drained.
+    pub(crate) keep_until: Option<Timestamp>,
+    /// The limits that the state exceeds, each with the time until it admits the cost.
+    pub(crate) waits: Vec<(usize, RetryAfter)>,
+}
+
+impl Conversion {
+    /// Returns the three arguments of the script for this conversion.
+    pub(crate) fn args(conversion: Option<&Self>) -> [Vec<u8>; 3] {
+        let Some(conversion) = conversion else {
+            return [const { Vec::new() }; 3];
+        };
+        let keep_until = conversion.keep_until.unwrap_or_default().as_micros();
+        [
+            conversion.stored.clone(),
+            conversion.converted.clone(),
+            keep_until.to_string().into_bytes(),
+        ]
+    }
+}
+
+impl Conversions {
+    /// Returns whether one of the converted states is kept if nothing is charged.
+    pub(crate) fn is_any_kept(&self) -> bool {
+        let mut conversions = self.0.iter().flatten();
+        conversions.any(|conversion| conversion.keep_until.is_some())
+    }
+
+    /// Raises the waits of limits whose stored state is not replaced, so that no outcome reports a
+    /// shorter wait than the stored state takes to drain.
+    pub(crate) fn lengthen_waits(
+        &self,
+        charges: &[Charge<'_>],
+        values: &[Vec<u8>],
+        outcomes: &mut [Outcome],
+    ) {
+        let mut rest = outcomes;
+        for ((charge, value), conversion) in charges.iter().zip(values).zip(&self.0) {
+            let (own, others) = rest.split_at_mut(charge.limits.len().min(rest.len()));
+            if let Some(conversion) = conversion
+                && conversion.converted == *value
+            {
+                lengthen(own, &conversion.waits);
+            }
+            rest = others;
+        }
+    }
+}
+
+/// Raises the wait of each denying limit in `waits` to the wait that `waits` gives for it.
+pub(crate) fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, RetryAfter)]) {
+    for (limit, wait) in waits {
+        if let Some(outcome) = outcomes.get_mut(*limit)
+            && !outcome.allowed
+        {
+            outcome.retry_after = outcome.retry_after.max(*wait);
+        }
+    }
+}
+
+impl StoredValue {
+    /// Opens a [`Replay`] of `charge` on the stored states. If a clock that was ahead has written
+    /// the states, they are clamped first.
+    pub(crate) fn replay<'a>(
+        &self,
+        charge: &Charge<'a>,
+        now: Timestamp,
+        effect: Effect,
+    ) -> Replay<'a> {
+        match self.states.clone() {
+            Some(states) if self.is_from_ahead(charge, now) => {
+                Replay::open_clamped(charge, states, now, effect)
+            }
+            states => Replay::open(charge, states, now, effect),
+        }
+    }
+
+    /// Returns whether a clock that was ahead of `now` has written any of the states.
+    ///
+    /// A GCRA state that is within the limits of `charge` at `now` never counts as written by a
+    /// clock that was ahead. The scripts make the same check, so every state that they return
+    /// without a decision is clamped.
+    pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
+        let Some(states) = &self.states else {
+            return false;
+        };
+        let is_same = self.encoded_states.starts_with(&head(charge));
+        let mut members = remote_eval::numbers(charge.limits, charge.cost);
+        states
+            .iter()
+            .zip(&self.leads)
+            .any(|((terms, state), lead)| {
+                let numbers = members.next().filter(|_| is_same);
+                let numbers = numbers.map(|member| member.numbers);
+                is_from_ahead(terms, state, *lead, numbers.as_ref(), now)
+            })
+    }
+}
+
+/// Works like [`StoredValue::is_from_ahead`], for one state. `numbers` are the parameters of the
+/// limits if the state was stored under them.
+fn is_from_ahead(
+    terms: &Terms,
+    state: &RemoteState,
+    lead: u8,
+    numbers: Option<&Numbers<'_>>,
+    now: Timestamp,
+) -> bool {
+    let latest = now.after(CLOCK_JUMP);
+    match state {
+        RemoteState::Gcra(arrival) => {
+            let is_beyond = match numbers {
+                Some(Numbers::Gcra { tau, .. }) => {
+                    arrival.whole.saturating_sub(now.as_micros()) > tau.whole
+                }
+                _ => true,
+            };
+            is_beyond && is_led(arrival.whole, lead, now)
+        }
+        RemoteState::Interval { full_at, .. } => is_led(*full_at, lead, now),
+        RemoteState::Window { end, .. } => match (terms, numbers) {
+            (Terms::FirstRequest { window }, _) => {
+                *end > latest.as_micros().saturating_add(*window)
+            }
+            (_, Some(Numbers::Window { grid, .. })) => *end > end_at(grid, latest),
+            // The state was stored under other parameters. After the conversion it ends with the
+            // window of `now`.
+            _ => false,
+        },
+        RemoteState::Weighted { index, window, .. } => {
+            index.saturating_mul(*window) > latest.as_micros()
+        }
+        RemoteState::Buckets { newest, width, .. } => {
+            newest.saturating_mul(*width) > latest.as_micros()
+        }
+        RemoteState::Log { stamps, .. } | RemoteState::Lease { stamps, .. } => stamps
+            .last()
+            .is_some_and(|(at, _)| *at > latest.as_micros()),
+    }
+}
+
+/// Returns when the window that contains `at` ends.
+fn end_at(grid: &Window, at: Timestamp) -> u64 {
+    match grid {
+        Window::Epoch(span) | Window::FirstRequest(span) => {
+            let span = span.as_micros();
+            (at.as_micros() / span + 1).saturating_mul(span)
+        }
+        Window::Calendar(calendar) => calendar.window(at).1.as_micros(),
+    }
+}
+
+/// Returns the ledger of a state that was converted at `now` from the parameters of `stored` to
+/// other parameters. The ledger is empty if nothing in `stored` can be refunded.
+///
+/// A receipt from before the conversion does not name this ledger, so it is not refunded. Even if
+/// the parameters are changed back, such a receipt is not refunded, because the charge may have
+/// drained at another rate in between. The ledger is kept until every charge from before the
+/// conversion would have drained without the conversion.
+pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
+    let until = refundable_until(stored).max(stored.ledger_until());
+    let mut ledger = Vec::new();
+    if until > now {
+        // Each conversion has a different start instant, which identifies the conversion.
+        let start = now.as_micros().max(stored.ledger_start().saturating_add(1));
+        put(&mut ledger, u64::from(CONVERTED), 1);
+        put(&mut ledger, until.as_micros(), 7);
+        put(&mut ledger, start, 7);
+    }
+    ledger
+}
+
+/// Returns when everything that a refund could take from the states of `stored` has expired. Leases
+/// are left out, because they are identified by their start and can be released under any
+/// parameters.
+fn refundable_until(stored: &StoredValue) -> Timestamp {
+    let states = stored.states.iter().flatten().map(|(_, state)| state);
+    let refundable = states.filter(|state| !matches!(state, RemoteState::Lease { .. }));
+    let refundable: Vec<RemoteState> = refundable.cloned().collect();
+    remote_eval::expires(&refundable)
+}
+
+/// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
+/// ahead had written it as `stored`.
+///
+/// Leases that were acquired while that clock was ahead count as acquired at `now`, and the ledger
+/// stores `now`. The ledger is kept for at least the duration of a lease, so that receipts still
+/// find these leases. If the states were converted, too, the ledger is also kept until charges from
+/// before the conversion have expired.
+pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
+    let members = remote_eval::numbers(charge.limits, charge.cost);
+    let count = members.len() as u64;
+    let leases = members.filter_map(|member| match member.numbers {
+        Numbers::Lease { lease, .. } => Some(lease.as_micros()),
+        _ => None,
+    });
+    let lifetime = leases.fold(LEDGER_MICROS, u64::max);
+    let mut until = now.after(Span::from_micros(lifetime));
+    // A charge can be refunded only under the parameters under which it was made.
+    let is_same = stored.encoded_states.starts_with(&head(charge));
+    if !is_same {
+        // Instants more than a window from now come from the clock that was ahead, and are ignored.
+        let windows = charge.limits.iter().map(Limit::window);
+        let latest = now.after(windows.max().unwrap_or(Span::ZERO));
+        until = until.max(refundable_until(stored).min(latest));
+    }
+    let was_converted = stored.is_converted() && stored.ledger_until() > now;
+    if was_converted {
+        // The start and the end of the ledger were computed with the same clock, so their
+        // difference is right even if that clock was ahead.
+        let length = stored
+            .ledger_until()
+            .as_micros()
+            .saturating_sub(stored.ledger_start());
+        let latest = now.after(Span::from_micros(length));
+        until = until.max(stored.ledger_until().min(latest));
+    }
+    let is_converted = !is_same || was_converted;
+    let flags = CLAMPED | if is_converted { CONVERTED } else { 0 };
+    let mut ledger = Vec::new();
+    debug_assert!(
+        count < u64::from(CONVERTED),
+        "the number of limits must fit into the count bits"
+    );
+    put(&mut ledger, count | u64::from(flags), 1);
+    put(&mut ledger, until.as_micros(), 7);
+    put(&mut ledger, now.as_micros(), 7);
+    (0..count).for_each(|_| put(&mut ledger, 0, 7));
+    ledger
+}
