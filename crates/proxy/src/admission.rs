@@ -30,11 +30,9 @@ use tidegate_tower::{LimitedBody, RateLimitLayer};
 use tower_service::Service;
 
 use super::{
-    downstream::client_limit::ClientLimitExceeded,
-    error::ProxyError,
-    headers::{forwarded::ForwardingHeaders, normalise::normalise},
-    rate_limit::ProxyLimiter,
-    runtime::{ProxyRuntime, RuntimeConfig},
+    access_log::LoggedUpstream, client_limit::ClientLimitExceeded, error::ProxyError,
+    headers::forwarded::ForwardingHeaders, normalise::normalise, rate_limit::ProxyLimiter,
+    runtime::ProxyRuntime, upstream::config::RuntimeConfig,
 };
 
 /// The context that all requests of a connection share.
@@ -119,7 +117,9 @@ impl AdmissionContext {
         let concurrency = upstream.concurrency.as_ref()?;
         let classified = concurrency.classify(head, &self.layer, self.limiter.now());
         let mut reply = classified.err()?;
-        reply.extensions_mut().insert(upstream.for_access_log(None));
+        reply
+            .extensions_mut()
+            .insert(LoggedUpstream::new(upstream, None));
         Some(reply)
     }
 

@@ -35,18 +35,19 @@ use tidegate_tower::LongLivedPermit;
 use tower_service::Service;
 
 use super::{
-    access_log::Session,
-    downstream::client_limit::ClientRequests,
+    access_log::{LoggedUpstream, Session},
+    client_limit::ClientRequests,
     error::ProxyError,
     headers::{forwarded::ForwardingHeaders, hop_by_hop, lookup, target},
     permit::Permit,
     request_body::{Upload, UploadLimits, UploadProgress},
-    response_body::{self, ResponseBody, ResponseSource, StreamingOptions},
+    response_body::{self, ResponseBody, StreamingOptions},
     runtime::ProxyRuntime,
     tunnel::{PendingTunnel, Tunnel},
     upstream::{
         balancer::Upstream,
         checkout::Checkout,
+        connection::ResponseSource,
         dispatch::{Dispatcher, PendingRequest},
     },
 };
@@ -235,7 +236,7 @@ impl HandlerContext {
         let mut response =
             result.unwrap_or_else(|error| error.response(call).map(ResponseBody::complete));
         if self.logs_upstream {
-            let logged = upstream.for_access_log(dispatcher.last_endpoint(&upstream));
+            let logged = LoggedUpstream::new(&upstream, dispatcher.last_endpoint(&upstream));
             response.extensions_mut().insert(logged);
         }
         response
@@ -252,7 +253,7 @@ impl HandlerContext {
         {
             response
                 .extensions_mut()
-                .insert(upstream.for_access_log(None));
+                .insert(LoggedUpstream::new(&upstream, None));
         }
         response
     }

@@ -19,17 +19,21 @@
 mod access_log;
 mod admission;
 mod bad_request;
+mod body_error;
+mod client_limit;
 mod concurrency;
 mod downstream;
 mod error;
 mod handler;
 mod headers;
 mod metrics;
+mod normalise;
 mod permit;
 mod rate_limit;
 mod request_body;
 mod response_body;
 mod runtime;
+mod stream_slots;
 mod tunnel;
 mod upstream;
 mod write_stall;
@@ -47,13 +51,17 @@ use tower_layer::Layer as _;
 pub use self::upstream::h1::{ParsedResponse, ScriptedConnection};
 pub use self::{
     access_log::AccessLog,
-    runtime::{ProxyRuntime, RuntimeConfig},
-    upstream::tls::{TrustAnchorError, check_trust_anchors},
+    runtime::ProxyRuntime,
+    upstream::{
+        config::RuntimeConfig,
+        tls::{TrustAnchorError, check_trust_anchors},
+    },
 };
 use self::{
     access_log::{AccessLogService, LogContext},
     admission::{Admission, AdmissionContext},
-    downstream::{ClientConnection, client_limit::ClientRegistry},
+    client_limit::ClientRegistry,
+    downstream::ClientConnection,
     handler::{HandlerContext, ProxyHandler},
     headers::forwarded::{ClientSide, ForwardingHeaders},
     rate_limit::ProxyLimiter,

@@ -1,33 +1,18 @@
 //! The metrics of upstreams. Each worker has its own counters.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use http::StatusCode;
 use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_tower::Load;
 
 use super::{
+    body_error::EarlyEnd,
     concurrency::UpstreamConcurrency,
     error::ProxyError,
-    request_body::EARLY_ENDS,
     upstream::{
         balancer::{Upstream, Upstreams},
-        outlier::{CHECK_RESULTS, EndpointHealth},
+        counters::{STATUS_CLASSES, UPSTREAM_ERRORS},
+        outlier::{CheckResult, EndpointHealth},
     },
 };
-
-/// The status classes of responses, as metric labels.
-const STATUS_CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-
-/// The errors that are counted per upstream.
-const UPSTREAM_ERRORS: [ProxyError; 6] = [
-    ProxyError::Full,
-    ProxyError::Local,
-    ProxyError::Unreachable,
-    ProxyError::ConnectTimeout,
-    ProxyError::HeadTimeout,
-    ProxyError::BadResponse,
-];
 
 const RESPONSES: Metric<2> = Metric::counter(
     "tidegate_proxy_responses_total",
@@ -121,60 +106,6 @@ const CONCURRENCY_GAUGES: [ConcurrencyGauge; 2] = [
     ),
 ];
 
-/// The counters of one upstream, one shard per worker.
-#[derive(Debug)]
-pub(crate) struct UpstreamMetrics(Box<[MetricsShard]>);
-
-// Align to 128 bytes, which is two cache lines: processors with adjacent-line prefetch fetch cache
-// lines in pairs.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-struct MetricsShard {
-    responses: [AtomicU64; STATUS_CLASSES.len()],
-    failures: [AtomicU64; UPSTREAM_ERRORS.len()],
-    retries: AtomicU64,
-}
-
-impl UpstreamMetrics {
-    pub(crate) fn new(workers: usize) -> Self {
-        Self((0..workers).map(|_| MetricsShard::default()).collect())
-    }
-
-    /// Counts a response of the upstream.
-    pub(crate) fn count_response(&self, worker: usize, status: StatusCode) {
-        let class = usize::from(status.as_u16() / 100).wrapping_sub(1);
-        let counter = self
-            .0
-            .get(worker)
-            .and_then(|shard| shard.responses.get(class));
-        if let Some(counter) = counter {
-            counter.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts a failed request, if the failure is one of [`UPSTREAM_ERRORS`].
-    pub(crate) fn count_failure(&self, worker: usize, error: ProxyError) {
-        let at = UPSTREAM_ERRORS.iter().position(|failure| *failure == error);
-        if let Some((shard, at)) = self.0.get(worker).zip(at) {
-            shard.failures[at].fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Counts a retry.
-    pub(crate) fn count_retry(&self, worker: usize) {
-        if let Some(shard) = self.0.get(worker) {
-            shard.retries.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    fn sum(&self, counter: impl Fn(&MetricsShard) -> &AtomicU64) -> u64 {
-        self.0
-            .iter()
-            .map(|shard| counter(shard).load(Ordering::Relaxed))
-            .sum()
-    }
-}
-
 impl Upstreams {
     /// Adds all metrics of the upstreams to `page`.
     pub(crate) fn collect(&self, page: &mut Page<'_>) {
@@ -217,8 +148,13 @@ impl Upstreams {
             .iter()
             .flat_map(|upstream| {
                 let endpoints = upstream.endpoints.iter();
-                endpoints
-                    .map(|endpoint| (&*upstream.name, endpoint.url.to_string(), &endpoint.health))
+                endpoints.map(|endpoint| {
+                    (
+                        &*upstream.name,
+                        endpoint.address.url.to_string(),
+                        &endpoint.health,
+                    )
+                })
             })
             .collect();
         let single = |read: fn(&EndpointHealth) -> u64| {
@@ -230,28 +166,28 @@ impl Upstreams {
             single(|health| u64::from(health.is_healthy())),
         );
         page.family(&EJECTIONS, single(EndpointHealth::ejections));
-        let failures = ProxyError::OF_UPSTREAM.map(ProxyError::as_str);
-        for (metric, kinds, read) in [
-            (
-                &ENDPOINT_FAILURES,
-                &failures[..],
-                EndpointHealth::failures as fn(&EndpointHealth, usize) -> u64,
-            ),
-            (
-                &INCOMPLETE_RESPONSES,
-                &EARLY_ENDS,
-                EndpointHealth::early_ends,
-            ),
-            (&HEALTH_CHECKS, &CHECK_RESULTS, EndpointHealth::checks),
-        ] {
-            let samples = endpoints.iter().flat_map(|(upstream, url, health)| {
-                kinds
-                    .iter()
-                    .enumerate()
-                    .map(move |(at, kind)| ([*upstream, url.as_str(), *kind], read(health, at)))
-            });
-            page.family(metric, samples);
-        }
+        let failures = endpoints.iter().flat_map(|(upstream, url, health)| {
+            let kinds = ProxyError::OF_UPSTREAM.iter().enumerate();
+            kinds.map(move |(at, kind)| {
+                let labels = [*upstream, url.as_str(), kind.as_str()];
+                (labels, health.failures(at))
+            })
+        });
+        page.family(&ENDPOINT_FAILURES, failures);
+        let early_ends = endpoints.iter().flat_map(|(upstream, url, health)| {
+            EarlyEnd::ALL.map(|end| {
+                let labels = [*upstream, url.as_str(), end.as_str()];
+                (labels, health.early_ends(end))
+            })
+        });
+        page.family(&INCOMPLETE_RESPONSES, early_ends);
+        let checks = endpoints.iter().flat_map(|(upstream, url, health)| {
+            CheckResult::ALL.map(|result| {
+                let labels = [*upstream, url.as_str(), result.as_str()];
+                (labels, health.checks(result))
+            })
+        });
+        page.family(&HEALTH_CHECKS, checks);
     }
 
     fn collect_concurrency(&self, page: &mut Page<'_>) {

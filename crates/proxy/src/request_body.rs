@@ -5,8 +5,6 @@
 //! into the headers. nginx drops request trailers too, and so does Envoy for HTTP/1.1.
 
 use std::{
-    error::Error,
-    fmt,
     pin::Pin,
     sync::{
         Arc, Mutex, PoisonError,
@@ -21,60 +19,9 @@ use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use tidegate_net::{BodyReadError, BoundedBody, IdleTimeout, MinRate};
 
 use super::{
-    error::ProxyError, permit::PermitHandle, upstream::h2::StreamSlot, write_stall::StreamReset,
+    body_error::BodyError, error::ProxyError, permit::PermitHandle, stream_slots::StreamSlot,
+    write_stall::StreamReset,
 };
-
-/// The reason why a body was not forwarded completely.
-#[derive(Debug)]
-pub(crate) enum BodyError {
-    /// Nothing arrived before the timeout.
-    IdleTimeout,
-    /// The body exceeds its maximum size.
-    TooLarge,
-    /// The client reads the response too slowly.
-    SlowClient,
-    /// The response is complete, so the rest of the request body is not sent.
-    Unwanted,
-    /// The sender closed or reset the stream early.
-    Aborted(Box<dyn Error + Send + Sync>),
-}
-
-impl fmt::Display for BodyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::IdleTimeout => f.write_str("the body did not arrive in time"),
-            Self::TooLarge => f.write_str("the body is too large"),
-            Self::SlowClient => f.write_str("the client read the response body too slowly"),
-            Self::Unwanted => {
-                f.write_str("the response was complete before the request body was sent")
-            }
-            Self::Aborted(error) => write!(f, "the body ended early: {error}"),
-        }
-    }
-}
-
-impl Error for BodyError {}
-
-/// The ways in which an upstream can end a response early, as metric labels and log values.
-pub(crate) const EARLY_ENDS: [&str; 2] = ["broken_off", "idle_timeout"];
-
-impl BodyError {
-    /// Returns the index of this error in [`EARLY_ENDS`].
-    pub(crate) const fn index(&self) -> usize {
-        match self {
-            Self::Aborted(_) | Self::TooLarge | Self::SlowClient | Self::Unwanted => 0,
-            Self::IdleTimeout => 1,
-        }
-    }
-
-    /// Returns the name of this error in the access log.
-    pub(crate) const fn reason(&self) -> &'static str {
-        match self {
-            Self::SlowClient => "client_slow",
-            _ => EARLY_ENDS[self.index()],
-        }
-    }
-}
 
 /// The progress of sending a request body, for the task that waits for the response. The value is
 /// `None` if the request has no body.

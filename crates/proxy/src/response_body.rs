@@ -25,14 +25,15 @@ use std::{
 
 use http::header::CONTENT_LENGTH;
 use http_body_util::Full;
-use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
+use hyper::body::{Body as HttpBody, Bytes, Frame, SizeHint};
 use tidegate_config::Slow;
 use tidegate_net::IdleTimeout;
 use tokio::task::AbortHandle;
 
 use super::{
-    request_body::{BodyError, UploadProgress},
-    upstream::checkout::Checkout,
+    body_error::BodyError,
+    request_body::UploadProgress,
+    upstream::{checkout::Checkout, connection::ResponseSource},
 };
 
 /// The maximum number of bytes read ahead on one worker, for all clients together. While the
@@ -53,15 +54,6 @@ pub(crate) enum ResponseBody {
     Frames(VecDeque<Frame<Bytes>>, ReadAheadBytes),
     /// A body of which the upstream has more to send.
     Streaming(StreamingBody),
-}
-
-/// The source of a response body.
-#[derive(Debug)]
-pub(crate) enum ResponseSource {
-    /// The HTTP/1.1 connection, which carries no other request.
-    Http1,
-    /// An HTTP/2 stream.
-    Http2(Incoming),
 }
 
 /// The options for streaming a body to the client.
@@ -426,7 +418,7 @@ impl BodyReader {
         pipe.finish(Err(BodyError::SlowClient));
         if let Some(checkout) = self.checkout.take() {
             let endpoint = checkout.active.endpoint();
-            tracing::debug!(endpoint = %endpoint.url, "client read the response too slowly: connection closed");
+            tracing::debug!(endpoint = %endpoint.address.url, "client read the response too slowly: connection closed");
         }
         Poll::Ready(())
     }
@@ -463,8 +455,8 @@ impl BodyReader {
     fn fail(&mut self, error: BodyError) {
         if let Some(checkout) = self.checkout.take() {
             let endpoint = checkout.active.endpoint();
-            tracing::debug!(endpoint = %endpoint.url, "response ended early: {error}");
-            endpoint.health.count_early_end(error.index());
+            tracing::debug!(endpoint = %endpoint.address.url, "response ended early: {error}");
+            endpoint.health.count_early_end(error.early_end());
         }
         lock(&self.pipe).finish(Err(error));
     }

@@ -19,7 +19,7 @@ use tidegate_net::{
 use super::{
     access_log::AccessLog,
     bad_request::BadRequests,
-    upstream::{balancer::Upstreams, tls::TrustAnchorError},
+    upstream::{balancer::Upstreams, config::RuntimeConfig, health_check, tls::TrustAnchorError},
 };
 
 const LOG_DROPPED: Metric = Metric::counter(
@@ -41,13 +41,6 @@ pub struct ProxyRuntime {
     bad_requests: Arc<BadRequests>,
 }
 
-/// One consistent version of settings and upstreams.
-#[derive(Debug)]
-pub struct RuntimeConfig {
-    pub(crate) settings: Arc<Proxy>,
-    pub(crate) upstreams: Upstreams,
-}
-
 impl ProxyRuntime {
     /// Activates `settings` on the workers of `server`. Requests are logged to `log`. `clock`
     /// measures the response times.
@@ -66,10 +59,7 @@ impl ProxyRuntime {
         first.upstreams.activate(first.settings.timeouts.pool);
         let started = Arc::clone(&first.settings);
         let current = Arc::new(ArcSwap::from_pointee(first));
-        current
-            .load()
-            .upstreams
-            .start_health_checks(&tasks, &current);
+        health_check::start(&tasks, &current);
         Ok(Self {
             started,
             current,
@@ -150,8 +140,7 @@ impl ProxyRuntime {
         next.upstreams.activate(next.settings.timeouts.pool);
         let next = Arc::new(next);
         let previous = self.current.swap(Arc::clone(&next));
-        next.upstreams
-            .start_health_checks(&self.tasks, &self.current);
+        health_check::start(&self.tasks, &self.current);
         previous.upstreams.retire_removed(&next.upstreams);
     }
 
@@ -169,19 +158,5 @@ impl ProxyRuntime {
     pub fn exposition(self: &Arc<Self>) -> String {
         let proxy = Arc::clone(self);
         prometheus::encode(Format::Text, move |page| proxy.collect(page))
-    }
-}
-
-impl RuntimeConfig {
-    fn new(
-        settings: Proxy,
-        workers: usize,
-        previous: &Upstreams,
-        clock: &Clock,
-    ) -> Result<Self, TrustAnchorError> {
-        Ok(Self {
-            upstreams: Upstreams::inheriting_from(&settings.upstreams, workers, previous, clock)?,
-            settings: Arc::new(settings),
-        })
     }
 }

@@ -21,9 +21,7 @@ use tidegate_net::LazyTimer;
 use tidegate_tower::LongLivedPermit;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
-use super::{
-    access_log::Session, downstream::client_limit::ClientRequest, upstream::checkout::Checkout,
-};
+use super::{access_log::Session, client_limit::ClientRequest, upstream::checkout::Checkout};
 
 /// The buffer size for each direction, in bytes.
 const BUFFER_BYTES: usize = 16 << 10;

@@ -24,8 +24,9 @@ use tower_service::Service;
 
 use super::AccessLog;
 use crate::{
+    body_error::{BodyError, EarlyEnd},
     error::ErrorReason,
-    request_body::{BodyError, EARLY_ENDS},
+    upstream::{balancer::Upstream, endpoint::Endpoint},
 };
 
 /// The maximum length of a logged text from the client, in bytes.
@@ -37,6 +38,16 @@ pub(crate) struct LoggedUpstream {
     pub(crate) upstream: Box<str>,
     /// The endpoint that the request was sent to. After retries, this is the last endpoint.
     pub(crate) endpoint: Option<Box<str>>,
+}
+
+impl LoggedUpstream {
+    /// Returns the names of `upstream` and of the endpoint that the request was sent to.
+    pub(crate) fn new(upstream: &Upstream, endpoint: Option<&Arc<Endpoint>>) -> Self {
+        Self {
+            upstream: upstream.name.clone(),
+            endpoint: endpoint.map(|endpoint| endpoint.address.url.to_string().into()),
+        }
+    }
 }
 
 /// An upgraded connection (for example a WebSocket), stored as a response extension. The log entry
@@ -182,7 +193,8 @@ where
             Some(Err(error)) => {
                 let error: &dyn Error = error;
                 let error = error.downcast_ref::<BodyError>();
-                entry.line.reason = Some(error.map_or(EARLY_ENDS[0], BodyError::reason));
+                entry.line.reason =
+                    Some(error.map_or(EarlyEnd::BrokenOff.as_str(), BodyError::reason));
                 entry.is_aborted = true;
             }
             None => {}

@@ -1,6 +1,5 @@
 //! A client connection: detects the protocol, then serves requests until either side closes.
 
-pub(crate) mod client_limit;
 mod detect;
 mod http1;
 mod http2;
@@ -22,12 +21,12 @@ use tokio::{
 };
 use tower_service::Service;
 
-use self::{
+use self::{detect::Version, mtls::MtlsService};
+use super::{
+    bad_request::BadRequests,
     client_limit::{ClientLimitExceeded, ClientRequest, ClientRequests},
-    detect::Version,
-    mtls::MtlsService,
+    tunnel::PendingTunnel,
 };
-use super::{bad_request::BadRequests, tunnel::PendingTunnel};
 
 /// The context of a client connection.
 pub(crate) struct ClientConnection {

@@ -4,5 +4,4 @@
 pub(crate) mod forwarded;
 pub(crate) mod hop_by_hop;
 pub(crate) mod lookup;
-pub(crate) mod normalise;
 pub(crate) mod target;

@@ -9,21 +9,18 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
 use http::{header::HOST, request::Parts, uri::Scheme};
 use tidegate::Clock;
 use tidegate_core::{Cost, Request, When};
-use tidegate_net::Tasks;
 
 use super::{
-    endpoint::{Endpoint, EndpointSettings},
-    health_check,
+    address::EndpointAddress,
+    counters::UpstreamMetrics,
+    endpoint::Endpoint,
+    endpoint_settings::EndpointSettings,
     tls::{TrustAnchorError, connector},
 };
-use crate::{
-    access_log::LoggedUpstream, concurrency::UpstreamConcurrency, error::ProxyError,
-    metrics::UpstreamMetrics, runtime::RuntimeConfig,
-};
+use crate::{concurrency::UpstreamConcurrency, error::ProxyError};
 
 /// All upstreams, in configuration order.
 #[derive(Debug, Default)]
@@ -72,17 +69,6 @@ impl Upstreams {
         upstreams.map(Self)
     }
 
-    /// Starts the configured active health checks that are not running yet. The checks of an
-    /// endpoint run until `current` no longer configures them.
-    pub(crate) fn start_health_checks(&self, tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
-        for endpoint in self.endpoints() {
-            if endpoint.claim_health_checks() {
-                let (endpoint, current) = (Arc::downgrade(endpoint), Arc::downgrade(current));
-                tasks.spawn(move || health_check::run(endpoint, current));
-            }
-        }
-    }
-
     /// Applies the new settings to all endpoints, with `idle_timeout` as the idle timeout of pooled
     /// connections.
     pub(crate) fn activate(&self, idle_timeout: Duration) {
@@ -102,7 +88,7 @@ impl Upstreams {
         }
     }
 
-    fn endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+    pub(super) fn endpoints(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
         self.0.iter().flat_map(|upstream| &upstream.endpoints)
     }
 
@@ -160,14 +146,12 @@ impl Upstream {
         };
         let endpoint_settings = Arc::new(EndpointSettings::of(settings));
         let endpoint = |url: tidegate_config::Url| {
+            let address = EndpointAddress::new(url, settings, tls.as_ref());
             let mut unchanged = previous.iter().flat_map(|previous| &previous.endpoints);
-            let unchanged =
-                unchanged.find(|endpoint| endpoint.is_same(&url, settings, tls.as_ref()));
-            unchanged.cloned().unwrap_or_else(|| {
-                let endpoint =
-                    Endpoint::new(url, settings, &endpoint_settings, tls.as_ref(), workers);
-                Arc::new(endpoint)
-            })
+            let unchanged = unchanged.find(|endpoint| endpoint.address == address);
+            unchanged
+                .cloned()
+                .unwrap_or_else(|| Arc::new(Endpoint::new(address, &endpoint_settings, workers)))
         };
         let unchanged = previous.and_then(|previous| previous.concurrency.as_ref());
         let concurrency = settings.adaptive.as_ref();
@@ -186,14 +170,6 @@ impl Upstream {
             concurrency: concurrency.and_then(Result::ok),
             http2: settings.http2.then_some(scheme),
         })
-    }
-
-    /// Returns the names of this upstream and of `endpoint`, for the access log.
-    pub(crate) fn for_access_log(&self, endpoint: Option<&Arc<Endpoint>>) -> LoggedUpstream {
-        LoggedUpstream {
-            upstream: self.name.clone(),
-            endpoint: endpoint.map(|endpoint| endpoint.url.to_string().into()),
-        }
     }
 
     /// Advances and returns the round robin position, at which a request starts its search for an

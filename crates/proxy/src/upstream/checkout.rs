@@ -18,7 +18,7 @@ impl Checkout {
     /// instead.
     pub(crate) fn return_to_pool(self) {
         // A shared HTTP/2 connection never left the pool.
-        if self.active.endpoint().http2 {
+        if self.active.endpoint().address.http2 {
             return;
         }
         if self.connection.is_ready() {

@@ -8,35 +8,47 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use super::{
-    connection::Protocol,
-    endpoint::Endpoint,
+    address::EndpointAddress,
     h1::{Http1Connection, Socket},
     h2::Http2Connection,
 };
 
+/// The HTTP client of a connection.
+#[derive(Debug)]
+pub(crate) enum Protocol {
+    /// A client for one request at a time.
+    Http1(Box<Http1Connection>),
+    /// A client for many concurrent requests.
+    Http2(Http2Connection),
+}
+
 /// Connects to `endpoint`.
-pub(crate) async fn connect(endpoint: &Endpoint, settings: &Proxy) -> io::Result<Protocol> {
-    let stream = TcpStream::connect((&*endpoint.url.host, endpoint.url.port)).await?;
+pub(crate) async fn connect(address: &EndpointAddress, settings: &Proxy) -> io::Result<Protocol> {
+    let stream = TcpStream::connect((&*address.url.host, address.url.port)).await?;
     stream.set_nodelay(true)?;
-    let Some(tls) = endpoint.tls() else {
-        return handshake(stream, endpoint, settings).await;
+    let Some(tls) = address.tls() else {
+        return handshake(stream, address, settings).await;
     };
-    let name = ServerName::try_from(endpoint.url.host.to_string()).map_err(io::Error::other)?;
+    let name = ServerName::try_from(address.url.host.to_string()).map_err(io::Error::other)?;
     let stream = TlsConnector::from(tls.clone())
         .connect(name, stream)
         .await?;
     let agreed = stream.get_ref().1.alpn_protocol();
-    if endpoint.http2 && agreed != Some(b"h2") {
+    if address.http2 && agreed != Some(b"h2") {
         return Err(io::Error::other("the upstream does not support HTTP/2"));
     }
-    handshake(stream, endpoint, settings).await
+    handshake(stream, address, settings).await
 }
 
-async fn handshake<S>(stream: S, endpoint: &Endpoint, settings: &Proxy) -> io::Result<Protocol>
+async fn handshake<S>(
+    stream: S,
+    address: &EndpointAddress,
+    settings: &Proxy,
+) -> io::Result<Protocol>
 where
     S: Socket + 'static,
 {
-    if endpoint.http2 {
+    if address.http2 {
         return Http2Connection::open(stream, settings)
             .await
             .map(Protocol::Http2);

@@ -13,24 +13,23 @@ use std::{
 use bytes::Bytes;
 use hyper::{
     Request, Response,
-    body::{Body as _, Frame},
+    body::{Body as _, Frame, Incoming},
 };
 use tidegate_config::{Proxy, Timeouts};
 use tidegate_net::LazyTimer;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::{
-    connect,
-    endpoint::{ConnectionSlot, Endpoint},
+    connect::Protocol,
+    connection_slot::ConnectionSlot,
     h1::{Http1Connection, RequestWriter},
-    h2::{Http2Connection, StreamSlot},
-    retry::is_repeatable,
+    repeatable::is_repeatable,
 };
 use crate::{
     error::ProxyError,
     headers::forwarded::ForwardingHeaders,
     request_body::{Upload, UploadProgress},
-    response_body::ResponseSource,
+    stream_slots::StreamSlot,
     write_stall::WatchedBody,
 };
 
@@ -47,15 +46,6 @@ pub(crate) struct UpstreamConnection {
     slot: Arc<ConnectionSlot>,
 }
 
-/// The HTTP client of a connection.
-#[derive(Debug)]
-pub(crate) enum Protocol {
-    /// A client for one request at a time.
-    Http1(Box<Http1Connection>),
-    /// A client for many concurrent requests.
-    Http2(Http2Connection),
-}
-
 /// A request to send, with the state that an earlier attempt has left.
 pub(crate) enum OutgoingRequest {
     /// A request of which nothing was sent yet.
@@ -65,6 +55,15 @@ pub(crate) enum OutgoingRequest {
     Resent(Box<Request<Upload>>),
     /// A request that was serialised for an HTTP/1.1 connection, which turned out to be closed.
     Serialised(Box<RequestWriter>),
+}
+
+/// The source of a response body.
+#[derive(Debug)]
+pub(crate) enum ResponseSource {
+    /// The HTTP/1.1 connection, which carries no other request.
+    Http1,
+    /// An HTTP/2 stream.
+    Http2(Incoming),
 }
 
 /// The reason why a request has no response.
@@ -86,38 +85,15 @@ impl From<ProxyError> for SendError {
 }
 
 impl UpstreamConnection {
-    /// Opens a connection to `endpoint`.
-    ///
-    /// # Errors
-    ///
-    /// - [`ProxyError::Full`] if the endpoint is at its connection limit.
-    /// - [`ProxyError::Local`] if this machine is out of resources.
-    /// - [`ProxyError::ConnectTimeout`] if the connection is not open at the time `until`.
-    /// - [`ProxyError::Unreachable`] if the attempt fails for another reason.
-    pub(crate) async fn open(
-        endpoint: &Arc<Endpoint>,
-        settings: &Proxy,
-        until: Instant,
-    ) -> Result<Self, ProxyError> {
-        let slot = endpoint.reserve_connection().ok_or(ProxyError::Full)?;
-        let protocol = timeout_at(until, connect::connect(endpoint, settings))
-            .await
-            .map_err(|_| ProxyError::ConnectTimeout)?
-            .map_err(|error| {
-                tracing::debug!(endpoint = %endpoint.url, "cannot connect: {error}");
-                if connect::is_out_of_resources(&error) {
-                    tracing::warn!(upstream = %endpoint.settings().name, %error, "cannot connect to the upstream: this host has no free file descriptor, port or memory");
-                    return ProxyError::Local;
-                }
-                endpoint.health.record_connect_error(&error);
-                ProxyError::Unreachable
-            })?;
-        Ok(Self {
+    /// Creates a connection that speaks `protocol` and counts as one of its endpoint until `slot` is
+    /// dropped.
+    pub(crate) fn new(protocol: Protocol, slot: ConnectionSlot, settings: &Proxy) -> Self {
+        Self {
             protocol,
             stream: None,
             timer: LazyTimer::new(settings.timeouts.head),
             slot: Arc::new(slot),
-        })
+        }
     }
 
     /// Returns whether the connection takes no more requests, because the upstream has closed it or

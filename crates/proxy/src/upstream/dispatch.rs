@@ -12,17 +12,15 @@ use tokio::time::{Duration, Instant, timeout_at};
 use super::{
     balancer::Upstream,
     checkout::Checkout,
-    connection::{OutgoingRequest, SendError, UpstreamConnection},
+    config::RuntimeConfig,
+    connection::{OutgoingRequest, ResponseSource, SendError, UpstreamConnection},
     endpoint::{ActiveRequest, Endpoint},
-    outlier::{record_failure, record_success},
     retry::{FailedAttempt, Retry, retry},
 };
 use crate::{
     error::ProxyError,
     headers::forwarded::ForwardingHeaders,
     request_body::{Upload, UploadProgress},
-    response_body::ResponseSource,
-    runtime::RuntimeConfig,
 };
 
 /// The load balancing state of one request. It keeps the settings that were current when the
@@ -109,7 +107,7 @@ impl Dispatcher {
                 let timeouts = &self.current.settings.timeouts;
                 match checkout.connection.response_head(progress, timeouts).await {
                     Ok(response) => {
-                        record_success(checkout.active.endpoint());
+                        checkout.active.endpoint().record_success();
                         return Ok((response, checkout));
                     }
                     Err(send_error) => {
@@ -175,7 +173,7 @@ impl Dispatcher {
                 .await;
             let send_error = match sent {
                 Ok(response) => {
-                    record_success(endpoint);
+                    endpoint.record_success();
                     return Ok((response, checkout));
                 }
                 Err(send_error) => send_error,
@@ -208,7 +206,7 @@ impl Dispatcher {
         {
             return Ok((pooled, true));
         }
-        if !endpoint.http2 {
+        if !endpoint.address.http2 {
             return Ok((self.open(endpoint, until).await?, false));
         }
         let permission = timeout_at(until, endpoint.pool.opening(self.worker)).await;
@@ -229,10 +227,10 @@ impl Dispatcher {
         endpoint: &Arc<Endpoint>,
         until: Instant,
     ) -> Result<Box<UpstreamConnection>, ProxyError> {
-        let opened = UpstreamConnection::open(endpoint, &self.current.settings, until).await;
+        let opened = endpoint.connect(&self.current.settings, until).await;
         opened
             .map(Box::new)
-            .inspect_err(|error| record_failure(endpoint, *error))
+            .inspect_err(|error| endpoint.record_failure(*error))
     }
 
     /// Describes a failed attempt for the retry policy.
@@ -282,7 +280,7 @@ fn resend(
             has_endpoint_failed,
         } => {
             if has_endpoint_failed {
-                record_failure(endpoint, ProxyError::BadResponse);
+                endpoint.record_failure(ProxyError::BadResponse);
             }
             Ok(Resend::OtherEndpoint(request))
         }
@@ -291,7 +289,7 @@ fn resend(
             has_endpoint_failed,
         } => {
             if has_endpoint_failed {
-                record_failure(endpoint, error);
+                endpoint.record_failure(error);
             }
             Err(error)
         }

@@ -9,81 +9,50 @@ use std::{
 };
 
 use arc_swap::{ArcSwap, Guard};
-use rustls::ClientConfig;
-use tidegate_config::{Ejection, HealthCheck, Scheme, Upstream, Url};
+use tidegate_config::Proxy;
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::{
+    address::EndpointAddress,
+    connect,
     connection::UpstreamConnection,
+    connection_slot::{ConnectionCount, ConnectionSlot},
+    endpoint_settings::EndpointSettings,
+    failure_log::LogDecision,
     outlier::EndpointHealth,
     pool::{ConnectionPool, reap_idle},
-    tls::UpstreamTls,
 };
+use crate::error::ProxyError;
 
 /// An endpoint of an upstream.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
-    pub(crate) url: Url,
-    /// Whether requests use HTTP/2.
-    pub(crate) http2: bool,
-    tls: Option<UpstreamTls>,
+    pub(crate) address: EndpointAddress,
     /// The current settings. A reload replaces them.
     settings: ArcSwap<EndpointSettings>,
     has_health_checks: AtomicBool,
-    connections: AtomicUsize,
+    connections: ConnectionCount,
     in_flight: AtomicUsize,
-    pub(super) pool: ConnectionPool,
+    pub(super) pool: Arc<ConnectionPool>,
     pub(crate) health: EndpointHealth,
 }
 
-/// The settings that an endpoint takes from its upstream. A reload may change them.
-#[derive(Debug)]
-pub(crate) struct EndpointSettings {
-    /// The upstream's name.
-    pub(crate) name: Box<str>,
-    /// The maximum number of connections to the endpoint.
-    max_connections: usize,
-    pub(crate) eject: Option<Ejection>,
-    pub(crate) health: Option<HealthCheck>,
-}
-
-impl EndpointSettings {
-    pub(crate) fn of(upstream: &Upstream) -> Self {
-        Self {
-            name: upstream.name.clone(),
-            max_connections: upstream.max_connections,
-            // With a single endpoint, ejection would leave no endpoint for requests.
-            eject: upstream.eject.filter(|_| upstream.urls.len() > 1),
-            health: upstream.health.clone(),
-        }
-    }
-}
-
 impl Endpoint {
-    /// Creates the endpoint at `url` of `upstream`. The endpoint gets these `settings`, and a
-    /// connection pool for each of `workers`.
+    /// Creates an endpoint with these `settings`, and a connection pool for each of `workers`.
     pub(crate) fn new(
-        url: Url,
-        upstream: &Upstream,
+        address: EndpointAddress,
         settings: &Arc<EndpointSettings>,
-        tls: Option<&UpstreamTls>,
         workers: usize,
     ) -> Self {
         Self {
-            tls: tls_of(&url, tls).cloned(),
-            url,
-            http2: upstream.http2,
+            pool: Arc::new(ConnectionPool::new(address.http2, workers)),
+            address,
             settings: ArcSwap::new(Arc::clone(settings)),
             has_health_checks: AtomicBool::new(false),
-            connections: AtomicUsize::new(0),
+            connections: ConnectionCount::default(),
             in_flight: AtomicUsize::new(0),
-            pool: ConnectionPool::new(upstream.http2, workers),
             health: EndpointHealth::default(),
         }
-    }
-
-    /// Returns the TLS settings, if the endpoint is an `https` URL.
-    pub(crate) fn tls(&self) -> Option<&Arc<ClientConfig>> {
-        self.tls.as_ref().map(|tls| &tls.config)
     }
 
     /// Returns the current settings.
@@ -105,17 +74,6 @@ impl Endpoint {
         self.pool.retire();
     }
 
-    /// Returns whether this endpoint equals `upstream`'s endpoint at `url`. Equal endpoints also
-    /// have the same protocol and the same trust anchors as `tls`.
-    pub(crate) fn is_same(
-        &self,
-        url: &Url,
-        upstream: &Upstream,
-        tls: Option<&UpstreamTls>,
-    ) -> bool {
-        self.url == *url && self.http2 == upstream.http2 && self.tls.as_ref() == tls_of(url, tls)
-    }
-
     /// Marks active health checks as running, if they are configured. Returns true if the caller
     /// must start them, because they were not running before.
     pub(crate) fn claim_health_checks(&self) -> bool {
@@ -134,51 +92,103 @@ impl Endpoint {
 
     /// Returns the number of connections, including idle ones.
     pub(crate) fn connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
+        self.connections.get()
     }
 
     /// Returns `connection` to the pool of `worker`.
-    pub(crate) fn put_back(self: &Arc<Self>, worker: usize, connection: Box<UpstreamConnection>) {
+    pub(crate) fn put_back(&self, worker: usize, connection: Box<UpstreamConnection>) {
         if self.pool.put_back(worker, connection) {
-            tokio::task::spawn_local(reap_idle(Arc::downgrade(self), worker));
+            tokio::task::spawn_local(reap_idle(Arc::downgrade(&self.pool), worker));
         }
     }
 
     /// Reserves a slot for a new connection. At the connection limit, closes an idle connection to
     /// free a slot, and returns `None` if no connection is idle.
-    pub(crate) fn reserve_connection(self: &Arc<Self>) -> Option<ConnectionSlot> {
+    fn reserve_connection(&self) -> Option<ConnectionSlot> {
         let max_connections = self.settings().max_connections;
-        let below = |count: usize| (count < max_connections).then_some(count + 1);
-        let increment = || {
-            self.connections
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, below)
-        };
-        if increment().is_err() {
-            drop(self.pool.evict_idle()?);
-            increment().ok()?;
+        if let Some(slot) = self.connections.try_add(max_connections) {
+            return Some(slot);
         }
-        Some(ConnectionSlot(Arc::clone(self)))
+        drop(self.pool.evict_idle()?);
+        self.connections.try_add(max_connections)
+    }
+
+    /// Opens a connection.
+    ///
+    /// # Errors
+    ///
+    /// - [`ProxyError::Full`] if the endpoint is at its connection limit.
+    /// - [`ProxyError::Local`] if this machine is out of resources.
+    /// - [`ProxyError::ConnectTimeout`] if the connection is not open at the time `until`.
+    /// - [`ProxyError::Unreachable`] if the attempt fails for another reason.
+    pub(crate) async fn connect(
+        &self,
+        settings: &Proxy,
+        until: Instant,
+    ) -> Result<UpstreamConnection, ProxyError> {
+        let slot = self.reserve_connection().ok_or(ProxyError::Full)?;
+        let protocol = timeout_at(until, connect::connect(&self.address, settings))
+            .await
+            .map_err(|_| ProxyError::ConnectTimeout)?
+            .map_err(|error| {
+                tracing::debug!(endpoint = %self.address.url, "cannot connect: {error}");
+                if connect::is_out_of_resources(&error) {
+                    tracing::warn!(upstream = %self.settings().name, %error, "cannot connect to the upstream: this host has no free file descriptor, port or memory");
+                    return ProxyError::Local;
+                }
+                self.health.record_connect_error(&error);
+                ProxyError::Unreachable
+            })?;
+        Ok(UpstreamConnection::new(protocol, slot, settings))
+    }
+
+    /// Records that `endpoint` has answered a request, whatever the status of the response.
+    pub(crate) fn record_success(&self) {
+        if self.health.record_success() == LogDecision::Log {
+            tracing::info!(upstream = %self.settings().name, endpoint = %self.address.url, "upstream endpoint recovered");
+        }
+    }
+
+    /// Records that a request to `endpoint` failed, if the endpoint caused it. Ejects the endpoint
+    /// after too many consecutive failures.
+    pub(crate) fn record_failure(self: &Arc<Self>, error: ProxyError) {
+        let at = ProxyError::OF_UPSTREAM
+            .iter()
+            .position(|blamed| *blamed == error);
+        let Some(failed) = at.and_then(|at| self.health.failed.get(at)) else {
+            return;
+        };
+        failed.fetch_add(1, Ordering::Relaxed);
+        if self.health.record_failure() == LogDecision::Log {
+            tracing::warn!(
+                upstream = %self.settings().name, endpoint = %self.address.url, failure = error.as_str(), cause = self.health.cause(error),
+                "upstream endpoint failing (further failures suppressed until it recovers)"
+            );
+        }
+        let Some(ejection) = self.settings().eject else {
+            return;
+        };
+        if !self.health.try_eject(ejection) {
+            return;
+        }
+        tracing::warn!(
+            upstream = %self.settings().name, endpoint = %self.address.url, duration = ?ejection.time,
+            "endpoint ejected after {} consecutive failures", ejection.failures
+        );
+        let endpoint = Arc::downgrade(self);
+        tokio::task::spawn_local(async move {
+            sleep(ejection.time).await;
+            if let Some(endpoint) = endpoint.upgrade() {
+                endpoint.health.end_ejection(ejection);
+                tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.address.url, "endpoint re-admitted");
+            }
+        });
     }
 
     /// Counts a request as in flight until the returned value is dropped.
     pub(crate) fn begin_request(self: &Arc<Self>) -> ActiveRequest {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         ActiveRequest(Arc::clone(self))
-    }
-}
-
-/// Returns `tls` if `url` is an `https` URL.
-fn tls_of<'t>(url: &Url, tls: Option<&'t UpstreamTls>) -> Option<&'t UpstreamTls> {
-    tls.filter(|_| url.scheme == Scheme::Https)
-}
-
-/// A slot of the endpoint's connection limit, held by one connection.
-#[derive(Debug)]
-pub(crate) struct ConnectionSlot(Arc<Endpoint>);
-
-impl Drop for ConnectionSlot {
-    fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

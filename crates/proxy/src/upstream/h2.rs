@@ -36,15 +36,13 @@ use tokio::{
     sync::watch,
 };
 
-use super::interim::InterimLimitStream;
+use super::interim::{InterimLimitStream, MAX_STREAMS};
 use crate::{
     headers::lookup,
     request_body::Upload,
+    stream_slots::{StreamSlot, StreamSlots},
     write_stall::{WatchedBody, with_write_timeout},
 };
-
-/// The maximum number of concurrent streams per connection, even if the upstream allows more.
-pub(super) const MAX_STREAMS: usize = 100;
 
 /// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
 /// [`MAX_STREAMS`] stream windows, so that unread responses never block other responses.
@@ -66,31 +64,8 @@ pub(crate) struct Http2Connection {
     max_headers: usize,
 }
 
-/// The limit of concurrent streams on a connection, and the number in use.
-#[derive(Debug)]
-struct StreamSlots {
-    /// The upstream's most recent `SETTINGS_MAX_CONCURRENT_STREAMS`.
-    max_streams: watch::Receiver<usize>,
-    streams: AtomicUsize,
-    /// Whether the connection is suspect: a response has timed out, and nothing has arrived since
-    /// the timeout.
-    is_suspect: AtomicBool,
-    /// Whether any response has ever arrived.
-    has_answered: AtomicBool,
-}
-
 /// The reason why there is no response. It contains the request if sending has not begun.
 pub(crate) type Http2SendError = TrySendError<Request<WatchedBody<Upload>>>;
-
-/// The reservation of one stream, which is released on drop.
-#[derive(Debug)]
-pub(crate) struct StreamSlot(Arc<StreamSlots>);
-
-impl Drop for StreamSlot {
-    fn drop(&mut self) {
-        self.0.streams.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 impl Http2Connection {
     /// Opens an HTTP/2 connection on `stream`, and waits for the upstream's `SETTINGS`.

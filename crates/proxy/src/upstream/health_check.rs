@@ -16,14 +16,31 @@ use std::{
 use arc_swap::ArcSwap;
 use http::{HeaderValue, Request, header};
 use tidegate_config::{HealthCheck, Proxy};
+use tidegate_net::Tasks;
 use tokio::time::{sleep, timeout};
 
-use super::{connect, connection::Protocol, endpoint::Endpoint, outlier::with_causes};
-use crate::{headers::target, request_body::Upload, runtime::RuntimeConfig};
+use super::{
+    config::RuntimeConfig,
+    connect::{self, Protocol},
+    endpoint::Endpoint,
+    outlier::{CheckResult, with_causes},
+};
+use crate::{headers::target, request_body::Upload};
+
+/// Starts the active health checks that `current` configures and that are not running yet. The checks
+/// of an endpoint run until `current` no longer configures them.
+pub(crate) fn start(tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
+    for endpoint in current.load().upstreams.endpoints() {
+        if endpoint.claim_health_checks() {
+            let (endpoint, current) = (Arc::downgrade(endpoint), Arc::downgrade(current));
+            tasks.spawn(move || run(endpoint, current));
+        }
+    }
+}
 
 /// Runs the active health checks of an endpoint, until the endpoint is removed or the checks are no
 /// longer configured. Each check uses the current settings.
-pub(crate) async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
+async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
     let mut streak = CheckStreak::default();
     while let (Some(endpoint), Some(current)) = (endpoint.upgrade(), current.upgrade()) {
         let settings = Arc::clone(&current.load().settings);
@@ -71,26 +88,29 @@ impl CheckStreak {
     /// succeeded.
     fn record(&mut self, endpoint: &Endpoint, check: &HealthCheck, problem: Option<String>) {
         let health = &endpoint.health;
-        health.count_check(problem.is_some());
+        health.count_check(match problem {
+            None => CheckResult::Good,
+            Some(_) => CheckResult::Bad,
+        });
         (self.good, self.bad) = match problem {
             None => (self.good.saturating_add(1), 0),
             Some(_) => (0, self.bad.saturating_add(1)),
         };
         if self.bad >= check.unhealthy_after && health.mark_down() {
             tracing::warn!(
-                upstream = %endpoint.settings().name, endpoint = %endpoint.url, problem = problem.unwrap_or_default(),
+                upstream = %endpoint.settings().name, endpoint = %endpoint.address.url, problem = problem.unwrap_or_default(),
                 "health check failed: endpoint marked down, used only if no other endpoint is healthy"
             );
         }
         if self.good >= check.healthy_after && health.mark_up() {
-            tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.url, "health check passed: endpoint marked up");
+            tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.address.url, "health check passed: endpoint marked up");
         }
     }
 }
 
 /// Performs one health check of `endpoint`, on a new connection.
 async fn run_check(endpoint: &Endpoint, check: &HealthCheck, settings: &Proxy) -> io::Result<()> {
-    let connection = connect::connect(endpoint, settings).await?;
+    let connection = connect::connect(&endpoint.address, settings).await?;
     let status = match connection {
         Protocol::Http1(mut connection) => {
             connection.start(check_request(endpoint, check)?, None);
@@ -110,15 +130,15 @@ async fn run_check(endpoint: &Endpoint, check: &HealthCheck, settings: &Proxy) -
 
 fn check_request(endpoint: &Endpoint, check: &HealthCheck) -> io::Result<Request<Upload>> {
     let request = Request::get(&*check.path)
-        .header(header::HOST, endpoint.url.authority())
+        .header(header::HOST, endpoint.address.url.authority())
         .header(header::USER_AGENT, HeaderValue::from_static("tidegate"))
         .body(Upload::empty())
         .map_err(io::Error::other)?;
-    if !endpoint.http2 {
+    if !endpoint.address.http2 {
         return Ok(request);
     }
     let (mut head, body) = request.into_parts();
-    let scheme = match endpoint.url.scheme {
+    let scheme = match endpoint.address.url.scheme {
         tidegate_config::Scheme::Http => http::uri::Scheme::HTTP,
         tidegate_config::Scheme::Https => http::uri::Scheme::HTTPS,
     };

@@ -25,10 +25,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::{
-    h2::MAX_STREAMS,
-    interim_allowance::{InterimAllowance, TooManyInterim},
-};
+use super::interim_allowance::{InterimAllowance, TooManyInterim};
+
+/// The maximum number of concurrent streams per connection, even if the upstream allows more.
+pub(super) const MAX_STREAMS: usize = 100;
 
 /// The maximum number of streams to remember, including streams that the proxy has reset.
 const MAX_COUNTERS: usize = 2 * MAX_STREAMS;

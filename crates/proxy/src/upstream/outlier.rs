@@ -14,19 +14,19 @@
 use std::{
     error::Error,
     sync::{
-        Arc, Mutex, PoisonError,
+        Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use tidegate_config::Ejection;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use super::{
-    endpoint::{Endpoint, EndpointSettings},
+    endpoint_settings::EndpointSettings,
     failure_log::{FailureLog, LogDecision},
 };
-use crate::{error::ProxyError, request_body::EARLY_ENDS};
+use crate::{body_error::EarlyEnd, error::ProxyError};
 
 // Bits of `EndpointHealth::unavailable`.
 const EJECTED: u8 = 1;
@@ -44,17 +44,33 @@ pub(crate) struct EndpointHealth {
     has_failed: AtomicBool,
     ejections: AtomicU64,
     /// The numbers of failed requests by kind, indexed as in [`ProxyError::OF_UPSTREAM`].
-    failed: [AtomicU64; ProxyError::OF_UPSTREAM.len()],
+    pub(super) failed: [AtomicU64; ProxyError::OF_UPSTREAM.len()],
     log: FailureLog,
     checks: [AtomicU64; 2],
-    /// The numbers of responses that ended early, indexed as in [`EARLY_ENDS`].
-    early_ends: [AtomicU64; EARLY_ENDS.len()],
+    /// The numbers of responses that ended early, by [`EarlyEnd`].
+    early_ends: [AtomicU64; EarlyEnd::ALL.len()],
     /// The cause of the last failed connection attempt.
     cause: Mutex<String>,
 }
 
-/// The results of health checks, as metric labels.
-pub(crate) const CHECK_RESULTS: [&str; 2] = ["good", "bad"];
+/// The result of a health check, as a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CheckResult {
+    Good,
+    Bad,
+}
+
+impl CheckResult {
+    /// All results, in the order of their discriminants.
+    pub(crate) const ALL: [Self; 2] = [Self::Good, Self::Bad];
+
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Bad => "bad",
+        }
+    }
+}
 
 /// The maximum length of a logged cause, in characters.
 const MAX_CAUSE_CHARS: usize = 256;
@@ -67,7 +83,7 @@ impl EndpointHealth {
     }
 
     /// Returns the cause of `error`, if the cause is known.
-    fn cause(&self, error: ProxyError) -> Option<String> {
+    pub(super) fn cause(&self, error: ProxyError) -> Option<String> {
         let cause = self.cause.lock().unwrap_or_else(PoisonError::into_inner);
         (error == ProxyError::Unreachable).then(|| cause.clone())
     }
@@ -80,25 +96,19 @@ impl EndpointHealth {
         self.ejections.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of health checks with this result, indexed as in [`CHECK_RESULTS`].
-    pub(crate) fn checks(&self, result: usize) -> u64 {
-        self.checks
-            .get(result)
-            .map_or(0, |count| count.load(Ordering::Relaxed))
+    /// Returns the number of health checks with this result.
+    pub(crate) fn checks(&self, result: CheckResult) -> u64 {
+        self.checks[result as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the number of responses that ended early in the way at index `at` of [`EARLY_ENDS`].
-    pub(crate) fn early_ends(&self, at: usize) -> u64 {
-        self.early_ends
-            .get(at)
-            .map_or(0, |count| count.load(Ordering::Relaxed))
+    /// Returns the number of responses that ended early in this way.
+    pub(crate) fn early_ends(&self, end: EarlyEnd) -> u64 {
+        self.early_ends[end as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts a response that ended early in the way at index `at` of [`EARLY_ENDS`].
-    pub(crate) fn count_early_end(&self, at: usize) {
-        if let Some(count) = self.early_ends.get(at) {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Counts a response that ended early in this way.
+    pub(crate) fn count_early_end(&self, end: EarlyEnd) {
+        self.early_ends[end as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of requests that failed with the error at index `at` of
@@ -110,7 +120,7 @@ impl EndpointHealth {
     }
 
     /// Records a successful request. Returns whether to log a recovery.
-    fn record_success(&self) -> LogDecision {
+    pub(super) fn record_success(&self) -> LogDecision {
         if !self.has_failed.load(Ordering::Relaxed) {
             return LogDecision::Skip;
         }
@@ -120,13 +130,13 @@ impl EndpointHealth {
     }
 
     /// Records a failed request. Returns whether to log the failure.
-    fn record_failure(&self) -> LogDecision {
+    pub(super) fn record_failure(&self) -> LogDecision {
         self.has_failed.store(true, Ordering::Relaxed);
         self.log.record_failure(Instant::now())
     }
 
     /// Counts a consecutive failure. Returns true if the failure ejects the endpoint.
-    fn try_eject(&self, ejection: Ejection) -> bool {
+    pub(super) fn try_eject(&self, ejection: Ejection) -> bool {
         let failures = self
             .failures
             .fetch_add(1, Ordering::Relaxed)
@@ -147,9 +157,9 @@ impl EndpointHealth {
             .fetch_and(ejected | down, Ordering::Relaxed);
     }
 
-    /// Counts the result of a health check.
-    pub(super) fn count_check(&self, is_bad: bool) {
-        self.checks[usize::from(is_bad)].fetch_add(1, Ordering::Relaxed);
+    /// Counts a health check with this result.
+    pub(super) fn count_check(&self, result: CheckResult) {
+        self.checks[result as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// Marks the endpoint as down. Returns true if it was up.
@@ -164,55 +174,12 @@ impl EndpointHealth {
 
     /// Ends the ejection. The next failure ejects the endpoint again, unless a request succeeds
     /// first.
-    fn end_ejection(&self, ejection: Ejection) {
+    pub(super) fn end_ejection(&self, ejection: Ejection) {
         self.failures
             .store(ejection.failures - 1, Ordering::Relaxed);
         self.has_failed.store(true, Ordering::Relaxed);
         self.unavailable.fetch_and(!EJECTED, Ordering::Relaxed);
     }
-}
-
-/// Records that `endpoint` has answered a request, whatever the status of the response.
-pub(crate) fn record_success(endpoint: &Endpoint) {
-    if endpoint.health.record_success() == LogDecision::Log {
-        tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.url, "upstream endpoint recovered");
-    }
-}
-
-/// Records that a request to `endpoint` failed, if the endpoint caused it. Ejects the endpoint
-/// after too many consecutive failures.
-pub(crate) fn record_failure(endpoint: &Arc<Endpoint>, error: ProxyError) {
-    let at = ProxyError::OF_UPSTREAM
-        .iter()
-        .position(|blamed| *blamed == error);
-    let Some(failed) = at.and_then(|at| endpoint.health.failed.get(at)) else {
-        return;
-    };
-    failed.fetch_add(1, Ordering::Relaxed);
-    if endpoint.health.record_failure() == LogDecision::Log {
-        tracing::warn!(
-            upstream = %endpoint.settings().name, endpoint = %endpoint.url, failure = error.as_str(), cause = endpoint.health.cause(error),
-            "upstream endpoint failing (further failures suppressed until it recovers)"
-        );
-    }
-    let Some(ejection) = endpoint.settings().eject else {
-        return;
-    };
-    if !endpoint.health.try_eject(ejection) {
-        return;
-    }
-    tracing::warn!(
-        upstream = %endpoint.settings().name, endpoint = %endpoint.url, duration = ?ejection.time,
-        "endpoint ejected after {} consecutive failures", ejection.failures
-    );
-    let endpoint = Arc::downgrade(endpoint);
-    tokio::task::spawn_local(async move {
-        sleep(ejection.time).await;
-        if let Some(endpoint) = endpoint.upgrade() {
-            endpoint.health.end_ejection(ejection);
-            tracing::info!(upstream = %endpoint.settings().name, endpoint = %endpoint.url, "endpoint re-admitted");
-        }
-    });
 }
 
 /// Returns the message of `error` and the messages of its sources. Leaves out a message that an

@@ -15,7 +15,7 @@ use std::{
 use tidegate_config::Timeouts;
 use tokio::time::{Instant, sleep};
 
-use super::{connection::UpstreamConnection, endpoint::Endpoint};
+use super::connection::UpstreamConnection;
 
 /// The maximum interval between two runs of the idle reaper. The interval is short because a reload
 /// may shorten the idle timeout, and the reaper must apply the new timeout soon.
@@ -162,12 +162,12 @@ impl ConnectionPool {
 
 /// Runs the idle reaper for the shard of `worker`, until the shard is empty or the endpoint is
 /// gone.
-pub(super) async fn reap_idle(endpoint: Weak<Endpoint>, worker: usize) {
-    let idle_timeout = |endpoint: &Weak<Endpoint>| Some(endpoint.upgrade()?.pool.idle_timeout());
-    while let Some(idle_timeout) = idle_timeout(&endpoint) {
+pub(super) async fn reap_idle(pool: Weak<ConnectionPool>, worker: usize) {
+    let idle_timeout = |pool: &Weak<ConnectionPool>| Some(pool.upgrade()?.idle_timeout());
+    while let Some(idle_timeout) = idle_timeout(&pool) {
         sleep(idle_timeout.min(MAX_REAP_INTERVAL)).await;
-        let is_empty = |endpoint: std::sync::Arc<Endpoint>| endpoint.pool.close_expired(worker);
-        if endpoint.upgrade().is_none_or(is_empty) {
+        let is_empty = |pool: std::sync::Arc<ConnectionPool>| pool.close_expired(worker);
+        if pool.upgrade().is_none_or(is_empty) {
             return;
         }
     }

@@ -9,8 +9,6 @@
 //! | failed because the client's body failed | answer with the error of the body |
 //! | failed for another reason | answer with the error; the endpoint has failed |
 
-use http::Method;
-
 use super::connection::SendError;
 use crate::error::ProxyError;
 
@@ -78,12 +76,6 @@ pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> 
     }
 }
 
-/// Returns whether a request may be sent twice: it must be idempotent and have no body. If a reused
-/// connection ends before any byte of the response, such a request is sent again.
-pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
-    method.is_idempotent() && !has_body
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -132,18 +124,6 @@ mod tests {
                 upload_error,
             };
             assert_eq!(retry(send_error(), attempt), expected, "{attempt:?}");
-        }
-    }
-
-    #[test]
-    fn only_idempotent_requests_without_a_body_are_repeatable() {
-        for (method, has_body, expected) in [
-            (Method::GET, false, true),
-            (Method::DELETE, false, true),
-            (Method::PUT, true, false),
-            (Method::POST, false, false),
-        ] {
-            assert_eq!(is_repeatable(&method, has_body), expected, "{method}");
         }
     }
 }

@@ -13,7 +13,8 @@ use tokio::io::AsyncWrite;
 
 use super::{framing::Framing, head};
 use crate::{
-    headers::forwarded::ForwardingHeaders, request_body::Upload, upstream::retry::is_repeatable,
+    headers::forwarded::ForwardingHeaders, request_body::Upload,
+    upstream::repeatable::is_repeatable,
 };
 
 /// The number of unsent bytes at which the body is no longer polled.

@@ -23,10 +23,13 @@ use http::{
 use tidegate_config::{Underscores, Via};
 
 use super::{
-    forwarded::{ForwardingHeaders, is_proxy_header},
-    hop_by_hop, lookup, target,
+    error::ProxyError,
+    headers::{
+        forwarded::{ForwardingHeaders, is_proxy_header},
+        hop_by_hop, lookup, target,
+    },
+    upstream::config::RuntimeConfig,
 };
-use crate::{error::ProxyError, runtime::RuntimeConfig};
 
 /// The number of `Via` elements with this proxy's pseudonym that makes a request a loop. The number
 /// is above 1 because two or three tiers of proxies may share a pseudonym.

@@ -1,0 +1,26 @@
+//! Requests that may be sent twice.
+
+use http::Method;
+
+/// Returns whether a request may be sent twice: it must be idempotent and have no body. If a reused
+/// connection ends before any byte of the response, such a request is sent again.
+pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
+    method.is_idempotent() && !has_body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_idempotent_requests_without_a_body_are_repeatable() {
+        for (method, has_body, expected) in [
+            (Method::GET, false, true),
+            (Method::DELETE, false, true),
+            (Method::PUT, true, false),
+            (Method::POST, false, false),
+        ] {
+            assert_eq!(is_repeatable(&method, has_body), expected, "{method}");
+        }
+    }
+}
