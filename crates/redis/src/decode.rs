@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Timestamp,
-    remote_eval::{Exact, RemoteState, Terms},
+    remote_eval::{ExactMicros, RemoteState, Terms},
 };
 
 use crate::{
@@ -243,7 +243,7 @@ impl Input<'_> {
 
     fn state(&mut self, number: u8, fraction_bytes: usize) -> Result<RemoteState, &'static str> {
         match number {
-            kernel::SCHEDULE if fraction_bytes <= 7 => Ok(RemoteState::Gcra(Exact {
+            kernel::SCHEDULE if fraction_bytes <= 7 => Ok(RemoteState::Gcra(ExactMicros {
                 whole: self.number(7)?,
                 part: self.number(fraction_bytes)?,
             })),

@@ -340,7 +340,7 @@ fn fraction_bytes(numbers: &Numbers<'_>) -> u8 {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tidegate_core::{Algorithm, Cost, Limit, Limits, Rate, remote_eval::Exact};
+    use tidegate_core::{Algorithm, Cost, Limit, Limits, Rate, remote_eval::ExactMicros};
 
     use super::*;
     use crate::decode;
@@ -367,7 +367,7 @@ mod tests {
         ) {
             let limits = limits(count, Span::from_micros(period));
             let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
-            let state = RemoteState::Gcra(Exact { whole: START + ahead, part: 0 });
+            let state = RemoteState::Gcra(ExactMicros { whole: START + ahead, part: 0 });
             let value = value(&charge, std::slice::from_ref(&state), Timestamp::from_micros(START));
             let found = decode::stored_value(b"key", &value).unwrap();
             let terms = remote_eval::terms(&limits).next().unwrap();
@@ -410,7 +410,7 @@ mod tests {
         ] {
             let limits = limits(count, Span::from_secs(seconds));
             let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
-            let state = RemoteState::Gcra(Exact {
+            let state = RemoteState::Gcra(ExactMicros {
                 whole: START,
                 part: 0,
             });

@@ -1,6 +1,6 @@
 //! The position of a charge in the state of a limit. A later refund needs this position.
 
-use super::Exact;
+use super::ExactMicros;
 use crate::time::Timestamp;
 
 /// The information with which a later refund finds a charge in a state. Each algorithm uses one
@@ -8,7 +8,7 @@ use crate::time::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// For GCRA: the theoretical arrival time right after the charge.
-    Before(Exact),
+    Before(ExactMicros),
     /// For a bucket that is refilled at intervals: the instant, computed right after the charge, at
     /// which the bucket would be full again.
     FullAt(u64),

@@ -5,14 +5,14 @@ use crate::time::{Span, Timestamp};
 /// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`. One unit
 /// of the limit lasts `p / l` microseconds, in lowest terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Exact {
+pub struct ExactMicros {
     /// Whole microseconds.
     pub whole: u64,
     /// The fraction, in units of `1 / l` microseconds.
     pub part: u64,
 }
 
-impl Exact {
+impl ExactMicros {
     /// A value later than any instant.
     pub(super) const NEVER: Self = Self {
         whole: u64::MAX,

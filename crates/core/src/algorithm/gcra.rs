@@ -31,7 +31,7 @@
 
 use crate::{
     algorithm::{
-        ChargePosition, Counter, CounterState, Exact, LimitStatus, Mark, Numbers, Outcome,
+        ChargePosition, Counter, CounterState, ExactMicros, LimitStatus, Mark, Numbers, Outcome,
         RetryAfter, Terms,
     },
     error::LimitError,
@@ -43,7 +43,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-impl CounterState for Exact {
+impl CounterState for ExactMicros {
     fn expires(&self) -> Timestamp {
         self.ceil()
     }
@@ -69,13 +69,13 @@ pub(crate) struct Gcra {
     /// One unit lasts `p / l` microseconds, in lowest terms.
     p: u64,
     l: u64,
-    unit: Exact,
+    unit: ExactMicros,
     /// The capacity as a duration, which is the maximum time by which the TAT can be ahead of the
     /// clock.
-    tau: Exact,
+    tau: ExactMicros,
     /// Half of the capacity as a duration. A key with less than this duration remaining counts as
     /// hot (`is_hot`).
-    half: Exact,
+    half: ExactMicros,
     capacity: u64,
     queue: bool,
 }
@@ -85,7 +85,7 @@ pub(crate) struct Gcra {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) outcome: Outcome,
-    pub(crate) tat: Exact,
+    pub(crate) tat: ExactMicros,
     pub(crate) is_hot: bool,
 }
 
@@ -117,9 +117,9 @@ impl Gcra {
         let mut gcra = Self {
             p,
             l,
-            unit: Exact::default(),
-            tau: Exact::default(),
-            half: Exact::default(),
+            unit: ExactMicros::default(),
+            tau: ExactMicros::default(),
+            half: ExactMicros::default(),
             capacity,
             queue,
         };
@@ -132,7 +132,7 @@ impl Gcra {
     /// Decides one request in one pass, for a rule that has no other limit. The result is the same
     /// as with the separate methods of [`Counter`].
     #[inline]
-    pub(crate) fn decide(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
+    pub(crate) fn decide(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
         if let Some(whole) = self.without_fractions() {
             return whole.decide_exactly(tat, now, cost);
         }
@@ -144,7 +144,7 @@ impl Gcra {
     /// arithmetic on fractions.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
-        let whole = |exact: Exact| Exact { part: 0, ..exact };
+        let whole = |exact: ExactMicros| ExactMicros { part: 0, ..exact };
         (self.l == 1).then(|| Self {
             l: 1,
             unit: whole(self.unit),
@@ -157,12 +157,12 @@ impl Gcra {
     // This function is always inlined. In a separate function, the compiler would not know that `l`
     // is 1.
     #[inline(always)]
-    fn decide_exactly(&self, tat: Exact, now: Timestamp, cost: u64) -> Step {
+    fn decide_exactly(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
         let (base, brim) = (self.base(tat, now), self.brim(now));
         let end = if cost <= self.capacity {
             self.plus(base, self.span_of(cost))
         } else {
-            Exact::NEVER
+            ExactMicros::NEVER
         };
         let allowed = end <= brim;
         let spent = if allowed { end } else { base };
@@ -179,7 +179,7 @@ impl Gcra {
             reset_after: spent.ceil().since(now),
             retry_after: if allowed {
                 RetryAfter::NOW
-            } else if end == Exact::NEVER {
+            } else if end == ExactMicros::NEVER {
                 RetryAfter::Never
             } else {
                 RetryAfter::After(self.minus(end, brim).as_span())
@@ -203,13 +203,13 @@ impl Gcra {
     /// other charges can move the end of the charge.
     fn unserved(
         &self,
-        tat: Exact,
+        tat: ExactMicros,
         now: Timestamp,
         position: &ChargePosition,
-        ends: Option<Exact>,
-        duration_of: Exact,
-    ) -> Exact {
-        let passed = Exact {
+        ends: Option<ExactMicros>,
+        duration_of: ExactMicros,
+    ) -> ExactMicros {
+        let passed = ExactMicros {
             whole: now.since(position.at).as_micros(),
             part: 0,
         };
@@ -218,8 +218,8 @@ impl Gcra {
         match ends {
             None => by_time,
             // If the TAT is before the end of the charge, the key has been reset.
-            Some(ends) if ends > tat => Exact::default(),
-            Some(ends) => by_time.max(self.minus(ends, Exact::at(now))),
+            Some(ends) if ends > tat => ExactMicros::default(),
+            Some(ends) => by_time.max(self.minus(ends, ExactMicros::at(now))),
         }
     }
 
@@ -230,9 +230,14 @@ impl Gcra {
 
     /// Converts a TAT that was written under `old`. Returns the TAT at which each spent unit lasts
     /// as long as a unit of this limit, and the latest TAT that [`Self::adopt`] is allowed to set.
-    fn converted(&self, old: &Self, tat: Exact, now: Timestamp) -> (Exact, Exact) {
+    fn converted(
+        &self,
+        old: &Self,
+        tat: ExactMicros,
+        now: Timestamp,
+    ) -> (ExactMicros, ExactMicros) {
         let ends = old.base(tat, now);
-        let debt = old.minus(ends, Exact::at(now));
+        let debt = old.minus(ends, ExactMicros::at(now));
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
@@ -240,8 +245,8 @@ impl Gcra {
         // A kept duration can correspond to more units than were ever spent, so the product can
         // overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
-        let latest = self.brim(now).max(Exact::at(ends.ceil()));
-        (self.plus(Exact::at(now), self.exact(scaled)), latest)
+        let latest = self.brim(now).max(ExactMicros::at(ends.ceil()));
+        (self.plus(ExactMicros::at(now), self.exact(scaled)), latest)
     }
 
     /// Returns the instant to which a charge is added: the later one of the TAT and `now`.
@@ -249,21 +254,21 @@ impl Gcra {
     /// A fraction of `l` or more is invalid for this limit and counts as a whole microsecond. An
     /// invalid fraction can only come from a damaged snapshot. All other methods rely on fractions
     /// below `l`.
-    fn base(&self, tat: Exact, now: Timestamp) -> Exact {
+    fn base(&self, tat: ExactMicros, now: Timestamp) -> ExactMicros {
         let tat = if tat.part < self.l {
             tat
         } else {
-            Exact::at(tat.ceil())
+            ExactMicros::at(tat.ceil())
         };
-        tat.max(Exact::at(now))
+        tat.max(ExactMicros::at(now))
     }
 
     /// Returns the latest TAT that is allowed at `now`.
-    fn brim(&self, now: Timestamp) -> Exact {
-        self.plus(Exact::at(now), self.tau)
+    fn brim(&self, now: Timestamp) -> ExactMicros {
+        self.plus(ExactMicros::at(now), self.tau)
     }
 
-    fn span_of(&self, cost: u64) -> Exact {
+    fn span_of(&self, cost: u64) -> ExactMicros {
         if cost == 1 {
             self.unit
         } else {
@@ -273,21 +278,21 @@ impl Gcra {
 
     /// Returns the duration of `cost` units. The duration cannot overflow, because `cost` is at
     /// most the capacity.
-    fn duration_of(&self, cost: u64) -> Exact {
+    fn duration_of(&self, cost: u64) -> ExactMicros {
         self.exact(u128::from(cost) * u128::from(self.p))
     }
 
     /// Converts a number of parts of `1 / l` microseconds into whole microseconds and a fraction.
-    fn exact(&self, scaled: u128) -> Exact {
+    fn exact(&self, scaled: u128) -> ExactMicros {
         let l = u128::from(self.l);
-        Exact {
+        ExactMicros {
             whole: narrow(scaled / l),
             part: narrow(scaled % l),
         }
     }
 
     /// Returns the number of whole units in `span`.
-    fn units_in(&self, span: Exact) -> u64 {
+    fn units_in(&self, span: ExactMicros) -> u64 {
         if self.l == 1 {
             return span.whole / self.p;
         }
@@ -297,15 +302,15 @@ impl Gcra {
         )
     }
 
-    fn plus(&self, a: Exact, b: Exact) -> Exact {
+    fn plus(&self, a: ExactMicros, b: ExactMicros) -> ExactMicros {
         let (whole, part) = (
             a.whole.saturating_add(b.whole),
             a.part.saturating_add(b.part),
         );
         if part < self.l {
-            Exact { whole, part }
+            ExactMicros { whole, part }
         } else {
-            Exact {
+            ExactMicros {
                 whole: whole.saturating_add(1),
                 part: part - self.l,
             }
@@ -313,16 +318,16 @@ impl Gcra {
     }
 
     /// Returns `a - b`, or zero if `b` is larger.
-    fn minus(&self, a: Exact, b: Exact) -> Exact {
+    fn minus(&self, a: ExactMicros, b: ExactMicros) -> ExactMicros {
         if a <= b {
-            Exact::default()
+            ExactMicros::default()
         } else if a.part >= b.part {
-            Exact {
+            ExactMicros {
                 whole: a.whole - b.whole,
                 part: a.part - b.part,
             }
         } else {
-            Exact {
+            ExactMicros {
                 whole: a.whole - b.whole - 1,
                 part: a.part + self.l - b.part,
             }
@@ -331,7 +336,7 @@ impl Gcra {
 }
 
 impl Counter for Gcra {
-    type State = Exact;
+    type State = ExactMicros;
 
     fn numbers(&self, cost: u64) -> Numbers<'_> {
         Numbers::Gcra {
@@ -361,7 +366,7 @@ impl Counter for Gcra {
         Some(Self::of_units(p, l, self.capacity, self.queue))
     }
 
-    fn adopts_all(&self, old: Option<&Self>, tat: &Exact, now: Timestamp) -> bool {
+    fn adopts_all(&self, old: Option<&Self>, tat: &ExactMicros, now: Timestamp) -> bool {
         old.is_none_or(|old| {
             let (converted, latest) = self.converted(old, *tat, now);
             converted <= latest
@@ -373,8 +378,8 @@ impl Counter for Gcra {
         self.l - 1
     }
 
-    fn fresh(&self) -> Exact {
-        Exact::default()
+    fn fresh(&self) -> ExactMicros {
+        ExactMicros::default()
     }
 
     /// Converts a TAT that was computed under the limit `old`. The number of spent units does not
@@ -383,24 +388,24 @@ impl Counter for Gcra {
     /// The spent units can exceed this limit's capacity, because the key can still be in use by
     /// servers with the old limit. The new TAT is at most the later one of the old TAT and the TAT
     /// of an empty token bucket.
-    fn adopt(&self, old: Option<&Self>, tat: &mut Exact, now: Timestamp) {
+    fn adopt(&self, old: Option<&Self>, tat: &mut ExactMicros, now: Timestamp) {
         let Some(old) = old else {
             // If the old limit is unknown, the spent units keep their duration. The denominator of
             // the old fraction is also unknown, so a fraction counts as a whole microsecond.
-            let latest = Exact::at(now.after(bounds::MAX_DRAIN));
-            *tat = Exact::at(tat.ceil()).min(latest);
+            let latest = ExactMicros::at(now.after(bounds::MAX_DRAIN));
+            *tat = ExactMicros::at(tat.ceil()).min(latest);
             return;
         };
         let (converted, latest) = self.converted(old, *tat, now);
         *tat = converted.min(latest);
     }
 
-    fn admits(&self, tat: &mut Exact, now: Timestamp, cost: u64) -> bool {
+    fn admits(&self, tat: &mut ExactMicros, now: Timestamp, cost: u64) -> bool {
         cost <= self.capacity
             && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
     }
 
-    fn charge(&self, tat: &mut Exact, now: Timestamp, cost: u64) {
+    fn charge(&self, tat: &mut ExactMicros, now: Timestamp, cost: u64) {
         let cost = cost.min(self.capacity);
         let base = self.base(*tat, now);
         let brim = self.brim(now).max(base);
@@ -409,15 +414,15 @@ impl Counter for Gcra {
 
     /// Sets `TAT = min(TAT, at + tau)`, where `at + tau` is the TAT of a token bucket that was
     /// emptied at `at`.
-    fn clamp(&self, tat: &mut Exact, at: Timestamp) {
+    fn clamp(&self, tat: &mut ExactMicros, at: Timestamp) {
         *tat = (*tat).min(self.brim(at));
     }
 
-    fn refund(&self, tat: &mut Exact, now: Timestamp, units: u64) {
+    fn refund(&self, tat: &mut ExactMicros, now: Timestamp, units: u64) {
         let refunded = self.span_of(units.min(self.capacity));
         *tat = self
             .minus(self.base(*tat, now), refunded)
-            .max(Exact::at(now));
+            .max(ExactMicros::at(now));
     }
 
     /// Refunds the part of a charge that has not been served yet, up to `units`.
@@ -428,7 +433,7 @@ impl Counter for Gcra {
     /// documentation of the module `eval::receipt` explains why this method never refunds too much.
     fn refund_charge(
         &self,
-        tat: &mut Exact,
+        tat: &mut ExactMicros,
         now: Timestamp,
         position: &ChargePosition,
         units: u64,
@@ -439,15 +444,15 @@ impl Counter for Gcra {
         let duration_of = self.duration_of(position.cost.min(self.capacity));
         let ends = position
             .shift
-            .map(|whole| self.minus(end, Exact { whole, part: 0 }));
+            .map(|whole| self.minus(end, ExactMicros { whole, part: 0 }));
         let is_last = ends == Some(*tat);
         // In a queue that delays requests, all admitted requests already have their start times, so
         // only the last charge can be refunded.
         let unserved = if self.queue {
             if end == *tat {
-                self.minus(end, Exact::at(now))
+                self.minus(end, ExactMicros::at(now))
             } else {
-                Exact::default()
+                ExactMicros::default()
             }
         } else {
             self.unserved(*tat, now, position, ends, duration_of)
@@ -455,7 +460,7 @@ impl Counter for Gcra {
         let given = unserved
             .min(duration_of)
             .min(self.duration_of(units.min(self.capacity)));
-        *tat = self.minus(*tat, given).max(Exact::at(now));
+        *tat = self.minus(*tat, given).max(ExactMicros::at(now));
         if is_last {
             0
         } else {
@@ -463,11 +468,11 @@ impl Counter for Gcra {
         }
     }
 
-    fn mark(tat: &Exact) -> Mark {
+    fn mark(tat: &ExactMicros) -> Mark {
         Mark::Before(*tat)
     }
 
-    fn status(&self, tat: &Exact, now: Timestamp, _part: usize) -> LimitStatus {
+    fn status(&self, tat: &ExactMicros, now: Timestamp, _part: usize) -> LimitStatus {
         let base = self.base(*tat, now);
         let room = self.minus(self.brim(now), base);
         let remaining = if room < self.unit {
@@ -481,7 +486,7 @@ impl Counter for Gcra {
         }
     }
 
-    fn retry(&self, tat: &Exact, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
+    fn retry(&self, tat: &ExactMicros, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.capacity {
             return RetryAfter::Never;
         }
@@ -492,7 +497,7 @@ impl Counter for Gcra {
 
     /// Returns by how much the current wait of the queue exceeds `longest`. Returns zero if the
     /// wait is shorter than `longest`, or if this limit is not a queue.
-    fn excess_delay(&self, tat: &Exact, now: Timestamp, longest: Span) -> Span {
+    fn excess_delay(&self, tat: &ExactMicros, now: Timestamp, longest: Span) -> Span {
         if !self.queue {
             return Span::ZERO;
         }
@@ -501,7 +506,7 @@ impl Counter for Gcra {
 
     /// Returns the delay of the request that was just charged, which is the time until all earlier
     /// requests are done. Returns zero if this limit is not a queue.
-    fn delay(&self, tat: &Exact, now: Timestamp, cost: u64) -> Span {
+    fn delay(&self, tat: &ExactMicros, now: Timestamp, cost: u64) -> Span {
         if !self.queue {
             return Span::ZERO;
         }
@@ -545,7 +550,7 @@ mod tests {
             let now = Timestamp::from_micros(1_700_000_000_000_000);
             // The range includes the largest valid fraction and the smallest invalid fraction.
             let part = over.map_or(part, |over| gcra.largest_number() + over);
-            let tat = Exact { whole: now.as_micros().saturating_add_signed(ahead), part };
+            let tat = ExactMicros { whole: now.as_micros().saturating_add_signed(ahead), part };
             let cost = cost.min(capacity + 1);
             let Step { outcome, tat: after, is_hot } = gcra.decide(tat, now, cost);
 

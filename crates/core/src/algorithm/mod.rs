@@ -27,7 +27,7 @@
 mod charge_position;
 mod compile;
 mod counter;
-mod exact;
+mod exact_micros;
 mod fixed_window;
 mod gcra;
 mod interval_bucket;
@@ -49,7 +49,7 @@ pub(crate) use self::{
 };
 
 pub use self::{
-    exact::Exact,
+    exact_micros::ExactMicros,
     numbers::{Numbers, Terms},
     outcome::{Outcome, RetryAfter},
 };
@@ -434,7 +434,7 @@ const MISMATCH: &str = "a state that the kernel cannot use is converted when it 
 
 // The number at the start of each line identifies the kernel in snapshots.
 kernels! {
-    0 Gcra: Gcra => Exact,
+    0 Gcra: Gcra => ExactMicros,
     1 Interval: Interval => IntervalState,
     2 Window: FixedWindow => WindowState,
     3 Log: Log => Box<LogState>,

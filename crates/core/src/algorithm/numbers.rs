@@ -1,7 +1,7 @@
 //! The precomputed parameters of a limit, for stores that decide remotely, and the units
 //! ([`Terms`]) in which its state is counted.
 
-use super::Exact;
+use super::ExactMicros;
 use crate::{digest::Digest, limit::Window, time::Span};
 
 /// The parameters of one limit, precomputed for one cost. All sliding logs of a rule that share a
@@ -14,9 +14,9 @@ pub enum Numbers<'l> {
         /// The denominator of fractions: how many parts one microsecond is divided into.
         fraction: u64,
         /// The cost as a duration; `None` if the cost exceeds the capacity.
-        duration: Option<Exact>,
+        duration: Option<ExactMicros>,
         /// The maximum time by which the theoretical arrival time can be ahead of the clock.
-        tau: Exact,
+        tau: ExactMicros,
         /// Whether the limit is a queue, which delays admitted requests. In a queue, each admitted
         /// request already has its start time, so a refund must not move a request forward.
         queue: bool,

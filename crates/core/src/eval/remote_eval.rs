@@ -20,7 +20,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 pub use crate::{
-    algorithm::{Exact, Numbers, Terms},
+    algorithm::{ExactMicros, Numbers, Terms},
     eval::DenialCounting,
     time::CLOCK_JUMP,
 };
@@ -61,7 +61,7 @@ pub fn fingerprint(limits: &Limits) -> u32 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteState {
     /// GCRA: the theoretical arrival time.
-    Gcra(Exact),
+    Gcra(ExactMicros),
     /// A token bucket that is refilled at intervals.
     Interval {
         /// The instant at which the bucket is full again.

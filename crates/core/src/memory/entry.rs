@@ -2,7 +2,7 @@
 //! inline.
 
 use crate::{
-    algorithm::{Exact, IntervalState, State, WindowState},
+    algorithm::{ExactMicros, IntervalState, State, WindowState},
     eval::{ChargeRecord, KeyState, Limits, LoadedState},
     time::Timestamp,
 };
@@ -185,12 +185,14 @@ impl Entry {
 
     /// Returns the state if it is a plain GCRA schedule written under limits with `fingerprint`.
     #[inline]
-    pub(super) fn gcra(&self, fingerprint: u32) -> Option<Exact> {
+    pub(super) fn gcra(&self, fingerprint: u32) -> Option<ExactMicros> {
         match self.packed {
-            PackedState::Gcra { part, whole } if self.fingerprint == fingerprint => Some(Exact {
-                part: u64::from(part),
-                whole,
-            }),
+            PackedState::Gcra { part, whole } if self.fingerprint == fingerprint => {
+                Some(ExactMicros {
+                    part: u64::from(part),
+                    whole,
+                })
+            }
             _ => None,
         }
     }
@@ -198,7 +200,7 @@ impl Entry {
     /// Replaces a GCRA state that [`Self::gcra`] returned. `tat` must have been computed under the
     /// same limits as the old state. All fractions of these limits must fit in 32 bits.
     #[inline]
-    pub(super) fn put_gcra(&mut self, tat: Exact, is_hot: bool) {
+    pub(super) fn put_gcra(&mut self, tat: ExactMicros, is_hot: bool) {
         // Skip the write if nothing changes: a cache line that is only read can be shared by all
         // cores.
         if self.gcra(self.fingerprint) != Some(tat)
@@ -214,7 +216,7 @@ impl Entry {
     /// Returns the instant from which dropping the key changes no decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
-            PackedState::Gcra { part, whole } => Exact {
+            PackedState::Gcra { part, whole } => ExactMicros {
                 part: u64::from(*part),
                 whole: *whole,
             }
@@ -370,7 +372,7 @@ impl PackedState {
     }
 
     #[inline]
-    fn gcra(tat: Exact) -> Option<Self> {
+    fn gcra(tat: ExactMicros) -> Option<Self> {
         let part = u32::try_from(tat.part).ok()?;
         Some(Self::Gcra {
             part,
@@ -381,7 +383,7 @@ impl PackedState {
     #[inline]
     fn unpack(self) -> Option<KeyState> {
         Some(KeyState::One(match self {
-            Self::Gcra { part, whole } => State::Gcra(Exact {
+            Self::Gcra { part, whole } => State::Gcra(ExactMicros {
                 part: u64::from(part),
                 whole,
             }),
@@ -402,10 +404,10 @@ impl PackedState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::Exact;
+    use crate::algorithm::ExactMicros;
 
     fn entry(key: &[u8]) -> Entry {
-        let key_state = KeyState::One(State::Gcra(Exact::default()));
+        let key_state = KeyState::One(State::Gcra(ExactMicros::default()));
         Entry::new(key, key_state, 0, false)
     }
 

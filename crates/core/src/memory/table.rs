@@ -376,12 +376,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        algorithm::{Exact, State},
+        algorithm::{ExactMicros, State},
         eval::KeyState,
     };
 
     fn entry(key: u64) -> Entry {
-        let key_state = KeyState::One(State::Gcra(Exact {
+        let key_state = KeyState::One(State::Gcra(ExactMicros {
             whole: key,
             part: 0,
         }));

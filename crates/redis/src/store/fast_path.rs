@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp, Window,
-    remote_eval::{self, Exact, GroupNumbers, Numbers, RemoteState, Replay},
+    remote_eval::{self, ExactMicros, GroupNumbers, Numbers, RemoteState, Replay},
 };
 
 use super::ReplayedDecision;
@@ -47,7 +47,7 @@ impl RedisStore {
                 // The outcome depends only on how far the arrival time is ahead of `now`, so any
                 // instant can be used here.
                 let now = Timestamp::default();
-                let state = RemoteState::Gcra(Exact { whole, part: 0 });
+                let state = RemoteState::Gcra(ExactMicros { whole, part: 0 });
                 let states = remote_eval::terms(charge.limits).map(|terms| (terms, state.clone()));
                 let replay = Replay::open(charge, Some(states.collect()), now, Effect::Charge);
                 let replayed = ReplayedDecision::new(vec![replay], now, Intent::Charge);

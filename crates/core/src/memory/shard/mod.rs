@@ -458,7 +458,7 @@ mod tests {
     use crate::{
         Algorithm, AlgorithmName, Charge, Cost, Limit, LimitSpec, Limits, MemoryBounds,
         MemoryStore, Receipt, RetryAfter, Settlement, Span, WhenFull,
-        algorithm::{Exact, State},
+        algorithm::{ExactMicros, State},
         notation,
     };
 
@@ -626,7 +626,7 @@ mod tests {
         let restored = || {
             let mut key_state = key_state();
             for state in key_state.states_mut() {
-                *state = State::Gcra(Exact {
+                *state = State::Gcra(ExactMicros {
                     whole: now.as_micros() + 1,
                     part: 0,
                 });
