@@ -6,16 +6,20 @@ use std::{fmt, io::IsTerminal};
 use tidegate_net::log_throttle::{LogThrottle, ThrottleDecision};
 use tracing::{Event, Level, Subscriber, callsite::Identifier};
 use tracing_subscriber::{
-    EnvFilter,
+    EnvFilter, Layer as _,
     fmt::{
         FmtContext, FormatEvent, FormatFields,
         format::{Format, JsonFields, Writer},
         time::{FormatTime, SystemTime},
     },
+    layer::SubscriberExt as _,
     registry::LookupSpan,
+    util::SubscriberInitExt as _,
 };
 
 use crate::args::LogFormatName;
+#[cfg(feature = "telemetry")]
+use crate::telemetry::Telemetry;
 
 /// Libraries that log peer input at `warn` and above. Such a library is silent unless the
 /// operator's filter names it. Otherwise, a client could cause one record for every 17 bytes that
@@ -38,8 +42,13 @@ const UNTHROTTLED: [&str; 3] = [
     tidegate_envoy::CONFIG_LOG_TARGET,
 ];
 
-/// Starts logging to standard error with this `filter`, in this `format`.
-pub(crate) fn to_stderr(filter: &str, format: LogFormatName) -> Result<(), String> {
+/// Starts logging to standard error with this `filter`, in this `format`, and to the exporters of
+/// `telemetry`.
+pub(crate) fn start(
+    filter: &str,
+    format: LogFormatName,
+    #[cfg(feature = "telemetry")] telemetry: &Telemetry,
+) -> Result<(), String> {
     // Parse the operator's filter alone first, so that error messages do not show the additions.
     let parse = |filter: &str| {
         EnvFilter::try_new(filter).map_err(|error| {
@@ -49,12 +58,12 @@ pub(crate) fn to_stderr(filter: &str, format: LogFormatName) -> Result<(), Strin
         })
     };
     parse(filter)?;
-    let logger = tracing_subscriber::fmt()
-        .with_env_filter(parse(&with_quiet_libraries(filter))?)
+    let is_terminal = format == LogFormatName::Text && std::io::stderr().is_terminal();
+    let logger = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(format == LogFormatName::Text && std::io::stderr().is_terminal());
+        .with_ansi(is_terminal);
     let throttle = LogThrottle::real();
-    match format {
+    let logger = match format {
         LogFormatName::Text => {
             let format = Format::default();
             let note = note_as_text;
@@ -64,7 +73,7 @@ pub(crate) fn to_stderr(filter: &str, format: LogFormatName) -> Result<(), Strin
                     note,
                     throttle,
                 })
-                .init();
+                .boxed()
         }
         LogFormatName::Json => {
             let format = Format::default().json().flatten_event(true);
@@ -77,9 +86,20 @@ pub(crate) fn to_stderr(filter: &str, format: LogFormatName) -> Result<(), Strin
             logger
                 .fmt_fields(JsonFields::new())
                 .event_format(format)
-                .init();
+                .boxed()
         }
-    }
+    };
+    let filter = || parse(&with_quiet_libraries(filter));
+    let registry = tracing_subscriber::registry().with(logger.with_filter(filter()?));
+    #[cfg(feature = "telemetry")]
+    let registry = {
+        let logs = telemetry.log_layer();
+        let logs = logs.map(|logs| Ok::<_, String>(logs.with_filter(filter()?)));
+        registry
+            .with(logs.transpose()?)
+            .with(telemetry.trace_layer())
+    };
+    registry.init();
     Ok(())
 }
 
@@ -93,9 +113,11 @@ fn with_quiet_libraries(filter: &str) -> String {
         })
     };
     let quiet = QUIET.iter().filter(|library| !is_named(library));
-    quiet.fold(filter.to_owned(), |filter, library| {
+    let filter = quiet.fold(filter.to_owned(), |filter, library| {
         format!("{filter},{library}=off")
-    })
+    });
+    // The spans of decisions are exported, and are not part of the log.
+    format!("{filter},{}=off", tidegate_limiter::trace::TARGET)
 }
 
 /// Writes the number of suppressed records of a log target.

@@ -8,6 +8,8 @@ mod operate;
 mod print;
 mod serve;
 mod simulate;
+#[cfg(feature = "telemetry")]
+mod telemetry;
 mod tls;
 mod unreachable;
 

@@ -2,9 +2,9 @@
 
 use std::{io::IsTerminal as _, path::Path, process::ExitCode, time::Duration};
 
+use http::{HeaderValue, Method};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
-use ureq::http::{HeaderValue, Method};
 
 use crate::{
     NO,
@@ -411,7 +411,7 @@ impl AdminRequest<'_> {
             .proxy(None)
             .build()
             .into();
-        let mut request = ureq::http::Request::builder().method(self.method).uri(&url);
+        let mut request = http::Request::builder().method(self.method).uri(&url);
         if let Some(token) = admin.token() {
             let Ok(token) = HeaderValue::from_str(&format!("Bearer {token}")) else {
                 return Err(

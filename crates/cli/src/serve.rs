@@ -6,6 +6,8 @@ use tidegate_config::{AdminToken, Config, KeyPrivacy, Password, RedisConfig, Web
 use tidegate_envoy::{self as envoy, Variables};
 use tidegate_server::serve::{self as server, Secrets};
 
+#[cfg(feature = "telemetry")]
+use crate::telemetry::Telemetry;
 use crate::{
     args::{LogFormatName, Serve},
     complain, log,
@@ -18,7 +20,14 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
         log_format,
         ignored,
     } = read_settings(args)?;
-    log::to_stderr(&log, log_format)?;
+    #[cfg(feature = "telemetry")]
+    let telemetry = Telemetry::start()?;
+    log::start(
+        &log,
+        log_format,
+        #[cfg(feature = "telemetry")]
+        &telemetry,
+    )?;
     for line in ignored {
         complain(&line);
     }
@@ -34,10 +43,13 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     let (rules, quotas) = (config.rules.len(), config.quotas.len());
     let running = server::start(config, args.config.as_deref(), secrets)
         .map_err(|error| error.to_string())?;
+    #[cfg(feature = "telemetry")]
+    telemetry.show_in(running.metrics());
     log_active_rules(args, rules, quotas);
-    runtime
-        .block_on(running.until_stopped(signals))
-        .map_err(|error| format!("error during shutdown: {error}"))?;
+    let stopped = runtime.block_on(running.until_stopped(signals));
+    #[cfg(feature = "telemetry")]
+    telemetry.stop();
+    stopped.map_err(|error| format!("error during shutdown: {error}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

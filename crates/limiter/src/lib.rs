@@ -13,6 +13,7 @@ pub mod denials;
 pub mod entries;
 pub mod events;
 mod explain;
+pub mod https_client;
 mod listing;
 pub mod metrics;
 mod record;
@@ -20,6 +21,7 @@ pub mod snapshot;
 mod store;
 mod throttle_key;
 pub mod top;
+pub mod trace;
 
 use std::{sync::Arc, time::Duration};
 
@@ -33,6 +35,7 @@ use tidegate_core::{
 use tidegate_identity::Trust;
 use tidegate_net::prometheus::{self, Format, Page};
 use tidegate_redis::{FallbackStore, StoreError};
+use tracing::Instrument as _;
 
 pub use self::{
     build_cache::BuildCache,
@@ -339,6 +342,7 @@ impl ServerLimiter {
         verdict: &Verdict<'_>,
     ) {
         self.metrics.observe(listener, decided, verdict);
+        trace::record_verdict(listener, verdict);
         if denials::has_denial(verdict) {
             self.denials.record(listener, decided, verdict);
         }
@@ -372,6 +376,8 @@ impl ServerLimiter {
         decided: &StoreDecision,
     ) {
         self.metrics.observe_throttle(listener, decided);
+        let verdict = || decided.verdict(&[*request.charge], request.outcomes);
+        trace::record_with(listener, verdict);
         if decided.decision != Decision::Admitted {
             self.denials.record_throttle(listener, request, decided);
         }
@@ -487,7 +493,7 @@ impl ServerLimiter {
     /// Awaits `decided`. If the decision is sampled, also returns its latency in nanoseconds.
     async fn timed<T>(&self, decided: impl IntoFuture<Output = T>) -> (T, Option<u64>) {
         let began = self.sample_start();
-        let decided = decided.await;
+        let decided = decided.into_future().instrument(trace::redis_span()).await;
         (decided, self.latency_since(began))
     }
 

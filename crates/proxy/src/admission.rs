@@ -25,9 +25,10 @@ use futures_util::{
 use http::{Request, Response, request::Parts};
 use http_body::Body;
 use tidegate_identity::Entries;
-use tidegate_limiter::ServerLimiter;
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind, trace};
 use tidegate_tower::{LimitedBody, RateLimitLayer};
 use tower_service::Service;
+use tracing::{Instrument as _, instrument::Instrumented};
 
 use super::{
     access_log::LoggedUpstream, client_limit::ClientLimitExceeded, error::ProxyError,
@@ -76,7 +77,7 @@ where
 {
     type Response = Response<LimitedBody<R>>;
     type Error = Infallible;
-    type Future = Either<S::Future, LocalReply<R>>;
+    type Future = Instrumented<Either<S::Future, LocalReply<R>>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(cx)
@@ -84,13 +85,18 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut head, body) = request.into_parts();
-        match self.context.check(&mut head) {
+        let span = trace::request_span(ListenerKind::Proxy, "proxy", &head.headers);
+        let answering: Either<S::Future, LocalReply<R>> = match self.context.check(&mut head) {
             Some(reply) => {
                 let reply = ready(reply);
                 Either::Right(reply.map(|reply| Ok(reply.map(LimitedBody::denial))))
             }
-            None => Either::Left(self.inner.call(Request::from_parts(head, body))),
-        }
+            None => {
+                let request = Request::from_parts(head, body);
+                Either::Left(span.in_scope(|| self.inner.call(request)))
+            }
+        };
+        answering.instrument(span)
     }
 }
 

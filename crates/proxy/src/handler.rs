@@ -31,6 +31,7 @@ use hyper::{
     body::{Bytes, Incoming},
     upgrade::OnUpgrade,
 };
+use tidegate_limiter::trace;
 use tidegate_tower::LongLivedPermit;
 use tower_service::Service;
 
@@ -141,6 +142,7 @@ impl HandlerContext {
         let dispatcher = Dispatcher::new(self.runtime.current(), self.worker);
         let settings = &dispatcher.current.settings;
         let upstream = Arc::clone(dispatcher.current.upstreams.route(&head)?);
+        trace::inject(&mut head.headers);
         let rejected = |error| RejectedRequest {
             error,
             upstream: Some(Arc::clone(&upstream)),

@@ -60,7 +60,8 @@ pub struct Limiter<S = MemoryStore, P = Limits> {
     pub(crate) waiters: Waiters,
 }
 
-/// The policy of a limiter: a [`Limit`] or [`Limits`] for every key, or a [`RuleSet`].
+/// The policy of a limiter: a [`Limit`] or [`Limits`] for every key, or a
+/// [`RuleSet`](crate::RuleSet).
 pub trait IntoPolicy {
     /// The second type parameter of the [`Limiter`].
     type Policy;

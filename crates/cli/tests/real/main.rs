@@ -42,3 +42,4 @@ mod server_logs;
 mod simulate;
 mod snapshots;
 mod top;
+mod tracing;

@@ -106,8 +106,10 @@ const IGNORED: &[(&str, &str)] = &[
         "DISABLE_STATS",
         "metrics are always on; they are computed only when Prometheus scrapes them",
     ),
-    ("TRACING_", "tracing is not supported"),
-    ("OTEL_", "tracing is not supported"),
+    (
+        "TRACING_",
+        "tracing is configured by OTEL_EXPORTER_OTLP_ENDPOINT and the other variables OTEL_*",
+    ),
     ("CONFIG_GRPC_XDS_", "rules are read from files only"),
     ("XDS_", "rules are read from files only"),
 ];

@@ -5,12 +5,16 @@ use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Du
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tidegate_limiter::metrics::ListenerKind;
+use tidegate_limiter::{
+    metrics::ListenerKind,
+    trace::{self, TracedOutcome},
+};
 use tidegate_net::Shutdown;
 use tokio::time::{Instant, timeout};
 use tonic::{Status, body::Body};
 use tonic_reflection::server::Builder;
 use tower_service::Service;
+use tracing::Instrument as _;
 
 use super::{
     GrpcContext, MAX_MESSAGE_BYTES, QUOTA,
@@ -104,7 +108,11 @@ impl Routes {
         if SHOULD_RATE_LIMIT.contains(&path) {
             let began = Instant::now();
             let remaining = || time.saturating_sub(began.elapsed());
-            return unary::call(request, |message| self.decide(message, remaining())).await;
+            let name = "ShouldRateLimit";
+            let span = trace::request_span(ListenerKind::Grpc, name, request.headers());
+            return unary::call(request, |message| self.decide(message, remaining()))
+                .instrument(span)
+                .await;
         }
         let service = path.split('/').nth(1).unwrap_or_default();
         match self.streamed.iter().find(|route| route.service == service) {
@@ -128,8 +136,18 @@ impl Routes {
         let metrics = self.context.limiter.metrics();
         match &decided {
             Ok(answer) => {
-                metrics
-                    .observe_answer(ListenerKind::Grpc, answer.overall_code() == Code::OverLimit);
+                let is_over = answer.overall_code() == Code::OverLimit;
+                metrics.observe_answer(ListenerKind::Grpc, is_over);
+                trace::record(
+                    ListenerKind::Grpc,
+                    &TracedOutcome {
+                        outcome: if is_over { "limit" } else { "allowed" },
+                        rule: None,
+                        exactness: None,
+                        source: None,
+                        keys: answer.statuses.len(),
+                    },
+                );
             }
             // Do not count a store failure as a bad request: it is not the caller's mistake.
             Err(status) if status.code() == tonic::Code::Unavailable => {}

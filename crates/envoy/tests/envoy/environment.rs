@@ -192,7 +192,6 @@ const VARIABLES: &[Row] = &[
     ("TRACING_SERVICE_NAMESPACE", "x", Ignored, &[]),
     ("TRACING_SERVICE_INSTANCE_ID", "x", Ignored, &[]),
     ("TRACING_SAMPLING_RATE", "1", Ignored, &[]),
-    ("OTEL_EXPORTER_OTLP_ENDPOINT", "x", Ignored, &[]),
 ];
 
 /// Returns how a variable is handled. Returns `None` if the configuration and the report disagree.
@@ -216,6 +215,15 @@ fn fate((name, value, _, beside): &Row) -> Option<Fate> {
         (false, false) => Some(Honoured),
         (true, false) | (false, true) => None,
     }
+}
+
+/// The exporters of the program read these variables, whatever the configuration.
+#[test]
+fn the_variables_of_opentelemetry_are_not_ignored() {
+    let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");
+    let variables = [endpoint].map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let read = from_environment(&variables.into_iter().collect()).unwrap();
+    assert!(read.ignored.iter().all(|line| !line.starts_with("OTEL_")));
 }
 
 #[test]

@@ -22,12 +22,9 @@ use ring::hmac;
 use tidegate::Clock;
 use tidegate_config::EventType;
 use tidegate_core::{Backoff, Jitter, Span, Timestamp};
-use ureq::{
-    Agent,
-    tls::{Certificate, RootCerts, TlsConfig},
-};
+use ureq::Agent;
 
-use crate::date::rfc3339;
+use crate::{date::rfc3339, https_client};
 
 /// The maximum number of queued events.
 const MAX_QUEUED: usize = 1_024;
@@ -168,7 +165,7 @@ impl Webhook {
         let shared = Arc::<WebhookState>::default();
         let WebhookSettings { url, secret, types } = settings;
         let sender = Sender {
-            agent: agent(),
+            agent: https_client::agent(TIMEOUT),
             name: origin(&url),
             url,
             secret,
@@ -359,27 +356,6 @@ fn payload(batch: &[Arc<str>], lost: u64, now: Timestamp) -> String {
     format!(
         r#"{{"type":"tidegate.events","timestamp":"{timestamp}","data":{{"events":[{events}],"lost":{lost}}}}}"#
     )
-}
-
-fn agent() -> Agent {
-    let certificates = rustls_native_certs::load_native_certs().certs;
-    let certificates: Vec<Certificate<'static>> = certificates
-        .iter()
-        .map(|certificate| Certificate::from_der(certificate).to_owned())
-        .collect();
-    let tls = TlsConfig::builder()
-        .unversioned_rustls_crypto_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .root_certs(RootCerts::new_with_certs(&certificates))
-        .build();
-    Agent::config_builder()
-        .http_status_as_error(false)
-        .timeout_global(Some(TIMEOUT))
-        // A redirect could send the events to an endpoint that the operator has not chosen.
-        .max_redirects(0)
-        .max_redirects_will_error(false)
-        .tls_config(tls)
-        .build()
-        .into()
 }
 
 /// Returns the scheme and the authority of `url`.

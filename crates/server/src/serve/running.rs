@@ -4,7 +4,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use tidegate_config::{ShutdownConfig, Snapshot};
 use tidegate_envoy::ConfigWatcher;
-use tidegate_limiter::{ServerLimiter, snapshot};
+use tidegate_limiter::{ServerLimiter, metrics::Metrics, snapshot};
 use tidegate_net::{Server, Tls};
 use tidegate_proxy::ProxyRuntime;
 use tokio::{
@@ -80,6 +80,12 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
+    /// Returns the metrics, to which a program can add its own.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        self.limiter.metrics()
+    }
+
     /// Serves until SIGTERM or SIGINT arrives, and then shuts down gracefully.
     ///
     /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second

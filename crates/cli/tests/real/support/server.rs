@@ -32,8 +32,14 @@ impl Server {
 
     /// Starts a server with this configuration in this directory.
     pub(crate) fn start_in(scratch: Scratch, config: &str) -> Self {
+        Self::start_with(scratch, config, &[])
+    }
+
+    /// Starts a server with this configuration in this directory, and with these variables.
+    pub(crate) fn start_with(scratch: Scratch, config: &str, variables: &[(&str, String)]) -> Self {
         scratch.write("rules.yaml", config);
         let mut command = tidegate(&["serve", "--config", "rules.yaml"]);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
         let mut process = Process::start(command.current_dir(scratch.path()));
         let [http, grpc, resp, admin] =
             ["http", "grpc", "resp", "admin"].map(|listener| address(&mut process, listener));

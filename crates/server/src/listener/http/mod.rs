@@ -34,13 +34,14 @@ use hyper::{
 use tidegate_config::{Headers, Identity};
 use tidegate_core::{Effect, Reason, Timestamp, Verdict};
 use tidegate_envoy::{RateLimitService, json};
-use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind, trace};
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     auth::{AuthOutcome, Authenticator},
     response::{Answer, JSON},
 };
 use tidegate_tower::{HeaderWriter, RuleNames};
+use tracing::{Instrument as _, Span};
 
 #[cfg(any(test, fuzzing))]
 pub use self::transcript::transcript;
@@ -130,6 +131,18 @@ pub enum Endpoint {
     Throttle,
 }
 
+/// Returns the name of the span of a request for a decision.
+fn span_name(path: &str) -> Option<&'static str> {
+    match path {
+        "/v1/check" => Some("check"),
+        "/v1/peek" => Some("peek"),
+        "/v1/throttle" => Some("throttle"),
+        "/v1/authorize" => Some("authorize"),
+        "/json" => Some("ShouldRateLimit"),
+        _ => None,
+    }
+}
+
 /// The header for this listener's token. Forward-auth reads only this header, because in a
 /// forward-auth request `Authorization` belongs to the original client request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
@@ -157,8 +170,13 @@ struct ConnectionContext {
 
 impl ConnectionContext {
     fn answer(&self, request: Request<Incoming>) -> impl Future<Output = Answer> {
+        let span = match span_name(request.uri().path()) {
+            Some(name) => trace::request_span(ListenerKind::Http, name, request.headers()),
+            None => Span::none(),
+        };
         let answer = self.route(request);
-        answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)))
+        let answer = answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)));
+        answer.instrument(span)
     }
 
     async fn route(&self, request: Request<Incoming>) -> Result<Answer, Problem> {

@@ -1,0 +1,173 @@
+//! The numbers of exported and lost records.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use opentelemetry::{Context, InstrumentationScope};
+use opentelemetry_sdk::{
+    Resource,
+    error::OTelSdkResult,
+    logs::{LogBatch, LogExporter, LogProcessor, SdkLogRecord},
+    trace::{Span, SpanData, SpanExporter, SpanProcessor},
+};
+use tidegate_net::prometheus::{Metric, Page};
+
+const RECORDS: Metric<2> = Metric::counter(
+    "tidegate_otlp_records_total",
+    ["signal", "state"],
+    "Spans and log records for the collector of OpenTelemetry, by state.",
+);
+
+/// The numbers of records of all signals.
+#[derive(Debug, Default)]
+pub(crate) struct ExportCounts {
+    pub(super) traces: SignalCounts,
+    pub(super) logs: SignalCounts,
+}
+
+/// The numbers of records of one signal.
+#[derive(Debug, Default)]
+pub(super) struct SignalCounts {
+    /// Records that were passed to the queue.
+    recorded: AtomicU64,
+    /// Records that a collector has accepted.
+    sent: AtomicU64,
+    /// Records that could not be sent.
+    failed: AtomicU64,
+    is_failing: AtomicBool,
+}
+
+impl SignalCounts {
+    /// Counts an export of this number of records, and logs when exports begin to fail or to succeed
+    /// again.
+    fn count_export(&self, signal: &str, records: usize, result: &OTelSdkResult) {
+        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
+        match result {
+            Err(error) if !was_failing => tracing::warn!(
+                "cannot export {signal} over OTLP: {error}; check OTEL_EXPORTER_OTLP_ENDPOINT and the collector \
+                 (further failures are not logged until an export succeeds)"
+            ),
+            Ok(()) if was_failing => tracing::info!("{signal} are exported over OTLP again"),
+            _ => {}
+        }
+        let count = match result {
+            Ok(()) => &self.sent,
+            Err(_) => &self.failed,
+        };
+        count.fetch_add(
+            u64::try_from(records).unwrap_or(u64::MAX),
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// Adds the numbers to `page`.
+pub(crate) fn collect(counts: &ExportCounts, page: &mut Page<'_>) {
+    let signals = [("traces", &counts.traces), ("logs", &counts.logs)];
+    let samples = signals.into_iter().flat_map(|(signal, counts)| {
+        [
+            ("recorded", &counts.recorded),
+            ("sent", &counts.sent),
+            ("failed", &counts.failed),
+        ]
+        .map(|(state, count)| ([signal, state], count.load(Ordering::Relaxed)))
+    });
+    page.family(&RECORDS, samples);
+}
+
+/// An exporter, or a processor in front of one, whose records are counted.
+#[derive(Debug)]
+pub(super) struct Counted<T> {
+    inner: T,
+    counts: Arc<ExportCounts>,
+}
+
+impl<T> Counted<T> {
+    pub(super) fn new(inner: T, counts: &Arc<ExportCounts>) -> Self {
+        Self {
+            inner,
+            counts: Arc::clone(counts),
+        }
+    }
+}
+
+impl<E: SpanExporter> SpanExporter for Counted<E> {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let records = batch.len();
+        let result = self.inner.export(batch).await;
+        self.counts.traces.count_export("traces", records, &result);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.inner.set_resource(resource);
+    }
+}
+
+impl<P: SpanProcessor> SpanProcessor for Counted<P> {
+    fn on_start(&self, span: &mut Span, context: &Context) {
+        self.inner.on_start(span, context);
+    }
+
+    fn on_end(&self, span: SpanData) {
+        self.counts.traces.recorded.fetch_add(1, Ordering::Relaxed);
+        self.inner.on_end(span);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.inner.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.inner.set_resource(resource);
+    }
+}
+
+impl<E: LogExporter> LogExporter for Counted<E> {
+    async fn export(&self, batch: LogBatch<'_>) -> OTelSdkResult {
+        let records = batch.iter().count();
+        let result = self.inner.export(batch).await;
+        self.counts.logs.count_export("logs", records, &result);
+        result
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.inner.set_resource(resource);
+    }
+}
+
+impl<P: LogProcessor> LogProcessor for Counted<P> {
+    fn emit(&self, record: &mut SdkLogRecord, scope: &InstrumentationScope) {
+        self.counts.logs.recorded.fetch_add(1, Ordering::Relaxed);
+        self.inner.emit(record, scope);
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.inner.force_flush()
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.inner.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.inner.set_resource(resource);
+    }
+}

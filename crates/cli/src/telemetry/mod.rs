@@ -1,0 +1,182 @@
+//! Export of traces and logs over OTLP (OpenTelemetry), configured by the standard variables
+//! `OTEL_*`. Nothing runs unless an endpoint is set.
+//!
+//! The exporters have threads and bounded queues of their own. A decision never waits for them. If
+//! a queue is full, records are lost and counted.
+
+mod counts;
+mod http_client;
+mod variables;
+
+use std::{sync::Arc, time::Duration};
+
+use http::HeaderMap;
+use opentelemetry::{
+    Context, KeyValue, propagation::TextMapPropagator as _, trace::TracerProvider as _,
+};
+use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
+use opentelemetry_http::{HeaderExtractor, HeaderInjector};
+use opentelemetry_otlp::{LogExporter, SpanExporter, WithHttpConfig as _};
+use opentelemetry_sdk::{
+    Resource,
+    logs::{BatchLogProcessor, SdkLoggerProvider},
+    propagation::TraceContextPropagator,
+    trace::{BatchSpanProcessor, SdkTracer, SdkTracerProvider},
+};
+use tidegate_limiter::{
+    metrics::Metrics,
+    trace::{self, Propagator},
+};
+use tracing::{Span, Subscriber};
+use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt as _};
+use tracing_subscriber::{
+    Layer,
+    filter::{LevelFilter, Targets},
+    registry::LookupSpan,
+};
+
+use self::{
+    counts::{Counted, ExportCounts},
+    http_client::UreqClient,
+    variables::{Signal, Variables},
+};
+
+/// The maximum time in which the queues are sent when the server stops.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The exporters that run.
+#[derive(Debug, Default)]
+pub(crate) struct Telemetry {
+    traces: Option<SdkTracerProvider>,
+    logs: Option<SdkLoggerProvider>,
+    counts: Arc<ExportCounts>,
+}
+
+impl Telemetry {
+    /// Starts the exporters that the environment configures.
+    ///
+    /// # Errors
+    ///
+    /// Returns a message with advice if a variable has a value that is not supported.
+    pub(crate) fn start() -> Result<Self, String> {
+        let variables = Variables::of_process();
+        let mut telemetry = Self::default();
+        if variables.is_exported(Signal::Traces)? {
+            telemetry.traces = Some(telemetry.start_traces(&variables)?);
+        }
+        if variables.is_exported(Signal::Logs)? {
+            telemetry.logs = Some(telemetry.start_logs(&variables)?);
+        }
+        if telemetry.traces.is_some() {
+            trace::enable(Box::new(TraceContext::default()));
+        }
+        Ok(telemetry)
+    }
+
+    fn start_traces(&self, variables: &Variables) -> Result<SdkTracerProvider, String> {
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .with_http_client(UreqClient::new(variables.timeout(Signal::Traces)?))
+            .build()
+            .map_err(|error| unusable(Signal::Traces, &error))?;
+        let exporter = Counted::new(exporter, &self.counts);
+        let processor = BatchSpanProcessor::builder(exporter).build();
+        Ok(SdkTracerProvider::builder()
+            .with_resource(resource(variables))
+            .with_span_processor(Counted::new(processor, &self.counts))
+            .build())
+    }
+
+    fn start_logs(&self, variables: &Variables) -> Result<SdkLoggerProvider, String> {
+        let exporter = LogExporter::builder()
+            .with_http()
+            .with_http_client(UreqClient::new(variables.timeout(Signal::Logs)?))
+            .build()
+            .map_err(|error| unusable(Signal::Logs, &error))?;
+        let exporter = Counted::new(exporter, &self.counts);
+        let processor = BatchLogProcessor::builder(exporter).build();
+        Ok(SdkLoggerProvider::builder()
+            .with_resource(resource(variables))
+            .with_log_processor(Counted::new(processor, &self.counts))
+            .build())
+    }
+
+    /// Returns the layer that passes the spans of decisions to the exporter.
+    pub(crate) fn trace_layer<S>(&self) -> Option<impl Layer<S> + use<S>>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        let tracer = self.traces.as_ref()?.tracer("tidegate");
+        let layer: OpenTelemetryLayer<S, SdkTracer> = OpenTelemetryLayer::new(tracer)
+            .with_location(false)
+            .with_threads(false)
+            .with_target(false)
+            .with_tracked_inactivity(false);
+        let spans = Targets::new().with_target(trace::TARGET, LevelFilter::INFO);
+        Some(layer.with_filter(spans))
+    }
+
+    /// Returns the layer that passes log records to the exporter.
+    pub(crate) fn log_layer<S>(&self) -> Option<impl Layer<S> + use<S>>
+    where
+        S: Subscriber + for<'a> LookupSpan<'a>,
+    {
+        self.logs.as_ref().map(OpenTelemetryTracingBridge::new)
+    }
+
+    /// Adds the numbers of records to the metrics page of `metrics`, if something is exported.
+    pub(crate) fn show_in(&self, metrics: &Metrics) {
+        if self.traces.is_some() || self.logs.is_some() {
+            let counts = Arc::clone(&self.counts);
+            metrics.show(move |page| counts::collect(&counts, page));
+        }
+    }
+
+    /// Sends what is queued, and stops the exporters.
+    pub(crate) fn stop(self) {
+        // If the collector is unreachable, the exporters have logged the errors before.
+        if let Some(traces) = self.traces {
+            let _ = traces.shutdown_with_timeout(FLUSH_TIMEOUT);
+        }
+        if let Some(logs) = self.logs {
+            let _ = logs.shutdown_with_timeout(FLUSH_TIMEOUT);
+        }
+    }
+}
+
+/// Returns the resource of all records: the variables `OTEL_SERVICE_NAME` and
+/// `OTEL_RESOURCE_ATTRIBUTES`, and the version of the program.
+fn resource(variables: &Variables) -> Resource {
+    let mut resource = Resource::builder()
+        .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
+    if !variables.has_service_name() {
+        resource = resource.with_service_name("tidegate");
+    }
+    resource.build()
+}
+
+fn unusable(signal: Signal, error: &dyn std::error::Error) -> String {
+    format!(
+        "cannot export {} over OTLP: {error}; check the variables OTEL_EXPORTER_OTLP_*",
+        signal.as_str()
+    )
+}
+
+/// The trace context in the headers `traceparent` and `tracestate`.
+#[derive(Debug, Default)]
+struct TraceContext(TraceContextPropagator);
+
+impl Propagator for TraceContext {
+    fn extract(&self, headers: &HeaderMap, span: &Span) {
+        let parent = self
+            .0
+            .extract_with_context(&Context::new(), &HeaderExtractor(headers));
+        // Fails only if the span is disabled.
+        let _ = span.set_parent(parent);
+    }
+
+    fn inject(&self, span: &Span, headers: &mut HeaderMap) {
+        self.0
+            .inject_context(&span.context(), &mut HeaderInjector(headers));
+    }
+}

@@ -1,0 +1,156 @@
+//! Spans of decisions, for distributed tracing.
+//!
+//! The spans are those of the crate `tracing`, with the target [`TARGET`]. They are off until the
+//! program calls [`enable`]. While they are off, a decision reads one atomic pointer.
+//!
+//! ```text
+//! client span ── traceparent ──▶ decide     a request to a listener; its rule and its outcome
+//!                                  ├─ redis     the wait for Redis, if Redis decides
+//!                                  └─ traceparent ──▶ upstream   (in the reverse proxy)
+//! ```
+//!
+//! No attribute contains a key or the value of an entry.
+
+use std::{fmt, sync::OnceLock};
+
+use http::HeaderMap;
+use tidegate_core::{Exactness, Source, Verdict};
+use tracing::{Span, field::Empty};
+
+use crate::metrics::ListenerKind;
+
+/// The target of the spans.
+pub const TARGET: &str = "tidegate::trace";
+
+/// Connects spans with the trace context in headers (W3C Trace Context).
+pub trait Propagator: fmt::Debug + Send + Sync {
+    /// Makes the span in `headers` the parent of `span`. Ignores invalid headers.
+    fn extract(&self, headers: &HeaderMap, span: &Span);
+
+    /// Writes the context of `span` into `headers`.
+    fn inject(&self, span: &Span, headers: &mut HeaderMap);
+}
+
+static PROPAGATOR: OnceLock<Box<dyn Propagator>> = OnceLock::new();
+
+/// Turns spans on for this process. Returns false if they were on before.
+pub fn enable(propagator: Box<dyn Propagator>) -> bool {
+    PROPAGATOR.set(propagator).is_ok()
+}
+
+/// The outcome of a decision, for its span.
+#[derive(Clone, Copy, Debug)]
+pub struct TracedOutcome<'a> {
+    /// `allowed`, or the reason for the denial.
+    pub outcome: &'a str,
+    /// The rule of the verdict.
+    pub rule: Option<&'a str>,
+    /// The exactness of the decision.
+    pub exactness: Option<Exactness>,
+    /// The component that decided.
+    pub source: Option<Source>,
+    /// The number of keys that were charged or would have been charged.
+    pub keys: usize,
+}
+
+impl<'a> TracedOutcome<'a> {
+    fn of(verdict: &Verdict<'a>) -> Self {
+        Self {
+            outcome: verdict.reason.map_or("allowed", |reason| reason.as_str()),
+            rule: verdict.rule,
+            exactness: Some(verdict.exactness),
+            source: Some(verdict.source),
+            keys: verdict.lines.len(),
+        }
+    }
+}
+
+/// Returns the span of a request to `listener` that is named `name`, with the parent that `headers`
+/// name. Without tracing, the span is empty.
+#[must_use]
+pub fn request_span(listener: ListenerKind, name: &'static str, headers: &HeaderMap) -> Span {
+    let Some(propagator) = PROPAGATOR.get() else {
+        return Span::none();
+    };
+    let span = decision_span(listener, name);
+    propagator.extract(headers, &span);
+    span
+}
+
+fn decision_span(listener: ListenerKind, name: &'static str) -> Span {
+    tracing::info_span!(
+        target: TARGET,
+        "decide",
+        otel.name = name,
+        otel.kind = "server",
+        tidegate.listener = listener.as_str(),
+        tidegate.rule = Empty,
+        tidegate.outcome = Empty,
+        tidegate.exactness = Empty,
+        tidegate.source = Empty,
+        tidegate.keys = Empty,
+    )
+}
+
+/// Returns the span of a wait for Redis, below the current span. Without tracing, the span is
+/// empty.
+pub(crate) fn redis_span() -> Span {
+    if PROPAGATOR.get().is_none() {
+        return Span::none();
+    }
+    tracing::info_span!(
+        target: TARGET,
+        "redis",
+        otel.kind = "client",
+        db.system.name = "redis",
+        db.operation.name = "EVALSHA",
+    )
+}
+
+/// Records `verdict` in the span of its request.
+pub(crate) fn record_verdict(listener: ListenerKind, verdict: &Verdict<'_>) {
+    if PROPAGATOR.get().is_some() {
+        record(listener, &TracedOutcome::of(verdict));
+    }
+}
+
+/// Works like [`record_verdict`], and builds the verdict only if tracing is on.
+pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> Verdict<'r>) {
+    if PROPAGATOR.get().is_some() {
+        record(listener, &TracedOutcome::of(&verdict()));
+    }
+}
+
+/// Records the outcome of a decision in the span of its request. A command of the Redis protocol
+/// has no span of a request, so the decision gets a span of its own, without a duration.
+pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
+    if PROPAGATOR.get().is_none() {
+        return;
+    }
+    let current = Span::current();
+    let is_own = |span: &Span| span.metadata().is_some_and(|data| data.target() == TARGET);
+    let span = if is_own(&current) {
+        current
+    } else {
+        decision_span(listener, "decide")
+    };
+    span.record("tidegate.outcome", decided.outcome);
+    span.record("tidegate.keys", decided.keys);
+    if let Some(rule) = decided.rule {
+        span.record("tidegate.rule", rule);
+    }
+    if let Some(exactness) = decided.exactness {
+        span.record("tidegate.exactness", exactness.as_str());
+    }
+    if let Some(source) = decided.source {
+        span.record("tidegate.source", source.as_str());
+    }
+}
+
+/// Writes the context of the current span into `headers`, so that the receiver of the request
+/// continues the trace. Without tracing, the headers stay unchanged.
+pub fn inject(headers: &mut HeaderMap) {
+    if let Some(propagator) = PROPAGATOR.get() {
+        propagator.inject(&Span::current(), headers);
+    }
+}
