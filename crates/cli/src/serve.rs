@@ -21,7 +21,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
         ignored,
     } = read_settings(args)?;
     #[cfg(feature = "telemetry")]
-    let telemetry = Telemetry::start()?;
+    let mut telemetry = Telemetry::start()?;
     log::start(
         &log,
         log_format,
@@ -44,7 +44,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     let running = server::start(config, args.config.as_deref(), secrets)
         .map_err(|error| error.to_string())?;
     #[cfg(feature = "telemetry")]
-    telemetry.show_in(running.metrics());
+    telemetry.observe(&running);
     log_active_rules(args, rules, quotas);
     let stopped = runtime.block_on(running.until_stopped(signals));
     #[cfg(feature = "telemetry")]

@@ -3,6 +3,9 @@
 
 pub mod geoip;
 pub mod listener;
+mod metrics_page;
 mod redis_runtime;
 pub mod reload;
 pub mod serve;
+
+pub use self::metrics_page::MetricsPage;

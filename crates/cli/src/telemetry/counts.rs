@@ -1,6 +1,7 @@
 //! The numbers of exported and lost records.
 
 use std::{
+    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -20,7 +21,7 @@ use tidegate_net::prometheus::{Metric, Page};
 const RECORDS: Metric<2> = Metric::counter(
     "tidegate_otlp_records_total",
     ["signal", "state"],
-    "Spans and log records for the collector of OpenTelemetry, by state.",
+    "Spans, log records and metric data points for the collector of OpenTelemetry, by state.",
 );
 
 /// The numbers of records of all signals.
@@ -28,6 +29,7 @@ const RECORDS: Metric<2> = Metric::counter(
 pub(crate) struct ExportCounts {
     pub(super) traces: SignalCounts,
     pub(super) logs: SignalCounts,
+    pub(super) metrics: SignalCounts,
 }
 
 /// The numbers of records of one signal.
@@ -45,19 +47,19 @@ pub(super) struct SignalCounts {
 impl SignalCounts {
     /// Counts an export of this number of records, and logs when exports begin to fail or to succeed
     /// again.
-    fn count_export(&self, signal: &str, records: usize, result: &OTelSdkResult) {
-        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
-        match result {
-            Err(error) if !was_failing => tracing::warn!(
+    fn count_export<E: fmt::Display>(&self, signal: &str, records: usize, error: Option<&E>) {
+        let was_failing = self.is_failing.swap(error.is_some(), Ordering::Relaxed);
+        match error {
+            Some(error) if !was_failing => tracing::warn!(
                 "cannot export {signal} over OTLP: {error}; check OTEL_EXPORTER_OTLP_ENDPOINT and the collector \
                  (further failures are not logged until an export succeeds)"
             ),
-            Ok(()) if was_failing => tracing::info!("{signal} are exported over OTLP again"),
+            None if was_failing => tracing::info!("{signal} are exported over OTLP again"),
             _ => {}
         }
-        let count = match result {
-            Ok(()) => &self.sent,
-            Err(_) => &self.failed,
+        let count = match error {
+            None => &self.sent,
+            Some(_) => &self.failed,
         };
         count.fetch_add(
             u64::try_from(records).unwrap_or(u64::MAX),
@@ -66,9 +68,22 @@ impl SignalCounts {
     }
 }
 
+impl ExportCounts {
+    /// Counts an export of metrics with this number of data points.
+    pub(super) fn count_metrics(&self, points: usize, error: Option<&String>) {
+        let recorded = u64::try_from(points).unwrap_or(u64::MAX);
+        self.metrics.recorded.fetch_add(recorded, Ordering::Relaxed);
+        self.metrics.count_export("metrics", points, error);
+    }
+}
+
 /// Adds the numbers to `page`.
 pub(crate) fn collect(counts: &ExportCounts, page: &mut Page<'_>) {
-    let signals = [("traces", &counts.traces), ("logs", &counts.logs)];
+    let signals = [
+        ("traces", &counts.traces),
+        ("logs", &counts.logs),
+        ("metrics", &counts.metrics),
+    ];
     let samples = signals.into_iter().flat_map(|(signal, counts)| {
         [
             ("recorded", &counts.recorded),
@@ -100,7 +115,9 @@ impl<E: SpanExporter> SpanExporter for Counted<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let records = batch.len();
         let result = self.inner.export(batch).await;
-        self.counts.traces.count_export("traces", records, &result);
+        self.counts
+            .traces
+            .count_export("traces", records, result.as_ref().err());
         result
     }
 
@@ -140,7 +157,9 @@ impl<E: LogExporter> LogExporter for Counted<E> {
     async fn export(&self, batch: LogBatch<'_>) -> OTelSdkResult {
         let records = batch.iter().count();
         let result = self.inner.export(batch).await;
-        self.counts.logs.count_export("logs", records, &result);
+        self.counts
+            .logs
+            .count_export("logs", records, result.as_ref().err());
         result
     }
 

@@ -18,7 +18,7 @@ impl UreqClient {
         Self(https_client::agent(timeout))
     }
 
-    fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+    pub(super) fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (head, body) = request.into_parts();
         let request = Request::from_parts(head, body.to_vec());
         let (head, mut body) = self.0.run(request)?.into_parts();

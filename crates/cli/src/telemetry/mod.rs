@@ -1,4 +1,4 @@
-//! Export of traces and logs over OTLP (OpenTelemetry), configured by the standard variables
+//! Export of traces, metrics and logs over OTLP (OpenTelemetry), configured by the standard variables
 //! `OTEL_*`. Nothing runs unless an endpoint is set.
 //!
 //! The exporters have threads and bounded queues of their own. A decision never waits for them. If
@@ -6,6 +6,7 @@
 
 mod counts;
 mod http_client;
+mod metrics;
 mod variables;
 
 use std::{sync::Arc, time::Duration};
@@ -23,10 +24,8 @@ use opentelemetry_sdk::{
     propagation::TraceContextPropagator,
     trace::{BatchSpanProcessor, SdkTracer, SdkTracerProvider},
 };
-use tidegate_limiter::{
-    metrics::Metrics,
-    trace::{self, Propagator},
-};
+use tidegate_limiter::trace::{self, Propagator};
+use tidegate_server::serve::ServerHandle;
 use tracing::{Span, Subscriber};
 use tracing_opentelemetry::{OpenTelemetryLayer, OpenTelemetrySpanExt as _};
 use tracing_subscriber::{
@@ -38,6 +37,7 @@ use tracing_subscriber::{
 use self::{
     counts::{Counted, ExportCounts},
     http_client::UreqClient,
+    metrics::{MetricsExporter, MetricsSettings},
     variables::{Signal, Variables},
 };
 
@@ -49,6 +49,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Telemetry {
     traces: Option<SdkTracerProvider>,
     logs: Option<SdkLoggerProvider>,
+    /// The settings of the export of metrics, until it starts.
+    metrics: Option<MetricsSettings>,
+    exporter: Option<MetricsExporter>,
     counts: Arc<ExportCounts>,
 }
 
@@ -66,6 +69,15 @@ impl Telemetry {
         }
         if variables.is_exported(Signal::Logs)? {
             telemetry.logs = Some(telemetry.start_logs(&variables)?);
+        }
+        if variables.is_exported(Signal::Metrics)? {
+            telemetry.metrics = Some(MetricsSettings {
+                url: variables.url(Signal::Metrics),
+                headers: variables.headers(Signal::Metrics)?,
+                interval: variables.metrics_interval()?,
+                timeout: variables.timeout(Signal::Metrics)?,
+                resource: resource(&variables),
+            });
         }
         if telemetry.traces.is_some() {
             trace::enable(Box::new(TraceContext::default()));
@@ -124,12 +136,19 @@ impl Telemetry {
         self.logs.as_ref().map(OpenTelemetryTracingBridge::new)
     }
 
-    /// Adds the numbers of records to the metrics page of `metrics`, if something is exported.
-    pub(crate) fn show_in(&self, metrics: &Metrics) {
-        if self.traces.is_some() || self.logs.is_some() {
+    /// Starts the export of the metrics of `server`, and adds the numbers of exported records to
+    /// them.
+    pub(crate) fn observe(&mut self, server: &ServerHandle) {
+        if self.traces.is_some() || self.logs.is_some() || self.metrics.is_some() {
             let counts = Arc::clone(&self.counts);
-            metrics.show(move |page| counts::collect(&counts, page));
+            server
+                .metrics()
+                .show(move |page| counts::collect(&counts, page));
         }
+        self.exporter = self.metrics.take().map(|settings| {
+            let counts = Arc::clone(&self.counts);
+            MetricsExporter::start(settings, server.metrics_page(), counts)
+        });
     }
 
     /// Sends what is queued, and stops the exporters.
@@ -137,6 +156,9 @@ impl Telemetry {
         // If the collector is unreachable, the exporters have logged the errors before.
         if let Some(traces) = self.traces {
             let _ = traces.shutdown_with_timeout(FLUSH_TIMEOUT);
+        }
+        if let Some(metrics) = self.exporter {
+            metrics.stop();
         }
         if let Some(logs) = self.logs {
             let _ = logs.shutdown_with_timeout(FLUSH_TIMEOUT);

@@ -2,6 +2,9 @@
 
 use std::{env, time::Duration};
 
+use http::{HeaderMap, HeaderName, HeaderValue};
+use percent_encoding::percent_decode_str;
+
 /// The default of `OTEL_EXPORTER_OTLP_TIMEOUT`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -10,6 +13,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) enum Signal {
     Traces,
     Logs,
+    Metrics,
 }
 
 impl Signal {
@@ -17,9 +21,13 @@ impl Signal {
         match self {
             Self::Traces => "traces",
             Self::Logs => "logs",
+            Self::Metrics => "metrics",
         }
     }
 }
+
+/// The default of `OTEL_METRIC_EXPORT_INTERVAL`.
+const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The variables of the environment.
 #[derive(Debug)]
@@ -99,14 +107,58 @@ impl Variables {
 
     /// Returns the timeout of one export.
     pub(super) fn timeout(&self, signal: Signal) -> Result<Duration, String> {
-        let Some((name, value)) = self.of_signal(signal, "TIMEOUT") else {
-            return Ok(DEFAULT_TIMEOUT);
-        };
-        let millis = value.trim().parse().ok().filter(|millis| *millis > 0);
-        millis.map(Duration::from_millis).ok_or_else(|| {
-            format!("{name}: expected a number of milliseconds, such as 10000, got `{value}`")
+        match self.of_signal(signal, "TIMEOUT") {
+            Some((name, value)) => millis(&name, &value),
+            None => Ok(DEFAULT_TIMEOUT),
+        }
+    }
+
+    /// Returns the time between two exports of metrics.
+    pub(super) fn metrics_interval(&self) -> Result<Duration, String> {
+        let name = "OTEL_METRIC_EXPORT_INTERVAL";
+        match self.get(name) {
+            Some(value) => millis(name, &value),
+            None => Ok(DEFAULT_INTERVAL),
+        }
+    }
+
+    /// Returns the URL for `signal`; empty if no endpoint is set.
+    pub(super) fn url(&self, signal: Signal) -> String {
+        let signal_name = signal.as_str();
+        let own = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal_name.to_uppercase());
+        self.get(&own).unwrap_or_else(|| {
+            let base = self.get("OTEL_EXPORTER_OTLP_ENDPOINT").unwrap_or_default();
+            format!("{}/v1/{signal_name}", base.trim_end_matches('/'))
         })
     }
+
+    /// Returns the headers for the collector.
+    pub(super) fn headers(&self, signal: Signal) -> Result<HeaderMap, String> {
+        let mut headers = HeaderMap::new();
+        let Some((name, list)) = self.of_signal(signal, "HEADERS") else {
+            return Ok(headers);
+        };
+        for pair in list.split(',').filter(|pair| !pair.trim().is_empty()) {
+            let header = pair.split_once('=').and_then(|(key, value)| {
+                let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
+                let key: HeaderName = key.trim().parse().ok()?;
+                Some((key, HeaderValue::from_str(&value).ok()?))
+            });
+            // The header can be a secret, so the message does not show it.
+            let (key, value) = header.ok_or_else(|| {
+                format!("{name}: expected headers such as api-key=VALUE, separated by commas")
+            })?;
+            headers.insert(key, value);
+        }
+        Ok(headers)
+    }
+}
+
+fn millis(name: &str, value: &str) -> Result<Duration, String> {
+    let millis = value.trim().parse().ok().filter(|millis| *millis > 0);
+    millis.map(Duration::from_millis).ok_or_else(|| {
+        format!("{name}: expected a number of milliseconds, such as 10000, got `{value}`")
+    })
 }
 
 #[cfg(test)]
@@ -167,5 +219,30 @@ mod tests {
         assert!(zipkin.contains("use `otlp`, or `none`"), "{zipkin}");
         let timeout = Variables::of(|_| Some("soon".to_owned())).timeout(Signal::Logs);
         assert!(timeout.unwrap_err().contains("milliseconds"));
+    }
+
+    #[test]
+    fn metrics_have_a_url_and_headers() {
+        let variables = Variables::of(|name| match name {
+            "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://127.0.0.1:4318/".to_owned()),
+            "OTEL_EXPORTER_OTLP_HEADERS" => Some("api-key=a%20b, x=1".to_owned()),
+            "OTEL_METRIC_EXPORT_INTERVAL" => Some("5000".to_owned()),
+            _ => None,
+        });
+        let url = variables.url(Signal::Metrics);
+        assert_eq!(url, "http://127.0.0.1:4318/v1/metrics");
+        let headers = variables.headers(Signal::Metrics).unwrap();
+        assert_eq!(
+            (&headers["api-key"], &headers["x"]),
+            (&"a b".parse().unwrap(), &"1".parse().unwrap())
+        );
+        let interval = variables.metrics_interval();
+        assert_eq!(interval, Ok(Duration::from_secs(5)));
+        let wrong = Variables::of(|_| Some("secret".to_owned())).headers(Signal::Metrics);
+        let problem = wrong.unwrap_err();
+        assert!(
+            problem.contains("api-key=VALUE") && !problem.contains("secret"),
+            "{problem}"
+        );
     }
 }

@@ -1,6 +1,7 @@
-//! Traces and logs over OTLP, received by a collector of our own.
+//! Traces, metrics and logs over OTLP, received by a collector of our own.
 
 use std::{
+    collections::BTreeSet,
     io::{BufRead, BufReader, Read, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Mutex},
@@ -8,8 +9,12 @@ use std::{
 };
 
 use opentelemetry_proto::tonic::{
-    collector::{logs::v1::ExportLogsServiceRequest, trace::v1::ExportTraceServiceRequest},
-    common::v1::any_value::Value as AttributeValue,
+    collector::{
+        logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest,
+        trace::v1::ExportTraceServiceRequest,
+    },
+    common::v1::{KeyValue, any_value::Value as AttributeValue},
+    metrics::v1::{metric::Data, number_data_point},
     trace::v1::Span,
 };
 use prost::Message as _;
@@ -443,4 +448,55 @@ fn an_unsupported_protocol_is_refused_with_advice() {
         ),
         "{error}"
     );
+}
+
+#[test]
+fn metrics_are_exported_with_the_names_of_the_page() {
+    let collector = Collector::start();
+    let mut variables = collector.variables();
+    variables.push(("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()));
+    variables.push(("OTEL_SERVICE_NAME", "edge".to_owned()));
+    let config = format!("{EVERY_DOOR}{RULES}");
+    let server = Server::start_with(Scratch::new(), &config, &variables);
+    for _ in 0..3 {
+        server.check(&json!({"path": "/login", "ip": SECRET}));
+    }
+    let is_service = |attribute: &KeyValue| {
+        let name = AttributeValue::StringValue("edge".to_owned());
+        attribute.key == "service.name"
+            && attribute
+                .value
+                .as_ref()
+                .and_then(|value| value.value.as_ref())
+                == Some(&name)
+    };
+    let names = eventually("the decisions have arrived", || {
+        let body = collector.messages("/v1/metrics").pop()?;
+        let request = ExportMetricsServiceRequest::decode(&*body).unwrap();
+        let resource = request.resource_metrics.into_iter().next()?;
+        let attributes = resource.resource.unwrap().attributes;
+        assert!(attributes.iter().any(is_service), "{attributes:?}");
+        let metrics = resource.scope_metrics.into_iter().next()?.metrics;
+        let decisions = metrics
+            .iter()
+            .find(|metric| metric.name == "tidegate_decisions_total")?;
+        let Some(Data::Sum(decisions)) = &decisions.data else {
+            panic!("{decisions:?}")
+        };
+        let counts = decisions.data_points.iter().map(|point| match point.value {
+            Some(number_data_point::Value::AsInt(count)) => count,
+            _ => panic!("{point:?}"),
+        });
+        (counts.sum::<i64>() == 3).then(|| {
+            let names = metrics.into_iter().map(|metric| metric.name);
+            names.collect::<BTreeSet<String>>()
+        })
+    });
+    // The page has the same metrics.
+    let page = server.metrics();
+    let on_page = page.lines().filter_map(|line| {
+        let (name, _) = line.strip_prefix("# TYPE ")?.split_once(' ')?;
+        Some(name.to_owned())
+    });
+    assert_eq!(names, on_page.collect());
 }

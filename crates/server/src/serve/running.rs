@@ -13,6 +13,7 @@ use tokio::{
 };
 
 use crate::{
+    MetricsPage,
     geoip::GeoIp,
     redis_runtime::RedisRuntime,
     reload::{CHECK_INTERVAL, Reloader, report_inactive_blocks},
@@ -84,6 +85,18 @@ impl ServerHandle {
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         self.limiter.metrics()
+    }
+
+    /// Returns the metrics of the whole server.
+    #[must_use]
+    pub fn metrics_page(&self) -> MetricsPage {
+        MetricsPage {
+            limiter: Arc::clone(&self.limiter),
+            envoy: self.envoy.clone(),
+            certificates: self.certificates.clone(),
+            geoip: self.geoip.clone(),
+            proxy: self.proxy.clone(),
+        }
     }
 
     /// Serves until SIGTERM or SIGINT arrives, and then shuts down gracefully.

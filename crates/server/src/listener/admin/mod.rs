@@ -64,7 +64,7 @@ use tidegate_envoy::ConfigWatcher;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
-    prometheus::{self, Format, Page},
+    prometheus::Format,
     response::{Answer, json},
 };
 use tidegate_proxy::ProxyRuntime;
@@ -81,7 +81,7 @@ use self::{
     reload::ReloadTargets,
 };
 use super::http::{read_body, serve};
-use crate::{geoip::GeoIp, reload::Reloader};
+use crate::{MetricsPage, geoip::GeoIp, reload::Reloader};
 
 /// The dependencies and settings of the admin listener.
 #[derive(Debug)]
@@ -313,31 +313,20 @@ impl Admin {
         }
     }
 
-    fn metrics(self: &Arc<Self>, format: Format) -> Answer {
-        let admin = Arc::clone(self);
-        let page = prometheus::encode(format, move |page| admin.collect(page));
-        let mut answer = Response::new(Full::from(page));
+    fn metrics(&self, format: Format) -> Answer {
+        let page = MetricsPage {
+            limiter: Arc::clone(&self.limiter),
+            envoy: self.envoy.clone(),
+            certificates: self.certificates.clone(),
+            geoip: self.geoip.clone(),
+            proxy: self.proxy.clone(),
+        };
+        let mut answer = Response::new(Full::from(page.encode(format)));
         let headers = answer.headers_mut();
         let media_type = HeaderValue::from_static(format.content_type());
         headers.insert(CONTENT_TYPE, media_type);
         headers.insert(VARY, HeaderValue::from_static("accept"));
         answer
-    }
-
-    fn collect(&self, page: &mut Page<'_>) {
-        self.limiter.collect(page);
-        if let Some(envoy) = &self.envoy {
-            envoy.collect(page);
-        }
-        if !self.certificates.is_empty() {
-            Tls::collect(&self.certificates, page);
-        }
-        if let Some(geoip) = &self.geoip {
-            geoip.collect(page);
-        }
-        if let Some(proxy) = &self.proxy {
-            proxy.collect(page);
-        }
     }
 
     async fn reload(&self, operator: &Operator) -> Result<Answer, Problem> {
