@@ -544,6 +544,9 @@ impl ServerLimiter {
     fn record_sample(&self, latency: Option<u64>, charges: &[Charge<'_>], outcomes: &[Outcome]) {
         if let Some(nanos) = latency {
             self.metrics.observe_sample(nanos, charges, outcomes);
+            if let Some(trace_id) = trace::trace_id() {
+                self.metrics.keep_exemplar(nanos, trace_id, self.now());
+            }
         }
     }
 }

@@ -29,6 +29,10 @@ pub trait Propagator: fmt::Debug + Send + Sync {
 
     /// Writes the context of `span` into `headers`.
     fn inject(&self, span: &Span, headers: &mut HeaderMap);
+
+    /// Returns the id of the trace of `span`, as 32 hexadecimal digits; `None` if the trace is not
+    /// exported.
+    fn trace_id(&self, span: &Span) -> Option<String>;
 }
 
 static PROPAGATOR: OnceLock<Box<dyn Propagator>> = OnceLock::new();
@@ -145,6 +149,12 @@ pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if let Some(source) = decided.source {
         span.record("tidegate.source", source.as_str());
     }
+}
+
+/// Returns the id of the trace of the current span; `None` without tracing, or if the trace is not
+/// exported.
+pub(crate) fn trace_id() -> Option<String> {
+    PROPAGATOR.get()?.trace_id(&Span::current())
 }
 
 /// Writes the context of the current span into `headers`, so that the receiver of the request

@@ -4,7 +4,10 @@
 //! because they are looked up by their labels under a lock. Instead, the program has its own
 //! counters, which are read when a page is requested. So counting takes only an atomic addition.
 
-use std::fmt::{self, Debug, Formatter};
+use std::{
+    fmt::{self, Debug, Formatter, Write as _},
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use hyper::{HeaderMap, header::ACCEPT};
 use prometheus_client::{
@@ -96,6 +99,21 @@ pub struct HistogramSample {
     /// The upper bounds of the buckets, in ascending order up to infinity. Each bound has the
     /// number of observations between the previous bound and this one.
     pub buckets: Vec<(f64, u64)>,
+    /// The exemplars of buckets. Only a histogram without labels may have exemplars.
+    pub exemplars: Vec<Exemplar>,
+}
+
+/// An observation in a bucket of a histogram, with its trace. Only OpenMetrics has exemplars.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exemplar {
+    /// The index of the bucket.
+    pub bucket: usize,
+    /// The id of the trace, as 32 hexadecimal digits.
+    pub trace_id: String,
+    /// The observed value, in the unit of the metric.
+    pub value: f64,
+    /// The time of the observation, in milliseconds since 1970.
+    pub at_ms: u64,
 }
 
 const fn is_total(name: &str) -> bool {
@@ -168,20 +186,63 @@ fn quality_of(range: &str, media_type: &str) -> Option<f32> {
 /// Returns a page with the metrics that `collect` adds.
 pub fn encode(format: Format, collect: impl Fn(&mut Page<'_>) + Send + Sync + 'static) -> String {
     let mut registry = Registry::default();
-    registry.register_collector(Box::new(Pages { format, collect }));
+    let exemplars = Arc::default();
+    registry.register_collector(Box::new(Pages {
+        format,
+        collect,
+        exemplars: Arc::clone(&exemplars),
+    }));
     let mut page = String::new();
     let encoded = match format {
         Format::Text => text::encode_registry(&mut page, &registry),
         Format::OpenMetrics => text::encode(&mut page, &registry),
     };
     debug_assert!(encoded.is_ok(), "a String accepts every write");
-    page
+    let exemplars = exemplars.lock().unwrap_or_else(PoisonError::into_inner);
+    if exemplars.is_empty() {
+        page
+    } else {
+        with_exemplars(&page, &exemplars)
+    }
+}
+
+/// The exemplars of a page, each with the name of its metric.
+type PageExemplars = Mutex<Vec<(&'static str, Exemplar)>>;
+
+/// Adds the exemplars to the lines of their buckets. `prometheus-client` encodes exemplars only of
+/// its own histograms.
+fn with_exemplars(page: &str, exemplars: &[(&str, Exemplar)]) -> String {
+    let mut out = String::with_capacity(page.len() + 128 * exemplars.len());
+    let mut bucket = 0;
+    for line in page.lines() {
+        out.push_str(line);
+        let metric = line.split_once("_bucket{le=").map(|(name, _)| name);
+        let mut of_metric = exemplars.iter().filter(|(name, _)| Some(*name) == metric);
+        if let Some((_, exemplar)) = of_metric.find(|(_, exemplar)| exemplar.bucket == bucket) {
+            let Exemplar {
+                trace_id,
+                value,
+                at_ms,
+                ..
+            } = exemplar;
+            let (secs, millis) = (at_ms / 1_000, at_ms % 1_000);
+            // Writing into a `String` cannot fail.
+            let _ = write!(
+                out,
+                " # {{trace_id=\"{trace_id}\"}} {value} {secs}.{millis:03}"
+            );
+        }
+        bucket = if metric.is_some() { bucket + 1 } else { 0 };
+        out.push('\n');
+    }
+    out
 }
 
 /// A collector that adds the metrics of a function to each page that is encoded.
 struct Pages<C> {
     format: Format,
     collect: C,
+    exemplars: Arc<PageExemplars>,
 }
 
 impl<C> Debug for Pages<C> {
@@ -197,6 +258,7 @@ impl<C: Fn(&mut Page<'_>) + Send + Sync + 'static> Collector for Pages<C> {
         let mut page = Page {
             format: self.format,
             encoder,
+            exemplars: Arc::clone(&self.exemplars),
             result: Ok(()),
         };
         (self.collect)(&mut page);
@@ -209,6 +271,7 @@ impl<C: Fn(&mut Page<'_>) + Send + Sync + 'static> Collector for Pages<C> {
 pub struct Page<'p> {
     format: Format,
     encoder: DescriptorEncoder<'p>,
+    exemplars: Arc<PageExemplars>,
     result: fmt::Result,
 }
 
@@ -245,8 +308,22 @@ impl Page<'_> {
         metric: &Metric<N>,
         samples: impl IntoIterator<Item = ([&'l str; N], HistogramSample)>,
     ) {
+        let is_open_metrics = self.format == Format::OpenMetrics;
+        let page_exemplars = Arc::clone(&self.exemplars);
         self.add(metric, |encoder, _| {
-            for (values, HistogramSample { sum, buckets }) in samples {
+            for (values, sample) in samples {
+                let HistogramSample {
+                    sum,
+                    buckets,
+                    exemplars,
+                } = sample;
+                debug_assert!(N == 0 || exemplars.is_empty(), "labels are not looked up");
+                if is_open_metrics {
+                    let mut all = page_exemplars
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner);
+                    all.extend(exemplars.into_iter().map(|one| (metric.name, one)));
+                }
                 let count = buckets.iter().map(|(_, count)| count).sum();
                 if N == 0 {
                     encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
@@ -332,11 +409,13 @@ mod tests {
             let wait = HistogramSample {
                 sum: 2.5,
                 buckets: vec![(0.5, 2), (1.0, 0), (f64::INFINITY, 1)],
+                exemplars: Vec::new(),
             };
             page.histograms(&WAIT, [([], wait)]);
             let share = HistogramSample {
                 sum: 0.7,
                 buckets: vec![(0.8, 1), (f64::INFINITY, 0)],
+                exemplars: Vec::new(),
             };
             page.histograms(&SHARE, [(["a"], share)]);
         })
@@ -427,5 +506,33 @@ share_ratio_bucket{le="+Inf",rule="a"} 1
             }
             assert_eq!(Format::negotiate(&headers), format, "{accept:?}");
         }
+    }
+
+    /// Tests that an exemplar is on the line of its bucket, and only in OpenMetrics.
+    #[test]
+    fn an_exemplar_is_on_the_line_of_its_bucket() {
+        let encoded = |format| {
+            encode(format, |page| {
+                let sample = HistogramSample {
+                    sum: 0.5,
+                    buckets: vec![(0.25, 3), (1.0, 1), (f64::INFINITY, 0)],
+                    exemplars: vec![Exemplar {
+                        bucket: 1,
+                        trace_id: "0af7651916cd43dd8448eb211c80319c".to_owned(),
+                        value: 0.375,
+                        at_ms: 1_700_000_000_042,
+                    }],
+                };
+                page.histograms(&WAIT, [([], sample)]);
+                page.single(&STORE_BYTES, 17);
+            })
+        };
+        let page = encoded(Format::OpenMetrics);
+        let with: Vec<&str> = page.lines().filter(|line| line.contains(" # {")).collect();
+        let expected = "wait_seconds_bucket{le=\"1.0\"} 4 # \
+             {trace_id=\"0af7651916cd43dd8448eb211c80319c\"} 0.375 1700000000.042";
+        assert_eq!(with, [expected]);
+        assert!(page.ends_with("# EOF\n"), "{page}");
+        assert!(!encoded(Format::Text).contains("trace_id"));
     }
 }

@@ -13,7 +13,9 @@ use std::{sync::Arc, time::Duration};
 
 use http::HeaderMap;
 use opentelemetry::{
-    Context, KeyValue, propagation::TextMapPropagator as _, trace::TracerProvider as _,
+    Context, KeyValue,
+    propagation::TextMapPropagator as _,
+    trace::{TraceContextExt as _, TracerProvider as _},
 };
 use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
 use opentelemetry_http::{HeaderExtractor, HeaderInjector};
@@ -200,5 +202,13 @@ impl Propagator for TraceContext {
     fn inject(&self, span: &Span, headers: &mut HeaderMap) {
         self.0
             .inject_context(&span.context(), &mut HeaderInjector(headers));
+    }
+
+    fn trace_id(&self, span: &Span) -> Option<String> {
+        let context = span.context();
+        let span = context.span();
+        let context = span.span_context();
+        let is_exported = context.is_valid() && context.is_sampled();
+        is_exported.then(|| context.trace_id().to_string())
     }
 }

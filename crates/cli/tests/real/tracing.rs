@@ -244,6 +244,32 @@ fn a_check_continues_the_trace_of_its_caller_to_redis() {
 }
 
 #[test]
+fn the_latency_has_the_traces_of_its_slowest_decisions() {
+    let collector = Collector::start();
+    let config = format!("{EVERY_DOOR}{RULES}");
+    let server = Server::start_with(Scratch::new(), &config, &collector.variables());
+    // One decision in 64 is measured.
+    for _ in 0..300 {
+        let answer = Ask::new("POST", server.http, "/v1/check")
+            .header("traceparent", &traceparent())
+            .body(&json!({"entries": {"path": "/login", "ip": SECRET}}))
+            .send();
+        assert!([200, 429].contains(&answer.status));
+    }
+    let page = Ask::get(server.admin, "/metrics")
+        .header("accept", "application/openmetrics-text")
+        .send()
+        .body;
+    let exemplar = format!("# {{trace_id=\"{TRACE}\"}} ");
+    let mut lines = page.lines();
+    let found = lines.any(|line| {
+        line.starts_with("tidegate_decision_duration_seconds_bucket") && line.contains(&exemplar)
+    });
+    assert!(found, "{page}");
+    assert!(!server.metrics().contains("trace_id"));
+}
+
+#[test]
 fn log_records_are_exported() {
     let collector = Collector::start();
     let config = format!("{EVERY_DOOR}{RULES}");

@@ -75,6 +75,7 @@ impl<const BUCKETS: usize> HistogramCounts<BUCKETS> {
         HistogramSample {
             sum: to_unit(self.sum),
             buckets: bounds.chain([f64::INFINITY]).zip(self.buckets).collect(),
+            exemplars: Vec::new(),
         }
     }
 }

@@ -349,6 +349,11 @@ impl Metrics {
         self.rules.observe_sample(nanos, charges, outcomes);
     }
 
+    /// Keeps the trace of a decision that took `nanos` as an exemplar of the latency.
+    pub(crate) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
+        self.shards.keep_exemplar(nanos, trace_id, now);
+    }
+
     /// Counts a request that was rejected because it is malformed.
     pub fn count_bad_request(&self, listener: ListenerKind) {
         self.shards.mine().count_bad(listener.index());

@@ -2,10 +2,14 @@
 
 use std::{
     cell::Cell,
-    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
-use tidegate_net::prometheus::{Metric, Page};
+use tidegate_core::Timestamp;
+use tidegate_net::prometheus::{Exemplar, Metric, Page};
 
 use super::{
     ANSWERS, ListenerKind, SAMPLE_EVERY,
@@ -100,11 +104,29 @@ impl Shard {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Shards(Box<[Shard; SHARDS]>);
+pub(super) struct Shards {
+    shards: Box<[Shard; SHARDS]>,
+    /// The latest exemplar of each bucket of the latency.
+    exemplars: Mutex<[Option<Exemplar>; LATENCY_BOUNDS.len() + 1]>,
+}
 
 impl Shards {
     pub(super) fn mine(&self) -> &Shard {
-        &self.0[index()]
+        &self.shards[index()]
+    }
+
+    /// Keeps the trace of a decision that took `nanos` as the exemplar of its bucket. A decision
+    /// does not wait while the page is encoded.
+    pub(super) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
+        let bucket = LATENCY_BOUNDS.partition_point(|(bound, _)| *bound < nanos);
+        if let Ok(mut exemplars) = self.exemplars.try_lock() {
+            exemplars[bucket] = Some(Exemplar {
+                bucket,
+                trace_id,
+                value: nanos_to_seconds(nanos),
+                at_ms: now.as_millis(),
+            });
+        }
     }
 
     pub(super) fn verdicts(&self, listener: usize, answer: usize) -> u64 {
@@ -124,13 +146,17 @@ impl Shards {
     }
 
     pub(super) fn collect_latency(&self, page: &mut Page<'_>) {
-        let latency = Histogram::sum(self.0.iter().map(|shard| &shard.latency));
-        let sample = latency.to_sample(&LATENCY_BOUNDS, nanos_to_seconds);
+        let latency = Histogram::sum(self.shards.iter().map(|shard| &shard.latency));
+        let mut sample = latency.to_sample(&LATENCY_BOUNDS, nanos_to_seconds);
+        let exemplars = self.exemplars.lock();
+        let exemplars = exemplars.unwrap_or_else(PoisonError::into_inner);
+        sample.exemplars = exemplars.iter().flatten().cloned().collect();
+        drop(exemplars);
         page.histograms(&LATENCY, [([], sample)]);
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {
-        self.0
+        self.shards
             .iter()
             .map(|shard| counter(shard).load(Ordering::Relaxed))
             .sum()
