@@ -146,19 +146,20 @@ impl Evaluator<'_> {
     fn group<'a, 'd>(&self, matches: &'a mut [DescriptorMatch<'d>]) -> GroupedDescriptors<'a, 'd> {
         let mut grouped = GroupedDescriptors::default();
         for applied in limited(matches) {
-            match applied.hits {
-                Hits::Charge(_) if self.is_cached_over(applied) => {
+            let cached_until = self.cached_over_until(applied);
+            match (applied.hits, cached_until) {
+                (Hits::Charge(_), Some(until)) => {
                     // Record the cached result now, because the cache entry may expire before this
                     // descriptor is decided. The decision on the other descriptors depends on the
                     // same result.
-                    applied.result = LimitResult::cached();
+                    applied.result = LimitResult::cached(until);
                     // A rule in shadow mode never denies. A quota does not deny alone.
                     grouped.one_is_cached |= !applied.limits().is_shadow() && !applied.is_quota();
                     grouped.alone.push(applied);
                 }
                 // Decide this descriptor alone: one decision cannot charge a key with two different
                 // limits.
-                Hits::Charge(_)
+                (Hits::Charge(_), None)
                     if grouped
                         .together
                         .iter()
@@ -166,8 +167,8 @@ impl Evaluator<'_> {
                 {
                     grouped.alone.push(applied);
                 }
-                Hits::Charge(cost) => grouped.together.push((applied, cost)),
-                Hits::None | Hits::Refund(_) => grouped.alone.push(applied),
+                (Hits::Charge(cost), None) => grouped.together.push((applied, cost)),
+                (Hits::None | Hits::Refund(_), _) => grouped.alone.push(applied),
             }
         }
         grouped

@@ -2,7 +2,9 @@
 
 use std::{ops::Deref, sync::Arc};
 
-use tidegate_core::{Charge, Cost, Decision, Limits, Outcome};
+use tidegate_core::{
+    Charge, Cost, Decision, Limit, Limits, Outcome, Reason, RetryAfter, Timestamp,
+};
 
 use super::{
     counters::Counters,
@@ -63,17 +65,28 @@ pub(super) struct AppliedLimit<'d> {
     pub(super) result: LimitResult,
 }
 
+/// The limit that denied a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeniedLimit<'a> {
+    pub(super) limit: &'a Limit,
+    pub(super) reason: Reason,
+    pub(super) retry_after: RetryAfter,
+}
+
 /// The result of evaluating a descriptor.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LimitResult {
     /// Whether the descriptor is over its limit, even if the rule is in shadow mode.
     pub(super) over: bool,
-    /// Whether the result came from the cache, without a query to the store.
-    pub(super) was_cached: bool,
+    /// The end of the window, if the result came from the cache, without a query to the store.
+    pub(super) cached_until: Option<Timestamp>,
     /// The index of the limit that the status reports.
     pub(super) limit: usize,
-    /// The outcome of the limit at the index `limit`; `None` if the store was not queried.
+    /// The outcome of the limit at the index `limit`; `None` if the store was not queried, or if no
+    /// limit decided.
     pub(super) outcome: Option<Outcome>,
+    /// The reason and the wait, if the store denied the charge before it looked at a limit.
+    pub(super) denied_by_store: Option<(Reason, RetryAfter)>,
 }
 
 impl<'d> AppliedLimit<'d> {
@@ -92,6 +105,31 @@ impl<'d> AppliedLimit<'d> {
 
     pub(super) fn limits(&self) -> &Limits {
         &self.limits.limits
+    }
+
+    /// Returns the limit that denied the hits of this descriptor; `None` if none did. A query with
+    /// 0 hits is never denied.
+    pub(super) fn denied_limit(&self, now: Timestamp) -> Option<DeniedLimit<'_>> {
+        let result = self.result;
+        if !result.over || self.hits == Hits::None {
+            return None;
+        }
+        let limit = self.limits().iter().nth(result.limit)?;
+        let of_limit = || match result.outcome {
+            Some(outcome) => outcome.retry_after,
+            None => {
+                let until = result.cached_until.unwrap_or(now);
+                RetryAfter::After(until.since(now))
+            }
+        };
+        let (reason, retry_after) = result
+            .denied_by_store
+            .unwrap_or_else(|| (Reason::Limit, of_limit()));
+        Some(DeniedLimit {
+            limit,
+            reason,
+            retry_after,
+        })
     }
 
     pub(super) fn charge(&self, cost: Cost) -> Charge<'_> {
@@ -115,11 +153,12 @@ impl DescriptorMatch<'_> {
 }
 
 impl LimitResult {
-    /// Creates the result of a descriptor that is over its limit according to the cache.
-    pub(super) fn cached() -> Self {
+    /// Creates the result of a descriptor that is over its limit until the time `until`, according
+    /// to the cache.
+    pub(super) fn cached(until: Timestamp) -> Self {
         Self {
             over: true,
-            was_cached: true,
+            cached_until: Some(until),
             ..Self::default()
         }
     }
@@ -134,9 +173,15 @@ impl LimitResult {
     /// Creates the result of a charge. The descriptor is over its limit if any limit denied the
     /// charge, if the store is full, or if the key is blocked.
     pub(super) fn of_charge(decision: &Decision, outcomes: &[Outcome]) -> Self {
-        if let Decision::Full { .. } | Decision::Blocked { .. } = decision {
+        let denied_by_store = match decision {
+            Decision::Full { retry_after } => Some((Reason::Store, *retry_after)),
+            Decision::Blocked { retry_after, .. } => Some((Reason::Blocked, *retry_after)),
+            Decision::Admitted | Decision::Limited => None,
+        };
+        if denied_by_store.is_some() {
             return Self {
                 over: true,
+                denied_by_store,
                 ..Self::default()
             };
         }
@@ -159,9 +204,10 @@ impl LimitResult {
         let limit = over.unwrap_or_else(tightest);
         Self {
             over: over.is_some(),
-            was_cached: false,
+            cached_until: None,
             limit,
             outcome: outcomes.get(limit).copied(),
+            denied_by_store: None,
         }
     }
 }

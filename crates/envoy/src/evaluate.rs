@@ -79,12 +79,18 @@ impl Evaluator<'_> {
 
     async fn evaluate_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
         let mut exactness = Exactness::Exact;
+        let cached_until = match applied.hits {
+            Hits::Refund(_) => None,
+            Hits::None | Hits::Charge(_) => applied
+                .result
+                .cached_until
+                .or_else(|| self.cached_over_until(applied)),
+        };
+        if let Some(until) = cached_until {
+            applied.result = LimitResult::cached(until);
+            return Ok(());
+        }
         applied.result = match applied.hits {
-            Hits::None | Hits::Charge(_)
-                if applied.result.was_cached || self.is_cached_over(applied) =>
-            {
-                LimitResult::cached()
-            }
             Hits::None => {
                 let (decided, outcomes) = self
                     .query_store(&[applied.charge(Cost::ONE)], Effect::Look)
@@ -144,9 +150,9 @@ impl Evaluator<'_> {
         Ok((decided, outcomes))
     }
 
-    pub(super) fn is_cached_over(&self, applied: &AppliedLimit<'_>) -> bool {
-        self.over
-            .is_some_and(|cache| cache.is_over(&applied.key, self.now))
+    /// Returns the end of the window, if the cache knows that the descriptor is over its limit.
+    pub(super) fn cached_over_until(&self, applied: &AppliedLimit<'_>) -> Option<Timestamp> {
+        self.over?.over_until(&applied.key, self.now)
     }
 
     /// Caches that a descriptor is over its limit, if no hit can be admitted before its window

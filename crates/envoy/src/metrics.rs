@@ -38,7 +38,7 @@ impl Evaluator<'_> {
         counters.add(Counter::WithinLimit, split.within);
         counters.add(Counter::NearLimit, split.near);
         counters.add(Counter::OverLimit, split.over);
-        if result.was_cached {
+        if result.cached_until.is_some() {
             counters.add(Counter::OverLimitWithLocalCache, split.over);
         }
         if applied.rule().is_some_and(|rule| rule.shadow) {

@@ -80,13 +80,15 @@ impl OverLimitCache {
         self.lock().refunds[self.class(key)]
     }
 
-    pub(super) fn is_over(&self, key: &[u8], now: Timestamp) -> bool {
+    /// Returns the end of the window until which `key` is over its limit; `None` if the cache does
+    /// not know that the key is over its limit.
+    pub(super) fn over_until(&self, key: &[u8], now: Timestamp) -> Option<Timestamp> {
         let generations = self.lock();
         let until = generations
             .young
             .get(key)
             .or_else(|| generations.old.get(key));
-        until.is_some_and(|until| *until > now)
+        until.copied().filter(|until| *until > now)
     }
 
     /// Caches until the time `until` that `key` is over its limit. Caches nothing if entries were
@@ -178,7 +180,7 @@ mod tests {
             OverLimitCache::new(1_000).unwrap(),
             Timestamp::from_micros(10),
         );
-        let is_over = || cache.is_over(b"a", Timestamp::from_micros(9));
+        let is_over = || cache.over_until(b"a", Timestamp::from_micros(9)).is_some();
         let before = epoch(&cache, b"a");
         drop(cache.invalidate_on_drop(b"a"));
         cache.remember(b"a", until, before);
@@ -196,20 +198,21 @@ mod tests {
         let cache = OverLimitCache::new(1_000).unwrap();
         let at = Timestamp::from_micros;
         cache.remember(b"a", at(10), CacheEpoch::default());
-        assert!(cache.is_over(b"a", at(9)));
-        assert!(!cache.is_over(b"a", at(10)));
+        assert_eq!(cache.over_until(b"a", at(9)), Some(at(10)));
+        assert_eq!(cache.over_until(b"a", at(10)), None);
+        let is_over = |key: &[u8]| cache.over_until(key, at(9)).is_some();
         for number in 0..1_000_u32 {
             cache.remember(&number.to_be_bytes(), at(10), CacheEpoch::default());
         }
         let generations = cache.lock();
         assert!(generations.young.len() + generations.old.len() <= 1_000 / (4 + ENTRY_BYTES));
         drop(generations);
-        assert!(!cache.is_over(b"a", at(9)));
-        assert!(cache.is_over(&999_u32.to_be_bytes(), at(9)));
+        assert!(!is_over(b"a"));
+        assert!(is_over(&999_u32.to_be_bytes()));
         drop(cache.invalidate_on_drop(&999_u32.to_be_bytes()));
-        assert!(!cache.is_over(&999_u32.to_be_bytes(), at(9)));
+        assert!(!is_over(&999_u32.to_be_bytes()));
         cache.clear();
-        assert!(!cache.is_over(&998_u32.to_be_bytes(), at(9)));
+        assert!(!is_over(&998_u32.to_be_bytes()));
         assert!(OverLimitCache::new(0).is_none());
     }
 }

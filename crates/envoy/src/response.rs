@@ -110,28 +110,33 @@ fn left_of(window: &Window, now: Timestamp) -> Span {
     }
 }
 
-/// Returns `OverLimit` if any descriptor is over its limit. A descriptor in quota mode matters only
-/// if all descriptors in quota mode are over their limits.
+/// Returns `OverLimit` if any descriptor denies the request.
 fn overall(
     matches: &[DescriptorMatch<'_>],
     statuses: &[DescriptorStatus],
     settings: &RlsSettings,
 ) -> Code {
-    let (mut quotas, mut quotas_over) = (0, 0);
-    for (matched, status) in matches.iter().zip(statuses) {
-        let is_over = status.code == Code::OverLimit;
-        if is_quota(matched, settings) {
-            quotas += 1;
-            quotas_over += usize::from(is_over);
-        } else if is_over {
-            return Code::OverLimit;
-        }
-    }
-    if quotas > 0 && quotas_over == quotas {
+    if denying(matches, statuses, settings).contains(&true) {
         Code::OverLimit
     } else {
         Code::Ok
     }
+}
+
+/// Returns for each descriptor whether it denies the request. A descriptor that is over its limit
+/// does, but if it is in quota mode, only if all descriptors in quota mode are over their limits.
+pub(super) fn denying(
+    matches: &[DescriptorMatch<'_>],
+    statuses: &[DescriptorStatus],
+    settings: &RlsSettings,
+) -> Vec<bool> {
+    let over = statuses.iter().map(|status| status.code == Code::OverLimit);
+    let quota = matches.iter().map(|matched| is_quota(matched, settings));
+    let over_and_quota: Vec<(bool, bool)> = over.zip(quota).collect();
+    let mut quotas = over_and_quota.iter().filter(|(_, is_quota)| *is_quota);
+    let all_quotas_over = quotas.all(|(is_over, _)| *is_over);
+    let denies = |&(is_over, is_quota): &(bool, bool)| is_over && (!is_quota || all_quotas_over);
+    over_and_quota.iter().map(denies).collect()
 }
 
 fn is_quota(matched: &DescriptorMatch<'_>, settings: &RlsSettings) -> bool {

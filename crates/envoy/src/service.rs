@@ -11,8 +11,8 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use tidegate_config::envoy::RlsSettings;
-use tidegate_core::{Cost, Timestamp};
-use tidegate_limiter::ServerLimiter;
+use tidegate_core::{Cost, Mode, Timestamp};
+use tidegate_limiter::{ServerLimiter, denials::DescriptorDenial, metrics::ListenerKind};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -77,7 +77,7 @@ impl RateLimitService {
             .send_if_modified(|was| std::mem::replace(was, healthy) != healthy);
     }
 
-    /// Decides `request`.
+    /// Decides `request` as if it came from the gRPC listener.
     ///
     /// Each descriptor is charged on its own, and denied hits are counted, unless the settings or
     /// the domain say otherwise. All descriptors of a request are decided at the same time and by
@@ -91,21 +91,23 @@ impl RateLimitService {
         &self,
         request: &RateLimitRequest,
     ) -> Result<RateLimitAnswer, RlsError> {
-        self.should_rate_limit_within(request, None).await
+        self.should_rate_limit_on(ListenerKind::Grpc, request, None)
+            .await
     }
 
-    /// Decides `request` like [`Self::should_rate_limit`], but with a time limit for the store. If
-    /// Redis has not answered after the time `within`, Redis is treated as unavailable.
+    /// Decides `request`, which came from `listener`, like [`Self::should_rate_limit`]. If Redis has
+    /// not answered after the time `within`, Redis is treated as unavailable.
     ///
     /// # Errors
     ///
     /// Returns the same errors as [`Self::should_rate_limit`].
-    pub async fn should_rate_limit_within(
+    pub async fn should_rate_limit_on(
         &self,
+        listener: ListenerKind,
         request: &RateLimitRequest,
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
-        let answered = self.decide(request, within).await;
+        let answered = self.decide(listener, request, within).await;
         if answered.is_err() {
             self.errors.fetch_add(1, Ordering::Relaxed);
         }
@@ -114,6 +116,7 @@ impl RateLimitService {
 
     async fn decide(
         &self,
+        listener: ListenerKind,
         request: &RateLimitRequest,
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
@@ -147,7 +150,9 @@ impl RateLimitService {
         } else {
             evaluator.evaluate_each(&mut matches).await?;
         }
-        Ok(self.answer(request, &matches, evaluator.now))
+        let answer = self.answer(request, &matches, evaluator.now);
+        self.observe_denials(listener, request, &matches, &answer, evaluator.now);
+        Ok(answer)
     }
 
     /// Returns the deadline for store queries; `None` for the memory store, which never waits.
@@ -171,6 +176,51 @@ impl RateLimitService {
             };
         }
         answer
+    }
+
+    /// Records the descriptors that denied the request, or would have denied it in shadow mode.
+    fn observe_denials(
+        &self,
+        listener: ListenerKind,
+        request: &RateLimitRequest,
+        matches: &[DescriptorMatch<'_>],
+        answer: &RateLimitAnswer,
+        now: Timestamp,
+    ) {
+        let is_over = |matched: &DescriptorMatch<'_>| matches!(matched, DescriptorMatch::Limited(applied) if applied.result.over);
+        // Most requests are not over a limit.
+        if !matches.iter().any(is_over) {
+            return;
+        }
+        let denying = response::denying(matches, &answer.statuses, &self.settings);
+        let descriptors = request.descriptors.iter().zip(matches).zip(denying);
+        for ((descriptor, matched), is_denying) in descriptors {
+            let DescriptorMatch::Limited(applied) = matched else {
+                continue;
+            };
+            let is_shadow = applied.rule().is_some_and(|rule| rule.shadow);
+            let Some(denied) = applied.denied_limit(now) else {
+                continue;
+            };
+            // A quota that is over its limit denies nothing while another quota has capacity.
+            if !is_denying && !is_shadow {
+                continue;
+            }
+            self.limiter.observe_descriptor_denial(&DescriptorDenial {
+                listener,
+                domain: &request.domain,
+                descriptor: &descriptor.entries,
+                policy: denied.limit.policy(),
+                reason: denied.reason,
+                retry_after: denied.retry_after,
+                mode: if is_shadow || self.settings.shadow_mode {
+                    Mode::Shadow
+                } else {
+                    Mode::Enforce
+                },
+                now,
+            });
+        }
     }
 
     fn unknown_domain(&self, request: &RateLimitRequest) -> RateLimitAnswer {

@@ -47,7 +47,7 @@ pub use self::{
 };
 use crate::{
     candidate::Candidate,
-    denials::DenialLog,
+    denials::{DenialLog, DescriptorDenial},
     entries::{AuditedRequest, EntryAudit},
     events::Events,
     metrics::{ListenerKind, Metrics, Stats},
@@ -381,6 +381,11 @@ impl ServerLimiter {
         if decided.decision != Decision::Admitted {
             self.denials.record_throttle(listener, request, decided);
         }
+    }
+
+    /// Records that a descriptor of Envoy's rate limit service is over its limit.
+    pub fn observe_descriptor_denial(&self, denied: &DescriptorDenial<'_>) {
+        self.denials.record_descriptor(denied);
     }
 
     /// Prefetches the memory of keys that are about to be decided in sequence; see

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use prost_types::{ListValue, Struct, Value as WireValue, value::Kind};
 use tidegate_core::Span;
+use tidegate_limiter::metrics::ListenerKind;
 use tonic::Status;
 
 use super::{
@@ -45,7 +46,7 @@ pub(super) async fn decide(
     let service = service.ok_or_else(|| status(&RlsError::NoConfiguration))?;
     let request = request(message)?;
     let answer = service
-        .should_rate_limit_within(&request, Some(within))
+        .should_rate_limit_on(ListenerKind::Grpc, &request, Some(within))
         .await;
     answer.map(written).map_err(|error| status(&error))
 }

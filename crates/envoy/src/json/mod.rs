@@ -32,7 +32,10 @@ pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &
         Ok(request) => request,
         Err(problem) => return bad(limiter, problem.detail()),
     };
-    match service.should_rate_limit(&request).await {
+    match service
+        .should_rate_limit_on(ListenerKind::Http, &request, None)
+        .await
+    {
         Ok(answer) => {
             let is_over = answer.overall_code == Code::OverLimit;
             limiter

@@ -16,6 +16,7 @@ mod compare;
 mod config;
 mod config_watcher;
 mod corrected;
+mod denials;
 mod environment;
 mod format;
 mod grpc;

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use tidegate_config::envoy::{DomainFiles, RlsSettings, StoreFailure};
 use tidegate_envoy::{Code, Counter, Descriptor, RateLimitRequest, RlsError};
+use tidegate_limiter::metrics::ListenerKind;
 use tidegate_redis::{Address, Redis, RedisSettings, Topology};
 use tokio::{runtime::Handle, time::Instant};
 
@@ -140,7 +141,9 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
         let started = started(&redis, store_failure, |_| {});
         server.pause();
         let (request, within) = (request(), Some(Duration::from_millis(20)));
-        let asked = started.service.should_rate_limit_within(&request, within);
+        let asked = started
+            .service
+            .should_rate_limit_on(ListenerKind::Grpc, &request, within);
         let answered = tokio::time::timeout(PATIENCE, asked).await;
         server.resume();
         let left =
@@ -172,7 +175,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
     let (began, within) = (Instant::now(), Duration::from_millis(20));
     let asked = started
         .service
-        .should_rate_limit_within(&request, Some(within));
+        .should_rate_limit_on(ListenerKind::Grpc, &request, Some(within));
     let answered = asked.await;
     let took = began.elapsed();
     tokio::time::resume();
@@ -191,9 +194,10 @@ async fn the_store_is_not_asked_after_the_deadline() {
     redis.wait_for_first_attempt().await.unwrap();
     let started = started(&redis, StoreFailure::Answer, |_| {});
     let request = request();
-    let asked = started
-        .service
-        .should_rate_limit_within(&request, Some(Duration::ZERO));
+    let asked =
+        started
+            .service
+            .should_rate_limit_on(ListenerKind::Grpc, &request, Some(Duration::ZERO));
     assert_eq!(asked.await.unwrap().statuses[0].limit_remaining, 1);
     let answer = started.service.should_rate_limit(&request).await.unwrap();
     assert_eq!(answer.statuses[0].limit_remaining, 3, "of the whole limit");

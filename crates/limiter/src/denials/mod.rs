@@ -20,13 +20,16 @@ use tidegate::DecidedRequest;
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
     Limit, Line, Mode, Outcome, Reason, RetryAfter, Rule, StoreDecision, Timestamp, Verdict,
-    free_key_parts,
+    bounds, free_key_parts,
 };
 
 use crate::{
     ThrottledRequest,
     metrics::{ListenerKind, shard},
 };
+
+/// The name of the entry that contains the domain of a denied descriptor.
+const DOMAIN: &str = "domain";
 
 /// A request that a rule denied, or would have denied in shadow mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,15 +44,17 @@ pub struct Denial {
     pub reason: Reason,
     /// The time from `at` until the same request would be admitted by this rule.
     pub retry_after: RetryAfter,
-    /// The name of the rule; `None` if the limit was sent with the request, or if the store could
-    /// not decide.
+    /// The name of the rule; `None` for a limit that was sent with the request, for a descriptor of
+    /// Envoy's rate limit service, and if the store could not decide.
     pub rule: Option<String>,
     /// The limit; `None` if a block or the store denied the request.
     pub policy: Option<String>,
-    /// The values of the rule's key, or the key that was sent with the limit.
+    /// The values of the rule's key, the key that was sent with the limit, or the values of the
+    /// descriptor. Empty if a descriptor is longer than a key can be.
     pub key: Vec<String>,
-    /// The entries of the request that the conditions and the key of the rule use. Long values are
-    /// truncated, and entries beyond about 3 KiB are left out.
+    /// The entries of the request that the conditions and the key of the rule use, or the domain and
+    /// the entries of the descriptor. Long values are truncated, and entries beyond about 3 KiB are
+    /// left out.
     pub entries: Vec<(String, String)>,
 }
 
@@ -62,6 +67,27 @@ pub struct DenialFilter<'a> {
     pub key: &'a [&'a str],
     /// The earliest time of the selected denials.
     pub since: Timestamp,
+}
+
+/// A descriptor of Envoy's rate limit service that is over its limit.
+#[derive(Clone, Copy, Debug)]
+pub struct DescriptorDenial<'a> {
+    /// The listener that answered the request.
+    pub listener: ListenerKind,
+    /// The domain of the request.
+    pub domain: &'a str,
+    /// The keys and the values of the descriptor.
+    pub descriptor: &'a [(String, String)],
+    /// The limit in short notation.
+    pub policy: &'a str,
+    /// The reason: a limit, or a full store.
+    pub reason: Reason,
+    /// The time until the hits would be admitted.
+    pub retry_after: RetryAfter,
+    /// Whether the rule denied the request, or would have denied it in shadow mode.
+    pub mode: Mode,
+    /// The time of the decision.
+    pub now: Timestamp,
 }
 
 /// Recent denials, newest first.
@@ -235,6 +261,34 @@ impl DenialLog {
             entries: &[],
         };
         self.push(&denied, selection);
+    }
+
+    /// Records that a descriptor of Envoy's rate limit service is over its limit.
+    #[cold]
+    pub(crate) fn record_descriptor(&self, denied: &DescriptorDenial<'_>) {
+        let Some(selection) = self.select(denied.now) else {
+            return;
+        };
+        let texts = denied.descriptor.iter();
+        let pairs = texts.map(|(name, value)| (name.as_str(), value.as_str()));
+        let values: Vec<&str> = pairs.clone().map(|(_, value)| value).collect();
+        // A descriptor can be longer than the key of a rule, and a record has a maximum length.
+        let bytes: usize = values.iter().map(|value| value.len()).sum();
+        let fits = bytes <= bounds::MAX_KEY_BYTES && values.len() <= bounds::MAX_KEY_ENTRIES;
+        let entries: Vec<(&str, &str)> =
+            [(DOMAIN, denied.domain)].into_iter().chain(pairs).collect();
+        let recorded = NewDenial {
+            at: denied.now,
+            listener: denied.listener,
+            mode: denied.mode,
+            reason: denied.reason,
+            retry_after: denied.retry_after,
+            rule: None,
+            policy: Some(denied.policy),
+            key: if fits { &values } else { &[] },
+            entries: &entries,
+        };
+        self.push(&recorded, selection);
     }
 
     /// Selects whether a denied request is kept, and whether it is logged; `None` if it is neither.

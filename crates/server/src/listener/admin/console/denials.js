@@ -7,6 +7,10 @@ import { keyLink } from "./keys.js";
 
 const SHOWN = 200;
 
+// Names the limit of a row without a rule.
+const source = ({ entries }) =>
+  entries?.domain ? `Envoy, domain ${entries.domain}` : "limit of the request";
+
 // Creates a table of denials, newest first. `shows` determines whether the table has columns for
 // the key and for the listener.
 export function denialTable(app, caption, shows = { key: true, listener: true }) {
@@ -31,7 +35,7 @@ export function denialTable(app, caption, shows = { key: true, listener: true })
         el("time", { datetime: at, title: at }, moment(row.at_ms)),
         shows.key && [
           el("span", { class: "name" }, keyLink(row.rule, row.key), badge),
-          el("span", { class: "sub" }, row.rule ?? "limit of the request"),
+          el("span", { class: "sub" }, row.rule ?? source(row)),
           el("span", { class: "sub mono narrow" }, policy.textContent),
         ],
         shows.key ? policy : el("span", { class: "name" }, policy, badge),
