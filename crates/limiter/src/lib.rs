@@ -16,6 +16,7 @@ mod explain;
 pub mod https_client;
 mod listing;
 pub mod metrics;
+mod publisher;
 mod record;
 pub mod snapshot;
 mod store;
@@ -317,6 +318,7 @@ impl ServerLimiter {
         if let Some(top) = &self.top {
             top.collect_metrics(page);
         }
+        self.denials.collect_metrics(page);
         self.collect_candidate(page);
         if let Some(recorder) = &self.recorder {
             recorder.collect(page);

@@ -9,6 +9,7 @@
 //!   live servers      prefix #servers
 //!   top talkers       prefix #top        the servers that publish slices
 //!                     prefix #top: id    the slices of one server
+//!   recent denials    prefix #denials
 //! ```
 //!
 //! Two keys never collide: the byte after the prefix distinguishes rule keys from other keys, and a
@@ -82,6 +83,11 @@ pub(crate) fn publishers_key(prefix: &[u8]) -> Vec<u8> {
 /// Returns the Redis key of the slices of one server.
 pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
     [prefix, b"#top:", server.as_bytes()].concat()
+}
+
+/// Returns the Redis key of the recent denials of all servers.
+pub(crate) fn denials_key(prefix: &[u8]) -> Vec<u8> {
+    [prefix, b"#denials"].concat()
 }
 
 #[cfg(test)]

@@ -51,6 +51,7 @@ mod client;
 mod conversion;
 mod decode;
 mod denial_hint;
+mod denials;
 mod encode;
 mod error;
 mod exec;
@@ -68,6 +69,7 @@ pub use self::{
     client::{
         Address, ConnectError, Health, Login, Redis, RedisSettings, RedisTls, Topology, Transport,
     },
+    denials::{MAX_PUBLISHED_DENIALS, PublishedDenials},
     error::StoreError,
     fallback::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,

@@ -5,6 +5,7 @@
 //! lock that another worker holds. For an admitted request, the only work is to check whether a
 //! shadow rule would have denied it.
 
+mod fleet;
 mod record;
 mod ring;
 
@@ -15,17 +16,20 @@ use std::{
 };
 
 use record::{NewDenial, Record};
-use ring::{Ring, SEGMENT_BYTES};
+use ring::{Ring, RingCounts, SEGMENT_BYTES};
 use tidegate::DecidedRequest;
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
     Limit, Line, Mode, Outcome, Reason, RetryAfter, Rule, StoreDecision, Timestamp, Verdict,
     bounds, free_key_parts,
 };
+use tidegate_net::prometheus::Page;
 
+pub use self::fleet::OtherDenials;
 use crate::{
-    ThrottledRequest,
+    KeyMask, ThrottledRequest,
     metrics::{ListenerKind, shard},
+    publisher::Publisher,
 };
 
 /// The name of the entry that contains the domain of a denied descriptor.
@@ -108,6 +112,19 @@ pub struct DenialLog {
     /// The maximum number of segments in each shard.
     segments: usize,
     log_percent: u32,
+    publisher: Publisher,
+    published: Mutex<PublishedCounts>,
+}
+
+/// What this server has published of its denials.
+#[derive(Debug, Default)]
+struct PublishedCounts {
+    /// The counts of each shard at the last publication.
+    shards: Vec<RingCounts>,
+    /// The number of denials that Redis counts as not published by this server.
+    unpublished: u64,
+    /// The number of denials of failed publications, which Redis does not count yet.
+    failed: u64,
 }
 
 /// What is done with a denied request.
@@ -148,7 +165,13 @@ impl DenialLog {
             shards: (0..shards).map(|_| Shard::default()).collect(),
             segments: settings.max_bytes / SEGMENT_BYTES / shards.max(1),
             log_percent: settings.log_percent,
+            publisher: Publisher::new("recent denials", &fleet::PUBLICATIONS),
+            published: Mutex::default(),
         }
+    }
+
+    pub(crate) fn collect_metrics(&self, page: &mut Page<'_>) {
+        self.publisher.collect(page);
     }
 
     /// Returns whether denials are kept in memory.
@@ -349,6 +372,25 @@ impl DenialLog {
 impl Shard {
     fn ring(&self) -> std::sync::MutexGuard<'_, Ring> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Denial {
+    /// Returns the denial with hashed values in the key and the entries, if `mask` requires it.
+    #[must_use]
+    pub fn masked(self, mask: &KeyMask) -> Self {
+        if !mask.is_hashed() {
+            return self;
+        }
+        let hashed = |value: &String| mask.value(value).into_owned();
+        let entries = self.entries.into_iter();
+        Self {
+            key: self.key.iter().map(hashed).collect(),
+            entries: entries
+                .map(|(name, value)| (name, hashed(&value)))
+                .collect(),
+            ..self
+        }
     }
 }
 

@@ -41,7 +41,12 @@ impl NewDenial<'_> {
     /// Appends the encoded denial, in at most [`MAX_RECORD_BYTES`]. Entries that do not fit are
     /// left out.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
-        let end = out.len() + MAX_RECORD_BYTES;
+        self.encode_within(MAX_RECORD_BYTES, out);
+    }
+
+    /// Appends the encoded denial, but no entry that ends after `max` bytes.
+    pub(super) fn encode_within(&self, max: usize, out: &mut Vec<u8>) {
+        let end = out.len() + max;
         out.extend_from_slice(&self.at.as_micros().to_le_bytes());
         let wait = self.retry_after.span().map_or(NEVER, Span::as_micros);
         out.extend_from_slice(&wait.to_le_bytes());

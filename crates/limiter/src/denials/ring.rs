@@ -25,8 +25,10 @@ pub(super) struct Ring {
     /// The full segments, oldest first.
     full: VecDeque<Arc<Segment>>,
     last: Segment,
-    /// The number of records that were dropped.
-    lost: u64,
+    /// The numbers of all denied requests since the start.
+    counts: RingCounts,
+    /// The number of records that were dropped to make space.
+    dropped: u64,
     /// The sum of the percentages of the requests that were not logged.
     unlogged_percent: u32,
     /// The current second, and the number of denied requests in it.
@@ -39,6 +41,15 @@ pub(super) struct Ring {
 pub(super) struct Segment {
     bytes: Vec<u8>,
     records: u64,
+}
+
+/// The numbers of denied requests of a ring since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct RingCounts {
+    /// The number of records that were added.
+    pub(super) added: u64,
+    /// The number of denied requests that were not recorded.
+    pub(super) unrecorded: u64,
 }
 
 /// The records that a ring contains at one time.
@@ -66,12 +77,13 @@ impl Ring {
             Ok(short) if length <= MAX_RECORD_BYTES => {
                 self.last.bytes[start..start + LENGTH_BYTES].copy_from_slice(&short.to_le_bytes());
                 self.last.records += 1;
+                self.counts.added += 1;
             }
             _ => {
                 debug_assert!(false, "a record of {length} bytes");
                 self.last.bytes.truncate(start);
                 self.last.bytes.shrink_to(SEGMENT_BYTES);
-                self.lost += 1;
+                self.counts.unrecorded += 1;
             }
         }
     }
@@ -87,7 +99,7 @@ impl Ring {
         }
         self.in_second = self.in_second.saturating_add(1);
         let is_kept = self.in_second <= MAX_PER_SECOND;
-        self.lost += u64::from(!is_kept);
+        self.counts.unrecorded += u64::from(!is_kept);
         is_kept
     }
 
@@ -101,11 +113,19 @@ impl Ring {
         is_due
     }
 
+    pub(super) fn counts(&self) -> RingCounts {
+        self.counts
+    }
+
+    fn lost(&self) -> u64 {
+        self.counts.unrecorded + self.dropped
+    }
+
     pub(super) fn snapshot(&self) -> RingSnapshot {
         let last = std::iter::once(Arc::new(self.last.clone()));
         RingSnapshot {
             segments: last.chain(self.full.iter().rev().cloned()).collect(),
-            lost: self.lost,
+            lost: self.lost(),
         }
     }
 
@@ -125,7 +145,7 @@ impl Ring {
         self.full.push_back(Arc::new(full));
         while self.full.len() >= segments.max(1) {
             let oldest = self.full.pop_front();
-            self.lost += oldest.map_or(0, |oldest| oldest.records);
+            self.dropped += oldest.map_or(0, |oldest| oldest.records);
         }
     }
 }
@@ -192,10 +212,10 @@ mod tests {
         let mut ring = Ring::default();
         let at = |millis: u64| Timestamp::from_micros(millis * 1_000);
         let kept = (0..50_000).filter(|_| ring.takes(at(5_000))).count();
-        assert_eq!((kept, ring.lost), (10_000, 40_000));
+        assert_eq!((kept, ring.lost()), (10_000, 40_000));
         assert!(!ring.takes(at(5_999)));
         assert!(ring.takes(at(6_000)));
-        assert_eq!(ring.lost, 40_001);
+        assert_eq!(ring.lost(), 40_001);
     }
 
     #[test]

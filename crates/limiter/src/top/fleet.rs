@@ -5,17 +5,12 @@
 //! servers, and merges them with its own slices. So the counts of other servers are up to one time
 //! slice old. A server that is killed loses at most the current minute.
 
-use std::{
-    collections::BTreeMap,
-    hash::{BuildHasher as _, RandomState},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-};
+use std::collections::BTreeMap;
 
 use tidegate_core::{
     Rule, free_key_in, free_key_parts,
     top::{ClosedSlice, GroupSummaries, Level, Period, Summary, SummaryEntry, minute_of},
 };
-use tidegate_net::prometheus::{Metric, Page};
 use tidegate_redis::{PublishedSlice, StoreError};
 
 use super::{TopQuery, TopTalkers, listed_rule};
@@ -31,23 +26,6 @@ const SLICES_PER_READ: usize = 4;
 
 /// The length of the scope at the start of a rule's key.
 const SCOPE_BYTES: usize = 8;
-
-const PUBLICATIONS: Metric<1> = Metric::counter(
-    "tidegate_top_publications_total",
-    ["result"],
-    "Attempts to write the top talkers of this server to Redis, by result.",
-);
-
-/// The state of the publications of this server.
-#[derive(Debug)]
-pub(super) struct Publisher {
-    /// The id of this server, which is different after each start.
-    id: String,
-    is_publishing: AtomicBool,
-    is_failing: AtomicBool,
-    /// The number of publications that succeeded, and the number that failed.
-    counts: [AtomicU64; 2],
-}
 
 /// The counts of the other servers that share the Redis.
 #[derive(Debug, Default)]
@@ -69,43 +47,6 @@ impl OtherServers {
     }
 }
 
-impl Default for Publisher {
-    fn default() -> Self {
-        let seed = RandomState::new();
-        Self {
-            id: format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1)),
-            is_publishing: AtomicBool::default(),
-            is_failing: AtomicBool::default(),
-            counts: Default::default(),
-        }
-    }
-}
-
-impl Publisher {
-    pub(super) fn collect(&self, page: &mut Page<'_>) {
-        let [ok, failed] = &self.counts;
-        let results = [("ok", ok), ("failed", failed)];
-        let results = results.map(|(result, count)| ([result], count.load(Ordering::Relaxed)));
-        page.family(&PUBLICATIONS, results);
-    }
-
-    /// Counts a publication, and logs when publications begin to fail or to succeed again.
-    fn record(&self, result: &Result<(), StoreError>) {
-        self.counts[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
-        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
-        match result {
-            Err(error) if !was_failing => tracing::warn!(
-                "failed to write top talkers to Redis, so other servers do not list the latest requests of this server: \
-                 {error}; retrying (further failures are not logged until an attempt succeeds)"
-            ),
-            Ok(()) if was_failing => {
-                tracing::info!("writing top talkers to Redis succeeded again");
-            }
-            _ => {}
-        }
-    }
-}
-
 impl ServerLimiter {
     /// Publishes the slices that have changed since the last publication, with one command per
     /// slice. Stops at the first failure. Has no effect without Redis, or while another publication
@@ -115,9 +56,9 @@ impl ServerLimiter {
             return;
         };
         let publisher = &top.publisher;
-        if publisher.is_publishing.swap(true, Ordering::Acquire) {
+        let Some(_publication) = publisher.begin() else {
             return;
-        }
+        };
         let store = redis_store.store();
         let mut published = None;
         loop {
@@ -129,7 +70,7 @@ impl ServerLimiter {
             let Some(slice) = self.packed(top, level, number) else {
                 continue;
             };
-            let result = store.publish_slice(&publisher.id, slice).await;
+            let result = store.publish_slice(publisher.id(), slice).await;
             let has_failed = result.is_err();
             published = Some(result);
             if has_failed {
@@ -140,7 +81,6 @@ impl ServerLimiter {
         if let Some(published) = published {
             publisher.record(&published);
         }
-        publisher.is_publishing.store(false, Ordering::Release);
     }
 
     /// Returns the slice in the form in which it is published; `None` if the slice no longer
@@ -207,7 +147,7 @@ impl ServerLimiter {
         let numbers = first..=minute / level.minutes();
         let fields: Vec<String> = numbers.map(|number| field(level, number)).collect();
         for server in store.publishing_servers().await? {
-            if server == top.publisher.id {
+            if server == top.publisher.id() {
                 continue;
             }
             for fields in fields.chunks(SLICES_PER_READ) {

@@ -24,17 +24,22 @@ use tidegate_core::{
 };
 use tidegate_net::prometheus::{Metric, Page, count};
 
-use self::fleet::Publisher;
 pub use self::{
     fleet::OtherServers,
     key_history::{HistoryQuery, KeyHistory, KeySlice, PublishedHistory},
 };
-use crate::{KeyMask, ServerLimiter, metrics};
+use crate::{KeyMask, ServerLimiter, metrics, publisher::Publisher};
 
 const BYTES: Metric = Metric::gauge(
     "tidegate_top_bytes",
     [],
     "Memory used by the lists of top talkers, in bytes.",
+);
+
+static PUBLICATIONS: Metric<1> = Metric::counter(
+    "tidegate_top_publications_total",
+    ["result"],
+    "Attempts to write the top talkers of this server to Redis, by result.",
 );
 
 /// The maximum number of shards. If there are more threads, some threads share a shard.
@@ -155,7 +160,7 @@ impl TopTalkers {
                 history: History::new(keys, max_bytes / 2),
                 unpublished: BTreeSet::new(),
             }),
-            publisher: Publisher::default(),
+            publisher: Publisher::new("top talkers", &PUBLICATIONS),
         }
     }
 

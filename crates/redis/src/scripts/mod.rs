@@ -96,6 +96,10 @@ pub(crate) static REPLACE: LazyLock<Script> =
 pub(crate) static TOP: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("top.lua").to_owned()));
 
+/// Publishes and reads recent denials.
+pub(crate) static DENIALS: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("denials.lua").to_owned()));
+
 /// Counts the servers that share a Redis.
 pub(crate) static CENSUS: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("census.lua").to_owned()));

@@ -14,7 +14,7 @@ use tidegate_core::{
     Settlement, Span, Timestamp, Window, bounds,
 };
 
-use super::{BLOCK_INDEX, CENSUS, READ, REPLACE, Script, TOP};
+use super::{BLOCK_INDEX, CENSUS, DENIALS, READ, REPLACE, Script, TOP};
 use crate::{
     RedisReceipt, RedisStore,
     call::{Call, Reply},
@@ -1155,6 +1155,20 @@ fn the_scripts_that_decide_nothing_are_bounded() {
             "list of servers",
             instructions(&TOP, 1, words(&["list", "id", "9", "1000"])),
             100,
+        ),
+        (
+            "published denials",
+            instructions(
+                &DENIALS,
+                1,
+                many(&["put", "10000", "9", "0"], &["denial"], 200),
+            ),
+            200 * 40,
+        ),
+        (
+            "read denials",
+            instructions(&DENIALS, 1, words(&["get", "10000", "", "250"])),
+            250 * 20,
         ),
         ("census", instructions(&CENSUS, 1, words(&["id", "9"])), 100),
     ] {

@@ -147,10 +147,13 @@ impl ServerHandle {
                     self.limiter.clock().follow();
                     if let Some(top) = self.limiter.top_talkers() {
                         top.collect(self.limiter.now());
-                        let limiter = Arc::clone(&self.limiter);
-                        // A slow Redis must not delay the handling of signals.
-                        tokio::spawn(async move { limiter.publish_top().await });
                     }
+                    let limiter = Arc::clone(&self.limiter);
+                    // A slow Redis must not delay the handling of signals.
+                    tokio::spawn(async move {
+                        limiter.publish_top().await;
+                        limiter.publish_denials().await;
+                    });
                     self.limiter.sample_traffic();
                     self.reload_if_changed();
                 }

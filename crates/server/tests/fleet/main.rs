@@ -11,6 +11,7 @@ mod support;
 mod client;
 
 mod candidate;
+mod denials;
 mod failures;
 mod listeners;
 mod node;

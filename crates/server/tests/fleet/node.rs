@@ -6,13 +6,13 @@ use std::{
     sync::Arc,
 };
 
-use tidegate::{Clock, RateLimiter as _};
+use tidegate::{Clock, DecidedRequest, RateLimiter as _};
 use tidegate_config::{Config, EventsConfig, Headers};
 use tidegate_core::{
     Cost, Effect, FallbackShare, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp,
     top::TopBounds,
 };
-use tidegate_limiter::{KeyMask, ServerLimiter, events::Events};
+use tidegate_limiter::{KeyMask, ServerLimiter, events::Events, metrics::ListenerKind};
 use tidegate_net::{Bounds, Server};
 use tidegate_redis::{
     Address, FallbackSettings, FallbackStore, NodeShare, Redis, RedisSettings, Topology,
@@ -137,6 +137,12 @@ impl Node {
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
         let asked = self.limiter.check(&rules, &mut scratch, &request, effect);
         let verdict = self.run(asked).unwrap();
+        let decided = DecidedRequest {
+            request: &request,
+            rules: &rules,
+            now: self.limiter.now(),
+        };
+        self.limiter.observe(ListenerKind::Http, decided, &verdict);
         Answer {
             allowed: verdict.allowed,
             reason: verdict.reason.map(|reason| reason.as_str()),

@@ -1,6 +1,6 @@
 //! `GET /v1/denials`: the requests that were denied recently.
 
-use std::sync::Arc;
+use std::{cmp::Reverse, sync::Arc};
 
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
@@ -22,6 +22,29 @@ use super::{super::http::millis, path::no_rule, query::Query};
 const MAX_ROWS: usize = 1_000;
 const DEFAULT_ROWS: usize = 100;
 
+/// The denials that a request selects.
+#[derive(Clone, Debug)]
+struct Selection {
+    rule: Option<String>,
+    key: Vec<String>,
+    since: Timestamp,
+    most: usize,
+}
+
+impl Selection {
+    fn key(&self) -> Vec<&str> {
+        self.key.iter().map(String::as_str).collect()
+    }
+
+    fn filter<'s>(&'s self, key: &'s [&'s str]) -> DenialFilter<'s> {
+        DenialFilter {
+            rule: self.rule.as_deref(),
+            key,
+            since: self.since,
+        }
+    }
+}
+
 pub(super) async fn list(
     limiter: &Arc<ServerLimiter>,
     query: Option<&str>,
@@ -36,27 +59,26 @@ pub(super) async fn list(
     if let Some(rule) = rule {
         check_key(rule, &key)?;
     }
-    let (reader, wanted) = (Arc::clone(limiter), name.map(str::to_owned));
-    // The search of a full list takes milliseconds, which would delay the decisions of this worker.
-    let listed = tokio::task::spawn_blocking(move || {
-        let key: Vec<&str> = key.iter().map(String::as_str).collect();
-        let filter = DenialFilter {
-            rule: wanted.as_deref(),
-            key: &key,
-            since,
-        };
-        reader.denials().list(&filter, most)
-    });
-    let listed = listed.await.map_err(|_| {
-        let detail = "the server is shutting down";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
-    })?;
+    let selection = Selection {
+        rule: name.map(str::to_owned),
+        key,
+        since,
+        most,
+    };
+    let own = own_denials(limiter, selection.clone()).await?;
+    let key = selection.key();
+    let filter = selection.filter(&key);
+    let others = limiter.denials_of_others(&filter, most).await;
+    let listed = merge(own, others.list, most);
     // Denials of a rule that no longer exists are listed until they are overwritten.
     match name {
         Some(name) if rule.is_none() && listed.denials.is_empty() => {
             Err(no_rule(&rules, name, &[]))
         }
-        _ => Ok(json(StatusCode::OK, &document(limiter, &listed))),
+        _ => {
+            let document = document(limiter, &listed, others.problem.as_deref());
+            Ok(json(StatusCode::OK, &document))
+        }
     }
 }
 
@@ -76,28 +98,63 @@ fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
     Err(Problem::bad("key", problem))
 }
 
-fn document(limiter: &ServerLimiter, list: &DenialList) -> Value {
-    let mask = limiter.key_mask();
-    let rows = list.denials.iter().map(|denial| row(denial, mask));
-    let rows: Vec<Value> = rows.collect();
+/// Lists the selected denials of this server, with hashed values if `privacy` requires it.
+async fn own_denials(
+    limiter: &Arc<ServerLimiter>,
+    selection: Selection,
+) -> Result<DenialList, Problem> {
+    let limiter = Arc::clone(limiter);
+    // The search of a full list takes milliseconds, which would delay the decisions of this worker.
+    let listed = tokio::task::spawn_blocking(move || {
+        let key = selection.key();
+        let filter = selection.filter(&key);
+        let mut list = limiter.denials().list(&filter, selection.most);
+        let denials = list.denials.into_iter();
+        list.denials = denials
+            .map(|denial| denial.masked(limiter.key_mask()))
+            .collect();
+        list
+    });
+    listed.await.map_err(|_| {
+        let detail = "the server is shutting down";
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
+    })
+}
+
+/// Returns the newest denials of both lists, at most `most`.
+fn merge(own: DenialList, others: DenialList, most: usize) -> DenialList {
+    let mut denials = own.denials;
+    denials.extend(others.denials);
+    denials.sort_by_key(|denial| Reverse(denial.at));
+    denials.truncate(most);
+    DenialList {
+        denials,
+        lost: own.lost.saturating_add(others.lost),
+    }
+}
+
+fn document(limiter: &ServerLimiter, list: &DenialList, problem: Option<&str>) -> Value {
+    let rows: Vec<Value> = list.denials.iter().map(row).collect();
     let mut document = json!({"rows": rows, "lost": list.lost});
     if !limiter.denials().is_kept() {
         document["hint"] =
             "denials are not kept; remove `denials: off` from the rules file, and restart the server".into();
+    } else if let Some(problem) = problem {
+        document["hint"] = format!("denials of other servers are missing: {problem}").into();
     }
     document
 }
 
-fn row(denial: &Denial, mask: &KeyMask) -> Value {
+fn row(denial: &Denial) -> Value {
     let entries = denial.entries.iter();
     let entries: Map<String, Value> = entries
-        .map(|(name, value)| (name.clone(), mask.value(value).into()))
+        .map(|(name, value)| (name.clone(), value.as_str().into()))
         .collect();
     json!({
         "at": date(denial.at),
         "at_ms": denial.at.as_micros() / 1_000,
         "rule": denial.rule,
-        "key": masked(&denial.key, mask),
+        "key": denial.key,
         "policy": denial.policy,
         "reason": denial.reason.as_str(),
         "retry_after_ms": millis(denial.retry_after),

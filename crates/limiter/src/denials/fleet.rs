@@ -1,0 +1,233 @@
+//! Recent denials of all servers that share a Redis.
+//!
+//! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server reads
+//! the published denials of the other servers, and merges them with its own. A server that is
+//! killed loses at most the denials of the last second.
+
+use std::{
+    cmp::Reverse,
+    sync::{MutexGuard, PoisonError},
+};
+
+use tidegate_core::Timestamp;
+use tidegate_net::prometheus::Metric;
+
+use super::{
+    Denial, DenialFilter, DenialList, DenialLog, PublishedCounts,
+    record::{NewDenial, Record},
+};
+use crate::{KeyMask, ServerLimiter};
+
+pub(super) static PUBLICATIONS: Metric<1> = Metric::counter(
+    "tidegate_denial_publications_total",
+    ["result"],
+    "Attempts to write the recent denials of this server to Redis, by result.",
+);
+
+/// The maximum number of denials in one publication. If there are more, the newest are published.
+const MAX_PUBLICATION: usize = 200;
+
+/// The length up to which a published denial has entries, in bytes.
+const MAX_PUBLISHED_BYTES: usize = 1_536;
+
+/// The length of the id of a server.
+const ID_BYTES: usize = 32;
+
+/// The first byte of a published denial: whether its values are hashed.
+const PLAIN: u8 = 0;
+const HASHED: u8 = 1;
+
+/// The denials that the other servers have published.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OtherDenials {
+    /// The selected denials, newest first. Their values are hashed if `privacy` requires it.
+    pub list: DenialList,
+    /// The reason why denials of other servers are missing, if there is one.
+    pub problem: Option<String>,
+}
+
+/// The denials of a publication.
+#[derive(Debug, Default)]
+struct NewDenials {
+    /// The newest denials since the last publication, oldest first.
+    denials: Vec<Denial>,
+    /// The number of other denials since the last publication.
+    unpublished: u64,
+}
+
+impl DenialLog {
+    fn published(&self) -> MutexGuard<'_, PublishedCounts> {
+        self.published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the denials since the last call.
+    fn take_new(&self) -> NewDenials {
+        let mut published = self.published();
+        let mut total = std::mem::take(&mut published.failed);
+        let mut denials = Vec::new();
+        published
+            .shards
+            .resize_with(self.shards.len(), Default::default);
+        for (shard, last) in self.shards.iter().zip(&mut published.shards) {
+            let ring = shard.ring();
+            let counts = ring.counts();
+            if counts == *last {
+                continue;
+            }
+            // The lock is released before the records are read.
+            let snapshot = ring.snapshot();
+            drop(ring);
+            let added = counts.added - last.added;
+            total += added + (counts.unrecorded - last.unrecorded);
+            *last = counts;
+            // A record that was dropped since the last publication is not in the snapshot.
+            let newest = usize::try_from(added).unwrap_or(usize::MAX);
+            let records = snapshot.segments.iter();
+            let records = records.flat_map(|segment| segment.newest_first());
+            let records = records.take(newest.min(MAX_PUBLICATION));
+            denials.extend(records.filter_map(|record| Some(Record::decode(record)?.to_denial())));
+        }
+        denials.sort_by_key(|denial| Reverse(denial.at));
+        denials.truncate(MAX_PUBLICATION);
+        denials.reverse();
+        NewDenials {
+            unpublished: total - length(&denials),
+            denials,
+        }
+    }
+}
+
+fn length(denials: &[Denial]) -> u64 {
+    u64::try_from(denials.len()).unwrap_or(u64::MAX)
+}
+
+impl ServerLimiter {
+    /// Publishes the denials since the last publication. Has no effect without Redis, or while
+    /// another publication is in progress. Call this method every second.
+    ///
+    /// Denials are not published again if a publication fails, because it may have succeeded. They
+    /// count as lost.
+    pub async fn publish_denials(&self) {
+        let log = self.denials();
+        let Some(redis_store) = self.redis_store().filter(|_| log.is_kept()) else {
+            return;
+        };
+        let Some(_publication) = log.publisher.begin() else {
+            return;
+        };
+        let NewDenials {
+            denials,
+            unpublished,
+        } = log.take_new();
+        if denials.is_empty() && unpublished == 0 {
+            return;
+        }
+        let count = length(&denials);
+        let packed = denials.into_iter().map(|denial| {
+            let denial = denial.masked(self.key_mask());
+            pack(&denial, log.publisher.id(), self.key_mask())
+        });
+        let store = redis_store.store();
+        let result = store.publish_denials(packed.collect(), unpublished).await;
+        log.publisher.record(&result);
+        let mut published = log.published();
+        match result {
+            Ok(()) => published.unpublished += unpublished,
+            Err(_) => published.failed += count + unpublished,
+        }
+    }
+
+    /// Returns the newest denials of other servers that `filter` selects, at most `most`. Without
+    /// Redis, there are no other servers.
+    pub async fn denials_of_others(&self, filter: &DenialFilter<'_>, most: usize) -> OtherDenials {
+        let mut others = OtherDenials::default();
+        let Some(redis_store) = self.redis_store() else {
+            return others;
+        };
+        let (mask, own_id) = (self.key_mask(), self.denials().publisher.id());
+        let mut after = None;
+        loop {
+            let page = match redis_store.store().published_denials(after).await {
+                Ok(page) => page,
+                Err(error) => {
+                    others.problem = Some(error.to_string());
+                    return others;
+                }
+            };
+            let own = self.denials().published().unpublished;
+            others.list.lost = page.lost.saturating_sub(own);
+            let mut newest = Timestamp::default();
+            for (server, denial) in page
+                .denials
+                .iter()
+                .filter_map(|packed| unpack(packed, mask))
+            {
+                newest = newest.max(denial.at);
+                if server != own_id.as_bytes() && selects(filter, &denial, mask) {
+                    others.list.denials.push(denial);
+                }
+            }
+            after = page.next;
+            let is_old = newest < filter.since;
+            if after.is_none() || is_old || others.list.denials.len() >= most {
+                break;
+            }
+        }
+        let denials = &mut others.list.denials;
+        denials.sort_by_key(|denial| Reverse(denial.at));
+        denials.truncate(most);
+        others
+    }
+}
+
+fn pack(denial: &Denial, server: &str, mask: &KeyMask) -> Vec<u8> {
+    let key: Vec<&str> = denial.key.iter().map(String::as_str).collect();
+    let entries = denial.entries.iter();
+    let entries: Vec<(&str, &str)> = entries
+        .map(|(name, value)| (name.as_str(), value.as_str()))
+        .collect();
+    let record = NewDenial {
+        at: denial.at,
+        listener: denial.listener,
+        mode: denial.mode,
+        reason: denial.reason,
+        retry_after: denial.retry_after,
+        rule: denial.rule.as_deref(),
+        policy: denial.policy.as_deref(),
+        key: &key,
+        entries: &entries,
+    };
+    let mut packed = vec![if mask.is_hashed() { HASHED } else { PLAIN }];
+    packed.extend_from_slice(server.as_bytes());
+    record.encode_within(MAX_PUBLISHED_BYTES, &mut packed);
+    packed
+}
+
+/// Decodes a published denial and the id of its server. The values of the denial are hashed if the
+/// server that published it, or this server, hashes them.
+fn unpack<'p>(packed: &'p [u8], mask: &KeyMask) -> Option<(&'p [u8], Denial)> {
+    let (kind, rest) = packed.split_first()?;
+    let (server, record) = rest.split_at_checked(ID_BYTES)?;
+    let denial = Record::decode(record)?.to_denial();
+    let denial = match *kind {
+        PLAIN => denial.masked(mask),
+        HASHED => denial,
+        _ => return None,
+    };
+    Some((server, denial))
+}
+
+/// Returns whether `filter` selects `denial`, whose values are hashed if `mask` requires it.
+fn selects(filter: &DenialFilter<'_>, denial: &Denial, mask: &KeyMask) -> bool {
+    let has_key = || {
+        let wanted = filter.key.iter().map(|value| mask.value(value));
+        denial.key.len() == filter.key.len() && wanted.zip(&denial.key).all(|(a, b)| a == *b)
+    };
+    denial.at >= filter.since
+        && filter
+            .rule
+            .is_none_or(|rule| denial.rule.as_deref() == Some(rule))
+        && (filter.key.is_empty() || has_key())
+}

@@ -1,0 +1,82 @@
+//! The publications of a server: lists that the server writes to Redis, so that any server can
+//! answer for all.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use tidegate_net::prometheus::{Metric, Page};
+use tidegate_redis::StoreError;
+
+/// The state of the publications of one list of this server.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    /// The id of this server, which is different after each start.
+    id: String,
+    /// What is published, for the log.
+    content: &'static str,
+    metric: &'static Metric<1>,
+    is_publishing: AtomicBool,
+    is_failing: AtomicBool,
+    /// The number of publications that succeeded, and the number that failed.
+    counts: [AtomicU64; 2],
+}
+
+/// A publication in progress. It ends when this guard is dropped.
+#[derive(Debug)]
+pub(crate) struct Publication<'p>(&'p Publisher);
+
+impl Publisher {
+    /// Creates the publisher of `content`, whose publications `metric` counts by result.
+    pub(crate) fn new(content: &'static str, metric: &'static Metric<1>) -> Self {
+        let seed = RandomState::new();
+        Self {
+            id: format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1)),
+            content,
+            metric,
+            is_publishing: AtomicBool::default(),
+            is_failing: AtomicBool::default(),
+            counts: Default::default(),
+        }
+    }
+
+    /// Returns the id of this server.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Begins a publication; `None` if another publication is in progress.
+    pub(crate) fn begin(&self) -> Option<Publication<'_>> {
+        let was_publishing = self.is_publishing.swap(true, Ordering::Acquire);
+        (!was_publishing).then_some(Publication(self))
+    }
+
+    /// Counts a publication, and logs when publications begin to fail or to succeed again.
+    pub(crate) fn record(&self, result: &Result<(), StoreError>) {
+        self.counts[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
+        let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);
+        let content = self.content;
+        match result {
+            Err(error) if !was_failing => tracing::warn!(
+                "failed to write {content} to Redis, so other servers do not list the latest requests of this server: \
+                 {error}; retrying (further failures are not logged until an attempt succeeds)"
+            ),
+            Ok(()) if was_failing => tracing::info!("writing {content} to Redis succeeded again"),
+            _ => {}
+        }
+    }
+
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
+        let [ok, failed] = &self.counts;
+        let results = [("ok", ok), ("failed", failed)];
+        let results = results.map(|(result, count)| ([result], count.load(Ordering::Relaxed)));
+        page.family(self.metric, results);
+    }
+}
+
+impl Drop for Publication<'_> {
+    fn drop(&mut self) {
+        self.0.is_publishing.store(false, Ordering::Release);
+    }
+}
