@@ -19,6 +19,20 @@ pub struct DecidedRequest<'a> {
     pub now: Timestamp,
 }
 
+impl<'a> DecidedRequest<'a> {
+    /// Returns the values of the key of the rule with the name `rule`, in the order of the rule's
+    /// key entries. Returns an empty list if there is no such rule. If the request lacks an entry,
+    /// so that the rule does not apply to the request, the value is empty.
+    #[must_use]
+    pub fn key_of(&self, rule: &str) -> Vec<&'a str> {
+        let rule = self.rules.rule(rule);
+        let names = rule.into_iter().flat_map(tidegate_core::Rule::key);
+        names
+            .map(|name| self.request.entry(name).unwrap_or_default())
+            .collect()
+    }
+}
+
 /// A rate limiter: an application's [`Limiter`](crate::Limiter), or a server's own.
 ///
 /// For each request, a caller takes the current [`rules`](Self::rules) once, extracts the entries

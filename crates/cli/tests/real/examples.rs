@@ -1,6 +1,6 @@
 //! nginx and Caddy with the example configurations, in front of a real server.
 
-use std::{fs, net::SocketAddr, process::Command};
+use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
 use crate::support::{Answer, Ask, Process, Scratch, Server, free_port, repository, tool};
 
@@ -13,7 +13,7 @@ pub(crate) struct Proxy {
     pub(crate) server: Server,
     pub(crate) front: SocketAddr,
     _process: Process,
-    _scratch: Scratch,
+    scratch: Scratch,
 }
 
 impl Proxy {
@@ -70,7 +70,7 @@ impl Proxy {
                     server,
                     front,
                     _process: process,
-                    _scratch: scratch,
+                    scratch,
                 };
             }
         }
@@ -89,6 +89,34 @@ impl Proxy {
 #[test]
 fn nginx_denies_with_429_and_retry_after() {
     assert_limits(&Proxy::nginx());
+}
+
+#[test]
+fn nginx_logs_the_rule_and_the_key() {
+    let proxy = Proxy::nginx();
+    for _ in 0..2 {
+        proxy.api("acme-key");
+    }
+    proxy.ask("/about").send();
+    let log = proxy.scratch.join("access.log");
+    let expected = [
+        "\"GET /api/orders HTTP/1.1\" 200 rule=\"api-per-customer\" key=\"acme\"",
+        "\"GET /api/orders HTTP/1.1\" 429 rule=\"api-per-customer\" key=\"acme\"",
+        "\"GET /about HTTP/1.1\" 200 rule=\"\" key=\"\"",
+    ];
+    // nginx writes a line after it has sent the response.
+    let lines = || fs::read_to_string(&log).unwrap_or_default();
+    for _ in 0..3_000 {
+        if lines().lines().count() == expected.len() {
+            break;
+        }
+        thread::park_timeout(Duration::from_millis(10));
+    }
+    let lines = lines();
+    assert_eq!(lines.lines().count(), expected.len(), "{lines}");
+    for (line, expected) in lines.lines().zip(expected) {
+        assert!(line.ends_with(expected), "{lines}");
+    }
 }
 
 #[test]
@@ -196,7 +224,7 @@ fn nginx_fails_open_without_tidegate() {
         server,
         front,
         _process,
-        _scratch,
+        scratch: _scratch,
     } = proxy;
     server.stop();
     let answer = Ask::get(front, "/api/orders")

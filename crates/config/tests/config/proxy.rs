@@ -277,6 +277,8 @@ fn the_access_log_is_configured() {
     assert_eq!((standard.to, standard.query), (None, false));
     let file = log(", access_log: {to: a.log, query: true}").unwrap();
     assert_eq!((file.to, file.query), (Some("a.log".into()), true));
+    assert!(!file.key);
+    assert!(log(", access_log: {to: a.log, key: true}").unwrap().key);
     let text = "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: 'http://h'}], access_log: {query: maybe}}";
     let expected = [
         "proxy.access_log.query (line 1): expected true or false, got \"maybe\"",

@@ -334,14 +334,10 @@ impl DenialLog {
         let Some(rule) = rule else {
             return self.push(&denied, selection);
         };
-        let value = |name| request.entry(name);
-        let key: Vec<&str> = rule
-            .key()
-            .map(|name| value(name).unwrap_or_default())
-            .collect();
+        let key = decided.key_of(rule.name());
         let entries: Vec<(&str, &str)> = used_entries(rule)
             .into_iter()
-            .filter_map(|name| Some((name, value(name)?)))
+            .filter_map(|name| Some((name, request.entry(name)?)))
             .collect();
         let denied = NewDenial {
             key: &key,

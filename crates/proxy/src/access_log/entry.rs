@@ -254,6 +254,9 @@ struct LogLine {
     /// The rule that denied the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<Box<str>>,
+    /// The values of the rule's key, hashed if `privacy` requires it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<Vec<Box<str>>>,
     user_agent: Option<Box<str>>,
 }
 
@@ -287,6 +290,7 @@ impl Entry {
                 address: None,
                 reason: None,
                 rule: None,
+                key: None,
                 user_agent: text(headers, &header::USER_AGENT),
             },
             context: Arc::clone(context),
@@ -303,6 +307,11 @@ impl Entry {
         self.line.reason = extensions.remove().map(|ErrorReason(reason)| reason);
         if let Some(denied) = extensions.remove::<DenialInfo>() {
             self.line.reason = Some(denied.reason.as_str());
+            if self.context.log.key {
+                let mask = self.context.limiter.key_mask();
+                let values = denied.key.iter();
+                self.line.key = Some(values.map(|value| mask.value(value).into()).collect());
+            }
             self.line.rule = denied.rule;
         }
     }

@@ -1,7 +1,7 @@
 //! The access log: one line of JSON per request, written when the request has ended.
 //!
-//! Headers and queries may contain secrets: only the headers `Host` and `User-Agent` are logged, and
-//! queries only if configured.
+//! Headers, queries and keys may contain secrets: only the headers `Host` and `User-Agent` are
+//! logged, and queries and keys only if configured.
 
 mod entry;
 
@@ -16,6 +16,7 @@ pub(crate) use self::entry::{AccessLogService, LogContext, LoggedUpstream, Sessi
 pub struct AccessLog {
     lines: LineLog,
     query: bool,
+    key: bool,
 }
 
 impl AccessLog {
@@ -33,6 +34,7 @@ impl AccessLog {
         Ok(Self {
             lines,
             query: settings.query,
+            key: settings.key,
         })
     }
 

@@ -52,6 +52,38 @@ fn nginx_subrequests_are_answered() {
     assert_eq!(from("203.0.113.10").status, 200);
 }
 
+/// nginx writes the rule and the key to its own log.
+#[test]
+fn the_rule_and_the_key_are_named_if_the_proxy_logs_them() {
+    let listener = TestListener::open(
+        "rules: [{name: per customer, when: {path: /api/**}, key: [customer, method], limits: [1/h]}]",
+    );
+    let ask = |query: &str, path: &str| {
+        let headers = [
+            ("x-original-method", "GET"),
+            ("x-original-uri", path),
+            ("x-customer", "a,b é"),
+        ];
+        let answer = listener.authorize(query, &headers);
+        let header = |name| answer.header(name).map(str::to_owned);
+        (
+            answer.status,
+            header("tidegate-rule"),
+            header("tidegate-key"),
+        )
+    };
+    let rule = Some("per%20customer".to_owned());
+    let key = Some("a%2Cb%20%C3%A9,GET".to_owned());
+    assert_eq!(
+        ask("?log=rule,key", "/api/a"),
+        (200, rule.clone(), key.clone())
+    );
+    assert_eq!(ask("?log=key", "/api/a"), (429, None, key));
+    assert_eq!(ask("?log=rule", "/api/a"), (429, rule, None));
+    assert_eq!(ask("", "/api/a"), (429, None, None));
+    assert_eq!(ask("?log=rule,key", "/other"), (200, None, None));
+}
+
 /// Caddy and Traefik pass the body of a denial on to the client, so the body must not name a rule.
 #[test]
 fn responses_that_a_proxy_may_forward_name_no_rule() {
@@ -145,8 +177,9 @@ fn a_proxy_can_choose_the_denial_status() {
         ("?hops=-1", "hops: must be a number from 0 to 16"),
         (
             "?denny=403",
-            "query: unknown option `denny`; the options are deny, proxy and hops",
+            "query: unknown option `denny`; the options are deny, hops, log and proxy",
         ),
+        ("?log=rule,keys", "log: must be rule, key or rule,key"),
     ] {
         let refused = listener.authorize(query, &LOGIN);
         assert_eq!(

@@ -113,8 +113,8 @@ fn denied_and_abandoned_requests_are_logged() {
 proxy:
   listen: 127.0.0.1:0
   upstreams: [{{name: app, urls: \"{}\"}}]
-  access_log: {{to: \"{}\", query: true}}
-rules: [{{name: all, limits: [1/h]}}]
+  access_log: {{to: \"{}\", query: true, key: true}}
+rules: [{{name: all, key: [ip], limits: [1/h]}}]
 ",
         upstream.url(),
         path.display()
@@ -141,6 +141,10 @@ rules: [{{name: all, limits: [1/h]}}]
     assert_eq!(
         (&denied["reason"], &denied["rule"]),
         (&json!("limit"), &json!("all"))
+    );
+    assert_eq!(
+        (&denied["key"], &left["key"]),
+        (&json!(["127.0.0.1"]), &Value::Null)
     );
     let metrics = listener.runtime.exposition();
     assert!(

@@ -5,7 +5,8 @@ use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Response};
-use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Timestamp, Verdict};
+use tidegate::DecidedRequest;
+use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Verdict};
 
 use super::{admit::Admission, reservation::Reservation};
 use crate::{
@@ -86,6 +87,8 @@ impl RateLimitStatus {
 pub struct DenialInfo {
     /// The rule that denied the request.
     pub rule: Option<Box<str>>,
+    /// The values of the rule's key.
+    pub key: Vec<Box<str>>,
     /// The reason for the denial.
     pub reason: Reason,
 }
@@ -109,18 +112,19 @@ impl Default for ActionPolicy {
 }
 
 impl ActionPolicy {
-    /// Returns the action for a request that was decided at `now`. `call` is the content type if
-    /// the request is a gRPC call.
+    /// Returns the action for the request in `decided`. `call` is the content type if the request is
+    /// a gRPC call.
     pub(super) fn action(
         &self,
         Admission {
             verdict,
             reservation,
         }: Admission<'_>,
-        now: Timestamp,
+        decided: DecidedRequest<'_>,
         call: Option<&HeaderValue>,
     ) -> Action {
         let mut headers = HeaderMap::new();
+        let now = decided.now;
         self.headers.clone().write(&verdict, now, &mut headers);
         if verdict.allowed {
             return Action::Forward(Forward {
@@ -130,11 +134,15 @@ impl ActionPolicy {
                 reservation,
             });
         }
+        let key = verdict
+            .rule
+            .map_or_else(Vec::new, |rule| decided.key_of(rule));
         let denial = Denial::of(&verdict, self.headers.rule_names());
         let mut response = denial.response(call);
         response.headers_mut().extend(headers);
         response.extensions_mut().insert(DenialInfo {
             rule: verdict.rule.map(Box::from),
+            key: key.into_iter().map(Box::from).collect(),
             // The default is never used: a verdict that denies always has a reason.
             reason: verdict.reason.unwrap_or(Reason::Limit),
         });

@@ -119,7 +119,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                         now,
                     };
                     limiter.observe(decided, &admission.verdict);
-                    let action = settings.policy.action(admission, now, call);
+                    let action = settings.policy.action(admission, decided, call);
                     Ok(MaybeReady::Ready(action))
                 }
                 MaybeReady::Pending(PendingCharge { reserves, .. }) => {
@@ -163,7 +163,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                 now,
             };
             limiter.observe(decided, &admission.verdict);
-            Ok(self.settings.policy.action(admission, now, call))
+            Ok(self.settings.policy.action(admission, decided, call))
         }
         .await;
         action.unwrap_or_else(|error| self.settings.policy.uncounted(error, call))

@@ -2,9 +2,14 @@
 
 use std::{borrow::Cow, sync::Once};
 
-use hyper::{Request, StatusCode, body::Incoming};
+use hyper::{
+    Request, StatusCode,
+    body::Incoming,
+    header::{HeaderName, HeaderValue},
+};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tidegate::{DecidedRequest, RateLimiter as _};
-use tidegate_core::{Cost, Effect, RequestError, RuleSet};
+use tidegate_core::{Cost, Effect, RequestError, RuleSet, Verdict};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin},
@@ -24,6 +29,54 @@ struct Options {
     /// The number of trusted proxies in front of the calling proxy. If set, `clients.proxies` of
     /// the rules file is ignored for this request.
     hops: Option<usize>,
+    /// Whether the response names the rule, for the log of the proxy.
+    logs_rule: bool,
+    /// Whether the response has the key of the rule, for the log of the proxy.
+    logs_key: bool,
+}
+
+/// The rule of the verdict: the rule that denied the request, or else the rule whose limit is
+/// closest to being exhausted.
+const RULE: HeaderName = HeaderName::from_static("tidegate-rule");
+
+/// The values of the rule's key, separated by commas.
+const KEY: HeaderName = HeaderName::from_static("tidegate-key");
+
+/// The bytes of a rule name or a key value that are percent-encoded in a header.
+const ENCODED: AsciiSet = CONTROLS.add(b' ').add(b'"').add(b'%').add(b',').add(b'\\');
+
+impl Options {
+    /// Adds the rule and the key to the headers of `answer`, for the log of the proxy.
+    fn add_log_headers(
+        &self,
+        answer: &mut Answer,
+        decided: DecidedRequest<'_>,
+        verdict: &Verdict<'_>,
+        context: &ConnectionContext,
+    ) {
+        let Some(rule) = verdict.rule else {
+            return;
+        };
+        let encoded = |text: &str| utf8_percent_encode(text, &ENCODED).to_string();
+        let mut insert = |name, text: String| {
+            // Encoded text is always a valid header value.
+            if let Ok(value) = HeaderValue::try_from(text) {
+                answer.headers_mut().insert(name, value);
+            }
+        };
+        if self.logs_rule {
+            insert(RULE, encoded(rule));
+        }
+        if self.logs_key {
+            let mask = context.limiter.key_mask();
+            let values = decided.key_of(rule);
+            let values: Vec<String> = values
+                .iter()
+                .map(|value| encoded(&mask.value(value)))
+                .collect();
+            insert(KEY, values.join(","));
+        }
+    }
 }
 
 pub(super) async fn authorize(
@@ -95,7 +148,9 @@ async fn decide(
         // codes.
         let denied = options.deny.filter(|_| !verdict.allowed);
         let status = denied.unwrap_or_else(|| status(&verdict));
-        Ok(context.public_verdict(status, &verdict, now))
+        let mut answer = context.public_verdict(status, &verdict, now);
+        options.add_log_headers(&mut answer, audited.decided, &verdict, context);
+        Ok(answer)
     })
     .await
 }
@@ -152,6 +207,8 @@ fn options(query: &str) -> Result<Options, Problem> {
         deny: None,
         dialect: HeaderDialect::Detect,
         hops: None,
+        logs_rule: false,
+        logs_key: false,
     };
     for (name, value) in query
         .split('&')
@@ -179,10 +236,19 @@ fn options(query: &str) -> Result<Options, Problem> {
                 let wrong = || Problem::bad("hops", "must be a number from 0 to 16");
                 options.hops = Some(hops.ok_or_else(wrong)?);
             }
+            "log" => {
+                for field in value.split(',') {
+                    match field {
+                        "rule" => options.logs_rule = true,
+                        "key" => options.logs_key = true,
+                        _ => return Err(Problem::bad("log", "must be rule, key or rule,key")),
+                    }
+                }
+            }
             _ => {
                 return Err(Problem::bad(
                     "query",
-                    format!("unknown option `{name}`; the options are deny, proxy and hops"),
+                    format!("unknown option `{name}`; the options are deny, hops, log and proxy"),
                 ));
             }
         }
