@@ -79,6 +79,7 @@ Examples:
   tidegate top
   tidegate top login --by denied --over 1h
   tidegate top --watch
+  tidegate top --over all    the busiest keys of every period, and the blocks with the time left
 
 The numbers of a key are estimates: its exact number is between AT LEAST and AT MOST. The totals are exact.";
 
@@ -321,7 +322,7 @@ pub(crate) struct TopOptions {
     /// The number to rank keys by: requests, denied or cost
     #[arg(long, default_value = "requests", value_name = "WHAT")]
     pub(crate) by: String,
-    /// The period: 5m, 15m, 1h or 1d
+    /// The period: 5m, 15m, 1h or 1d; or `all` for these four periods and the blocks
     #[arg(long, default_value = "5m", value_name = "TIME")]
     pub(crate) over: String,
     /// The number of rows, 1 to 1000

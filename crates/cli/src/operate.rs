@@ -21,6 +21,10 @@ use crate::{
 /// The time between two lists of `top --watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
+/// The periods of the lists of top talkers, and the value of `--over` that means all of them.
+const PERIODS: [&str; 4] = ["5m", "15m", "1h", "1d"];
+const EVERY_PERIOD: &str = "all";
+
 /// The time between two requests of `events --follow`.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -162,23 +166,55 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
         watch,
     } = options;
     let rule = rule.iter().map(|rule| format!("&rule={}", encoded(rule)));
-    let (by, over, count) = (encoded(by), encoded(over), encoded(count));
-    let path = format!(
-        "/v1/top?by={by}&over={over}&n={count}{}",
-        rule.collect::<String>()
-    );
+    let rule: String = rule.collect();
+    let list = |over: &str| {
+        let (by, over, count) = (encoded(by), encoded(over), encoded(count));
+        let path = format!("/v1/top?by={by}&over={over}&n={count}{rule}");
+        get(admin, "list the top talkers", &path).send()
+    };
+    let is_overview = over == EVERY_PERIOD;
     loop {
-        let list = get(admin, "list the top talkers", &path).send()?;
+        let list = if is_overview {
+            overview(admin, list)?
+        } else {
+            list(over)?
+        };
         let is_problem = matches!(list, AdminResponse::Problems(_));
         if *watch && !is_problem && std::io::stdout().is_terminal() {
             answer(CLEAR);
         }
-        let shown = show(admin, list, print::top);
+        let shown = show(admin, list, |list| {
+            if is_overview {
+                print::overview(list)
+            } else {
+                print::top(list)
+            }
+        });
         if !watch || is_problem || crate::is_output_closed() {
             return Ok(shown);
         }
         pause(WATCH_INTERVAL);
     }
+}
+
+/// Returns the lists of all periods, and the blocks.
+fn overview(
+    admin: &Admin,
+    list: impl Fn(&str) -> Result<AdminResponse, String>,
+) -> Result<AdminResponse, String> {
+    let mut periods = Vec::with_capacity(PERIODS.len());
+    for over in PERIODS {
+        match list(over)? {
+            AdminResponse::Document(list) => periods.push(list),
+            problems @ AdminResponse::Problems(_) => return Ok(problems),
+        }
+    }
+    let blocks = match get(admin, "list the blocks", "/v1/blocks").send()? {
+        AdminResponse::Document(mut blocks) => blocks["blocks"].take(),
+        problems @ AdminResponse::Problems(_) => return Ok(problems),
+    };
+    let document = json!({"periods": periods, "blocks": blocks});
+    Ok(AdminResponse::Document(document))
 }
 
 pub(crate) fn candidate(

@@ -539,6 +539,13 @@ pub(crate) fn top(list: &Value) -> String {
     out
 }
 
+/// Formats the lists of top talkers of all periods, and the blocks.
+pub(crate) fn overview(document: &Value) -> String {
+    let lists = list(&document["periods"]).map(top);
+    let parts: Vec<String> = lists.chain([blocks(document)]).collect();
+    parts.join("\n")
+}
+
 /// Formats `/v1/candidate`.
 pub(crate) fn candidate(report: &Value) -> String {
     let count = |name: &str| report[name].as_u64().unwrap_or(0);

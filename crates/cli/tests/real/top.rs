@@ -57,6 +57,33 @@ fn keys_are_listed_as_a_table_or_json() {
 }
 
 #[test]
+fn one_command_shows_every_period_and_the_blocks() {
+    let server = loaded();
+    let blocked = server.operate(&["block", "api", "acme", "--for", "1h", "--reason", "flood"]);
+    assert!(blocked.status.success(), "{blocked:?}");
+    let shown = printed(&server.operate(&["top", "api", "--over", "all", "-n", "1"]));
+    let parts: Vec<&str> = shown.split("\n\n").collect();
+    for (part, period) in parts.iter().zip(["5min", "15min", "1h", "1d"]) {
+        let expected = format!(
+            "api, last {period}: 5 requests, 2 denied, cost 5\n\
+             AT MOST  AT LEAST  SHARE  KEY\n\
+             4        4         80.0%  acme"
+        );
+        assert_eq!(part.trim_end(), expected);
+    }
+    let [.., blocks] = parts[..] else {
+        panic!("{shown}");
+    };
+    assert_eq!(parts.len(), 5, "{shown}");
+    assert!(blocks.starts_with("RULE  KEY   LEFT"), "{blocks}");
+    assert!(blocks.contains("api   acme  "), "{blocks}");
+    let json = printed(&server.operate(&["top", "--over", "all", "--json"]));
+    let document: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(document["periods"][3]["over_ms"], 86_400_000);
+    assert_eq!(document["blocks"][0]["key"], json!(["acme"]));
+}
+
+#[test]
 fn mistakes_are_explained() {
     let server = Server::start(RULES);
     assert_eq!(
