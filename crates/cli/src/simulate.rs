@@ -17,8 +17,8 @@ use std::{
 use tidegate_config::{Config, KeyMask, KeyPrivacy, Password};
 use tidegate_server::geoip::GeoIp;
 use tidegate_simulate::{
-    ComparedKey, Control, LogFormat, LogSource, Logs, Report, RuleReport, RulesUnderTest,
-    SimulateError, Simulation, as_html, as_yaml, percent,
+    ComparedKey, Control, LogFormat, LogSource, Logs, RuleReport, RulesUnderTest, SimulateError,
+    Simulation, SimulationReport, as_html, as_yaml, percent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
 }
 
 /// Returns a message if the log says too little to decide whether too many requests are denied.
-fn undecided(report: &Report) -> Option<String> {
+fn undecided(report: &SimulationReport) -> Option<String> {
     let lines = &report.lines;
     let problem = if lines.cut_off {
         "a log could not be read to its end; repair the file"
@@ -132,7 +132,7 @@ fn undecided(report: &Report) -> Option<String> {
 
 /// Returns a message if more requests are denied than `--fail-over` allows, or if no request was
 /// decided. A request that only the other rules file decides counts as newly denied.
-fn excess(args: &Simulate, report: &Report) -> Option<String> {
+fn excess(args: &Simulate, report: &SimulationReport) -> Option<String> {
     let most = args.fail_over?;
     let (what, denied, all) = match &report.comparison {
         Some(comparison) => {
@@ -321,7 +321,7 @@ fn progress(read: u64, total: Option<u64>, elapsed: Duration) -> String {
 }
 
 /// Formats a report.
-fn text(report: &Report) -> String {
+fn text(report: &SimulationReport) -> String {
     let mut out = String::new();
     if report.interrupted {
         out.push_str("interrupted: these are the results so far\n");
@@ -379,7 +379,7 @@ fn text(report: &Report) -> String {
     out
 }
 
-fn rules_table(report: &Report) -> String {
+fn rules_table(report: &SimulationReport) -> String {
     let head = [
         "RULE",
         "MODE",
@@ -409,7 +409,7 @@ fn rules_table(report: &Report) -> String {
     headed(&head, report.rules.iter().map(row).collect())
 }
 
-fn worst_table(report: &Report) -> String {
+fn worst_table(report: &SimulationReport) -> String {
     let head = ["RULE", "KEY", "DENIED", "FIRST", "LAST"];
     let keys = report.rules.iter().flat_map(|rule| {
         rule.worst.iter().map(|worst| {
@@ -444,7 +444,7 @@ fn key_text(values: &[String]) -> String {
 }
 
 /// Formats the changes compared with other rules.
-fn comparison(report: &Report) -> String {
+fn comparison(report: &SimulationReport) -> String {
     let Some(comparison) = &report.comparison else {
         return String::new();
     };
@@ -481,7 +481,7 @@ fn comparison(report: &Report) -> String {
 }
 
 /// Formats the denials under several limits of a rule.
-fn sweep(report: &Report) -> String {
+fn sweep(report: &SimulationReport) -> String {
     let Some(sweep) = &report.sweep else {
         return String::new();
     };
@@ -521,7 +521,7 @@ fn sweep(report: &Report) -> String {
 }
 
 /// Formats suggested limits as a table and as part of a rules file.
-fn suggestions(report: &Report) -> String {
+fn suggestions(report: &SimulationReport) -> String {
     if report.suggestions.is_empty() {
         return String::new();
     }
@@ -559,7 +559,7 @@ fn suggestions(report: &Report) -> String {
 }
 
 /// Formats the smallest bursts of token buckets for several rates.
-fn frontier(report: &Report) -> String {
+fn frontier(report: &SimulationReport) -> String {
     let Some(first) = report.frontier.first() else {
         return String::new();
     };
@@ -590,7 +590,7 @@ fn frontier(report: &Report) -> String {
     )
 }
 
-fn notes(report: &Report) -> String {
+fn notes(report: &SimulationReport) -> String {
     let delays = report
         .rules
         .iter()

@@ -67,7 +67,7 @@ struct Failure {
 
 /// The log record to write about a failed snapshot.
 #[derive(Debug, PartialEq, Eq)]
-enum Report {
+enum FailureRecord {
     /// The first failure, or an error that differs from the previous error.
     News,
     /// The same error has persisted for an hour since it was last logged.
@@ -84,10 +84,10 @@ impl SnapshotHealth {
     /// once an hour while the error persists.
     pub fn fail(&self, error: &str, now: Timestamp) {
         match self.note_failure(error, now) {
-            Some(Report::News) => tracing::error!(
+            Some(FailureRecord::News) => tracing::error!(
                 "{error}; keeping the previous snapshot; a restart now would lose the changes since that snapshot; next report in an hour"
             ),
-            Some(Report::Reminder { attempts, since }) => {
+            Some(FailureRecord::Reminder { attempts, since }) => {
                 let failing_for_s = seconds(now.since(since));
                 tracing::error!(attempts, failing_for_s, "{error}; still failing");
             }
@@ -107,7 +107,7 @@ impl SnapshotHealth {
         });
     }
 
-    fn note_failure(&self, error: &str, now: Timestamp) -> Option<Report> {
+    fn note_failure(&self, error: &str, now: Timestamp) -> Option<FailureRecord> {
         let mut health = self.lock();
         let failure = health.failure.get_or_insert_with(|| Failure {
             error: String::new(),
@@ -121,14 +121,14 @@ impl SnapshotHealth {
         if is_first || failure.error != error {
             error.clone_into(&mut failure.error);
             failure.logged_at = now;
-            return Some(Report::News);
+            return Some(FailureRecord::News);
         }
         if now.since(failure.logged_at) < REMIND_EVERY {
             return None;
         }
         failure.logged_at = now;
         let (attempts, since) = (failure.attempts, failure.since);
-        Some(Report::Reminder { attempts, since })
+        Some(FailureRecord::Reminder { attempts, since })
     }
 
     /// Records that the snapshot was written.
@@ -312,11 +312,17 @@ mod tests {
         health.mark_configured();
         assert!(health.is_kept());
         let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
-        assert_eq!(health.note_failure("full", at(0)), Some(Report::News));
+        assert_eq!(
+            health.note_failure("full", at(0)),
+            Some(FailureRecord::News)
+        );
         assert_eq!(health.note_failure("full", at(30)), None);
-        assert_eq!(health.note_failure("gone", at(60)), Some(Report::News));
+        assert_eq!(
+            health.note_failure("gone", at(60)),
+            Some(FailureRecord::News)
+        );
         assert_eq!(health.note_failure("gone", at(3_659)), None);
-        let reminder = Report::Reminder {
+        let reminder = FailureRecord::Reminder {
             attempts: 5,
             since: at(0),
         };
@@ -330,6 +336,9 @@ mod tests {
         assert!(!health.is_kept());
         health.record_success();
         assert!(health.is_kept() && health.problem(at(3_700)).is_none());
-        assert_eq!(health.note_failure("full", at(3_720)), Some(Report::News));
+        assert_eq!(
+            health.note_failure("full", at(3_720)),
+            Some(FailureRecord::News)
+        );
     }
 }

@@ -53,7 +53,9 @@ pub use self::{
     html::as_html,
     input::{Control, InputError, LogSource, MAX_LINE_BYTES},
     replay::RulesUnderTest,
-    report::{LimitReport, LogLineCounts, Report, Requests, RuleReport, WorstKey, percent},
+    report::{
+        LimitReport, LogLineCounts, Requests, RuleReport, SimulationReport, WorstKey, percent,
+    },
     share::Share,
     stream::{DamagedLine, MAX_HELD, SORT_WINDOW},
     suggest::{Suggestion, as_yaml},
@@ -153,7 +155,11 @@ impl<'r> Simulation<'r> {
     ///
     /// Returns [`SimulateError`] if a log cannot be read, or if the format of a log is unknown.
     /// Damage after the first lines of a log results only in a warning in the report.
-    pub fn run(self, logs: &Logs, control: &Arc<Control>) -> Result<Report, SimulateError> {
+    pub fn run(
+        self,
+        logs: &Logs,
+        control: &Arc<Control>,
+    ) -> Result<SimulationReport, SimulateError> {
         let mut stream = LogStream::open(&logs.sources, &logs.format, &logs.mappings, control)?;
         let files = [Some(self.rules), self.against];
         let files = files.into_iter().flatten();
@@ -196,7 +202,7 @@ impl<'r> Simulation<'r> {
         let LogStream {
             counts, formats, ..
         } = stream;
-        let mut report = Report::new(&replay, counts, formats, control.is_interrupted());
+        let mut report = SimulationReport::new(&replay, counts, formats, control.is_interrupted());
         report.comparison = self
             .against
             .map(|other| differences.report(self.rules, other));

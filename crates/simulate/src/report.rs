@@ -24,7 +24,7 @@ const COARSE_FOR: Span = Span::from_secs(10);
 /// The result of a simulation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Report {
+pub struct SimulationReport {
     /// The rules file.
     pub rules_file: String,
     /// Whether the simulation was interrupted, so that the end of the log is missing.
@@ -159,7 +159,7 @@ pub struct WorstKey {
     pub last_ms: u64,
 }
 
-impl Report {
+impl SimulationReport {
     pub(crate) fn new(
         replay: &Replay<'_>,
         counts: LineCounts,
@@ -210,7 +210,7 @@ impl Report {
     }
 }
 
-impl Report {
+impl SimulationReport {
     /// Replaces the values of keys by their hashes, if `mask` hashes values. The text of damaged
     /// lines, which may contain such values, is removed.
     #[must_use]

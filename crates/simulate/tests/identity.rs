@@ -9,7 +9,7 @@ use tidegate::{Clock, Limiter, RateLimiter};
 use tidegate_config::Config;
 use tidegate_core::{Cost, Effect, MemoryStore, Request, Scratch, Span, Timestamp};
 use tidegate_simulate::{
-    Control, EntryMapping, LogFormat, LogSource, Logs, Report, RulesUnderTest, Simulation,
+    Control, EntryMapping, LogFormat, LogSource, Logs, RulesUnderTest, Simulation, SimulationReport,
 };
 
 /// One rule for each algorithm, and for each option that changes what is counted.
@@ -148,7 +148,7 @@ fn decide(limiter: &impl RateLimiter, request: &Request<'_>) -> Vec<(String, boo
     decided
 }
 
-fn replay(file: &str, log: &str) -> Report {
+fn replay(file: &str, log: &str) -> SimulationReport {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.json");
     fs::write(&path, log).unwrap();

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use self::curve::{Curves, Point, Series, round_top};
 use crate::{
     frontier::Frontier,
-    report::{Report, RuleReport, percent},
+    report::{RuleReport, SimulationReport, percent},
     sweep::{Axis, SweepReport, SweepValue},
     timeline::Timeline,
 };
@@ -46,7 +46,7 @@ pub(crate) const BOTTOM: u64 = 40;
 
 /// Returns the report as an HTML document.
 #[must_use]
-pub fn as_html(report: &Report) -> String {
+pub fn as_html(report: &SimulationReport) -> String {
     let mut out = String::from(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width\">\n",
     );
@@ -73,7 +73,7 @@ pub fn as_html(report: &Report) -> String {
     out
 }
 
-fn summary(out: &mut String, report: &Report) {
+fn summary(out: &mut String, report: &SimulationReport) {
     let (lines, requests) = (&report.lines, &report.requests);
     let span = match (lines.from_ms, lines.to_ms) {
         (Some(from), Some(to)) => format!(", {} to {}", date(from), date(to)),
@@ -171,7 +171,7 @@ fn chart(out: &mut String, title: &str, timeline: &Timeline) {
     );
 }
 
-fn rules(out: &mut String, report: &Report) {
+fn rules(out: &mut String, report: &SimulationReport) {
     out.push_str("<h2>Rules</h2>\n<table><tr><th>rule</th><th>mode</th><th class=\"n\">requests</th><th class=\"n\">denied</th><th class=\"n\">share</th><th class=\"n\">keys</th><th class=\"n\">keys denied</th></tr>\n");
     for rule in &report.rules {
         let name = escaped(&rule.rule);
@@ -222,7 +222,7 @@ fn worst(out: &mut String, rule: &RuleReport) {
     out.push_str("</table>\n");
 }
 
-fn comparison(out: &mut String, report: &Report) {
+fn comparison(out: &mut String, report: &SimulationReport) {
     let Some(comparison) = &report.comparison else {
         return;
     };
@@ -261,7 +261,7 @@ fn comparison(out: &mut String, report: &Report) {
     }
 }
 
-fn sweep(out: &mut String, report: &Report) {
+fn sweep(out: &mut String, report: &SimulationReport) {
     let Some(sweep) = &report.sweep else {
         return;
     };
@@ -334,7 +334,7 @@ fn sweep_chart(out: &mut String, title: &str, sweep: &SweepReport) {
     curves.draw(out);
 }
 
-fn suggestions(out: &mut String, report: &Report) {
+fn suggestions(out: &mut String, report: &SimulationReport) {
     if report.suggestions.is_empty() {
         return;
     }
@@ -358,7 +358,7 @@ fn suggestions(out: &mut String, report: &Report) {
     out.push_str("</table>\n");
 }
 
-fn frontiers(out: &mut String, report: &Report) {
+fn frontiers(out: &mut String, report: &SimulationReport) {
     if report.frontier.is_empty() {
         return;
     }
@@ -414,7 +414,7 @@ fn frontier_chart(out: &mut String, title: &str, frontier: &Frontier) {
     curves.draw(out);
 }
 
-fn notes(out: &mut String, report: &Report) {
+fn notes(out: &mut String, report: &SimulationReport) {
     out.push_str("<h2>Notes</h2>\n<ul>\n");
     for rule in &report.rules {
         for note in &rule.notes {

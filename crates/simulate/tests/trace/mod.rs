@@ -2,7 +2,9 @@
 
 use std::{fmt::Write as _, fs, sync::Arc};
 
-use tidegate_simulate::{Control, EntryMapping, LogFormat, LogSource, Logs, Report, Simulation};
+use tidegate_simulate::{
+    Control, EntryMapping, LogFormat, LogSource, Logs, Simulation, SimulationReport,
+};
 
 /// A request: the delay after the request before, the number of the client, and the cost.
 pub(crate) type Step = (u64, u8, u64);
@@ -24,7 +26,7 @@ pub(crate) fn log(steps: &[Step]) -> String {
 }
 
 /// Simulates a log. The entry `units` of a request is its cost.
-pub(crate) fn simulate(simulation: Simulation<'_>, log: &str) -> Report {
+pub(crate) fn simulate(simulation: Simulation<'_>, log: &str) -> SimulationReport {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.json");
     fs::write(&path, log).unwrap();
