@@ -5,7 +5,7 @@ use std::{convert::Infallible, path::PathBuf};
 use clap::{Args as Arguments, Parser, Subcommand, ValueEnum};
 use tidegate_simulate::{EntryMapping, LogFormat, Share, Sweep, WhatIf};
 
-use crate::print;
+use crate::{print, version::version};
 
 const ROOT_HELP: &str = "\
 Examples:
@@ -142,7 +142,7 @@ const KEY_USAGE: &str = "[OPTIONS] <RULE> [VALUES]...";
 /// A rate limiter that decides whether each request is allowed now and, if not, exactly when to
 /// retry.
 #[derive(Debug, Parser)]
-#[command(name = "tidegate", version, arg_required_else_help = true, after_help = ROOT_HELP)]
+#[command(name = "tidegate", version = version(), arg_required_else_help = true, after_help = ROOT_HELP)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -288,6 +288,13 @@ pub(crate) enum Command {
         count: String,
         #[command(flatten)]
         admin: Admin,
+    },
+    /// Write the man pages and the shell completions of this program to a folder
+    #[cfg(feature = "reference")]
+    #[command(hide = true)]
+    Reference {
+        /// The folder
+        folder: PathBuf,
     },
     /// Print the version of this program; `status` shows the version of the server
     Version,

@@ -6,12 +6,15 @@ mod check;
 mod log;
 mod operate;
 mod print;
+#[cfg(feature = "reference")]
+mod reference;
 mod serve;
 mod simulate;
 #[cfg(feature = "telemetry")]
 mod telemetry;
 mod tls;
 mod unreachable;
+mod version;
 
 use std::{
     io::{self, Write},
@@ -72,6 +75,8 @@ fn main() -> ExitCode {
             admin,
         } => operate::candidate(&admin, action, &count),
         Command::Top { options, admin } => operate::top(&admin, &options),
+        #[cfg(feature = "reference")]
+        Command::Reference { folder } => reference::write(&folder),
         Command::Version => {
             answer(&Args::command().render_version());
             Ok(ExitCode::SUCCESS)

@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::TcpStream,
+    os::unix::net::UnixDatagram,
     time::Duration,
 };
 
@@ -34,6 +35,34 @@ fn the_start_logs_the_active_rules() {
         line.contains("rules=1") && line.contains("file=rules.yaml"),
         "{line}"
     );
+}
+
+/// Receives the notifications of a server as systemd does.
+#[test]
+fn the_service_manager_is_notified() {
+    let scratch = Scratch::new();
+    let path = scratch.join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let received = || {
+        let mut buffer = [0; 4_096];
+        let length = socket.recv(&mut buffer).unwrap();
+        String::from_utf8_lossy(&buffer[..length]).into_owned()
+    };
+    let variable = ("NOTIFY_SOCKET", path.display().to_string());
+    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}");
+    let server = Server::start_with(scratch, &config, &[variable]);
+    assert_eq!(received(), "READY=1\n");
+    server.signal("HUP");
+    let reloading = received();
+    assert!(
+        reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="),
+        "{reloading}"
+    );
+    assert_eq!(received(), "READY=1\n");
+    server.signal("TERM");
+    assert_eq!(received(), "STOPPING=1\n");
+    server.stop();
 }
 
 /// The test does not wait for the delay of an hour, because a second signal ends the delay.

@@ -11,6 +11,7 @@
 mod descriptors;
 mod preflight;
 mod running;
+mod service_manager;
 
 use std::{
     io,

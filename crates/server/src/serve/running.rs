@@ -12,6 +12,7 @@ use tokio::{
     time::{Instant, Interval, MissedTickBehavior, interval, sleep_until},
 };
 
+use super::service_manager;
 use crate::{
     MetricsPage,
     geoip::GeoIp,
@@ -112,7 +113,9 @@ impl ServerHandle {
         // The snapshot or Redis may contain blocks of rules that were removed while the server was
         // down.
         self.report_inactive_blocks();
+        service_manager::ready();
         self.serve(&mut signals, None).await;
+        service_manager::stopping();
         self.server.announce_shutdown();
         let delay = self.shutdown.pre_stop_delay;
         if !delay.is_zero() {
@@ -138,8 +141,10 @@ impl ServerHandle {
                 action = signals.next() => match action {
                     SignalAction::Stop => return,
                     SignalAction::Reload => {
+                        service_manager::reloading();
                         self.reopen();
                         self.reload();
+                        service_manager::ready();
                     }
                 },
                 () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => return,

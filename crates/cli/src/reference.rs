@@ -1,0 +1,26 @@
+//! The man pages and the shell completions of the program, which packages install.
+
+use std::{fs, path::Path, process::ExitCode};
+
+use clap::CommandFactory as _;
+use clap_complete::{Shell, generate_to};
+
+use crate::args::Args;
+
+/// The shells that have completions.
+const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
+
+/// Writes the man pages to `man`, and the completions to `completions`, both in `folder`.
+pub(crate) fn write(folder: &Path) -> Result<ExitCode, String> {
+    let cannot_write =
+        |error: std::io::Error| format!("cannot write to {}: {error}", folder.display());
+    let (man, completions) = (folder.join("man"), folder.join("completions"));
+    for folder in [&man, &completions] {
+        fs::create_dir_all(folder).map_err(cannot_write)?;
+    }
+    clap_mangen::generate_to(Args::command(), &man).map_err(cannot_write)?;
+    for shell in SHELLS {
+        generate_to(shell, &mut Args::command(), "tidegate", &completions).map_err(cannot_write)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,27 @@
+//! The version of the program, with the commit and the features that it was built from.
+
+/// The commit of the sources. Packages set it when they build the program; see `packaging/build`.
+const COMMIT: Option<&str> = option_env!("TIDEGATE_COMMIT");
+
+/// The features of the program, in alphabetical order.
+const FEATURES: &[&str] = &[
+    #[cfg(feature = "telemetry")]
+    "telemetry",
+];
+
+/// Returns the version, such as `0.1.0 (commit 0123456789ab, features: telemetry)`.
+pub(crate) fn version() -> String {
+    let commit = COMMIT.map_or_else(
+        || "built from source".to_owned(),
+        |commit| format!("commit {commit}"),
+    );
+    let features = if FEATURES.is_empty() {
+        "none".to_owned()
+    } else {
+        FEATURES.join(", ")
+    };
+    format!(
+        "{} ({commit}, features: {features})",
+        env!("CARGO_PKG_VERSION")
+    )
+}
