@@ -43,7 +43,9 @@ fn the_service_manager_is_notified() {
     let scratch = Scratch::new();
     let path = scratch.join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
     let received = || {
         let mut buffer = [0; 4_096];
         let length = socket.recv(&mut buffer).unwrap();
