@@ -1,10 +1,13 @@
 //! Opens connections to upstreams: TCP, then TLS if configured, then HTTP/1.1 or HTTP/2.
 
-use std::io;
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+};
 
 use rustls::pki_types::ServerName;
 use tidegate_config::Proxy;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, lookup_host};
 use tokio_rustls::TlsConnector;
 
 use super::{
@@ -24,7 +27,9 @@ pub(crate) enum Protocol {
 
 /// Connects to `endpoint`.
 pub(crate) async fn connect(address: &EndpointAddress, settings: &Proxy) -> io::Result<Protocol> {
-    let stream = TcpStream::connect((&*address.url.host, address.url.port)).await?;
+    let addresses = lookup_host((&*address.url.host, address.url.port)).await;
+    let addresses: Vec<SocketAddr> = addresses.map_err(shortage_behind)?.collect();
+    let stream = TcpStream::connect(&*addresses).await?;
     stream.set_nodelay(true)?;
     let Some(tls) = address.tls() else {
         return handshake(stream, address, settings).await;
@@ -71,6 +76,16 @@ pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     ];
     let code = error.raw_os_error();
     code.is_some_and(|code| local.iter().any(|errno| errno.raw_os_error() == code))
+}
+
+/// Returns the shortage of descriptors behind `error`, an error of the resolver, if there is one,
+/// and otherwise `error`. Without a free descriptor, the resolver of some systems reports an unknown
+/// host or a refused connection (with `mymachines` in `/etc/nsswitch.conf`, for example).
+fn shortage_behind(error: io::Error) -> io::Error {
+    match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
+        Err(shortage) if is_out_of_resources(&shortage) => shortage,
+        _ => error,
+    }
 }
 
 #[cfg(test)]
