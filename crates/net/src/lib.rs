@@ -58,6 +58,7 @@ mod shutdown;
 mod timed_stream;
 mod timer;
 mod tls;
+mod tls_client;
 mod worker;
 
 use std::{net::SocketAddr, time::Duration};
@@ -77,6 +78,7 @@ pub use shutdown::Shutdown;
 pub use timed_stream::{Phase, ResponsePhase, StreamTimeouts, TimedStream, WriteTimeout};
 pub use timer::LazyTimer;
 pub use tls::{Tls, TlsError, TlsFiles, TlsListener, roots};
+pub use tls_client::{ClientTlsError, ClientTlsFiles, client_config};
 pub use worker::Tasks;
 
 /// The default maximum number of header lines of an HTTP/1.1 request. This maximum equals hyper's

@@ -349,7 +349,7 @@ pub fn roots(path: &Path) -> Result<RootCertStore, String> {
     Ok(roots)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let pem = read_pem(path).map_err(|error| error.to_string())?;
     let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let certificates = read.map_err(|error| error.to_string())?;
