@@ -1,16 +1,24 @@
-//! Compiles the protobuf messages of the gRPC listener. The compiler is written in Rust, so that
-//! `protoc` need not be installed.
+//! Compiles the protobuf messages of the gRPC listener and of the xDS client. The compiler is
+//! written in Rust, so that `protoc` need not be installed.
 
 use std::{env, error::Error, fs, path::Path};
 
 use prost::Message as _;
 
-/// The `.proto` files that define the services. The files that they import are compiled too.
-const FILES: [&str; 4] = [
+/// The `.proto` files that define the services of the listener. The files that they import are
+/// compiled too.
+const SERVED: [&str; 4] = [
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/service/ratelimit/v2/rls.proto",
     "envoy/service/rate_limit_quota/v3/rlqs.proto",
     "grpc/health/v1/health.proto",
+];
+
+/// The `.proto` files of the xDS client. Reflection does not list them, because the listener has no
+/// discovery service.
+const OF_THE_CLIENT: [&str; 2] = [
+    "envoy/service/discovery/v3/ads.proto",
+    "ratelimit/config/ratelimit/v3/rls_conf.proto",
 ];
 
 #[expect(
@@ -19,19 +27,22 @@ const FILES: [&str; 4] = [
 )]
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let mut descriptors = protox::compile(FILES, ["proto"])?;
     let out = env::var("OUT_DIR")?;
     // Write the descriptors of the messages, for gRPC reflection.
+    let served = protox::compile(SERVED, ["proto"])?;
     fs::write(
         Path::new(&out).join("descriptors.bin"),
-        descriptors.encode_to_vec(),
+        served.encode_to_vec(),
     )?;
+    let mut descriptors = protox::compile(SERVED.into_iter().chain(OF_THE_CLIENT), ["proto"])?;
     // The v2 service uses the messages of the v3 service.
     descriptors
         .file
         .retain(|file| !file.name().contains("/v2/"));
     let mut config = tonic_prost_build::Config::new();
     config.include_file("messages.rs");
+    // The client calls the only method of its service without generated code. Tests implement the
+    // generated server.
     tonic_prost_build::configure()
         .build_client(false)
         .build_transport(false)

@@ -5,7 +5,7 @@ use std::{fmt::Display, path::Path, process::ExitCode};
 use serde_json::{Value, json};
 use tidegate_config::{
     Config, Mistake, ReadError,
-    envoy::{ConfigFiles, DomainFiles},
+    envoy::{ConfigFiles, DomainFiles, RuleOrigin},
 };
 use tidegate_envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files};
 use tidegate_server::serve::{preflight_errors, preflight_warnings};
@@ -150,10 +150,11 @@ impl Findings {
             self.note(&name, &what, CheckResult::HasWarnings);
         }
         let rules = counted(config.rules.len(), "rule");
-        let Some(envoy) = config.envoy else {
+        // A control plane is not asked for its rules.
+        let Some(RuleOrigin::Files(folder)) = config.envoy.map(|envoy| envoy.rules) else {
             return self.conclude(&name, &rules);
         };
-        let loaded = load_files(&envoy.folder);
+        let loaded = load_files(&folder);
         // Do not report success for a rules file whose Envoy rules cannot be read.
         if let Err(error @ ConfigFilesError::Unreadable { .. }) = loaded {
             let problem = format!("{name}: envoy.config: {error}");
@@ -161,7 +162,7 @@ impl Findings {
             return self.report_failure(CheckResult::Unreadable, &problem, [found]);
         }
         self.conclude(&name, &rules);
-        self.check_envoy(loaded, &envoy.folder.path, "envoy.config: ");
+        self.check_envoy(loaded, &folder.path, "envoy.config: ");
     }
 
     fn refused(&mut self, error: &ReadError, file: &Path) {

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! listener  parse   bytes                -> RateLimitRequest  the gRPC listener, or POST /json
-//! rules     find    domain, entries      -> Rule              envoyproxy/ratelimit's files, a tree
+//! rules     find    domain, entries      -> Rule              a tree, from files or by xDS
 //! key       write   domain, entries      -> key               identifies the counter
 //! evaluate          [AppliedLimit]       -> [LimitResult]     charged one by one, or all or none
 //! response          [LimitResult]        -> RateLimitAnswer   statuses, headers, metadata
@@ -30,15 +30,18 @@ mod metrics;
 mod over_limit_cache;
 mod overrides;
 mod prometheus;
+mod proto;
 pub mod quota;
 mod redis_variables;
 mod request;
 mod response;
+mod rule_source;
 mod rules;
 mod service;
 mod stat_names;
 mod unit;
 mod variables;
+pub mod xds;
 
 pub use self::{
     answer::{Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, ResponseHeader, RlsError},
@@ -51,7 +54,9 @@ pub use self::{
         Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS,
         MAX_DOMAIN_BYTES, RateLimitRequest,
     },
+    rule_source::RuleSource,
     service::RateLimitService,
     unit::Unit,
     variables::{Variables, settings_from_variables},
+    xds::{InitialConfig, XdsClient},
 };

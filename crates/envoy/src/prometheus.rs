@@ -1,8 +1,8 @@
 //! Prometheus metrics of the rate limit service.
 
-use tidegate_net::prometheus::{Metric, Page};
+use tidegate_net::prometheus::{Metric, Page, count};
 
-use super::{ConfigWatcher, Counter, RateLimitService};
+use super::{ConfigWatcher, Counter, RateLimitService, XdsClient};
 
 /// The metric of each counter. The documentation maps these metrics to the names in
 /// envoyproxy/ratelimit.
@@ -96,15 +96,74 @@ const LAST_CONFIG_LOAD_SUCCESS: Metric = Metric::gauge(
     "Whether the last configuration load of the rate limit service succeeded (1) or failed (0).",
 );
 
+const XDS_CONNECTED: Metric = Metric::gauge(
+    "tidegate_envoy_xds_connected",
+    [],
+    "Whether a stream to the control plane is open (1) or not (0).",
+);
+const XDS_CONNECTIONS: Metric<1> = Metric::counter(
+    "tidegate_envoy_xds_connections_total",
+    ["result"],
+    "Attempts to connect to the control plane, by result.",
+);
+const XDS_ENDED_STREAMS: Metric = Metric::counter(
+    "tidegate_envoy_xds_streams_ended_total",
+    [],
+    "Streams to the control plane that have ended.",
+);
+const XDS_RESPONSES: Metric<1> = Metric::counter(
+    "tidegate_envoy_xds_responses_total",
+    ["result"],
+    "Responses of the control plane, by result: acked, rejected (NACK), or ignored because of their type.",
+);
+const XDS_RESOURCES: Metric = Metric::gauge(
+    "tidegate_envoy_xds_resources",
+    [],
+    "Resources in the configuration in force.",
+);
+const XDS_LAST_RESPONSE: Metric = Metric::gauge(
+    "tidegate_envoy_xds_last_response_timestamp_seconds",
+    [],
+    "Unix time of the last response of the control plane; 0 before the first.",
+);
+
 impl ConfigWatcher {
     /// Adds the metrics to `page`.
     pub fn collect(&self, page: &mut Page<'_>) {
         self.service().collect(page);
-        let (succeeded, failed) = self.loads();
-        page.family(&CONFIG_LOADS, [(["ok"], succeeded), (["failed"], failed)]);
-        let is_in_force = u64::from(self.last_mistakes().is_empty());
-        page.single(&LAST_CONFIG_LOAD_SUCCESS, is_in_force);
+        let is_in_force = self.last_mistakes().is_empty();
+        collect_loads(self.loads(), is_in_force, page);
     }
+}
+
+impl XdsClient {
+    /// Adds the metrics to `page`.
+    pub fn collect(&self, page: &mut Page<'_>) {
+        self.service().collect(page);
+        let (counts, state) = (&self.status().counts, self.status().state());
+        let (acked, rejected) = (counts.accepted.get(), counts.rejected.get());
+        collect_loads((acked, rejected), state.mistakes.is_empty(), page);
+        page.single(&XDS_CONNECTED, u64::from(state.is_connected));
+        let failed = counts.failed_connections.get();
+        let connections = [(["ok"], counts.connections.get()), (["failed"], failed)];
+        page.family(&XDS_CONNECTIONS, connections);
+        page.single(&XDS_ENDED_STREAMS, counts.ended_streams.get());
+        let responses = [
+            (["acked"], acked),
+            (["rejected"], rejected),
+            (["ignored"], counts.ignored.get()),
+        ];
+        page.family(&XDS_RESPONSES, responses);
+        page.single(&XDS_RESOURCES, count(state.resources));
+        let last = state.last_response;
+        let last = last.map_or(0, |last| last.as_micros() / 1_000_000);
+        page.single(&XDS_LAST_RESPONSE, last);
+    }
+}
+
+fn collect_loads((succeeded, failed): (u64, u64), is_in_force: bool, page: &mut Page<'_>) {
+    page.family(&CONFIG_LOADS, [(["ok"], succeeded), (["failed"], failed)]);
+    page.single(&LAST_CONFIG_LOAD_SUCCESS, u64::from(is_in_force));
 }
 
 impl RateLimitService {

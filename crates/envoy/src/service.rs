@@ -358,6 +358,18 @@ fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
 
 /// Methods for health and metrics.
 impl RateLimitService {
+    /// Reports the service as unhealthy until [`Self::load`] is called.
+    pub(crate) fn require_config(&self) {
+        if self.domains.load().is_none() {
+            self.healthy.send_replace(false);
+        }
+    }
+
+    /// Returns the current time of the limiter's clock.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.limiter.now()
+    }
+
     /// Returns whether the service is healthy. If the settings require a domain, the service is
     /// healthy only while at least one domain is loaded.
     #[must_use]

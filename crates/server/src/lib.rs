@@ -6,6 +6,7 @@ pub mod listener;
 mod metrics_page;
 mod redis_runtime;
 pub mod reload;
+mod runtime_thread;
 pub mod serve;
 
 pub use self::metrics_page::MetricsPage;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_core::Timestamp;
-use tidegate_envoy::ConfigWatcher;
+use tidegate_envoy::RuleSource;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{
     Tls,
@@ -17,7 +17,7 @@ use crate::geoip::GeoIp;
 #[derive(Clone, Debug)]
 pub struct MetricsPage {
     pub(crate) limiter: Arc<ServerLimiter>,
-    pub(crate) envoy: Option<Arc<ConfigWatcher>>,
+    pub(crate) envoy: Option<Arc<RuleSource>>,
     pub(crate) certificates: Vec<Arc<Tls>>,
     pub(crate) geoip: Option<Arc<GeoIp>>,
     pub(crate) proxy: Option<Arc<ProxyRuntime>>,

@@ -7,16 +7,13 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
-    thread,
 };
 
 use tidegate_config::{Password, RedisConfig};
 use tidegate_core::MemoryStore;
 use tidegate_redis::{FallbackSettings, FallbackStore, Login, Redis, RedisSettings, RedisTls};
-use tokio::{
-    runtime::{Builder, Handle},
-    sync::oneshot,
-};
+
+use crate::runtime_thread::RuntimeThread;
 
 /// The reason why the connections to Redis could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +52,7 @@ impl RedisRuntime {
         config: RedisConfig,
         password: Option<String>,
     ) -> Result<Self, RedisStartError> {
-        let thread = RuntimeThread::start()?;
+        let thread = RuntimeThread::start("redis")?;
         let RedisConfig {
             prefix, fallback, ..
         } = config.clone();
@@ -115,29 +112,4 @@ fn settings(
         connections: config.connections,
         ..RedisSettings::new(config.topology)
     })
-}
-
-/// A thread with a tokio runtime. The thread stops when this value is dropped.
-#[derive(Debug)]
-struct RuntimeThread {
-    runtime: Handle,
-    _stop: oneshot::Sender<()>,
-}
-
-impl RuntimeThread {
-    fn start() -> io::Result<Self> {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel::<()>();
-        let body = move || {
-            // No message is ever sent on the channel. To stop the thread, the sender is dropped,
-            // and the resulting receive error ends the runtime.
-            let _ = runtime.block_on(stopped);
-        };
-        thread::Builder::new().name("redis".into()).spawn(body)?;
-        Ok(Self {
-            runtime: handle,
-            _stop: stop,
-        })
-    }
 }

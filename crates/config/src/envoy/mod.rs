@@ -1,10 +1,16 @@
-//! `envoy`: Envoy's rate limit service, with rules in the file format of envoyproxy/ratelimit.
+//! `envoy`: Envoy's rate limit service, with rules in the file format of envoyproxy/ratelimit, or
+//! from a control plane.
 
 mod settings;
+mod xds;
 
 use std::{path::PathBuf, sync::Arc};
 
 pub use settings::{HeaderNames, Ratio, RlsSettings, StoreFailure};
+pub use xds::{
+    KeepAlive, MAX_MESSAGE_BYTES, MAX_NODE_METADATA, MAX_XDS_HEADERS, XdsBackoff, XdsConfig,
+    XdsNode, XdsServer, XdsTls, header,
+};
 
 use super::{
     report::Report,
@@ -22,7 +28,8 @@ pub struct ConfigFiles {
     pub merging: DomainFiles,
 }
 
-/// Whether several files are allowed to define the same domain.
+/// Whether several files, or several resources of a control plane, are allowed to define the same
+/// domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
     /// Each domain has one file. A second file with the same domain is a mistake.
@@ -32,12 +39,21 @@ pub enum DomainFiles {
     Merged,
 }
 
+/// The origin of the rules of the service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RuleOrigin {
+    /// Files.
+    Files(ConfigFiles),
+    /// A control plane.
+    Xds(Box<XdsConfig>),
+}
+
 /// The configured rate limit service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Envoy {
-    /// `envoy.config` and `envoy.merge_domains`: the files with the rules of the service.
-    pub folder: ConfigFiles,
+    /// `envoy.config` and `envoy.merge_domains`: the origin of the rules of the service.
+    pub rules: RuleOrigin,
     /// The settings of the service, from the other keys of the section `envoy`.
     pub settings: RlsSettings,
     /// `envoy.start_without_config`: whether the server starts even if the rules cannot be loaded.
@@ -46,11 +62,11 @@ pub struct Envoy {
 }
 
 impl Envoy {
-    /// Creates a service with the rules in `folder` and default settings.
+    /// Creates a service with rules from `rules` and default settings.
     #[must_use]
-    pub fn new(folder: ConfigFiles) -> Self {
+    pub fn new(rules: RuleOrigin) -> Self {
         Self {
-            folder,
+            rules,
             settings: RlsSettings::default(),
             start_without_config: false,
         }
@@ -98,25 +114,35 @@ pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
         local_cache_bytes: local_cache(&fields, report),
         store_failure: store_failure(&fields, report),
     };
-    let path = config(&fields, report)?;
     Some(Envoy {
-        folder: ConfigFiles { path, merging },
+        rules: rules(&fields, merging, report)?,
         settings,
         start_without_config,
     })
 }
 
-fn config(fields: &Fields<'_>, report: &mut Report) -> Option<PathBuf> {
+fn rules(fields: &Fields<'_>, merging: DomainFiles, report: &mut Report) -> Option<RuleOrigin> {
     let Some(value) = fields.get("config") else {
-        fields.wrong(
-            report,
-            "config",
-            "is missing; name the file or folder with envoyproxy/ratelimit's configuration",
-        );
+        let message = "is missing; name the file or folder with envoyproxy/ratelimit's \
+            configuration, or a control plane: {xds: {server: \"control-plane:18000\"}}";
+        fields.wrong(report, "config", message);
         return None;
     };
+    if value.shape() == Shape::Map {
+        let what = "a path, or a map such as {xds: {server: \"control-plane:18000\"}}";
+        let inside = value.fields(report, what, &["xds"])?;
+        let Some(value) = inside.get("xds") else {
+            if !inside.tries("xds") {
+                inside.wrong(report, "xds", "is missing; name a control plane");
+            }
+            return None;
+        };
+        let xds = xds::xds(value, merging, report)?;
+        return Some(RuleOrigin::Xds(Box::new(xds)));
+    }
     let text = value.text(report, "the path of a file or a folder")?;
-    store::path_of(value, text, report)
+    let path = store::path_of(value, text, report)?;
+    Some(RuleOrigin::Files(ConfigFiles { path, merging }))
 }
 
 fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {

@@ -70,6 +70,9 @@ pub struct Ratio(u32);
 impl Ratio {
     const WHOLE: u32 = 1_000_000;
 
+    /// The ratio 0.5.
+    pub const HALF: Self = Self(Self::WHOLE / 2);
+
     /// Parses a ratio such as `0.8`. Returns `None` if `text` is not a ratio or has more than six
     /// decimal places.
     #[must_use]

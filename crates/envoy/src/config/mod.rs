@@ -33,10 +33,10 @@ pub struct File {
     pub text: String,
 }
 
-/// A mistake in a configuration file.
+/// A mistake in a configuration file, or in a resource of a control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMistake {
-    /// The name of the file.
+    /// The name of the file or resource.
     pub file: String,
     /// The position in the file and the description.
     pub mistake: Mistake,
@@ -98,10 +98,24 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, 
             Err(mistake) => mistakes.push(of_file(&file.name, mistake)),
         }
     }
+    interpret(&documents, merging, mistakes)
+}
+
+/// Reads the `documents`, sorted by name, as one configuration. Each has the name of its file or
+/// resource. `mistakes` are those of other files, which could not be parsed.
+///
+/// # Errors
+///
+/// Returns every mistake. The list is never empty.
+pub(crate) fn interpret(
+    documents: &[(&str, Document<'_>)],
+    merging: DomainFiles,
+    mut mistakes: Vec<FileMistake>,
+) -> Result<LoadedConfig, Vec<FileMistake>> {
     let mut loaded = LoadedConfig::default();
-    let charging = charging(&documents);
+    let charging = charging(documents);
     let mut first_files = HashMap::new();
-    for (file, document) in &documents {
+    for (file, document) in documents {
         let mut report = Report::default();
         document
             .warnings
@@ -171,7 +185,7 @@ fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, ChargeMode> {
     charging
 }
 
-fn of_file(file: &str, mistake: Mistake) -> FileMistake {
+pub(crate) fn of_file(file: &str, mistake: Mistake) -> FileMistake {
     FileMistake {
         file: file.to_owned(),
         mistake,

@@ -12,7 +12,7 @@ use std::{
 
 use tidegate_config::{
     AdminToken, Config, Envoy, Mistake,
-    envoy::{ConfigFiles, DomainFiles},
+    envoy::{ConfigFiles, DomainFiles, RuleOrigin},
     open_listener,
 };
 use tidegate_net::TlsFiles;
@@ -216,7 +216,7 @@ fn envoy(reader: &mut Reader<'_>) -> Envoy {
     } else {
         DomainFiles::One
     };
-    let mut envoy = Envoy::new(ConfigFiles { path, merging });
+    let mut envoy = Envoy::new(RuleOrigin::Files(ConfigFiles { path, merging }));
     envoy.settings = variables::settings(reader);
     envoy.start_without_config = reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG");
     envoy

@@ -8,7 +8,6 @@
 mod connection;
 mod fields;
 mod health;
-mod proto;
 mod quota;
 mod rate_limit;
 mod routes;
@@ -27,7 +26,7 @@ use self::routes::Routes;
 #[cfg(any(test, fuzzing))]
 pub use self::transcript::{QuotaStream, rate_limit_transcript};
 
-use crate::{RateLimitService, quota::Quotas};
+use crate::{RateLimitService, proto, quota::Quotas};
 
 /// The names of the service that Envoy calls for each request: the v3 name, and the former v2 name.
 const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";

@@ -24,10 +24,11 @@ use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
 use tidegate_config::{
     Config, Envoy, EventsConfig, Identity, Listeners, Proxy, RecordConfig, Snapshot, TokenScope,
+    envoy::RuleOrigin,
 };
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_envoy::{
-    ConfigFilesError, ConfigWatcher, RateLimitService,
+    ConfigFilesError, ConfigWatcher, InitialConfig, RateLimitService, RuleSource, XdsClient,
     grpc::{self, Http2},
     quota::Quotas,
 };
@@ -36,7 +37,9 @@ use tidegate_limiter::{
     events::{Events, EventsError, WebhookSecret, WebhookSettings},
     snapshot::{self, RestoreOutcome},
 };
-use tidegate_net::{Bounds, Listener, Server, Tls, TlsError, TlsListener, file_watch::stamp};
+use tidegate_net::{
+    Bounds, ClientTlsError, Listener, Server, Tls, TlsError, TlsListener, file_watch::stamp,
+};
 use tidegate_proxy::{AccessLog, ProxyRuntime, TrustAnchorError};
 
 use self::{
@@ -56,6 +59,7 @@ use crate::{
     },
     redis_runtime::RedisRuntime,
     reload::{LoadError, Reloader, RestartOnlySettings, read_candidate},
+    runtime_thread::RuntimeThread,
 };
 
 /// The target of the log records of this module.
@@ -86,6 +90,9 @@ pub enum ServeError {
     /// The configuration of Envoy's rate limit service cannot be used.
     #[error("envoy.config: {0}")]
     Envoy(#[from] ConfigFilesError),
+    /// TLS to the control plane of Envoy's rate limit service cannot be set up.
+    #[error("envoy.config.xds.tls: {0}")]
+    Xds(#[from] ClientTlsError),
     /// The TLS settings of a listener cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
@@ -220,8 +227,9 @@ pub fn start(
     let quotas = Arc::<Quotas>::default();
     quotas.swap_rules(config.quotas, limiter.now());
     quotas.show_in(limiter.metrics());
-    let start_envoy = |envoy| start_watcher(envoy, &limiter);
+    let start_envoy = |envoy| start_envoy(envoy, &limiter);
     let envoy = config.envoy.map(start_envoy).transpose()?;
+    let (envoy, xds) = envoy.unzip();
     let server = Server::start(Server::default_workers())?;
     let start_proxy = |settings| build_proxy(settings, &server, clock);
     let proxy = config.proxy.map(start_proxy).transpose()?;
@@ -264,6 +272,7 @@ pub fn start(
         limiter,
         reloader,
         envoy,
+        _xds: xds.flatten(),
         certificates: certificates.all(),
         geoip,
         shutdown: config.shutdown,
@@ -404,24 +413,52 @@ fn build_proxy(
     Ok(Arc::new(ProxyRuntime::new(settings, server, log, clock)?))
 }
 
-/// Loads the configuration of Envoy's rate limit service. An invalid configuration prevents the
-/// start unless `start_without_config` is set.
-fn start_watcher(
+/// Starts Envoy's rate limit service. Returns the thread of the connection to its control plane, if
+/// there is one.
+fn start_envoy(
     envoy: Envoy,
     limiter: &Arc<ServerLimiter>,
-) -> Result<Arc<ConfigWatcher>, ConfigFilesError> {
+) -> Result<(Arc<RuleSource>, Option<RuntimeThread>), ServeError> {
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
-    let watch = ConfigWatcher::new(envoy.folder, service);
-    match watch.load() {
-        Ok(_) => watch.log_start(),
-        Err(error) if envoy.start_without_config => {
+    match envoy.rules {
+        RuleOrigin::Files(files) => {
+            let watcher = ConfigWatcher::new(files, service);
+            load_at_start(&watcher, envoy.start_without_config)?;
+            Ok((Arc::new(RuleSource::Files(watcher)), None))
+        }
+        RuleOrigin::Xds(xds) => {
+            // A mistake in the path of a file would otherwise be noticed only in the log.
+            preflight::check_xds(&xds)?;
+            let initial = if envoy.start_without_config {
+                InitialConfig::Optional
+            } else {
+                InitialConfig::Required
+            };
+            let client = Arc::new(XdsClient::new(*xds, service, initial));
+            let thread = RuntimeThread::start("xds")?;
+            let running = Arc::clone(&client);
+            thread.runtime.spawn(async move { running.run().await });
+            Ok((Arc::new(RuleSource::Xds(client)), Some(thread)))
+        }
+    }
+}
+
+/// Loads the files of Envoy's rate limit service. Invalid files prevent the start unless
+/// `start_without_config` is set.
+fn load_at_start(
+    watcher: &ConfigWatcher,
+    start_without_config: bool,
+) -> Result<(), ConfigFilesError> {
+    match watcher.load() {
+        Ok(_) => watcher.log_start(),
+        Err(error) if start_without_config => {
             tracing::error!(
                 "started without the configuration of Envoy's rate limit service: {error}"
             );
         }
         Err(error) => return Err(error),
     }
-    Ok(Arc::new(watch))
+    Ok(())
 }
 
 /// The listening sockets; `None` for listeners that are off.
@@ -481,7 +518,7 @@ struct StartContext<'a> {
     limiter: &'a Arc<ServerLimiter>,
     quotas: &'a Arc<Quotas>,
     reloader: Option<&'a Arc<Reloader>>,
-    envoy: Option<&'a Arc<ConfigWatcher>>,
+    envoy: Option<&'a Arc<RuleSource>>,
     headers: tidegate_config::Headers,
     identity: Arc<Identity>,
     grpc: tidegate_config::Grpc,

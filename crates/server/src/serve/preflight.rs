@@ -8,10 +8,13 @@ use std::{
     sync::Arc,
 };
 
-use tidegate_config::{Config, Identity, Proxy};
+use tidegate_config::{
+    Config, Envoy, Identity, Proxy,
+    envoy::{RuleOrigin, XdsConfig},
+};
 use tidegate_identity::GeoIpField;
 use tidegate_limiter::events::EventsError;
-use tidegate_net::{Tls, TlsError, TlsFiles, TlsListener};
+use tidegate_net::{ClientTlsError, Tls, TlsError, TlsFiles, TlsListener, client_config};
 use tidegate_proxy::check_trust_anchors;
 
 use super::ServeError;
@@ -45,6 +48,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let mut errors: Vec<ServeError> = Vec::new();
     errors.extend(certificates.into_iter().flatten().map(ServeError::from));
     errors.extend(proxy.into_iter().flat_map(of_proxy));
+    errors.extend(config.envoy.as_ref().and_then(of_envoy));
     for place in &config.geoip {
         let opened = GeoIp::open(std::slice::from_ref(place));
         errors.extend(opened.err().map(ServeError::from));
@@ -88,6 +92,21 @@ pub fn preflight_warnings(config: &Config) -> Option<String> {
     Some(format!(
         "a restart would lose the counters: cannot write the snapshot {file}: {error}; create the folder, or fix `store.memory.snapshot`"
     ))
+}
+
+fn of_envoy(envoy: &Envoy) -> Option<ServeError> {
+    match &envoy.rules {
+        RuleOrigin::Files(_) => None,
+        RuleOrigin::Xds(xds) => check_xds(xds).err().map(ServeError::from),
+    }
+}
+
+/// Checks that the TLS files for the control plane can be used.
+pub(super) fn check_xds(xds: &XdsConfig) -> Result<(), ClientTlsError> {
+    match &xds.tls {
+        None => Ok(()),
+        Some(tls) => client_config(&tls.files, b"h2").map(drop),
+    }
 }
 
 fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {

@@ -3,7 +3,7 @@
 use std::{io, sync::Arc, time::Duration};
 
 use tidegate_config::{ShutdownConfig, Snapshot};
-use tidegate_envoy::ConfigWatcher;
+use tidegate_envoy::RuleSource;
 use tidegate_limiter::{ServerLimiter, metrics::Metrics, snapshot};
 use tidegate_net::{Server, Tls};
 use tidegate_proxy::ProxyRuntime;
@@ -18,6 +18,7 @@ use crate::{
     geoip::GeoIp,
     redis_runtime::RedisRuntime,
     reload::{CHECK_INTERVAL, Reloader, report_inactive_blocks},
+    runtime_thread::RuntimeThread,
 };
 
 /// The signals that the server handles.
@@ -74,7 +75,9 @@ pub struct ServerHandle {
     pub(super) redis: Option<RedisRuntime>,
     pub(super) limiter: Arc<ServerLimiter>,
     pub(super) reloader: Option<Arc<Reloader>>,
-    pub(super) envoy: Option<Arc<ConfigWatcher>>,
+    pub(super) envoy: Option<Arc<RuleSource>>,
+    /// The runtime thread of the connection to a control plane.
+    pub(super) _xds: Option<RuntimeThread>,
     pub(super) certificates: Vec<Arc<Tls>>,
     pub(super) geoip: Option<Arc<GeoIp>>,
     pub(super) shutdown: ShutdownConfig,

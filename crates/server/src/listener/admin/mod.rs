@@ -60,7 +60,7 @@ use hyper::{
 };
 use serde_json::json;
 use tidegate_config::Identity;
-use tidegate_envoy::ConfigWatcher;
+use tidegate_envoy::RuleSource;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
@@ -91,7 +91,7 @@ pub struct AdminContext {
     /// Reloads the rules file on `POST /v1/reload`; `None` if there is no rules file.
     pub reloader: Option<Arc<Reloader>>,
     /// The configuration of Envoy's rate limit service, which `POST /v1/reload` reloads too.
-    pub envoy: Option<Arc<ConfigWatcher>>,
+    pub envoy: Option<Arc<RuleSource>>,
     /// The listeners' certificates, which `POST /v1/reload` reloads too.
     pub certificates: Vec<Arc<Tls>>,
     /// The GeoIP databases, which `POST /v1/reload` reloads too.
@@ -172,7 +172,7 @@ pub fn listen_metrics(
 struct Admin {
     limiter: Arc<ServerLimiter>,
     reloader: Option<Arc<Reloader>>,
-    envoy: Option<Arc<ConfigWatcher>>,
+    envoy: Option<Arc<RuleSource>>,
     certificates: Vec<Arc<Tls>>,
     geoip: Option<Arc<GeoIp>>,
     proxy: Option<Arc<ProxyRuntime>>,

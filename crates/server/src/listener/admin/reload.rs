@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
-use tidegate_envoy::ConfigWatcher;
+use tidegate_envoy::RuleSource;
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Problem, Tls};
 
@@ -19,7 +19,7 @@ pub(super) const MAX_WARNINGS: usize = 100;
 /// Everything that can be reloaded.
 pub(super) struct ReloadTargets {
     pub(super) rules: Option<Arc<Reloader>>,
-    pub(super) envoy: Option<Arc<ConfigWatcher>>,
+    pub(super) envoy: Option<Arc<RuleSource>>,
     pub(super) certificates: Vec<Arc<Tls>>,
     pub(super) geoip: Option<Arc<GeoIp>>,
 }
@@ -45,12 +45,13 @@ impl ReloadTargets {
                 .map(|reloaded| (reloaded, rules.restart_required()))
                 .map_err(|error| refused(detail, error.problems()))
         });
-        let domains = self.envoy.map(|envoy| {
+        let domains = self.envoy.and_then(|envoy| {
             let detail = "the configuration of Envoy's rate limit service cannot be used; the old configuration stays active";
-            let reloaded = envoy.reload();
-            reloaded
+            let reloaded = envoy.reload()?;
+            let reloaded = reloaded
                 .map(|domains| (domains, envoy.warnings()))
-                .map_err(|error| refused(detail, error.problems()))
+                .map_err(|error| refused(detail, error.problems()));
+            Some(reloaded)
         });
         // `collect` into a `Vec` reloads all certificates, even after an error.
         let certificates: Vec<Result<(), Problem>> = self

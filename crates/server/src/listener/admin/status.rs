@@ -2,7 +2,7 @@
 
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tidegate_envoy::ConfigWatcher;
+use tidegate_envoy::RuleSource;
 use tidegate_limiter::date::date;
 use tidegate_net::response::{Answer, json};
 use tidegate_redis::Health;
@@ -14,6 +14,8 @@ use crate::{geoip::GeoIp, reload::Reloader};
 #[derive(Debug)]
 struct Readiness {
     is_ready: bool,
+    /// Whether the server waits for its first configuration from a control plane.
+    is_waiting: bool,
     last_reload: &'static str,
     mistakes: Vec<String>,
     degraded: Vec<String>,
@@ -76,7 +78,7 @@ impl Admin {
     fn readiness(&self) -> Readiness {
         let reloader = self.reloader.as_deref();
         let of_rules = reloader.map(Reloader::last_mistakes).unwrap_or_default();
-        let of_envoy = self.envoy.as_deref().map(ConfigWatcher::last_mistakes);
+        let of_envoy = self.envoy.as_deref().map(RuleSource::last_mistakes);
         let of_envoy = of_envoy.unwrap_or_default();
         let tls = self.certificates.iter();
         let of_tls: Vec<String> = tls.filter_map(|tls| tls.problem()).collect();
@@ -99,6 +101,7 @@ impl Admin {
         }
         let now = self.limiter.now();
         degraded.extend(self.limiter.snapshots().problem(now));
+        degraded.extend(self.envoy.as_deref().and_then(RuleSource::problem));
         let redis = self.limiter.redis_store().map(|redis_store| {
             let document = redis(
                 &redis_store.stats().health,
@@ -110,8 +113,11 @@ impl Admin {
             }
             document
         });
+        let envoy = self.envoy.as_deref();
+        let is_waiting = envoy.is_some_and(RuleSource::is_waiting);
         Readiness {
-            is_ready: !self.shutdown.is_announced(),
+            is_ready: !is_waiting && !self.shutdown.is_announced(),
+            is_waiting,
             last_reload,
             mistakes,
             degraded,
@@ -123,6 +129,7 @@ impl Admin {
 impl Readiness {
     fn document(self) -> Value {
         let state = match (self.is_ready, self.degraded.is_empty()) {
+            (false, _) if self.is_waiting => "waiting for the first configuration",
             (false, _) => "shutting down",
             (true, true) => "ready",
             (true, false) => "degraded",

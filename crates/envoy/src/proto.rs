@@ -16,5 +16,5 @@
 
 include!(concat!(env!("OUT_DIR"), "/messages.rs"));
 
-/// The serialised `FileDescriptorSet` of the files in `proto/`, for reflection.
-pub(super) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+/// The serialised `FileDescriptorSet` of the services of the listener, for reflection.
+pub(crate) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

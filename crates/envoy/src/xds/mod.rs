@@ -1,0 +1,26 @@
+//! The rules from a control plane, over Envoy's discovery protocol xDS.
+//!
+//! The client opens one stream of the aggregated discovery service, and subscribes to all resources
+//! of the type `ratelimit.config.ratelimit.v3.RateLimitConfig`. Each response has the state of the
+//! world: all resources that exist, so a resource that is absent was removed.
+//!
+//! ```text
+//! client                                             control plane
+//!   ── version "",  nonce "",  node ────────────────────▶           first request of a stream
+//!   ◀──────────────── version "7", nonce "a", resources ──
+//!   ── version "7", nonce "a" ──────────────────────────▶           ACK: in force
+//!   ◀──────────────── version "8", nonce "b", resources ──
+//!   ── version "7", nonce "b", error_detail ────────────▶           NACK: version 7 stays in force
+//! ```
+//!
+//! A response takes effect as a whole, or not at all. The state of the world has no answer that
+//! accepts some resources, and a rule set of two versions could contain limits that were never
+//! meant to be in force together.
+
+mod client;
+mod connection;
+mod resources;
+mod status;
+
+pub use client::{InitialConfig, XdsClient};
+pub use resources::{MAX_RESOURCE_DESCRIPTORS, MAX_RESOURCES, TYPE_URL};

@@ -1,0 +1,72 @@
+//! What is known about the control plane and its configuration, for status pages and metrics.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
+
+use tidegate_core::Timestamp;
+
+/// A counter that other threads read.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn increment(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// The numbers of connections and responses since the start.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) connections: Count,
+    pub(crate) failed_connections: Count,
+    /// Streams that have ended.
+    pub(crate) ended_streams: Count,
+    pub(crate) accepted: Count,
+    pub(crate) rejected: Count,
+    /// Responses with resources of another type.
+    pub(crate) ignored: Count,
+}
+
+/// The state of the client.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct State {
+    /// Whether a stream is open.
+    pub(crate) is_connected: bool,
+    /// The version of the configuration in force; `None` before the first configuration.
+    pub(crate) version: Option<String>,
+    /// The number of resources in force.
+    pub(crate) resources: usize,
+    /// The time of the last response.
+    pub(crate) last_response: Option<Timestamp>,
+    /// The mistakes in the last response; empty if it was accepted.
+    pub(crate) mistakes: Vec<String>,
+    /// The warnings about the configuration in force.
+    pub(crate) warnings: Vec<String>,
+    /// The reason why no stream is open, or why it has no configuration.
+    pub(crate) problem: Option<String>,
+}
+
+/// The state and the counts.
+#[derive(Debug, Default)]
+pub(crate) struct Status {
+    pub(crate) counts: Counts,
+    state: Mutex<State>,
+}
+
+impl Status {
+    /// Returns a copy of the current state.
+    pub(crate) fn state(&self) -> State {
+        self.lock().clone()
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
