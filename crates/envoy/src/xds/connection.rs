@@ -31,6 +31,9 @@ use tower_service::Service;
 /// The maximum size of the headers and trailers of a response, in bytes.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 
+/// The interval between checks whether the `SETTINGS` of the peer have arrived.
+const SETTINGS_CHECK: Duration = Duration::from_millis(5);
+
 /// The reason why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
@@ -52,6 +55,9 @@ pub(super) enum ConnectError {
     /// The peer does not speak HTTP/2.
     #[error("no HTTP/2 connection: {0}")]
     Http2(#[from] hyper::Error),
+    /// The peer has closed the connection before it spoke HTTP/2.
+    #[error("no HTTP/2 connection: the peer has closed it")]
+    Closed,
 }
 
 /// An HTTP/2 connection. It is closed when this value is dropped.
@@ -99,8 +105,18 @@ impl Connection {
             .max_header_list_size(MAX_HEADER_BYTES)
             .keep_alive_interval(config.keep_alive.interval)
             .keep_alive_timeout(config.keep_alive.timeout)
+            // Send nothing before the `SETTINGS` of the peer have arrived.
+            .initial_max_send_streams(0)
             .handshake(TokioIo::new(stream))
             .await?;
+        let mut connection = Box::pin(connection);
+        // hyper does not wait for the `SETTINGS`, by which the peer proves that it speaks HTTP/2.
+        while connection.current_max_send_streams() == 0 {
+            if let Ok(end) = timeout(SETTINGS_CHECK, &mut connection).await {
+                end?;
+                return Err(ConnectError::Closed);
+            }
+        }
         let driver = tokio::spawn(async move {
             // The stream on the connection reports the error, too.
             drop(connection.await);

@@ -33,3 +33,4 @@ mod store;
 mod subject;
 #[path = "../../../redis/tests/support/mod.rs"]
 mod support;
+mod xds;

@@ -66,10 +66,10 @@ pub(crate) async fn run_case<S: Subject>(case: &Case, place: Place<'_>) -> Vec<S
         Ok(started) => started,
         Err(error) => return vec![format!("settings: {error}")],
     };
-    if let Err(error) = started.load(&case.config) {
+    let subject = S::new(&started);
+    if let Err(error) = subject.load(&started, &case.config).await {
         return vec![format!("config: {error}")];
     }
-    let subject = S::new(&started);
     let mut failures = Vec::new();
     if case.steps.is_empty() {
         failures.push("has no steps".into());
@@ -108,7 +108,7 @@ async fn run_step<S: Subject>(
     started.set(case.t0 + step.at.unwrap_or(0));
     let expected = corrected::expectation(case, at);
     if let Some(files) = &step.reload {
-        let loaded = started.load(files);
+        let loaded = subject.load(started, files).await;
         return match (expected.reload.as_deref(), loaded) {
             (Some("ok"), Ok(())) => Vec::new(),
             (Some(part), Err(error)) if error.contains(part) => Vec::new(),

@@ -19,6 +19,11 @@ pub(crate) trait Subject {
     /// Connects to a started service.
     fn new(started: &Started) -> Self;
 
+    /// Loads `files`. An `Err` contains every mistake in the files.
+    async fn load(&self, started: &Started, files: &[ConfigFile]) -> Result<(), String> {
+        started.load(files)
+    }
+
     /// Sends a request. An `Err` contains the error message.
     async fn ask(&self, request: &RateLimitRequest) -> Result<RateLimitAnswer, String>;
 }
@@ -117,6 +122,10 @@ impl Started {
         if let Some(redis_store) = self.limiter.redis_store() {
             redis_store.store().pin_clock(now);
         }
+    }
+
+    pub(crate) fn merging(&self) -> DomainFiles {
+        self.merging
     }
 
     /// Loads `files`. An `Err` contains every mistake in the files, one per line.

@@ -1,0 +1,267 @@
+//! A control plane whose streams a test controls message by message.
+
+use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::Stream;
+use hyper::server::conn::http2;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    service::TowerToHyperService,
+};
+use prost::Message as _;
+use prost_types::Any;
+use tidegate_config::envoy::{XdsBackoff, XdsConfig, XdsServer};
+use tidegate_core::Span;
+use tidegate_envoy::{InitialConfig, RateLimitService, XdsClient, xds::TYPE_URL};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpListener,
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
+use tokio_rustls::TlsAcceptor;
+use tonic::{Request, Response, Status, Streaming, metadata::MetadataMap};
+
+use crate::proto::{
+    envoy::service::discovery::v3::{
+        DiscoveryRequest, DiscoveryResponse,
+        aggregated_discovery_service_server::{
+            AggregatedDiscoveryService, AggregatedDiscoveryServiceServer,
+        },
+    },
+    ratelimit::config::ratelimit::v3::RateLimitConfig,
+};
+
+/// A time that is longer than any step takes on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A control plane on an ephemeral port.
+pub(super) struct ControlPlane {
+    pub(super) address: SocketAddr,
+    streams: mpsc::UnboundedReceiver<AdsStream>,
+    _listener: JoinSet<()>,
+}
+
+/// A stream of the aggregated discovery service. Dropping it ends the stream.
+pub(super) struct AdsStream {
+    pub(super) headers: MetadataMap,
+    requests: Streaming<DiscoveryRequest>,
+    responses: mpsc::Sender<Result<DiscoveryResponse, Status>>,
+    connection: AbortHandle,
+}
+
+impl ControlPlane {
+    pub(super) async fn start() -> Self {
+        Self::with_tls(None).await
+    }
+
+    pub(super) async fn with_tls(tls: Option<TlsAcceptor>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, streams) = mpsc::unbounded_channel();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let (sender, tls) = (sender.clone(), tls.clone());
+                let (abort, handle) = tokio::sync::oneshot::channel();
+                let task = connections.spawn(async move {
+                    let connection: AbortHandle = handle.await.unwrap();
+                    match tls {
+                        None => serve(stream, sender, connection).await,
+                        // The client sees the failed handshake, too.
+                        Some(tls) => {
+                            if let Ok(stream) = tls.accept(stream).await {
+                                serve(stream, sender, connection).await;
+                            }
+                        }
+                    }
+                });
+                abort.send(task).unwrap();
+            }
+        });
+        Self {
+            address,
+            streams,
+            _listener: tasks,
+        }
+    }
+
+    /// Returns the next stream.
+    pub(super) async fn accept(&mut self) -> AdsStream {
+        let stream = timeout(PATIENCE, self.streams.recv()).await;
+        stream.expect("the client opens a stream").unwrap()
+    }
+
+    /// Returns the settings of a client that reconnects at once.
+    pub(super) fn config(&self) -> XdsConfig {
+        client_of(self.address)
+    }
+}
+
+/// Returns the settings of a client of the control plane at `address` that reconnects at once.
+pub(super) fn client_of(address: SocketAddr) -> XdsConfig {
+    let server = XdsServer::parse(&address.to_string()).unwrap();
+    let mut config = XdsConfig::new(server);
+    config.backoff = XdsBackoff {
+        connect: Span::from_millis(1),
+        initial: Span::from_millis(1),
+        max: Span::from_millis(5),
+        ..XdsBackoff::default()
+    };
+    config
+}
+
+/// A client that runs until it is dropped.
+pub(super) struct RunningClient {
+    pub(super) client: Arc<XdsClient>,
+    _task: JoinSet<()>,
+}
+
+impl RunningClient {
+    pub(super) fn start(config: XdsConfig, service: &Arc<RateLimitService>) -> Self {
+        let client = XdsClient::new(config, Arc::clone(service), InitialConfig::Required);
+        let client = Arc::new(client);
+        let mut task = JoinSet::new();
+        let running = Arc::clone(&client);
+        task.spawn(async move { running.run().await });
+        Self {
+            client,
+            _task: task,
+        }
+    }
+}
+
+async fn serve<S>(stream: S, streams: mpsc::UnboundedSender<AdsStream>, connection: AbortHandle)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = AggregatedDiscoveryServiceServer::new(Acceptor {
+        streams,
+        connection,
+    });
+    let builder = http2::Builder::new(TokioExecutor::new());
+    // The error of a connection that the test breaks is of no interest.
+    drop(
+        builder
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
+            .await,
+    );
+}
+
+struct Acceptor {
+    streams: mpsc::UnboundedSender<AdsStream>,
+    connection: AbortHandle,
+}
+
+#[tonic::async_trait]
+impl AggregatedDiscoveryService for Acceptor {
+    type StreamAggregatedResourcesStream =
+        Pin<Box<dyn Stream<Item = Result<DiscoveryResponse, Status>> + Send>>;
+
+    async fn stream_aggregated_resources(
+        &self,
+        request: Request<Streaming<DiscoveryRequest>>,
+    ) -> Result<Response<Self::StreamAggregatedResourcesStream>, Status> {
+        let (responses, receiver) = mpsc::channel(16);
+        let stream = AdsStream {
+            headers: request.metadata().clone(),
+            requests: request.into_inner(),
+            responses,
+            connection: self.connection.clone(),
+        };
+        self.streams
+            .send(stream)
+            .map_err(|_| Status::aborted("the test is over"))?;
+        let outgoing = futures_util::stream::unfold(receiver, |mut receiver| async {
+            Some((receiver.recv().await?, receiver))
+        });
+        Ok(Response::new(Box::pin(outgoing)))
+    }
+}
+
+impl AdsStream {
+    /// Returns the next request of the client.
+    pub(super) async fn request(&mut self) -> DiscoveryRequest {
+        let request = timeout(PATIENCE, self.requests.message()).await;
+        let request = request.expect("the client sends a request").unwrap();
+        request.expect("the stream is open")
+    }
+
+    /// Returns the first request of the stream, which must subscribe with the version in force.
+    pub(super) async fn subscription(&mut self, version: &str) -> DiscoveryRequest {
+        let request = self.request().await;
+        assert_eq!(request.type_url, TYPE_URL);
+        assert_eq!(
+            (&*request.version_info, &*request.response_nonce),
+            (version, "")
+        );
+        assert_eq!(
+            (request.error_detail.as_ref(), request.resource_names.len()),
+            (None, 0)
+        );
+        request
+    }
+
+    pub(super) async fn respond(&self, response: DiscoveryResponse) {
+        self.responses.send(Ok(response)).await.unwrap();
+    }
+
+    /// Sends a response, and returns the answer of the client: the error of a NACK. The answer must
+    /// have the nonce of the response, and the version that is then in force.
+    pub(super) async fn send(
+        &mut self,
+        (version, nonce, before): (&str, &str, &str),
+        resources: Vec<Any>,
+    ) -> Result<(), String> {
+        self.respond(response(version, nonce, resources)).await;
+        let answer = self.request().await;
+        assert_eq!(
+            (&*answer.type_url, &*answer.response_nonce),
+            (TYPE_URL, nonce)
+        );
+        assert!(answer.node.is_some());
+        match answer.error_detail {
+            None => {
+                assert_eq!(answer.version_info, version, "an ACK has the new version");
+                Ok(())
+            }
+            Some(status) => {
+                assert_eq!(
+                    answer.version_info, before,
+                    "a NACK has the version in force"
+                );
+                assert_eq!(status.code, tonic::Code::InvalidArgument as i32);
+                Err(status.message)
+            }
+        }
+    }
+
+    /// Ends the stream with an error.
+    pub(super) async fn fail(self, status: Status) {
+        self.responses.send(Err(status)).await.unwrap();
+    }
+
+    /// Breaks the TCP connection of the stream.
+    pub(super) fn break_connection(self) {
+        self.connection.abort();
+    }
+}
+
+pub(super) fn response(version: &str, nonce: &str, resources: Vec<Any>) -> DiscoveryResponse {
+    DiscoveryResponse {
+        version_info: version.to_owned(),
+        resources,
+        type_url: TYPE_URL.to_owned(),
+        nonce: nonce.to_owned(),
+    }
+}
+
+pub(super) fn packed(config: &RateLimitConfig) -> Any {
+    Any {
+        type_url: TYPE_URL.to_owned(),
+        value: config.encode_to_vec(),
+    }
+}

@@ -1,0 +1,154 @@
+//! Control planes that send nonsense, half a message, too much, or nothing.
+
+use std::time::Duration;
+
+use prost_types::Any;
+use tidegate_envoy::xds::TYPE_URL;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+    time::sleep,
+};
+use tonic::Status;
+
+use super::{
+    control_plane::{ControlPlane, RunningClient, client_of, packed},
+    protocol::{limiting, started},
+};
+
+/// Waits until the client reports a problem with this text.
+async fn wait_for_problem(client: &RunningClient, text: &str) {
+    let mut last = None;
+    for _ in 0..3_000 {
+        last = client.client.problem();
+        if last
+            .as_deref()
+            .is_some_and(|problem| problem.contains(text))
+        {
+            return;
+        }
+        sleep(Duration::from_millis(10)).await;
+    }
+    panic!("expected {text:?}, got {last:?}");
+}
+
+#[tokio::test]
+async fn a_server_that_speaks_another_protocol_is_reported() {
+    for reply in [
+        &b"HTTP/1.1 400 Bad Request\r\n\r\n"[..],
+        b"\0\0\0\x04\0\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff",
+        b"",
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = client_of(listener.local_addr().unwrap());
+        let started = started();
+        let client = RunningClient::start(config, &started.service);
+        for _ in 0..3 {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(reply).await.unwrap();
+            let mut preface = [0; 24];
+            // The client may be faster in closing the connection.
+            let _ = stream.read_exact(&mut preface).await;
+        }
+        wait_for_problem(&client, "no HTTP/2 connection").await;
+        assert!(client.client.is_waiting());
+    }
+}
+
+#[tokio::test]
+async fn nonsense_is_rejected_and_the_last_good_set_stays() {
+    let mut plane = ControlPlane::start().await;
+    let mut config = plane.config();
+    config.max_message = 10_000;
+    let started = started();
+    let client = RunningClient::start(config, &started.service);
+    let mut stream = plane.accept().await;
+    stream.subscription("").await;
+    let good = || vec![packed(&limiting("shop", 3))];
+    stream.send(("1", "a", ""), good()).await.unwrap();
+    let half = |bytes: &[u8]| Any {
+        type_url: TYPE_URL.to_owned(),
+        value: bytes.to_vec(),
+    };
+    let mut cut = packed(&limiting("shop", 9));
+    cut.value.truncate(cut.value.len() - 3);
+    for resource in [
+        half(b"\xff\xff\xff\xff\xff\xff"),
+        half(b"\x12\xff\xff\xff\xff\x0fshop"),
+        half(b"\x12\x02\xff\xfe"),
+        cut,
+        Any::default(),
+    ] {
+        let mut resources = good();
+        resources.push(resource);
+        let error = stream.send(("2", "b", "1"), resources).await.unwrap_err();
+        assert!(error.starts_with("resources[1]: "), "{error}");
+        assert_eq!(started.service.domains(), 1);
+    }
+    // An answer to many mistakes is bounded.
+    let many = vec![packed(&limiting("", 1)); 60];
+    let error = stream.send(("3", "c", "1"), many).await.unwrap_err();
+    assert!(error.ends_with(" more") && error.len() < 8_192, "{error}");
+    // A message over the maximum cannot be answered, because it is not read.
+    let large = vec![packed(&limiting(&"x".repeat(20_000), 1))];
+    stream
+        .respond(super::control_plane::response("4", "d", large))
+        .await;
+    let mut stream = plane.accept().await;
+    stream.subscription("1").await;
+    assert_eq!(client.client.version().as_deref(), Some("1"));
+    stream.fail(Status::permission_denied("who are you")).await;
+    let mut stream = plane.accept().await;
+    stream.subscription("1").await;
+    stream.break_connection();
+    let mut stream = plane.accept().await;
+    stream.subscription("1").await;
+    stream.send(("5", "e", "1"), good()).await.unwrap();
+    assert_eq!(started.service.domains(), 1);
+}
+
+/// The control plane is silent for an hour of paused time, and then sends rules.
+#[tokio::test(start_paused = true)]
+async fn a_silent_control_plane_is_reported_and_may_speak_later() {
+    let mut plane = ControlPlane::start().await;
+    let started = started();
+    let client = RunningClient::start(plane.config(), &started.service);
+    let mut stream = plane.accept().await;
+    stream.subscription("").await;
+    assert_eq!(client.client.problem(), None);
+    sleep(Duration::from_secs(3_600)).await;
+    let problem = client.client.problem().unwrap();
+    assert!(
+        problem.ends_with("has sent no usable configuration yet"),
+        "{problem}"
+    );
+    assert!(client.client.is_waiting() && !started.service.is_healthy());
+    let resources = vec![packed(&limiting("shop", 3))];
+    stream.send(("1", "a", ""), resources).await.unwrap();
+    assert_eq!(client.client.problem(), None);
+    sleep(Duration::from_secs(3_600)).await;
+    let resources = vec![packed(&limiting("shop", 4))];
+    stream.send(("2", "b", "1"), resources).await.unwrap();
+    assert_eq!(
+        client.client.problem(),
+        None,
+        "silence after a configuration is normal"
+    );
+}
+
+/// A peer that accepts the connection and then disappears is noticed by the keep-alive.
+#[tokio::test(start_paused = true)]
+async fn a_dead_connection_is_noticed() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let started = started();
+    let config = client_of(listener.local_addr().unwrap());
+    let client = RunningClient::start(config, &started.service);
+    let (silent, _) = listener.accept().await.unwrap();
+    let (again, _) = listener.accept().await.unwrap();
+    let problem = client.client.problem().unwrap();
+    assert!(
+        problem.contains("the control plane 127.0.0.1:"),
+        "{problem}"
+    );
+    drop((silent, again));
+}
