@@ -32,6 +32,7 @@ mod overrides;
 mod prometheus;
 mod proto;
 pub mod quota;
+mod ratelimit_metrics;
 mod redis_variables;
 mod request;
 mod response;

@@ -132,7 +132,7 @@ impl ConfigWatcher {
     pub fn collect(&self, page: &mut Page<'_>) {
         self.service().collect(page);
         let is_in_force = self.last_mistakes().is_empty();
-        collect_loads(self.loads(), is_in_force, page);
+        collect_loads(self.service(), self.loads(), is_in_force, page);
     }
 }
 
@@ -142,7 +142,8 @@ impl XdsClient {
         self.service().collect(page);
         let (counts, state) = (&self.status().counts, self.status().state());
         let (acked, rejected) = (counts.accepted.get(), counts.rejected.get());
-        collect_loads((acked, rejected), state.mistakes.is_empty(), page);
+        let is_in_force = state.mistakes.is_empty();
+        collect_loads(self.service(), (acked, rejected), is_in_force, page);
         page.single(&XDS_CONNECTED, u64::from(state.is_connected));
         let failed = counts.failed_connections.get();
         let connections = [(["ok"], counts.connections.get()), (["failed"], failed)];
@@ -161,9 +162,18 @@ impl XdsClient {
     }
 }
 
-fn collect_loads((succeeded, failed): (u64, u64), is_in_force: bool, page: &mut Page<'_>) {
+fn collect_loads(
+    service: &RateLimitService,
+    loads: (u64, u64),
+    is_in_force: bool,
+    page: &mut Page<'_>,
+) {
+    let (succeeded, failed) = loads;
     page.family(&CONFIG_LOADS, [(["ok"], succeeded), (["failed"], failed)]);
     page.single(&LAST_CONFIG_LOAD_SUCCESS, u64::from(is_in_force));
+    if service.has_ratelimit_metrics() {
+        service.collect_as_ratelimit(loads, page);
+    }
 }
 
 impl RateLimitService {

@@ -12,7 +12,11 @@ use std::{
 use arc_swap::ArcSwapOption;
 use tidegate_config::envoy::RlsSettings;
 use tidegate_core::{Cost, Mode, Timestamp};
-use tidegate_limiter::{ServerLimiter, denials::DescriptorDenial, metrics::ListenerKind};
+use tidegate_limiter::{
+    ServerLimiter,
+    denials::DescriptorDenial,
+    metrics::{ListenerKind, Metrics},
+};
 use tokio::{sync::watch, time::Instant};
 
 use super::{
@@ -363,6 +367,16 @@ impl RateLimitService {
         if self.domains.load().is_none() {
             self.healthy.send_replace(false);
         }
+    }
+
+    /// Returns the metrics of the limiter.
+    pub(crate) fn metrics(&self) -> &Metrics {
+        self.limiter.metrics()
+    }
+
+    /// Returns whether the metrics also have the names of envoyproxy/ratelimit.
+    pub(crate) fn has_ratelimit_metrics(&self) -> bool {
+        self.settings.ratelimit_metrics
     }
 
     /// Returns the current time of the limiter's clock.

@@ -42,6 +42,22 @@ impl<const N: usize> Metric<N> {
         Self::new(name, labels, help, MetricType::Counter)
     }
 
+    /// Declares a counter under a name that another program gave it, without `_total`. OpenMetrics
+    /// does not allow such a counter, so that format declares a metric of unknown type.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `name` ends in `_total`. For a constant, this is a compile error.
+    #[must_use]
+    pub const fn foreign_counter(
+        name: &'static str,
+        labels: [&'static str; N],
+        help: &'static str,
+    ) -> Self {
+        assert!(!is_total(name), "use `counter` for a name in _total");
+        Self::new(name, labels, help, MetricType::Counter)
+    }
+
     /// Declares a gauge.
     ///
     /// # Panics
@@ -347,6 +363,13 @@ impl Page<'_> {
         if self.result.is_err() {
             return;
         }
+        let mut kind = metric.kind;
+        if self.format == Format::OpenMetrics
+            && matches!(kind, MetricType::Counter)
+            && !is_total(metric.name)
+        {
+            kind = MetricType::Unknown;
+        }
         let (name, unit, is_total) = match self.format {
             // In the text format, unlike in OpenMetrics, the description of a counter has the full
             // name of its samples.
@@ -359,7 +382,7 @@ impl Page<'_> {
         };
         self.result = self
             .encoder
-            .encode_descriptor(name, metric.help, unit.as_ref(), metric.kind)
+            .encode_descriptor(name, metric.help, unit.as_ref(), kind)
             .and_then(|mut encoder| encode(&mut encoder, is_total));
     }
 }

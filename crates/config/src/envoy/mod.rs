@@ -86,6 +86,7 @@ const FIELDS: &[&str] = &[
     "stop_increment",
     "local_cache",
     "store_failure",
+    "metrics",
 ];
 
 pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
@@ -113,6 +114,7 @@ pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
         response_headers: response_headers(&fields, report),
         local_cache_bytes: local_cache(&fields, report),
         store_failure: store_failure(&fields, report),
+        ratelimit_metrics: ratelimit_metrics(&fields, report),
     };
     Some(Envoy {
         rules: rules(&fields, merging, report)?,
@@ -143,6 +145,14 @@ fn rules(fields: &Fields<'_>, merging: DomainFiles, report: &mut Report) -> Opti
     let text = value.text(report, "the path of a file or a folder")?;
     let path = store::path_of(value, text, report)?;
     Some(RuleOrigin::Files(ConfigFiles { path, merging }))
+}
+
+fn ratelimit_metrics(fields: &Fields<'_>, report: &mut Report) -> bool {
+    let choices = [("tidegate", false), ("ratelimit", true)];
+    let chosen = fields
+        .get("metrics")
+        .and_then(|value| value.choice(report, &choices));
+    chosen.unwrap_or(false)
 }
 
 fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {

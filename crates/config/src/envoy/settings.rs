@@ -29,6 +29,8 @@ pub struct RlsSettings {
     pub local_cache_bytes: usize,
     /// The response while the store is unavailable.
     pub store_failure: StoreFailure,
+    /// Whether the metrics also have the names of envoyproxy/ratelimit.
+    pub ratelimit_metrics: bool,
 }
 
 /// The response while the store is unavailable.
@@ -69,6 +71,9 @@ pub struct Ratio(u32);
 
 impl Ratio {
     const WHOLE: u32 = 1_000_000;
+
+    /// The ratio 0.
+    pub const ZERO: Self = Self(0);
 
     /// The ratio 0.5.
     pub const HALF: Self = Self(Self::WHOLE / 2);

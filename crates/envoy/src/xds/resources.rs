@@ -244,7 +244,7 @@ mod tests {
         half.value.truncate(half.value.len() - 1);
         let found = mistakes(&[
             any(&config("one", "d", vec![nested])),
-            any(&config("two", "d", vec![limited("a", 0)])),
+            any(&config("two", "d", vec![limited("z", 0)])),
             any(&config("", "", Vec::new())),
             wrong_type,
             half,

@@ -33,7 +33,7 @@ use tidegate_core::{
 use tidegate_net::{
     Listener,
     auth::Authenticator,
-    prometheus::{Metric, Page, count},
+    prometheus::{HistogramSample, Metric, Page, count},
 };
 use tidegate_redis::FallbackStats;
 
@@ -321,6 +321,22 @@ impl Metrics {
             }
         }
         total
+    }
+
+    /// Returns the number of requests at `listener` since the start, including malformed requests.
+    #[must_use]
+    pub fn requests(&self, listener: ListenerKind) -> u64 {
+        let index = listener.index();
+        let answers = ANSWERS
+            .into_iter()
+            .map(|answer| self.shards.verdicts(index, answer_index(answer)));
+        answers.sum::<u64>() + self.shards.bad_requests(index)
+    }
+
+    /// Returns the latency of the sampled decisions, in seconds.
+    #[must_use]
+    pub fn latency(&self) -> HistogramSample {
+        self.shards.latency()
     }
 
     /// Calls `read` with the numbers of decisions of each rule since the start.

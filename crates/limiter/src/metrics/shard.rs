@@ -9,7 +9,7 @@ use std::{
 };
 
 use tidegate_core::Timestamp;
-use tidegate_net::prometheus::{Exemplar, Metric, Page};
+use tidegate_net::prometheus::{Exemplar, HistogramSample, Metric, Page};
 
 use super::{
     ANSWERS, ListenerKind, SAMPLE_EVERY,
@@ -146,13 +146,18 @@ impl Shards {
     }
 
     pub(super) fn collect_latency(&self, page: &mut Page<'_>) {
-        let latency = Histogram::sum(self.shards.iter().map(|shard| &shard.latency));
-        let mut sample = latency.to_sample(&LATENCY_BOUNDS, nanos_to_seconds);
+        let mut sample = self.latency();
         let exemplars = self.exemplars.lock();
         let exemplars = exemplars.unwrap_or_else(PoisonError::into_inner);
         sample.exemplars = exemplars.iter().flatten().cloned().collect();
         drop(exemplars);
         page.histograms(&LATENCY, [([], sample)]);
+    }
+
+    /// Returns the latency without exemplars.
+    pub(super) fn latency(&self) -> HistogramSample {
+        let latency = Histogram::sum(self.shards.iter().map(|shard| &shard.latency));
+        latency.to_sample(&LATENCY_BOUNDS, nanos_to_seconds)
     }
 
     fn sum(&self, counter: impl Fn(&Shard) -> &AtomicU64) -> u64 {

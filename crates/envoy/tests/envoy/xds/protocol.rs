@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use tidegate_config::envoy::header;
-use tidegate_envoy::Variables;
+use tidegate_config::envoy::{DomainFiles, RlsSettings, header};
+use tidegate_envoy::{Descriptor, RateLimitRequest, Variables};
 use tidegate_net::prometheus::{self, Format};
 use tonic::Status;
 
@@ -12,7 +12,7 @@ use crate::{
     proto::ratelimit::config::ratelimit::v3::{
         RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
     },
-    subject::Started,
+    subject::{Place, Started},
 };
 
 /// Returns a resource with one limit by the minute for the key `user`.
@@ -184,4 +184,78 @@ async fn an_absent_resource_is_removed() {
     assert_eq!(started.service.domains(), 1);
     stream.send(("3", "c", "2"), Vec::new()).await.unwrap();
     assert_eq!(started.service.domains(), 0);
+}
+
+/// Rules in Envoy Gateway have two levels, and more if a route has several conditions.
+#[tokio::test]
+async fn the_metrics_have_the_names_of_envoyproxy_ratelimit_on_request() {
+    let mut plane = ControlPlane::start().await;
+    let mut settings = RlsSettings::default();
+    settings.ratelimit_metrics = true;
+    let started = Started::with(Place::Memory, settings, DomainFiles::One, 1_700_000_040);
+    let client = RunningClient::start(plane.config(), &started.service);
+    let mut stream = plane.accept().await;
+    stream.subscription("").await;
+    let mut config = limiting("eg/http", 3);
+    let leaf = limiting("", 2).descriptors.remove(0);
+    let middle = RateLimitDescriptor {
+        key: "rule-0".to_owned(),
+        value: "rule-0".to_owned(),
+        descriptors: vec![leaf],
+        ..RateLimitDescriptor::default()
+    };
+    config.descriptors.push(RateLimitDescriptor {
+        key: "route".to_owned(),
+        value: "route".to_owned(),
+        descriptors: vec![middle],
+        ..RateLimitDescriptor::default()
+    });
+    stream
+        .send(("1", "a", ""), vec![packed(&config)])
+        .await
+        .unwrap();
+    let entry = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let route = vec![
+        entry("route", "route"),
+        entry("rule-0", "rule-0"),
+        entry("user", "u"),
+    ];
+    for entries in [
+        vec![entry("user", "u")],
+        route.clone(),
+        route.clone(),
+        route,
+    ] {
+        let request = RateLimitRequest {
+            domain: "eg/http".to_owned(),
+            descriptors: vec![Descriptor {
+                entries,
+                ..Descriptor::default()
+            }],
+            hits_addend: 1,
+        };
+        started.service.should_rate_limit(&request).await.unwrap();
+    }
+    let page = metrics(&client);
+    for line in [
+        "# TYPE ratelimit_service_rate_limit_total_hits counter",
+        "ratelimit_service_rate_limit_total_hits{domain=\"eg/http\",key1=\"route_route\",key2=\"rule-0_rule-0\"} 3",
+        "ratelimit_service_rate_limit_over_limit{domain=\"eg/http\",key1=\"route_route\",key2=\"rule-0_rule-0\"} 1",
+        "ratelimit_service_rate_limit_within_limit{domain=\"eg/http\",key1=\"user\",key2=\"\"} 1",
+        "ratelimit_service_config_load_success 1",
+        "ratelimit_service_config_load_error 0",
+        "ratelimit_service_should_rate_limit_error{err_type=\"service_error\"} 0",
+        "ratelimit_service_response_time_seconds_count{grpc_method=\"ShouldRateLimit\"} 1",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}:\n{page}");
+    }
+    // A scrape in OpenMetrics has the same names.
+    let collected = Arc::clone(&client.client);
+    let page = prometheus::encode(Format::OpenMetrics, move |page| collected.collect(page));
+    for line in [
+        "# TYPE ratelimit_service_config_load_success unknown",
+        "ratelimit_service_config_load_success 1",
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line}:\n{page}");
+    }
 }

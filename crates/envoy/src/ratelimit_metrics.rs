@@ -1,0 +1,116 @@
+//! The metrics under the names that the default Prometheus mapping of envoyproxy/ratelimit gives
+//! them, so that its dashboards and those of Envoy Gateway show Tidegate.
+
+use std::collections::BTreeMap;
+
+use tidegate_limiter::metrics::ListenerKind;
+use tidegate_net::prometheus::{Metric, Page};
+
+use super::{Counter, RateLimitService};
+
+const LABELS: [&str; 3] = ["domain", "key1", "key2"];
+
+const HITS: [(Counter, Metric<3>); 5] = [
+    (
+        Counter::TotalHits,
+        Metric::foreign_counter(
+            "ratelimit_service_rate_limit_total_hits",
+            LABELS,
+            "Hits requested.",
+        ),
+    ),
+    (
+        Counter::WithinLimit,
+        Metric::foreign_counter(
+            "ratelimit_service_rate_limit_within_limit",
+            LABELS,
+            "Hits within their limit.",
+        ),
+    ),
+    (
+        Counter::NearLimit,
+        Metric::foreign_counter(
+            "ratelimit_service_rate_limit_near_limit",
+            LABELS,
+            "Hits within their limit and above the near-limit ratio.",
+        ),
+    ),
+    (
+        Counter::OverLimit,
+        Metric::foreign_counter(
+            "ratelimit_service_rate_limit_over_limit",
+            LABELS,
+            "Hits over their limit.",
+        ),
+    ),
+    (
+        Counter::ShadowMode,
+        Metric::foreign_counter(
+            "ratelimit_service_rate_limit_shadow_mode",
+            LABELS,
+            "Hits over the limit of a rule in shadow mode.",
+        ),
+    ),
+];
+
+const ERRORS: Metric<1> = Metric::foreign_counter(
+    "ratelimit_service_should_rate_limit_error",
+    ["err_type"],
+    "Requests that could not be decided.",
+);
+const REQUESTS: Metric<1> = Metric::foreign_counter(
+    "ratelimit_service_total_requests",
+    ["grpc_method"],
+    "Requests, by gRPC method.",
+);
+const RESPONSE_TIME: Metric<1> = Metric::histogram(
+    "ratelimit_service_response_time_seconds",
+    ["grpc_method"],
+    "Decision latency. Each thread measures one in 64 of its decisions.",
+);
+const LOADED: Metric = Metric::foreign_counter(
+    "ratelimit_service_config_load_success",
+    [],
+    "Configurations that were put in force.",
+);
+const NOT_LOADED: Metric = Metric::foreign_counter(
+    "ratelimit_service_config_load_error",
+    [],
+    "Configurations that were rejected.",
+);
+
+const METHOD: &str = "ShouldRateLimit";
+
+/// The domain, and the first two levels of the path of a descriptor.
+type Levels = (String, String, String);
+
+impl RateLimitService {
+    /// Adds the metrics to `page`. `loads` are the numbers of successful and failed loads of the
+    /// configuration.
+    pub(super) fn collect_as_ratelimit(&self, loads: (u64, u64), page: &mut Page<'_>) {
+        let mut sums: BTreeMap<Levels, [u64; HITS.len()]> = BTreeMap::new();
+        for ((domain, path), counters) in self.counters() {
+            let mut levels = path.split('.').map(str::to_owned);
+            let mut level = || levels.next().unwrap_or_default();
+            let key = (domain.to_string(), level(), level());
+            // Descriptors that differ only in deeper levels have the same labels.
+            let sums = sums.entry(key).or_default();
+            for (sum, (counter, _)) in sums.iter_mut().zip(&HITS) {
+                *sum = sum.saturating_add(counters.read(*counter));
+            }
+        }
+        for (at, (_, metric)) in HITS.iter().enumerate() {
+            let samples = sums.iter().map(|((domain, key1, key2), sums)| {
+                ([domain.as_str(), key1.as_str(), key2.as_str()], sums[at])
+            });
+            page.family(metric, samples);
+        }
+        page.family(&ERRORS, [(["service_error"], self.errors())]);
+        let metrics = self.metrics();
+        let requests = metrics.requests(ListenerKind::Grpc);
+        page.family(&REQUESTS, [([METHOD], requests)]);
+        page.histograms(&RESPONSE_TIME, [([METHOD], metrics.latency())]);
+        page.single(&LOADED, loads.0);
+        page.single(&NOT_LOADED, loads.1);
+    }
+}
