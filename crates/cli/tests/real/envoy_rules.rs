@@ -346,7 +346,7 @@ fn unsupported_variables_of_envoyproxy_ratelimit_are_rejected() {
     let scratch = shop();
     let mut command = from_environment(&scratch);
     for (name, value) in [
-        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_TYPE", "GRPC_XDS_DELTA"),
         ("BACKEND_TYPE", "memcache"),
         ("GRPC_UDS", "/run/ratelimit.sock"),
         ("NEAR_LIMIT_RATIO", "much"),
@@ -359,7 +359,7 @@ fn unsupported_variables_of_envoyproxy_ratelimit_are_rejected() {
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
     for problem in [
-        "CONFIG_TYPE: rules are read from files only",
+        "CONFIG_TYPE: expected FILE or GRPC_XDS_SOTW, got \"GRPC_XDS_DELTA\"",
         "BACKEND_TYPE: counts are kept in Redis or in the memory of this process only",
         "GRPC_UDS: the gRPC listener does not support Unix sockets",
         "NEAR_LIMIT_RATIO: expected a share from 0 to 1, such as 0.8, got \"much\"",

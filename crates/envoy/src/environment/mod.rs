@@ -4,6 +4,8 @@
 //! Unsupported variables are reported with the reason. The server does not start if ignoring a
 //! variable would expose a listener or change the address of a listener.
 
+mod xds;
+
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
@@ -87,12 +89,20 @@ const IGNORED: &[(&str, &str)] = &[
         "metrics are in the Prometheus format, at /metrics of the admin listener",
     ),
     (
-        "USE_PROMETHEUS",
-        "metrics are always in the Prometheus format, at /metrics of the admin listener",
+        "PROMETHEUS_ADDR",
+        "USE_PROMETHEUS is not true; metrics are at /metrics of the admin listener",
     ),
     (
-        "PROMETHEUS_",
-        "metrics are at /metrics of the admin listener; docs/envoy.md lists their names",
+        "PROMETHEUS_PATH",
+        "metrics are at /metrics; change the path in the scrape configuration of Prometheus",
+    ),
+    (
+        "PROMETHEUS_MAPPER_YAML",
+        "metrics always have the names of the default mapping; docs/envoy.md lists them",
+    ),
+    (
+        "PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS",
+        "the metric is always in seconds, as its name says",
     ),
     (
         "EXTRA_TAGS",
@@ -110,9 +120,23 @@ const IGNORED: &[(&str, &str)] = &[
         "TRACING_",
         "tracing is configured by OTEL_EXPORTER_OTLP_ENDPOINT and the other variables OTEL_*",
     ),
-    ("CONFIG_GRPC_XDS_", "rules are read from files only"),
-    ("XDS_", "rules are read from files only"),
+    (
+        "GRPC_SERVER_TLS_CA_CERT",
+        "envoyproxy/ratelimit does not read it either; to require client certificates, set \
+         GRPC_CLIENT_TLS_CACERT",
+    ),
+    ("CONFIG_GRPC_XDS_", WITHOUT_XDS),
+    ("XDS_", WITHOUT_XDS),
 ];
+
+/// The reason why variables of the xDS client have no effect.
+const WITHOUT_XDS: &str = "CONFIG_TYPE is not GRPC_XDS_SOTW, so rules are read from files";
+
+/// The reason why variables of files have no effect.
+const WITHOUT_FILES: &str = "CONFIG_TYPE is GRPC_XDS_SOTW, so rules come from the control plane";
+
+/// The reason why variables of TLS to the control plane have no effect.
+const WITHOUT_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not true";
 
 /// Builds the configuration from the `variables`.
 ///
@@ -147,14 +171,6 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
 /// Rejects the variables of features that Tidegate does not support and cannot safely ignore.
 fn refuse(reader: &mut Reader<'_>) {
     if reader
-        .text("CONFIG_TYPE")
-        .is_some_and(|kind| kind != "FILE")
-    {
-        reader
-            .problems
-            .push("CONFIG_TYPE: rules are read from files only; set it to FILE".into());
-    }
-    if reader
         .text("BACKEND_TYPE")
         .is_some_and(|kind| kind != "redis")
     {
@@ -179,6 +195,12 @@ fn listen(config: &mut Config, reader: &mut Reader<'_>) {
     config.listen.http = Some(address("HOST", "PORT", 8080, reader));
     config.listen.grpc = Some(address("GRPC_HOST", "GRPC_PORT", 8081, reader));
     config.listen.resp = None;
+    if reader.flag("USE_PROMETHEUS") {
+        let what = "an address such as :9090 or 127.0.0.1:9090";
+        let address = reader.parsed("PROMETHEUS_ADDR", what, metrics_address);
+        let default = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 9090);
+        config.listen.metrics = Some(address.unwrap_or(default));
+    }
     let debug = address("DEBUG_HOST", "DEBUG_PORT", 6070, reader);
     config.listen.admin = if reader.text(ADMIN_TOKEN).is_some() {
         config.admin_token = AdminToken::Env(ADMIN_TOKEN.into());
@@ -203,7 +225,48 @@ fn address(host: &str, port: &str, default: u16, reader: &mut Reader<'_>) -> Soc
     )
 }
 
+/// Parses an address in Go's notation, in which the host can be missing.
+fn metrics_address(text: &str) -> Option<SocketAddr> {
+    let (host, port) = text.rsplit_once(':')?;
+    let host = match host {
+        "" => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        host => host.trim_matches(['[', ']']).parse().ok()?,
+    };
+    Some(SocketAddr::new(host, port.parse().ok()?))
+}
+
+/// Returns whether the rules come from a control plane.
+fn is_xds(reader: &mut Reader<'_>) -> bool {
+    let what = "FILE or GRPC_XDS_SOTW";
+    let is_xds = reader.parsed("CONFIG_TYPE", what, |text| match text {
+        "FILE" => Some(false),
+        "GRPC_XDS_SOTW" => Some(true),
+        _ => None,
+    });
+    is_xds.unwrap_or(false)
+}
+
 fn envoy(reader: &mut Reader<'_>) -> Envoy {
+    let mut envoy = Envoy::new(rules(reader));
+    envoy.settings = variables::settings(reader);
+    // Existing dashboards expect these names.
+    envoy.settings.ratelimit_metrics = true;
+    envoy.start_without_config = reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG");
+    envoy
+}
+
+fn rules(reader: &mut Reader<'_>) -> RuleOrigin {
+    let merging = if reader.flag("MERGE_DOMAIN_CONFIG") {
+        DomainFiles::Merged
+    } else {
+        DomainFiles::One
+    };
+    if is_xds(reader) {
+        let mut xds = xds::xds(reader);
+        xds.merging = merging;
+        return RuleOrigin::Xds(Box::new(xds));
+    }
     let mut path = PathBuf::from(
         reader
             .text("RUNTIME_ROOT")
@@ -211,15 +274,7 @@ fn envoy(reader: &mut Reader<'_>) -> Envoy {
     );
     path.extend(reader.text("RUNTIME_SUBDIRECTORY"));
     path.push(reader.text("RUNTIME_APPDIRECTORY").unwrap_or("config"));
-    let merging = if reader.flag("MERGE_DOMAIN_CONFIG") {
-        DomainFiles::Merged
-    } else {
-        DomainFiles::One
-    };
-    let mut envoy = Envoy::new(RuleOrigin::Files(ConfigFiles { path, merging }));
-    envoy.settings = variables::settings(reader);
-    envoy.start_without_config = reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG");
-    envoy
+    RuleOrigin::Files(ConfigFiles { path, merging })
 }
 
 fn grpc(config: &mut Config, reader: &mut Reader<'_>) {
@@ -320,17 +375,38 @@ fn span(text: &str) -> Option<Duration> {
 }
 
 fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
-    let reason = |name: &str| {
-        if redis_variables::HONOURED.contains(&name) {
-            return config.redis.is_none().then_some(WITHOUT_REDIS);
-        }
-        let is_honoured = name == "DEBUG_HOST" && config.admin_token != AdminToken::None;
-        let ignored = IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
-        ignored.filter(|_| !is_honoured).map(|(_, why)| *why)
-    };
     let set = variables.iter().filter(|(_, value)| !value.is_empty());
-    set.filter_map(|(name, _)| reason(name).map(|why| format!("{name} is ignored: {why}")))
-        .collect()
+    set.filter_map(|(name, value)| {
+        reason(name, value, config).map(|why| format!("{name} is ignored: {why}"))
+    })
+    .collect()
+}
+
+/// Returns the reason why the variable `name` has no effect, if it has none.
+fn reason(name: &str, value: &str, config: &Config) -> Option<&'static str> {
+    if redis_variables::HONOURED.contains(&name) {
+        return config.redis.is_none().then_some(WITHOUT_REDIS);
+    }
+    let rules = config.envoy.as_ref().map(|envoy| &envoy.rules);
+    if let Some(RuleOrigin::Xds(client)) = rules {
+        if xds::OF_TLS.contains(&name) {
+            return client.tls.is_none().then_some(WITHOUT_TLS);
+        }
+        if xds::HONOURED.contains(&name) {
+            return None;
+        }
+        if name.starts_with("RUNTIME_") {
+            return Some(WITHOUT_FILES);
+        }
+    }
+    let is_honoured = match name {
+        "DEBUG_HOST" => config.admin_token != AdminToken::None,
+        "PROMETHEUS_ADDR" => config.listen.metrics.is_some(),
+        "PROMETHEUS_PATH" => value == "/metrics",
+        _ => false,
+    };
+    let ignored = IGNORED.iter().find(|(begins, _)| name.starts_with(begins));
+    ignored.filter(|_| !is_honoured).map(|(_, why)| *why)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Tests that no environment variable of envoyproxy/ratelimit is ignored silently. Every variable
 //! either takes effect, is reported as ignored with a reason, or prevents the start.
 
+use tidegate_config::envoy::RuleOrigin;
 use tidegate_envoy::{Variables, from_environment};
 
 /// The way in which a variable is handled.
@@ -36,6 +37,15 @@ const TLS: &[(&str, &str)] = &[
     ("GRPC_SERVER_TLS_KEY", "b"),
 ];
 
+const XDS: &[(&str, &str)] = &[("CONFIG_TYPE", "GRPC_XDS_SOTW")];
+const XDS_TLS: &[(&str, &str)] = &[
+    ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "c"),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "k"),
+];
+const PROMETHEUS: &[(&str, &str)] = &[("USE_PROMETHEUS", "true")];
+
 const VARIABLES: &[Row] = &[
     ("HOST", "127.0.0.2", Honoured, &[]),
     ("PORT", "81", Honoured, &[]),
@@ -64,7 +74,16 @@ const VARIABLES: &[Row] = &[
     ("GRPC_CLIENT_TLS_SAN", "client", Refused, TLS),
     ("LOG_LEVEL", "debug", Honoured, &[]),
     ("LOG_FORMAT", "json", Honoured, &[]),
-    ("CONFIG_TYPE", "GRPC_XDS_SOTW", Refused, &[]),
+    ("CONFIG_TYPE", "GRPC_XDS_SOTW", Honoured, &[]),
+    ("CONFIG_TYPE", "GRPC_XDS_DELTA", Refused, &[]),
+    ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true", Honoured, XDS),
+    ("RUNTIME_ROOT", "/x", Ignored, XDS),
+    ("RUNTIME_SUBDIRECTORY", "y", Ignored, XDS),
+    ("RUNTIME_APPDIRECTORY", "z", Ignored, XDS),
+    ("RUNTIME_IGNOREDOTFILES", "true", Ignored, XDS),
+    ("RUNTIME_WATCH_ROOT", "false", Ignored, XDS),
+    ("MERGE_DOMAIN_CONFIG", "true", Honoured, XDS),
+    ("GRPC_SERVER_TLS_CA_CERT", "c", Ignored, TLS),
     ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true", Honoured, &[]),
     ("RUNTIME_ROOT", "/x", Honoured, &[]),
     ("RUNTIME_SUBDIRECTORY", "y", Honoured, &[]),
@@ -103,6 +122,43 @@ const VARIABLES: &[Row] = &[
     ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "1", Ignored, &[]),
     ("XDS_CLIENT_BACKOFF_JITTER", "true", Ignored, &[]),
     ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "1", Ignored, &[]),
+    ("CONFIG_GRPC_XDS_NODE_ID", "n", Honoured, XDS),
+    ("CONFIG_GRPC_XDS_NODE_METADATA", "k=v", Honoured, XDS),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "x:1", Honoured, XDS),
+    (
+        "CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL",
+        "4s",
+        Honoured,
+        XDS,
+    ),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        "k:v",
+        Honoured,
+        XDS,
+    ),
+    ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true", Honoured, XDS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "a", Honoured, XDS_TLS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "a", Ignored, XDS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "a", Honoured, XDS_TLS),
+    ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "a", Ignored, XDS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "a", Honoured, XDS_TLS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "a", Ignored, XDS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "a", Honoured, XDS_TLS),
+    ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "a", Ignored, XDS),
+    ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "1s", Honoured, XDS),
+    ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "1s", Honoured, XDS),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "1", Honoured, XDS),
+    ("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "2", Refused, XDS),
+    ("XDS_CLIENT_BACKOFF_JITTER", "false", Honoured, XDS),
+    ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "1", Honoured, XDS),
+    ("CONFIG_GRPC_XDS_SERVER_URL", "x", Refused, XDS),
+    (
+        "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS",
+        "te:v",
+        Refused,
+        XDS,
+    ),
     ("USE_STATSD", "true", Ignored, &[]),
     ("STATSD_HOST", "x", Ignored, &[]),
     ("STATSD_PORT", "1", Ignored, &[]),
@@ -111,8 +167,10 @@ const VARIABLES: &[Row] = &[
     ("DOG_STATSD_MOGRIFIER_X_PATTERN", "x", Ignored, &[]),
     ("DOG_STATSD_MOGRIFIER_X_NAME", "x", Ignored, &[]),
     ("DOG_STATSD_MOGRIFIER_X_TAGS", "x:y", Ignored, &[]),
-    ("USE_PROMETHEUS", "true", Ignored, &[]),
+    ("USE_PROMETHEUS", "true", Honoured, &[]),
     ("PROMETHEUS_ADDR", ":1", Ignored, &[]),
+    ("PROMETHEUS_ADDR", ":1", Honoured, PROMETHEUS),
+    ("PROMETHEUS_ADDR", "metrics", Refused, PROMETHEUS),
     ("PROMETHEUS_PATH", "/x", Ignored, &[]),
     ("PROMETHEUS_MAPPER_YAML", "x", Ignored, &[]),
     (
@@ -234,4 +292,58 @@ fn every_variable_of_envoyproxy_ratelimit_has_an_effect_or_a_report() {
         .map(|row| format!("{}={} with {:?}: {:?}", row.0, row.1, row.3, fate(row)))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The environment of the container that Envoy Gateway deploys, with Redis and Prometheus.
+const ENVOY_GATEWAY: &str = include_str!("envoy_gateway.env");
+
+#[test]
+fn the_environment_of_envoy_gateway_is_a_complete_configuration() {
+    let variables = ENVOY_GATEWAY
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
+        .map(|line| line.split_once('=').unwrap())
+        .map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let read = from_environment(&variables.collect()).unwrap();
+    let (config, envoy) = (&read.config, read.config.envoy.as_ref().unwrap());
+    let any = |port| Some(std::net::SocketAddr::from(([0, 0, 0, 0], port)));
+    assert_eq!(config.listen.http, any(8080));
+    assert_eq!(config.listen.grpc, any(8081));
+    assert_eq!(config.listen.metrics, any(19001));
+    assert!(config.redis.is_some());
+    assert!(envoy.start_without_config && envoy.settings.ratelimit_metrics);
+    let RuleOrigin::Xds(xds) = &envoy.rules else {
+        panic!("{:?}", envoy.rules);
+    };
+    assert_eq!(xds.server.to_string(), "envoy-gateway:18001");
+    assert_eq!(xds.node.id, "envoy-ratelimit");
+    let files = &xds.tls.as_ref().unwrap().files;
+    let certificate = Some(("/certs/tls.crt".into(), "/certs/tls.key".into()));
+    assert_eq!(files.ca.as_deref(), Some("/certs/ca.crt".as_ref()));
+    assert_eq!(files.certificate, certificate);
+    let grpc = config.grpc.tls.as_ref().unwrap();
+    assert_eq!(grpc.certificate, std::path::Path::new("/certs/tls.crt"));
+    let ignored: Vec<&str> = read
+        .ignored
+        .iter()
+        .filter_map(|line| line.split_once(' '))
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(
+        ignored,
+        [
+            "GRPC_SERVER_TLS_CA_CERT",
+            "PROMETHEUS_MAPPER_YAML",
+            "RUNTIME_IGNOREDOTFILES",
+            "RUNTIME_ROOT",
+            "RUNTIME_SUBDIRECTORY",
+            "RUNTIME_WATCH_ROOT",
+            "TRACING_ENABLED",
+            "TRACING_SAMPLING_RATE",
+            "TRACING_SERVICE_INSTANCE_ID",
+            "TRACING_SERVICE_NAME",
+            "TRACING_SERVICE_NAMESPACE",
+            "USE_STATSD",
+        ]
+    );
 }
