@@ -470,6 +470,7 @@ fn message_size(value: &Value<'_>, report: &mut Report) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Config, envoy::RuleOrigin};
 
     #[test]
     fn a_server_is_a_host_and_a_port() {
@@ -516,6 +517,97 @@ mod tests {
             ..backoff
         };
         assert_eq!(exact.wait(exact.connect, 1, u64::MAX), Span::from_secs(6));
+    }
+
+    fn parse(xds: &str) -> Result<XdsConfig, Vec<String>> {
+        let config = Config::parse(&format!("envoy: {{config: {{xds: {xds}}}}}"));
+        let config = config.map_err(|mistakes| -> Vec<String> {
+            mistakes.iter().map(ToString::to_string).collect()
+        })?;
+        match config.envoy.unwrap().rules {
+            RuleOrigin::Xds(xds) => Ok(*xds),
+            RuleOrigin::Files(files) => panic!("{files:?}"),
+        }
+    }
+
+    #[test]
+    fn a_control_plane_is_read_with_all_its_settings() {
+        let read = parse("{server: 'a:1'}").unwrap();
+        assert_eq!(read, XdsConfig::new(XdsServer::parse("a:1").unwrap()));
+        let read = parse(
+            "{server: 'a:1', tls: {ca: ca.pem, certificate: c.pem, key: c.key, name: b}, \
+             node: {id: n, cluster: c, metadata: {k: v}, locality: {region: r, zone: z, sub_zone: s}}, \
+             headers: {authorization: secret}, connect_timeout: 1s, \
+             backoff: {connect: 2s, initial: 3s, max: 4s, random_factor: 0.25}, \
+             keep_alive: {interval: 5s, timeout: 6s}, max_message: 1MiB}",
+        );
+        let read = read.unwrap();
+        let tls = read.tls.unwrap();
+        assert_eq!(tls.name.as_deref(), Some("b"));
+        assert_eq!(
+            tls.files.certificate,
+            Some(("c.pem".into(), "c.key".into()))
+        );
+        assert_eq!(read.node.metadata, [("k".to_owned(), "v".to_owned())]);
+        assert_eq!((&*read.node.id, &*read.node.sub_zone), ("n", "s"));
+        assert_eq!(read.headers, [header("authorization", "secret").unwrap()]);
+        assert_eq!(read.backoff.connect, Span::from_secs(2));
+        assert_eq!(read.backoff.random_factor.to_string(), "0.25");
+        assert_eq!(read.keep_alive.timeout, Duration::from_secs(6));
+        assert_eq!(
+            (read.connect_timeout, read.max_message),
+            (Duration::from_secs(1), 1 << 20)
+        );
+    }
+
+    #[test]
+    fn every_mistake_in_a_control_plane_is_reported() {
+        let at = |field: &str, text: &str| format!("envoy.config.xds{field} (line 1): {text}");
+        for (xds, expected) in [
+            (
+                "{}",
+                at(".server", "is missing; set it to a host and a port"),
+            ),
+            ("{server: a}", at(".server", "expected a host and a port")),
+            (
+                "{server: 'a:1', node: {idd: x}}",
+                at(".node.idd", "unknown key"),
+            ),
+            (
+                "{server: 'a:1', tls: {key: k}}",
+                at(".tls.certificate", "is missing, but `key` is set"),
+            ),
+            (
+                "{server: 'a:1', headers: {te: x}}",
+                at(".headers.te", "is a header that gRPC sets"),
+            ),
+            (
+                "{server: 'a:1', connect_timeout: 2h}",
+                at(".connect_timeout", "must be 1ms to 1h"),
+            ),
+            (
+                "{server: 'a:1', max_message: 1GiB}",
+                at(".max_message", "must be 1 byte to 256MiB"),
+            ),
+            (
+                "{server: 'a:1', backoff: {random_factor: 2}}",
+                at(".backoff.random_factor", "expected a share from 0 to 1"),
+            ),
+        ] {
+            let found = parse(xds).unwrap_err();
+            assert!(
+                found.len() == 1 && found[0].starts_with(&expected),
+                "{xds}: {found:?}"
+            );
+        }
+        let wrong = Config::parse("envoy: {config: {xdss: {server: 'a:1'}}}").unwrap_err();
+        assert!(
+            wrong[0].to_string().contains("did you mean `xds`?"),
+            "{wrong:?}"
+        );
+        let invalid =
+            parse("{server: 'a:1', headers: {authorization: \"secret\\n\"}}").unwrap_err();
+        assert!(!invalid[0].contains("secret"), "{invalid:?}");
     }
 
     #[test]
