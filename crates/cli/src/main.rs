@@ -17,7 +17,9 @@ mod unreachable;
 mod version;
 
 use std::{
+    ffi::OsString,
     io::{self, Write},
+    path::Path,
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -37,7 +39,7 @@ static IS_OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 static IS_OUTPUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
-    let done = match Args::parse().command {
+    let done = match Args::parse_from(arguments(std::env::args_os().collect())).command {
         Command::Serve(serve) => serve::serve(&serve),
         Command::Check(check) => Ok(check::check(&check)),
         Command::Simulate(args) => simulate::run(&args),
@@ -92,6 +94,20 @@ fn main() -> ExitCode {
     code
 }
 
+/// Returns the arguments of this program. A program that is called `ratelimit` replaces
+/// envoyproxy/ratelimit, so it serves with the settings in the environment.
+fn arguments(given: Vec<OsString>) -> Vec<OsString> {
+    let name = given.first().map(|program| Path::new(program).file_name());
+    if name.flatten() != Some("ratelimit".as_ref()) {
+        return given;
+    }
+    let program = ["tidegate", "serve", "--from-envoy-env"].map(OsString::from);
+    program
+        .into_iter()
+        .chain(given.into_iter().skip(1))
+        .collect()
+}
+
 /// Returns whether further results would not be read.
 fn is_output_closed() -> bool {
     IS_OUTPUT_CLOSED.load(Ordering::Relaxed) || IS_OUTPUT_LOST.load(Ordering::Relaxed)
@@ -119,5 +135,26 @@ fn answer(text: &str) {
             IS_OUTPUT_LOST.store(true, Ordering::Relaxed);
         }
         Ok(()) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_ratelimit_serves_with_the_environment() {
+        let of = |given: &[&str]| {
+            let read = arguments(given.iter().map(OsString::from).collect());
+            let read = read.into_iter().map(|one| one.into_string().unwrap());
+            read.collect::<Vec<_>>().join(" ")
+        };
+        let serve = "tidegate serve --from-envoy-env";
+        assert_eq!(of(&["/bin/ratelimit"]), serve);
+        let with_log = of(&["ratelimit", "--log", "debug"]);
+        assert_eq!(with_log, format!("{serve} --log debug"));
+        let other = of(&["/ratelimit/tidegate", "status"]);
+        assert_eq!(other, "/ratelimit/tidegate status");
+        assert_eq!(of(&[]), "");
     }
 }

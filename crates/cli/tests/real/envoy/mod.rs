@@ -4,6 +4,7 @@ mod failure;
 mod quota;
 mod rate_limit;
 mod reload;
+mod xds;
 
 use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server};
 
