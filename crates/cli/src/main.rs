@@ -32,6 +32,11 @@ use crate::args::{Args, Command};
 const NO: u8 = 1;
 const TROUBLE: u8 = 2;
 
+/// The allocator of the packages, which are linked with musl.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Whether a result could not be written to standard output.
 static IS_OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
