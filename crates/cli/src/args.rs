@@ -166,6 +166,13 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// Exit with 0 if the running server is ready, 1 if it is not, and 2 if it does not answer: a
+    /// health check for containers, which needs no token on the loopback interface and on the
+    /// metrics listener
+    Health {
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// List the active rules
     Rules {
         #[command(flatten)]

@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Command::Check(check) => Ok(check::check(&check)),
         Command::Simulate(args) => simulate::run(&args),
         Command::Status { admin } => operate::status(&admin),
+        Command::Health { admin } => operate::health(&admin),
         Command::Rules { admin } => operate::rules(&admin),
         Command::Preview { file, admin } => operate::preview(&admin, &file),
         Command::Reload { admin } => operate::reload(&admin),

@@ -74,6 +74,18 @@ pub(crate) fn status(admin: &Admin) -> Result<ExitCode, String> {
     Ok(if is_ready { shown } else { ExitCode::from(NO) })
 }
 
+/// Reports whether the server is ready, without a token: the metrics listener and an admin listener
+/// on loopback answer everyone.
+pub(crate) fn health(admin: &Admin) -> Result<ExitCode, String> {
+    let health = get(admin, "check the health", "/readyz").send()?;
+    let is_ready = match &health {
+        AdminResponse::Document(health) => health["ready"] == true,
+        AdminResponse::Problems(_) => false,
+    };
+    let shown = show(admin, health, print::health);
+    Ok(if is_ready { shown } else { ExitCode::from(NO) })
+}
+
 pub(crate) fn rules(admin: &Admin) -> Result<ExitCode, String> {
     let rules = get(admin, "list the rules", "/v1/rules").send()?;
     Ok(show(admin, rules, print::rules))
@@ -487,6 +499,8 @@ fn answered(
     let problem = print::printable(detail);
     match status {
         200..=299 if document.is_object() => Ok(AdminResponse::Document(document)),
+        // A server that is not ready answers its probes with 503.
+        503 if document["ready"] == false => Ok(AdminResponse::Document(document)),
         404 if is_problem && !detail.starts_with("there is nothing at this path") => {
             Ok(AdminResponse::Problems(vec![problem]))
         }

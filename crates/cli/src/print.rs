@@ -10,6 +10,15 @@ use serde_json::Value;
 /// The number of spaces between two columns.
 const GAP: usize = 2;
 
+/// Formats `/readyz`.
+pub(crate) fn health(health: &Value) -> String {
+    let mut out = format!("{}\n", text(&health["state"]));
+    for problem in list(&health["degraded"]).chain(list(&health["mistakes"])) {
+        let _ = writeln!(out, "  {}", text(problem));
+    }
+    out
+}
+
 /// Formats `/v1/status`.
 pub(crate) fn status(status: &Value) -> String {
     let version = text(&status["version"]);

@@ -81,9 +81,19 @@ fn the_server_reports_not_ready_and_serves_during_the_pre_stop_delay() {
         (ready.status, ready.json()["ready"].clone(), envoys.status)
     };
     assert_eq!(health(&server), (200, json!(true), 200));
+    let probe = server.operate(&["health"]);
+    assert_eq!(
+        (probe.status.code(), &*probe.stdout),
+        (Some(0), &b"ready\n"[..])
+    );
     server.signal("TERM");
     server.wait_for(&["reporting not-ready", "pre_stop_delay=3600s"]);
     assert_eq!(health(&server), (503, json!(false), 500));
+    let probe = server.operate(&["health"]);
+    assert_eq!(
+        (probe.status.code(), &*probe.stdout),
+        (Some(1), &b"shutting down\n"[..])
+    );
     assert_eq!(server.check(&json!({"user": "u1"})).status, 200);
     assert_eq!(inline(server.resp, "PING"), "+PONG\r\n");
     server.stop();
