@@ -4,6 +4,7 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     os::unix::net::UnixDatagram,
+    process::Command,
     time::Duration,
 };
 
@@ -52,8 +53,10 @@ fn the_service_manager_is_notified() {
         String::from_utf8_lossy(&buffer[..length]).into_owned()
     };
     let variable = ("NOTIFY_SOCKET", path.display().to_string());
+    // Long enough that the watchdog does not report between the other notifications.
+    let watchdog = ("WATCHDOG_USEC", (600 * 1_000_000).to_string());
     let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}");
-    let server = Server::start_with(scratch, &config, &[variable]);
+    let server = Server::start_with(scratch, &config, &[variable, watchdog]);
     assert_eq!(received(), "READY=1\n");
     server.signal("HUP");
     let reloading = received();
@@ -65,6 +68,122 @@ fn the_service_manager_is_notified() {
     server.signal("TERM");
     assert_eq!(received(), "STOPPING=1\n");
     server.stop();
+}
+
+#[test]
+fn the_watchdog_is_notified_twice_as_often_as_it_expects() {
+    let scratch = Scratch::new();
+    let path = scratch.join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let variables = [
+        ("NOTIFY_SOCKET", path.display().to_string()),
+        ("WATCHDOG_USEC", "40000".to_owned()),
+    ];
+    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}");
+    let server = Server::start_with(scratch, &config, &variables);
+    let mut buffer = [0; 4_096];
+    let mut received = Vec::new();
+    while received.len() < 4 {
+        let length = socket.recv(&mut buffer).unwrap();
+        received.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
+    }
+    assert_eq!(received[0], "READY=1\n");
+    assert!(
+        received[1..].iter().all(|one| one == "WATCHDOG=1\n"),
+        "{received:?}"
+    );
+    server.stop();
+}
+
+/// Opens a socket for each name and passes it to the program, as systemd does.
+const PASS_SOCKETS: &str = "
+import os, socket, sys
+names = sys.argv[1].split(':')
+for descriptor, name in enumerate(names, 3):
+    opened = socket.socket(socket.AF_INET if name != 'unix' else socket.AF_UNIX)
+    opened.bind(('127.0.0.1', 0) if name != 'unix' else '')
+    if name != 'metrics':
+        opened.listen()
+    os.dup2(opened.fileno(), 20 + descriptor)
+for descriptor in range(3, 3 + len(names)):
+    os.dup2(20 + descriptor, descriptor)
+os.environ['LISTEN_FDNAMES'] = sys.argv[1]
+os.environ['LISTEN_FDS'] = str(len(names))
+os.environ.setdefault('LISTEN_PID', str(os.getpid()))
+os.execv(sys.argv[2], sys.argv[2:])
+";
+
+/// Returns a command for a server in `scratch` that gets a socket for each of `names`.
+fn with_sockets(scratch: &Scratch, names: &str) -> Command {
+    let server = tidegate(&["serve", "--config", "rules.yaml"]);
+    let mut command = Command::new("python3");
+    command.args(["-c", PASS_SOCKETS, names]);
+    command.arg(server.get_program()).args(server.get_args());
+    command.current_dir(scratch.path());
+    command
+}
+
+/// The address of the rules file belongs to no interface, so the listener works only with the
+/// socket.
+#[test]
+fn a_listener_uses_the_socket_of_the_service_manager() {
+    let scratch = Scratch::new();
+    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}").replacen("127.0.0.1:0", "192.0.2.1:80", 1);
+    scratch.write("rules.yaml", &config);
+    let mut server = Process::start(&mut with_sockets(&scratch, "resp:http"));
+    let line = server.wait_for(&["listening", "\"http\""]);
+    let (_, address) = line.rsplit_once("address=").unwrap();
+    let address = address.split_whitespace().next().unwrap().parse().unwrap();
+    let body = json!({"entries": {"user": "u1"}});
+    let checked = Ask::new("POST", address, "/v1/check").body(&body).send();
+    assert_eq!(checked.status, 200, "{}", checked.body);
+    server.signal("TERM");
+    assert!(server.wait().0.success());
+}
+
+#[test]
+fn a_socket_that_cannot_be_used_prevents_the_start() {
+    let scratch = Scratch::new();
+    scratch.write("rules.yaml", EVERY_DOOR);
+    for (names, said) in [
+        (
+            "unknown",
+            "socket \"unknown\": no listener has this name; set FileDescriptorName=",
+        ),
+        ("http:http", "socket \"http\": passed twice"),
+        ("metrics", "socket \"metrics\": this listener is off"),
+        ("proxy", "socket \"proxy\": this listener is off"),
+    ] {
+        let output = run(&mut with_sockets(&scratch, names));
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains(said), "{error}");
+    }
+    scratch.write(
+        "rules.yaml",
+        "listen: {metrics: 127.0.0.1:0, http: off, grpc: off, resp: off, admin: off}\n",
+    );
+    let output = run(&mut with_sockets(&scratch, "metrics"));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        error.contains("does not listen; set ListenStream="),
+        "{error}"
+    );
+}
+
+/// The sockets of another process, which inherited the variables, are not used.
+#[test]
+fn sockets_for_another_process_are_not_used() {
+    let scratch = Scratch::new();
+    scratch.write("rules.yaml", EVERY_DOOR);
+    let mut command = with_sockets(&scratch, "unknown");
+    let mut server = Process::start(command.env("LISTEN_PID", "1"));
+    server.wait_for(&["listening", "\"admin\""]);
+    server.signal("TERM");
+    assert!(server.wait().0.success());
 }
 
 /// The test does not wait for the delay of an hour, because a second signal ends the delay.

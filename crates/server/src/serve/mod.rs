@@ -12,6 +12,7 @@ mod descriptors;
 mod preflight;
 mod running;
 mod service_manager;
+mod sockets;
 
 use std::{
     io,
@@ -20,7 +21,6 @@ use std::{
     sync::Arc,
 };
 
-use socket2::{Domain, Socket, Type};
 use tidegate::Clock;
 use tidegate_config::{
     Config, Envoy, EventsConfig, Identity, Listeners, Proxy, RecordConfig, Snapshot, TokenScope,
@@ -45,10 +45,12 @@ use tidegate_proxy::{AccessLog, ProxyRuntime, TrustAnchorError};
 use self::{
     descriptors::Bound,
     preflight::{load_tls, open_geoip},
+    sockets::Sockets,
 };
 pub use self::{
     preflight::{preflight_errors, preflight_warnings},
     running::{ServerHandle, Signals},
+    sockets::InheritedSocketError,
 };
 pub use crate::redis_runtime::RedisStartError;
 use crate::{
@@ -82,6 +84,9 @@ pub enum ServeError {
         /// The error of the operating system.
         source: io::Error,
     },
+    /// A socket that the service manager passed cannot be used.
+    #[error(transparent)]
+    InheritedSocket(#[from] InheritedSocketError),
     /// The admin listener would be reachable from other machines without a token.
     #[error(
         "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
@@ -204,12 +209,13 @@ pub fn start(
         key_secret,
     } = secrets;
     let credentials = admin_credentials(token, operator_tokens, &config);
-    check_admin(config.listen.admin, &credentials)?;
     let restart_only = RestartOnlySettings::with(&config);
     let certificates = Certificates::load(&config)?;
     let too_many = fit_descriptors(&mut config);
     let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
-    let sockets = Sockets::bind(&config)?;
+    let sockets = Sockets::open(&mut config)?;
+    // The address may be that of a socket that the service manager passed.
+    check_admin(config.listen.admin, &credentials)?;
     let clock = Clock::real();
     for warning in &config.warnings {
         tracing::warn!("{warning}");
@@ -461,30 +467,6 @@ fn load_at_start(
     Ok(())
 }
 
-/// The listening sockets; `None` for listeners that are off.
-struct Sockets {
-    http: Option<TcpListener>,
-    grpc: Option<TcpListener>,
-    resp: Option<TcpListener>,
-    admin: Option<TcpListener>,
-    metrics: Option<TcpListener>,
-    proxy: Option<TcpListener>,
-}
-
-impl Sockets {
-    fn bind(config: &Config) -> Result<Self, ServeError> {
-        let listen = &config.listen;
-        Ok(Self {
-            http: bind("http", listen.http)?,
-            grpc: bind("grpc", listen.grpc)?,
-            resp: bind("resp", listen.resp)?,
-            admin: bind("admin", listen.admin)?,
-            metrics: bind("metrics", listen.metrics)?,
-            proxy: bind("proxy", config.proxy.as_ref().map(|proxy| proxy.listen))?,
-        })
-    }
-}
-
 /// The certificates of the listeners that use TLS.
 struct Certificates {
     http: Option<Arc<Tls>>,
@@ -640,34 +622,6 @@ impl StartContext<'_> {
     }
 }
 
-fn bind(
-    listener: &'static str,
-    address: Option<SocketAddr>,
-) -> Result<Option<TcpListener>, ServeError> {
-    let bind = |address| {
-        listening(address).map_err(|source| ServeError::Bind {
-            listener,
-            address,
-            source,
-        })
-    };
-    address.map(bind).transpose()
-}
-
-/// The maximum number of connections that wait to be accepted. The operating system may have a
-/// lower maximum (`net.core.somaxconn`).
-const BACKLOG: i32 = 4_096;
-
-fn listening(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // With SO_REUSEADDR, which the standard library also sets, a restarted server can bind although
-    // connections of the previous process are still in TIME_WAIT.
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
 /// Merges the configured settings of a listener into its `defaults`.
 fn bounds(settings: &tidegate_config::ListenerConfig, defaults: Bounds) -> Bounds {
     Bounds {
@@ -769,30 +723,5 @@ fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
         let problem = format!("cannot write the snapshot {}: {error}", path.display());
         limiter.snapshots().fail_at_start(problem, limiter.now());
         limiter.metrics().note_snapshot_failure();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{net::TcpStream, time::Duration};
-
-    use super::*;
-
-    /// A timeout that is longer than a client needs to connect while the backlog has room. Once the
-    /// backlog is full, the system drops the first packet of connections until the listener has
-    /// accepted some. In this test, the listener accepts none.
-    const TIMEOUT: Duration = Duration::from_secs(20);
-
-    #[test]
-    fn hundreds_of_clients_connect_before_the_first_is_accepted() {
-        let socket = listening(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        let address = socket.local_addr().unwrap();
-        let connect = |number| {
-            TcpStream::connect_timeout(&address, TIMEOUT)
-                .unwrap_or_else(|error| panic!("client {number}: {error}"))
-        };
-        // The number of clients is below 1,024, the usual limit of open files of a process.
-        let clients: Vec<TcpStream> = (0..900).map(connect).collect();
-        assert_eq!(clients.len(), 900);
     }
 }

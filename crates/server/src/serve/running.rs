@@ -21,6 +21,9 @@ use crate::{
     runtime_thread::RuntimeThread,
 };
 
+/// The shortest interval between reports to the watchdog of the service manager.
+const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(10);
+
 /// The signals that the server handles.
 ///
 /// Create this value before the listeners start. Without this value, a SIGTERM that arrives right
@@ -139,6 +142,10 @@ impl ServerHandle {
             .as_ref()
             .map_or(CHECK_INTERVAL, |snapshot| micros(snapshot.every));
         let mut save = ticks(save_every);
+        let watchdog = service_manager::watchdog();
+        // Twice as often as the service manager expects it.
+        let alive_every = watchdog.map(|within| (within / 2).max(MIN_WATCHDOG_INTERVAL));
+        let mut alive = ticks(alive_every.unwrap_or(CHECK_INTERVAL));
         loop {
             tokio::select! {
                 action = signals.next() => match action {
@@ -167,6 +174,11 @@ impl ServerHandle {
                 }
                 _ = save.tick(), if self.snapshot.is_some() => {
                     self.save();
+                }
+                // The worker that accepts connections reports, so that the service manager notices
+                // if either thread no longer works.
+                _ = alive.tick(), if watchdog.is_some() => {
+                    self.server.spawn(|| async { service_manager::alive() });
                 }
             }
         }

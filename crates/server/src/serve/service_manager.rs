@@ -1,6 +1,10 @@
-//! Notifications to the service manager, by the protocol of systemd (`sd_notify(3)`). Without a
-//! service manager, which names its socket in `NOTIFY_SOCKET`, they have no effect.
+//! The protocols of systemd, as the service manager of this process: notifications
+//! (`sd_notify(3)`), the watchdog (`sd_watchdog_enabled(3)`) and sockets (`sd_listen_fds(3)`).
+//! Without a service manager, which sets the variables of these protocols, they have no effect.
 
+use std::{io, net::TcpListener, time::Duration};
+
+use listenfd::ListenFd;
 use sd_notify::NotifyState;
 
 /// Reports that the server serves requests: after the start, and after a reload.
@@ -20,6 +24,36 @@ pub(super) fn reloading() {
 /// Reports that the server has begun to shut down.
 pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);
+}
+
+/// Returns the time after which the service manager restarts the server if [`alive`] is not called;
+/// `None` if it has no watchdog.
+pub(super) fn watchdog() -> Option<Duration> {
+    sd_notify::watchdog_enabled()
+}
+
+/// Reports that the server still works.
+pub(super) fn alive() {
+    notify(&[NotifyState::Watchdog]);
+}
+
+/// Returns the sockets that the service manager has passed, each with its name.
+pub(super) fn sockets() -> io::Result<Vec<(String, io::Result<TcpListener>)>> {
+    // The variables may be those of another process, for example of the shell that started this one.
+    if sd_notify::listen_fds()?.len() == 0 {
+        return Ok(Vec::new());
+    }
+    let names: Vec<String> = sd_notify::listen_fds_with_names()?
+        .map(|(_, name)| name)
+        .collect();
+    let mut passed = ListenFd::from_env();
+    let take = |(index, name)| {
+        let socket = passed.take_tcp_listener(index).and_then(|socket| {
+            socket.ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "was not passed"))
+        });
+        (name, socket)
+    };
+    Ok(names.into_iter().enumerate().map(take).collect())
 }
 
 fn notify(states: &[NotifyState<'_>]) {

@@ -1,0 +1,240 @@
+//! The listening sockets: bound at startup, or passed by the service manager.
+//!
+//! A service manager may open the sockets itself and pass them to the server (`sd_listen_fds(3)`,
+//! "socket activation"). The name of a socket, in a unit `FileDescriptorName=`, is the name of the
+//! listener that uses it. The other listeners bind the addresses of the rules file.
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+};
+
+use socket2::{Domain, SockRef, Socket, Type};
+use tidegate_config::Config;
+
+use super::{ServeError, service_manager};
+
+/// The maximum number of connections that wait to be accepted. The operating system may have a
+/// lower maximum (`net.core.somaxconn`).
+const BACKLOG: i32 = 4_096;
+
+/// The names of the listeners that the service manager may pass a socket to.
+const NAMES: &str = "http, grpc, resp, admin, metrics and proxy";
+
+/// The reason why the sockets of the service manager cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InheritedSocketError {
+    /// The variables `LISTEN_FDS`, `LISTEN_PID` and `LISTEN_FDNAMES`, or the descriptors that they
+    /// name, are invalid.
+    #[error("LISTEN_FDS, LISTEN_PID or LISTEN_FDNAMES: {0}; set them as in sd_listen_fds(3)")]
+    Variables(io::Error),
+    /// No listener has the name of the socket.
+    #[error(
+        "socket {0:?}: no listener has this name; set FileDescriptorName= in the socket unit to one of {NAMES}"
+    )]
+    UnknownName(String),
+    /// Two sockets have the same name.
+    #[error(
+        "socket {0:?}: passed twice, and a listener has one socket; write one ListenStream= in its socket unit"
+    )]
+    Duplicate(String),
+    /// The listener of the socket is off in the rules file.
+    #[error(
+        "socket {0:?}: this listener is off; give it an address in the rules file, or disable its socket unit"
+    )]
+    Off(String),
+    /// The descriptor is not a listening TCP socket.
+    #[error(
+        "socket {name:?}: {problem}; set ListenStream= in the socket unit to an IP address and a port"
+    )]
+    NotListening {
+        /// The name of the socket.
+        name: String,
+        /// The problem.
+        problem: String,
+    },
+}
+
+/// The listening sockets; `None` for listeners that are off.
+#[derive(Debug, Default)]
+pub(super) struct Sockets {
+    pub(super) http: Option<TcpListener>,
+    pub(super) grpc: Option<TcpListener>,
+    pub(super) resp: Option<TcpListener>,
+    pub(super) admin: Option<TcpListener>,
+    pub(super) metrics: Option<TcpListener>,
+    pub(super) proxy: Option<TcpListener>,
+}
+
+impl Sockets {
+    /// Takes the sockets of the service manager, and binds the addresses of the other listeners of
+    /// `config`. Changes `config.listen` to the addresses of the sockets that were passed.
+    pub(super) fn open(config: &mut Config) -> Result<Self, ServeError> {
+        let mut sockets = Self::default();
+        let passed = service_manager::sockets().map_err(InheritedSocketError::Variables)?;
+        for (name, socket) in passed {
+            sockets.inherit(name, socket, config)?;
+        }
+        sockets.bind_others(config)?;
+        Ok(sockets)
+    }
+
+    fn inherit(
+        &mut self,
+        name: String,
+        socket: io::Result<TcpListener>,
+        config: &mut Config,
+    ) -> Result<(), InheritedSocketError> {
+        let listen = &mut config.listen;
+        let proxy = config.proxy.as_mut().map(|proxy| &mut proxy.listen);
+        let (slot, address) = match name.as_str() {
+            "http" => (&mut self.http, listen.http.as_mut()),
+            "grpc" => (&mut self.grpc, listen.grpc.as_mut()),
+            "resp" => (&mut self.resp, listen.resp.as_mut()),
+            "admin" => (&mut self.admin, listen.admin.as_mut()),
+            "metrics" => (&mut self.metrics, listen.metrics.as_mut()),
+            "proxy" => (&mut self.proxy, proxy),
+            _ => return Err(InheritedSocketError::UnknownName(name)),
+        };
+        let Some(address) = address else {
+            return Err(InheritedSocketError::Off(name));
+        };
+        if slot.is_some() {
+            return Err(InheritedSocketError::Duplicate(name));
+        }
+        let not_listening = |problem| InheritedSocketError::NotListening { name, problem };
+        match socket.and_then(|socket| Ok((socket.local_addr()?, is_listening(&socket)?, socket))) {
+            Ok((actual, true, socket)) => {
+                *address = actual;
+                *slot = Some(socket);
+                Ok(())
+            }
+            Ok(_) => Err(not_listening("does not listen".to_owned())),
+            Err(error) => Err(not_listening(error.to_string())),
+        }
+    }
+
+    fn bind_others(&mut self, config: &Config) -> Result<(), ServeError> {
+        let listen = &config.listen;
+        let proxy = config.proxy.as_ref().map(|proxy| proxy.listen);
+        for (listener, address, socket) in [
+            ("http", listen.http, &mut self.http),
+            ("grpc", listen.grpc, &mut self.grpc),
+            ("resp", listen.resp, &mut self.resp),
+            ("admin", listen.admin, &mut self.admin),
+            ("metrics", listen.metrics, &mut self.metrics),
+            ("proxy", proxy, &mut self.proxy),
+        ] {
+            let Some(address) = address.filter(|_| socket.is_none()) else {
+                continue;
+            };
+            let bound = listening(address).map_err(|source| ServeError::Bind {
+                listener,
+                address,
+                source,
+            })?;
+            *socket = Some(bound);
+        }
+        Ok(())
+    }
+}
+
+fn is_listening(socket: &TcpListener) -> io::Result<bool> {
+    SockRef::from(socket).is_listener()
+}
+
+fn listening(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    // With SO_REUSEADDR, which the standard library also sets, a restarted server can bind although
+    // connections of the previous process are still in TIME_WAIT.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpStream, time::Duration};
+
+    use super::*;
+
+    /// A timeout that is longer than a client needs to connect while the backlog has room. Once the
+    /// backlog is full, the system drops the first packet of connections until the listener has
+    /// accepted some. In this test, the listener accepts none.
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn hundreds_of_clients_connect_before_the_first_is_accepted() {
+        let socket = listening(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let address = socket.local_addr().unwrap();
+        let connect = |number| {
+            TcpStream::connect_timeout(&address, TIMEOUT)
+                .unwrap_or_else(|error| panic!("client {number}: {error}"))
+        };
+        // The number of clients is below 1,024, the usual limit of open files of a process.
+        let clients: Vec<TcpStream> = (0..900).map(connect).collect();
+        assert_eq!(clients.len(), 900);
+    }
+
+    fn local() -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], 0))
+    }
+
+    fn config() -> Config {
+        let mut config = Config::default();
+        config.listen.http = Some(local());
+        config.listen.grpc = None;
+        config
+    }
+
+    fn passed(name: &str, socket: TcpListener, config: &mut Config) -> Result<Sockets, String> {
+        let mut sockets = Sockets::default();
+        let done = sockets.inherit(name.to_owned(), Ok(socket), config);
+        done.map_err(|error| error.to_string())?;
+        Ok(sockets)
+    }
+
+    #[test]
+    fn a_passed_socket_replaces_the_address_of_the_rules_file() {
+        let socket = listening(local()).unwrap();
+        let address = socket.local_addr().unwrap();
+        let mut config = config();
+        let sockets = passed("http", socket, &mut config).unwrap();
+        assert_eq!(config.listen.http, Some(address));
+        assert_eq!(sockets.http.unwrap().local_addr().unwrap(), address);
+    }
+
+    #[test]
+    fn a_socket_that_no_listener_can_use_is_an_error() {
+        let socket = || listening(local()).unwrap();
+        for (name, said) in [
+            (
+                "tidegate.socket",
+                "set FileDescriptorName= in the socket unit to one of http, grpc",
+            ),
+            ("grpc", "this listener is off; give it an address"),
+            ("proxy", "this listener is off; give it an address"),
+        ] {
+            let error = passed(name, socket(), &mut config()).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+        let mut config = config();
+        let mut sockets = passed("http", socket(), &mut config).unwrap();
+        let again = sockets.inherit("http".to_owned(), Ok(socket()), &mut config);
+        let error = again.unwrap_err().to_string();
+        assert!(error.contains("passed twice"), "{error}");
+    }
+
+    #[test]
+    fn a_socket_that_does_not_listen_is_an_error() {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&local().into()).unwrap();
+        let error = passed("http", socket.into(), &mut config()).unwrap_err();
+        assert!(
+            error.contains("does not listen; set ListenStream="),
+            "{error}"
+        );
+    }
+}
