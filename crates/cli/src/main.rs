@@ -3,6 +3,7 @@
 mod admin_address;
 mod args;
 mod check;
+mod credential;
 mod log;
 mod operate;
 mod print;

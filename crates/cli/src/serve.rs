@@ -10,7 +10,7 @@ use tidegate_server::serve::{self as server, Secrets};
 use crate::telemetry::Telemetry;
 use crate::{
     args::{LogFormatName, Serve},
-    complain, log,
+    complain, credential, log,
 };
 
 pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
@@ -111,8 +111,8 @@ fn default_log() -> String {
     "info".to_owned()
 }
 
-/// Reads the secrets that `config` takes from environment variables. The error names all variables
-/// that are not set, one per line.
+/// Reads the secrets that `config` names by environment variables. The error names all secrets that
+/// are missing, one per line.
 fn secrets(config: &Config) -> Result<Secrets, String> {
     let mut missing = Vec::new();
     let mut found = |secret: Result<Option<String>, String>| {
@@ -164,8 +164,8 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
     }
 }
 
-/// Returns a message for each secret that `config` takes from an environment variable that is not
-/// set.
+/// Returns a message for each secret that `config` names by an environment variable and that is
+/// missing.
 pub(crate) fn missing_secrets(config: &Config) -> Vec<String> {
     let missing = secrets(config).err().unwrap_or_default();
     missing.lines().map(str::to_owned).collect()
@@ -180,7 +180,7 @@ fn admin_token(field: &str, token: &AdminToken) -> Result<Option<String>, String
     match token {
         AdminToken::None => Ok(None),
         AdminToken::Literal(token) => Ok(Some(token.clone())),
-        AdminToken::Env(name) => secret(field, name, "the admin token").map(Some),
+        AdminToken::Env(name) => credential::read(field, name, "the admin token").map(Some),
     }
 }
 
@@ -198,7 +198,7 @@ fn named_secret(field: &str, credential: &Password, what: &str) -> Result<Option
     match credential {
         Password::None => Ok(None),
         Password::Literal(secret) => Ok(Some(secret.clone())),
-        Password::Env(name) => secret(field, name, what).map(Some),
+        Password::Env(name) => credential::read(field, name, what).map(Some),
     }
 }
 
@@ -207,21 +207,8 @@ fn named_secret(field: &str, credential: &Password, what: &str) -> Result<Option
 fn redis_password(redis: Option<&RedisConfig>) -> Result<Option<String>, String> {
     match redis.map(|redis| &redis.password) {
         Some(Password::Env(name)) => {
-            secret("store.password_env", name, "the Redis password").map(Some)
+            credential::read("store.password_env", name, "the Redis password").map(Some)
         }
         _ => Ok(None),
-    }
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "secrets are read from environment variables here"
-)]
-fn secret(field: &str, name: &str, what: &str) -> Result<String, String> {
-    match std::env::var(name) {
-        Ok(secret) if !secret.is_empty() => Ok(secret),
-        _ => Err(format!(
-            "{field}: the environment variable {name} is not set; set it to {what}"
-        )),
     }
 }

@@ -51,3 +51,27 @@ fn the_password_of_redis_is_neither_logged_nor_shown() {
         assert!(!text.contains(SECRET), "{text}");
     }
 }
+
+/// systemd passes credentials in a folder, and containers pass secrets as files.
+#[test]
+fn a_secret_may_be_in_a_file() {
+    let settings = "admin: {token_env: TOKEN}\n";
+    let config = format!("{EVERY_DOOR}{settings}");
+    let scratch = Scratch::new();
+    let folder = scratch.path().display().to_string();
+    let file = scratch
+        .write("TOKEN", "s3cret-of-systemd\n")
+        .display()
+        .to_string();
+    for variable in [("CREDENTIALS_DIRECTORY", folder), ("TOKEN_FILE", file)] {
+        let server = Server::start_with(Scratch::new(), &config, &[variable]);
+        let status = |token: &str| {
+            let header = format!("Bearer {token}");
+            let ask = Ask::get(server.admin, "/v1/status");
+            ask.header("authorization", &header).send().status
+        };
+        assert_eq!(status("s3cret-of-systemd"), 200);
+        assert_eq!(status("another"), 401);
+        server.stop();
+    }
+}

@@ -1,0 +1,169 @@
+//! Secrets of the command line and of the rules file, which name them by an environment variable.
+//!
+//! A service manager or an orchestrator may pass the secret in a file instead, so that it is not in
+//! the environment: systemd (`LoadCredential=`) in a folder of credentials, containers by a path in
+//! the variable with `_FILE` at the end.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+/// The maximum size of a file with a secret.
+const MAX_SECRET_BYTES: u64 = 64 << 10;
+
+/// The variable of systemd with the folder of the credentials of this process.
+const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
+
+/// Returns the secret named `name`: the environment variable `name`, the file in the variable
+/// `{name}_FILE`, or the file `name` in the folder of credentials. `field` is the setting that names
+/// the secret, and `what` describes it.
+///
+/// # Errors
+///
+/// Fails if the secret is in none of these places, or if its file cannot be used.
+pub(crate) fn read(field: &str, name: &str, what: &str) -> Result<String, String> {
+    find(field, name, what, variable)
+}
+
+fn find(
+    field: &str,
+    name: &str,
+    what: &str,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<String, String> {
+    if let Some(secret) = variable(name) {
+        return Ok(secret);
+    }
+    let file_variable = format!("{name}_FILE");
+    if let Some(path) = variable(&file_variable) {
+        return read_file(Path::new(&path))
+            .map_err(|problem| format!("{field}: {file_variable}: {path}: {problem}"));
+    }
+    // A name is never a path to a file outside of the folder.
+    let credential = variable(CREDENTIALS_DIRECTORY)
+        .filter(|_| !name.contains('/') && name != "..")
+        .map(|folder| PathBuf::from(folder).join(name));
+    if let Some(path) = credential.filter(|path| path.exists()) {
+        return read_file(&path)
+            .map_err(|problem| format!("{field}: the credential {}: {problem}", path.display()));
+    }
+    Err(format!(
+        "{field}: the environment variable {name} is not set; set it to {what}, or {file_variable} to the path of a file with it"
+    ))
+}
+
+/// Reads a secret, which is the content of a file without the line end after it.
+fn read_file(path: &Path) -> Result<String, String> {
+    let unreadable =
+        |error: io::Error| format!("cannot read it: {error}; fix the path or its permissions");
+    let mut secret = String::new();
+    File::open(path)
+        .and_then(|file| file.take(MAX_SECRET_BYTES + 1).read_to_string(&mut secret))
+        .map_err(unreadable)?;
+    if u64::try_from(secret.len()).unwrap_or(u64::MAX) > MAX_SECRET_BYTES {
+        return Err(format!(
+            "is larger than {MAX_SECRET_BYTES} bytes; it must contain only the secret"
+        ));
+    }
+    let secret = secret.trim_end_matches(['\r', '\n']);
+    if secret.is_empty() {
+        return Err("is empty; write the secret to it".to_owned());
+    }
+    Ok(secret.to_owned())
+}
+
+/// Returns the value of an environment variable; `None` if it is empty.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "secrets are read from environment variables here"
+)]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A folder of this test, which is removed at its end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("tidegate-{name}-{}", std::process::id()));
+            fs::create_dir_all(&path).unwrap();
+            Self(path)
+        }
+
+        fn write(&self, name: &str, content: impl AsRef<[u8]>) -> String {
+            let path = self.0.join(name);
+            fs::write(&path, content).unwrap();
+            path.display().to_string()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            drop(fs::remove_dir_all(&self.0));
+        }
+    }
+
+    fn found(variables: &[(&str, &str)]) -> Result<String, String> {
+        find("admin.token_env", "TOKEN", "the admin token", |name| {
+            let variable = variables.iter().find(|(known, _)| *known == name);
+            variable.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn a_secret_is_a_variable_or_a_file() {
+        let folder = Folder::new("credential");
+        let file = folder.write("other", "from the file\r\n");
+        folder.write("TOKEN", "from systemd\n");
+        let directory = folder.0.display().to_string();
+        let credentials = ("CREDENTIALS_DIRECTORY", directory.as_str());
+        let named = ("TOKEN_FILE", file.as_str());
+        let set = ("TOKEN", "from the variable");
+        assert_eq!(
+            found(&[credentials, named, set]).unwrap(),
+            "from the variable"
+        );
+        assert_eq!(found(&[credentials, named]).unwrap(), "from the file");
+        assert_eq!(found(&[credentials]).unwrap(), "from systemd");
+    }
+
+    #[test]
+    fn an_error_names_the_setting_and_the_file() {
+        let folder = Folder::new("credential-errors");
+        let large = usize::try_from(MAX_SECRET_BYTES).unwrap() + 1;
+        for (file, said) in [
+            (
+                folder.write("empty", "\n"),
+                "is empty; write the secret to it",
+            ),
+            (
+                folder.write("large", vec![b'a'; large]),
+                "is larger than 65536 bytes",
+            ),
+            (folder.write("binary", [0xff, 0xfe]), "cannot read it"),
+            ("/missing/token".to_owned(), "cannot read it: No such file"),
+        ] {
+            let error = found(&[("TOKEN_FILE", &file)]).unwrap_err();
+            assert!(
+                error.starts_with("admin.token_env: TOKEN_FILE: "),
+                "{error}"
+            );
+            assert!(error.contains(said), "{error}");
+        }
+        let missing = found(&[("CREDENTIALS_DIRECTORY", "/missing")]).unwrap_err();
+        assert!(
+            missing.contains("the environment variable TOKEN is not set"),
+            "{missing}"
+        );
+        assert!(missing.contains("or TOKEN_FILE to the path"), "{missing}");
+    }
+}
