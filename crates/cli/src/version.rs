@@ -1,7 +1,7 @@
 //! The version of the program, with the commit and the features that it was built from.
 
-/// The commit of the sources. Packages set it when they build the program; see `packaging/build`.
-const COMMIT: Option<&str> = option_env!("TIDEGATE_COMMIT");
+/// The commit of the sources, if `build.rs` found it.
+const COMMIT: Option<&str> = option_env!("TIDEGATE_BUILD_COMMIT");
 
 /// The features of the program, in alphabetical order.
 const FEATURES: &[&str] = &[
@@ -12,7 +12,7 @@ const FEATURES: &[&str] = &[
 /// Returns the version, such as `0.1.0 (commit 0123456789ab, features: telemetry)`.
 pub(crate) fn version() -> String {
     let commit = COMMIT.map_or_else(
-        || "built from source".to_owned(),
+        || "commit unknown".to_owned(),
         |commit| format!("commit {commit}"),
     );
     let features = if FEATURES.is_empty() {

@@ -447,9 +447,9 @@ fn a_missing_argument_shows_a_usage_that_can_be_followed() {
 fn the_version_is_printed_with_and_without_dashes() {
     for arguments in ["version", "--version", "-V"] {
         let version = printed(&run(&mut tidegate(&[arguments])));
-        let start = format!("tidegate {} (", env!("CARGO_PKG_VERSION"));
+        let start = format!("tidegate {} (commit ", env!("CARGO_PKG_VERSION"));
         assert!(version.starts_with(&start), "{version}");
-        assert!(version.ends_with("features: telemetry)\n"), "{version}");
+        assert!(version.ends_with(", features: telemetry)\n"), "{version}");
     }
 }
 

@@ -1,0 +1,60 @@
+//! Finds the commit of the sources, which `tidegate --version` prints.
+
+use std::{env, fs, path::Path, process::Command};
+
+/// The number of hexadecimal digits of a commit that are printed.
+const DIGITS: usize = 12;
+
+/// The file that `cargo package` writes into the sources of a release.
+const VCS_INFO: &str = ".cargo_vcs_info.json";
+
+fn main() {
+    println!("cargo::rerun-if-env-changed=TIDEGATE_COMMIT");
+    println!("cargo::rerun-if-changed=build.rs");
+    // A packager sets the variable, and a release from crates.io has a file. Otherwise the sources
+    // are a clone.
+    let commit = variable().or_else(packaged).or_else(cloned);
+    if let Some(commit) = commit {
+        println!("cargo::rustc-env=TIDEGATE_BUILD_COMMIT={commit}");
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "cargo and packagers pass values in the environment"
+)]
+fn variable() -> Option<String> {
+    shortened(&env::var("TIDEGATE_COMMIT").ok()?)
+}
+
+fn packaged() -> Option<String> {
+    if Path::new(VCS_INFO).exists() {
+        println!("cargo::rerun-if-changed={VCS_INFO}");
+    }
+    let info = fs::read_to_string(VCS_INFO).ok()?;
+    let (_, rest) = info.split_once("\"sha1\"")?;
+    shortened(rest.split('"').nth(1)?)
+}
+
+fn cloned() -> Option<String> {
+    // The sources may be unpacked into a folder of another repository.
+    git(&["ls-files", "--error-unmatch", "build.rs"])?;
+    // Git appends a line to this file when the checked-out commit changes.
+    let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
+    if Path::new(&log).exists() {
+        println!("cargo::rerun-if-changed={log}");
+    }
+    shortened(&git(&["rev-parse", "HEAD"])?)
+}
+
+fn git(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("git").args(arguments).output().ok()?;
+    let printed = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| printed.trim().to_owned())
+}
+
+/// Returns the first digits of a commit; `None` if `commit` is not a commit.
+fn shortened(commit: &str) -> Option<String> {
+    let is_commit = commit.len() >= DIGITS && commit.chars().all(|digit| digit.is_ascii_hexdigit());
+    is_commit.then(|| commit[..DIGITS].to_owned())
+}
