@@ -1,11 +1,11 @@
 //! Tests the hot reload of rules: counts are kept, and an invalid file is reported but changes
 //! nothing.
 
-use std::fs;
+use std::{fs, os::unix::fs::symlink};
 
 use serde_json::{Value, json};
 
-use crate::support::{Ask, EVERY_DOOR, Server};
+use crate::support::{Ask, EVERY_DOOR, Scratch, Server};
 
 fn rules(limit: u32) -> String {
     format!("rules: [{{name: api, key: [user], limits: [{limit}/h], algorithm: fixed_window}}]\n")
@@ -30,6 +30,27 @@ fn a_changed_file_takes_effect_and_counts_are_kept() {
     rewrite(&server, &rules(8));
     server.wait_for(&["reloaded the rules"]);
     assert_eq!(remaining(&server), 5, "2 were spent of 5, and now 3 of 8");
+}
+
+/// Kubernetes changes the files of a `ConfigMap` in a container by replacing the symbolic link to
+/// their folder.
+#[test]
+fn a_file_behind_a_replaced_link_takes_effect() {
+    let scratch = Scratch::new();
+    for folder in ["..1", "..2"] {
+        fs::create_dir(scratch.join(folder)).unwrap();
+    }
+    symlink("..1", scratch.join("..data")).unwrap();
+    symlink("..data/rules.yaml", scratch.join("rules.yaml")).unwrap();
+    let mut server = Server::start_in(scratch, &format!("{EVERY_DOOR}{}", rules(5)));
+    assert_eq!(remaining(&server), 4);
+    let changed = server.directory().join("..2/rules.yaml");
+    fs::write(changed, format!("{EVERY_DOOR}{}", rules(8))).unwrap();
+    let link = server.directory().join("..data_tmp");
+    symlink("..2", &link).unwrap();
+    fs::rename(link, server.directory().join("..data")).unwrap();
+    server.wait_for(&["reloaded the rules"]);
+    assert_eq!(remaining(&server), 6, "1 was spent of 5, and now 2 of 8");
 }
 
 #[test]
