@@ -9,9 +9,13 @@ mod http_client;
 mod metrics;
 mod variables;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    sync::Arc,
+    time::Duration,
+};
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
     Context, KeyValue,
     propagation::TextMapPropagator as _,
@@ -176,6 +180,12 @@ fn resource(variables: &Variables) -> Resource {
     if !variables.has_service_name() {
         resource = resource.with_service_name("tidegate");
     }
+    // Without an id, the metrics of all servers of a fleet would be one time series.
+    if !variables.has_resource_attribute("service.instance.id") {
+        let seed = RandomState::new();
+        let id = format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1));
+        resource = resource.with_attribute(KeyValue::new("service.instance.id", id));
+    }
     resource.build()
 }
 
@@ -202,6 +212,10 @@ impl Propagator for TraceContext {
     fn inject(&self, span: &Span, headers: &mut HeaderMap) {
         self.0
             .inject_context(&span.context(), &mut HeaderInjector(headers));
+        // The propagator writes an empty `tracestate`, which W3C Trace Context advises against.
+        if headers.get("tracestate").is_some_and(HeaderValue::is_empty) {
+            headers.remove("tracestate");
+        }
     }
 
     fn trace_id(&self, span: &Span) -> Option<String> {

@@ -99,10 +99,16 @@ impl Variables {
 
     /// Returns whether the environment names the service.
     pub(super) fn has_service_name(&self) -> bool {
+        self.get("OTEL_SERVICE_NAME").is_some() || self.has_resource_attribute("service.name")
+    }
+
+    /// Returns whether the environment sets this attribute of the resource.
+    pub(super) fn has_resource_attribute(&self, name: &str) -> bool {
         let attributes = self.get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-        let mut attributes = attributes.split(',').map(str::trim);
-        self.get("OTEL_SERVICE_NAME").is_some()
-            || attributes.any(|attribute| attribute.starts_with("service.name="))
+        let mut names = attributes
+            .split(',')
+            .filter_map(|attribute| attribute.split_once('='));
+        names.any(|(known, _)| known.trim() == name)
     }
 
     /// Returns the timeout of one export.

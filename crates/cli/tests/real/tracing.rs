@@ -502,6 +502,8 @@ fn metrics_are_exported_with_the_names_of_the_page() {
         let resource = request.resource_metrics.into_iter().next()?;
         let attributes = resource.resource.unwrap().attributes;
         assert!(attributes.iter().any(is_service), "{attributes:?}");
+        let names_instance = |attribute: &KeyValue| attribute.key == "service.instance.id";
+        assert!(attributes.iter().any(names_instance), "{attributes:?}");
         let metrics = resource.scope_metrics.into_iter().next()?.metrics;
         let decisions = metrics
             .iter()
