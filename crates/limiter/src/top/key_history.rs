@@ -159,7 +159,11 @@ impl ServerLimiter {
     /// servers.
     pub async fn history_of_others(&self, query: &HistoryQuery) -> PublishedHistory {
         let mut history = PublishedHistory::default();
-        let read = self.read_published(query.over, |server, number, slice| {
+        let rules = self.rules();
+        let scope = rules.rule(&query.rule).map(Rule::key_scope);
+        let read = self.read_published(query.over, |server, number, mut slice| {
+            // A slice has up to 256 KiB for all rules, and there are many slices.
+            slice.groups.retain(|group, _| Some(*group) == scope);
             history.slices.insert((server.to_owned(), number), slice);
         });
         match read.await {
