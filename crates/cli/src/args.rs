@@ -97,7 +97,7 @@ Examples:
   tidegate denials --rule login --since 1h
   tidegate denials --rule api --key acme --key /v1/export
 
-A server lists the denials of its own listeners since it started. The rules file limits the memory for \
+A server lists the denials since it started and, with Redis, those of the other servers. The rules file limits the memory for \
 denials (`denials.max_bytes`); beyond this limit, the server forgets the oldest denials.";
 
 const EVENTS_HELP: &str = "\

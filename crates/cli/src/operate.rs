@@ -222,7 +222,7 @@ fn overview(
         }
     }
     let blocks = match get(admin, "list the blocks", "/v1/blocks").send()? {
-        AdminResponse::Document(mut blocks) => blocks["blocks"].take(),
+        AdminResponse::Document(blocks) => blocks.get("blocks").cloned().unwrap_or_default(),
         problems @ AdminResponse::Problems(_) => return Ok(problems),
     };
     let document = json!({"periods": periods, "blocks": blocks});
