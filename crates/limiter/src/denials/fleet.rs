@@ -46,6 +46,17 @@ pub struct OtherDenials {
     pub problem: Option<String>,
 }
 
+impl OtherDenials {
+    /// Returns the result that is used if the other servers cannot be read.
+    #[must_use]
+    pub fn unknown(problem: String) -> Self {
+        Self {
+            problem: Some(problem),
+            ..Self::default()
+        }
+    }
+}
+
 /// The denials of a publication.
 #[derive(Debug, Default)]
 struct NewDenials {
@@ -158,19 +169,18 @@ impl ServerLimiter {
             };
             let own = self.denials().published().unpublished;
             others.list.lost = page.lost.saturating_sub(own);
-            let mut newest = Timestamp::default();
-            for (server, denial) in page
+            // Denials of this server are not decoded, because they are listed from memory.
+            let of_others = page.denials.iter().filter(|packed| !is_of(packed, own_id));
+            let of_others = of_others.filter_map(|packed| unpack(packed, mask));
+            let selected = of_others.filter(|denial| selects(filter, denial, mask));
+            others.list.denials.extend(selected);
+            after = page.next;
+            let newest = page
                 .denials
                 .iter()
-                .filter_map(|packed| unpack(packed, mask))
-            {
-                newest = newest.max(denial.at);
-                if server != own_id.as_bytes() && selects(filter, &denial, mask) {
-                    others.list.denials.push(denial);
-                }
-            }
-            after = page.next;
-            let is_old = newest < filter.since;
+                .filter_map(|packed| time_of(packed))
+                .max();
+            let is_old = newest.is_some_and(|newest| newest < filter.since);
             if after.is_none() || is_old || others.list.denials.len() >= most {
                 break;
             }
@@ -205,18 +215,28 @@ fn pack(denial: &Denial, server: &str, mask: &KeyMask) -> Vec<u8> {
     packed
 }
 
-/// Decodes a published denial and the id of its server. The values of the denial are hashed if the
-/// server that published it, or this server, hashes them.
-fn unpack<'p>(packed: &'p [u8], mask: &KeyMask) -> Option<(&'p [u8], Denial)> {
+/// Returns whether the server with the id `server` has published the denial.
+fn is_of(packed: &[u8], server: &str) -> bool {
+    packed.get(1..=ID_BYTES) == Some(server.as_bytes())
+}
+
+/// Returns the time of a published denial.
+fn time_of(packed: &[u8]) -> Option<Timestamp> {
+    let record = packed.get(1 + ID_BYTES..)?;
+    Some(Record::decode(record)?.at)
+}
+
+/// Decodes a published denial. Its values are hashed if the server that published it, or this
+/// server, hashes them.
+fn unpack(packed: &[u8], mask: &KeyMask) -> Option<Denial> {
     let (kind, rest) = packed.split_first()?;
-    let (server, record) = rest.split_at_checked(ID_BYTES)?;
+    let (_, record) = rest.split_at_checked(ID_BYTES)?;
     let denial = Record::decode(record)?.to_denial();
-    let denial = match *kind {
-        PLAIN => denial.masked(mask),
-        HASHED => denial,
-        _ => return None,
-    };
-    Some((server, denial))
+    match *kind {
+        PLAIN => Some(denial.masked(mask)),
+        HASHED => Some(denial),
+        _ => None,
+    }
 }
 
 /// Returns whether `filter` selects `denial`, whose values are hashed if `mask` requires it.

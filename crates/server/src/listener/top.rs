@@ -88,14 +88,14 @@ pub(super) async fn history(
 }
 
 /// Waits while [`MAX_QUERIES`] other queries are being answered.
-async fn permit() -> Result<SemaphorePermit<'static>, Failure> {
+pub(super) async fn permit() -> Result<SemaphorePermit<'static>, Failure> {
     let permit = QUERIES.acquire().await;
     permit.map_err(|_| Failure::ShuttingDown)
 }
 
 /// Waits for `read`, which reads the counts of other servers, for at most [`REDIS_TIMEOUT`].
 /// Returns the problem after a timeout.
-async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, String> {
+pub(super) async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, String> {
     let read = tokio::time::timeout(REDIS_TIMEOUT, read).await;
     read.map_err(|_| "Redis did not answer within 2 seconds".to_owned())
 }

@@ -207,6 +207,12 @@ impl ServerHandle {
         if let Some(events) = limiter.events() {
             events.finish();
         }
+        // Other servers list the requests of the last second and of the drain, too.
+        if let Some(top) = limiter.top_talkers() {
+            top.collect(limiter.now());
+        }
+        limiter.publish_top().await;
+        limiter.publish_denials().await;
         drop(redis);
         if dropped > 0 {
             tracing::warn!(

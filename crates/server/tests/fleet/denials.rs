@@ -28,6 +28,28 @@ fn publish(node: &Node) {
     node.run(node.limiter.publish_denials());
 }
 
+/// Each page has 250 denials. A node does not stop at pages of its own denials, and not at denials
+/// that it cannot read.
+#[test]
+fn older_pages_are_read_until_a_denial_of_another_node_is_found() {
+    let redis = RedisServer::start();
+    let [a, b] = [(); 2].map(|()| start(&redis, &KeyMask::plain()));
+    exceed(&b, "other", 1);
+    publish(&b);
+    for round in 1..4 {
+        a.at_millis(round);
+        exceed(&a, &format!("own-{round}"), 150);
+        publish(&a);
+    }
+    redis.ask(&[
+        "EVAL",
+        "for n = 200, 450 do redis.call('HSET', 'test#denials', n, n .. ' x') end",
+        "0",
+    ]);
+    assert_eq!(keys(&denials(&a, "?key=other")), ["other"]);
+    assert_eq!(keys(&denials(&a, "?n=1000")).len(), 451);
+}
+
 /// Spends the whole limit of `user`, and `denied` more.
 fn exceed(node: &Node, user: &str, denied: usize) {
     assert_eq!(node.admitted("local", user, 10 + denied), 10);

@@ -8,7 +8,7 @@ use tidegate_core::{Rule, Timestamp};
 use tidegate_limiter::{
     KeyMask, ServerLimiter,
     date::date,
-    denials::{Denial, DenialFilter, DenialList},
+    denials::{Denial, DenialFilter, DenialList, OtherDenials},
 };
 use tidegate_net::{
     Problem,
@@ -16,7 +16,11 @@ use tidegate_net::{
     response::{Answer, json},
 };
 
-use super::{super::http::millis, path::no_rule, query::Query};
+use super::{
+    super::{http::millis, top},
+    path::no_rule,
+    query::Query,
+};
 
 /// The maximum and the default of `n`, the number of rows.
 const MAX_ROWS: usize = 1_000;
@@ -65,10 +69,21 @@ pub(super) async fn list(
         since,
         most,
     };
+    let shutting_down =
+        |failure: top::Failure| Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
+    // Reading the denials of other servers takes megabytes and calls to Redis, as top talkers do.
+    let _permit = top::permit().await.map_err(shutting_down)?;
     let own = own_denials(limiter, selection.clone()).await?;
     let key = selection.key();
-    let filter = selection.filter(&key);
-    let others = limiter.denials_of_others(&filter, most).await;
+    let mut filter = selection.filter(&key);
+    // Older denials of other servers would be cut off below.
+    if own.denials.len() >= most
+        && let Some(oldest) = own.denials.last()
+    {
+        filter.since = filter.since.max(oldest.at);
+    }
+    let others = top::in_time(limiter.denials_of_others(&filter, most)).await;
+    let others = others.unwrap_or_else(OtherDenials::unknown);
     let listed = merge(own, others.list, most);
     // Denials of a rule that no longer exists are listed until they are overwritten.
     match name {

@@ -8,8 +8,10 @@ import { keyLink } from "./keys.js";
 const SHOWN = 200;
 
 // Names the limit of a row without a rule.
-const source = ({ entries }) =>
-  entries?.domain ? `Envoy, domain ${entries.domain}` : "limit of the request";
+const source = ({ entries, reason }) => {
+  if (reason === "store") return "the store could not decide";
+  return entries?.domain ? `Envoy, domain ${entries.domain}` : "limit of the request";
+};
 
 // Creates a table of denials, newest first. `shows` determines whether the table has columns for
 // the key and for the listener.
@@ -101,7 +103,7 @@ export function denials(app) {
       `No denials${chosen ? ` of rule ${chosen}` : ""} in the ${time}.`,
     );
     const lost = found?.lost
-      ? ` Not listed: ${plural(found.lost, "denial")} no longer in memory.`
+      ? ` Not listed: up to ${plural(found.lost, "denial")}.`
       : "";
     text(
       note,
