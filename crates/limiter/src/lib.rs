@@ -56,6 +56,7 @@ use crate::{
     top::TopTalkers,
 };
 pub use tidegate_config::{KeyMask, NoRandomBytes};
+pub use tidegate_redis::random_server_id;
 
 /// A request for a decision, independent of the backend that decides it.
 #[derive(Clone, Copy, Debug)]

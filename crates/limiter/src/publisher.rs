@@ -1,13 +1,10 @@
 //! The publications of a server: lists that the server writes to Redis, so that any server can
 //! answer for all.
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tidegate_net::prometheus::{Metric, Page};
-use tidegate_redis::StoreError;
+use tidegate_redis::{StoreError, random_server_id};
 
 /// The state of the publications of one list of this server.
 #[derive(Debug)]
@@ -30,9 +27,8 @@ pub(crate) struct Publication<'p>(&'p Publisher);
 impl Publisher {
     /// Creates the publisher of `content`, whose publications `metric` counts by result.
     pub(crate) fn new(content: &'static str, metric: &'static Metric<1>) -> Self {
-        let seed = RandomState::new();
         Self {
-            id: format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1)),
+            id: random_server_id(),
             content,
             metric,
             is_publishing: AtomicBool::default(),

@@ -61,6 +61,7 @@ mod layout;
 mod lead;
 mod renew;
 mod scripts;
+mod server_id;
 mod store;
 mod top;
 mod value_format;
@@ -75,6 +76,7 @@ pub use self::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
     keys::{ScanPosition, ScannedKeys},
+    server_id::random_server_id,
     store::{RedisReceipt, RedisStore},
     top::PublishedSlice,
 };

@@ -9,11 +9,7 @@ mod http_client;
 mod metrics;
 mod variables;
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
@@ -182,9 +178,8 @@ fn resource(variables: &Variables) -> Resource {
     }
     // Without an id, the metrics of all servers of a fleet would be one time series.
     if !variables.has_resource_attribute("service.instance.id") {
-        let seed = RandomState::new();
-        let id = format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1));
-        resource = resource.with_attribute(KeyValue::new("service.instance.id", id));
+        let id = KeyValue::new("service.instance.id", tidegate_limiter::random_server_id());
+        resource = resource.with_attribute(id);
     }
     resource.build()
 }

@@ -6,7 +6,6 @@
 //! use.
 
 use std::{
-    hash::{BuildHasher, RandomState},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -18,7 +17,7 @@ use redis::Value;
 use tidegate_core::FallbackShare;
 use tokio::{runtime::Handle, task::AbortHandle, time::Instant};
 
-use crate::{RedisStore, scripts};
+use crate::{RedisStore, scripts, server_id::random_server_id};
 
 /// Interval between heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
@@ -115,8 +114,7 @@ impl Drop for Census {
 
 async fn keep_counting(store: RedisStore, latest: Arc<LatestCount>) {
     let mut count = SteadyCount::default();
-    let seed = RandomState::new();
-    let id = format!("{:016x}{:016x}", seed.hash_one(0), seed.hash_one(1));
+    let id = random_server_id();
     loop {
         let pause = match send_heartbeat(&store, &id).await {
             Some(counted) => {
