@@ -9,7 +9,6 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
-use tidegate_core::Timestamp;
 use tidegate_net::prometheus::Metric;
 
 use super::{
@@ -59,7 +58,7 @@ impl OtherDenials {
 
 /// The denials of a publication.
 #[derive(Debug, Default)]
-struct NewDenials {
+struct Unpublished {
     /// The newest denials since the last publication, oldest first.
     denials: Vec<Denial>,
     /// The number of other denials since the last publication.
@@ -74,7 +73,7 @@ impl DenialLog {
     }
 
     /// Returns the denials since the last call.
-    fn take_new(&self) -> NewDenials {
+    fn take_new(&self) -> Unpublished {
         let mut published = self.published();
         let mut total = std::mem::take(&mut published.failed);
         let mut denials = Vec::new();
@@ -103,7 +102,7 @@ impl DenialLog {
         denials.sort_by_key(|denial| Reverse(denial.at));
         denials.truncate(MAX_PUBLICATION);
         denials.reverse();
-        NewDenials {
+        Unpublished {
             unpublished: total - length(&denials),
             denials,
         }
@@ -128,7 +127,7 @@ impl ServerLimiter {
         let Some(_publication) = log.publisher.begin() else {
             return;
         };
-        let NewDenials {
+        let Unpublished {
             denials,
             unpublished,
         } = log.take_new();
@@ -169,17 +168,18 @@ impl ServerLimiter {
             };
             let own = self.denials().published().unpublished;
             others.list.lost = page.lost.saturating_sub(own);
-            // Denials of this server are not decoded, because they are listed from memory.
-            let of_others = page.denials.iter().filter(|packed| !is_of(packed, own_id));
-            let of_others = of_others.filter_map(|packed| unpack(packed, mask));
+            let records = page.denials.iter().map(Vec::as_slice);
+            let records: Vec<PublishedDenial<'_>> =
+                records.filter_map(PublishedDenial::decode).collect();
+            // The denials of this server are listed from its memory.
+            let of_others = records
+                .iter()
+                .filter(|record| record.server != own_id.as_bytes());
+            let of_others = of_others.map(|record| record.to_denial(mask));
             let selected = of_others.filter(|denial| selects(filter, denial, mask));
             others.list.denials.extend(selected);
             after = page.next;
-            let newest = page
-                .denials
-                .iter()
-                .filter_map(|packed| time_of(packed))
-                .max();
+            let newest = records.iter().map(|record| record.record.at).max();
             let is_old = newest.is_some_and(|newest| newest < filter.since);
             if after.is_none() || is_old || others.list.denials.len() >= most {
                 break;
@@ -215,27 +215,40 @@ fn pack(denial: &Denial, server: &str, mask: &KeyMask) -> Vec<u8> {
     packed
 }
 
-/// Returns whether the server with the id `server` has published the denial.
-fn is_of(packed: &[u8], server: &str) -> bool {
-    packed.get(1..=ID_BYTES) == Some(server.as_bytes())
+/// A published denial. Only the fields that every reader needs are decoded in advance.
+struct PublishedDenial<'p> {
+    /// The id of the server that published the denial.
+    server: &'p [u8],
+    is_hashed: bool,
+    record: Record<'p>,
 }
 
-/// Returns the time of a published denial.
-fn time_of(packed: &[u8]) -> Option<Timestamp> {
-    let record = packed.get(1 + ID_BYTES..)?;
-    Some(Record::decode(record)?.at)
-}
+impl<'p> PublishedDenial<'p> {
+    /// Decodes the bytes that [`pack`] has written.
+    fn decode(packed: &'p [u8]) -> Option<Self> {
+        let (kind, rest) = packed.split_first()?;
+        let (server, record) = rest.split_at_checked(ID_BYTES)?;
+        let is_hashed = match *kind {
+            PLAIN => false,
+            HASHED => true,
+            _ => return None,
+        };
+        Some(Self {
+            server,
+            is_hashed,
+            record: Record::decode(record)?,
+        })
+    }
 
-/// Decodes a published denial. Its values are hashed if the server that published it, or this
-/// server, hashes them.
-fn unpack(packed: &[u8], mask: &KeyMask) -> Option<Denial> {
-    let (kind, rest) = packed.split_first()?;
-    let (_, record) = rest.split_at_checked(ID_BYTES)?;
-    let denial = Record::decode(record)?.to_denial();
-    match *kind {
-        PLAIN => Some(denial.masked(mask)),
-        HASHED => Some(denial),
-        _ => None,
+    /// Copies the record. The values of the denial are hashed if the server that published it, or
+    /// this server, hashes them.
+    fn to_denial(&self, mask: &KeyMask) -> Denial {
+        let denial = self.record.to_denial();
+        if self.is_hashed {
+            denial
+        } else {
+            denial.masked(mask)
+        }
     }
 }
 
