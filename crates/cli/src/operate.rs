@@ -221,11 +221,16 @@ fn overview(
             problems @ AdminResponse::Problems(_) => return Ok(problems),
         }
     }
-    let blocks = match get(admin, "list the blocks", "/v1/blocks").send()? {
-        AdminResponse::Document(blocks) => blocks.get("blocks").cloned().unwrap_or_default(),
-        problems @ AdminResponse::Problems(_) => return Ok(problems),
+    // While Redis is unreachable, the lists of this server are still of use.
+    let (blocks, problem) = match get(admin, "list the blocks", "/v1/blocks").send() {
+        Ok(AdminResponse::Document(blocks)) => (blocks.get("blocks").cloned(), None),
+        Ok(AdminResponse::Problems(problems)) => (None, Some(problems.join("; "))),
+        Err(problem) => (None, Some(problem)),
     };
-    let document = json!({"periods": periods, "blocks": blocks});
+    let mut document = json!({"periods": periods, "blocks": blocks});
+    if let Some(problem) = problem {
+        document["hint"] = json!(problem);
+    }
     Ok(AdminResponse::Document(document))
 }
 

@@ -551,7 +551,8 @@ pub(crate) fn top(list: &Value) -> String {
 /// Formats the lists of top talkers of all periods, and the blocks.
 pub(crate) fn overview(document: &Value) -> String {
     let lists = list(&document["periods"]).map(top);
-    let parts: Vec<String> = lists.chain([blocks(document)]).collect();
+    let end = hint(document).unwrap_or_else(|| blocks(document));
+    let parts: Vec<String> = lists.chain([end]).collect();
     parts.join("\n")
 }
 

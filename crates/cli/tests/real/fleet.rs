@@ -34,6 +34,23 @@ pub(crate) fn until_exact(server: &Server) {
     });
 }
 
+/// While Redis is unreachable, a server still lists its own requests, but not the blocks.
+#[test]
+fn the_overview_of_top_talkers_has_a_note_in_place_of_the_blocks() {
+    let redis = RedisServer::start();
+    let store = format!("store: {{redis: \"{}\"}}\n", redis.url());
+    let rules = "rules: [{name: api, key: [user], limits: [9/h]}]\n";
+    let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}{store}{rules}"));
+    until_exact(&server);
+    server.check(&json!({"user": "acme"}));
+    drop(redis);
+    let output = server.operate(&["top", "api", "--over", "all"]);
+    assert!(output.status.success(), "{output:?}");
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(shown.matches("acme").count(), 4, "{shown}");
+    assert!(shown.contains("note: cannot list the blocks: "), "{shown}");
+}
+
 #[test]
 fn four_servers_together_admit_one_limit_for_every_algorithm() {
     hammer(&["--skewed"]);

@@ -4,6 +4,7 @@ use std::{
     io::{Read, Write},
     net::TcpStream,
     os::unix::net::UnixDatagram,
+    path::Path,
     process::Command,
     time::Duration,
 };
@@ -38,20 +39,27 @@ fn the_start_logs_the_active_rules() {
     );
 }
 
-/// Receives the notifications of a server as systemd does.
+/// Returns a socket that receives the notifications of a server, as that of systemd does.
+fn notify_socket(path: &Path) -> UnixDatagram {
+    let socket = UnixDatagram::bind(path).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    socket
+}
+
+fn notification(socket: &UnixDatagram) -> String {
+    let mut buffer = [0; 4_096];
+    let length = socket.recv(&mut buffer).unwrap();
+    String::from_utf8_lossy(&buffer[..length]).into_owned()
+}
+
 #[test]
 fn the_service_manager_is_notified() {
     let scratch = Scratch::new();
     let path = scratch.join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .unwrap();
-    let received = || {
-        let mut buffer = [0; 4_096];
-        let length = socket.recv(&mut buffer).unwrap();
-        String::from_utf8_lossy(&buffer[..length]).into_owned()
-    };
+    let socket = notify_socket(&path);
+    let received = || notification(&socket);
     let variable = ("NOTIFY_SOCKET", path.display().to_string());
     // Long enough that the watchdog does not report between the other notifications.
     let watchdog = ("WATCHDOG_USEC", (600 * 1_000_000).to_string());
@@ -74,22 +82,14 @@ fn the_service_manager_is_notified() {
 fn the_watchdog_is_notified_twice_as_often_as_it_expects() {
     let scratch = Scratch::new();
     let path = scratch.join("notify");
-    let socket = UnixDatagram::bind(&path).unwrap();
-    socket
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .unwrap();
+    let socket = notify_socket(&path);
     let variables = [
         ("NOTIFY_SOCKET", path.display().to_string()),
         ("WATCHDOG_USEC", "40000".to_owned()),
     ];
     let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}");
     let server = Server::start_with(scratch, &config, &variables);
-    let mut buffer = [0; 4_096];
-    let mut received = Vec::new();
-    while received.len() < 4 {
-        let length = socket.recv(&mut buffer).unwrap();
-        received.push(String::from_utf8_lossy(&buffer[..length]).into_owned());
-    }
+    let received: Vec<String> = (0..4).map(|_| notification(&socket)).collect();
     assert_eq!(received[0], "READY=1\n");
     assert!(
         received[1..].iter().all(|one| one == "WATCHDOG=1\n"),
