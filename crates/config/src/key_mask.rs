@@ -12,6 +12,9 @@ use ring::{
 /// any two of a million keys have the same hash is about 3 in 100,000,000.
 const SHOWN_BYTES: usize = 8;
 
+/// The start of a hash.
+const PREFIX: &str = "hash:";
+
 /// A mask that shows the values of keys unchanged or hashed.
 #[derive(Clone, Default)]
 pub struct KeyMask(Option<hmac::Key>);
@@ -56,6 +59,15 @@ impl KeyMask {
         self.0.is_some()
     }
 
+    /// Returns whether `text` has the form of a hash that [`Self::value`] returns.
+    #[must_use]
+    pub fn is_hash(text: &str) -> bool {
+        let digits = text.strip_prefix(PREFIX);
+        digits.is_some_and(|digits| {
+            digits.len() == 2 * SHOWN_BYTES && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+        })
+    }
+
     /// Returns the form in which `value` may be shown: unchanged, or as `hash:` and 16 hexadecimal
     /// digits. A value has the same hash in every rule, and at every position of a key.
     #[must_use]
@@ -79,7 +91,7 @@ impl KeyMask {
 
 fn hash(key: &hmac::Key, value: &[u8]) -> String {
     let tag = hmac::sign(key, value);
-    let mut shown = String::from("hash:");
+    let mut shown = String::from(PREFIX);
     for byte in tag.as_ref().iter().take(SHOWN_BYTES) {
         shown.push_str(&format!("{byte:02x}"));
     }

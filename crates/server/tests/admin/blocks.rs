@@ -112,6 +112,10 @@ fn a_key_that_no_request_has_is_refused() {
             "key: the listeners count this path as `/a`: use the normalised form",
         ),
         (
+            "/v1/blocks/r/%2Fa/hash:0123456789abcdef",
+            "key: `hash:0123456789abcdef` is a hash, which lists show in place of the value: use the value itself",
+        ),
+        (
             "/v1/blocks/r/%2Fa%2F..%2Fb/192.0.2.1",
             "key: the listeners reject a path with the segments `.` or `..`: use the resolved path",
         ),

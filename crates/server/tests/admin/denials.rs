@@ -56,6 +56,9 @@ fn a_denial_is_listed_with_its_rule_key_limit_and_wait() {
     assert_eq!(count(""), 2);
     assert_eq!(count("rule=r&key=%2Fa%20b&key=::"), 2);
     assert_eq!(count("rule=r&key=%2Fa%20b&key=::1"), 0);
+    let hashed = listener.ask("GET", "/v1/denials?key=hash:0123456789abcdef&key=::", "");
+    let hint = "`key` takes the value itself, and not its hash";
+    assert_eq!(hashed.json()["hint"], hint);
     assert_eq!(count("since=5s"), 1);
     assert_eq!(count("n=1"), 1);
     assert_eq!(count("rule=all%20of%20it"), 0);

@@ -28,14 +28,14 @@ const DEFAULT_ROWS: usize = 100;
 
 /// The denials that a request selects.
 #[derive(Clone, Debug)]
-struct Selection {
+struct DenialQuery {
     rule: Option<String>,
     key: Vec<String>,
     since: Timestamp,
     most: usize,
 }
 
-impl Selection {
+impl DenialQuery {
     fn key(&self) -> Vec<&str> {
         self.key.iter().map(String::as_str).collect()
     }
@@ -63,7 +63,7 @@ pub(super) async fn list(
     if let Some(rule) = rule {
         check_key(rule, &key)?;
     }
-    let selection = Selection {
+    let wanted = DenialQuery {
         rule: name.map(str::to_owned),
         key,
         since,
@@ -73,9 +73,9 @@ pub(super) async fn list(
         |failure: top::Failure| Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
     // Reading the denials of other servers takes megabytes and calls to Redis, as top talkers do.
     let _permit = top::permit().await.map_err(shutting_down)?;
-    let own = own_denials(limiter, selection.clone()).await?;
-    let key = selection.key();
-    let mut filter = selection.filter(&key);
+    let own = own_denials(limiter, wanted.clone()).await?;
+    let key = wanted.key();
+    let mut filter = wanted.filter(&key);
     // Older denials of other servers would be cut off below.
     if own.denials.len() >= most
         && let Some(oldest) = own.denials.last()
@@ -91,7 +91,11 @@ pub(super) async fn list(
             Err(no_rule(&rules, name, &[]))
         }
         _ => {
-            let document = document(limiter, &listed, others.problem.as_deref());
+            let mut document = document(limiter, &listed, others.problem.as_deref());
+            let has_hash = wanted.key.iter().any(|value| KeyMask::is_hash(value));
+            if has_hash && listed.denials.is_empty() {
+                document["hint"] = "`key` takes the value itself, and not its hash".into();
+            }
             Ok(json(StatusCode::OK, &document))
         }
     }
@@ -116,14 +120,14 @@ fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
 /// Lists the selected denials of this server, with hashed values if `privacy` requires it.
 async fn own_denials(
     limiter: &Arc<ServerLimiter>,
-    selection: Selection,
+    wanted: DenialQuery,
 ) -> Result<DenialList, Problem> {
     let limiter = Arc::clone(limiter);
     // The search of a full list takes milliseconds, which would delay the decisions of this worker.
     let listed = tokio::task::spawn_blocking(move || {
-        let key = selection.key();
-        let filter = selection.filter(&key);
-        let mut list = limiter.denials().list(&filter, selection.most);
+        let key = wanted.key();
+        let filter = wanted.filter(&key);
+        let mut list = limiter.denials().list(&filter, wanted.most);
         let denials = list.denials.into_iter();
         list.denials = denials
             .map(|denial| denial.masked(limiter.key_mask()))

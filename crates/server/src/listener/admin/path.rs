@@ -8,7 +8,7 @@ use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use tidegate_core::{Rule, RuleSet, former_key};
 use tidegate_identity::Trust;
-use tidegate_limiter::entries::Spelling;
+use tidegate_limiter::{KeyMask, entries::Spelling};
 use tidegate_net::{
     Problem,
     input::{nearest, shown},
@@ -111,6 +111,12 @@ impl KeyTarget<'_> {
     /// Describes a value in the key that the listeners never produce, because they normalise it.
     fn foreign_value(&self, rule: &Rule) -> Option<ForeignValue> {
         self.pairs(rule).find_map(|(name, value)| {
+            if KeyMask::is_hash(value) {
+                return Some(ForeignValue {
+                    problem: format!("`{value}` is a hash, which lists show in place of the value"),
+                    instead: "use the value itself".to_owned(),
+                });
+            }
             let counted = match name {
                 "ip" => self.trust.counted_text(value).ok_or(name),
                 _ => match self.trust.normalize(name, value) {

@@ -3,7 +3,7 @@
 import { get, isRefusal } from "./api.js";
 import { button, el, panel, select, show, table, text } from "./dom.js";
 import { count, duration, moment, plural, sentence } from "./format.js";
-import { keyLink } from "./keys.js";
+import { isHashed, keyLink } from "./keys.js";
 
 const SHOWN = 200;
 
@@ -43,7 +43,8 @@ export function denialTable(app, caption, shows = { key: true, listener: true })
         shows.key ? policy : el("span", { class: "name" }, policy, badge),
         shows.listener && (row.listener ?? "–"),
         row.retry_after_ms === null ? "never" : duration(row.retry_after_ms ?? 0),
-        row.rule
+        // Hashed entries match no rule, so an explanation of them would be wrong.
+        row.rule && !isHashed(Object.values(row.entries))
           ? el("a", { href: app.explainLink(row.rule, row.key, row.entries) }, "Explain")
           : " ",
       ];
