@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
+use tidegate::rate_limiter::charge_excess;
 use tidegate::rate_limiter::stretch;
 use tidegate_config::{Config, KeyPrivacy};
 use tidegate_core::{
     Charge, Cost, Decision, Effect, MemoryStore, Outcome, Receipt, Request, RequestError,
     RetryAfter, Rule, RuleSet, Scratch, Settlement, Span, Timestamp,
 };
-use tidegate_tower::charge_excess;
 
 use crate::{
     backlog::{Backlog, TriedRate, tried_rates},

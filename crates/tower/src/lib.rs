@@ -61,6 +61,6 @@ pub use denial::{grpc_content_type, overload_response};
 pub use headers::{HeaderWriter, Legacy, RuleNames};
 pub use rate_limit::{
     DenialInfo, LimitedBody, LongLivedPermit, RateLimit, RateLimitLayer, RateLimitStatus,
-    ResponseEntries, ResponseFuture, charge_excess,
+    ResponseEntries, ResponseFuture,
 };
 pub use tidegate_identity as identity;

@@ -176,7 +176,7 @@ fn a_cost_that_rises_with_the_response_is_still_one_request() {
     let key = rule.encode_key(&["/", "192.0.2.1"]).unwrap();
     let excess = Charge::new(&key, rule.limits(), Cost::new(5).unwrap()).unwrap();
     let now = listener.limiter.now();
-    assert!(tidegate_tower::charge_excess(&*listener.limiter, excess, now).is_ready());
+    assert!(tidegate::rate_limiter::charge_excess(&*listener.limiter, excess, now).is_ready());
     let key = listener.ask("GET", "/v1/keys/r/%2F/192.0.2.1", "").json();
     assert_eq!(key["limits"][0]["remaining"], 0);
     assert_eq!(top(&listener, "?rule=r"), before);

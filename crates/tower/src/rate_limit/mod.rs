@@ -66,7 +66,6 @@ pub use self::{
     action::{DenialInfo, RateLimitStatus},
     body::LimitedBody,
     future::ResponseFuture,
-    receipt_guard::charge_excess,
     reservation::LongLivedPermit,
     response::ResponseEntries,
     service::RateLimit,

@@ -14,13 +14,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tidegate_core::{
-    Charge, Cost, Decision, MaybeReady, Outcome, Renewal, Rule, RuleSet, Settlement, Span, Store,
-    StoreDecision, StoreRequest, Timestamp,
+use tidegate::{
+    RateLimiter,
+    rate_limiter::{OwnedCharges, charge_excess, excess_costs},
 };
+use tidegate_core::{Charge, Renewal, RuleSet, Settlement, Store};
 use tokio::runtime::Handle;
-
-use tidegate::RateLimiter;
 
 /// The charges of a request. This trait hides the type of the limiter.
 pub(super) trait ChargeGuard: Send + Sync {
@@ -79,7 +78,7 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
     /// less than the cost, the difference is refunded. If it is more, the difference is charged.
     fn settle(self: Arc<Self>, receipt: ReceiptOf<L>, due: &[u64]) {
         let now = self.limiter.now();
-        let costs = self.charges.list.iter().map(|charge| charge.cost.units());
+        let costs = self.charges.list().iter().map(|charge| charge.cost.units());
         let settlements: Vec<Settlement> = costs
             .zip(due)
             .map(|(cost, due)| Settlement {
@@ -91,10 +90,14 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         let is_settled = store
             .settle(&charges, &mut receipt, &settlements, now)
             .is_ready();
-        let mut excess = excess(&charges, due);
+        let mut excess = excess_costs(&charges, due);
         if is_settled {
             excess.retain(|(at, cost)| {
-                !charge_excess(store, with(charges[*at], *cost), now).is_ready()
+                let excess = Charge {
+                    cost: *cost,
+                    ..charges[*at]
+                };
+                !charge_excess(store, excess, now).is_ready()
             });
             if excess.is_empty() {
                 return;
@@ -114,7 +117,11 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
                 .settle(&charges, &mut receipt, &settlements, now)
                 .await;
             for (at, cost) in excess {
-                charge_excess(store, with(charges[at], cost), now).await;
+                let excess = Charge {
+                    cost,
+                    ..charges[at]
+                };
+                charge_excess(store, excess, now).await;
             }
         });
     }
@@ -191,140 +198,4 @@ impl<L: RateLimiter + 'static> Drop for ReceiptLoan<L> {
         }
         *receipt = ReceiptState::Present(back);
     }
-}
-
-/// Charges that own their data, so that they outlive the decision that made them.
-pub(super) struct OwnedCharges {
-    rules: Arc<RuleSet>,
-    list: Vec<OwnedCharge>,
-}
-
-/// One charge in [`OwnedCharges`].
-pub(super) struct OwnedCharge {
-    key: Box<[u8]>,
-    pub(super) cost: Cost,
-    is_stretched: bool,
-}
-
-impl OwnedCharges {
-    fn new(rules: &Arc<RuleSet>, charges: &[Charge<'_>]) -> Self {
-        let own = |charge: &Charge<'_>| OwnedCharge {
-            key: charge.key.into(),
-            cost: charge.cost,
-            is_stretched: charge.limits.is_stretched(),
-        };
-        Self {
-            rules: Arc::clone(rules),
-            list: charges.iter().map(own).collect(),
-        }
-    }
-
-    pub(super) fn rules(&self) -> impl Iterator<Item = &Rule> {
-        const OWN: &str = "the key of a charge belongs to a rule of the same rule set";
-        let rule = |charge: &OwnedCharge| self.rules.rule_of(&charge.key).expect(OWN);
-        self.list.iter().map(rule)
-    }
-
-    /// Returns the names of the response entries on which the final charges of the rules depend.
-    pub(super) fn names(&self) -> Vec<&str> {
-        let rules = self.rules();
-        rules
-            .flat_map(|rule| rule.response_cost().entry_names())
-            .collect()
-    }
-
-    pub(super) fn list(&self) -> &[OwnedCharge] {
-        &self.list
-    }
-
-    /// Returns the duration of the shortest lease among the concurrency slots, if there are any.
-    pub(super) fn lease(&self) -> Option<Span> {
-        self.rules().filter_map(|rule| rule.limits().lease()).min()
-    }
-
-    fn as_charges(&self) -> Vec<Charge<'_>> {
-        self.list
-            .iter()
-            .zip(self.rules())
-            .map(|(charge, rule)| charge.as_charge(rule))
-            .collect()
-    }
-}
-
-impl OwnedCharge {
-    fn as_charge<'a>(&'a self, rule: &'a Rule) -> Charge<'a> {
-        let limits = rule.limits();
-        let stretched = limits.stretched().filter(|_| self.is_stretched);
-        Charge {
-            key: &self.key,
-            limits: stretched.unwrap_or(limits),
-            cost: self.cost,
-            longest_wait: None,
-        }
-    }
-}
-
-/// Returns the index of each charge whose final amount in `due` exceeds its cost, with the
-/// difference.
-fn excess(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
-    let excess = |(at, (charge, due)): (usize, (&Charge<'_>, &u64))| {
-        let more = due.saturating_sub(charge.cost.units());
-        Some((at, Cost::new(more).ok()?))
-    };
-    charges
-        .iter()
-        .zip(due)
-        .enumerate()
-        .filter_map(excess)
-        .collect()
-}
-
-fn with(charge: Charge<'_>, cost: Cost) -> Charge<'_> {
-    Charge { cost, ..charge }
-}
-
-/// Charges the part of a request's cost that exceeds the reserved amount. If the limits do not
-/// admit this part completely, charges as much of it as they admit. The cost of `charge` is this
-/// part.
-pub fn charge_excess<S: Store>(
-    store: &S,
-    charge: Charge<'_>,
-    now: Timestamp,
-) -> MaybeReady<(), impl Future<Output = ()> + Send> {
-    let mut outcomes = Vec::new();
-    let mut charges = vec![charge];
-    let request = StoreRequest::excess(&mut charges, now);
-    let decided = store.decide(request, &mut outcomes).ready();
-    let is_charged = match decided.map(|decided| room(&decided, &outcomes)) {
-        None => false,
-        Some(None) => true,
-        Some(Some(room)) => {
-            charges = vec![with(charge, room)];
-            let request = StoreRequest::excess(&mut charges, now);
-            store.decide(request, &mut outcomes).is_ready()
-        }
-    };
-    if is_charged {
-        return MaybeReady::Ready(());
-    }
-    MaybeReady::Pending(async move {
-        let mut charges = vec![charge];
-        let request = StoreRequest::excess(&mut charges, now);
-        let decided = store.decide(request, &mut outcomes).await;
-        if let Some(room) = room(&decided, &outcomes) {
-            charges = vec![with(charge, room)];
-            let request = StoreRequest::excess(&mut charges, now);
-            store.decide(request, &mut outcomes).await;
-        }
-    })
-}
-
-/// Returns the number of units that the denying limits would still admit. Returns `None` if it is
-/// zero or if no limit denied the charge.
-fn room(decided: &StoreDecision, outcomes: &[Outcome]) -> Option<Cost> {
-    if decided.decision != Decision::Limited {
-        return None;
-    }
-    let least = outcomes.iter().map(|outcome| outcome.remaining).min();
-    Cost::new(least?).ok()
 }

@@ -26,11 +26,12 @@ use std::{
 
 use http::Response;
 use http_body::Body;
+use tidegate::rate_limiter::{OwnedCharge, OwnedCharges};
 use tidegate_core::Rule;
 
 use super::{
     keepalive::{KeepaliveTicket, LeaseKeepalive},
-    receipt_guard::{ChargeGuard, OwnedCharge},
+    receipt_guard::ChargeGuard,
     response::ResponseState,
 };
 
@@ -93,7 +94,7 @@ impl Reservation {
         let Some(reserved) = &mut self.0 else {
             return self;
         };
-        let names = reserved.guard.charges().names();
+        let names = response_entries(reserved.guard.charges());
         let has_slots = reserved.guard.charges().rules().any(Rule::has_slots);
         let is_settled = !has_slots && names.iter().all(|name| ResponseState::is_of_head(name));
         let mut state = ResponseState::of(response, &names);
@@ -127,6 +128,14 @@ impl Drop for Reservation {
         let due = reserved.final_charges();
         reserved.guard.release(due);
     }
+}
+
+/// Returns the names of the response entries on which the final amounts of `charges` depend.
+fn response_entries(charges: &OwnedCharges) -> Vec<&str> {
+    charges
+        .rules()
+        .flat_map(|rule| rule.response_cost().entry_names())
+        .collect()
 }
 
 impl ReservedCharges {

@@ -1,11 +1,19 @@
 //! The rate limiter interface that the HTTP layers use, and code that the layers share with rate
 //! limiters.
 
+mod excess;
+mod owned_charges;
+
 use std::sync::Arc;
 
 use tidegate_core::{
     CacheSearch, Charge, Effect, MaybeReady, Parents, Request, RequestError, RuleSet, Scratch,
     Store, StoreRequest, Timestamp, Verdict,
+};
+
+pub use self::{
+    excess::{charge_excess, excess_costs},
+    owned_charges::{OwnedCharge, OwnedCharges},
 };
 
 /// A request that was decided, for [`RateLimiter::observe`].
