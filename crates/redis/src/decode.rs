@@ -507,6 +507,14 @@ pub(crate) fn integer(reply: &Reply) -> Option<u64> {
     }
 }
 
+/// Returns the integers in `reply`; `None` if it is not an array of integers from 0.
+pub(crate) fn integers(reply: &Reply) -> Option<Vec<u64>> {
+    match reply {
+        Reply::Array(parts) => parts.iter().map(integer).collect(),
+        _ => None,
+    }
+}
+
 pub(crate) fn bytes(reply: Reply) -> Option<Vec<u8>> {
     match reply {
         Reply::BulkString(bytes) => Some(bytes),

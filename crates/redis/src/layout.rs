@@ -10,6 +10,7 @@
 //!   top talkers       prefix #top        the servers that publish slices
 //!                     prefix #top: id    the slices of one server
 //!   recent denials    prefix #denials
+//!   guard             prefix #ends { values } scope : id     a reservation has ended
 //! ```
 //!
 //! Two keys never collide: the byte after the prefix distinguishes rule keys from other keys, and a
@@ -38,6 +39,19 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
         }
     }
     whole
+}
+
+/// Returns the Redis key of the guard of the reservation `id`, in the cluster slot of `key`.
+pub(crate) fn guard_key(prefix: &[u8], key: &[u8], id: &[u8; 16]) -> Vec<u8> {
+    let whole = state_key(prefix, key);
+    let own = &whole[prefix.len()..];
+    let id = id.iter().map(|byte| format!("{byte:02x}"));
+    let id: String = id.collect();
+    if own.starts_with(b"{") {
+        return [prefix, b"#ends", own, b":", id.as_bytes()].concat();
+    }
+    // The slot of a key without a hash tag is the slot of the whole key.
+    [prefix, b"#ends{", &whole, b"}:", id.as_bytes()].concat()
 }
 
 /// Returns the pattern of `SCAN` for the Redis keys of the rule with this scope.

@@ -77,6 +77,6 @@ pub use self::{
     },
     keys::{ScanPosition, ScannedKeys},
     server_id::random_server_id,
-    store::{RedisReceipt, RedisStore},
+    store::{RedisReceipt, RedisReservation, RedisStore, ReservationEnd, ReservationStatus},
     top::PublishedSlice,
 };

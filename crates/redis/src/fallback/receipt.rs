@@ -11,7 +11,7 @@ use tidegate_core::{
 use tokio::time::Instant;
 
 use super::{FallbackStore, add_elapsed, denial_cache::InvalidationGuard};
-use crate::{RedisReceipt, StoreError};
+use crate::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError};
 
 /// The charges of a decision, in Redis and to this node's share.
 #[derive(Debug)]
@@ -31,6 +31,24 @@ struct ReceiptPair {
     redis: RedisReceipt,
     /// For each charge, the receipt for this node's share.
     local: Vec<Receipt>,
+}
+
+impl FallbackReceipt {
+    /// Returns the receipt of the charges in Redis; `None` if only this node's share was charged.
+    #[must_use]
+    pub fn redis(&self) -> Option<&RedisReceipt> {
+        match &self.0 {
+            ReceiptKind::Redis(pair) => Some(&pair.redis),
+            ReceiptKind::Local(_) => None,
+        }
+    }
+
+    /// Replaces the receipt of the charges in Redis, after their leases were renewed.
+    pub fn set_redis(&mut self, renewed: RedisReceipt) {
+        if let ReceiptKind::Redis(pair) = &mut self.0 {
+            pair.redis = renewed;
+        }
+    }
 }
 
 impl FallbackStore {
@@ -152,16 +170,81 @@ impl FallbackStore {
         now: Timestamp,
     ) {
         let _invalidation = self.invalidate_refunded(charges, settlements);
-        let settled = charges.iter().zip(local).zip(settlements);
+        self.settle_shares(charges, local, settlements, now);
+        let call = self.store.settle(charges, redis, settlements);
+        if let Err(error) = self.with_timeout(call, None, now).await {
+            tracing::debug!("refund failed, so the unused units stay charged: {error}");
+        }
+    }
+
+    /// Settles the charges to this node's share that belong to charges in Redis.
+    fn settle_shares(
+        &self,
+        charges: &[Charge<'_>],
+        receipts: Vec<Receipt>,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) {
+        let settled = charges.iter().zip(receipts).zip(settlements);
         for ((charge, receipt), settlement) in settled {
             self.with_share(std::slice::from_ref(charge), |shared| {
                 self.local.settle(shared, receipt, &[*settlement], now);
             });
         }
-        let call = self.store.settle(charges, redis, settlements);
-        if let Err(error) = self.with_timeout(call, None, now).await {
-            tracing::debug!("refund failed, so the unused units stay charged: {error}");
+    }
+
+    /// Ends a reservation of `charges` in Redis, as
+    /// [`RedisStore::end_reservation`](crate::RedisStore::end_reservation) does.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if Redis did not settle everything, or if the outcome is unknown.
+    pub async fn end_reservation(
+        &self,
+        charges: &[Charge<'_>],
+        receipt: &RedisReceipt,
+        settlements: &[Settlement],
+        reservation: RedisReservation,
+        end: ReservationEnd,
+        now: Timestamp,
+    ) -> Result<ReservationStatus, StoreError> {
+        let _invalidation = self.invalidate_refunded(charges, settlements);
+        let store = &self.store;
+        let call = store.end_reservation(charges, receipt, settlements, reservation, end, now);
+        self.with_timeout(call, None, now).await
+    }
+
+    /// Settles what a reservation of `charges` charged to this node's share, after Redis has ended
+    /// the reservation.
+    pub fn settle_own_share(
+        &self,
+        charges: &[Charge<'_>],
+        FallbackReceipt(receipt): FallbackReceipt,
+        settlements: &[Settlement],
+        now: Timestamp,
+    ) {
+        match receipt {
+            ReceiptKind::Redis(pair) => self.settle_shares(charges, pair.local, settlements, now),
+            ReceiptKind::Local(receipt) => self.settle_share(charges, receipt, settlements, now),
         }
+    }
+
+    /// Extends a reservation of `charges` in Redis, as [`RedisStore::extend_reservation`](crate::RedisStore::extend_reservation) does.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if the reservation was not extended, or if the outcome is unknown.
+    pub async fn extend_reservation(
+        &self,
+        charges: &[Charge<'_>],
+        reservation: RedisReservation,
+        until: Timestamp,
+        now: Timestamp,
+    ) -> Result<ReservationStatus, StoreError> {
+        let call = self
+            .store
+            .extend_reservation(charges, reservation, until, now);
+        self.with_timeout(call, None, now).await
     }
 
     /// Renews leases. Leases that were charged without Redis are renewed immediately, without a

@@ -11,7 +11,8 @@ const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
 /// Snippets of Lua that several scripts share, each with the marker that it replaces in a script.
-const SHARED: [(&str, &str); 7] = [
+const SHARED: [(&str, &str); 8] = [
+    ("-- (guard.lua)\n", include_str!("guard.lua")),
     ("-- (program.lua)\n", include_str!("program.lua")),
     ("-- (members.lua)\n", include_str!("members.lua")),
     ("-- (lead.lua)\n", include_str!("lead.lua")),
@@ -75,6 +76,10 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
 /// Refunds reservations.
 pub(crate) static REFUND: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("refund.lua"))));
+
+/// Extends reservations.
+pub(crate) static EXTEND: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("extend.lua"))));
 
 /// Renews concurrency leases.
 pub(crate) static RENEW: LazyLock<Script> =

@@ -1,8 +1,9 @@
 -- Refunds reservations of `check`. The core crate's `receipt.rs` explains how much may be refunded.
 --
--- KEYS     the key of each charge
+-- KEYS     the key of each charge; then, if the charges belong to a reservation, the key of its guard
 -- ARGV[1]  the instant; empty for the server's own clock
--- ARGV[2…] three arguments for each charge: the program with which it was charged; its receipt,
+-- ARGV[2]  empty, or how the reservation ends (guard.lua)
+-- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt,
 --          empty to refund nothing; and the part to refund: a program with the cost to refund,
 --          empty for the whole charge, or 'leases' for only the leases. Leases are always released
 --
@@ -16,6 +17,14 @@
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
 local now, count = tonumber(ARGV[1]), #KEYS
+-- (guard.lua)
+if ARGV[2] ~= '' then
+  local status, till = end_reservation(KEYS[count], ARGV[2])
+  if status ~= ENDED then
+    return {status, till}
+  end
+  count = count - 1
+end
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -250,9 +259,9 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
 end
 
 for i = 1, count do
-  local raw = ARGV[3 * i] ~= '' and call('GET', KEYS[i]) or ''
+  local raw = ARGV[3 * i + 1] ~= '' and call('GET', KEYS[i]) or ''
   if raw ~= '' then
-    local program, receipt = open_program(ARGV[3 * i - 1]), cmsgpack.unpack(ARGV[3 * i])
+    local program, receipt = open_program(ARGV[3 * i]), cmsgpack.unpack(ARGV[3 * i + 1])
     local block_end, ledger, value = open_value(raw)
     if ledger_until(ledger) <= now then
       ledger = ''
@@ -261,7 +270,7 @@ for i = 1, count do
     if is_sound and are_of(program, states) then
       local is_same = sub(value, 1, first - 1) == program.head
       local written, expires, new_ledger =
-        refund_states(program, receipt, ARGV[3 * i + 1], value, states, is_same, ledger)
+        refund_states(program, receipt, ARGV[3 * i + 2], value, states, is_same, ledger)
       ledger = new_ledger or ledger
       if expires <= now and not block_end and ledger == '' then
         call('DEL', KEYS[i])
@@ -276,4 +285,4 @@ for i = 1, count do
     end
   end
 end
-return count
+return {ENDED, 0}

@@ -2,9 +2,13 @@
 
 mod cross_slot;
 mod fast_path;
+mod reservation;
 mod reserve;
 
-pub use self::reserve::RedisReceipt;
+pub use self::{
+    reservation::{RedisReservation, ReservationEnd, ReservationStatus},
+    reserve::RedisReceipt,
+};
 
 use std::{
     sync::{

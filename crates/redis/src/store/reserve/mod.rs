@@ -35,14 +35,29 @@ impl RedisReceipt {
     pub fn is_empty(&self) -> bool {
         self.charges.iter().all(Vec::is_empty)
     }
+
+    /// Returns the receipt of each charge, as bytes with which another process can settle it.
+    #[must_use]
+    pub fn parts(&self) -> &[Vec<u8>] {
+        &self.charges
+    }
+
+    /// Creates a receipt from its [`parts`](Self::parts).
+    #[must_use]
+    pub fn from_parts(parts: Vec<Vec<u8>>) -> Self {
+        Self {
+            charges: parts,
+            has_unknown_renewal: false,
+        }
+    }
 }
 
 /// A charge to settle, with its receipt and its settlement.
 #[derive(Clone, Copy, Debug)]
-struct ChargeToSettle<'s> {
-    charge: &'s Charge<'s>,
-    receipt: &'s [u8],
-    settlement: Settlement,
+pub(super) struct ChargeToSettle<'s> {
+    pub(super) charge: &'s Charge<'s>,
+    pub(super) receipt: &'s [u8],
+    pub(super) settlement: Settlement,
 }
 
 /// The argument that makes `refund.lua` release only the leases.
@@ -125,8 +140,8 @@ impl RedisStore {
     }
 
     /// Builds the call that settles charges of one slot.
-    fn settle_call<'s>(&self, due: impl Iterator<Item = ChargeToSettle<'s>>) -> Call {
-        let (mut charges, mut args) = (Vec::new(), vec![self.instant()]);
+    pub(super) fn settle_call<'s>(&self, due: impl Iterator<Item = ChargeToSettle<'s>>) -> Call {
+        let (mut charges, mut args) = (Vec::new(), vec![self.instant(), Vec::new()]);
         for ChargeToSettle {
             charge,
             receipt,
@@ -156,7 +171,7 @@ impl RedisStore {
     async fn run_refund(&self, call: &Call) -> Result<(), StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => {
-                for call in call.split_by_key(1) {
+                for call in call.split_by_key(2) {
                     self.run(&call).await?;
                 }
                 Ok(())
@@ -221,7 +236,7 @@ fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with the time, the effect and the expiry slack");
     };
-    let mut args = vec![instant.clone()];
+    let mut args = vec![instant.clone(), Vec::new()];
     for (program, receipt) in programs.iter().zip(receipts) {
         args.extend([program.clone(), receipt.clone(), Vec::new()]);
     }
