@@ -26,6 +26,7 @@ mod quotas;
 mod record;
 mod redis;
 pub mod report;
+mod reservations;
 mod response_cost;
 mod response_listener;
 mod rules;
@@ -68,6 +69,7 @@ pub use proxy::{
 };
 pub use record::RecordConfig;
 pub use redis::{Password, RedisConfig};
+pub use reservations::{ReservationExpiry, ReservationsConfig, check_secrets};
 pub use shutdown::ShutdownConfig;
 pub use tidegate_net::MinRate;
 
@@ -97,6 +99,7 @@ const SECTIONS: &[&str] = &[
     "denials",
     "events",
     "record",
+    "reservations",
 ];
 
 /// The parsed rules file. The default is the configuration of an empty file: every listener on its
@@ -141,6 +144,8 @@ pub struct Config {
     pub events: EventsSection,
     /// `record`: where requests are recorded; `None` if the file has no section `record`.
     pub record: Option<RecordConfig>,
+    /// `reservations`: how many reservations there may be, and how they end.
+    pub reservations: ReservationsConfig,
     /// `envoy`: Envoy's rate limit service; `None` if the file has no section `envoy`.
     pub envoy: Option<Envoy>,
     /// `rules` and `allow`, indexed and ready for decisions.
@@ -580,6 +585,7 @@ impl Config {
         self.key_privacy = privacy::privacy(file, self.redis.is_some(), report);
         self.record = record::record(file, &self.key_privacy, report);
         self.top = Top(top::top(file, report));
+        self.reservations = reservations::reservations(file, self.redis.is_some(), report);
         self.envoy = envoy::envoy(file, report);
         self.shutdown = shutdown::shutdown(file, report);
         self.denials = denials::denials(file, report);

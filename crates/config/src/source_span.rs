@@ -77,7 +77,9 @@ impl SourceSpan {
             matches!(&*self.path, "store" | "store.prefix") || is_under("store.redis");
         let is_of_hashes = &*self.path == "privacy"
             || is_under("privacy.secret")
-            || is_under("privacy.secret_env");
+            || is_under("privacy.secret_env")
+            || is_under("reservations.secret")
+            || is_under("reservations.secret_env");
         let is_in_secret_section = is_under("admin") || is_of_hashes || is_free_text;
         is_in_secret_section || names_secret || may_hold_secret(text)
     }

@@ -18,6 +18,7 @@ mod listing;
 pub mod metrics;
 mod publisher;
 mod record;
+pub mod reservations;
 pub mod snapshot;
 mod store;
 mod throttle_key;
@@ -52,6 +53,7 @@ use crate::{
     entries::{AuditedRequest, EntryAudit},
     events::Events,
     metrics::{ListenerKind, Metrics, Stats},
+    reservations::Reservations,
     snapshot::SnapshotHealth,
     top::TopTalkers,
 };
@@ -116,6 +118,7 @@ pub struct ServerLimiter {
     candidate: ArcSwapOption<Candidate>,
     recorder: Option<RequestRecorder>,
     events: Option<Arc<Events>>,
+    reservations: Reservations,
 }
 
 impl ServerLimiter {
@@ -138,6 +141,7 @@ impl ServerLimiter {
             candidate: ArcSwapOption::empty(),
             recorder: None,
             events: None,
+            reservations: Reservations::off(),
         }
     }
 
@@ -197,6 +201,15 @@ impl ServerLimiter {
     #[must_use]
     pub fn recorder(&self) -> Option<&RequestRecorder> {
         self.recorder.as_ref()
+    }
+
+    /// Permits reservations, which are off by default.
+    #[must_use]
+    pub fn with_reservations(self, reservations: Reservations) -> Self {
+        Self {
+            reservations,
+            ..self
+        }
     }
 
     /// Sends events to `events`, including the outages of Redis. By default, and with `None`, there
@@ -324,6 +337,7 @@ impl ServerLimiter {
         if let Some(recorder) = &self.recorder {
             recorder.collect(page);
         }
+        self.reservations.collect(page);
         if let Some(events) = &self.events {
             events.collect(page);
         }

@@ -1,0 +1,84 @@
+//! The outstanding reservations that this server has made.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use tidegate::rate_limiter::OwnedCharges;
+use tidegate_core::Timestamp;
+
+use super::token::ReservationId;
+use crate::LimiterReceipt;
+
+/// An outstanding reservation.
+#[derive(Debug)]
+pub(super) struct Outstanding {
+    pub(super) charges: OwnedCharges,
+    /// The receipt of the charges; `None` if nothing was charged.
+    pub(super) receipt: Option<LimiterReceipt>,
+    /// The instant at which the reservation expires.
+    pub(super) expires: Timestamp,
+    /// The instant at which the reservation is refunded: when it expires, or later if a refund
+    /// failed.
+    pub(super) refund_at: Timestamp,
+    /// Counts the reservation until it is dropped.
+    pub(super) _permit: Permit,
+}
+
+/// The permission to have one more outstanding reservation. The number of permits is bounded.
+#[derive(Debug)]
+pub(super) struct Permit(Arc<AtomicUsize>);
+
+impl Permit {
+    /// Takes a permit, unless `max` permits are taken.
+    pub(super) fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
+        let added = |count| (count < max).then_some(count + 1);
+        // The counter synchronises no other data.
+        let result = taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, added);
+        result.ok().map(|_| Self(Arc::clone(taken)))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Outstanding reservations by their id, and in the order in which they are refunded.
+#[derive(Debug, Default)]
+pub(super) struct OutstandingTable {
+    by_id: HashMap<ReservationId, Outstanding>,
+    by_refund: BTreeSet<(Timestamp, ReservationId)>,
+}
+
+impl OutstandingTable {
+    pub(super) fn insert(&mut self, id: ReservationId, outstanding: Outstanding) {
+        self.by_refund.insert((outstanding.refund_at, id));
+        self.by_id.insert(id, outstanding);
+    }
+
+    pub(super) fn remove(&mut self, id: &ReservationId) -> Option<Outstanding> {
+        let outstanding = self.by_id.remove(id)?;
+        self.by_refund.remove(&(outstanding.refund_at, *id));
+        Some(outstanding)
+    }
+
+    /// Removes a reservation that is to be refunded at `now`, if there is one.
+    pub(super) fn remove_due(&mut self, now: Timestamp) -> Option<(ReservationId, Outstanding)> {
+        let (refund_at, id) = *self.by_refund.first()?;
+        if refund_at > now {
+            return None;
+        }
+        self.remove(&id).map(|outstanding| (id, outstanding))
+    }
+
+    /// Returns the instant of the next refund.
+    pub(super) fn next_refund(&self) -> Option<Timestamp> {
+        self.by_refund.first().map(|(refund_at, _)| *refund_at)
+    }
+}

@@ -1,0 +1,240 @@
+//! Tokens of reservations. A token is sealed with HMAC-SHA256, so that nobody can forge one. It is
+//! not encrypted: it shows the keys of its charges to those who hold it.
+//!
+//! ```text
+//!   | version: 1 | id: 16 | expires: 8 | cost: 8 | charge | charge | … | tag: 32 |     in base64url
+//!
+//!   charge: | key length: 2 | key | cost: 8 | stretched: 1 | receipt length: 2 | receipt |
+//! ```
+//!
+//! A token contains the charges only if they were made in Redis, so that every server that shares
+//! the Redis can settle them. Otherwise, the server that made the reservation keeps its charges.
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use ring::{hmac, rand::SystemRandom};
+use tidegate::rate_limiter::OwnedCharge;
+use tidegate_core::{
+    Cost, Timestamp,
+    bounds::{MAX_CHARGES, MAX_KEY_BYTES},
+};
+
+const VERSION: u8 = 1;
+
+/// The number of bytes of the HMAC at the end of a token.
+const TAG_BYTES: usize = 32;
+
+/// A random number that identifies a reservation.
+pub(super) type ReservationId = [u8; 16];
+
+/// The contents of a token.
+#[derive(Debug)]
+pub(super) struct TokenContents {
+    pub(super) id: ReservationId,
+    /// The instant at which the reservation expires, unless it was renewed since.
+    pub(super) expires: Timestamp,
+    /// The cost of the request.
+    pub(super) cost: Cost,
+    /// The charges in Redis, each with its receipt; empty if the charges are not in Redis.
+    pub(super) shared: Vec<SharedCharge>,
+}
+
+/// A charge in Redis, with its receipt.
+#[derive(Debug)]
+pub(super) struct SharedCharge {
+    pub(super) charge: OwnedCharge,
+    pub(super) receipt: Vec<u8>,
+}
+
+/// The operating system provides no random bytes for a key.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error(
+    "cannot create a key for the tokens of reservations, because the operating system provides no \
+     random bytes; set `reservations.secret_env`"
+)]
+pub struct NoTokenKey;
+
+/// The keys with which tokens are sealed. The first key seals, and every key opens. Without a key,
+/// no token is valid.
+#[derive(Default)]
+pub(super) struct TokenKeys(Vec<hmac::Key>);
+
+/// Hides the keys, because `Debug` output can reach logs.
+impl std::fmt::Debug for TokenKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("TokenKeys(…)")
+    }
+}
+
+impl TokenKeys {
+    /// Creates the keys from secrets that are separated by spaces.
+    pub(super) fn new(secrets: &str) -> Self {
+        let keys = secrets.split_whitespace();
+        Self(
+            keys.map(|key| hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()))
+                .collect(),
+        )
+    }
+
+    /// Creates a random key.
+    pub(super) fn random() -> Result<Self, NoTokenKey> {
+        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
+        Ok(Self(vec![key.map_err(|_| NoTokenKey)?]))
+    }
+
+    /// Returns the token with these contents.
+    pub(super) fn seal(&self, contents: &TokenContents) -> String {
+        let mut bytes = contents.encode();
+        if let Some(key) = self.0.first() {
+            let tag = hmac::sign(key, &bytes);
+            bytes.extend_from_slice(tag.as_ref());
+        }
+        BASE64_URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// Returns the contents of `token`; `None` if none of the keys has sealed it.
+    pub(super) fn open(&self, token: &str) -> Option<TokenContents> {
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).ok()?;
+        let at = bytes.len().checked_sub(TAG_BYTES)?;
+        let (contents, tag) = bytes.split_at(at);
+        let is_sealed = self
+            .0
+            .iter()
+            .any(|key| hmac::verify(key, contents, tag).is_ok());
+        if is_sealed {
+            TokenContents::decode(contents)
+        } else {
+            None
+        }
+    }
+}
+
+impl TokenContents {
+    fn encode(&self) -> Vec<u8> {
+        let mut bytes = vec![VERSION];
+        bytes.extend_from_slice(&self.id);
+        bytes.extend_from_slice(&self.expires.as_micros().to_be_bytes());
+        bytes.extend_from_slice(&self.cost.units().to_be_bytes());
+        for SharedCharge { charge, receipt } in &self.shared {
+            push_with_length(&mut bytes, &charge.key);
+            bytes.extend_from_slice(&charge.cost.units().to_be_bytes());
+            bytes.push(u8::from(charge.is_stretched));
+            push_with_length(&mut bytes, receipt);
+        }
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut input = Input(bytes);
+        if input.take(1)? != [VERSION] {
+            return None;
+        }
+        let id = input.take(16)?.try_into().ok()?;
+        let expires = Timestamp::from_micros(input.number()?);
+        let cost = Cost::new(input.number()?).ok()?;
+        let mut shared = Vec::new();
+        while !input.0.is_empty() && shared.len() < MAX_CHARGES {
+            let key = input.take_with_length()?;
+            if key.len() > MAX_KEY_BYTES {
+                return None;
+            }
+            let charge = OwnedCharge {
+                key: key.into(),
+                cost: Cost::new(input.number()?).ok()?,
+                is_stretched: input.take(1)? == [1],
+            };
+            let receipt = input.take_with_length()?.to_vec();
+            shared.push(SharedCharge { charge, receipt });
+        }
+        input.0.is_empty().then_some(Self {
+            id,
+            expires,
+            cost,
+            shared,
+        })
+    }
+}
+
+/// Appends `part`, after its length in two bytes. Keys and receipts are shorter than 64 KiB.
+fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
+    let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes.extend_from_slice(&part[..usize::from(length)]);
+}
+
+/// The bytes that are still to be decoded.
+struct Input<'b>(&'b [u8]);
+
+impl<'b> Input<'b> {
+    fn take(&mut self, count: usize) -> Option<&'b [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn number(&mut self) -> Option<u64> {
+        Some(u64::from_be_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    fn take_with_length(&mut self) -> Option<&'b [u8]> {
+        let length = u16::from_be_bytes(self.take(2)?.try_into().ok()?);
+        self.take(length.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn contents() -> TokenContents {
+        TokenContents {
+            id: [7; 16],
+            expires: Timestamp::from_micros(1_700_000_000_000_000),
+            cost: Cost::new(2_000).unwrap(),
+            shared: vec![SharedCharge {
+                charge: OwnedCharge {
+                    key: b"\xF9rule-key".as_slice().into(),
+                    cost: Cost::ONE,
+                    is_stretched: true,
+                },
+                receipt: vec![1, 2, 3],
+            }],
+        }
+    }
+
+    #[test]
+    fn a_token_survives_a_round_trip() {
+        let keys = TokenKeys::new("secret");
+        let opened = keys.open(&keys.seal(&contents())).unwrap();
+        assert_eq!(format!("{opened:?}"), format!("{:?}", contents()));
+    }
+
+    #[test]
+    fn a_changed_token_is_rejected() {
+        let keys = TokenKeys::new("secret");
+        let bytes = BASE64_URL_SAFE_NO_PAD
+            .decode(keys.seal(&contents()))
+            .unwrap();
+        for at in 0..bytes.len() {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            let token = BASE64_URL_SAFE_NO_PAD.encode(&changed);
+            assert!(keys.open(&token).is_none(), "byte {at}");
+            let truncated = BASE64_URL_SAFE_NO_PAD.encode(&bytes[..at]);
+            assert!(keys.open(&truncated).is_none(), "{at} bytes");
+        }
+        assert!(keys.open("").is_none());
+        assert!(keys.open("not base64!").is_none());
+    }
+
+    #[test]
+    fn a_former_key_still_opens_tokens() {
+        let (old, both) = (TokenKeys::new("old"), TokenKeys::new("new old"));
+        assert!(both.open(&old.seal(&contents())).is_some());
+        assert!(old.open(&both.seal(&contents())).is_none());
+        assert!(
+            TokenKeys::new("new")
+                .open(&both.seal(&contents()))
+                .is_some()
+        );
+    }
+}
