@@ -156,6 +156,11 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
             "the listener's password",
         )),
         key_secret: found(key_secret(&config.key_privacy)),
+        reservation_secrets: found(named_secret(
+            "reservations.secret_env",
+            &config.reservations.secret,
+            "the secret of reservations",
+        )),
     };
     if missing.is_empty() {
         Ok(secrets)

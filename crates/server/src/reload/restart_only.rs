@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use tidegate_config::{
     AdminToken, Config, DenialsConfig, Envoy, EventsSection, Grpc, Headers, Identity, KeyPrivacy,
-    Listen, Listeners, OperatorToken, RecordConfig, RedisConfig, ShutdownConfig, Snapshot, Top,
+    Listen, Listeners, OperatorToken, RecordConfig, RedisConfig, ReservationsConfig,
+    ShutdownConfig, Snapshot, Top,
 };
 use tidegate_core::MemoryBounds;
 use tidegate_identity::GeoIpField;
@@ -32,6 +33,7 @@ pub struct RestartOnlySettings {
     denials: DenialsConfig,
     events: EventsSection,
     record: Option<RecordConfig>,
+    reservations: ReservationsConfig,
 }
 
 impl RestartOnlySettings {
@@ -57,6 +59,7 @@ impl RestartOnlySettings {
             denials: config.denials,
             events: config.events.clone(),
             record: config.record.clone(),
+            reservations: config.reservations.clone(),
         }
     }
 
@@ -99,6 +102,7 @@ impl RestartOnlySettings {
             ("denials", self.denials == config.denials),
             ("events", self.events == config.events),
             ("record", self.record == config.record),
+            ("reservations", self.reservations == config.reservations),
         ];
         let changed = others.iter().filter(|(_, is_alike)| !is_alike);
         Ok(changed.map(|(section, _)| *section).collect())

@@ -24,7 +24,7 @@ use std::{
 use tidegate::Clock;
 use tidegate_config::{
     Config, Envoy, EventsConfig, Identity, Listeners, Proxy, RecordConfig, Snapshot, TokenScope,
-    envoy::RuleOrigin,
+    check_secrets, envoy::RuleOrigin,
 };
 use tidegate_core::{MemoryBounds, MemoryStore};
 use tidegate_envoy::{
@@ -35,6 +35,7 @@ use tidegate_envoy::{
 use tidegate_limiter::{
     Backend, KeyMask, NoRandomBytes, RequestRecorder, ServerLimiter,
     events::{Events, EventsError, WebhookSecret, WebhookSettings},
+    reservations::{NoTokenKey, Reservations},
     snapshot::{self, RestoreOutcome},
 };
 use tidegate_net::{
@@ -153,6 +154,12 @@ pub enum ServeError {
     /// Keys cannot be hashed, because the system provides no random bytes.
     #[error("privacy.keys: {0}")]
     Privacy(#[from] NoRandomBytes),
+    /// A secret of reservations is empty or too short.
+    #[error("reservations.secret_env: {0}")]
+    ReservationSecret(&'static str),
+    /// No key for the tokens of reservations could be created.
+    #[error(transparent)]
+    Reservations(#[from] NoTokenKey),
     /// The operating system could not start a thread or install a signal handler.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
@@ -176,6 +183,8 @@ pub struct Secrets {
     pub resp_password: Option<String>,
     /// The secret with which keys are hashed, if there is one.
     pub key_secret: Option<String>,
+    /// The secrets with which the tokens of reservations are sealed, if there are any.
+    pub reservation_secrets: Option<String>,
 }
 
 /// Omits the values, so that secrets never reach a log.
@@ -207,6 +216,7 @@ pub fn start(
         http_token,
         resp_password,
         key_secret,
+        reservation_secrets,
     } = secrets;
     let credentials = admin_credentials(token, operator_tokens, &config);
     let restart_only = RestartOnlySettings::with(&config);
@@ -229,7 +239,13 @@ pub fn start(
     let events = config.events.0.as_ref();
     let events = events.map(|events| open_events(events, &webhook_secrets, &key_mask, &clock));
     let events = events.transpose()?.map(Arc::new);
-    let limiter = build_limiter(&mut config, redis.as_ref(), &clock, key_mask, events)?;
+    let reservations = open_reservations(&config, reservation_secrets.as_deref())?;
+    let parts = LimiterParts {
+        key_mask,
+        events,
+        reservations,
+    };
+    let limiter = build_limiter(&mut config, redis.as_ref(), &clock, parts)?;
     let quotas = Arc::<Quotas>::default();
     quotas.swap_rules(config.quotas, limiter.now());
     quotas.show_in(limiter.metrics());
@@ -286,15 +302,34 @@ pub fn start(
     })
 }
 
+/// Parts of the limiter that depend on secrets.
+struct LimiterParts {
+    key_mask: KeyMask,
+    events: Option<Arc<Events>>,
+    reservations: Reservations,
+}
+
+/// Creates the reservations that `config` describes.
+fn open_reservations(config: &Config, secrets: Option<&str>) -> Result<Reservations, ServeError> {
+    if let Some(secrets) = secrets {
+        check_secrets(secrets).map_err(ServeError::ReservationSecret)?;
+    }
+    Ok(Reservations::new(config.reservations.clone(), secrets)?)
+}
+
 /// Creates the limiter with the rules of `config`, which are taken out of it, and restores the
 /// counters from the snapshot.
 fn build_limiter(
     config: &mut Config,
     redis: Option<&RedisRuntime>,
     clock: &Clock,
-    key_mask: KeyMask,
-    events: Option<Arc<Events>>,
+    parts: LimiterParts,
 ) -> Result<Arc<ServerLimiter>, ServeError> {
+    let LimiterParts {
+        key_mask,
+        events,
+        reservations,
+    } = parts;
     let store = memory(config.memory, config.snapshot.as_ref(), clock)?;
     let backend = match redis {
         None => Backend::Memory(store),
@@ -318,6 +353,7 @@ fn build_limiter(
         .with_recorder(recorder.transpose()?)
         .with_top(config.top.0)
         .with_denials(&config.denials)
+        .with_reservations(reservations)
         .with_events(events);
     let limiter = Arc::new(limiter);
     limiter.set_candidate(candidate, config.memory);

@@ -119,6 +119,8 @@ impl ServerHandle {
         // The snapshot or Redis may contain blocks of rules that were removed while the server was
         // down.
         self.report_inactive_blocks();
+        let limiter = Arc::clone(&self.limiter);
+        let refunds = tokio::spawn(async move { limiter.keep_refunding_reservations().await });
         service_manager::ready();
         self.serve(&mut signals, None).await;
         service_manager::stopping();
@@ -131,7 +133,9 @@ impl ServerHandle {
             );
             self.serve(&mut signals, Some(Instant::now() + delay)).await;
         }
-        self.stop().await
+        let stopped = self.stop().await;
+        refunds.abort();
+        stopped
     }
 
     /// Serves until a stop signal arrives or `end` is reached.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use tidegate::Clock;
 use tidegate_config::{Config, Password};
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_limiter::ServerLimiter;
+use tidegate_limiter::{ServerLimiter, reservations::Reservations};
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 use tidegate_server::{
     geoip::GeoIp,
@@ -35,7 +35,9 @@ impl TestListener {
         let config = Config::parse(rules).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(memory);
-        let limiter = ServerLimiter::new(config.rules, store, clock.clone());
+        let reservations = Reservations::new(config.reservations, Some("a-secret-of-tests"));
+        let limiter = ServerLimiter::new(config.rules, store, clock.clone())
+            .with_reservations(reservations.unwrap());
         let limiter = Arc::new(limiter.with_trust(config.identity.trust.clone()));
         let mut identity = config.identity;
         if !config.geoip.is_empty() {

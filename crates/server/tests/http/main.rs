@@ -16,6 +16,7 @@ mod entries;
 mod headers;
 mod identity;
 mod listener;
+mod reserve;
 mod throttle;
 mod tls;
 mod vectors;

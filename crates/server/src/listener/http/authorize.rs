@@ -9,16 +9,22 @@ use hyper::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tidegate::{DecidedRequest, RateLimiter as _};
-use tidegate_core::{Cost, Effect, RequestError, RuleSet, Verdict};
+use tidegate_core::{Cost, Effect, RequestError, RuleSet, Span, Verdict, notation};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin},
     metrics::ListenerKind,
+    reservations::ReserveError,
 };
 use tidegate_net::{Problem, response::Answer};
 use tidegate_tower::RuleNames;
 
-use super::{ConnectionContext, check::with_scratch, status};
+use super::{
+    ConnectionContext,
+    check::with_scratch,
+    reserve::{self, RESERVATION},
+    status,
+};
 
 /// Options in the query of the forward-auth URL in the proxy's configuration.
 #[derive(Debug)]
@@ -33,6 +39,9 @@ struct Options {
     logs_rule: bool,
     /// Whether the response has the key of the rule, for the log of the proxy.
     logs_key: bool,
+    /// The time to live of the reservation that is made. If not set, the request is charged at
+    /// once.
+    reserve: Option<Span>,
 }
 
 /// The rule of the verdict: the rule that denied the request, or else the rule whose limit is
@@ -129,11 +138,22 @@ async fn decide(
     };
     with_scratch(async |scratch| {
         let now = context.limiter.now();
-        let verdict = context
-            .limiter
-            .check(&rules, scratch, &described, Effect::Charge)
-            .await
-            .map_err(uncounted)?;
+        let limiter = &context.limiter;
+        let (verdict, reservation) = match options.reserve {
+            None => {
+                let verdict = limiter
+                    .check(&rules, scratch, &described, Effect::Charge)
+                    .await;
+                (verdict.map_err(uncounted)?, None)
+            }
+            // This future is boxed because it is large and rarer than a check.
+            Some(ttl) => Box::pin(limiter.reserve(&rules, scratch, &described, ttl))
+                .await
+                .map_err(|error| match error {
+                    ReserveError::Request(error) => uncounted(error).into(),
+                    error => reserve::refusal(error),
+                })?,
+        };
         let audited = AuditedRequest {
             listener: ListenerKind::Http,
             origin: Origin::Listener,
@@ -150,6 +170,11 @@ async fn decide(
         let status = denied.unwrap_or_else(|| status(&verdict));
         let mut answer = context.public_verdict(status, &verdict, now);
         options.add_log_headers(&mut answer, audited.decided, &verdict, context);
+        if let Some(reservation) = reservation
+            && let Ok(token) = HeaderValue::try_from(reservation.token)
+        {
+            answer.headers_mut().insert(RESERVATION, token);
+        }
         Ok(answer)
     })
     .await
@@ -209,6 +234,7 @@ fn options(query: &str) -> Result<Options, Problem> {
         hops: None,
         logs_rule: false,
         logs_key: false,
+        reserve: None,
     };
     for (name, value) in query
         .split('&')
@@ -245,10 +271,18 @@ fn options(query: &str) -> Result<Options, Problem> {
                     }
                 }
             }
+            "reserve" => {
+                let ttl = notation::span(value).ok();
+                let ttl = ttl.filter(|ttl| *ttl >= Span::from_millis(1));
+                let wrong = || Problem::bad("reserve", "must be a duration such as 30s");
+                options.reserve = Some(ttl.ok_or_else(wrong)?);
+            }
             _ => {
                 return Err(Problem::bad(
                     "query",
-                    format!("unknown option `{name}`; the options are deny, hops, log and proxy"),
+                    format!(
+                        "unknown option `{name}`; the options are deny, hops, log, proxy and reserve"
+                    ),
                 ));
             }
         }

@@ -89,6 +89,16 @@ pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T)
 
 /// Parses a body, or reports all mistakes in it.
 pub(crate) fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Problem> {
+    read_with(members, &["entries", "cost", "raw"], |_, _| {})
+}
+
+/// Parses a body whose fields are `known`, or reports all mistakes in it. `read_field` reads the
+/// fields that a check does not have.
+pub(super) fn read_with<'j>(
+    members: &'j Members<'_>,
+    known: &[&str],
+    mut read_field: impl FnMut(Field<'j, '_>, &mut Vec<Problem>),
+) -> Result<CheckRequest<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut entries, mut cost, mut spelling) = (None, Cost::ONE, Spelling::default());
     for (name, value) in members {
@@ -105,8 +115,8 @@ pub(crate) fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Pro
                     spelling = Spelling::Raw;
                 }
             }
+            name if known.contains(&name) => read_field(field, &mut problems),
             _ => {
-                let known = &["entries", "cost", "raw"];
                 let problem = format!("unknown field; {}", advice(name, known));
                 problems.push(Problem::bad(shown(name), problem));
             }

@@ -1,5 +1,6 @@
-//! The HTTP listener: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `ANY /v1/authorize` for
-//! forward-auth, and envoyproxy/ratelimit's `/json` and `/healthcheck`.
+//! The HTTP listener: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `/v1/reserve`, `/v1/settle` and
+//! `/v1/renew`, `ANY /v1/authorize` for forward-auth, and envoyproxy/ratelimit's `/json` and
+//! `/healthcheck`.
 //!
 //! The module `serve` serves HTTP/1.1, `body` reads request bodies, and `verdict` writes responses.
 //! Each endpoint has its own module. A denial is a normal response with a verdict; only an invalid
@@ -11,6 +12,7 @@ mod build_limits;
 mod check;
 mod fields;
 mod limit_fields;
+mod reserve;
 pub(super) mod serve;
 mod template_cache;
 mod throttle;
@@ -53,7 +55,8 @@ pub(crate) use self::{
 use super::cross_site;
 
 /// The endpoints listed in 404 responses.
-const PATHS: &str = "/v1/check, /v1/peek, /v1/throttle and /v1/authorize";
+const PATHS: &str =
+    "/v1/check, /v1/peek, /v1/throttle, /v1/reserve, /v1/settle, /v1/renew and /v1/authorize";
 
 /// The dependencies and settings of the HTTP listener.
 #[derive(Clone, Debug)]
@@ -129,6 +132,12 @@ pub enum Endpoint {
     Peek,
     /// `/v1/throttle`
     Throttle,
+    /// `/v1/reserve`
+    Reserve,
+    /// `/v1/settle`
+    Settle,
+    /// `/v1/renew`
+    Renew,
 }
 
 /// Returns the name of the span of a request for a decision.
@@ -137,6 +146,9 @@ fn span_name(path: &str) -> Option<&'static str> {
         "/v1/check" => Some("check"),
         "/v1/peek" => Some("peek"),
         "/v1/throttle" => Some("throttle"),
+        "/v1/reserve" => Some("reserve"),
+        "/v1/settle" => Some("settle"),
+        "/v1/renew" => Some("renew"),
         "/v1/authorize" => Some("authorize"),
         "/json" => Some("ShouldRateLimit"),
         _ => None,
@@ -186,6 +198,9 @@ impl ConnectionContext {
             "/v1/throttle" => Endpoint::Throttle,
             "/v1/check" => Endpoint::Check,
             "/v1/peek" => Endpoint::Peek,
+            "/v1/reserve" => Endpoint::Reserve,
+            "/v1/settle" => Endpoint::Settle,
+            "/v1/renew" => Endpoint::Renew,
             "/v1/authorize" => return authorize::authorize(self, &request).await,
             path => match (path, &self.rate_limits) {
                 ("/json", Some(service)) => {
@@ -204,8 +219,9 @@ impl ConnectionContext {
         if request.method() != Method::POST {
             return Err(Problem::method("POST"));
         }
-        let body = body::read(request.into_body()).await?;
-        self.answer_body(endpoint, &body).await
+        let (head, body) = request.into_parts();
+        let body = body::read(body).await?;
+        self.answer_body(endpoint, &head.headers, &body).await
     }
 
     /// Rejects cross-site and unauthenticated requests.
@@ -247,11 +263,20 @@ impl ConnectionContext {
         }
     }
 
-    async fn answer_body(&self, endpoint: Endpoint, body: &[u8]) -> Result<Answer, Problem> {
+    async fn answer_body(
+        &self,
+        endpoint: Endpoint,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Result<Answer, Problem> {
         match endpoint {
             Endpoint::Check => check::check(self, body, Effect::Charge).await,
             Endpoint::Peek => check::check(self, body, Effect::Peek).await,
             Endpoint::Throttle => throttle::throttle(self, body).await,
+            // These futures are boxed because they are large, and rarer than checks.
+            Endpoint::Reserve => Box::pin(reserve::reserve(self, body)).await,
+            Endpoint::Settle => Box::pin(reserve::settle(self, headers, body)).await,
+            Endpoint::Renew => Box::pin(reserve::renew(self, body)).await,
         }
     }
 

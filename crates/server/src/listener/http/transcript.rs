@@ -8,7 +8,7 @@ use std::{
 };
 
 use futures_util::FutureExt as _;
-use hyper::{StatusCode, body::Body as _};
+use hyper::{HeaderMap, StatusCode, body::Body as _};
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Problem, Shutdown, auth::Authenticator, response::Answer};
 use tidegate_tower::{HeaderWriter, Legacy};
@@ -33,7 +33,9 @@ pub fn transcript(limiter: &Arc<ServerLimiter>, endpoint: Endpoint, body: &[u8])
         "only the memory store can decide here, because a decision by Redis must be awaited";
     let refused = || Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, alone));
     // A decision in memory completes without waiting, so one poll is sufficient.
-    let answer = context.answer_body(endpoint, body).now_or_never();
+    let answer = context
+        .answer_body(endpoint, &HeaderMap::new(), body)
+        .now_or_never();
     let answer = answer.unwrap_or_else(refused);
     let answer = answer.unwrap_or_else(|problem| context.refuse(problem));
     (answer.status().as_u16(), body_of(answer))

@@ -1,0 +1,272 @@
+//! `POST /v1/reserve`, `/v1/settle` and `/v1/renew`: charges that are settled later.
+
+use std::cell::Cell;
+
+use hyper::{HeaderMap, StatusCode, header::HeaderName};
+use tidegate::DecidedRequest;
+use tidegate_core::{Request, Span, bounds::MAX_COUNT, notation};
+use tidegate_limiter::{
+    entries::{AuditedRequest, Origin, normalize, rewritten},
+    metrics::ListenerKind,
+    reservations::{Reservation, ReservationError, ReserveError},
+};
+use tidegate_net::{
+    Problem,
+    input::{advice, shown},
+    json::{self, Members},
+    response::{self, Answer},
+};
+use tidegate_tower::RuleNames;
+
+use super::{
+    ConnectionContext,
+    check::{CheckRequest, read_with, with_scratch},
+    fields::{Field, FieldLocation},
+    status, verdict,
+};
+
+/// The time to live of a reservation whose request has none.
+pub(super) const DEFAULT_TTL: Span = Span::from_secs(60);
+
+/// A reservation, in a response of `/v1/authorize` and in a request for `/v1/settle`.
+pub(super) const RESERVATION: HeaderName = HeaderName::from_static("tidegate-reservation");
+
+/// The final cost, in a request for `/v1/settle`.
+const COST: HeaderName = HeaderName::from_static("tidegate-cost");
+
+pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
+    let members = json::object(body)?;
+    let ttl = Cell::new(DEFAULT_TTL);
+    let known = &["entries", "cost", "raw", "ttl"];
+    let read_ttl = |field: Field<'_, '_>, problems: &mut Vec<Problem>| {
+        ttl.set(time_to_live(field, problems).unwrap_or(DEFAULT_TTL));
+    };
+    let CheckRequest {
+        entries,
+        cost,
+        spelling,
+    } = read_with(&members, known, read_ttl)?;
+    let original = Request::new(&entries, cost)?;
+    let rules = context.limiter.rules();
+    let replaced = normalize(context.limiter.trust(), &rules, spelling, &entries)?;
+    let normalized;
+    let request = if replaced.is_empty() {
+        original
+    } else {
+        normalized = rewritten(&entries, &replaced);
+        Request::new(&normalized, cost)?
+    };
+    with_scratch(async |scratch| {
+        let now = context.limiter.now();
+        let (verdict, reservation) = context
+            .limiter
+            .reserve(&rules, scratch, &request, ttl.get())
+            .await
+            .map_err(refusal)?;
+        let audited = AuditedRequest {
+            listener: ListenerKind::Http,
+            origin: Origin::Service,
+            decided: DecidedRequest {
+                request: &request,
+                rules: &rules,
+                now,
+            },
+        };
+        context.limiter.observe_and_audit(audited, &verdict);
+        let mut body = verdict::body(&verdict, RuleNames::Shown);
+        if let Some(reservation) = reservation {
+            add_reservation(&mut body, &reservation);
+        }
+        Ok(context.verdict_with(body, status(&verdict), &verdict, now))
+    })
+    .await
+}
+
+/// Adds a reservation to a verdict, which is a JSON object.
+fn add_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
+    body.pop();
+    // A token needs no escapes.
+    let members = format!(
+        ",\"reservation\":\"{}\",\"expires_in_ms\":{}}}",
+        reservation.token,
+        reservation.expires_in.as_millis_ceil()
+    );
+    body.extend_from_slice(members.as_bytes());
+}
+
+/// Settles the reservation in the body, or in the headers if the body is empty. Proxies send
+/// headers, because most of them cannot write a body.
+pub(super) async fn settle(
+    context: &ConnectionContext,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<Answer, Problem> {
+    let members;
+    let (token, cost) = if body.is_empty() && headers.contains_key(RESERVATION) {
+        settlement_in_headers(headers)?
+    } else {
+        members = json::object(body)?;
+        settlement_in_body(&members)?
+    };
+    let settled = context
+        .limiter
+        .settle_reservation(token, cost)
+        .await
+        .map_err(problem)?;
+    let answer = serde_json::json!({
+        "settled": settled.settled,
+        "released": settled.released,
+        "over": settled.over,
+    });
+    Ok(response::json(StatusCode::OK, &answer))
+}
+
+fn settlement_in_headers(headers: &HeaderMap) -> Result<(&str, u64), Problem> {
+    let text = |name: &HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
+    let token = text(&RESERVATION).unwrap_or_default();
+    let cost = text(&COST).ok_or_else(|| {
+        Problem::bad(
+            "Tidegate-Cost",
+            "is missing; it is the final cost of the request, and 0 cancels the reservation",
+        )
+    })?;
+    let cost = cost.parse().ok().filter(|cost| *cost <= MAX_COUNT);
+    Ok((
+        token,
+        cost.ok_or_else(|| Problem::bad("Tidegate-Cost", wrong_cost()))?,
+    ))
+}
+
+fn settlement_in_body<'j>(members: &'j Members<'_>) -> Result<(&'j str, u64), Problem> {
+    let mut problems = Vec::new();
+    let (mut token, mut cost) = (None, None);
+    read_fields(
+        members,
+        &["reservation", "cost"],
+        &mut problems,
+        |field, problems| match field.name {
+            "reservation" => token = field.text(A_TOKEN, problems),
+            _ => match field.number(problems) {
+                Some(number) if number <= MAX_COUNT => cost = Some(number),
+                Some(_) => cost = field.wrong(wrong_cost(), problems),
+                None => {}
+            },
+        },
+    );
+    let is_given = |name: &str| members.iter().any(|(given, _)| given == name);
+    if !is_given("cost") {
+        let missing =
+            "is missing; it is the final cost of the request, and 0 cancels the reservation";
+        problems.push(Problem::bad("cost", missing));
+    }
+    match (token, cost, problems.is_empty()) {
+        (Some(token), Some(cost), true) => Ok((token, cost)),
+        _ => Err(Problem::several(problems)),
+    }
+}
+
+fn wrong_cost() -> String {
+    format!("must be a whole number from 0 to {MAX_COUNT}")
+}
+
+pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
+    let members = json::object(body)?;
+    let mut problems = Vec::new();
+    let (mut token, mut ttl) = (None, DEFAULT_TTL);
+    read_fields(
+        &members,
+        &["reservation", "ttl"],
+        &mut problems,
+        |field, problems| match field.name {
+            "reservation" => token = field.text(A_TOKEN, problems),
+            _ => ttl = time_to_live(field, problems).unwrap_or(DEFAULT_TTL),
+        },
+    );
+    let Some(token) = token.filter(|_| problems.is_empty()) else {
+        return Err(Problem::several(problems));
+    };
+    let renewed = context.limiter.renew_reservation(token, ttl).await;
+    let renewed = renewed.map_err(problem)?;
+    let answer = serde_json::json!({
+        "reservation": renewed.token,
+        "expires_in_ms": renewed.expires_in.as_millis_ceil(),
+    });
+    Ok(response::json(StatusCode::OK, &answer))
+}
+
+const A_TOKEN: &str = "the text that /v1/reserve returned";
+
+/// Reads the fields of a body, which are `known`. The first one is required.
+fn read_fields<'j>(
+    members: &'j Members<'_>,
+    known: &[&str],
+    problems: &mut Vec<Problem>,
+    mut read: impl FnMut(Field<'j, '_>, &mut Vec<Problem>),
+) {
+    for (name, value) in members {
+        if known.contains(&&**name) {
+            let location = FieldLocation::Body;
+            let field = Field {
+                location,
+                name,
+                value,
+            };
+            read(field, problems);
+        } else {
+            let problem = format!("unknown field; {}", advice(name, known));
+            problems.push(Problem::bad(shown(name), problem));
+        }
+    }
+    if let Some(required) = known.first()
+        && !members.iter().any(|(name, _)| name == required)
+    {
+        let missing = "is missing; it is the text that /v1/reserve returned";
+        problems.push(Problem::bad(*required, missing));
+    }
+}
+
+fn time_to_live(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Span> {
+    let ttl = field.parsed("a duration such as \"30s\"", notation::span, problems)?;
+    if ttl < Span::from_millis(1) {
+        return field.wrong("must be at least 1ms", problems);
+    }
+    Some(ttl)
+}
+
+/// Returns the problem of a request that is not reserved.
+pub(super) fn refusal(error: ReserveError) -> Problem {
+    match error {
+        ReserveError::Request(error) => error.into(),
+        ReserveError::TooMany(0) => Problem::new(
+            StatusCode::NOT_FOUND,
+            "reservations are off; remove `reservations: off` from the rules file",
+        ),
+        ReserveError::TooMany(max) => Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "there are {max} outstanding reservations; settle them, or raise `reservations.max`"
+            ),
+        ),
+    }
+}
+
+/// Returns the problem of a reservation that is not settled or renewed.
+fn problem(error: ReservationError) -> Problem {
+    match error {
+        ReservationError::Invalid => Problem::bad(
+            "reservation",
+            "is not a token of this server; servers that share a Redis need the same \
+             `reservations.secret_env`",
+        ),
+        ReservationError::NotOutstanding(reason) => {
+            Problem::bad("reservation", reason).with_status(StatusCode::NOT_FOUND)
+        }
+        ReservationError::Unavailable(error) => {
+            tracing::debug!("a reservation was not settled: {error}");
+            Problem::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "Redis did not answer in time; repeat the call, which takes effect once",
+            )
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! Reservations: `/v1/reserve`, `/v1/settle` and `/v1/renew`.
+
+use std::{sync::Barrier, thread};
+
+use futures_util::FutureExt as _;
+use serde_json::{Value, json};
+
+use crate::listener::TestListener;
+
+const RULES: &str = r"
+rules:
+  - name: tokens
+    key: customer
+    limits: 10000/min
+  - name: requests
+    key: customer
+    cost: 1
+    limits: 100/min
+  - name: slots
+    when: {path: /slow}
+    key: customer
+    cost: 1
+    limits: {algorithm: concurrency, limit: 1, lease: 20s}
+";
+
+fn reserve(listener: &TestListener, cost: u64, ttl: &str) -> (u16, Value) {
+    let body = format!(r#"{{"entries": {{"customer": "acme"}}, "cost": {cost}, "ttl": "{ttl}"}}"#);
+    listener.verdict("/v1/reserve", &body)
+}
+
+fn token_of(verdict: &Value) -> &str {
+    verdict["reservation"].as_str().unwrap()
+}
+
+fn settle(listener: &TestListener, token: &str, cost: u64) -> (u16, Value) {
+    let body = json!({"reservation": token, "cost": cost}).to_string();
+    listener.verdict("/v1/settle", &body)
+}
+
+/// Returns how much the rules `tokens` and `requests` have left.
+fn remaining(listener: &TestListener) -> [u64; 2] {
+    let body = r#"{"entries": {"customer": "acme"}, "cost": 1}"#;
+    let (_, verdict) = listener.verdict("/v1/peek", body);
+    let left = |rule: &str| {
+        let limits = verdict["limits"].as_array().unwrap();
+        let line = limits.iter().find(|line| line["rule"] == rule).unwrap();
+        // A peek reports what would remain.
+        line["remaining"].as_u64().unwrap() + 1
+    };
+    [left("tokens"), left("requests")]
+}
+
+fn refund_expired(listener: &TestListener) {
+    // With the memory store, the refunds never wait.
+    let refunds = listener.limiter.refund_expired_reservations();
+    refunds.now_or_never().unwrap();
+}
+
+#[test]
+fn a_settled_reservation_releases_what_was_not_used() {
+    let listener = TestListener::open(RULES);
+    let (status, verdict) = reserve(&listener, 2_000, "30s");
+    assert_eq!((status, &verdict["allowed"]), (200, &json!(true)));
+    assert_eq!(verdict["expires_in_ms"], 30_000);
+    assert_eq!(remaining(&listener), [8_000, 99]);
+    let settled = settle(&listener, token_of(&verdict), 1_234);
+    let expected = json!({"settled": 1_234, "released": 766, "over": 0});
+    assert_eq!(settled, (200, expected));
+    assert_eq!(remaining(&listener), [8_766, 99]);
+    let (status, again) = settle(&listener, token_of(&verdict), 0);
+    assert_eq!(status, 404);
+    assert!(
+        again["detail"]
+            .as_str()
+            .unwrap()
+            .starts_with("reservation: is not outstanding")
+    );
+    assert_eq!(remaining(&listener), [8_766, 99], "a token settles once");
+}
+
+#[test]
+fn a_cost_of_zero_cancels_every_charge() {
+    let listener = TestListener::open(RULES);
+    let (_, verdict) = reserve(&listener, 2_000, "30s");
+    let expected = json!({"settled": 0, "released": 2_000, "over": 0});
+    assert_eq!(settle(&listener, token_of(&verdict), 0), (200, expected));
+    assert_eq!(remaining(&listener), [10_000, 100]);
+}
+
+/// The excess is charged as far as the limit admits it, so the limit is never exceeded.
+#[test]
+fn a_higher_cost_is_charged_as_far_as_the_limit_admits() {
+    let listener = TestListener::open(RULES);
+    let (_, verdict) = reserve(&listener, 2_000, "30s");
+    let expected = json!({"settled": 2_500, "released": 0, "over": 500});
+    assert_eq!(
+        settle(&listener, token_of(&verdict), 2_500),
+        (200, expected)
+    );
+    assert_eq!(remaining(&listener), [7_500, 99]);
+    let (_, verdict) = reserve(&listener, 7_000, "30s");
+    let expected = json!({"settled": 7_500, "released": 0, "over": 1_000});
+    assert_eq!(
+        settle(&listener, token_of(&verdict), 8_000),
+        (200, expected)
+    );
+    let (status, _) = reserve(&listener, 1, "30s");
+    assert_eq!(status, 429);
+}
+
+#[test]
+fn a_denied_request_has_no_reservation() {
+    let listener = TestListener::open(RULES);
+    let (status, verdict) = reserve(&listener, 10_001, "30s");
+    assert_eq!((status, &verdict["reservation"]), (429, &Value::Null));
+    assert_eq!(remaining(&listener), [10_000, 100]);
+}
+
+#[test]
+fn an_expired_reservation_costs_nothing() {
+    let listener = TestListener::open(RULES);
+    let (_, verdict) = reserve(&listener, 2_000, "10s");
+    listener.at_millis(9_999);
+    refund_expired(&listener);
+    assert_eq!(remaining(&listener)[1], 99);
+    listener.at_millis(10_000);
+    refund_expired(&listener);
+    assert_eq!(remaining(&listener), [10_000, 100]);
+    assert_eq!(settle(&listener, token_of(&verdict), 1).0, 404);
+}
+
+/// The task that refunds expired reservations may be late, but a token is not accepted after its
+/// time.
+#[test]
+fn a_reservation_cannot_be_settled_after_its_time() {
+    let listener = TestListener::open(RULES);
+    let (_, verdict) = reserve(&listener, 2_000, "10s");
+    listener.at_millis(10_000);
+    let (status, problem) = settle(&listener, token_of(&verdict), 2_000);
+    assert_eq!(
+        (status, &problem["detail"]),
+        (404, &json!("reservation: has expired"))
+    );
+    assert_eq!(remaining(&listener), [10_000, 100]);
+}
+
+#[test]
+fn an_expired_reservation_stays_charged_on_request() {
+    let rules = format!("reservations: {{on_expiry: charge}}{RULES}");
+    let listener = TestListener::open(&rules);
+    reserve(&listener, 2_000, "1s");
+    listener.at_millis(1_000);
+    refund_expired(&listener);
+    assert_eq!(remaining(&listener)[1], 99);
+}
+
+#[test]
+fn a_renewed_reservation_expires_later() {
+    let listener = TestListener::open(RULES);
+    let (_, verdict) = reserve(&listener, 2_000, "10s");
+    listener.at_millis(9_000);
+    let body = json!({"reservation": token_of(&verdict), "ttl": "10s"}).to_string();
+    let (status, renewed) = listener.verdict("/v1/renew", &body);
+    assert_eq!((status, &renewed["expires_in_ms"]), (200, &json!(10_000)));
+    listener.at_millis(18_999);
+    refund_expired(&listener);
+    assert_eq!(settle(&listener, token_of(&renewed), 2_000).0, 200);
+    assert_eq!(listener.verdict("/v1/renew", &body).0, 404);
+}
+
+/// A slot is free again as soon as the reservation is settled, or when it expires.
+#[test]
+fn a_reservation_holds_a_concurrency_slot() {
+    let listener = TestListener::open(RULES);
+    let body = r#"{"entries": {"customer": "acme", "path": "/slow"}, "ttl": "1h"}"#;
+    let ask = || listener.verdict("/v1/reserve", body);
+    let (_, first) = ask();
+    assert_eq!(
+        first["expires_in_ms"], 20_000,
+        "the lease bounds the time to live"
+    );
+    assert_eq!(ask().0, 429);
+    assert_eq!(settle(&listener, token_of(&first), 1).0, 200);
+    let (status, second) = ask();
+    assert_eq!(status, 200);
+    listener.at_millis(15_000);
+    let renewal = json!({"reservation": token_of(&second), "ttl": "20s"}).to_string();
+    let (status, renewed) = listener.verdict("/v1/renew", &renewal);
+    assert_eq!((status, &renewed["expires_in_ms"]), (200, &json!(20_000)));
+    listener.at_millis(34_000);
+    assert_eq!(ask().0, 429, "the lease was renewed with the reservation");
+    listener.at_millis(35_000);
+    refund_expired(&listener);
+    assert_eq!(ask().0, 200);
+}
+
+/// A limit counts failures only: a request is reserved before it runs, and cancelled if it
+/// succeeds.
+#[test]
+fn parallel_failures_never_exceed_their_limit() {
+    const RULES: &str = "rules: [{name: login, key: account, limits: 5/h}]";
+    let listener = TestListener::open(RULES);
+    let body = r#"{"entries": {"account": "mallory"}}"#;
+    let barrier = Barrier::new(60);
+    let admitted: usize = thread::scope(|scope| {
+        let guesses: Vec<_> = (0..60)
+            .map(|_| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    let (status, verdict) = listener.verdict("/v1/reserve", body);
+                    if status != 200 {
+                        return 0;
+                    }
+                    // The guess fails, so it is charged.
+                    assert_eq!(settle(&listener, token_of(&verdict), 1).0, 200);
+                    1
+                })
+            })
+            .collect();
+        guesses.into_iter().map(|guess| guess.join().unwrap()).sum()
+    });
+    assert_eq!(admitted, 5);
+    let other = r#"{"entries": {"account": "alice"}}"#;
+    for _ in 0..50 {
+        let (status, verdict) = listener.verdict("/v1/reserve", other);
+        assert_eq!(status, 200, "a success costs nothing");
+        settle(&listener, token_of(&verdict), 0);
+    }
+}
+
+#[test]
+fn outstanding_reservations_are_bounded() {
+    let listener = TestListener::open(&format!("reservations: {{max: 2}}{RULES}"));
+    let (_, first) = reserve(&listener, 1, "30s");
+    assert_eq!(reserve(&listener, 1, "30s").0, 200);
+    let (status, problem) = reserve(&listener, 1, "30s");
+    assert_eq!(status, 503);
+    assert!(
+        problem["detail"]
+            .as_str()
+            .unwrap()
+            .contains("reservations.max")
+    );
+    assert_eq!(
+        remaining(&listener)[1],
+        98,
+        "a rejected request is not charged"
+    );
+    assert_eq!(settle(&listener, token_of(&first), 1).0, 200);
+    assert_eq!(reserve(&listener, 1, "30s").0, 200);
+    let off = TestListener::open(&format!("reservations: off{RULES}"));
+    assert_eq!(reserve(&off, 1, "30s").0, 404);
+}
+
+#[test]
+fn mistakes_name_their_field() {
+    let listener = TestListener::open(RULES);
+    let (_, verdict) = reserve(&listener, 5, "30s");
+    let token = token_of(&verdict);
+    let mut forged = token.to_owned();
+    let last = if forged.ends_with('A') { "B" } else { "A" };
+    forged.replace_range(forged.len() - 1.., last);
+    let other = TestListener::open(RULES);
+    let too_much = format!(r#"{{"reservation": "{token}", "cost": 1000000000000000}}"#);
+    for (path, body, status, said) in [
+        ("/v1/settle", "{}", 400, "reservation: is missing"),
+        (
+            "/v1/settle",
+            r#"{"reservation": "x", "cost": 1}"#,
+            400,
+            "reservation: is not a token of this server",
+        ),
+        (
+            "/v1/settle",
+            &json!({"reservation": forged, "cost": 1}).to_string(),
+            400,
+            "reservation: is not a token of this server",
+        ),
+        (
+            "/v1/settle",
+            &json!({"reservation": token}).to_string(),
+            400,
+            "cost: is missing",
+        ),
+        (
+            "/v1/settle",
+            &json!({"reservation": token, "cost": -1}).to_string(),
+            400,
+            "cost: expected a whole number",
+        ),
+        (
+            "/v1/settle",
+            &too_much,
+            400,
+            "cost: must be a whole number from 0 to 999999999999999",
+        ),
+        (
+            "/v1/settle",
+            r#"{"reservaton": "x", "cost": 1}"#,
+            400,
+            "reservaton: unknown field; did you mean",
+        ),
+        (
+            "/v1/renew",
+            &json!({"reservation": token, "ttl": "0s"}).to_string(),
+            400,
+            "ttl: ",
+        ),
+        (
+            "/v1/reserve",
+            r#"{"entries": {"customer": "acme"}, "ttl": 5}"#,
+            400,
+            "ttl: expected a duration",
+        ),
+        (
+            "/v1/reserve",
+            r#"{"entries": {"customer": "acme"}, "cost": 0}"#,
+            400,
+            "cost: ",
+        ),
+    ] {
+        let answer = listener.post(path, body);
+        assert_eq!(answer.status, status, "{body}: {answer:?}");
+        let detail = answer.problem();
+        assert!(detail.starts_with(said), "{body}: {detail}");
+    }
+    assert_eq!(
+        settle(&other, token, 5).0,
+        404,
+        "the token belongs to another server"
+    );
+    assert_eq!(
+        settle(&listener, token, 5).0,
+        200,
+        "no mistake has ended the reservation"
+    );
+}
+
+/// A proxy settles with headers, because it cannot write a body.
+#[test]
+fn a_proxy_reserves_and_settles_with_headers() {
+    let listener =
+        TestListener::open("rules: [{name: login, when: {path: /login}, key: ip, limits: 1/h}]");
+    let forwarded = [("X-Original-URI", "/login"), ("X-Real-IP", "192.0.2.7")];
+    let authorize = || {
+        let path = "/v1/authorize?proxy=nginx&reserve=30s";
+        listener.connect().ask("GET", path, &forwarded, b"")
+    };
+    let settle = |token: &str, cost: &str| {
+        let headers = [("Tidegate-Reservation", token), ("Tidegate-Cost", cost)];
+        listener.connect().ask("POST", "/v1/settle", &headers, b"")
+    };
+    let admitted = authorize();
+    assert_eq!(admitted.status, 200, "{admitted:?}");
+    let token = admitted.header("tidegate-reservation").unwrap();
+    let denied = authorize();
+    assert_eq!(
+        (denied.status, denied.header("tidegate-reservation")),
+        (429, None)
+    );
+    assert_eq!(
+        settle(token, "").problem(),
+        "Tidegate-Cost: must be a whole number from 0 to 999999999999999"
+    );
+    assert_eq!(settle(token, "0").status, 200);
+    assert_eq!(authorize().status, 200, "the first login has succeeded");
+    let wrong = listener
+        .connect()
+        .ask("GET", "/v1/authorize?reserve=soon", &forwarded, b"");
+    assert_eq!(wrong.problem(), "reserve: must be a duration such as 30s");
+}
