@@ -16,6 +16,10 @@
 //! Two keys never collide: the byte after the prefix distinguishes rule keys from other keys, and a
 //! scope has a fixed length.
 
+use std::sync::LazyLock;
+
+use crate::client::{SLOTS, hash_slot};
+
 /// Length in bytes of the scope at the start of a rule's key. The scope identifies the rule.
 const SCOPE_BYTES: usize = 8;
 
@@ -45,14 +49,31 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
 pub(crate) fn guard_key(prefix: &[u8], key: &[u8], id: &[u8; 16]) -> Vec<u8> {
     let whole = state_key(prefix, key);
     let own = &whole[prefix.len()..];
-    let id = id.iter().map(|byte| format!("{byte:02x}"));
-    let id: String = id.collect();
-    if own.starts_with(b"{") {
+    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    // A cluster ignores an empty hash tag, and other keys have none.
+    if own.starts_with(b"{") && !own.starts_with(b"{}") {
         return [prefix, b"#ends", own, b":", id.as_bytes()].concat();
     }
-    // The slot of a key without a hash tag is the slot of the whole key.
-    [prefix, b"#ends{", &whole, b"}:", id.as_bytes()].concat()
+    let tag = SLOT_TAGS[usize::from(hash_slot(&whole))].to_string();
+    [prefix, b"#ends{", tag.as_bytes(), b"}:", id.as_bytes()].concat()
 }
+
+/// For each cluster slot, a number that is a hash tag of the slot.
+static SLOT_TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
+    let mut tags = vec![None; usize::from(SLOTS)];
+    let mut missing = tags.len();
+    for number in 0.. {
+        let slot = usize::from(hash_slot(number.to_string().as_bytes()));
+        if tags[slot].is_none() {
+            tags[slot] = Some(number);
+            missing -= 1;
+        }
+        if missing == 0 {
+            break;
+        }
+    }
+    tags.into_iter().flatten().collect()
+});
 
 /// Returns the pattern of `SCAN` for the Redis keys of the rule with this scope.
 pub(crate) fn rule_pattern(prefix: &[u8], scope: [u8; SCOPE_BYTES]) -> Vec<u8> {
@@ -118,6 +139,18 @@ mod tests {
             [b"tg{}".as_slice(), &scope].concat()
         );
         assert_eq!(state_key(b"tg", b"user:1"), b"tg:user:1");
+    }
+
+    #[test]
+    fn a_guard_is_in_the_slot_of_its_key() {
+        let scope = [0xF9, 1, b'{', b'}', 0, 1, 2, 3];
+        for values in [b"".as_slice(), b"42", b"}", b"a}b{c"] {
+            let key = [scope.as_slice(), values].concat();
+            let slot = hash_slot(&state_key(b"tg", &key));
+            assert_eq!(hash_slot(&guard_key(b"tg", &key, &[7; 16])), slot);
+        }
+        let slot = hash_slot(&state_key(b"tg", b"user:1"));
+        assert_eq!(hash_slot(&guard_key(b"tg", b"user:1", &[7; 16])), slot);
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod table;
 mod token;
 
 use std::{
+    fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -57,6 +58,9 @@ const MAX_LATENESS: Span = Span::from_secs(30);
 
 /// The delay before a refund that Redis has not answered is tried again.
 const RETRY_DELAY: Span = Span::from_secs(1);
+
+/// The time to live of a reservation for which the caller gives none.
+pub const DEFAULT_TTL: Span = Span::from_secs(60);
 
 /// The longest time for which the task that refunds expired reservations sleeps.
 const MAX_SLEEP: Duration = Duration::from_secs(1);
@@ -197,6 +201,52 @@ pub enum ReservationError {
     /// Redis did not answer, so the call may be repeated.
     Unavailable(StoreError),
 }
+
+impl ReservationError {
+    /// Returns what is wrong with the token, or why the call failed, with advice.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Invalid => {
+                "is not a token of this server; servers that share a Redis need the same \
+                 `reservations.secret_env`"
+            }
+            Self::NotOutstanding(reason) => reason,
+            Self::Unavailable(_) => {
+                "Redis did not answer in time; repeat the call, which takes effect once"
+            }
+        }
+    }
+}
+
+impl fmt::Display for ReservationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid | Self::NotOutstanding(_) => write!(f, "reservation: {}", self.reason()),
+            Self::Unavailable(_) => f.write_str(self.reason()),
+        }
+    }
+}
+
+impl std::error::Error for ReservationError {}
+
+/// The reason why reservations are not possible, with advice.
+impl fmt::Display for ReserveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(error) => error.fmt(f),
+            Self::TooMany(0) => {
+                f.write_str("reservations are off; remove `reservations: off` from the rules file")
+            }
+            Self::TooMany(max) => write!(
+                f,
+                "there are {max} outstanding reservations; settle them, or raise `reservations.max`"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ReserveError {}
 
 const ENDED_BEFORE: ReservationError =
     ReservationError::NotOutstanding("was settled before, or has expired");

@@ -19,7 +19,7 @@ use std::{sync::Arc, time::Duration};
 use redis::Value;
 use tokio::runtime::Handle;
 
-pub(crate) use self::hash_slot::hash_slot;
+pub(crate) use self::hash_slot::{SLOTS, hash_slot};
 use self::{
     cluster::Cluster,
     handshake::ServerKind,

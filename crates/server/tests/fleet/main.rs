@@ -15,6 +15,7 @@ mod denials;
 mod failures;
 mod listeners;
 mod node;
+mod reservations;
 mod shared;
 mod slots;
 mod top;

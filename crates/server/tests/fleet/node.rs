@@ -7,12 +7,14 @@ use std::{
 };
 
 use tidegate::{Clock, DecidedRequest, RateLimiter as _};
-use tidegate_config::{Config, EventsConfig, Headers};
+use tidegate_config::{Config, EventsConfig, Headers, ReservationsConfig};
 use tidegate_core::{
     Cost, Effect, FallbackShare, MemoryBounds, MemoryStore, Request, Scratch, Source, Timestamp,
     top::TopBounds,
 };
-use tidegate_limiter::{KeyMask, ServerLimiter, events::Events, metrics::ListenerKind};
+use tidegate_limiter::{
+    KeyMask, ServerLimiter, events::Events, metrics::ListenerKind, reservations::Reservations,
+};
 use tidegate_net::{Bounds, Server};
 use tidegate_redis::{
     Address, FallbackSettings, FallbackStore, NodeShare, Redis, RedisSettings, Topology,
@@ -96,8 +98,13 @@ impl Node {
         let fallback = FallbackStore::new(redis, "test", store, settings);
         let events =
             Events::open(&EventsConfig::default(), Vec::new(), mask.clone(), &clock).unwrap();
+        let reservations = Reservations::new(
+            ReservationsConfig::default(),
+            Some("the-secret-of-the-fleet"),
+        );
         let limiter = ServerLimiter::new(rules, fallback, clock.clone())
             .with_top(Some(TopBounds::default()))
+            .with_reservations(reservations.unwrap())
             .with_events(Some(Arc::new(events)))
             .with_key_mask(mask);
         Self {

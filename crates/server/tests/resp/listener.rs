@@ -8,8 +8,9 @@ use std::{
 };
 
 use tidegate::Clock;
+use tidegate_config::ReservationsConfig;
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
-use tidegate_limiter::ServerLimiter;
+use tidegate_limiter::{ServerLimiter, reservations::Reservations};
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::listener::resp;
 
@@ -37,7 +38,9 @@ impl TestListener {
     pub(crate) fn with(rules: RuleSet, bounds: Bounds) -> Self {
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(ServerLimiter::new(rules, store, clock.clone()));
+        let reservations = Reservations::new(ReservationsConfig::default(), None).unwrap();
+        let limiter = ServerLimiter::new(rules, store, clock.clone());
+        let limiter = Arc::new(limiter.with_reservations(reservations));
         let server = Server::start(1).unwrap();
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let listener = resp::listen(&server, socket, bounds, Arc::clone(&limiter)).unwrap();

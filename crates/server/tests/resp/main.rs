@@ -13,6 +13,7 @@ mod listener;
 mod protocol;
 mod real_clients;
 mod redis_cell;
+mod reserve;
 mod reset;
 mod throttlecrab;
 mod top;

@@ -8,7 +8,7 @@ use tidegate_core::{Request, Span, bounds::MAX_COUNT, notation};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin, normalize, rewritten},
     metrics::ListenerKind,
-    reservations::{Reservation, ReservationError, ReserveError},
+    reservations::{DEFAULT_TTL, Reservation, ReservationError, ReserveError},
 };
 use tidegate_net::{
     Problem,
@@ -24,9 +24,6 @@ use super::{
     fields::{Field, FieldLocation},
     status, verdict,
 };
-
-/// The time to live of a reservation whose request has none.
-pub(super) const DEFAULT_TTL: Span = Span::from_secs(60);
 
 /// A reservation, in a response of `/v1/authorize` and in a request for `/v1/settle`.
 pub(super) const RESERVATION: HeaderName = HeaderName::from_static("tidegate-reservation");
@@ -235,38 +232,27 @@ fn time_to_live(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Spa
 
 /// Returns the problem of a request that is not reserved.
 pub(super) fn refusal(error: ReserveError) -> Problem {
-    match error {
-        ReserveError::Request(error) => error.into(),
-        ReserveError::TooMany(0) => Problem::new(
-            StatusCode::NOT_FOUND,
-            "reservations are off; remove `reservations: off` from the rules file",
-        ),
-        ReserveError::TooMany(max) => Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            format!(
-                "there are {max} outstanding reservations; settle them, or raise `reservations.max`"
-            ),
-        ),
-    }
+    let status = match error {
+        ReserveError::Request(error) => return error.into(),
+        ReserveError::TooMany(0) => StatusCode::NOT_FOUND,
+        ReserveError::TooMany(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    Problem::new(status, error.to_string())
 }
 
 /// Returns the problem of a reservation that is not settled or renewed.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "this is the argument of `map_err`"
+)]
 fn problem(error: ReservationError) -> Problem {
-    match error {
-        ReservationError::Invalid => Problem::bad(
-            "reservation",
-            "is not a token of this server; servers that share a Redis need the same \
-             `reservations.secret_env`",
-        ),
-        ReservationError::NotOutstanding(reason) => {
-            Problem::bad("reservation", reason).with_status(StatusCode::NOT_FOUND)
+    let status = match &error {
+        ReservationError::Invalid => StatusCode::BAD_REQUEST,
+        ReservationError::NotOutstanding(_) => StatusCode::NOT_FOUND,
+        ReservationError::Unavailable(store_error) => {
+            tracing::debug!("a reservation was not settled: {store_error}");
+            return Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.reason());
         }
-        ReservationError::Unavailable(error) => {
-            tracing::debug!("a reservation was not settled: {error}");
-            Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "Redis did not answer in time; repeat the call, which takes effect once",
-            )
-        }
-    }
+    };
+    Problem::bad("reservation", error.reason()).with_status(status)
 }

@@ -64,6 +64,7 @@ async fn answer(limiter: &Arc<ServerLimiter>, pending: PendingReply) -> (Option<
     };
     match pending.command {
         PendingCommand::Check(check) => check.answer(limiter, &mut reply).await,
+        PendingCommand::Reservation(command) => command.answer(limiter, &mut reply).await,
         PendingCommand::Reset(reset) => reset.answer(limiter, &mut reply).await,
         PendingCommand::Throttle(throttle) => throttle.answer(limiter, &mut reply).await,
         PendingCommand::Top(top) => top.answer(limiter, &mut reply).await,

@@ -23,21 +23,38 @@ use super::{
 /// option. A `retry_after_ms` of -1 means that a retry never succeeds. `limit` and `remaining` are
 /// -1 if no limit was evaluated, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    let decided =
-        CheckCommand::read(arguments.skip(1)).and_then(|command| command.decide(context, reply));
-    match decided {
-        Ok(()) => {}
-        Err(Refusal::NoPairs) => wrong_number(context, "tidegate.check", reply),
-        Err(Refusal::Request(error)) => refuse(context, reply, format_args!("ERR {error}")),
+    let decided = CheckCommand::read(arguments.skip(1), Question::Check)
+        .and_then(|command| command.decide(context, reply));
+    if let Err(refusal) = decided {
+        refusal.give(context, "tidegate.check", reply);
     }
+}
+
+/// What a command asks for, which determines its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    /// A decision. The command can have the option `PEEK`.
+    Check,
+    /// A reservation. The command can have the option `TTL`.
+    Reserve,
 }
 
 /// The reason why a command is rejected.
 #[derive(Debug)]
-enum Refusal {
+pub(super) enum Refusal {
     /// The arguments after the options are not name-value pairs, or there are no such arguments.
     NoPairs,
     Request(RequestError),
+}
+
+impl Refusal {
+    /// Replies that the command `name` is rejected.
+    pub(super) fn give(self, context: &mut Context<'_>, name: &str, reply: &mut Reply<'_>) {
+        match self {
+            Self::NoPairs => wrong_number(context, name, reply),
+            Self::Request(error) => refuse(context, reply, format_args!("ERR {error}")),
+        }
+    }
 }
 
 impl From<RequestError> for Refusal {
@@ -47,19 +64,22 @@ impl From<RequestError> for Refusal {
 }
 
 #[derive(Debug)]
-struct CheckCommand<'a> {
+pub(super) struct CheckCommand<'a> {
     effect: Effect,
-    cost: Cost,
-    spelling: Spelling,
+    pub(super) cost: Cost,
+    pub(super) spelling: Spelling,
+    /// The time to live of a reservation, if it is given.
+    pub(super) ttl: Option<Span>,
     pairs: Arguments<'a>,
 }
 
 impl<'a> CheckCommand<'a> {
-    fn read(arguments: Arguments<'a>) -> Result<Self, Refusal> {
-        let (mut effect, mut spelling, mut given_cost) = (None, None, None);
+    pub(super) fn read(arguments: Arguments<'a>, question: Question) -> Result<Self, Refusal> {
+        let (mut effect, mut spelling, mut given_cost, mut given_ttl) = (None, None, None, None);
         let mut pairs = arguments;
+        let is_check = question == Question::Check;
         loop {
-            if effect.is_none() && pairs.is(0, "peek") {
+            if is_check && effect.is_none() && pairs.is(0, "peek") {
                 effect = Some(Effect::Peek);
                 pairs = pairs.skip(1);
             } else if spelling.is_none() && pairs.is(0, "raw") {
@@ -67,6 +87,9 @@ impl<'a> CheckCommand<'a> {
                 pairs = pairs.skip(1);
             } else if given_cost.is_none() && pairs.is(0, "cost") {
                 given_cost = Some(cost(pairs.get(1).unwrap_or_default())?);
+                pairs = pairs.skip(2);
+            } else if !is_check && given_ttl.is_none() && pairs.is(0, "ttl") {
+                given_ttl = Some(ttl(pairs.get(1).unwrap_or_default())?);
                 pairs = pairs.skip(2);
             } else {
                 break;
@@ -79,6 +102,7 @@ impl<'a> CheckCommand<'a> {
             effect: effect.unwrap_or(Effect::Charge),
             cost: given_cost.unwrap_or(Cost::ONE),
             spelling: spelling.unwrap_or_default(),
+            ttl: given_ttl,
             pairs,
         })
     }
@@ -115,7 +139,7 @@ impl<'a> CheckCommand<'a> {
         Ok(())
     }
 
-    fn entries<'r>(
+    pub(super) fn entries<'r>(
         &self,
         room: &'r mut [(&'a str, &'a str)],
     ) -> Result<&'r [(&'a str, &'a str)], RequestError> {
@@ -196,7 +220,11 @@ impl PendingCheck {
     }
 }
 
-fn audited<'a>(request: &'a Request<'a>, rules: &'a RuleSet, now: Timestamp) -> AuditedRequest<'a> {
+pub(super) fn audited<'a>(
+    request: &'a Request<'a>,
+    rules: &'a RuleSet,
+    now: Timestamp,
+) -> AuditedRequest<'a> {
     AuditedRequest {
         listener: ListenerKind::Resp,
         origin: Origin::Service,
@@ -222,19 +250,39 @@ fn give(
 }
 
 fn cost(text: &[u8]) -> Result<Cost, RequestError> {
-    let units = std::str::from_utf8(text)
+    Cost::new(number("cost", text)?)
+}
+
+/// Reads the number in an argument that is called `field` in errors.
+pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
+    let number = std::str::from_utf8(text)
         .ok()
         .and_then(|text| text.parse().ok());
-    let units = units.ok_or_else(|| {
-        RequestError::new("cost", format!("not a whole number: '{}'", quoted(text)))
-    })?;
-    Cost::new(units)
+    number
+        .ok_or_else(|| RequestError::new(field, format!("not a whole number: '{}'", quoted(text))))
+}
+
+/// Reads a time to live in milliseconds.
+pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
+    let millis = number("ttl", text)?;
+    if millis == 0 {
+        return Err(RequestError::new("ttl", "must be at least 1 millisecond"));
+    }
+    Ok(Span::from_millis(millis))
 }
 
 fn render(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
+    reply.array(VERDICT_PARTS);
+    render_parts(verdict, reply);
+}
+
+/// The number of parts of a verdict.
+pub(super) const VERDICT_PARTS: usize = 6;
+
+/// Writes the parts of a verdict into an array that has begun.
+pub(super) fn render_parts(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
     let millis = |span: Span| i64::try_from(span.as_millis_ceil()).unwrap_or(i64::MAX);
     let retry_after = verdict.retry_after.span().map_or(-1, millis);
-    reply.array(6);
     reply.integer(i64::from(verdict.allowed));
     match verdict.rule {
         Some(rule) => reply.bulk(rule.as_bytes()),

@@ -7,6 +7,7 @@ mod context;
 mod describe;
 mod hello;
 mod refusal;
+mod reserve;
 mod reset;
 mod server;
 mod throttle;
@@ -19,7 +20,10 @@ use tidegate_limiter::{MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
 
 pub(super) use self::context::{CommandBuffers, Context};
 
-use self::{check::PendingCheck, reset::PendingReset, throttle::PendingThrottle, top::PendingTop};
+use self::{
+    check::PendingCheck, reserve::PendingReservation, reset::PendingReset,
+    throttle::PendingThrottle, top::PendingTop,
+};
 use super::{
     parse::Arguments,
     reply::{Protocol, Reply},
@@ -29,6 +33,7 @@ use super::{
 #[derive(Debug)]
 pub(super) enum PendingCommand {
     Check(PendingCheck),
+    Reservation(PendingReservation),
     Reset(PendingReset),
     Throttle(PendingThrottle),
     Top(PendingTop),
@@ -48,6 +53,7 @@ impl PendingCommand {
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             Self::Check(check) => check.heap_bytes(),
+            Self::Reservation(reservation) => reservation.heap_bytes(),
             Self::Reset(reset) => reset.heap_bytes(),
             Self::Throttle(throttle) => throttle.heap_bytes(),
             Self::Top(top) => top.heap_bytes(),
@@ -110,7 +116,7 @@ const TRANSACTION: &[&str] = &["noscript", "loading", "stale", "fast"];
 const CONNECTION: &[&str] = &["noscript", "loading", "stale", "fast", "no_auth"];
 
 /// All commands. The commands on the hot path come first.
-static COMMANDS: [Command; 23] = [
+static COMMANDS: [Command; 26] = [
     Command {
         name: "cl.throttle",
         arity: Arity::Between(5, 6),
@@ -137,6 +143,33 @@ static COMMANDS: [Command; 23] = [
         group: "module",
         summary: "Checks a request against the rules",
         run: check::check,
+    },
+    Command {
+        name: "tidegate.reserve",
+        arity: Arity::AtLeast(3),
+        flags: &["write", "fast"],
+        keyed: false,
+        group: "module",
+        summary: "Checks a request against the rules, and reserves its cost",
+        run: reserve::reserve,
+    },
+    Command {
+        name: "tidegate.settle",
+        arity: Arity::Exactly(3),
+        flags: &["write", "fast"],
+        keyed: false,
+        group: "module",
+        summary: "Settles a reservation at its final cost",
+        run: reserve::settle,
+    },
+    Command {
+        name: "tidegate.renew",
+        arity: Arity::Exactly(3),
+        flags: &["write", "fast"],
+        keyed: false,
+        group: "module",
+        summary: "Renews a reservation, so that it expires later",
+        run: reserve::renew,
     },
     Command {
         name: "tidegate.reset",

@@ -1,0 +1,203 @@
+//! `TIDEGATE.RESERVE`, `TIDEGATE.SETTLE` and `TIDEGATE.RENEW`: charges that are settled later.
+
+use futures_util::FutureExt as _;
+use tidegate_core::{
+    Cost, Request, RequestError, Scratch, Span,
+    bounds::{MAX_COUNT, MAX_ENTRIES},
+};
+use tidegate_limiter::{
+    ServerLimiter,
+    entries::{normalize, rewritten},
+    metrics::ListenerKind,
+    reservations::{DEFAULT_TTL, ReservationError, ReserveError},
+};
+
+use super::{
+    super::{parse::Arguments, reply::Reply},
+    Context, PendingCommand, PendingReply,
+    check::{CheckCommand, Question, Refusal, VERDICT_PARTS, audited, number, render_parts, ttl},
+};
+
+/// Runs `TIDEGATE.RESERVE [RAW] [COST n] [TTL ms] name value [name value …]`. Replies with the six
+/// parts of `TIDEGATE.CHECK`, the token, and the milliseconds until the reservation expires. The
+/// token is null and the time is -1 if the request is denied.
+pub(super) fn reserve(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    match PendingReserve::read(context, arguments) {
+        Ok(reserve) => run(context, PendingReservation::Reserve(reserve), reply),
+        Err(refusal) => refusal.give(context, "tidegate.reserve", reply),
+    }
+}
+
+/// Runs `TIDEGATE.SETTLE token cost`. Replies with `[settled, released, over]`.
+pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let settle = number("cost", arguments.get(2).unwrap_or_default()).and_then(|cost| {
+        if cost > MAX_COUNT {
+            let problem = format!("must be from 0 to {MAX_COUNT}, got {cost}");
+            return Err(RequestError::new("cost", problem));
+        }
+        let token = token(arguments)?;
+        Ok(PendingReservation::Settle { token, cost })
+    });
+    match settle {
+        Ok(settle) => run(context, settle, reply),
+        Err(error) => Refusal::Request(error).give(context, "tidegate.settle", reply),
+    }
+}
+
+/// Runs `TIDEGATE.RENEW token ttl_ms`. Replies with `[token, expires_in_ms]`. The token replaces
+/// the former one.
+pub(super) fn renew(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
+    let renew = ttl(arguments.get(2).unwrap_or_default()).and_then(|ttl| {
+        let token = token(arguments)?;
+        Ok(PendingReservation::Renew { token, ttl })
+    });
+    match renew {
+        Ok(renew) => run(context, renew, reply),
+        Err(error) => Refusal::Request(error).give(context, "tidegate.renew", reply),
+    }
+}
+
+fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
+    let token = std::str::from_utf8(arguments.get(1).unwrap_or_default());
+    let token = token.map_err(|_| RequestError::new("reservation", "is not UTF-8"))?;
+    Ok(token.to_owned())
+}
+
+/// Answers a command at once with the memory store, and later with Redis.
+fn run(context: &mut Context<'_>, command: PendingReservation, reply: &mut Reply<'_>) {
+    if context.limiter.redis_store().is_some() {
+        let later = PendingCommand::Reservation(command);
+        context.pending.push(PendingReply::new(later, reply));
+        return;
+    }
+    // With the memory store, the future is ready when it is first polled.
+    let answered = command.answer(context.limiter, reply).now_or_never();
+    debug_assert!(answered.is_some(), "the memory store never waits");
+}
+
+/// A command about a reservation, possibly waiting for Redis.
+#[derive(Debug)]
+pub(in crate::listener::resp) enum PendingReservation {
+    Reserve(PendingReserve),
+    Settle { token: String, cost: u64 },
+    Renew { token: String, ttl: Span },
+}
+
+/// A request to reserve.
+#[derive(Debug)]
+pub(in crate::listener::resp) struct PendingReserve {
+    entries: Vec<(Box<str>, Box<str>)>,
+    cost: Cost,
+    ttl: Span,
+}
+
+impl PendingReserve {
+    fn read(context: &Context<'_>, arguments: Arguments<'_>) -> Result<Self, Refusal> {
+        let command = CheckCommand::read(arguments.skip(1), Question::Reserve)?;
+        let mut room = [("", ""); MAX_ENTRIES];
+        let entries = command.entries(&mut room)?;
+        Request::new(entries, command.cost)?;
+        let limiter = context.limiter;
+        let replaced = normalize(limiter.trust(), &limiter.rules(), command.spelling, entries)?;
+        let normalized = rewritten(entries, &replaced);
+        let owned = |(name, value): &(&str, &str)| (Box::from(*name), Box::from(*value));
+        Ok(Self {
+            entries: normalized.iter().map(owned).collect(),
+            cost: command.cost,
+            ttl: command.ttl.unwrap_or(DEFAULT_TTL),
+        })
+    }
+
+    fn heap_bytes(&self) -> usize {
+        let texts = self
+            .entries
+            .iter()
+            .map(|(name, value)| name.len() + value.len());
+        size_of_val(self.entries.as_slice()) + texts.sum::<usize>()
+    }
+
+    async fn answer(self, limiter: &ServerLimiter, reply: &mut Reply<'_>) {
+        let entries: Vec<(&str, &str)> = self
+            .entries
+            .iter()
+            .map(|(name, value)| (&**name, &**value))
+            .collect();
+        let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+        let request = match Request::new(&entries, self.cost) {
+            Ok(request) => request,
+            Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
+        };
+        let now = limiter.now();
+        let reserved = limiter.reserve(&rules, &mut scratch, &request, self.ttl);
+        let (verdict, reservation) = match reserved.await {
+            Ok(reserved) => reserved,
+            Err(error @ ReserveError::TooMany(1..)) => {
+                return reject(limiter, reply, format_args!("BUSY {error}"));
+            }
+            Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
+        };
+        limiter.observe_and_audit(audited(&request, &rules, now), &verdict);
+        reply.array(VERDICT_PARTS + 2);
+        render_parts(&verdict, reply);
+        match reservation {
+            Some(reservation) => {
+                reply.bulk(reservation.token.as_bytes());
+                reply.count(reservation.expires_in.as_millis_ceil());
+            }
+            None => {
+                reply.null();
+                reply.integer(-1);
+            }
+        }
+    }
+}
+
+impl PendingReservation {
+    pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
+        match self {
+            Self::Reserve(reserve) => reserve.heap_bytes(),
+            Self::Settle { token, .. } | Self::Renew { token, .. } => token.capacity(),
+        }
+    }
+
+    pub(in crate::listener::resp) async fn answer(
+        self,
+        limiter: &ServerLimiter,
+        reply: &mut Reply<'_>,
+    ) {
+        match self {
+            Self::Reserve(reserve) => reserve.answer(limiter, reply).await,
+            Self::Settle { token, cost } => match limiter.settle_reservation(&token, cost).await {
+                Ok(settled) => {
+                    reply.array(3);
+                    reply.count(settled.settled);
+                    reply.count(settled.released);
+                    reply.count(settled.over);
+                }
+                Err(error) => reject_token(limiter, reply, &error),
+            },
+            Self::Renew { token, ttl } => match limiter.renew_reservation(&token, ttl).await {
+                Ok(renewed) => {
+                    reply.array(2);
+                    reply.bulk(renewed.token.as_bytes());
+                    reply.count(renewed.expires_in.as_millis_ceil());
+                }
+                Err(error) => reject_token(limiter, reply, &error),
+            },
+        }
+    }
+}
+
+fn reject_token(limiter: &ServerLimiter, reply: &mut Reply<'_>, error: &ReservationError) {
+    let code = match error {
+        ReservationError::Invalid => "ERR",
+        ReservationError::NotOutstanding(_) => "NOTOUTSTANDING",
+        ReservationError::Unavailable(_) => "TRYAGAIN",
+    };
+    reject(limiter, reply, format_args!("{code} {error}"));
+}
+
+fn reject(limiter: &ServerLimiter, reply: &mut Reply<'_>, error: std::fmt::Arguments<'_>) {
+    limiter.metrics().count_bad_request(ListenerKind::Resp);
+    reply.error(error);
+}

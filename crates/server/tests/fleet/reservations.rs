@@ -1,0 +1,205 @@
+//! Reservations of servers that share a Redis.
+
+use std::sync::Arc;
+
+use tidegate_config::Config;
+use tidegate_core::{Cost, Request, Scratch, Span, Verdict};
+use tidegate_limiter::reservations::{Reservation, ReservationError, SettledReservation};
+
+use crate::{
+    node::Node,
+    support::{RedisCluster, RedisServer, eventually},
+};
+
+const RULES: &str = "
+rules:
+  - {name: log, key: user, limits: [{algorithm: sliding_window_log, limit: 1000, window: 1h}]}
+  - {name: window, key: user, limits: [{algorithm: fixed_window, limit: 5000, window: 1h}]}
+  - {name: slots, when: {path: /slow}, key: user, cost: 1, limits: [{algorithm: concurrency, limit: 1, lease: 30s}]}
+";
+
+fn two_nodes() -> (RedisServer, Node, Node) {
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let [a, b] = nodes.map(|node| {
+        node.until_up(true);
+        node.limiter.swap_rules(Config::parse(RULES).unwrap().rules);
+        node
+    });
+    (redis, a, b)
+}
+
+fn reserve(node: &Node, entries: &[(&str, &str)], cost: u64, ttl: u64) -> Option<Reservation> {
+    let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
+    let (rules, mut scratch) = (node.limiter.rules(), Scratch::default());
+    let ttl = Span::from_secs(ttl);
+    let reserved = node.run(node.limiter.reserve(&rules, &mut scratch, &request, ttl));
+    let (verdict, reservation): (Verdict<'_>, _) = reserved.unwrap();
+    assert_eq!(verdict.allowed, reservation.is_some());
+    reservation
+}
+
+fn settle(node: &Node, token: &str, cost: u64) -> Result<SettledReservation, ReservationError> {
+    let limiter = Arc::clone(&node.limiter);
+    node.run(limiter.settle_reservation(token, cost))
+}
+
+/// Returns how many units the rule `log` still admits. Tries it with reservations that are
+/// cancelled.
+fn left(node: &Node, user: &str) -> u64 {
+    let (mut low, mut high) = (0, 1_001);
+    while high - low > 1 {
+        let middle = (low + high) / 2;
+        match reserve(node, &[("user", user)], middle, 60) {
+            Some(reservation) => {
+                settle(node, &reservation.token, 0).unwrap();
+                low = middle;
+            }
+            None => high = middle,
+        }
+    }
+    low
+}
+
+#[test]
+fn any_server_settles_a_reservation_once() {
+    let (_redis, a, b) = two_nodes();
+    let reservation = reserve(&a, &[("user", "u")], 600, 60).unwrap();
+    assert_eq!(left(&b, "u"), 400, "the reservation counts on every server");
+    let settled = settle(&b, &reservation.token, 100).unwrap();
+    assert_eq!(
+        (settled.settled, settled.released, settled.over),
+        (100, 500, 0)
+    );
+    for node in [&a, &b] {
+        let again = settle(node, &reservation.token, 0).unwrap_err();
+        assert_eq!(again.reason(), "was settled before, or has expired");
+        assert_eq!(left(node, "u"), 900);
+    }
+    // The server that made the reservation does not refund it, either.
+    a.at_millis(61_000);
+    a.run(a.limiter.refund_expired_reservations());
+    assert_eq!(left(&b, "u"), 900);
+}
+
+#[test]
+fn an_expired_reservation_costs_nothing() {
+    let (_redis, a, b) = two_nodes();
+    let reservation = reserve(&a, &[("user", "u")], 600, 10).unwrap();
+    b.at_millis(10_000);
+    let late = settle(&b, &reservation.token, 1).unwrap_err();
+    assert_eq!(late.reason(), "has expired");
+    assert_eq!(left(&b, "u"), 400);
+    a.at_millis(10_000);
+    a.run(a.limiter.refund_expired_reservations());
+    assert_eq!(left(&b, "u"), 1_000);
+}
+
+/// Another server than the one that made the reservation renews it.
+#[test]
+fn a_renewal_by_another_server_is_respected() {
+    let (_redis, a, b) = two_nodes();
+    let reservation = reserve(&a, &[("user", "u")], 600, 10).unwrap();
+    b.at_millis(9_000);
+    let ttl = Span::from_secs(10);
+    let renewed = b.run(b.limiter.renew_reservation(&reservation.token, ttl));
+    let renewed = renewed.unwrap();
+    a.at_millis(18_999);
+    a.run(a.limiter.refund_expired_reservations());
+    assert_eq!(left(&b, "u"), 400);
+    a.at_millis(19_000);
+    a.run(a.limiter.refund_expired_reservations());
+    assert_eq!(left(&b, "u"), 1_000);
+    b.at_millis(19_000);
+    assert!(settle(&b, &renewed.token, 1).is_err());
+}
+
+#[test]
+fn a_slot_is_released_and_renewed_by_any_server() {
+    let (_redis, a, b) = two_nodes();
+    let entries = [("user", "u"), ("path", "/slow")];
+    let first = reserve(&a, &entries, 1, 60).unwrap();
+    assert_eq!(first.expires_in, Span::from_secs(30));
+    assert!(reserve(&b, &entries, 1, 60).is_none());
+    let ttl = Span::from_secs(60);
+    let renewed = b.run(b.limiter.renew_reservation(&first.token, ttl));
+    assert!(reserve(&a, &entries, 1, 60).is_none());
+    settle(&b, &renewed.unwrap().token, 1).unwrap();
+    assert!(reserve(&a, &entries, 1, 60).is_some());
+}
+
+/// A call that does not reach Redis leaves the reservation as it is, so it can be repeated.
+#[test]
+fn a_settlement_is_repeated_after_an_outage() {
+    let (redis, a, b) = two_nodes();
+    let reservation = reserve(&a, &[("user", "u")], 600, 600).unwrap();
+    redis.pause();
+    let failed = settle(&b, &reservation.token, 100).unwrap_err();
+    assert!(
+        matches!(failed, ReservationError::Unavailable(_)),
+        "{failed}"
+    );
+    redis.resume();
+    b.until_up(true);
+    // The paused server may have executed the call after its timeout.
+    match settle(&b, &reservation.token, 100) {
+        Ok(settled) => assert_eq!(settled.settled, 100),
+        Err(error) => assert!(
+            matches!(error, ReservationError::NotOutstanding(_)),
+            "{error}"
+        ),
+    }
+    assert_eq!(left(&b, "u"), 900);
+}
+
+/// While Redis is unreachable, only the server that made the reservation can settle it.
+#[test]
+fn a_reservation_without_redis_belongs_to_its_server() {
+    let (redis, a, b) = two_nodes();
+    drop(redis);
+    a.until_up(false);
+    let reservation = reserve(&a, &[("user", "u")], 100, 60).unwrap();
+    let unknown = settle(&b, &reservation.token, 1).unwrap_err();
+    assert!(
+        unknown
+            .reason()
+            .starts_with("is not outstanding on this server")
+    );
+    assert_eq!(settle(&a, &reservation.token, 1).unwrap().released, 99);
+}
+
+/// The charges of one request are in several slots of a cluster, and all of them end together.
+#[test]
+fn a_reservation_ends_in_every_slot_of_a_cluster() {
+    const RULES: &str = "
+rules:
+  - {name: per_user, key: user, limits: [{algorithm: sliding_window_log, limit: 1000, window: 1h}]}
+  - {name: per_ip, key: ip, limits: [{algorithm: sliding_window_log, limit: 1000, window: 1h}]}
+  - {name: all, limits: [{algorithm: fixed_window, limit: 100000, window: 1h}]}
+";
+    let cluster = RedisCluster::start();
+    let [a, b] = [(); 2].map(|()| {
+        let node = Node::on_cluster(&cluster.url());
+        node.limiter.swap_rules(Config::parse(RULES).unwrap().rules);
+        eventually("the nodes of the cluster are connected", || {
+            let health = node.limiter.redis_store().unwrap().stats().health;
+            (health.up >= 3 && health.unserved_slots == 0).then_some(())
+        });
+        node
+    });
+    let entries = |user| [("user", user), ("ip", "192.0.2.1")];
+    let reservation = reserve(&a, &entries("u"), 600, 60).unwrap();
+    assert!(
+        reserve(&b, &entries("other"), 500, 60).is_none(),
+        "the address has spent 600"
+    );
+    let settled = settle(&b, &reservation.token, 100).unwrap();
+    assert_eq!(settled.released, 500);
+    assert!(settle(&a, &reservation.token, 0).is_err());
+    let other = reserve(&a, &entries("other"), 900, 10).unwrap();
+    assert!(reserve(&b, &entries("third"), 1, 60).is_none());
+    a.at_millis(10_000);
+    a.run(a.limiter.refund_expired_reservations());
+    assert!(settle(&b, &other.token, 900).is_err());
+    assert!(reserve(&b, &entries("third"), 900, 60).is_some());
+}
