@@ -1,0 +1,217 @@
+//! Compares reservations with a naive model, on the memory store.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use futures_util::FutureExt as _;
+use proptest::prelude::*;
+use tidegate::Clock;
+use tidegate_config::{Config, ReservationsConfig};
+use tidegate_core::{Cost, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp};
+use tidegate_limiter::{ServerLimiter, reservations::Reservations};
+
+const START: u64 = 1_700_000_000_000_000;
+
+/// The limit and the window of every algorithm, in units and microseconds.
+const LIMIT: u64 = 20;
+const WINDOW: u64 = 60_000_000;
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Reserves a cost for a number of milliseconds.
+    Reserve { cost: u64, ttl: u64 },
+    /// Settles one of the outstanding or former reservations at a cost.
+    Settle { which: usize, cost: u64 },
+    /// Renews one of the outstanding or former reservations for a number of milliseconds.
+    Renew { which: usize, ttl: u64 },
+    /// Lets a number of milliseconds pass.
+    Pass(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (1..=LIMIT, 1..30_000_u64).prop_map(|(cost, ttl)| Step::Reserve { cost, ttl }),
+        3 => (0..8_usize, 0..=LIMIT + 5).prop_map(|(which, cost)| Step::Settle { which, cost }),
+        1 => (0..8_usize, 1..30_000_u64).prop_map(|(which, ttl)| Step::Renew { which, ttl }),
+        2 => (0..20_000_u64).prop_map(Step::Pass),
+    ]
+}
+
+/// Units that count from an instant on.
+#[derive(Clone, Copy, Debug)]
+struct Counted {
+    at: u64,
+    units: u64,
+}
+
+/// A reservation in the model.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    /// The index of its units.
+    counted: usize,
+    cost: u64,
+    expires: u64,
+    is_outstanding: bool,
+}
+
+/// The naive model: a list of all units, of which those in the current window count.
+struct Model {
+    is_fixed: bool,
+    now: u64,
+    counted: Vec<Counted>,
+    held: Vec<Held>,
+}
+
+impl Model {
+    fn count(&self) -> u64 {
+        let in_window = |counted: &&Counted| {
+            if self.is_fixed {
+                counted.at / WINDOW == self.now / WINDOW
+            } else {
+                counted.at + WINDOW > self.now
+            }
+        };
+        self.counted
+            .iter()
+            .filter(in_window)
+            .map(|counted| counted.units)
+            .sum()
+    }
+
+    fn reserve(&mut self, cost: u64, ttl: u64) -> bool {
+        if self.count() + cost > LIMIT {
+            return false;
+        }
+        self.counted.push(Counted {
+            at: self.now,
+            units: cost,
+        });
+        self.held.push(Held {
+            counted: self.counted.len() - 1,
+            cost,
+            expires: self.now + ttl * 1_000,
+            is_outstanding: true,
+        });
+        true
+    }
+
+    /// Refunds the reservations that have expired.
+    fn expire(&mut self) {
+        for held in &mut self.held {
+            if held.is_outstanding && held.expires <= self.now {
+                held.is_outstanding = false;
+                self.counted[held.counted].units = 0;
+            }
+        }
+    }
+
+    /// Returns the units that stay charged, or `None` if the reservation has ended.
+    fn settle(&mut self, which: usize, cost: u64) -> Option<u64> {
+        let held = self
+            .held
+            .get_mut(which)
+            .filter(|held| held.is_outstanding)?;
+        held.is_outstanding = false;
+        let Held {
+            counted,
+            cost: reserved,
+            ..
+        } = *held;
+        self.counted[counted].units = cost.min(reserved);
+        let excess = cost.saturating_sub(reserved).min(LIMIT - self.count());
+        self.counted.push(Counted {
+            at: self.now,
+            units: excess,
+        });
+        Some(cost.min(reserved) + excess)
+    }
+
+    fn renew(&mut self, which: usize, ttl: u64) -> bool {
+        let now = self.now;
+        let held = self.held.get_mut(which).filter(|held| held.is_outstanding);
+        held.map(|held| held.expires = now + ttl * 1_000).is_some()
+    }
+}
+
+fn run(algorithm: &str, steps: &[Step]) -> Result<(), TestCaseError> {
+    let rules = format!(
+        "rules: [{{name: r, limits: [{{algorithm: {algorithm}, limit: {LIMIT}, window: 1min}}]}}]"
+    );
+    let rules = Config::parse(&rules).unwrap().rules;
+    let clock = Clock::manual(Timestamp::from_micros(START));
+    let store = MemoryStore::new(MemoryBounds::default());
+    let reservations = Reservations::new(ReservationsConfig::default(), None).unwrap();
+    let limiter = ServerLimiter::new(rules, store, clock.clone()).with_reservations(reservations);
+    let mut model = Model {
+        is_fixed: algorithm == "fixed_window",
+        now: START,
+        counted: Vec::new(),
+        held: Vec::new(),
+    };
+    let mut tokens: Vec<String> = Vec::new();
+    let millis = Span::from_millis;
+    for step in steps {
+        match *step {
+            Step::Reserve { cost, ttl } => {
+                let request = Request::new(&[], Cost::new(cost).unwrap()).unwrap();
+                let (rules, mut scratch) = (limiter.rules(), Scratch::default());
+                let reserved = limiter.reserve(&rules, &mut scratch, &request, millis(ttl));
+                let (verdict, reservation) = reserved.now_or_never().unwrap().unwrap();
+                prop_assert_eq!(verdict.allowed, model.reserve(cost, ttl), "{:?}", step);
+                tokens.extend(reservation.map(|reservation| reservation.token));
+                let remaining = verdict.leading().unwrap().outcome.remaining;
+                prop_assert_eq!(remaining, LIMIT - model.count(), "{:?}", step);
+            }
+            Step::Settle { which, cost } => {
+                let Some(token) = tokens.get(which) else {
+                    continue;
+                };
+                let settled = limiter
+                    .settle_reservation(token, cost)
+                    .now_or_never()
+                    .unwrap();
+                let settled = settled.ok().map(|settled| settled.settled);
+                prop_assert_eq!(settled, model.settle(which, cost), "{:?}", step);
+            }
+            Step::Renew { which, ttl } => {
+                let Some(token) = tokens.get(which) else {
+                    continue;
+                };
+                let renewed = limiter.renew_reservation(token, millis(ttl)).now_or_never();
+                let renewed = renewed.unwrap().map(|renewed| renewed.token);
+                prop_assert_eq!(renewed.is_ok(), model.renew(which, ttl), "{:?}", step);
+                if let Ok(renewed) = renewed {
+                    tokens[which] = renewed;
+                }
+            }
+            Step::Pass(time) => {
+                model.now += time * 1_000;
+                clock.set(Timestamp::from_micros(model.now));
+                limiter
+                    .refund_expired_reservations()
+                    .now_or_never()
+                    .unwrap();
+                model.expire();
+            }
+        }
+        prop_assert!(model.count() <= LIMIT);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn reservations_on_a_sliding_log_equal_the_model(
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        run("sliding_window_log", &steps)?;
+    }
+
+    #[test]
+    fn reservations_on_a_fixed_window_equal_the_model(
+        steps in prop::collection::vec(step(), 1..40),
+    ) {
+        run("fixed_window", &steps)?;
+    }
+}
