@@ -40,6 +40,11 @@ fn the_http_page_matches_the_output() {
 }
 
 #[test]
+fn the_reservations_page_matches_the_output() {
+    assert_true("docs/reservations.md");
+}
+
+#[test]
 fn the_redis_protocol_page_matches_the_output() {
     assert_true("docs/redis-protocol.md");
 }
@@ -91,6 +96,7 @@ fn pages_do_not_use_up_the_limits_of_other_pages() {
     for page in [
         "README.md",
         "docs/http.md",
+        "docs/reservations.md",
         "docs/redis-protocol.md",
         "docs/operating.md",
         "docs/watching.md",
@@ -100,6 +106,16 @@ fn pages_do_not_use_up_the_limits_of_other_pages() {
     ] {
         assert_true_with(page, &server, &[]);
     }
+}
+
+#[test]
+fn the_nginx_login_example_matches_the_output() {
+    let Proxy { server, front, .. } = &Proxy::nginx_login();
+    assert_true_with(
+        "examples/nginx-login/README.md",
+        server,
+        &[("8000", *front)],
+    );
 }
 
 #[test]

@@ -18,23 +18,31 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     pub(crate) fn nginx() -> Self {
-        Self::start(
-            "examples/nginx/nginx.conf",
-            "start worker process",
-            |scratch| {
-                let mut nginx = Command::new(tool("nginx"));
-                nginx
-                    .arg("-p")
-                    .arg(scratch.path())
-                    .arg("-c")
-                    .arg(scratch.join("config"));
-                nginx
-            },
-        )
+        Self::start_nginx(Server::quickstart(), "examples/nginx/nginx.conf")
+    }
+
+    /// nginx in front of a login of which only failures are limited.
+    pub(crate) fn nginx_login() -> Self {
+        let rules = fs::read_to_string(repository().join("examples/nginx-login/rules.yaml"));
+        let rules = rules.unwrap().replace("listen: {grpc: off, resp: off}", "");
+        Self::start_nginx(Server::start(&rules), "examples/nginx-login/nginx.conf")
+    }
+
+    fn start_nginx(server: Server, config: &str) -> Self {
+        Self::start(server, config, "start worker process", |scratch| {
+            let mut nginx = Command::new(tool("nginx"));
+            nginx
+                .arg("-p")
+                .arg(scratch.path())
+                .arg("-c")
+                .arg(scratch.join("config"));
+            nginx
+        })
     }
 
     pub(crate) fn caddy() -> Self {
         Self::start(
+            Server::quickstart(),
             "examples/caddy/Caddyfile",
             "serving initial configuration",
             |scratch| {
@@ -52,8 +60,12 @@ impl Proxy {
         )
     }
 
-    fn start(config: &str, ready: &str, command: impl Fn(&Scratch) -> Command) -> Self {
-        let server = Server::quickstart();
+    fn start(
+        server: Server,
+        config: &str,
+        ready: &str,
+        command: impl Fn(&Scratch) -> Command,
+    ) -> Self {
         let text = fs::read_to_string(repository().join(config)).unwrap();
         let text = text.replace("127.0.0.1:8080", &server.http.to_string());
         let scratch = Scratch::new();

@@ -2,19 +2,22 @@
 
 use std::cell::Cell;
 
-use hyper::{HeaderMap, StatusCode, header::HeaderName};
+use hyper::{
+    HeaderMap, Response, StatusCode,
+    header::{CONTENT_TYPE, HeaderName},
+};
 use tidegate::DecidedRequest;
 use tidegate_core::{Request, Span, bounds::MAX_COUNT, notation};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin, normalize, rewritten},
     metrics::ListenerKind,
-    reservations::{DEFAULT_TTL, Reservation, ReservationError, ReserveError},
+    reservations::{DEFAULT_TTL, Reservation, ReservationError, ReserveError, SettledReservation},
 };
 use tidegate_net::{
     Problem,
     input::{advice, shown},
     json::{self, Members},
-    response::{self, Answer},
+    response::{Answer, JSON},
 };
 use tidegate_tower::RuleNames;
 
@@ -82,13 +85,23 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
 /// Adds a reservation to a verdict, which is a JSON object.
 fn add_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
     body.pop();
+    body.push(b',');
+    body.extend_from_slice(reservation_members(reservation).as_bytes());
+}
+
+/// Returns the members of a JSON object that describe a reservation, and the end of the object.
+fn reservation_members(reservation: &Reservation) -> String {
+    let Reservation { token, expires_in } = reservation;
+    let millis = expires_in.as_millis_ceil();
     // A token needs no escapes.
-    let members = format!(
-        ",\"reservation\":\"{}\",\"expires_in_ms\":{}}}",
-        reservation.token,
-        reservation.expires_in.as_millis_ceil()
-    );
-    body.extend_from_slice(members.as_bytes());
+    format!("\"reservation\":\"{token}\",\"expires_in_ms\":{millis}}}")
+}
+
+/// Returns a response with this JSON document.
+fn document(json: String) -> Answer {
+    let mut answer: Answer = Response::new(json.into_bytes().into());
+    answer.headers_mut().insert(CONTENT_TYPE, JSON);
+    answer
 }
 
 /// Settles the reservation in the body, or in the headers if the body is empty. Proxies send
@@ -110,12 +123,14 @@ pub(super) async fn settle(
         .settle_reservation(token, cost)
         .await
         .map_err(problem)?;
-    let answer = serde_json::json!({
-        "settled": settled.settled,
-        "released": settled.released,
-        "over": settled.over,
-    });
-    Ok(response::json(StatusCode::OK, &answer))
+    let SettledReservation {
+        settled,
+        released,
+        over,
+    } = settled;
+    Ok(document(format!(
+        "{{\"settled\":{settled},\"released\":{released},\"over\":{over}}}"
+    )))
 }
 
 fn settlement_in_headers(headers: &HeaderMap) -> Result<(&str, u64), Problem> {
@@ -184,11 +199,7 @@ pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<An
     };
     let renewed = context.limiter.renew_reservation(token, ttl).await;
     let renewed = renewed.map_err(problem)?;
-    let answer = serde_json::json!({
-        "reservation": renewed.token,
-        "expires_in_ms": renewed.expires_in.as_millis_ceil(),
-    });
-    Ok(response::json(StatusCode::OK, &answer))
+    Ok(document(format!("{{{}", reservation_members(&renewed))))
 }
 
 const A_TOKEN: &str = "the text that /v1/reserve returned";
