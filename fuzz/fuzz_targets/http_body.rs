@@ -1,8 +1,9 @@
-//! Arbitrary bytes as the body of a check, a peek or a throttle request. Each gets a verdict or a
-//! problem document, never a panic. A server in the same state gives the same response on a thread
+//! Arbitrary bytes as the body of a request. Each gets a verdict, a settlement or a problem document,
+//! never a panic. A server in the same state gives the same response on a thread
 //! that has not parsed a body before.
 //!
-//! The first byte selects the endpoint: `c`, `p` or `t`.
+//! The first byte selects the endpoint: `c`heck, `p`eek, `t`hrottle, `r`eserve, `s`ettle or re`n`ew. No
+//! body settles or renews a reservation, because no body contains a sealed token.
 
 #![no_main]
 
@@ -13,8 +14,8 @@ use serde_json::Value;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate::Clock;
 use tidegate_server::listener::http::{Endpoint, transcript};
-use tidegate_config::Config;
-use tidegate_limiter::ServerLimiter;
+use tidegate_config::{Config, ReservationsConfig};
+use tidegate_limiter::{ServerLimiter, reservations::Reservations};
 
 /// The rules for check and peek.
 const RULES: &str = "
@@ -32,6 +33,9 @@ fuzz_target!(|input: &[u8]| -> Corpus {
         b'c' => Endpoint::Check,
         b'p' => Endpoint::Peek,
         b't' => Endpoint::Throttle,
+        b'r' => Endpoint::Reserve,
+        b's' => Endpoint::Settle,
+        b'n' => Endpoint::Renew,
         _ => return Corpus::Reject,
     };
     let (server, same) = (limiter(), limiter());
@@ -43,7 +47,15 @@ fuzz_target!(|input: &[u8]| -> Corpus {
             .join()
             .expect("a transcript, or a printed finding")
     });
-    assert_eq!(answer, anew);
+    if endpoint == Endpoint::Reserve {
+        // The tokens differ.
+        assert_eq!(answer.0, anew.0);
+    } else {
+        assert_eq!(answer, anew);
+    }
+    if matches!(endpoint, Endpoint::Settle | Endpoint::Renew) {
+        assert_eq!(answer.0, 400, "a forged token is accepted");
+    }
     assert_sound(answer.0, &answer.1);
     if endpoint == Endpoint::Peek {
         assert_eq!(server.local_store().stats().keys, 0, "a peek leaves a key behind");
@@ -61,11 +73,10 @@ fn limiter() -> Arc<ServerLimiter> {
         max_keys: 100,
         ..MemoryBounds::default()
     });
-    Arc::new(ServerLimiter::new(
-        rules,
-        store,
-        Clock::manual(Timestamp::from_micros(1)),
-    ))
+    let clock = Clock::manual(Timestamp::from_micros(1));
+    let reservations = Reservations::new(ReservationsConfig::default(), Some("secret"))
+        .expect("a key that is given needs no random bytes");
+    Arc::new(ServerLimiter::new(rules, store, clock).with_reservations(reservations))
 }
 
 /// Checks that a verdict agrees with its status, and that a problem has a detail.

@@ -21,8 +21,10 @@
 //! retries too early. The draft leaves these points open:
 //!
 //! - `q` is the number of units that an idle key can spend at once.
+//! - `qu` is the unit `concurrent-requests` for a concurrency limit, and left out for other limits.
 //! - `w` is the time in which the whole quota becomes available again. `w` is left out if it is
-//!   under a second. It is also left out for a node's local share of a limit.
+//!   under a second. It is also left out for a node's local share of a limit, and for a
+//!   concurrency limit.
 //! - `t` is the time until more units are available if none remain. If units remain, `t` is the
 //!   time until the whole quota is available again.
 //! - `Retry-After` is never earlier than a `t` in the same response. If a limit does not deny the
@@ -48,6 +50,9 @@ const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy")
 const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
 const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
 const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// The unit of a concurrency limit. The default unit is one request.
+const CONCURRENT_REQUESTS: &[u8] = b";qu=\"concurrent-requests\"";
 
 /// The name of a limit that was sent with the request and so belongs to no rule. It is used with
 /// [`RuleNames::Shown`].
@@ -150,6 +155,11 @@ impl HeaderWriter {
             let line = &shown.lines[at];
             self.name(shown.lines, at);
             structured_fields::parameter(&mut self.text, b'q', line.outcome.limit);
+            // The slots of a concurrency limit do not become available again in a window.
+            if matches!(line.limit.algorithm(), Algorithm::Concurrency { .. }) {
+                self.text.extend_from_slice(CONCURRENT_REQUESTS);
+                continue;
+            }
             let window = line.limit.window();
             // A node's local share of a limit takes a different time to recover, so `w` would be
             // wrong.

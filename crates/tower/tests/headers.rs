@@ -214,6 +214,10 @@ fn a_denial_of_a_concurrency_limit_has_the_estimate_for_every_time() {
     let limits = concurrency();
     let outcomes = [denied(2, RetryAfter::After(Span::from_millis(1_500)))];
     let headers = headers(&Decision::Limited, &[&limits], &outcomes, Legacy::Delta);
+    assert_eq!(
+        line(&headers, "ratelimit-policy"),
+        Some("\"in-flight\";q=2;qu=\"concurrent-requests\"")
+    );
     assert_eq!(line(&headers, "ratelimit"), Some("\"in-flight\";r=0;t=2"));
     assert_eq!(line(&headers, "retry-after"), Some("2"));
     assert_eq!(line(&headers, "x-ratelimit-reset"), Some("2"));

@@ -53,6 +53,10 @@ impl OwnedCharges {
     }
 
     /// Returns the rule of each charge.
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "the constructors ensure that every key belongs to a rule"
+    )]
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
         const OWN: &str = "the key of a charge belongs to a rule of the same rule set";
         let rule = |charge: &OwnedCharge| self.rules.rule_of(&charge.key).expect(OWN);

@@ -82,7 +82,7 @@ pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderVal
 /// Returns the response to a gRPC call, without the rate limit headers.
 pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Response<Bytes> {
     let code = match denial.cause {
-        Cause::Spent => RESOURCE_EXHAUSTED,
+        Cause::Spent | Cause::Blocked => RESOURCE_EXHAUSTED,
         Cause::Store | Cause::Busy => UNAVAILABLE,
         Cause::Malformed => INVALID_ARGUMENT,
     };

@@ -13,6 +13,13 @@ use tidegate_core::{Reason, RetryAfter, Span, Verdict};
 pub use self::grpc::call as grpc_content_type;
 use crate::headers::{self, MAX_SHOWN, RuleNames, policy_text};
 
+// The types of problems that draft-ietf-httpapi-ratelimit-headers registers.
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const REDUCED_CAPACITY: &str =
+    "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+const ABNORMAL_USAGE: &str =
+    "https://iana.org/assignments/http-problem-types#abnormal-usage-detected";
+
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
 /// A denial of a request, independent of the protocol.
@@ -31,8 +38,10 @@ pub(crate) struct Denial<'v> {
 /// The cause of a denial.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
-    /// A limit is exhausted, or the key is blocked manually.
+    /// A limit is exhausted.
     Spent,
+    /// The key is blocked manually.
+    Blocked,
     /// The store could not decide.
     Store,
     /// The service is overloaded.
@@ -71,6 +80,7 @@ impl<'v> Denial<'v> {
         let retry_after = verdict.retry_after.span();
         let cause = match verdict.reason {
             Some(Reason::Store) => Cause::Store,
+            Some(Reason::Blocked) => Cause::Blocked,
             _ => Cause::Spent,
         };
         Self {
@@ -106,7 +116,7 @@ impl<'v> Denial<'v> {
     /// Returns true if a retry can never succeed. The response says so explicitly. Otherwise a
     /// client would assume that the time to retry was merely left out.
     pub(crate) fn is_final(&self) -> bool {
-        self.cause == Cause::Spent && self.retry_after.is_none()
+        matches!(self.cause, Cause::Spent | Cause::Blocked) && self.retry_after.is_none()
     }
 
     /// Returns the response without the rate limit headers. `call` is the content type if the
@@ -119,13 +129,15 @@ impl<'v> Denial<'v> {
     }
 
     fn http_response(&self) -> Response<Bytes> {
-        let status = match self.cause {
-            Cause::Spent => StatusCode::TOO_MANY_REQUESTS,
-            Cause::Store | Cause::Busy => StatusCode::SERVICE_UNAVAILABLE,
-            Cause::Malformed => StatusCode::BAD_REQUEST,
+        let (status, problem_type) = match self.cause {
+            Cause::Spent => (StatusCode::TOO_MANY_REQUESTS, Some(QUOTA_EXCEEDED)),
+            Cause::Blocked => (StatusCode::TOO_MANY_REQUESTS, Some(ABNORMAL_USAGE)),
+            Cause::Store | Cause::Busy => (StatusCode::SERVICE_UNAVAILABLE, Some(REDUCED_CAPACITY)),
+            Cause::Malformed => (StatusCode::BAD_REQUEST, None),
         };
         let names: Vec<&str> = self.violated.iter().map(|limit| &*limit.name).collect();
         let document = Document {
+            problem_type,
             title: status.canonical_reason().unwrap_or_default(),
             status: status.as_u16(),
             detail: &self.detail,
@@ -160,6 +172,8 @@ pub fn overload_response(head: &Parts) -> Response<Bytes> {
 
 #[derive(Serialize)]
 struct Document<'d> {
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    problem_type: Option<&'d str>,
     title: &'d str,
     status: u16,
     detail: &'d str,

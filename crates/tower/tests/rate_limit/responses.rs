@@ -31,7 +31,7 @@ async fn every_response_has_headers_and_a_denial_is_a_problem_document() {
     );
     assert_eq!(
         denied.body,
-        r#"{"title":"Too Many Requests","status":429,"detail":"1/min exceeded; retry in 1min","violated-policies":["1/min"],"retry_after_ms":60000}"#
+        r#"{"type":"https://iana.org/assignments/http-problem-types#quota-exceeded","title":"Too Many Requests","status":429,"detail":"1/min exceeded; retry in 1min","violated-policies":["1/min"],"retry_after_ms":60000}"#
     );
 }
 
@@ -85,6 +85,9 @@ async fn a_block_denies_without_revealing_its_key() {
     let denied = send(&mut service, request).await;
     assert_eq!(denied.status, 429);
     assert!(denied.body.contains("blocked; "), "{}", denied.body);
+    let abnormal =
+        r#"{"type":"https://iana.org/assignments/http-problem-types#abnormal-usage-detected""#;
+    assert!(denied.body.starts_with(abnormal), "{}", denied.body);
     for hidden in ["secret", "all"] {
         assert!(!denied.body.contains(hidden), "{}", denied.body);
     }

@@ -157,7 +157,7 @@ async fn a_store_failure_is_a_503() {
     );
     assert_eq!(
         denied.body,
-        r#"{"title":"Service Unavailable","status":503,"detail":"the limiter could not decide; retry in 2s","retry_after_ms":1200}"#
+        r#"{"type":"https://iana.org/assignments/http-problem-types#temporary-reduced-capacity","title":"Service Unavailable","status":503,"detail":"the limiter could not decide; retry in 2s","retry_after_ms":1200}"#
     );
     assert!(notes.paths().is_empty());
 }

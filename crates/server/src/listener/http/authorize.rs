@@ -151,7 +151,7 @@ async fn decide(
                 .await
                 .map_err(|error| match error {
                     ReserveError::Request(error) => uncounted(error).into(),
-                    error => reserve::refusal(error),
+                    error @ ReserveError::TooMany(_) => reserve::refusal(error),
                 })?,
         };
         let audited = AuditedRequest {
