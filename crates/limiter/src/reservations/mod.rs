@@ -515,8 +515,11 @@ impl ServerLimiter {
             }
         }
         let own = self.reservations.table().remove(&reservation.id);
-        if let Some(LimiterReceipt::Redis(receipt)) = own.and_then(|own| own.receipt) {
-            redis_store.settle_own_share(&list, receipt, &final_charges.settlements, now);
+        if let Some(own) = own
+            && let Some(LimiterReceipt::Redis(receipt)) = own.receipt
+        {
+            let settlements = FinalCharges::new(&own.charges, cost).settlements;
+            redis_store.settle_own_share(&own.charges.as_charges(), receipt, &settlements, now);
         }
         let mut uncharged = 0;
         for (at, excess) in excess_costs(&list, &final_charges.due) {
