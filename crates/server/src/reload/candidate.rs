@@ -7,7 +7,7 @@ use tidegate_core::RuleSet;
 use tidegate_limiter::{ServerLimiter, candidate::CandidateRules};
 use tidegate_net::file_watch::{FileStamp, stamp};
 
-use super::LoadError;
+use super::{LoadError, RulesDiff};
 
 /// The file with the candidate rules, as last seen.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub struct Promotion {
     pub rules: usize,
     /// The number of rules that were in force before.
     pub rules_before: usize,
+    /// The differences from the rules that were in force.
+    pub diff: RulesDiff,
 }
 
 /// The reason why candidate rules could not be promoted. The rules in force are unchanged.

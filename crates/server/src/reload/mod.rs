@@ -1,6 +1,7 @@
 //! Hot reload of the rules file: a new version is applied as a whole or not at all.
 
 mod candidate;
+mod diff;
 mod inactive_blocks;
 mod preview;
 mod restart_only;
@@ -23,8 +24,9 @@ pub(crate) use self::candidate::read as read_candidate;
 use self::candidate::{CandidateChange, CandidateFile};
 pub use self::{
     candidate::{PromoteError, Promotion},
+    diff::{RuleChange, RulesDiff},
     inactive_blocks::{UnknownBlocks, report_inactive_blocks},
-    preview::{RuleChange, RulesPreview, preview},
+    preview::{RulesPreview, preview},
     restart_only::RestartOnlySettings,
 };
 
@@ -101,6 +103,8 @@ impl LoadError {
 pub struct ReloadSummary {
     /// The number of rules.
     pub rules: usize,
+    /// The differences from the rules that were in force.
+    pub diff: RulesDiff,
     /// The warnings for the file, which are also logged.
     pub warnings: Vec<Mistake>,
 }
@@ -249,6 +253,7 @@ impl Reloader {
             let rules = config.rules.inheriting_from(&former);
             let count = rules.len();
             warn_of_no_rules(count, &former, &self.path);
+            let diff = RulesDiff::between(&former, &rules);
             let rules = candidate::with_extra_entries(rules, &candidate, &self.limiter);
             self.limiter.swap_rules(rules);
             if let CandidateChange::Replace(candidate) = candidate {
@@ -271,6 +276,7 @@ impl Reloader {
             last.restart_required = restart_required;
             Ok(ReloadSummary {
                 rules: count,
+                diff,
                 warnings: config.warnings,
             })
         })
@@ -307,6 +313,7 @@ impl Reloader {
         let kind = match loaded {
             Ok(reloaded) => {
                 data["after"] = json!({"rules": reloaded.rules});
+                data["changes"] = reloaded.diff.event_document();
                 EventType::RulesReloaded
             }
             Err(error) => {
@@ -326,9 +333,17 @@ impl Reloader {
         last.mistakes = error.map(LoadError::problems).unwrap_or_default();
         let file = self.path.display();
         match loaded {
-            Ok(ReloadSummary { rules, warnings }) => {
-                let warnings = warnings.len();
-                tracing::info!(%file, rules, warnings, "reloaded the rules");
+            Ok(reloaded) => {
+                let ReloadSummary {
+                    rules,
+                    diff,
+                    warnings,
+                } = reloaded;
+                let (added, removed) = (diff.added.len(), diff.removed.len());
+                let (changed, warnings) = (diff.changed.len(), warnings.len());
+                tracing::info!(
+                    %file, rules, added, removed, changed, warnings, "reloaded the rules"
+                );
             }
             Err(error) if error.may_pass() => tracing::error!(
                 %file, "kept the old rules: {error}; retrying until the file can be read"
@@ -362,6 +377,7 @@ impl Reloader {
         warn_of_no_rules(count, &self.limiter.rules(), &file);
         let former = self.limiter.rules();
         let rules = rules.inheriting_from(&former);
+        let diff = RulesDiff::between(&former, &rules);
         self.limiter.swap_rules(rules);
         self.limiter.set_candidate(None, MemoryBounds::default());
         last.candidate = None;
@@ -374,6 +390,7 @@ impl Reloader {
             file,
             rules: count,
             rules_before: former.len(),
+            diff,
         })
     }
 

@@ -190,6 +190,30 @@ fn every_change_is_an_event_with_the_name_of_the_token() {
 
 #[test]
 fn a_token_of_the_scope_read_changes_nothing() {
+#[test]
+fn the_event_of_a_reload_says_what_has_changed() {
+    let listener = open(vec![credential("alice", TokenScope::Operate)]);
+    let headers = [("authorization", "Bearer token-of-alice")];
+    let text = "
+rules:
+  - {name: r, when: {path: /**}, key: [path, ip], limits: [3/min, 100/h], algorithm: token_bucket}
+  - {name: new, limits: [5/s]}
+";
+    std::fs::write(listener.file.path(), text).unwrap();
+    let reloaded = listener.ask_with("POST", "/v1/reload", &headers, "");
+    assert_eq!(reloaded.status, 200, "{}", reloaded.body);
+    let list = listener
+        .ask_with("GET", "/v1/events?n=1", &headers, "")
+        .json();
+    let event = &list["events"][0];
+    assert_eq!(event["type"], "rules.reloaded");
+    let changes = &event["data"]["changes"];
+    assert_eq!(changes["added"], json!(["new"]));
+    assert_eq!(changes["removed"], json!(["all of it"]));
+    let limits = json!({"before": ["2/min", "100/h"], "after": ["3/min", "100/h"]});
+    assert_eq!(changes["changed"], json!([{"rule": "r", "limits": limits}]));
+}
+
     let listener = open(vec![
         credential("alice", TokenScope::Operate),
         credential("grafana", TokenScope::Read),

@@ -64,6 +64,7 @@ pub(super) async fn promote(
         "file": file,
         "before": {"rules": promoted.rules_before},
         "after": {"rules": promoted.rules},
+        "changes": promoted.diff.event_document(),
     });
     auditor.record(EventType::CandidatePromoted, change);
     let hint = format!(

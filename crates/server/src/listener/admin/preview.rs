@@ -3,12 +3,9 @@
 use std::sync::Arc;
 
 use hyper::{StatusCode, body::Incoming};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tidegate_config::MAX_FILE_BYTES;
-use tidegate_core::{
-    Mode,
-    top::{Measure, Period, Tally},
-};
+use tidegate_core::top::{Measure, Period, Tally};
 use tidegate_limiter::{ServerLimiter, top::TopQuery};
 use tidegate_net::{
     Problem,
@@ -19,7 +16,7 @@ use super::{
     super::{http::read_body_up_to, top},
     reload::{MAX_WARNINGS, refused},
 };
-use crate::reload::{Reloader, RuleChange, RulesPreview, preview as preview_rules};
+use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as preview_rules};
 
 /// The maximum number of rules for which the requests of the last hour are counted. With Redis, each
 /// count reads the counts of all servers.
@@ -46,9 +43,20 @@ pub(super) async fn preview(
     })?;
     let preview =
         read.map_err(|problems| refused("the file cannot be used as the rules file", problems))?;
+    let RulesPreview {
+        rules,
+        diff,
+        restart_required,
+        warnings,
+    } = &preview;
+    let RulesDiff {
+        added,
+        removed,
+        changed: changes,
+    } = diff;
     let mut changed = Vec::new();
     let mut queries = 0;
-    for change in &preview.changed {
+    for change in changes {
         let would_deny = if change.begins_to_deny() && queries < MAX_QUERIES {
             queries += 1;
             shadow_denials(limiter, &change.rule).await
@@ -57,14 +65,6 @@ pub(super) async fn preview(
         };
         changed.push(change_document(change, would_deny));
     }
-    let RulesPreview {
-        rules,
-        added,
-        removed,
-        restart_required,
-        warnings,
-        ..
-    } = &preview;
     let warnings = warnings.iter().take(MAX_WARNINGS).map(ToString::to_string);
     let document = json!({
         "rules": rules,
@@ -90,31 +90,7 @@ async fn shadow_denials(limiter: &Arc<ServerLimiter>, rule: &str) -> Option<Tall
 }
 
 fn change_document(change: &RuleChange, would_deny: Option<Tally>) -> Value {
-    let RuleChange {
-        rule,
-        mode,
-        limits,
-        when,
-        key,
-        has_other_changes,
-    } = change;
-    let mut members = Map::new();
-    let mut insert = |name: &str, values: Option<[Value; 2]>| {
-        if let Some([before, after]) = values {
-            members.insert(name.to_owned(), json!({"before": before, "after": after}));
-        }
-    };
-    insert(
-        "mode",
-        mode.map(|modes| modes.map(Mode::as_str).map(Value::from)),
-    );
-    insert("limits", limits.clone().map(|lists| lists.map(Value::from)));
-    insert("when", when.clone().map(|texts| texts.map(Value::from)));
-    insert("key", key.clone().map(|lists| lists.map(Value::from)));
-    members.insert("rule".to_owned(), json!(rule));
-    if *has_other_changes {
-        members.insert("other".to_owned(), json!(true));
-    }
+    let mut members = change.document();
     if let Some(tally) = would_deny {
         let tally = json!({"requests": tally.requests, "would_deny": tally.denied});
         members.insert("last_hour".to_owned(), tally);

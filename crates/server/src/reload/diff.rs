@@ -1,0 +1,211 @@
+//! The differences between two sets of rules.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+use tidegate_core::{Mode, Rule, RuleSet};
+
+/// The maximum number of rules in each list of the differences in an event.
+const MAX_EVENT_RULES: usize = 20;
+
+/// The maximum length in bytes of a text in the differences in an event.
+const MAX_EVENT_TEXT_BYTES: usize = 300;
+
+/// The differences between two sets of rules.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RulesDiff {
+    /// The names of new rules.
+    pub added: Vec<String>,
+    /// The names of rules that no longer exist.
+    pub removed: Vec<String>,
+    /// The rules that differ.
+    pub changed: Vec<RuleChange>,
+}
+
+/// The properties of a rule that differ. Each is the property before and after.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuleChange {
+    /// The name of the rule.
+    pub rule: String,
+    /// The mode.
+    pub mode: Option<[Mode; 2]>,
+    /// The policies of the limits.
+    pub limits: Option<[Vec<String>; 2]>,
+    /// The conditions.
+    pub when: Option<[String; 2]>,
+    /// The names of the key entries.
+    pub key: Option<[Vec<String>; 2]>,
+    /// Whether other settings differ: the cost, the allow list, elastic limits, or the policy while
+    /// Redis is unreachable.
+    pub has_other_changes: bool,
+}
+
+impl RulesDiff {
+    /// Returns what differs between `old` and `new`.
+    #[must_use]
+    pub fn between(old: &RuleSet, new: &RuleSet) -> Self {
+        let names = |rules: &RuleSet| -> BTreeSet<String> {
+            rules.iter().map(|rule| rule.name().to_owned()).collect()
+        };
+        let (before, after) = (names(old), names(new));
+        let change = |rule: &Rule| RuleChange::between(old.rule(rule.name())?, rule);
+        Self {
+            added: after.difference(&before).cloned().collect(),
+            removed: before.difference(&after).cloned().collect(),
+            changed: new.iter().filter_map(change).collect(),
+        }
+    }
+
+    /// Returns the differences as a member of an event. The document is bounded: long lists and
+    /// texts are truncated, and `not_listed` is the number of rules that are left out.
+    #[must_use]
+    pub(crate) fn event_document(&self) -> Value {
+        let Self {
+            added,
+            removed,
+            changed,
+        } = self;
+        let names = |names: &[String]| -> Value {
+            let names = names.iter().take(MAX_EVENT_RULES);
+            names.map(|name| truncated(name)).collect()
+        };
+        let changes = changed.iter().take(MAX_EVENT_RULES);
+        let changes = changes.map(|change| bounded(change.document().into()));
+        let mut document = json!({
+            "added": names(added),
+            "removed": names(removed),
+            "changed": changes.collect::<Value>(),
+        });
+        let lengths = [added.len(), removed.len(), changed.len()];
+        let not_listed = lengths.map(|length| length.saturating_sub(MAX_EVENT_RULES));
+        let not_listed: usize = not_listed.iter().sum();
+        if not_listed > 0 {
+            document["not_listed"] = json!(not_listed);
+        }
+        document
+    }
+}
+
+impl RuleChange {
+    /// Returns whether the rule begins to deny requests.
+    #[must_use]
+    pub fn begins_to_deny(&self) -> bool {
+        self.mode == Some([Mode::Shadow, Mode::Enforce])
+    }
+
+    /// Returns the JSON document of the change: each property that differs, before and after.
+    pub(crate) fn document(&self) -> Map<String, Value> {
+        let Self {
+            rule,
+            mode,
+            limits,
+            when,
+            key,
+            has_other_changes,
+        } = self;
+        let mut members = Map::new();
+        let mut insert = |name: &str, values: Option<[Value; 2]>| {
+            if let Some([before, after]) = values {
+                members.insert(name.to_owned(), json!({"before": before, "after": after}));
+            }
+        };
+        let modes = mode.map(|modes| modes.map(|mode| Value::from(mode.as_str())));
+        insert("mode", modes);
+        insert("limits", limits.clone().map(|lists| lists.map(Value::from)));
+        insert("when", when.clone().map(|texts| texts.map(Value::from)));
+        insert("key", key.clone().map(|lists| lists.map(Value::from)));
+        members.insert("rule".to_owned(), json!(rule));
+        if *has_other_changes {
+            members.insert("other".to_owned(), json!(true));
+        }
+        members
+    }
+
+    fn between(old: &Rule, new: &Rule) -> Option<Self> {
+        let limits = |rule: &Rule| -> Vec<String> {
+            let limits = rule.limits().iter();
+            limits.map(|limit| limit.policy().to_string()).collect()
+        };
+        let key = |rule: &Rule| rule.key().map(str::to_owned).collect::<Vec<String>>();
+        let when = |rule: &Rule| rule.applies_when().to_string();
+        let change = Self {
+            rule: new.name().to_owned(),
+            mode: changed([old, new].map(Rule::mode)),
+            limits: changed([old, new].map(limits)),
+            when: changed([old, new].map(when)),
+            key: changed([old, new].map(key)),
+            has_other_changes: !old.has_same_options(new),
+        };
+        let is_changed = change.mode.is_some()
+            || change.limits.is_some()
+            || change.when.is_some()
+            || change.key.is_some()
+            || change.has_other_changes;
+        is_changed.then_some(change)
+    }
+}
+
+fn changed<T: PartialEq>(values: [T; 2]) -> Option<[T; 2]> {
+    (values[0] != values[1]).then_some(values)
+}
+
+/// Truncates every text in `value`.
+fn bounded(value: Value) -> Value {
+    match value {
+        Value::String(text) => truncated(&text),
+        Value::Array(values) => values.into_iter().map(bounded).collect(),
+        Value::Object(members) => {
+            let members = members.into_iter();
+            members
+                .map(|(name, value)| (name, bounded(value)))
+                .collect()
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    }
+}
+
+fn truncated(text: &str) -> Value {
+    if text.len() <= MAX_EVENT_TEXT_BYTES {
+        return text.into();
+    }
+    let kept = &text[..text.floor_char_boundary(MAX_EVENT_TEXT_BYTES)];
+    format!("{kept}…").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_config::Config;
+
+    use super::*;
+
+    fn rules(text: &str) -> RuleSet {
+        Config::parse(text).unwrap().rules
+    }
+
+    #[test]
+    fn the_document_of_an_event_is_bounded() {
+        let rule = |number: usize, limit: &str| {
+            let path = "p".repeat(400);
+            format!(
+                "  - {{name: r{number}, when: {{path: {{is: /{path}}}}}, key: [ip], limits: [{limit}]}}\n"
+            )
+        };
+        let set = |count: usize, limit: &str| {
+            let rules_of_file: String = (0..count).map(|number| rule(number, limit)).collect();
+            rules(&format!("rules:\n{rules_of_file}"))
+        };
+        let diff = RulesDiff::between(&set(30, "1/h"), &set(55, "2/h"));
+        let document = diff.event_document();
+        assert_eq!(document["added"].as_array().unwrap().len(), 20);
+        assert_eq!(document["changed"].as_array().unwrap().len(), 20);
+        assert_eq!(document["removed"], json!([]));
+        assert_eq!(document["not_listed"], 5 + 10);
+        let diff = RulesDiff::between(
+            &set(1, "1/h"),
+            &rules("rules:\n  - {name: r0, key: [ip], limits: [1/h]}\n"),
+        );
+        let when = &diff.event_document()["changed"][0]["when"];
+        let before = when["before"].as_str().unwrap();
+        assert!(before.ends_with('…') && before.len() < 310, "{before}");
+    }
+}
