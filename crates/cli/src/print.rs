@@ -344,6 +344,7 @@ pub(crate) fn denials(denials: &Value) -> String {
             },
             joined(&row["key"]),
             match &row["policy"] {
+                Value::Null if row["reason"] == "on_failure" => "(on_failure: closed)".to_owned(),
                 Value::Null => format!("({})", text(&row["reason"])),
                 policy => text(policy),
             },

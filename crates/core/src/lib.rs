@@ -68,5 +68,5 @@ pub use rules::{
     RuleErrors, RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key,
     free_key_in, free_key_parts,
 };
-pub use store::{CacheSearch, DecisionAndReceipt, Store, StoreDecision, StoreRequest};
+pub use store::{Accounting, CacheSearch, DecisionAndReceipt, Store, StoreDecision, StoreRequest};
 pub use time::{Calendar, CalendarUnit, Span, Timestamp};

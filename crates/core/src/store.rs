@@ -32,9 +32,22 @@ pub struct StoreRequest<'q, 'c> {
     pub within: Option<Duration>,
     /// Whether a remote store searches its denial cache.
     pub cache_search: CacheSearch,
-    /// Whether the charges are the rest of the cost of a request that has already been decided. A
-    /// store that counts requests does not count an already decided request again.
-    pub is_excess: bool,
+    /// How the decision is counted.
+    pub accounting: Accounting,
+}
+
+/// How a store counts a decision for its metrics and lists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Accounting {
+    /// The decision answers a request, and is counted.
+    #[default]
+    Request,
+    /// The charges are the rest of the cost of a request that has already been decided. A store
+    /// that counts requests does not count the request again.
+    Excess,
+    /// The decision answers no request: it only reads the state of limits, for example for an
+    /// explanation. It is not counted.
+    Inspection,
 }
 
 /// Whether a remote store searches its denial cache for a request.
@@ -59,7 +72,7 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
             effect,
             within: None,
             cache_search: CacheSearch::Due,
-            is_excess: false,
+            accounting: Accounting::Request,
         }
     }
 
@@ -68,16 +81,19 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
     #[must_use]
     pub fn excess(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
         Self {
-            is_excess: true,
+            accounting: Accounting::Excess,
             ..Self::new(charges, now, Effect::Charge)
         }
     }
 
     /// Creates a request that reads the current state of the limits of `charges` and charges
-    /// nothing.
+    /// nothing. It is not counted.
     #[must_use]
     pub fn look(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
-        Self::new(charges, now, Effect::Look)
+        Self {
+            accounting: Accounting::Inspection,
+            ..Self::new(charges, now, Effect::Look)
+        }
     }
 }
 

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use tidegate::rate_limiter::stretch;
 use tidegate_core::{
-    Block, CacheSearch, Charge, Cost, Effect, Exactness, Outcome, Reason, Request, RequestError,
-    RetryAfter, Rule, RuleSet, Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
+    Accounting, Block, CacheSearch, Charge, Cost, Effect, Exactness, Outcome, Reason, Request,
+    RequestError, RetryAfter, Rule, RuleSet, Scratch, Source, Store, StoreRequest, Timestamp,
+    Verdict, When,
 };
 use tidegate_redis::StoreError;
 
@@ -198,6 +199,7 @@ impl ServerLimiter {
         let request = StoreRequest {
             // A cached denial may be older than a block, and does not contain the block.
             cache_search: CacheSearch::Skip,
+            accounting: Accounting::Inspection,
             ..StoreRequest::new(&mut decided, now, effect)
         };
         let decision = Store::decide(self, request, &mut outcomes).await;

@@ -31,8 +31,9 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tidegate::{Clock, DecidedRequest};
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
-    CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MaybeReady, MemoryStore,
-    Outcome, Rule, RuleSet, Store, StoreDecision, StoreRequest, Timestamp, Verdict, top::TopBounds,
+    Accounting, CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MaybeReady,
+    MemoryStore, OnFailure, Outcome, Rule, RuleSet, Store, StoreDecision, StoreRequest, Timestamp,
+    Verdict, top::TopBounds,
 };
 use tidegate_identity::Trust;
 use tidegate_net::prometheus::{self, Format, Page};
@@ -86,7 +87,7 @@ impl<'a> DecisionRequest<'a> {
             effect: self.effect,
             within: self.within,
             cache_search,
-            is_excess: false,
+            accounting: Accounting::Request,
         }
     }
 }
@@ -300,6 +301,12 @@ impl ServerLimiter {
         }
     }
 
+    /// Returns whether a rule with these limits denies requests while Redis is unreachable.
+    fn fails_closed(&self, limits: &Limits) -> bool {
+        let store = self.redis_store();
+        store.is_some_and(|store| store.failure_policy(limits) == OnFailure::Closed)
+    }
+
     /// Returns the health of the snapshots of the memory store.
     #[must_use]
     pub fn snapshots(&self) -> &SnapshotHealth {
@@ -361,7 +368,9 @@ impl ServerLimiter {
         self.metrics.observe(listener, decided, verdict);
         trace::record_verdict(listener, verdict);
         if denials::has_denial(verdict) {
-            self.denials.record(listener, decided, verdict);
+            let fails_closed = |limits: &Limits| self.fails_closed(limits);
+            self.denials
+                .record(listener, decided, verdict, fails_closed);
         }
         if let Some(events) = &self.events {
             events.observe(decided, verdict);
@@ -487,7 +496,7 @@ impl ServerLimiter {
             }
         };
         if request.effect == Effect::Charge {
-            self.record_keys(request.now, request.charges, &decided.decision, outcomes);
+            self.record_keys(request.now, request.charges, &decided, outcomes);
         }
         Ok(decided)
     }
@@ -499,7 +508,7 @@ impl ServerLimiter {
         &self,
         now: Timestamp,
         charges: &[Charge<'_>],
-        decision: &Decision,
+        decided: &StoreDecision,
         outcomes: &[Outcome],
     ) {
         let Some(top) = &self.top else { return };
@@ -508,7 +517,8 @@ impl ServerLimiter {
             .first()
             .is_some_and(|charge| !charge.key.starts_with(&DESCRIPTOR_KEY))
         {
-            top.record(now, charges, decision, outcomes);
+            let fails_closed = |limits: &Limits| self.fails_closed(limits);
+            top.record(now, charges, decided, outcomes, fails_closed);
         }
     }
 
@@ -530,7 +540,7 @@ impl ServerLimiter {
     ) -> StoreDecision {
         let decided = self.check_in_memory(store, charges, now, effect, outcomes);
         if effect == Effect::Charge {
-            self.record_keys(now, charges, &decided.decision, outcomes);
+            self.record_keys(now, charges, &decided, outcomes);
         }
         decided
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 use tidegate::RateLimiter;
 use tidegate_core::{
-    CacheSearch, Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, MemoryStore, Outcome,
+    Accounting, CacheSearch, Charge, DecisionAndReceipt, Effect, MaybeReady, MemoryStore, Outcome,
     Receipt, Renewal, RuleSet, Settlement, Store, StoreDecision, StoreRequest, Timestamp,
 };
 use tidegate_redis::{FallbackReceipt, FallbackStore};
@@ -74,7 +74,7 @@ fn reborrow<'q, 'c>(
         effect: request.effect,
         within: request.within,
         cache_search,
-        is_excess: request.is_excess,
+        accounting: request.accounting,
     }
 }
 
@@ -100,21 +100,21 @@ impl ServerLimiter {
         original: &[Charge<'_>],
         now: Timestamp,
         evaluated: &[Charge<'_>],
-        decision: &Decision,
+        decided: &StoreDecision,
         outcomes: &[Outcome],
     ) {
         if original.is_empty() {
             return;
         }
         if original.len() == evaluated.len() {
-            return self.record_keys(now, original, decision, outcomes);
+            return self.record_keys(now, original, decided, outcomes);
         }
         // A fallback policy has decided the other charges. These other charges are placed after the
         // evaluated charges, so that the outcomes belong to the first charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));
         let ordered: SmallVec<[Charge<'_>; 4]> = evaluated.iter().chain(others).copied().collect();
-        self.record_keys(now, &ordered, decision, outcomes);
+        self.record_keys(now, &ordered, decided, outcomes);
     }
 }
 
@@ -132,37 +132,48 @@ impl Store for ServerLimiter {
                     charges,
                     now,
                     effect,
-                    is_excess,
+                    accounting,
                     ..
                 } = request;
-                let decided = match is_excess {
-                    true => self.check_in_memory(store, charges, now, effect, outcomes),
-                    false => self.decide_in_memory(store, charges, now, effect, outcomes),
+                let decided = match accounting {
+                    Accounting::Request => {
+                        self.decide_in_memory(store, charges, now, effect, outcomes)
+                    }
+                    Accounting::Excess => {
+                        self.check_in_memory(store, charges, now, effect, outcomes)
+                    }
+                    Accounting::Inspection => {
+                        StoreDecision::in_memory(store.check(charges, now, effect, outcomes))
+                    }
                 };
                 MaybeReady::Ready(decided)
             }
             Backend::Redis(redis_store) => {
                 let mut request = request;
-                let original = match request.is_excess {
-                    true => SmallVec::new(),
-                    false => self.charges_to_record(request.charges, request.effect),
+                let accounting = request.accounting;
+                let original = match accounting {
+                    Accounting::Request => self.charges_to_record(request.charges, request.effect),
+                    Accounting::Excess | Accounting::Inspection => SmallVec::new(),
                 };
                 let search = request.cache_search;
                 let first = reborrow(&mut request, search);
                 if let Some(decided) = redis_store.decide(first, outcomes).ready() {
                     let now = request.now;
                     let charges = &*request.charges;
-                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    self.record_remote(&original, now, charges, &decided, outcomes);
                     return MaybeReady::Ready(decided);
                 }
                 MaybeReady::Pending(async move {
                     let again = reborrow(&mut request, CacheSearch::Skip);
                     let decided = redis_store.decide(again, &mut *outcomes);
+                    if accounting == Accounting::Inspection {
+                        return decided.await;
+                    }
                     let (decided, latency) = self.timed(decided).await;
                     let now = request.now;
                     let charges = &*request.charges;
                     self.record_sample(latency, charges, outcomes);
-                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    self.record_remote(&original, now, charges, &decided, outcomes);
                     decided
                 })
             }
@@ -185,7 +196,7 @@ impl Store for ServerLimiter {
                 let reserved = Store::reserve(store, reborrow(&mut request, search), outcomes);
                 let (decided, receipt) = reserved.into_inner();
                 self.record_sample(self.latency_since(began), request.charges, outcomes);
-                self.record_keys(request.now, request.charges, &decided.decision, outcomes);
+                self.record_keys(request.now, request.charges, &decided, outcomes);
                 MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Memory)))
             }
             Backend::Redis(redis_store) => {
@@ -196,7 +207,7 @@ impl Store for ServerLimiter {
                 if let Some((decided, receipt)) = redis_store.reserve(first, outcomes).ready() {
                     let now = request.now;
                     let charges = &*request.charges;
-                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    self.record_remote(&original, now, charges, &decided, outcomes);
                     return MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Redis)));
                 }
                 MaybeReady::Pending(async move {
@@ -206,7 +217,7 @@ impl Store for ServerLimiter {
                     let now = request.now;
                     let charges = &*request.charges;
                     self.record_sample(latency, charges, outcomes);
-                    self.record_remote(&original, now, charges, &decided.decision, outcomes);
+                    self.record_remote(&original, now, charges, &decided, outcomes);
                     (decided, receipt.map(LimiterReceipt::Redis))
                 })
             }

@@ -1,9 +1,9 @@
 //! Tests of the list of recent denials: which descriptors it contains.
 
-use tidegate_core::{Mode, Reason, RetryAfter, Span};
+use tidegate_core::{Mode, RetryAfter, Span};
 use tidegate_envoy::{Descriptor, RateLimitRequest};
 use tidegate_limiter::{
-    denials::{Denial, DenialFilter},
+    denials::{Denial, DenialFilter, DenialReason},
     metrics::ListenerKind,
 };
 
@@ -49,7 +49,10 @@ async fn a_denied_descriptor_is_listed_with_its_limit_and_its_wait() {
         assert_eq!(denials.len(), 2, "one for each denied request: {denials:?}");
         for denial in denials {
             assert_eq!(denial.listener, ListenerKind::Grpc);
-            assert_eq!((denial.mode, denial.reason), (Mode::Enforce, Reason::Limit));
+            assert_eq!(
+                (denial.mode, denial.reason),
+                (Mode::Enforce, DenialReason::Limit)
+            );
             assert_eq!(denial.rule, None);
             let policy = denial.policy.unwrap();
             assert!(policy.starts_with("1/h"), "{policy}");

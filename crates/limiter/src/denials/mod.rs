@@ -20,8 +20,8 @@ use ring::{Ring, RingCounts, SEGMENT_BYTES};
 use tidegate::DecidedRequest;
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
-    Limit, Line, Mode, Outcome, Reason, RetryAfter, Rule, StoreDecision, Timestamp, Verdict,
-    bounds, free_key_parts,
+    Limit, Limits, Line, Mode, Outcome, Reason, RetryAfter, Rule, Scratch, Source, StoreDecision,
+    Timestamp, Verdict, bounds, free_key_parts,
 };
 use tidegate_net::prometheus::Page;
 
@@ -45,11 +45,11 @@ pub struct Denial {
     /// Whether the rule denied the request, or would have denied it in shadow mode.
     pub mode: Mode,
     /// The reason why the request was denied.
-    pub reason: Reason,
+    pub reason: DenialReason,
     /// The time from `at` until the same request would be admitted by this rule.
     pub retry_after: RetryAfter,
     /// The name of the rule; `None` for a limit that was sent with the request, for a descriptor of
-    /// Envoy's rate limit service, and if the store could not decide.
+    /// Envoy's rate limit service, and if the store was full.
     pub rule: Option<String>,
     /// The limit; `None` if a block or the store denied the request.
     pub policy: Option<String>,
@@ -60,6 +60,55 @@ pub struct Denial {
     /// the entries of the descriptor. Long values are truncated, and entries beyond about 3 KiB are
     /// left out.
     pub entries: Vec<(String, String)>,
+}
+
+/// The reason of a denial in the list. It is the [`Reason`] of the verdict, except that an
+/// unreachable store has a reason of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DenialReason {
+    /// A limit is exhausted.
+    Limit,
+    /// The key is blocked manually.
+    Blocked,
+    /// The store is full.
+    Store,
+    /// The store is unreachable, and the rule fails closed (`on_failure: closed`).
+    OnFailure,
+}
+
+impl DenialReason {
+    /// All reasons, in the order of their numbers in a record.
+    const ALL: [Self; 4] = [Self::Limit, Self::Blocked, Self::Store, Self::OnFailure];
+
+    /// Returns the name of the reason.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Blocked => "blocked",
+            Self::Store => "store",
+            Self::OnFailure => "on_failure",
+        }
+    }
+
+    /// Returns the reason of a denied request.
+    fn of(verdict: &Verdict<'_>) -> Self {
+        match verdict.reason {
+            Some(Reason::Store) if verdict.source == Source::Policy => Self::OnFailure,
+            Some(reason) => reason.into(),
+            None => Self::Limit,
+        }
+    }
+}
+
+impl From<Reason> for DenialReason {
+    fn from(reason: Reason) -> Self {
+        match reason {
+            Reason::Limit => Self::Limit,
+            Reason::Blocked => Self::Blocked,
+            Reason::Store => Self::Store,
+        }
+    }
 }
 
 /// A filter that selects recent denials.
@@ -206,13 +255,15 @@ impl DenialLog {
 
     /// Records the denials of a verdict, one for each rule that denied the request. A rule in
     /// shadow mode counts if it would have denied the request. Each record contains the limit that
-    /// takes longest to recover.
+    /// takes longest to recover. `fails_closed` returns whether the rule with these limits denies
+    /// requests while the store is unreachable.
     #[cold]
     pub(crate) fn record(
         &self,
         listener: ListenerKind,
         decided: DecidedRequest<'_>,
         verdict: &Verdict<'_>,
+        fails_closed: impl Fn(&Limits) -> bool,
     ) {
         let Some(selection) = self.select(decided.now) else {
             return;
@@ -221,7 +272,7 @@ impl DenialLog {
             at: decided.now,
             listener,
             mode: Mode::Enforce,
-            reason: verdict.reason.unwrap_or(Reason::Limit),
+            reason: DenialReason::of(verdict),
             retry_after: verdict.retry_after,
             rule: verdict.rule,
             policy: None,
@@ -235,7 +286,7 @@ impl DenialLog {
             if let Some(line) = denying.max_by_key(|line| line.outcome.retry_after) {
                 let denied = NewDenial {
                     mode: mode_of(line),
-                    reason: Reason::Limit,
+                    reason: DenialReason::Limit,
                     retry_after: line.outcome.retry_after,
                     rule: line.rule,
                     policy: Some(line.limit.policy()),
@@ -247,6 +298,17 @@ impl DenialLog {
         }
         // No limit denied the request, but a block, the store, or the policy for an unreachable
         // store.
+        if denied.reason == DenialReason::OnFailure {
+            let (now, mut scratch) = (decided.now, Scratch::default());
+            let charges = decided.rules.charges(decided.request, now, &mut scratch);
+            let charges = charges.unwrap_or_default();
+            let closed = charges.iter().map(|charge| charge.limits);
+            for limits in closed.filter(|limits| fails_closed(limits)) {
+                is_explained = true;
+                let rule = limits.name();
+                self.push_for(decided, NewDenial { rule, ..denied }, selection);
+            }
+        }
         if !is_explained {
             self.push_for(decided, denied, selection);
         }
@@ -276,7 +338,7 @@ impl DenialLog {
             at: now,
             listener,
             mode: Mode::Enforce,
-            reason: verdict.reason.unwrap_or(Reason::Limit),
+            reason: DenialReason::of(&verdict),
             retry_after: verdict.retry_after,
             rule: None,
             policy,
@@ -304,7 +366,7 @@ impl DenialLog {
             at: denied.now,
             listener: denied.listener,
             mode: denied.mode,
-            reason: denied.reason,
+            reason: denied.reason.into(),
             retry_after: denied.retry_after,
             rule: None,
             policy: Some(denied.policy),

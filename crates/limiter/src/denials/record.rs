@@ -8,9 +8,9 @@
 //! Each text is preceded by its length in 2 bytes. If the length of the rule or the policy is 0,
 //! the denial has no rule or no policy.
 
-use tidegate_core::{Mode, Reason, RetryAfter, Span, Timestamp};
+use tidegate_core::{Mode, RetryAfter, Span, Timestamp};
 
-use super::{Denial, ring::MAX_RECORD_BYTES};
+use super::{Denial, DenialReason, ring::MAX_RECORD_BYTES};
 use crate::metrics::ListenerKind;
 
 /// The maximum length of the value of an entry in bytes. A longer value is truncated and ends in
@@ -20,15 +20,13 @@ const MAX_VALUE_BYTES: usize = 256;
 /// The encoded wait of a request that is never admitted.
 const NEVER: u64 = u64::MAX;
 
-const REASONS: [Reason; 3] = [Reason::Limit, Reason::Blocked, Reason::Store];
-
 /// A denial to be recorded.
 #[derive(Clone, Copy)]
 pub(super) struct NewDenial<'a> {
     pub(super) at: Timestamp,
     pub(super) listener: ListenerKind,
     pub(super) mode: Mode,
-    pub(super) reason: Reason,
+    pub(super) reason: DenialReason,
     pub(super) retry_after: RetryAfter,
     pub(super) rule: Option<&'a str>,
     pub(super) policy: Option<&'a str>,
@@ -51,7 +49,9 @@ impl NewDenial<'_> {
         let wait = self.retry_after.span().map_or(NEVER, Span::as_micros);
         out.extend_from_slice(&wait.to_le_bytes());
         let mode = u8::from(self.mode == Mode::Shadow);
-        let reason = REASONS.iter().position(|reason| *reason == self.reason);
+        let reason = DenialReason::ALL
+            .iter()
+            .position(|reason| *reason == self.reason);
         let small = |number: usize| u8::try_from(number).unwrap_or(u8::MAX);
         let reason = small(reason.unwrap_or(0));
         out.extend_from_slice(&[small(self.listener.index()), mode, reason]);
@@ -101,7 +101,7 @@ pub(super) struct Record<'b> {
     wait: u64,
     listener: ListenerKind,
     mode: Mode,
-    reason: Reason,
+    reason: DenialReason,
     policy: Option<&'b str>,
     entries: Input<'b>,
 }
@@ -117,7 +117,7 @@ impl<'b> Record<'b> {
             0 => Mode::Enforce,
             _ => Mode::Shadow,
         };
-        let reason = *REASONS.get(input.small()?)?;
+        let reason = *DenialReason::ALL.get(input.small()?)?;
         let rule = Some(input.text()?).filter(|rule| !rule.is_empty());
         let policy = Some(input.text()?).filter(|policy| !policy.is_empty());
         let values = input.small()?;

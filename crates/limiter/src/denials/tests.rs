@@ -83,7 +83,7 @@ fn a_denial_names_the_rule_the_key_the_limit_and_the_wait() {
         at: START.after(Span::from_secs(600)),
         listener: ListenerKind::Http,
         mode: Mode::Enforce,
-        reason: Reason::Limit,
+        reason: DenialReason::Limit,
         retry_after: denials[0].retry_after,
         rule: Some("login".to_owned()),
         policy: Some("1/h".to_owned()),
@@ -184,7 +184,7 @@ fn a_block_and_a_full_store_are_recorded_without_a_limit() {
     assert_eq!(denied.rule.as_deref(), Some("login"));
     assert_eq!(
         (denied.reason, denied.retry_after),
-        (Reason::Blocked, RetryAfter::Never)
+        (DenialReason::Blocked, RetryAfter::Never)
     );
     assert_eq!(
         (&denied.policy, &denied.key),
@@ -207,7 +207,7 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
             at: START.after(Span::from_micros(number)),
             listener: ListenerKind::Resp,
             mode: Mode::Enforce,
-            reason: Reason::Limit,
+            reason: DenialReason::Limit,
             retry_after: RetryAfter::NOW,
             rule: Some("r"),
             policy: Some("1/h"),
@@ -260,7 +260,7 @@ fn a_record_of_the_longest_texts_is_complete_but_for_its_entries() {
         at: START,
         listener: ListenerKind::Proxy,
         mode: Mode::Shadow,
-        reason: Reason::Store,
+        reason: DenialReason::Store,
         retry_after: RetryAfter::Never,
         rule: Some(&rule),
         policy: Some("999999999999999/3650d capacity 999999999999999"),
@@ -271,7 +271,10 @@ fn a_record_of_the_longest_texts_is_complete_but_for_its_entries() {
     assert!(bytes.len() <= MAX_RECORD_BYTES);
     let denial = Record::decode(&bytes).unwrap().to_denial();
     assert_eq!(denial.key, [key]);
-    assert_eq!((denial.mode, denial.reason), (Mode::Shadow, Reason::Store));
+    assert_eq!(
+        (denial.mode, denial.reason),
+        (Mode::Shadow, DenialReason::Store)
+    );
     assert_eq!(denial.retry_after, RetryAfter::Never);
     assert!(denial.entries.len() > 3, "{}", denial.entries.len());
     for (own, value) in &denial.entries {

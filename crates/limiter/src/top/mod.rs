@@ -16,7 +16,8 @@ use std::{
 };
 
 use tidegate_core::{
-    Charge, Decision, Mode, Outcome, Rule, RuleSet, Timestamp, free_key_parts,
+    Charge, Decision, Limits, Mode, Outcome, Rule, RuleSet, Source, StoreDecision, Timestamp,
+    free_key_parts,
     top::{
         ChargedKey, GroupSummaries, History, Level, MAX_TOP_RULES, Measure, NO_RULE, Period,
         RecordedRequest, Recorder, Tally, TopBounds, TopKey, minute_of, top_keys,
@@ -170,9 +171,11 @@ impl TopTalkers {
         &self,
         now: Timestamp,
         charges: &[Charge<'_>],
-        decision: &Decision,
+        decided: &StoreDecision,
         outcomes: &[Outcome],
+        fails_closed: impl Fn(&Limits) -> bool,
     ) {
+        let decision = &decided.decision;
         let mut rest = outcomes;
         let keys = charges.iter().enumerate().map(|(at, charge)| {
             let (own, others) = rest.split_at(charge.limits.len().min(rest.len()));
@@ -182,6 +185,9 @@ impl TopTalkers {
                 cost: charge.cost.units(),
                 denied: match decision {
                     Decision::Blocked { charge, .. } => *charge == at,
+                    Decision::Full { .. } if decided.source == Source::Policy => {
+                        fails_closed(charge.limits)
+                    }
                     // If the rule is in shadow mode, its limits may deny although the request is
                     // admitted.
                     _ => own.iter().any(|outcome| !outcome.allowed),

@@ -22,9 +22,9 @@ mod stats;
 use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{
-    CacheSearch, Charge, Decision, DecisionAndReceipt, Effect, Exactness, FallbackShare,
-    MaybeReady, MemoryStore, OnFailure, Outcome, Renewal, Settlement, Source, Span, Store,
-    StoreDecision, StoreRequest, Timestamp,
+    Accounting, CacheSearch, Charge, Decision, DecisionAndReceipt, Effect, Exactness,
+    FallbackShare, MaybeReady, MemoryStore, OnFailure, Outcome, Renewal, Settlement, Source, Span,
+    Store, StoreDecision, StoreRequest, Timestamp,
 };
 use tokio::{runtime::Handle, time::Instant};
 
@@ -194,7 +194,7 @@ impl FallbackStore {
             }
             Effect::Peek | Effect::Look => {}
         }
-        Ok(self.record_decision(decision, request.now))
+        Ok(self.record_decision(decision, request.now, request.accounting))
     }
 
     /// Decides in Redis. If Redis fails, the failure policies of the rules decide.
@@ -248,8 +248,15 @@ impl FallbackStore {
     }
 
     /// Records a decision by Redis, and logs the end of an outage if the decision ends one.
-    fn record_decision(&self, decision: Decision, now: Timestamp) -> StoreDecision {
-        self.counters.count(Source::Redis);
+    fn record_decision(
+        &self,
+        decision: Decision,
+        now: Timestamp,
+        accounting: Accounting,
+    ) -> StoreDecision {
+        if accounting != Accounting::Inspection {
+            self.counters.count(Source::Redis);
+        }
         if let Some(summary) = self.outage.record_exact(now) {
             self.outage_log.end(summary);
         }

@@ -131,7 +131,10 @@ impl FallbackStore {
                 local: local_receipts.collect(),
             }))
         });
-        Ok((self.record_decision(decision, request.now), receipt))
+        Ok((
+            self.record_decision(decision, request.now, request.accounting),
+            receipt,
+        ))
     }
 
     /// Settles charges. Charges that were made without Redis are settled immediately, without a

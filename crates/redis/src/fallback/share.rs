@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use tidegate_core::{
-    Charge, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Receipt, RetryAfter, Source,
-    StoreDecision, StoreRequest, Timestamp,
+    Accounting, Charge, Decision, Effect, Exactness, Limits, OnFailure, Outcome, Receipt,
+    RetryAfter, Source, StoreDecision, StoreRequest, Timestamp,
 };
 
 use super::{CLOSED_RETRY_AFTER, FallbackStore};
@@ -92,17 +92,17 @@ impl FallbackStore {
                 .iter()
                 .any(|charge| self.policy(charge) == OnFailure::Closed);
         if closed {
-            self.count_fallback(Source::Policy, now);
+            self.count_fallback(Source::Policy, request.accounting, now);
             return by_policy(Decision::Full {
                 retry_after: RetryAfter::After(CLOSED_RETRY_AFTER),
             });
         }
         charges.retain(|charge| self.policy(charge) == OnFailure::Local);
         if charges.is_empty() {
-            self.count_fallback(Source::Policy, now);
+            self.count_fallback(Source::Policy, request.accounting, now);
             return by_policy(Decision::Admitted);
         }
-        self.count_fallback(Source::Local, now);
+        self.count_fallback(Source::Local, request.accounting, now);
         let decision = self.with_share(charges, |shared| match receipt {
             None => self.local.check(shared, now, effect, outcomes),
             Some(receipt) => {
@@ -119,8 +119,11 @@ impl FallbackStore {
     }
 
     /// Counts a decision that `source` makes because Redis makes none, and logs the outage if one
-    /// begins.
-    fn count_fallback(&self, source: Source, now: Timestamp) {
+    /// begins. An inspection is no decision.
+    fn count_fallback(&self, source: Source, accounting: Accounting, now: Timestamp) {
+        if accounting == Accounting::Inspection {
+            return;
+        }
         self.counters.count(source);
         if self.outage.record_fallback(source, now) {
             let error = self.redis.health().error.map(|error| error.to_string());
@@ -130,13 +133,16 @@ impl FallbackStore {
         }
     }
 
-    /// Returns the failure policy for `charge`. Limits in shadow mode never deny.
     fn policy(&self, charge: &Charge<'_>) -> OnFailure {
-        let policy = charge
-            .limits
-            .on_failure()
-            .unwrap_or(self.settings.on_failure);
-        match (policy, charge.limits.is_shadow()) {
+        self.failure_policy(charge.limits)
+    }
+
+    /// Returns the policy that decides about `limits` while Redis is unreachable. Limits in shadow
+    /// mode never deny.
+    #[must_use]
+    pub fn failure_policy(&self, limits: &Limits) -> OnFailure {
+        let policy = limits.on_failure().unwrap_or(self.settings.on_failure);
+        match (policy, limits.is_shadow()) {
             (OnFailure::Closed, true) => OnFailure::Open,
             (policy, _) => policy,
         }

@@ -1,6 +1,7 @@
 //! Tests with Redis unreachable. The fallback policy of each rule decides, is reported, and admits
 //! no extra requests.
 
+use serde_json::json as value;
 use tidegate_core::{FallbackShare, Source};
 use tidegate_redis::{FallbackSettings, NodeShare};
 
@@ -74,6 +75,64 @@ fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
         !metrics.contains(&format!(r#"{series}"store"}}"#)),
         "{metrics}"
     );
+}
+
+/// The denial has the rule that failed closed, and the reason that marks it.
+#[test]
+fn a_denial_by_the_failure_policy_is_listed_with_its_rule_and_counted_in_top() {
+    let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
+    node.until_up(false);
+    assert!(!node.spend("closed", "u").allowed);
+    assert!(node.spend("open", "u").allowed);
+    let admin = node.open_admin();
+    let (status, list) = json(admin, "GET", "/v1/denials", "");
+    assert_eq!(status, 200);
+    let rows = list["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 1, "{list}");
+    let row = &rows[0];
+    assert_eq!(
+        (&row["rule"], &row["key"]),
+        (&value!("closed"), &value!(["u"]))
+    );
+    assert_eq!(
+        (&row["reason"], &row["policy"]),
+        (&value!("on_failure"), &value!(null))
+    );
+    assert_eq!(row["entries"], value!({"path": "/closed", "user": "u"}));
+    let (_, top) = json(admin, "GET", "/v1/top?rule=closed&by=denied", "");
+    assert_eq!(top["total"]["denied"], 1, "{top}");
+    assert_eq!(top["rows"][0]["key"], value!(["u"]));
+    let (_, top) = json(admin, "GET", "/v1/top?rule=open&by=denied", "");
+    assert_eq!(top["total"]["denied"], 0, "{top}");
+}
+
+#[test]
+fn an_explanation_is_not_counted_in_an_outage_or_without_one() {
+    let port = free_port();
+    let node = Node::start(&format!("redis://127.0.0.1:{port}"));
+    let admin = node.open_admin();
+    let explain = |rule: &str| {
+        let body = format!(r#"{{"entries": {{"path": "/{rule}", "user": "u"}}}}"#);
+        let (status, answer) = json(admin, "POST", "/v1/explain", &body);
+        assert_eq!(status, 200, "{answer}");
+    };
+    let decisions = || -> Vec<String> {
+        let metrics = node.limiter.exposition();
+        let counted = metrics.lines().filter(|line| {
+            line.starts_with("tidegate_decisions_by_source_total")
+                || line.starts_with("tidegate_decision_duration_seconds_count")
+        });
+        counted.map(str::to_owned).collect()
+    };
+    node.until_up(false);
+    let before = decisions();
+    assert!(!before.is_empty());
+    ["local", "open", "closed"].into_iter().for_each(explain);
+    assert_eq!(decisions(), before);
+    let _redis = RedisServer::start_on(port, &[]);
+    node.until_up(true);
+    ["local", "open", "closed"].into_iter().for_each(explain);
+    assert_eq!(decisions(), before);
 }
 
 #[test]

@@ -7,9 +7,12 @@ import { isHashed, keyLink } from "./keys.js";
 
 const SHOWN = 200;
 
+// The texts of reasons that need one.
+const REASONS = { on_failure: "on_failure: closed" };
+
 // Names the limit of a row without a rule.
 const source = ({ entries, reason }) => {
-  if (reason === "store") return "the store could not decide";
+  if (reason === "store") return "the store is full";
   return entries?.domain ? `Envoy, domain ${entries.domain}` : "limit of the request";
 };
 
@@ -32,7 +35,7 @@ export function denialTable(app, caption, shows = { key: true, listener: true })
     row: (row) => {
       const at = new Date(row.at_ms).toISOString();
       const badge = row.mode === "shadow" && el("span", { class: "badge shadow" }, "shadow");
-      const policy = el("span", { class: "mono" }, row.policy || row.reason || "block");
+      const policy = el("span", { class: "mono" }, row.policy || REASONS[row.reason] || row.reason || "block");
       const cells = [
         el("time", { datetime: at, title: at }, moment(row.at_ms)),
         shows.key && [
