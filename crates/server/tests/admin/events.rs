@@ -180,6 +180,8 @@ fn every_change_is_an_event_with_the_name_of_the_token() {
         (&before["limit"], &before["remaining"]),
         (&json!(2), &json!(1))
     );
+    let members: Vec<&String> = before.as_object().unwrap().keys().collect();
+    assert_eq!(members, ["limit", "policy", "remaining", "reset_after_ms"]);
     assert_eq!(events[4]["data"]["before"]["rules"], 2);
     assert!(
         events[5]["data"]["mistakes"][0].is_string(),
@@ -188,8 +190,6 @@ fn every_change_is_an_event_with_the_name_of_the_token() {
     );
 }
 
-#[test]
-fn a_token_of_the_scope_read_changes_nothing() {
 #[test]
 fn the_event_of_a_reload_says_what_has_changed() {
     let listener = open(vec![credential("alice", TokenScope::Operate)]);
@@ -214,6 +214,8 @@ rules:
     assert_eq!(changes["changed"], json!([{"rule": "r", "limits": limits}]));
 }
 
+#[test]
+fn a_token_of_the_scope_read_changes_nothing() {
     let listener = open(vec![
         credential("alice", TokenScope::Operate),
         credential("grafana", TokenScope::Read),

@@ -71,8 +71,10 @@ pub(super) async fn reset(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Resul
     let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
     let before = limiter.inspect(charge, Effect::Look).await;
     let before = before.map(|current| {
-        let policies = rule.limits().iter().map(|limit| &**limit.policy());
-        limit_documents(policies, &current, &[], None)
+        let limits = rule.limits().iter().zip(&current);
+        limits
+            .map(|(limit, current)| state(limit.policy(), current))
+            .collect::<Vec<Value>>()
     });
     if !limiter.reset(&bytes).await.map_err(store_problem)? {
         return Err(target.nothing("this key has no counters", rule));
@@ -128,15 +130,21 @@ pub(super) fn limit_documents<'p>(
     let documents = limits.map(|(at, (policy, current))| {
         let after_block = || blocked_for.map(|block| block.max(recovery(current)));
         let next = next.get(at).map(|outcome| outcome.retry_after);
-        json!({
-            "policy": policy,
-            "limit": current.limit,
-            "remaining": current.remaining,
-            "reset_after_ms": current.reset_after.as_millis_ceil(),
-            "retry_after_ms": next.or_else(after_block).and_then(millis),
-        })
+        let mut document = state(policy, current);
+        document["retry_after_ms"] = json!(next.or_else(after_block).and_then(millis));
+        document
     });
     documents.collect()
+}
+
+/// Serialises the current state of a limit.
+fn state(policy: &str, current: &Outcome) -> Value {
+    json!({
+        "policy": policy,
+        "limit": current.limit,
+        "remaining": current.remaining,
+        "reset_after_ms": current.reset_after.as_millis_ceil(),
+    })
 }
 
 /// Returns a time after which a limit admits a request of cost 1, if the limit is not charged
