@@ -396,8 +396,8 @@ impl Events {
         self.files().for_each(LineLog::reopen);
     }
 
-    /// Waits until the events so far are written and sent, for at most 2 seconds for each
-    /// destination.
+    /// Waits until the events so far are written and sent: for at most 2 seconds for each file, and
+    /// for at most 2 seconds for all webhooks. Events that were not sent by then are lost.
     pub fn finish(&self) {
         self.files().for_each(LineLog::finish);
         webhook::finish(&self.webhooks);

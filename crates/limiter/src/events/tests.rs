@@ -394,6 +394,45 @@ fn a_webhook_that_hangs_delays_nothing() {
     assert!((1_000..=3_000 - 1_024).contains(&lost), "{lost}");
 }
 
+#[test]
+fn events_that_a_webhook_has_not_received_at_the_shutdown_are_counted_as_lost() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let hooks = vec![webhook(url, EventType::ALL.to_vec())];
+    let server = Server::with_webhooks(LOGIN, |settings| settings.log = false, hooks);
+    let now = server.limiter.now();
+    for number in 0..2_000 {
+        server
+            .events
+            .emit(EventType::KeyReset, now, &json!({"number": number}));
+    }
+    let clock = Clock::real();
+    let began = clock.now();
+    server.events.finish();
+    assert!(clock.now().since(began) < Span::from_secs(8));
+    let page = Arc::new(server.limiter).exposition();
+    let lost = "tidegate_events_lost_total{reason=\"webhook\"} 2000";
+    assert!(page.lines().any(|line| line == lost), "{page}");
+}
+
+#[test]
+fn the_events_in_the_queue_are_sent_at_the_shutdown() {
+    let (url, deliveries) = endpoint(vec![204; 12]);
+    let hooks = vec![webhook(url, EventType::ALL.to_vec())];
+    let server = Server::with_webhooks(LOGIN, |settings| settings.log = false, hooks);
+    for number in 0..1_000 {
+        let now = server.limiter.now();
+        server
+            .events
+            .emit(EventType::KeyReset, now, &json!({"number": number}));
+    }
+    server.events.finish();
+    let page = Arc::new(server.limiter).exposition();
+    let sent = "tidegate_webhook_events_total 1000";
+    assert!(page.lines().any(|line| line == sent), "{page}");
+    drop(deliveries);
+}
+
 proptest! {
     /// However the requests of a few keys are spread over time, a key has at most one event of a
     /// type in each window, and a denied key has an event in its window.

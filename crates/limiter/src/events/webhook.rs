@@ -9,7 +9,7 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
@@ -42,7 +42,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// minute.
 const MAX_ATTEMPTS: u32 = 7;
 
-/// How long shutdown waits for the queued events to be delivered.
+/// How long shutdown waits for the queued events of all endpoints to be delivered.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The prefix of a secret in the notation of Standard Webhooks.
@@ -109,17 +109,12 @@ pub struct WebhookSettings {
 /// A handle to the thread that sends events to an endpoint.
 #[derive(Debug)]
 pub(super) struct Webhook {
+    /// The scheme and the authority of the URL. The rest of the URL can contain a credential.
+    name: String,
     types: Vec<EventType>,
-    queue: SyncSender<WebhookCommand>,
+    /// The queue of events as JSON documents.
+    queue: SyncSender<Arc<str>>,
     shared: Arc<WebhookState>,
-}
-
-#[derive(Debug)]
-enum WebhookCommand {
-    /// An event as a JSON document.
-    Send(Arc<str>),
-    /// Notifies the sender of the command when all earlier events were sent.
-    Finish(SyncSender<()>),
 }
 
 /// The state that the handle and the thread share.
@@ -128,21 +123,50 @@ struct WebhookState {
     delivered: AtomicU64,
     lost: AtomicU64,
     failed_attempts: AtomicU64,
-    is_stopping: Mutex<bool>,
-    stopped: Condvar,
+    progress: Mutex<Progress>,
+    /// Notified when the shutdown begins, and when an event is no longer pending.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    is_stopping: bool,
+    /// The number of events that are queued or being sent.
+    pending: u64,
 }
 
 impl WebhookState {
     /// Waits for `time`, or until the shutdown begins. Returns whether the shutdown has begun.
     fn wait(&self, time: Duration) -> bool {
-        let stopping = self
-            .is_stopping
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let is_running = |progress: &mut Progress| !progress.is_stopping;
+        self.wait_while(time, is_running).is_stopping
+    }
+
+    /// Waits for `time`, or until `condition` is false.
+    fn wait_while(
+        &self,
+        time: Duration,
+        condition: impl FnMut(&mut Progress) -> bool,
+    ) -> MutexGuard<'_, Progress> {
         let waited = self
-            .stopped
-            .wait_timeout_while(stopping, time, |stopping| !*stopping);
-        *waited.unwrap_or_else(PoisonError::into_inner).0
+            .changed
+            .wait_timeout_while(self.progress(), time, condition);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds `events`, which are no longer pending, to `counter`. Events that the shutdown has
+    /// already counted as lost are not counted again.
+    fn settle(&self, events: usize, counter: &AtomicU64) {
+        let mut progress = self.progress();
+        let events = progress.pending.min(events as u64);
+        progress.pending -= events;
+        counter.fetch_add(events, Ordering::Relaxed);
+        drop(progress);
+        self.changed.notify_all();
     }
 }
 
@@ -161,12 +185,13 @@ impl Webhook {
     ///
     /// The operating system's error if the thread cannot be started.
     pub(super) fn start(settings: WebhookSettings, clock: Clock) -> std::io::Result<Self> {
-        let (queue, commands) = sync_channel(MAX_QUEUED);
+        let (queue, events) = sync_channel(MAX_QUEUED);
         let shared = Arc::<WebhookState>::default();
         let WebhookSettings { url, secret, types } = settings;
+        let name = origin(&url);
         let sender = Sender {
             agent: https_client::agent(TIMEOUT),
-            name: origin(&url),
+            name: name.clone(),
             url,
             secret,
             clock,
@@ -178,8 +203,9 @@ impl Webhook {
         };
         thread::Builder::new()
             .name("webhook".to_owned())
-            .spawn(move || sender.run(&commands))?;
+            .spawn(move || sender.run(&events))?;
         Ok(Self {
+            name,
             types,
             queue,
             shared,
@@ -192,9 +218,9 @@ impl Webhook {
         if !self.types.contains(&kind) {
             return;
         }
-        let command = WebhookCommand::Send(Arc::clone(document));
-        if self.queue.try_send(command).is_err() {
-            self.shared.lost.fetch_add(1, Ordering::Relaxed);
+        self.shared.progress().pending += 1;
+        if self.queue.try_send(Arc::clone(document)).is_err() {
+            self.shared.settle(1, &self.shared.lost);
         }
     }
 
@@ -207,25 +233,44 @@ impl Webhook {
         }
     }
 
-    /// Lets the thread send what is queued, with one attempt for each batch. Returns a receiver
-    /// that is notified at the end.
-    pub(super) fn begin_finish(&self) -> Receiver<()> {
-        let stopping = &self.shared.is_stopping;
-        *stopping.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.shared.stopped.notify_all();
-        let (done, wait) = sync_channel(1);
-        // If the queue is full, there is too much to send before the end anyway.
-        let _ = self.queue.try_send(WebhookCommand::Finish(done));
-        wait
+    /// Lets the thread send what is queued, with one attempt for each batch.
+    fn begin_finish(&self) {
+        self.shared.progress().is_stopping = true;
+        self.shared.changed.notify_all();
+    }
+
+    /// Waits until the queued events are sent, for at most `time`. Then counts the events that are
+    /// still queued as lost, and returns their number.
+    fn finish(&self, time: Duration) -> u64 {
+        let has_pending = |progress: &mut Progress| progress.pending > 0;
+        let mut progress = self.shared.wait_while(time, has_pending);
+        let lost = std::mem::take(&mut progress.pending);
+        self.shared.lost.fetch_add(lost, Ordering::Relaxed);
+        lost
     }
 }
 
-/// Waits until the events queued so far are sent, for at most 2 seconds.
+/// Waits until the events queued so far are sent, for at most 2 seconds. Logs the events that were
+/// not sent by then.
 pub(super) fn finish(webhooks: &[Webhook]) {
     // All endpoints finish at the same time.
-    let waits: Vec<Receiver<()>> = webhooks.iter().map(Webhook::begin_finish).collect();
-    for wait in waits {
-        let _ = wait.recv_timeout(FINISH_TIMEOUT);
+    webhooks.iter().for_each(Webhook::begin_finish);
+    // A clock that a test has set does not advance while this function waits.
+    let clock = Clock::real();
+    let began = clock.nanos();
+    for webhook in webhooks {
+        let events = webhook.finish(
+            FINISH_TIMEOUT
+                .saturating_sub(Duration::from_nanos(clock.nanos().saturating_sub(began))),
+        );
+        if events > 0 {
+            tracing::error!(
+                endpoint = webhook.name,
+                events,
+                "shutdown: events were not delivered to a webhook within {} s, and are lost",
+                FINISH_TIMEOUT.as_secs()
+            );
+        }
     }
 }
 
@@ -246,25 +291,12 @@ struct Sender {
 
 impl Sender {
     /// Sends events until the handle is dropped.
-    fn run(mut self, commands: &Receiver<WebhookCommand>) {
-        while let Ok(command) = commands.recv() {
-            let mut finish = Vec::new();
-            let mut batch = Vec::new();
-            let mut take = |command| match command {
-                WebhookCommand::Send(event) => batch.push(event),
-                WebhookCommand::Finish(done) => finish.push(done),
-            };
-            take(command);
+    fn run(mut self, queue: &Receiver<Arc<str>>) {
+        while let Ok(first) = queue.recv() {
+            let mut batch = vec![first];
             self.shared.wait(BATCH_DELAY);
-            for command in commands.try_iter().take(MAX_BATCH - 1) {
-                take(command);
-            }
-            if !batch.is_empty() {
-                self.deliver(&batch);
-            }
-            for done in finish {
-                let _ = done.try_send(());
-            }
+            batch.extend(queue.try_iter().take(MAX_BATCH - 1));
+            self.deliver(&batch);
         }
     }
 
@@ -279,9 +311,7 @@ impl Sender {
         let problem = loop {
             let problem = match self.attempt(&id, &payload) {
                 Ok(()) => {
-                    self.shared
-                        .delivered
-                        .fetch_add(batch.len() as u64, Ordering::Relaxed);
+                    self.shared.settle(batch.len(), &self.shared.delivered);
                     self.reported_lost = lost;
                     return;
                 }
@@ -296,9 +326,7 @@ impl Sender {
                 break problem;
             }
         };
-        self.shared
-            .lost
-            .fetch_add(batch.len() as u64, Ordering::Relaxed);
+        self.shared.settle(batch.len(), &self.shared.lost);
         tracing::error!(
             endpoint = self.name,
             events = batch.len(),
@@ -336,7 +364,12 @@ impl Sender {
             }
             Err(error) => Err(Failure {
                 is_temporary: true,
-                text: error.to_string(),
+                text: match error {
+                    ureq::Error::Timeout(_) => {
+                        format!("no complete response within {} s", TIMEOUT.as_secs())
+                    }
+                    error => error.to_string(),
+                },
             }),
         }
     }
