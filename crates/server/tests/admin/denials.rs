@@ -59,6 +59,18 @@ fn a_denial_is_listed_with_its_rule_key_limit_and_wait() {
     let hashed = listener.ask("GET", "/v1/denials?key=hash:0123456789abcdef&key=::", "");
     let hint = "`key` takes the value itself, and not its hash";
     assert_eq!(hashed.json()["hint"], hint);
+    // An address in another form is not found, and the hint has the form that is counted.
+    for query in [
+        "rule=r&key=%2Fa%20b&key=0:0:0:0:0:0:0:0",
+        "key=%2Fa%20b&key=0::0",
+    ] {
+        let list = listener
+            .ask("GET", &format!("/v1/denials?{query}"), "")
+            .json();
+        assert_eq!(list["rows"], json!([]));
+        let hint = list["hint"].as_str().unwrap();
+        assert!(hint.contains("count this address as `::"), "{hint}");
+    }
     assert_eq!(count("since=5s"), 1);
     assert_eq!(count("n=1"), 1);
     assert_eq!(count("rule=all%20of%20it"), 0);

@@ -4,7 +4,8 @@ use std::{cmp::Reverse, sync::Arc};
 
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
-use tidegate_core::{Rule, Timestamp};
+use tidegate_core::{Rule, RuleSet, Timestamp};
+use tidegate_identity::Trust;
 use tidegate_limiter::{
     KeyMask, ServerLimiter,
     date::date,
@@ -18,7 +19,7 @@ use tidegate_net::{
 
 use super::{
     super::{http::millis, top},
-    path::no_rule,
+    path::{KeyTarget, no_rule},
     query::Query,
 };
 
@@ -52,6 +53,7 @@ impl DenialQuery {
 pub(super) async fn list(
     limiter: &Arc<ServerLimiter>,
     query: Option<&str>,
+    trust: &Trust,
 ) -> Result<Answer, Problem> {
     let query = Query::parse(query, &["rule", "key", "since", "n"], Some("key"))?;
     let most = query.count(MAX_ROWS, DEFAULT_ROWS)?;
@@ -92,9 +94,10 @@ pub(super) async fn list(
         }
         _ => {
             let mut document = document(limiter, &listed, others.problem.as_deref());
-            let has_hash = wanted.key.iter().any(|value| KeyMask::is_hash(value));
-            if has_hash && listed.denials.is_empty() {
-                document["hint"] = "`key` takes the value itself, and not its hash".into();
+            if listed.denials.is_empty()
+                && let Some(hint) = key_hint(&rules, name, &key, trust)
+            {
+                document["hint"] = hint.into();
             }
             Ok(json(StatusCode::OK, &document))
         }
@@ -115,6 +118,23 @@ fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
         key.len()
     );
     Err(Problem::bad("key", problem))
+}
+
+/// Returns a hint if no denial can have the key, for example because the listeners count an address
+/// in another form.
+fn key_hint(rules: &RuleSet, name: Option<&str>, key: &[&str], trust: &Trust) -> Option<String> {
+    if key.iter().any(|value| KeyMask::is_hash(value)) {
+        return Some("`key` takes the value itself, and not its hash".to_owned());
+    }
+    let target = |rule| KeyTarget { rule, key, trust };
+    if let Some(rule) = name.and_then(|name| rules.rule(name)) {
+        return target(rule.name()).lookup_hint(rule);
+    }
+    // Without a rule, a value is possibly the value of any key entry.
+    let possible = rules.iter().filter(|rule| rule.key().len() == key.len());
+    possible
+        .filter_map(|rule| target(rule.name()).normalized_form_hint(rule))
+        .next()
 }
 
 /// Lists the selected denials of this server, with hashed values if `privacy` requires it.

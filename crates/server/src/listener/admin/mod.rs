@@ -295,7 +295,7 @@ impl Admin {
             Operation::ShowBlock => blocks::show(limiter, target).await,
             Operation::PutBlock => blocks::put(&auditor, target, &read_body(body).await?).await,
             Operation::LiftBlock => blocks::lift(&auditor, target).await,
-            Operation::ListDenials => denials::list(limiter, query).await,
+            Operation::ListDenials => denials::list(limiter, query, trust).await,
             Operation::Explain => explain::explain(limiter, query, &read_body(body).await?).await,
             Operation::ShowKeys => {
                 let is_list = key.is_empty();

@@ -92,6 +92,17 @@ impl KeyTarget<'_> {
             .or_else(|| self.unlikely_value(rule))
     }
 
+    /// Returns a hint if the listeners count the key in another form.
+    pub(super) fn normalized_form_hint(&self, rule: &Rule) -> Option<String> {
+        let foreign = self.foreign_value(rule)?;
+        foreign.has_normalized_form.then(|| foreign.lookup_hint())
+    }
+
+    /// Returns a hint if no request can have the key that was looked up.
+    pub(super) fn lookup_hint(&self, rule: &Rule) -> Option<String> {
+        self.hint(rule, ForeignValue::lookup_hint)
+    }
+
     fn pairs<'r>(&self, rule: &'r Rule) -> impl Iterator<Item = (&'r str, &str)> {
         rule.key().zip(self.key.iter().copied())
     }
@@ -115,6 +126,7 @@ impl KeyTarget<'_> {
                 return Some(ForeignValue {
                     problem: format!("`{value}` is a hash, which lists show in place of the value"),
                     instead: "use the value itself".to_owned(),
+                    has_normalized_form: false,
                 });
             }
             let counted = match name {
@@ -133,16 +145,19 @@ impl KeyTarget<'_> {
                 Ok(counted) => Some(ForeignValue {
                     problem: format!("the listeners count this {what} as `{}`", shown(&counted)),
                     instead: "use the normalised form".to_owned(),
+                    has_normalized_form: true,
                 }),
                 Err("path") => Some(ForeignValue {
                     problem: "the listeners reject a path with the segments `.` or `..`".to_owned(),
                     instead: "use the resolved path".to_owned(),
+                    has_normalized_form: false,
                 }),
                 Err(_) if is_network(value) => Some(ForeignValue {
                     problem:
                         "the listeners keep no counter and no block for a network of this size"
                             .to_owned(),
                     instead: "match the network with `cidr` in the `when` of a rule".to_owned(),
+                    has_normalized_form: false,
                 }),
                 Err(_) => Some(not_an_address(rule, name, value)),
             }
@@ -165,7 +180,7 @@ impl KeyTarget<'_> {
 
     /// Adds the hint about a key that was looked up, if there is one, to `document`.
     pub(super) fn hinted(&self, document: Value, rule: &Rule) -> Value {
-        Self::with_hint(document, self.hint(rule, ForeignValue::lookup_hint))
+        Self::with_hint(document, self.lookup_hint(rule))
     }
 
     /// Adds the hint about a key that was blocked, if there is one, to `document`.
@@ -186,7 +201,7 @@ impl KeyTarget<'_> {
 
     /// Builds a 404 response, with the hint if there is one.
     pub(super) fn nothing(&self, what: &str, rule: &Rule) -> Problem {
-        let hint = self.hint(rule, ForeignValue::lookup_hint);
+        let hint = self.lookup_hint(rule);
         let hint = hint.map(|hint| format!("; {hint}"));
         let detail = format!("{what}{}", hint.unwrap_or_default());
         Problem::new(StatusCode::NOT_FOUND, detail)
@@ -199,12 +214,16 @@ struct ForeignValue {
     problem: String,
     /// The advice for the case that no service sends this value with `raw`.
     instead: String,
+    /// Whether the listeners count the value in another form.
+    has_normalized_form: bool,
 }
 
 impl ForeignValue {
     /// Returns the error for a block on a key with this value.
     fn refusal(self) -> String {
-        let Self { problem, instead } = self;
+        let Self {
+            problem, instead, ..
+        } = self;
         format!(
             "{problem}: {instead}; if services send the given form with `raw`, pass --raw (`\"raw\": true`)"
         )
@@ -218,7 +237,9 @@ impl ForeignValue {
 
     /// Returns the hint for a key that was looked up.
     fn lookup_hint(self) -> String {
-        let Self { problem, instead } = self;
+        let Self {
+            problem, instead, ..
+        } = self;
         format!("{problem}: {instead}, unless services send the given form with `raw`")
     }
 }
@@ -258,5 +279,6 @@ fn not_an_address(rule: &Rule, name: &str, value: &str) -> ForeignValue {
             rule.name(),
             key.join(", ")
         ),
+        has_normalized_form: false,
     }
 }
