@@ -180,6 +180,10 @@ fn a_proxy_can_choose_the_denial_status() {
             "query: unknown option `denny`; the options are deny, hops, log and proxy",
         ),
         ("?log=rule,keys", "log: must be rule, key or rule,key"),
+        (
+            "?log=rule&log=key",
+            "query: the option `log` is repeated; give each option once",
+        ),
     ] {
         let refused = listener.authorize(query, &LOGIN);
         assert_eq!(

@@ -54,6 +54,13 @@ const KEY: HeaderName = HeaderName::from_static("tidegate-key");
 /// The bytes of a rule name or a key value that are percent-encoded in a header.
 const ENCODED: AsciiSet = CONTROLS.add(b' ').add(b'"').add(b'%').add(b',').add(b'\\');
 
+/// The maximum length of each of these headers in bytes. By default, nginx accepts 4 KiB for the
+/// whole head of a response.
+const MAX_HEADER_BYTES: usize = 1_024;
+
+/// The end of a truncated header: the percent-encoded `…`.
+const TRUNCATED: &str = "%E2%80%A6";
+
 impl Options {
     /// Adds the rule and the key to the headers of `answer`, for the log of the proxy.
     fn add_log_headers(
@@ -66,26 +73,49 @@ impl Options {
         let Some(rule) = verdict.rule else {
             return;
         };
-        let encoded = |text: &str| utf8_percent_encode(text, &ENCODED).to_string();
-        let mut insert = |name, text: String| {
+        let mut insert = |name, values: &[Cow<'_, str>]| {
             // Encoded text is always a valid header value.
-            if let Ok(value) = HeaderValue::try_from(text) {
+            if let Ok(value) = HeaderValue::try_from(encoded(values)) {
                 answer.headers_mut().insert(name, value);
             }
         };
         if self.logs_rule {
-            insert(RULE, encoded(rule));
+            insert(RULE, &[rule.into()]);
         }
         if self.logs_key {
             let mask = context.limiter.key_mask();
             let values = decided.key_of(rule);
-            let values: Vec<String> = values
-                .iter()
-                .map(|value| encoded(&mask.value(value)))
-                .collect();
-            insert(KEY, values.join(","));
+            let values: Vec<Cow<'_, str>> = values.iter().map(|value| mask.value(value)).collect();
+            insert(KEY, &values);
         }
     }
+}
+
+/// Percent-encodes `values` and joins them with commas. The result has at most
+/// [`MAX_HEADER_BYTES`], and ends in [`TRUNCATED`] if it was truncated.
+fn encoded(values: &[Cow<'_, str>]) -> String {
+    let values = values.iter();
+    let values: Vec<Cow<'_, str>> = values
+        .map(|value| utf8_percent_encode(value, &ENCODED).into())
+        .collect();
+    let mut text = values.join(",");
+    if text.len() > MAX_HEADER_BYTES {
+        let mut end = MAX_HEADER_BYTES - TRUNCATED.len();
+        while !is_between_characters(text.as_bytes(), end) {
+            end -= 1;
+        }
+        text.truncate(end);
+        text.push_str(TRUNCATED);
+    }
+    text
+}
+
+/// Returns whether no percent-encoded character extends across the position `at` of `text`.
+fn is_between_characters(text: &[u8], at: usize) -> bool {
+    let is_inside_escape = text[..at].iter().rev().take(2).any(|byte| *byte == b'%');
+    // A byte from 0x80 to 0xBF continues a character.
+    let is_continued = matches!(text[at..], [b'%', b'8' | b'9' | b'A' | b'B', ..]);
+    !is_inside_escape && !is_continued
 }
 
 pub(super) async fn authorize(
@@ -236,11 +266,17 @@ fn options(query: &str) -> Result<Options, Problem> {
         logs_key: false,
         reserve: None,
     };
+    let mut seen = Vec::new();
     for (name, value) in query
         .split('&')
         .filter(|pair| !pair.is_empty())
         .map(|pair| pair.split_once('=').unwrap_or((pair, "")))
     {
+        if seen.contains(&name) {
+            let problem = format!("the option `{name}` is repeated; give each option once");
+            return Err(Problem::bad("query", problem));
+        }
+        seen.push(name);
         match name {
             "deny" => {
                 let status = value
@@ -288,4 +324,32 @@ fn options(query: &str) -> Result<Options, Problem> {
         }
     }
     Ok(options)
+}
+
+#[cfg(test)]
+mod tests {
+    use percent_encoding::percent_decode_str;
+
+    use super::*;
+
+    /// Wherever the bound cuts the text, the result is whole characters and the mark.
+    #[test]
+    fn a_long_key_is_truncated_between_characters() {
+        for letter in ["a", "é", "€", "😀", "%"] {
+            for ahead in 0..12 {
+                let value = "x".repeat(ahead) + &letter.repeat(2_000);
+                let text = encoded(&["first".into(), (&*value).into()]);
+                assert!(text.len() <= MAX_HEADER_BYTES, "{text}");
+                assert!(
+                    text.len() > MAX_HEADER_BYTES - 2 * TRUNCATED.len() - 6,
+                    "{text}"
+                );
+                let decoded = percent_decode_str(&text).decode_utf8().unwrap();
+                let kept = decoded.strip_suffix('…').unwrap();
+                assert!(format!("first,{value}").starts_with(kept), "{kept}");
+            }
+        }
+        let short = encoded(&["a,b".into(), "c".into()]);
+        assert_eq!(short, "a%2Cb,c");
+    }
 }
