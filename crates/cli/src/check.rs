@@ -14,7 +14,7 @@ use crate::{
     NO, TROUBLE, answer,
     args::{Check, Format},
     complain,
-    serve::missing_secrets,
+    serve::secret_problems,
 };
 
 /// The result of a check. The combined result of several checks is the worst of their results.
@@ -122,7 +122,7 @@ impl Findings {
         }
         let errors = preflight_errors(&config);
         let errors = errors.iter().map(ToString::to_string);
-        for what in errors.chain(missing_secrets(&config)) {
+        for what in errors.chain(secret_problems(&config)) {
             let what = format!("the server would not start on this machine: {what}");
             self.note(&name, &what, CheckResult::HasMistakes);
         }

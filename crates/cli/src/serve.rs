@@ -170,10 +170,15 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
 }
 
 /// Returns a message for each secret that `config` names by an environment variable and that is
-/// missing.
-pub(crate) fn missing_secrets(config: &Config) -> Vec<String> {
-    let missing = secrets(config).err().unwrap_or_default();
-    missing.lines().map(str::to_owned).collect()
+/// missing. If no secret is missing, returns a message for each secret that cannot be used.
+pub(crate) fn secret_problems(config: &Config) -> Vec<String> {
+    match secrets(config) {
+        Ok(secrets) => {
+            let errors = server::secret_errors(config, &secrets);
+            errors.iter().map(ToString::to_string).collect()
+        }
+        Err(missing) => missing.lines().map(str::to_owned).collect(),
+    }
 }
 
 fn webhooks(config: &Config) -> &[WebhookConfig] {

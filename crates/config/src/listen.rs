@@ -395,6 +395,10 @@ pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
 /// The maximum number of `admin.tokens`.
 const MAX_TOKENS: usize = 100;
 
+/// The names that the audit log shows for changes without a token: by a request from this machine,
+/// by a signal and by a change of the rules file.
+const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a change of the file"];
+
 /// Reads the section `admin`: the token, and the tokens with names.
 pub(super) fn admin_tokens(
     file: &Fields<'_>,
@@ -406,7 +410,7 @@ pub(super) fn admin_tokens(
     let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
         return (AdminToken::None, Vec::new());
     };
-    let token = secret(&fields, ("token", "token_env"), report);
+    let unnamed = secret(&fields, ("token", "token_env"), report);
     let mut named: Vec<OperatorToken> = Vec::new();
     if let Some(value) = fields.get("tokens") {
         let items = value.one_or_more(report);
@@ -421,16 +425,34 @@ pub(super) fn admin_tokens(
             let Some(token) = operator_token(item, report) else {
                 continue;
             };
+            let fields = item.fields_among(&["name", "token", "token_env"]);
+            if RESERVED_NAMES.contains(&&*token.name)
+                && let Some(fields) = &fields
+            {
+                let message = "is reserved for changes without a token in the audit log; choose \
+                               another name";
+                fields.wrong(report, "name", message);
+            }
             if token.name == "admin" || named.iter().any(|other| other.name == token.name) {
                 let message = "is the name of another token; choose another name";
-                if let Some(fields) = item.fields_among(&["name"]) {
+                if let Some(fields) = &fields {
                     fields.wrong(report, "name", message);
                 }
+            }
+            let same = |other: &AdminToken| *other == token.token && *other != AdminToken::None;
+            let has_twin = same(&unnamed) || named.iter().any(|other| same(&other.token));
+            if has_twin && let Some(fields) = &fields {
+                let field = match token.token {
+                    AdminToken::Env(_) => "token_env",
+                    AdminToken::Literal(_) | AdminToken::None => "token",
+                };
+                let message = "is also the secret of another token; give each token its own secret";
+                fields.wrong(report, field, message);
             }
             named.push(token);
         }
     }
-    (token, named)
+    (unnamed, named)
 }
 
 fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToken> {

@@ -234,6 +234,33 @@ fn no_message_shows_a_possible_secret() {
     }
 }
 
+/// The audit log tells changes apart by the names of tokens, and the server knows a token only by
+/// its secret.
+#[test]
+fn the_tokens_of_operators_have_their_own_names_and_secrets() {
+    let file = "admin:
+  token: first
+  tokens:
+    - {name: local, token_env: A}
+    - {name: SIGHUP, token_env: B}
+    - {name: alice, token: first}
+    - {name: bob, token_env: A}
+    - {name: carol, token: second}
+    - {name: dave, token_env: C}
+";
+    let reserved = "is reserved for changes without a token in the audit log; choose another name";
+    let twin = "is also the secret of another token; give each token its own secret";
+    assert_eq!(
+        mistakes(file),
+        [
+            format!("admin.tokens[0].name (line 4): {reserved}"),
+            format!("admin.tokens[1].name (line 5): {reserved}"),
+            format!("admin.tokens[2].token (line 6): {twin}"),
+            format!("admin.tokens[3].token_env (line 7): {twin}"),
+        ]
+    );
+}
+
 /// The number of connections is limited by default. The documentation names these defaults.
 #[test]
 fn connections_are_limited_by_default() {

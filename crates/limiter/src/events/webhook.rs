@@ -8,6 +8,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
+    ops::RangeInclusive,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -45,6 +46,9 @@ const MAX_ATTEMPTS: u32 = 7;
 /// How long shutdown waits for the queued events of all endpoints to be delivered.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The lengths in bytes of a key in this notation.
+const KEY_BYTES: RangeInclusive<usize> = 24..=64;
+
 /// The prefix of a secret in the notation of Standard Webhooks.
 const SECRET_PREFIX: &str = "whsec_";
 
@@ -58,14 +62,24 @@ impl WebhookSecret {
     ///
     /// # Errors
     ///
-    /// Rejects text without a secret, and a secret with invalid base64. The message does not
+    /// Rejects text without a secret, and a secret with invalid base64 or with a key that does not
+    /// have 24 to 64 bytes. The message does not
     /// contain the secret.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let keys = text.split_ascii_whitespace().map(|secret| {
             let key = match secret.strip_prefix(SECRET_PREFIX) {
-                Some(encoded) => BASE64_STANDARD.decode(encoded).map_err(
-                    |_| "has `whsec_` followed by invalid base64; copy the secret again",
-                )?,
+                Some(encoded) => {
+                    let key = BASE64_STANDARD.decode(encoded).map_err(
+                        |_| "has `whsec_` followed by invalid base64; copy the secret again",
+                    )?;
+                    if !KEY_BYTES.contains(&key.len()) {
+                        return Err(
+                            "has `whsec_` followed by a key that does not have 24 to 64 bytes; copy \
+                             the secret again, or create another one",
+                        );
+                    }
+                    key
+                }
                 None => secret.as_bytes().to_vec(),
             };
             Ok(hmac::Key::new(hmac::HMAC_SHA256, &key))
@@ -423,6 +437,13 @@ mod tests {
         assert!(WebhookSecret::parse(" ").is_err());
         let problem = WebhookSecret::parse("whsec_not*base64").unwrap_err();
         assert!(problem.contains("base64"), "{problem}");
+        for bytes in [0, 23, 65] {
+            let secret = format!("whsec_{}", BASE64_STANDARD.encode(vec![b'k'; bytes]));
+            let problem = WebhookSecret::parse(&secret).unwrap_err();
+            assert!(problem.contains("24 to 64 bytes"), "{bytes}: {problem}");
+        }
+        let longest = format!("whsec_{}", BASE64_STANDARD.encode([b'k'; 64]));
+        assert!(WebhookSecret::parse(&longest).is_ok());
         assert!(!format!("{both:?}").contains("first"));
     }
 

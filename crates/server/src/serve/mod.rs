@@ -93,6 +93,12 @@ pub enum ServeError {
         "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
     )]
     OpenAdmin(SocketAddr),
+    /// Two tokens of the admin listener have the same secret, so that the audit log could not tell
+    /// their owners apart.
+    #[error(
+        "admin.tokens: the tokens \"{0}\" and \"{1}\" have the same secret; give each token its own secret"
+    )]
+    EqualTokens(String, String),
     /// The configuration of Envoy's rate limit service cannot be used.
     #[error("envoy.config: {0}")]
     Envoy(#[from] ConfigFilesError),
@@ -208,6 +214,9 @@ pub fn start(
     source: Option<&Path>,
     secrets: Secrets,
 ) -> Result<ServerHandle, ServeError> {
+    if let Some(error) = secret_errors(&config, &secrets).pop() {
+        return Err(error);
+    }
     let Secrets {
         token,
         operator_tokens,
@@ -396,6 +405,24 @@ fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<RequestReco
     };
     let path = record.to.clone();
     RequestRecorder::open(record, mask).map_err(|source| ServeError::Record { path, source })
+}
+
+/// Returns the errors in the secrets because of which a server with `config` would not start.
+#[must_use]
+pub fn secret_errors(config: &Config, secrets: &Secrets) -> Vec<ServeError> {
+    let (token, tokens) = (secrets.token.clone(), secrets.operator_tokens.clone());
+    let credentials = admin_credentials(token, tokens, config);
+    let twins = credentials.iter().enumerate().filter_map(|(at, one)| {
+        let earlier = credentials[..at].iter();
+        let twin = earlier.rev().find(|other| other.token == one.token)?;
+        Some(ServeError::EqualTokens(twin.name.clone(), one.name.clone()))
+    });
+    let webhooks = secrets.webhook_secrets.iter().enumerate();
+    let webhooks = webhooks.filter_map(|(index, secret)| {
+        let problem = WebhookSecret::parse(secret).err()?;
+        Some(ServeError::WebhookSecret { index, problem })
+    });
+    twins.chain(webhooks).collect()
 }
 
 /// Returns the tokens of the admin listener. `token` is the token without a name, and `tokens` are
@@ -759,5 +786,41 @@ fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
         let problem = format!("cannot write the snapshot {}: {error}", path.display());
         limiter.snapshots().fail_at_start(problem, limiter.now());
         limiter.metrics().note_snapshot_failure();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusable_secrets_are_named() {
+        let text = "
+admin:
+  token_env: A
+  tokens: [{name: alice, token_env: B}, {name: bob, token_env: C}]
+events: {webhooks: [{url: 'http://h', secret_env: D}, {url: 'http://h', secret_env: E}]}
+";
+        let config = Config::parse(text).unwrap();
+        let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let secrets = Secrets {
+            token: Some("one".to_owned()),
+            operator_tokens: texts(&["two", "one"]),
+            webhook_secrets: texts(&["any text", "whsec_c2hvcnQ="]),
+            ..Secrets::default()
+        };
+        let errors = secret_errors(&config, &secrets);
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        assert_eq!(errors.len(), 2, "{errors:?}");
+        assert_eq!(
+            errors[0],
+            "admin.tokens: the tokens \"admin\" and \"bob\" have the same secret; give each token \
+             its own secret"
+        );
+        assert!(
+            errors[1].starts_with("events.webhooks[1]: the secret has `whsec_` followed by a key"),
+            "{errors:?}"
+        );
+        assert!(secret_errors(&config, &Secrets::default()).is_empty());
     }
 }
