@@ -1,22 +1,24 @@
-//! Logging: the operator's filter, silenced libraries, and a rate limit on records that clients can
-//! cause.
+//! Logging: the operator's filter, silenced libraries, the formats, and a rate limit on records that
+//! clients can cause.
+
+mod throttle;
 
 use std::{fmt, io::IsTerminal};
 
-use tidegate_net::log_throttle::{LogThrottle, ThrottleDecision};
-use tracing::{Event, Level, Subscriber, callsite::Identifier};
+use tidegate_net::log_throttle::LogThrottle;
+use tracing::{Event, Subscriber};
 use tracing_subscriber::{
-    EnvFilter, Layer as _,
+    EnvFilter, Layer,
     fmt::{
-        FmtContext, FormatEvent, FormatFields,
-        format::{Format, JsonFields, Writer},
-        time::{FormatTime, SystemTime},
+        FmtContext, FormatEvent, FormatFields, MakeWriter,
+        format::{Format, Json, JsonFields, Writer},
     },
     layer::SubscriberExt as _,
     registry::LookupSpan,
     util::SubscriberInitExt as _,
 };
 
+use self::throttle::Throttled;
 use crate::args::LogFormatName;
 #[cfg(feature = "telemetry")]
 use crate::telemetry::Telemetry;
@@ -32,14 +34,6 @@ const QUIET: [&str; 7] = [
     "tokio_rustls",
     "tonic",
     "tower",
-];
-
-/// Modules that only log operator actions: the start and reloads. The records of these modules are
-/// not throttled, because a file may have hundreds of warnings.
-const UNTHROTTLED: [&str; 3] = [
-    tidegate_server::serve::LOG_TARGET,
-    tidegate_server::reload::LOG_TARGET,
-    tidegate_envoy::CONFIG_LOG_TARGET,
 ];
 
 /// Starts logging to standard error with this `filter`, in this `format`, and to the exporters of
@@ -58,49 +52,43 @@ pub(crate) fn start(
         })
     };
     parse(filter)?;
-    let is_terminal = format == LogFormatName::Text && std::io::stderr().is_terminal();
-    let logger = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(is_terminal);
-    let throttle = LogThrottle::real();
-    let logger = match format {
-        LogFormatName::Text => {
-            let format = Format::default();
-            let note = note_as_text;
-            logger
-                .event_format(ThrottledFormat {
-                    format,
-                    note,
-                    throttle,
-                })
-                .boxed()
-        }
-        LogFormatName::Json => {
-            let format = Format::default().json().flatten_event(true);
-            let note = note_as_json;
-            let format = ThrottledFormat {
-                format,
-                note,
-                throttle,
-            };
-            logger
-                .fmt_fields(JsonFields::new())
-                .event_format(format)
-                .boxed()
-        }
-    };
-    let filter = || parse(&with_quiet_libraries(filter));
-    let registry = tracing_subscriber::registry().with(logger.with_filter(filter()?));
+    let registry = tracing_subscriber::registry();
     #[cfg(feature = "telemetry")]
-    let registry = {
-        let logs = telemetry.log_layer();
-        let logs = logs.map(|logs| Ok::<_, String>(logs.with_filter(filter()?)));
-        registry
-            .with(logs.transpose()?)
-            .with(telemetry.trace_layer())
-    };
-    registry.init();
+    let registry = registry.with(telemetry.trace_layer());
+    let is_terminal = format == LogFormatName::Text && std::io::stderr().is_terminal();
+    let stderr = layer(format, is_terminal, std::io::stderr);
+    #[cfg(feature = "telemetry")]
+    let outputs: Vec<BoxedLayer<_>> = [stderr]
+        .into_iter()
+        .chain(telemetry.log_layer().map(Layer::boxed))
+        .collect();
+    #[cfg(not(feature = "telemetry"))]
+    let outputs: Vec<BoxedLayer<_>> = vec![stderr];
+    // The throttle is behind the filter, so that it counts only records that would be written.
+    let log = Throttled::new(outputs, LogThrottle::real());
+    let log = log.with_filter(parse(&with_quiet_libraries(filter))?);
+    registry.with(log).init();
     Ok(())
+}
+
+type BoxedLayer<S> = Box<dyn Layer<S> + Send + Sync>;
+
+/// Returns the layer that writes records in `format`.
+fn layer<S, W>(format: LogFormatName, has_colors: bool, writer: W) -> BoxedLayer<S>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
+{
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(writer)
+        .with_ansi(has_colors);
+    match format {
+        LogFormatName::Text => layer.boxed(),
+        LogFormatName::Json => layer
+            .fmt_fields(JsonFields::new())
+            .event_format(JsonFormat(Format::default().json().flatten_event(true)))
+            .boxed(),
+    }
 }
 
 /// Returns `filter` with directives that silence each library in [`QUIET`] that `filter` does not
@@ -120,54 +108,13 @@ fn with_quiet_libraries(filter: &str) -> String {
     format!("{filter},{}=off", tidegate_limiter::trace::TARGET)
 }
 
-/// Writes the number of suppressed records of a log target.
-type WriteNote = fn(&mut Writer<'_>, Suppressed<'_>) -> fmt::Result;
+/// The JSON format, in which the field `data` of an event is an object and not a text.
+struct JsonFormat(Format<Json>);
 
-/// The number of records of one log target that were suppressed since the last one.
-#[derive(Clone, Copy, Debug)]
-struct Suppressed<'t> {
-    records: u64,
-    target: &'t str,
-}
-
-const SUPPRESSED: &str = "suppressed records like the next one";
-
-fn note_as_text(writer: &mut Writer<'_>, suppressed: Suppressed<'_>) -> fmt::Result {
-    let Suppressed { records, target } = suppressed;
-    SystemTime.format_time(writer)?;
-    writeln!(
-        writer,
-        "  INFO tidegate::log: {SUPPRESSED} suppressed={records} target={target}"
-    )
-}
-
-fn note_as_json(writer: &mut Writer<'_>, suppressed: Suppressed<'_>) -> fmt::Result {
-    let Suppressed { records, target } = suppressed;
-    let mut time = String::new();
-    SystemTime.format_time(&mut Writer::new(&mut time))?;
-    let note = serde_json::json!({
-        "timestamp": time,
-        "level": "INFO",
-        "message": SUPPRESSED,
-        "suppressed": records,
-        "suppressed_target": target,
-        "target": "tidegate::log",
-    });
-    writeln!(writer, "{note}")
-}
-
-/// A formatter that writes only the records that a [`LogThrottle`] admits.
-struct ThrottledFormat<F> {
-    format: F,
-    note: WriteNote,
-    throttle: LogThrottle<Identifier>,
-}
-
-impl<S, N, F> FormatEvent<S, N> for ThrottledFormat<F>
+impl<S, N> FormatEvent<S, N> for JsonFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
-    F: FormatEvent<S, N>,
 {
     fn format_event(
         &self,
@@ -175,28 +122,26 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let metadata = event.metadata();
-        // At `debug` and `trace` level, operators want every record.
-        let is_verbose = *metadata.level() > Level::INFO;
-        if is_verbose || UNTHROTTLED.contains(&metadata.target()) {
-            return self.format.format_event(context, writer, event);
+        if event.metadata().target() != tidegate_limiter::events::LOG_TARGET {
+            return self.0.format_event(context, writer, event);
         }
-        match self.throttle.admit(metadata.callsite()) {
-            // With an empty buffer, the writer writes no record.
-            ThrottleDecision::Suppress => Ok(()),
-            ThrottleDecision::Write { suppressed } => {
-                if suppressed > 0 {
-                    let target = metadata.target();
-                    let suppressed = Suppressed {
-                        records: suppressed,
-                        target,
-                    };
-                    (self.note)(&mut writer, suppressed)?;
-                }
-                self.format.format_event(context, writer, event)
-            }
+        // `tracing` has no fields that are objects, so the document is a text up to here.
+        let mut line = String::new();
+        self.0
+            .format_event(context, Writer::new(&mut line), event)?;
+        match with_object(&line) {
+            Some(line) => writeln!(writer, "{line}"),
+            None => writer.write_str(&line),
         }
     }
+}
+
+/// Returns `line` with the member `data` as an object; `None` if the line or its `data` is not JSON.
+fn with_object(line: &str) -> Option<serde_json::Value> {
+    let mut record: serde_json::Value = serde_json::from_str(line).ok()?;
+    let data = serde_json::from_str(record["data"].as_str()?).ok()?;
+    record["data"] = data;
+    Some(record)
 }
 
 #[cfg(test)]
@@ -226,43 +171,23 @@ mod tests {
         }
     }
 
-    /// Logs 100 records at once and another later. Returns the log.
+    /// Logs 100 records at once and another later, to two outputs in `format`. Returns the log, which
+    /// is the same in both.
     fn flooded(format: LogFormatName) -> String {
         let at_secs = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
-        let (log, clock) = (Log::default(), Clock::manual(at_secs(1_000)));
-        let writer = log.clone();
-        let throttle = LogThrottle::new(clock.clone());
-        let logger = tracing_subscriber::fmt()
-            .with_writer(move || writer.clone())
-            .with_ansi(false);
-        let subscriber: Box<dyn Subscriber + Send + Sync> = match format {
-            LogFormatName::Text => {
-                let (format, note) = (Format::default(), note_as_text as WriteNote);
-                Box::new(
-                    logger
-                        .event_format(ThrottledFormat {
-                            format,
-                            note,
-                            throttle,
-                        })
-                        .finish(),
-                )
-            }
-            LogFormatName::Json => {
-                let format = Format::default().json().flatten_event(true);
-                let format = ThrottledFormat {
-                    format,
-                    note: note_as_json,
-                    throttle,
-                };
-                Box::new(
-                    logger
-                        .fmt_fields(JsonFields::new())
-                        .event_format(format)
-                        .finish(),
-                )
-            }
-        };
+        let clock = Clock::manual(at_secs(1_000));
+        let logs = [Log::default(), Log::default()];
+        let outputs: Vec<BoxedLayer<_>> = logs
+            .iter()
+            .map(|log| {
+                let log = log.clone();
+                layer(format, false, move || log.clone())
+            })
+            .collect();
+        let throttled = Throttled::new(outputs, LogThrottle::new(clock.clone()));
+        // The report of suppressed records is at level `info`, and is written nevertheless.
+        let subscriber = tracing_subscriber::registry()
+            .with(throttled.with_filter(tracing_subscriber::filter::LevelFilter::WARN));
         let attack = || tracing::warn!("wrong");
         tracing::subscriber::with_default(subscriber, || {
             (0..100).for_each(|_| attack());
@@ -270,8 +195,46 @@ mod tests {
             clock.set(at_secs(2_000));
             attack();
         });
-        let log = log.0.lock().unwrap().clone();
-        String::from_utf8(log).unwrap()
+        let [one, other] = logs.map(|log| {
+            let log = log.0.lock().unwrap().clone();
+            String::from_utf8(log).unwrap()
+        });
+        let without_times = |log: &str| -> Vec<String> {
+            let lines = log.lines().map(|line| {
+                let words = line.split([' ', ',']);
+                let words = words.filter(|word| !word.contains('T') || !word.contains('Z'));
+                words.collect::<Vec<_>>().join(" ")
+            });
+            lines.collect()
+        };
+        assert_eq!(without_times(&one), without_times(&other));
+        one
+    }
+
+    #[test]
+    fn the_data_of_an_event_is_an_object_in_a_json_log() {
+        let log = Log::default();
+        let writer = log.clone();
+        let json = layer(LogFormatName::Json, false, move || writer.clone());
+        let subscriber = tracing_subscriber::registry().with(json);
+        tracing::subscriber::with_default(subscriber, || {
+            let data = serde_json::json!({"rule": "r", "key": ["a\"b"], "policy": null});
+            tracing::info!(target: "tidegate::events", event = "key.denied", %data, "denied");
+            tracing::info!(data = "{}", "another module");
+        });
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        let lines: Vec<serde_json::Value> = log
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert_eq!(lines.len(), 2, "{log}");
+        assert_eq!(lines[0]["data"]["key"][0], "a\"b");
+        assert_eq!(
+            (&lines[0]["event"], &lines[0]["message"]),
+            (&"key.denied".into(), &"denied".into())
+        );
+        assert!(lines[0]["timestamp"].is_string(), "{log}");
+        assert_eq!(lines[1]["data"], "{}");
     }
 
     #[test]
@@ -307,7 +270,7 @@ mod tests {
         assert!(
             lines[31].ends_with(
                 "INFO tidegate::log: suppressed records like the next one suppressed=70 \
-                 target=tidegate::log::tests"
+                 suppressed_target=\"tidegate::log::tests\""
             ),
             "{log}"
         );
