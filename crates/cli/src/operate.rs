@@ -28,6 +28,9 @@ const EVERY_PERIOD: &str = "all";
 /// The time between two requests of `events --follow`.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
+/// The maximum time between two attempts of `events --follow` to reach the server again.
+const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(30);
+
 /// The control sequences of terminals that erase the screen and move the cursor to its top.
 const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
 
@@ -285,15 +288,13 @@ pub(crate) fn denials(admin: &Admin, options: &DenialsOptions) -> Result<ExitCod
 }
 
 pub(crate) fn events(admin: &Admin, options: &EventsOptions) -> Result<ExitCode, String> {
-    let mut path = format!("/v1/events?n={}", encoded(&options.count));
-    let (mut last, mut is_first) = (0, true);
+    let path = format!("/v1/events?n={}", encoded(&options.count));
+    let mut listed = get(admin, "list the events", &path).send()?;
+    let mut last = None;
+    let mut is_first = true;
     loop {
-        let listed = get(admin, "list the events", &path).send()?;
         let newest = match &listed {
-            AdminResponse::Document(document) => {
-                let events = document["events"].as_array();
-                events.and_then(|events| events.last()?["id"].as_u64())
-            }
+            AdminResponse::Document(document) => newest_id(document),
             AdminResponse::Problems(_) => return Ok(show(admin, listed, print::events)),
         };
         if is_first || newest.is_some() {
@@ -302,9 +303,44 @@ pub(crate) fn events(admin: &Admin, options: &EventsOptions) -> Result<ExitCode,
                 return Ok(shown);
             }
         }
-        (last, is_first) = (newest.unwrap_or(last), false);
+        last = newest.or(last);
+        is_first = false;
         pause(FOLLOW_INTERVAL);
-        path = format!("/v1/events?n=1024&after={last}");
+        listed = further_events(admin, last.as_deref());
+    }
+}
+
+/// Returns the id of the newest event in a list.
+fn newest_id(list: &Value) -> Option<String> {
+    let newest = list["events"].as_array()?.last()?;
+    newest["id"].as_str().map(str::to_owned)
+}
+
+/// Returns the events after the event with the id `last`. While the server does not answer, for
+/// example because it restarts, repeats the request with exponential backoff. A restarted server
+/// does not know the id, and returns all its events.
+fn further_events(admin: &Admin, last: Option<&str>) -> AdminResponse {
+    let after = last.map(|last| format!("&after={}", encoded(last)));
+    let path = format!("/v1/events?n=1024{}", after.unwrap_or_default());
+    let mut delay = FOLLOW_INTERVAL;
+    let mut reported = None;
+    loop {
+        match get(admin, "list the events", &path).send() {
+            Ok(listed) => {
+                if reported.is_some() {
+                    complain("the server answers again");
+                }
+                return listed;
+            }
+            Err(problem) => {
+                if reported.as_ref() != Some(&problem) {
+                    complain(&format!("{problem}; trying again until the server answers"));
+                    reported = Some(problem);
+                }
+            }
+        }
+        pause(delay);
+        delay = (delay * 2).min(MAX_RECONNECT_DELAY);
     }
 }
 

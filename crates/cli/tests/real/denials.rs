@@ -1,10 +1,13 @@
 //! `denials`, `explain` and `keys` against a running server.
 
-use std::process::{Command, Output};
+use std::{
+    io::{BufRead as _, BufReader},
+    process::{Command, Output, Stdio},
+};
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, run, tool};
+use crate::support::{Scratch, Server, free_port, run, tidegate, tool};
 
 const RULES: &str = "
 denials: {log: 100%}
@@ -261,4 +264,51 @@ fn denials_are_logged_if_that_is_set() {
     for part in ["rule=", "login", "203.0.113.9", "2/h", "http"] {
         assert!(line.contains(part), "{line}");
     }
+}
+
+/// The ids of events begin with the start of the server, so that the command knows that the events of
+/// the new process are new.
+#[test]
+fn followed_events_survive_a_restart_of_the_server() {
+    let port = free_port();
+    let config = format!(
+        "listen: {{http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:{port}'}}\n{RULES}"
+    );
+    let server = Server::start_in(Scratch::new(), &config);
+    let block = |server: &Server, key: &str| {
+        let output = server.operate(&["block", "login", key]);
+        assert!(output.status.success(), "{output:?}");
+    };
+    block(&server, "203.0.113.1");
+    let mut follow = tidegate(&["events", "--follow"])
+        .env("TIDEGATE_ADMIN", server.admin.to_string())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
+    let mut next = |expected: &str| {
+        let line = lines.next().unwrap().unwrap();
+        assert!(
+            line.contains("block.added") && line.contains(expected),
+            "{line}"
+        );
+    };
+    next("203.0.113.1");
+    let mut problems = BufReader::new(follow.stderr.take().unwrap()).lines();
+    let scratch = server.stop();
+    let problem = problems.next().unwrap().unwrap();
+    assert!(
+        problem.contains("trying again until the server answers"),
+        "{problem}"
+    );
+    let server = Server::start_in(scratch, &config);
+    block(&server, "203.0.113.2");
+    block(&server, "203.0.113.3");
+    next("203.0.113.2");
+    next("203.0.113.3");
+    let problem = problems.next().unwrap().unwrap();
+    assert!(problem.contains("the server answers again"), "{problem}");
+    follow.kill().unwrap();
+    follow.wait().unwrap();
 }

@@ -39,7 +39,8 @@ use tidegate_redis::OutageChange;
 use self::{onsets::Onsets, stream::EventStream, surges::SurgeDetector, webhook::Webhook};
 pub use self::{
     stream::{
-        EventList, EventSubscription, MAX_RECENT_EVENTS, MAX_SUBSCRIBERS, NumberedEvent, StreamItem,
+        EventId, EventList, EventSubscription, MAX_RECENT_EVENTS, MAX_SUBSCRIBERS, NotAnEventId,
+        RecentEvent, StreamItem,
     },
     webhook::{WebhookSecret, WebhookSettings},
 };
@@ -152,7 +153,7 @@ impl Events {
             over_budget: AtomicU64::new(0),
             file,
             audit,
-            stream: EventStream::default(),
+            stream: EventStream::new(clock.now()),
             webhooks: webhooks.collect::<Result<_, _>>()?,
         })
     }
@@ -166,9 +167,9 @@ impl Events {
             tracing::info!(target: LOG_TARGET, event = kind.as_str(), %data, "{}", message(kind));
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let document = self.stream.push(&mut last, |number| {
+        let document = self.stream.push(&mut last, |id| {
             let document = json!({
-                "id": number,
+                "id": id.to_string(),
                 "type": kind.as_str(),
                 "timestamp": rfc3339(at),
                 "at_ms": at.as_micros() / 1_000,
@@ -377,17 +378,18 @@ impl Events {
         }
     }
 
-    /// Returns a subscription to the events with numbers above `after`; `None` if there are
-    /// [`MAX_SUBSCRIBERS`] already.
+    /// Returns a subscription to the events after the event `after`, or to all recent events if this
+    /// process has sent no such event; `None` if there are [`MAX_SUBSCRIBERS`] already.
     #[must_use]
-    pub fn subscribe(&self, after: u64) -> Option<EventSubscription> {
+    pub fn subscribe(&self, after: EventId) -> Option<EventSubscription> {
         self.stream.subscribe(after)
     }
 
-    /// Returns the first `most` of the recent events with numbers above `after`, or without `after`
-    /// the last `most` events. At most [`MAX_RECENT_EVENTS`] events are in memory.
+    /// Returns the first `most` of the recent events after the event `after`, or of all recent events
+    /// if this process has sent no such event. Without `after`, returns the last `most` events. At
+    /// most [`MAX_RECENT_EVENTS`] events are in memory.
     #[must_use]
-    pub fn list(&self, after: Option<u64>, most: usize) -> EventList {
+    pub fn list(&self, after: Option<EventId>, most: usize) -> EventList {
         self.stream.list(after, most)
     }
 

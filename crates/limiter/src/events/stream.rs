@@ -2,12 +2,15 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
+    str::FromStr,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
+use tidegate_core::Timestamp;
 use tokio::sync::broadcast::{self, error::RecvError};
 
 /// The number of recent events that are kept. A subscriber that is further behind misses events.
@@ -16,11 +19,45 @@ pub const MAX_RECENT_EVENTS: usize = 1_024;
 /// The maximum number of subscribers.
 pub const MAX_SUBSCRIBERS: usize = 32;
 
-/// An event with its number. The first event of the process has the number 1.
+/// The id of an event: the time at which the process started, and the number of the event in the
+/// process. Ids of different processes differ, so that a client that continues after a restart of
+/// the server misses no event. The default is the id of no event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EventId {
+    /// The start in milliseconds since 1970.
+    start_ms: u64,
+    /// The first event has the number 1.
+    number: u64,
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.start_ms, self.number)
+    }
+}
+
+/// The text is not the id of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NotAnEventId;
+
+impl FromStr for EventId {
+    type Err = NotAnEventId;
+
+    fn from_str(text: &str) -> Result<Self, NotAnEventId> {
+        let (start_ms, number) = text.split_once('-').ok_or(NotAnEventId)?;
+        let parse = |text: &str| text.parse().map_err(|_| NotAnEventId);
+        Ok(Self {
+            start_ms: parse(start_ms)?,
+            number: parse(number)?,
+        })
+    }
+}
+
+/// An event with its id.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct NumberedEvent {
-    /// The number.
-    pub number: u64,
+pub struct RecentEvent {
+    /// The id.
+    pub id: EventId,
     /// The event as a JSON document in one line.
     pub json: Arc<str>,
 }
@@ -29,7 +66,7 @@ pub struct NumberedEvent {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventList {
     /// The events.
-    pub events: Vec<NumberedEvent>,
+    pub events: Vec<RecentEvent>,
     /// The number of requested events that are no longer in memory.
     pub missed: u64,
 }
@@ -37,29 +74,39 @@ pub struct EventList {
 /// The recent events of a process.
 #[derive(Debug)]
 pub(super) struct EventStream {
-    recent: Mutex<VecDeque<NumberedEvent>>,
-    sender: broadcast::Sender<NumberedEvent>,
+    /// The time at which the process started, in milliseconds since 1970.
+    start_ms: u64,
+    recent: Mutex<VecDeque<RecentEvent>>,
+    sender: broadcast::Sender<RecentEvent>,
     subscribers: Arc<AtomicUsize>,
 }
 
-impl Default for EventStream {
-    fn default() -> Self {
+impl EventStream {
+    /// Creates an empty stream of a process that starts `now`.
+    pub(super) fn new(now: Timestamp) -> Self {
         Self {
+            start_ms: now.as_micros() / 1_000,
             recent: Mutex::default(),
             sender: broadcast::Sender::new(MAX_RECENT_EVENTS),
             subscribers: Arc::default(),
         }
     }
-}
 
-impl EventStream {
-    /// Numbers an event, renders it with its number, and sends it to the subscribers.
-    pub(super) fn push(&self, last: &mut u64, render: impl FnOnce(u64) -> Arc<str>) -> Arc<str> {
+    /// Numbers an event, renders it with its id, and sends it to the subscribers.
+    pub(super) fn push(
+        &self,
+        last: &mut u64,
+        render: impl FnOnce(EventId) -> Arc<str>,
+    ) -> Arc<str> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         *last += 1;
-        let event = NumberedEvent {
+        let id = EventId {
+            start_ms: self.start_ms,
             number: *last,
-            json: render(*last),
+        };
+        let event = RecentEvent {
+            id,
+            json: render(id),
         };
         if recent.len() == MAX_RECENT_EVENTS {
             recent.pop_front();
@@ -72,9 +119,9 @@ impl EventStream {
         json
     }
 
-    /// Returns a subscription to the events with numbers above `after`; `None` if there are too
-    /// many subscribers.
-    pub(super) fn subscribe(&self, after: u64) -> Option<EventSubscription> {
+    /// Returns a subscription to the events after the event `after`, or to all events if there is no
+    /// such event in this process; `None` if there are too many subscribers.
+    pub(super) fn subscribe(&self, after: EventId) -> Option<EventSubscription> {
         let count = self.subscribers.fetch_add(1, Ordering::Relaxed);
         let slot = SubscriberSlot(Arc::clone(&self.subscribers));
         if count >= MAX_SUBSCRIBERS {
@@ -82,9 +129,9 @@ impl EventStream {
         }
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let receiver = self.sender.subscribe();
-        let after = known(&recent, after);
+        let after = self.known(&recent, after);
         let missed = missed(&recent, after);
-        let backlog = recent.iter().filter(|event| event.number > after);
+        let backlog = recent.iter().filter(|event| event.id.number > after);
         Some(EventSubscription {
             backlog: backlog.cloned().collect(),
             missed,
@@ -93,32 +140,33 @@ impl EventStream {
         })
     }
 
-    /// Returns the first `most` events with numbers above `after`, or without `after` the last
-    /// `most` events.
-    pub(super) fn list(&self, after: Option<u64>, most: usize) -> EventList {
+    /// Returns the first `most` events after the event `after`, or of all events if there is no such
+    /// event in this process. Without `after`, returns the last `most` events.
+    pub(super) fn list(&self, after: Option<EventId>, most: usize) -> EventList {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        let after = after.map(|after| known(&recent, after));
+        let after = after.map(|after| self.known(&recent, after));
         let skipped = match after {
             None => recent.len().saturating_sub(most),
-            Some(after) => recent.partition_point(|event| event.number <= after),
+            Some(after) => recent.partition_point(|event| event.id.number <= after),
         };
         EventList {
             events: recent.iter().skip(skipped).take(most).cloned().collect(),
             missed: after.map_or(0, |after| missed(&recent, after)),
         }
     }
-}
 
-/// Returns `after`, or 0 if there was no event with this number yet. The client has then received
-/// its events from a process that was restarted since.
-fn known(recent: &VecDeque<NumberedEvent>, after: u64) -> u64 {
-    let last = recent.back().map_or(0, |event| event.number);
-    if after > last { 0 } else { after }
+    /// Returns the number of the event `after`, or 0 if this process has sent no such event. The
+    /// client has then received its events before a restart, or from another server.
+    fn known(&self, recent: &VecDeque<RecentEvent>, after: EventId) -> u64 {
+        let last = recent.back().map_or(0, |event| event.id.number);
+        let is_known = after.start_ms == self.start_ms && after.number <= last;
+        if is_known { after.number } else { 0 }
+    }
 }
 
 /// Returns the number of events with numbers above `after` that are no longer in memory.
-fn missed(recent: &VecDeque<NumberedEvent>, after: u64) -> u64 {
-    let first = recent.front().map_or(0, |event| event.number);
+fn missed(recent: &VecDeque<RecentEvent>, after: u64) -> u64 {
+    let first = recent.front().map_or(0, |event| event.id.number);
     first.saturating_sub(after.saturating_add(1))
 }
 
@@ -135,9 +183,9 @@ impl Drop for SubscriberSlot {
 /// A client that follows the events.
 #[derive(Debug)]
 pub struct EventSubscription {
-    backlog: VecDeque<NumberedEvent>,
+    backlog: VecDeque<RecentEvent>,
     missed: u64,
-    receiver: broadcast::Receiver<NumberedEvent>,
+    receiver: broadcast::Receiver<RecentEvent>,
     _slot: SubscriberSlot,
 }
 
@@ -145,7 +193,7 @@ pub struct EventSubscription {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamItem {
     /// An event.
-    Event(NumberedEvent),
+    Event(RecentEvent),
     /// The subscriber was too slow, and this number of events is no longer in memory.
     Missed(u64),
 }
@@ -171,50 +219,61 @@ impl EventSubscription {
 mod tests {
     use super::*;
 
+    fn stream() -> EventStream {
+        EventStream::new(Timestamp::from_micros(7_000))
+    }
+
+    fn id(number: u64) -> EventId {
+        EventId {
+            start_ms: 7,
+            number,
+        }
+    }
+
     fn push(stream: &EventStream, last: &mut u64) {
-        stream.push(last, |number| number.to_string().into());
+        stream.push(last, |id| id.to_string().into());
     }
 
     #[tokio::test]
     async fn a_subscriber_receives_the_backlog_and_then_each_event_once() {
-        let (stream, mut last) = (EventStream::default(), 0);
+        let (stream, mut last) = (stream(), 0);
         for _ in 0..3 {
             push(&stream, &mut last);
         }
-        let mut subscription = stream.subscribe(1).unwrap();
+        let mut subscription = stream.subscribe(id(1)).unwrap();
         push(&stream, &mut last);
         for expected in [2, 3, 4] {
             let Some(StreamItem::Event(event)) = subscription.next().await else {
                 panic!("no event");
             };
             assert_eq!(
-                (event.number, &*event.json),
-                (expected, &*expected.to_string())
+                (event.id, event.json.to_string()),
+                (id(expected), format!("7-{expected}"))
             );
         }
     }
 
     #[tokio::test]
     async fn a_slow_subscriber_learns_how_many_events_it_missed() {
-        let (stream, mut last) = (EventStream::default(), 0);
-        let mut slow = stream.subscribe(0).unwrap();
+        let (stream, mut last) = (stream(), 0);
+        let mut slow = stream.subscribe(id(0)).unwrap();
         for _ in 0..MAX_RECENT_EVENTS + 10 {
             push(&stream, &mut last);
         }
         assert_eq!(slow.next().await, Some(StreamItem::Missed(10)));
-        let mut late = stream.subscribe(4).unwrap();
+        let mut late = stream.subscribe(id(4)).unwrap();
         assert_eq!(late.next().await, Some(StreamItem::Missed(6)));
         let Some(StreamItem::Event(event)) = late.next().await else {
             panic!("no event");
         };
-        assert_eq!(event.number, 11);
+        assert_eq!(event.id, id(11));
     }
 
     #[test]
     fn a_list_continues_after_an_event() {
-        let (stream, mut last) = (EventStream::default(), 0);
+        let (stream, mut last) = (stream(), 0);
         let numbers = |list: &EventList| -> Vec<u64> {
-            list.events.iter().map(|event| event.number).collect()
+            list.events.iter().map(|event| event.id.number).collect()
         };
         assert_eq!(stream.list(None, 10), EventList::default());
         for _ in 0..MAX_RECENT_EVENTS + 3 {
@@ -222,23 +281,38 @@ mod tests {
         }
         let list = stream.list(None, 2);
         assert_eq!((numbers(&list), list.missed), (vec![last - 1, last], 0));
-        let list = stream.list(Some(last - 1), 10);
+        let list = stream.list(Some(id(last - 1)), 10);
         assert_eq!((numbers(&list), list.missed), (vec![last], 0));
-        let list = stream.list(Some(0), 2);
+        let list = stream.list(Some(id(0)), 2);
         assert_eq!((numbers(&list), list.missed), (vec![4, 5], 3));
-        assert_eq!(numbers(&stream.list(Some(last), 2)), [0; 0]);
-        // The number is from before a restart.
-        assert_eq!(numbers(&stream.list(Some(last + 1), 2)), [4, 5]);
+        assert_eq!(numbers(&stream.list(Some(id(last)), 2)), [0; 0]);
+        // No event of this process has such an id.
+        let earlier = EventId {
+            start_ms: 6,
+            number: last,
+        };
+        for unknown in [id(last + 1), earlier, EventId::default()] {
+            assert_eq!(numbers(&stream.list(Some(unknown), 2)), [4, 5]);
+        }
+    }
+
+    #[test]
+    fn an_id_is_read_as_it_was_written() {
+        assert_eq!("7-12".parse(), Ok(id(12)));
+        assert_eq!(id(12).to_string(), "7-12");
+        for text in ["", "12", "7-", "7-x", "-7-1"] {
+            assert_eq!(text.parse::<EventId>(), Err(NotAnEventId), "{text}");
+        }
     }
 
     #[test]
     fn the_number_of_subscribers_is_bounded() {
-        let stream = EventStream::default();
+        let stream = stream();
         let mut all: Vec<_> = (0..MAX_SUBSCRIBERS)
-            .map(|_| stream.subscribe(0).unwrap())
+            .map(|_| stream.subscribe(id(0)).unwrap())
             .collect();
-        assert!(stream.subscribe(0).is_none());
+        assert!(stream.subscribe(id(0)).is_none());
         all.pop();
-        assert!(stream.subscribe(0).is_some());
+        assert!(stream.subscribe(id(0)).is_some());
     }
 }

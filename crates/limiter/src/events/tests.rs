@@ -79,7 +79,8 @@ impl Server {
 
     /// Returns the types and the data of the events since the last call of this method.
     fn take(&self, seen: &mut u64) -> Vec<(String, Value)> {
-        let new = self.events.list(Some(*seen), MAX_RECENT_EVENTS).events;
+        let after: EventId = format!("{}-{seen}", START / 1_000).parse().unwrap();
+        let new = self.events.list(Some(after), MAX_RECENT_EVENTS).events;
         let new: Vec<(String, Value)> = new
             .iter()
             .map(|event| {
@@ -247,7 +248,7 @@ fn files_have_one_event_in_each_line_and_the_audit_log_has_only_changes() {
     let all = lines(&all);
     assert_eq!(all.len(), 2);
     assert_eq!(all[0]["data"]["key"], json!(["<b>&\"\n"]));
-    assert_eq!(all[0]["id"], 1);
+    assert_eq!(all[0]["id"], format!("{}-1", START / 1_000));
     assert_eq!(all[0]["timestamp"], "2023-11-14T22:13:20.000Z");
     assert_eq!(all[0]["at_ms"], START / 1_000);
     let audit = lines(&audit);

@@ -1,8 +1,8 @@
 //! `GET /v1/events`: events as they happen, as server-sent events, or the recent events as JSON.
 //!
-//! The format is the one of the [HTML standard]. The `id` of an event is its number, so a client
-//! that reconnects with `Last-Event-ID` continues where it was, as long as the events are still in
-//! memory. Comments are sent while there are no events, so that a connection that is gone is
+//! The format is the one of the [HTML standard]. A client that reconnects with `Last-Event-ID`
+//! continues where it was, as long as the events are still in memory. After a restart of the server,
+//! it receives all events of the new process. Comments are sent while there are no events, so that a connection that is gone is
 //! noticed.
 //!
 //! [HTML standard]: https://html.spec.whatwg.org/multipage/server-sent-events.html
@@ -25,7 +25,9 @@ use hyper::{
 use serde_json::{Value, json};
 use tidegate_limiter::{
     ServerLimiter,
-    events::{EventList, EventSubscription, MAX_RECENT_EVENTS, MAX_SUBSCRIBERS, StreamItem},
+    events::{
+        EventId, EventList, EventSubscription, MAX_RECENT_EVENTS, MAX_SUBSCRIBERS, StreamItem,
+    },
 };
 use tidegate_net::{Phase, Problem, ResponsePhase, Shutdown, response::json};
 
@@ -103,11 +105,10 @@ pub(super) fn serve(
     let query = Query::parse(request.uri().query(), &["after", "n"], None)?;
     let header = request.headers().get("last-event-id");
     let header = header.and_then(|value| value.to_str().ok());
-    let after = query.get("after").or(header).map(str::parse::<u64>);
-    let after = after.transpose().map_err(|_| {
-        let problem = "must be the `id` of an event; omit it for all recent events";
-        Problem::bad("after", problem)
-    })?;
+    let after = query.get("after").or(header);
+    // A text that is not an id is the id of no event of this process, as an id from before a
+    // restart.
+    let after = after.map(|after| after.parse::<EventId>().unwrap_or_default());
     let Some(events) = limiter.events() else {
         let detail =
             "events are off; remove `events: off` from the rules file, and restart the server";
@@ -118,7 +119,7 @@ pub(super) fn serve(
         let list = list(&events.list(after, most));
         return Ok(json(StatusCode::OK, &list).map(AdminBody::Full));
     }
-    let subscription = events.subscribe(after.unwrap_or(0)).ok_or_else(|| {
+    let subscription = events.subscribe(after.unwrap_or_default()).ok_or_else(|| {
         let detail = format!(
             "{MAX_SUBSCRIBERS} clients follow the events already, which is the maximum; close one of them"
         );
@@ -158,7 +159,7 @@ fn frames(subscription: EventSubscription, shutdown: Shutdown) -> impl Stream<It
             Err(_) => Bytes::from_static(b": no event\n\n"),
             Ok(None) => return None,
             Ok(Some(StreamItem::Event(event))) => {
-                format!("id: {}\ndata: {}\n\n", event.number, event.json).into()
+                format!("id: {}\ndata: {}\n\n", event.id, event.json).into()
             }
             Ok(Some(StreamItem::Missed(count))) => {
                 format!("event: missed\ndata: {{\"missed\":{count}}}\n\n").into()
