@@ -5,6 +5,7 @@ use std::{io::IsTerminal as _, path::Path, process::ExitCode, time::Duration};
 use http::{HeaderValue, Method};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
+use tidegate_core::top::Period;
 
 use crate::{
     NO,
@@ -21,8 +22,7 @@ use crate::{
 /// The time between two lists of `top --watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The periods of the lists of top talkers, and the value of `--over` that means all of them.
-const PERIODS: [&str; 4] = ["5m", "15m", "1h", "1d"];
+/// The value of `--over` that means the lists of all periods.
 const EVERY_PERIOD: &str = "all";
 
 /// The time between two requests of `events --follow`.
@@ -188,6 +188,13 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
         get(admin, "list the top talkers", &path).send()
     };
     let is_overview = over == EVERY_PERIOD;
+    if !is_overview && Period::parse(over).is_none() {
+        let periods = Period::ALL.map(Period::as_str).join(", ");
+        let over = print::printable(over);
+        return Err(format!(
+            "--over: must be {periods} or {EVERY_PERIOD}, got `{over}`"
+        ));
+    }
     loop {
         let list = if is_overview {
             overview(admin, list)?
@@ -217,9 +224,9 @@ fn overview(
     admin: &Admin,
     list: impl Fn(&str) -> Result<AdminResponse, String>,
 ) -> Result<AdminResponse, String> {
-    let mut periods = Vec::with_capacity(PERIODS.len());
-    for over in PERIODS {
-        match list(over)? {
+    let mut periods = Vec::with_capacity(Period::ALL.len());
+    for over in Period::ALL {
+        match list(over.as_str())? {
             AdminResponse::Document(list) => periods.push(list),
             problems @ AdminResponse::Problems(_) => return Ok(problems),
         }

@@ -299,8 +299,13 @@ pub(crate) fn events(list_of_events: &Value) -> String {
             text(&event["timestamp"]),
             text(&event["type"])
         );
+        let is_surge = event["type"]
+            .as_str()
+            .is_some_and(|kind| kind.starts_with("traffic."));
         for (name, value) in event["data"].as_object().into_iter().flatten() {
-            if !value.is_null() {
+            if is_surge && name == "rule" && value.is_null() {
+                out.push_str("  rule=(all rules)");
+            } else if !value.is_null() {
                 let _ = write!(out, "  {}={}", printable(name), field(value));
             }
         }
@@ -403,6 +408,7 @@ pub(crate) fn explained(explained: &Value) -> String {
     if let Some(omitted) = explained["omitted"].as_u64() {
         let _ = writeln!(out, "and {omitted} more rules that do not apply");
     }
+    out.extend(hint(explained));
     out
 }
 
@@ -508,10 +514,15 @@ pub(crate) fn top(list: &Value) -> String {
     let (by, total) = (text(&list["by"]), &list["total"]);
     let rule = list["rule"].as_str();
     let of = rule.map_or_else(|| "all rules".to_owned(), printable);
+    let servers = list["servers"].as_u64();
+    let servers = servers.map_or_else(String::new, |servers| {
+        format!(", {}", counted(servers, "server"))
+    });
+    let requests = total["requests"].as_u64().unwrap_or(0);
     let mut out = format!(
-        "{of}, last {}: {} requests, {} denied, cost {}\n",
+        "{of}, last {}{servers}: {}, {} denied, cost {}\n",
         wait(&list["over_ms"]),
-        number(&total["requests"]),
+        counted(requests, "request"),
         number(&total["denied"]),
         number(&total["cost"])
     );
@@ -549,6 +560,12 @@ pub(crate) fn top(list: &Value) -> String {
     out
 }
 
+/// Returns a number with its noun, such as `1 request`.
+fn counted(number: u64, noun: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{ending}")
+}
+
 /// Formats the lists of top talkers of all periods, and the blocks.
 pub(crate) fn overview(document: &Value) -> String {
     let lists = list(&document["periods"]).map(top);
@@ -562,9 +579,10 @@ pub(crate) fn candidate(report: &Value) -> String {
     let count = |name: &str| report[name].as_u64().unwrap_or(0);
     let compared = count("compared");
     let mut out = format!(
-        "{}, since {}: {compared} requests compared\n",
+        "{}, since {}: {} compared\n",
         text(&report["rules_file"]),
-        instant(count("since_ms"))
+        instant(count("since_ms")),
+        counted(compared, "request")
     );
     let change = |name: &str| format!("{} ({})", count(name), share(count(name), compared));
     let _ = writeln!(
@@ -579,7 +597,8 @@ pub(crate) fn candidate(report: &Value) -> String {
         let rejected = count("rejected");
         let _ = writeln!(
             out,
-            "warning: the candidate rules reject {rejected} requests as invalid (400); look for an entry with the cost that is missing"
+            "warning: the candidate rules reject {} as invalid (400); look for an entry with the cost that is missing",
+            counted(rejected, "request")
         );
     }
     match (&report["ended"], &report["until"]) {

@@ -19,6 +19,7 @@ use crate::{
 const EVERYTHING: &str = r#"grpc: {tls: {certificate: server.pem, key: server.key}}
 geoip: {country: country.mmdb}
 envoy: {config: envoy.yaml}
+events: {webhooks: [{url: 'http://127.0.0.1:9', secret: any}]}
 proxy:
   listen: '127.0.0.1:0'
   access_log: access.log

@@ -33,14 +33,14 @@ fn keys_are_listed_as_a_table_or_json() {
     let server = loaded();
     assert_eq!(
         printed(&server.operate(&["top", "api"])),
-        "api, last 5min: 5 requests, 2 denied, cost 5\n\
+        "api, last 5min, 1 server: 5 requests, 2 denied, cost 5\n\
          AT MOST  AT LEAST  SHARE  KEY\n\
          4        4         80.0%  acme\n\
          1        1         20.0%  gl\\u{1b}obex\n"
     );
     assert_eq!(
         printed(&server.operate(&["top", "--by", "denied", "--over", "1h", "-n", "5"])),
-        "all rules, last 1h: 5 requests, 2 denied, cost 5\n\
+        "all rules, last 1h, 1 server: 5 requests, 2 denied, cost 5\n\
          AT MOST  AT LEAST  SHARE   RULE  KEY\n\
          2        2         100.0%  api   acme\n"
     );
@@ -65,7 +65,7 @@ fn one_command_shows_every_period_and_the_blocks() {
     let parts: Vec<&str> = shown.split("\n\n").collect();
     for (part, period) in parts.iter().zip(["5min", "15min", "1h", "1d"]) {
         let expected = format!(
-            "api, last {period}: 5 requests, 2 denied, cost 5\n\
+            "api, last {period}, 1 server: 5 requests, 2 denied, cost 5\n\
              AT MOST  AT LEAST  SHARE  KEY\n\
              4        4         80.0%  acme"
         );
@@ -88,7 +88,7 @@ fn mistakes_are_explained() {
     let server = Server::start(RULES);
     assert_eq!(
         printed(&server.operate(&["top"])),
-        "all rules, last 5min: 0 requests, 0 denied, cost 0\nno keys\n"
+        "all rules, last 5min, 1 server: 0 requests, 0 denied, cost 0\nno keys\n"
     );
     for (arguments, code, expected) in [
         (
@@ -96,7 +96,11 @@ fn mistakes_are_explained() {
             2,
             "must be requests, denied or cost, got `asked`",
         ),
-        (["--over", "2h"], 2, "must be 5m, 15m, 1h or 1d, got `2h`"),
+        (
+            ["--over", "2h"],
+            2,
+            "--over: must be 5m, 15m, 1h, 1d or all, got `2h`",
+        ),
         (["-n", "0"], 2, "must be a number from 1 to 1000, got `0`"),
         (
             ["apu", "--json"],
@@ -126,7 +130,7 @@ fn a_watched_list_is_repeated_until_it_is_not_read() {
     while heads < 2 {
         let line = lines.next().unwrap().unwrap();
         assert!(!line.contains('\u{1b}'), "{line}");
-        heads += usize::from(line.starts_with("api, last 5min: 5 requests"));
+        heads += usize::from(line.starts_with("api, last 5min, 1 server: 5 requests"));
     }
     drop(lines);
     assert!(watch.wait().unwrap().success());

@@ -17,6 +17,7 @@ mod surges;
 mod webhook;
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher as _, Hash as _, Hasher as _, RandomState},
     io,
     path::PathBuf,
@@ -36,7 +37,12 @@ use tidegate_net::{
 };
 use tidegate_redis::OutageChange;
 
-use self::{onsets::Onsets, stream::EventStream, surges::SurgeDetector, webhook::Webhook};
+use self::{
+    onsets::Onsets,
+    stream::EventStream,
+    surges::SurgeDetector,
+    webhook::{Webhook, WebhookCounts},
+};
 pub use self::{
     stream::{
         EventId, EventList, EventSubscription, MAX_RECENT_EVENTS, MAX_SUBSCRIBERS, NotAnEventId,
@@ -55,14 +61,14 @@ const LOST: Metric<1> = Metric::counter(
     ["reason"],
     "Events that were not sent: because there were more events about keys per second than events.max_per_second, because a file could not be written in time, or because a webhook did not accept them in time.",
 );
-const WEBHOOK_EVENTS: Metric = Metric::counter(
+const WEBHOOK_EVENTS: Metric<1> = Metric::counter(
     "tidegate_webhook_events_total",
-    [],
+    ["endpoint"],
     "Events that webhooks have accepted.",
 );
-const WEBHOOK_FAILURES: Metric = Metric::counter(
+const WEBHOOK_FAILURES: Metric<1> = Metric::counter(
     "tidegate_webhook_failed_attempts_total",
-    [],
+    ["endpoint"],
     "Failed attempts to deliver events to a webhook.",
 );
 
@@ -413,17 +419,25 @@ impl Events {
         let counts = self.counts.iter().zip(EventType::ALL);
         let counts = counts.map(|(count, kind)| ([kind.as_str()], count.load(Ordering::Relaxed)));
         page.family(&EVENTS, counts);
-        let webhooks: Vec<_> = self.webhooks.iter().map(Webhook::counts).collect();
+        // Webhooks with the same origin are one time series, because the rest of a URL can contain a
+        // credential.
+        let mut webhooks = BTreeMap::<&str, WebhookCounts>::new();
+        for webhook in &self.webhooks {
+            *webhooks.entry(webhook.name()).or_default() += webhook.counts();
+        }
         let lost = [
             ("rate", self.over_budget.load(Ordering::Relaxed)),
             ("file", self.files().map(LineLog::lost).sum()),
-            ("webhook", webhooks.iter().map(|counts| counts.lost).sum()),
+            ("webhook", webhooks.values().map(|counts| counts.lost).sum()),
         ];
         page.family(&LOST, lost.map(|(reason, count)| ([reason], count)));
-        let delivered = webhooks.iter().map(|counts| counts.delivered).sum();
-        page.single(&WEBHOOK_EVENTS, delivered);
-        let failed = webhooks.iter().map(|counts| counts.failed_attempts).sum();
-        page.single(&WEBHOOK_FAILURES, failed);
+        let webhooks = webhooks.iter();
+        let delivered = webhooks
+            .clone()
+            .map(|(name, counts)| ([*name], counts.delivered));
+        page.family(&WEBHOOK_EVENTS, delivered);
+        let failed = webhooks.map(|(name, counts)| ([*name], counts.failed_attempts));
+        page.family(&WEBHOOK_FAILURES, failed);
     }
 }
 

@@ -327,6 +327,7 @@ fn header<'h>(head: &'h str, name: &str) -> &'h str {
 fn a_webhook_receives_signed_events_and_a_failed_message_again_with_the_same_id() {
     let (url, deliveries) = endpoint(vec![503, 204]);
     let types = vec![EventType::KeyDenied];
+    let endpoint = url.split("/hook").next().unwrap().to_owned();
     let hooks = vec![webhook(url, types)];
     let server = Server::with_webhooks(LOGIN, |_| {}, hooks);
     for _ in 0..12 {
@@ -347,8 +348,8 @@ fn a_webhook_receives_signed_events_and_a_failed_message_again_with_the_same_id(
     server.events.finish();
     let page = Arc::new(server.limiter).exposition();
     for line in [
-        "tidegate_webhook_events_total 1",
-        "tidegate_webhook_failed_attempts_total 1",
+        &*format!("tidegate_webhook_events_total{{endpoint=\"{endpoint}\"}} 1"),
+        &*format!("tidegate_webhook_failed_attempts_total{{endpoint=\"{endpoint}\"}} 1"),
         "tidegate_events_lost_total{reason=\"webhook\"} 0",
     ] {
         assert!(page.lines().any(|found| found == line), "{line} in {page}");
@@ -429,8 +430,9 @@ fn the_events_in_the_queue_are_sent_at_the_shutdown() {
     }
     server.events.finish();
     let page = Arc::new(server.limiter).exposition();
-    let sent = "tidegate_webhook_events_total 1000";
-    assert!(page.lines().any(|line| line == sent), "{page}");
+    let sent =
+        |line: &str| line.starts_with("tidegate_webhook_events_total{") && line.ends_with(" 1000");
+    assert!(page.lines().any(sent), "{page}");
     drop(deliveries);
 }
 

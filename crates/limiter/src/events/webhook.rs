@@ -8,7 +8,7 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    ops::RangeInclusive,
+    ops::{AddAssign, RangeInclusive},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -192,6 +192,14 @@ pub(super) struct WebhookCounts {
     pub(super) failed_attempts: u64,
 }
 
+impl AddAssign for WebhookCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.delivered += other.delivered;
+        self.lost += other.lost;
+        self.failed_attempts += other.failed_attempts;
+    }
+}
+
 impl Webhook {
     /// Starts the thread of an endpoint.
     ///
@@ -236,6 +244,11 @@ impl Webhook {
         if self.queue.try_send(Arc::clone(document)).is_err() {
             self.shared.settle(1, &self.shared.lost);
         }
+    }
+
+    /// Returns the scheme and the authority of the URL.
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     pub(super) fn counts(&self) -> WebhookCounts {

@@ -94,6 +94,20 @@ fn a_block_is_listed_and_so_are_the_denials_of_a_former_rule() {
 }
 
 #[test]
+fn an_explanation_names_the_entry_that_was_probably_meant() {
+    let listener = TestListener::open();
+    let hint = |entries: &str| {
+        let body = format!(r#"{{"entries": {entries}}}"#);
+        listener.ask("POST", "/v1/explain", &body).json()["hint"].clone()
+    };
+    assert_eq!(
+        hint(r#"{"pth": "/a", "ip": "::"}"#),
+        "no rule uses the entry pth; did you mean path?"
+    );
+    assert_eq!(hint(r#"{"path": "/a", "unrelated": "x"}"#), Value::Null);
+}
+
+#[test]
 fn an_explanation_has_every_rule_and_charges_nothing() {
     let listener = TestListener::open();
     let body = r#"{"entries": {"path": "/a b", "ip": "::"}, "raw": true}"#;

@@ -9,6 +9,7 @@ use tidegate_limiter::{
 };
 use tidegate_net::{
     Problem,
+    input::{nearest, shown},
     json::object,
     response::{Answer, json},
 };
@@ -61,7 +62,27 @@ pub(super) async fn explain(
         request: &request,
         explanation: &explanation,
     };
-    Ok(json(StatusCode::OK, &view.document(only, others)))
+    let mut document = view.document(only, others);
+    if let Some(hint) = unknown_entries(&request, &rules) {
+        document["hint"] = hint.into();
+    }
+    Ok(json(StatusCode::OK, &document))
+}
+
+/// Returns a hint about the entries that no rule uses, with the names that were probably meant.
+fn unknown_entries(request: &Request<'_>, rules: &RuleSet) -> Option<String> {
+    let known: Vec<&str> = rules.entry_names().collect();
+    let unknown = request.entries().iter().map(|(name, _)| *name);
+    let unknown = unknown.filter(|name| !rules.looks_at(name));
+    let meant = unknown.filter_map(|name| {
+        let nearest = nearest(name, &known)?;
+        let (name, nearest) = (shown(name), shown(nearest));
+        Some(format!(
+            "no rule uses the entry {name}; did you mean {nearest}?"
+        ))
+    });
+    let meant: Vec<String> = meant.collect();
+    (!meant.is_empty()).then(|| meant.join(" "))
 }
 
 /// The context for serialising an explanation.

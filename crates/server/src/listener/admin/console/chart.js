@@ -1,7 +1,7 @@
 // Charts of requests and denials over time, drawn as SVG at the size of their element.
 
 import { el, svg, text } from "./dom.js";
-import { count, rate, shortTime, time } from "./format.js";
+import { count, plural, rate, shortTime, time } from "./format.js";
 
 export const HEIGHT = 220;
 export const MARGIN = { left: 48, right: 8, top: 12, bottom: 24 };
@@ -165,8 +165,9 @@ export function trafficChart() {
   function describe() {
     const [requests, denied, shadow] = [data.requests, data.denied, data.shadow_denied];
     const words = (at, until) => {
-      const of = (list) => count(sum(list.slice(at, until)));
-      return `${of(requests)} requests, ${of(denied)} denied, ${of(shadow)} shadow denials`;
+      const of = (list) => sum(list.slice(at, until));
+      const asked = plural(of(requests), "request");
+      return `${asked}, ${count(of(denied))} denied, ${plural(of(shadow), "shadow denial")}`;
     };
     drawing.setAttribute(
       "aria-label",

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { bars, HEIGHT, MARGIN, scale, sum } from "./chart.js";
 import { el, panel, select, show, svg, text } from "./dom.js";
-import { count, shortTime } from "./format.js";
+import { count, plural, shortTime } from "./format.js";
 
 const PERIODS = [
   ["5m", "Last 5 minutes"],
@@ -92,7 +92,7 @@ export function keyHistory() {
       svg("path", { class: "allowed", d: bars(denied, requests, x, y) }),
       svg("path", { class: "denied", d: bars(requests.map(() => 0), denied, x, y) }),
     );
-    const words = `${count(sum(requests))} requests, ${count(sum(denied))} denied`;
+    const words = `${plural(sum(requests), "request")}, ${count(sum(denied))} denied`;
     const isExact = slices.every((slice) => slice.requests.error === 0);
     text(readout, `${isExact ? "" : "At most "}${words}, in slices of ${length / 60_000} min`);
     drawing.setAttribute("aria-label", `History of the key: ${words}`);

@@ -250,7 +250,7 @@ function showLogin(words) {
     el(
       "p",
       { class: "hint" },
-      "Enter the token that admin.token or admin.token_env sets in the rules file. The token stays in this tab until you log out or close the tab.",
+      "Enter a token that admin.tokens, admin.token or admin.token_env sets in the rules file. The token stays in this tab until you log out or close the tab.",
     ),
   );
   main.replaceChildren(form);
