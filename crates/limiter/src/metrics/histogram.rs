@@ -32,12 +32,18 @@ pub(super) struct HistogramCounts<const BUCKETS: usize> {
     sum: u64,
 }
 
+/// Returns the index of the bucket of `number`. `bounds` are the upper bounds in ascending order. A
+/// bucket includes its bound.
+pub(super) fn bucket_of(bounds: &[(u64, f64)], number: u64) -> usize {
+    bounds.partition_point(|(bound, _)| *bound < number)
+}
+
 impl<const BUCKETS: usize> Histogram<BUCKETS> {
     /// Counts `number` in its bucket. `bounds` consists of the upper bounds in ascending order,
-    /// one fewer than there are buckets. A bucket includes its bound.
+    /// one fewer than there are buckets.
     pub(super) fn observe(&self, bounds: &[(u64, f64)], number: u64) {
         debug_assert_eq!(bounds.len() + 1, BUCKETS, "the last bucket has no bound");
-        let bucket = bounds.partition_point(|(bound, _)| *bound < number);
+        let bucket = bucket_of(bounds, number);
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         self.sum.fetch_add(number, Ordering::Relaxed);
     }

@@ -13,7 +13,7 @@ use tidegate_net::prometheus::{Exemplar, HistogramSample, Metric, Page};
 
 use super::{
     ANSWERS, ListenerKind, SAMPLE_EVERY,
-    histogram::{Histogram, nanos_to_seconds},
+    histogram::{Histogram, bucket_of, nanos_to_seconds},
 };
 
 /// The number of shards. If there are more threads, some threads share a shard, which is slower but
@@ -118,7 +118,7 @@ impl Shards {
     /// Keeps the trace of a decision that took `nanos` as the exemplar of its bucket. A decision
     /// does not wait while the page is encoded.
     pub(super) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
-        let bucket = LATENCY_BOUNDS.partition_point(|(bound, _)| *bound < nanos);
+        let bucket = bucket_of(&LATENCY_BOUNDS, nanos);
         if let Ok(mut exemplars) = self.exemplars.try_lock() {
             exemplars[bucket] = Some(Exemplar {
                 bucket,
