@@ -11,11 +11,12 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use tidegate_config::envoy::RlsSettings;
-use tidegate_core::{Cost, Mode, Timestamp};
+use tidegate_core::{Cost, Mode, Reason, Timestamp};
 use tidegate_limiter::{
     ServerLimiter,
     denials::DescriptorDenial,
     metrics::{ListenerKind, Metrics},
+    trace::{self, TracedOutcome},
 };
 use tokio::{sync::watch, time::Instant};
 
@@ -112,8 +113,11 @@ impl RateLimitService {
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
         let answered = self.decide(listener, request, within).await;
-        if answered.is_err() {
-            self.errors.fetch_add(1, Ordering::Relaxed);
+        match &answered {
+            Ok(answer) => trace_outcome(listener, answer),
+            Err(_) => {
+                self.errors.fetch_add(1, Ordering::Relaxed);
+            }
         }
         answered
     }
@@ -458,4 +462,17 @@ impl RateLimitService {
     pub fn domain_not_found(&self, domain: &str) -> u64 {
         self.unknown_domains.count_of(domain)
     }
+}
+
+/// Records the outcome of a request in its span.
+fn trace_outcome(listener: ListenerKind, answer: &RateLimitAnswer) {
+    let is_over = answer.overall_code == Code::OverLimit;
+    let outcome = TracedOutcome {
+        outcome: trace::outcome(is_over.then_some(Reason::Limit)),
+        rule: None,
+        exactness: None,
+        source: None,
+        limits: answer.statuses.len(),
+    };
+    trace::record(listener, &outcome);
 }

@@ -14,7 +14,7 @@
 use std::{fmt, sync::OnceLock};
 
 use http::HeaderMap;
-use tidegate_core::{Exactness, Source, Verdict};
+use tidegate_core::{Exactness, Reason, Source, Verdict};
 use tracing::{Span, field::Empty};
 
 use crate::metrics::ListenerKind;
@@ -53,20 +53,26 @@ pub struct TracedOutcome<'a> {
     pub exactness: Option<Exactness>,
     /// The component that decided.
     pub source: Option<Source>,
-    /// The number of keys that were charged or would have been charged.
-    pub keys: usize,
+    /// The number of limits that were evaluated.
+    pub limits: usize,
 }
 
 impl<'a> TracedOutcome<'a> {
     fn of(verdict: &Verdict<'a>) -> Self {
         Self {
-            outcome: verdict.reason.map_or("allowed", |reason| reason.as_str()),
+            outcome: outcome(verdict.reason),
             rule: verdict.rule,
             exactness: Some(verdict.exactness),
             source: Some(verdict.source),
-            keys: verdict.lines.len(),
+            limits: verdict.lines.len(),
         }
     }
+}
+
+/// Returns the outcome of a decision for its span: `allowed`, or the reason for the denial.
+#[must_use]
+pub fn outcome(reason: Option<Reason>) -> &'static str {
+    reason.map_or("allowed", Reason::as_str)
 }
 
 /// Returns the span of a request to `listener` that is named `name`, with the parent that `headers`
@@ -81,6 +87,16 @@ pub fn request_span(listener: ListenerKind, name: &'static str, headers: &Header
     span
 }
 
+/// Returns the span of a decision without a request in HTTP, such as a command of the Redis protocol.
+/// The span has no parent. Without tracing, the span is empty.
+#[must_use]
+pub fn command_span(listener: ListenerKind) -> Span {
+    match PROPAGATOR.get() {
+        Some(_) => decision_span(listener, "decide"),
+        None => Span::none(),
+    }
+}
+
 fn decision_span(listener: ListenerKind, name: &'static str) -> Span {
     tracing::info_span!(
         target: TARGET,
@@ -92,7 +108,7 @@ fn decision_span(listener: ListenerKind, name: &'static str) -> Span {
         tidegate.outcome = Empty,
         tidegate.exactness = Empty,
         tidegate.source = Empty,
-        tidegate.keys = Empty,
+        tidegate.limits = Empty,
     )
 }
 
@@ -125,8 +141,8 @@ pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> 
     }
 }
 
-/// Records the outcome of a decision in the span of its request. A command of the Redis protocol
-/// has no span of a request, so the decision gets a span of its own, without a duration.
+/// Records the outcome of a decision in the span of its request. A command of the Redis protocol that
+/// does not wait for Redis has no span, so the decision gets a span of its own, without a duration.
 pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if PROPAGATOR.get().is_none() {
         return;
@@ -139,7 +155,7 @@ pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
         decision_span(listener, "decide")
     };
     span.record("tidegate.outcome", decided.outcome);
-    span.record("tidegate.keys", decided.keys);
+    span.record("tidegate.limits", decided.limits);
     if let Some(rule) = decided.rule {
         span.record("tidegate.rule", rule);
     }

@@ -5,10 +5,7 @@ use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Du
 use bytes::Bytes;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use tidegate_limiter::{
-    metrics::ListenerKind,
-    trace::{self, TracedOutcome},
-};
+use tidegate_limiter::{metrics::ListenerKind, trace};
 use tidegate_net::Shutdown;
 use tokio::time::{Instant, timeout};
 use tonic::{Status, body::Body};
@@ -138,16 +135,6 @@ impl Routes {
             Ok(answer) => {
                 let is_over = answer.overall_code() == Code::OverLimit;
                 metrics.observe_answer(ListenerKind::Grpc, is_over);
-                trace::record(
-                    ListenerKind::Grpc,
-                    &TracedOutcome {
-                        outcome: if is_over { "limit" } else { "allowed" },
-                        rule: None,
-                        exactness: None,
-                        source: None,
-                        keys: answer.statuses.len(),
-                    },
-                );
             }
             // Do not count a store failure as a bad request: it is not the caller's mistake.
             Err(status) if status.code() == tonic::Code::Unavailable => {}

@@ -10,7 +10,8 @@
 use std::{fmt, pin::Pin, sync::Arc, task};
 
 use futures_util::{StreamExt, stream};
-use tidegate_limiter::ServerLimiter;
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind, trace};
+use tracing::Instrument as _;
 
 use super::{
     bounds::MAX_WAITING,
@@ -62,11 +63,22 @@ async fn answer(limiter: &Arc<ServerLimiter>, pending: PendingReply) -> (Option<
         out: &mut out,
         protocol: pending.protocol,
     };
+    // The wait for Redis is a span below the span of the decision.
+    let span = || trace::command_span(ListenerKind::Resp);
     match pending.command {
-        PendingCommand::Check(check) => check.answer(limiter, &mut reply).await,
-        PendingCommand::Reservation(command) => command.answer(limiter, &mut reply).await,
+        PendingCommand::Check(check) => {
+            let answer = check.answer(limiter, &mut reply);
+            answer.instrument(span()).await;
+        }
+        PendingCommand::Reservation(command) => {
+            let answer = command.answer(limiter, &mut reply);
+            answer.instrument(span()).await;
+        }
         PendingCommand::Reset(reset) => reset.answer(limiter, &mut reply).await,
-        PendingCommand::Throttle(throttle) => throttle.answer(limiter, &mut reply).await,
+        PendingCommand::Throttle(throttle) => {
+            let answer = throttle.answer(limiter, &mut reply);
+            answer.instrument(span()).await;
+        }
         PendingCommand::Top(top) => top.answer(limiter, &mut reply).await,
     }
     (pending.offset, out)
