@@ -28,6 +28,8 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
         #[cfg(feature = "telemetry")]
         &telemetry,
     )?;
+    #[cfg(feature = "telemetry")]
+    telemetry.log_warnings();
     for line in ignored {
         complain(&line);
     }

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
@@ -18,6 +18,8 @@ use opentelemetry_sdk::{
 };
 use tidegate_net::prometheus::{Metric, Page};
 
+use super::variables::Signal;
+
 const RECORDS: Metric<2> = Metric::counter(
     "tidegate_otlp_records_total",
     ["signal", "state"],
@@ -27,9 +29,9 @@ const RECORDS: Metric<2> = Metric::counter(
 /// The numbers of records of all signals.
 #[derive(Debug, Default)]
 pub(crate) struct ExportCounts {
-    pub(super) traces: SignalCounts,
-    pub(super) logs: SignalCounts,
-    pub(super) metrics: SignalCounts,
+    traces: SignalCounts,
+    logs: SignalCounts,
+    metrics: SignalCounts,
 }
 
 /// The numbers of records of one signal.
@@ -42,14 +44,34 @@ pub(super) struct SignalCounts {
     /// Records that could not be sent.
     failed: AtomicU64,
     is_failing: AtomicBool,
+    /// What the collector has rejected of the export that is in progress.
+    rejection: Mutex<Option<Rejection>>,
+}
+
+/// The part of an export that the collector has rejected although it accepted the rest.
+#[derive(Debug)]
+struct Rejection {
+    records: u64,
+    message: String,
 }
 
 impl SignalCounts {
     /// Counts an export of this number of records, and logs when exports begin to fail or to succeed
     /// again.
     fn count_export<E: fmt::Display>(&self, signal: &str, records: usize, error: Option<&E>) {
-        let was_failing = self.is_failing.swap(error.is_some(), Ordering::Relaxed);
-        match error {
+        let records = u64::try_from(records).unwrap_or(u64::MAX);
+        let rejection = self.rejection().take();
+        let rejected = rejection.as_ref().map_or(0, |rejection| rejection.records);
+        let (failed, problem) = match (error, rejection) {
+            (Some(error), _) => (records, Some(error.to_string())),
+            (None, Some(Rejection { message, .. })) => {
+                let problem = format!("the collector rejected {rejected} of {records}: {message}");
+                (rejected.min(records), Some(problem))
+            }
+            (None, None) => (0, None),
+        };
+        let was_failing = self.is_failing.swap(problem.is_some(), Ordering::Relaxed);
+        match problem {
             Some(error) if !was_failing => tracing::warn!(
                 "cannot export {signal} over OTLP: {error}; check OTEL_EXPORTER_OTLP_ENDPOINT and the collector \
                  (further failures are not logged until an export succeeds)"
@@ -57,18 +79,31 @@ impl SignalCounts {
             None if was_failing => tracing::info!("{signal} are exported over OTLP again"),
             _ => {}
         }
-        let count = match error {
-            None => &self.sent,
-            Some(_) => &self.failed,
-        };
-        count.fetch_add(
-            u64::try_from(records).unwrap_or(u64::MAX),
-            Ordering::Relaxed,
-        );
+        self.failed.fetch_add(failed, Ordering::Relaxed);
+        self.sent.fetch_add(records - failed, Ordering::Relaxed);
+    }
+
+    /// Notes that the collector has accepted an export, except for this number of records.
+    pub(super) fn note_rejection(&self, records: u64, message: String) {
+        *self.rejection() = Some(Rejection { records, message });
+    }
+
+    fn rejection(&self) -> MutexGuard<'_, Option<Rejection>> {
+        self.rejection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl ExportCounts {
+    pub(super) fn of(&self, signal: Signal) -> &SignalCounts {
+        match signal {
+            Signal::Traces => &self.traces,
+            Signal::Logs => &self.logs,
+            Signal::Metrics => &self.metrics,
+        }
+    }
+
     /// Counts an export of metrics with this number of data points.
     pub(super) fn count_metrics(&self, points: usize, error: Option<&String>) {
         let recorded = u64::try_from(points).unwrap_or(u64::MAX);
@@ -97,12 +132,12 @@ pub(crate) fn collect(counts: &ExportCounts, page: &mut Page<'_>) {
 
 /// An exporter, or a processor in front of one, whose records are counted.
 #[derive(Debug)]
-pub(super) struct Counted<T> {
+pub(super) struct RecordCounter<T> {
     inner: T,
     counts: Arc<ExportCounts>,
 }
 
-impl<T> Counted<T> {
+impl<T> RecordCounter<T> {
     pub(super) fn new(inner: T, counts: &Arc<ExportCounts>) -> Self {
         Self {
             inner,
@@ -111,7 +146,7 @@ impl<T> Counted<T> {
     }
 }
 
-impl<E: SpanExporter> SpanExporter for Counted<E> {
+impl<E: SpanExporter> SpanExporter for RecordCounter<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let records = batch.len();
         let result = self.inner.export(batch).await;
@@ -130,7 +165,7 @@ impl<E: SpanExporter> SpanExporter for Counted<E> {
     }
 }
 
-impl<P: SpanProcessor> SpanProcessor for Counted<P> {
+impl<P: SpanProcessor> SpanProcessor for RecordCounter<P> {
     fn on_start(&self, span: &mut Span, context: &Context) {
         self.inner.on_start(span, context);
     }
@@ -153,7 +188,7 @@ impl<P: SpanProcessor> SpanProcessor for Counted<P> {
     }
 }
 
-impl<E: LogExporter> LogExporter for Counted<E> {
+impl<E: LogExporter> LogExporter for RecordCounter<E> {
     async fn export(&self, batch: LogBatch<'_>) -> OTelSdkResult {
         let records = batch.iter().count();
         let result = self.inner.export(batch).await;
@@ -172,7 +207,7 @@ impl<E: LogExporter> LogExporter for Counted<E> {
     }
 }
 
-impl<P: LogProcessor> LogProcessor for Counted<P> {
+impl<P: LogProcessor> LogProcessor for RecordCounter<P> {
     fn emit(&self, record: &mut SdkLogRecord, scope: &InstrumentationScope) {
         self.counts.logs.recorded.fetch_add(1, Ordering::Relaxed);
         self.inner.emit(record, scope);

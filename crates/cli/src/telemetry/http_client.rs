@@ -1,29 +1,59 @@
 //! The HTTP client of the exporters.
 
-use std::{future::Future, pin::Pin, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
+use prost::Message as _;
 use tidegate_limiter::https_client;
 use ureq::Agent;
+
+use super::{counts::ExportCounts, variables::Signal};
 
 /// The maximum size of a response of a collector.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 
 /// A client that blocks. The exporters run on threads of their own.
 #[derive(Debug)]
-pub(super) struct UreqClient(Agent);
+pub(super) struct UreqClient {
+    agent: Agent,
+    signal: Signal,
+    counts: Arc<ExportCounts>,
+}
 
 impl UreqClient {
-    pub(super) fn new(timeout: Duration) -> Self {
-        Self(https_client::agent(timeout))
+    /// Creates a client for the export of `signal`.
+    pub(super) fn new(signal: Signal, timeout: Duration, counts: &Arc<ExportCounts>) -> Self {
+        Self {
+            agent: https_client::agent(timeout),
+            signal,
+            counts: Arc::clone(counts),
+        }
     }
 
     pub(super) fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (head, body) = request.into_parts();
         let request = Request::from_parts(head, body.to_vec());
-        let (head, mut body) = self.0.run(request)?.into_parts();
+        let (head, mut body) = self.agent.run(request)?.into_parts();
         let bytes = body.with_config().limit(MAX_RESPONSE_BYTES).read_to_vec()?;
+        if head.status.is_success() {
+            self.note_rejection(&bytes);
+        }
         Ok(Response::from_parts(head, bytes.into()))
+    }
+
+    /// Notes the records that the collector has rejected, if it accepted only a part of them.
+    fn note_rejection(&self, response: &[u8]) {
+        // The responses of all signals have the same fields.
+        let Ok(response) = ExportMetricsServiceResponse::decode(response) else {
+            return;
+        };
+        let partial = response.partial_success.unwrap_or_default();
+        let rejected = u64::try_from(partial.rejected_data_points).unwrap_or(0);
+        if rejected > 0 {
+            let counts = self.counts.of(self.signal);
+            counts.note_rejection(rejected, partial.error_message);
+        }
     }
 }
 

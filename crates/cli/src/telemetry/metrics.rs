@@ -4,11 +4,11 @@
 
 use std::{
     sync::{Arc, mpsc},
-    thread::{self, JoinHandle},
+    thread,
     time::Duration,
 };
 
-use http::{HeaderMap, Method, Request, header::CONTENT_TYPE};
+use http::{HeaderMap, Method, Request, Uri, header::CONTENT_TYPE};
 use opentelemetry_proto::tonic::{
     collector::metrics::v1::ExportMetricsServiceRequest,
     common::v1::{AnyValue, InstrumentationScope, KeyValue, any_value},
@@ -23,12 +23,12 @@ use prost::Message as _;
 use tidegate_net::prometheus::Format;
 use tidegate_server::MetricsPage;
 
-use super::{counts::ExportCounts, http_client::UreqClient};
+use super::{counts::ExportCounts, http_client::UreqClient, variables::Signal};
 
 /// The settings of the export.
 #[derive(Debug)]
 pub(super) struct MetricsSettings {
-    pub(super) url: String,
+    pub(super) url: Uri,
     pub(super) headers: HeaderMap,
     pub(super) interval: Duration,
     pub(super) timeout: Duration,
@@ -39,7 +39,8 @@ pub(super) struct MetricsSettings {
 #[derive(Debug)]
 pub(super) struct MetricsExporter {
     stop: mpsc::Sender<()>,
-    thread: JoinHandle<()>,
+    /// Disconnected when the thread has ended.
+    ended: mpsc::Receiver<()>,
 }
 
 impl MetricsExporter {
@@ -49,12 +50,15 @@ impl MetricsExporter {
         counts: Arc<ExportCounts>,
     ) -> Self {
         let (stop, stopped) = mpsc::channel();
-        let thread = thread::spawn(move || {
-            let client = UreqClient::new(settings.timeout);
+        let (end, ended) = mpsc::channel();
+        thread::spawn(move || {
+            // Dropped when the thread ends.
+            let _end = end;
+            let client = UreqClient::new(Signal::Metrics, settings.timeout, &counts);
             let start = unix_nanos(&page);
             loop {
-                let ended = stopped.recv_timeout(settings.interval);
-                let is_stopping = ended != Err(mpsc::RecvTimeoutError::Timeout);
+                let waited = stopped.recv_timeout(settings.interval);
+                let is_stopping = waited != Err(mpsc::RecvTimeoutError::Timeout);
                 let metrics = metrics(&page.encode(Format::Text), start, unix_nanos(&page));
                 let points = metrics.iter().map(points).sum();
                 let result = export(&settings, &client, metrics);
@@ -64,13 +68,14 @@ impl MetricsExporter {
                 }
             }
         });
-        Self { stop, thread }
+        Self { stop, ended }
     }
 
-    /// Exports the metrics once more, and waits until the thread has ended.
-    pub(super) fn stop(self) {
+    /// Exports the metrics once more, and waits until the thread has ended, for at most `time`.
+    /// Returns whether it has ended.
+    pub(super) fn stop(self, time: Duration) -> bool {
         let _ = self.stop.send(());
-        let _ = self.thread.join();
+        self.ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 }
 
@@ -107,10 +112,7 @@ fn export(
     };
     let mut message = Request::new(request.encode_to_vec().into());
     *message.method_mut() = Method::POST;
-    *message.uri_mut() = settings
-        .url
-        .parse()
-        .map_err(|error| format!("the URL is invalid: {error}"))?;
+    *message.uri_mut() = settings.url.clone();
     *message.headers_mut() = settings.headers.clone();
     let media_type = http::HeaderValue::from_static("application/x-protobuf");
     message.headers_mut().insert(CONTENT_TYPE, media_type);

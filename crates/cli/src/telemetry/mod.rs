@@ -9,7 +9,7 @@ mod http_client;
 mod metrics;
 mod variables;
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 use http::{HeaderMap, HeaderValue};
 use opentelemetry::{
@@ -22,6 +22,7 @@ use opentelemetry_http::{HeaderExtractor, HeaderInjector};
 use opentelemetry_otlp::{LogExporter, SpanExporter, WithHttpConfig as _};
 use opentelemetry_sdk::{
     Resource,
+    error::OTelSdkError,
     logs::{BatchLogProcessor, SdkLoggerProvider},
     propagation::TraceContextPropagator,
     trace::{BatchSpanProcessor, SdkTracer, SdkTracerProvider},
@@ -37,7 +38,7 @@ use tracing_subscriber::{
 };
 
 use self::{
-    counts::{Counted, ExportCounts},
+    counts::{ExportCounts, RecordCounter},
     http_client::UreqClient,
     metrics::{MetricsExporter, MetricsSettings},
     variables::{Signal, Variables},
@@ -55,6 +56,8 @@ pub(crate) struct Telemetry {
     metrics: Option<MetricsSettings>,
     exporter: Option<MetricsExporter>,
     counts: Arc<ExportCounts>,
+    /// The warnings about variables, until the log has started.
+    warnings: Vec<String>,
 }
 
 impl Telemetry {
@@ -74,7 +77,7 @@ impl Telemetry {
         }
         if variables.is_exported(Signal::Metrics)? {
             telemetry.metrics = Some(MetricsSettings {
-                url: variables.url(Signal::Metrics),
+                url: variables.url(Signal::Metrics)?,
                 headers: variables.headers(Signal::Metrics)?,
                 interval: variables.metrics_interval()?,
                 timeout: variables.timeout(Signal::Metrics)?,
@@ -87,31 +90,40 @@ impl Telemetry {
         Ok(telemetry)
     }
 
-    fn start_traces(&self, variables: &Variables) -> Result<SdkTracerProvider, String> {
+    fn start_traces(&mut self, variables: &Variables) -> Result<SdkTracerProvider, String> {
+        let signal = Signal::Traces;
+        variables.url(signal)?;
+        let timeout = variables.timeout(signal)?;
+        let (sampler, warning) = variables.sampler();
+        self.warnings.extend(warning);
         let exporter = SpanExporter::builder()
             .with_http()
-            .with_http_client(UreqClient::new(variables.timeout(Signal::Traces)?))
+            .with_http_client(UreqClient::new(signal, timeout, &self.counts))
             .build()
-            .map_err(|error| unusable(Signal::Traces, &error))?;
-        let exporter = Counted::new(exporter, &self.counts);
+            .map_err(|error| unusable(signal, &error))?;
+        let exporter = RecordCounter::new(exporter, &self.counts);
         let processor = BatchSpanProcessor::builder(exporter).build();
         Ok(SdkTracerProvider::builder()
             .with_resource(resource(variables))
-            .with_span_processor(Counted::new(processor, &self.counts))
+            .with_sampler(sampler)
+            .with_span_processor(RecordCounter::new(processor, &self.counts))
             .build())
     }
 
     fn start_logs(&self, variables: &Variables) -> Result<SdkLoggerProvider, String> {
+        let signal = Signal::Logs;
+        variables.url(signal)?;
+        let timeout = variables.timeout(signal)?;
         let exporter = LogExporter::builder()
             .with_http()
-            .with_http_client(UreqClient::new(variables.timeout(Signal::Logs)?))
+            .with_http_client(UreqClient::new(signal, timeout, &self.counts))
             .build()
-            .map_err(|error| unusable(Signal::Logs, &error))?;
-        let exporter = Counted::new(exporter, &self.counts);
+            .map_err(|error| unusable(signal, &error))?;
+        let exporter = RecordCounter::new(exporter, &self.counts);
         let processor = BatchLogProcessor::builder(exporter).build();
         Ok(SdkLoggerProvider::builder()
             .with_resource(resource(variables))
-            .with_log_processor(Counted::new(processor, &self.counts))
+            .with_log_processor(RecordCounter::new(processor, &self.counts))
             .build())
     }
 
@@ -138,6 +150,13 @@ impl Telemetry {
         self.logs.as_ref().map(OpenTelemetryTracingBridge::new)
     }
 
+    /// Logs the warnings about variables.
+    pub(crate) fn log_warnings(&mut self) {
+        for warning in self.warnings.drain(..) {
+            tracing::warn!("{warning}");
+        }
+    }
+
     /// Starts the export of the metrics of `server`, and adds the numbers of exported records to
     /// them.
     pub(crate) fn observe(&mut self, server: &ServerHandle) {
@@ -153,17 +172,34 @@ impl Telemetry {
         });
     }
 
-    /// Sends what is queued, and stops the exporters.
+    /// Sends what is queued, for at most [`FLUSH_TIMEOUT`], and stops the exporters.
     pub(crate) fn stop(self) {
-        // If the collector is unreachable, the exporters have logged the errors before.
-        if let Some(traces) = self.traces {
-            let _ = traces.shutdown_with_timeout(FLUSH_TIMEOUT);
-        }
-        if let Some(metrics) = self.exporter {
-            metrics.stop();
-        }
-        if let Some(logs) = self.logs {
-            let _ = logs.shutdown_with_timeout(FLUSH_TIMEOUT);
+        let Self {
+            traces,
+            logs,
+            exporter,
+            ..
+        } = self;
+        // The exporters stop at the same time, so that the timeout is that of all of them.
+        let is_timeout = |result| matches!(result, Err(OTelSdkError::Timeout(_)));
+        let has_timed_out = thread::scope(|scope| {
+            let traces = traces.map(|traces| {
+                scope.spawn(move || is_timeout(traces.shutdown_with_timeout(FLUSH_TIMEOUT)))
+            });
+            let logs = logs.map(|logs| {
+                scope.spawn(move || is_timeout(logs.shutdown_with_timeout(FLUSH_TIMEOUT)))
+            });
+            let metrics = exporter.is_some_and(|exporter| !exporter.stop(FLUSH_TIMEOUT));
+            let threads = [traces, logs].into_iter().flatten();
+            let others = threads.map(|thread| thread.join().unwrap_or(false));
+            others.fold(metrics, |any, one| any | one)
+        });
+        // Any other error has been logged by the exporters before.
+        if has_timed_out {
+            tracing::warn!(
+                "shutdown: not all telemetry could be exported within {} s, and the rest is lost; check the collector",
+                FLUSH_TIMEOUT.as_secs()
+            );
         }
     }
 }

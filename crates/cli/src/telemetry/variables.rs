@@ -2,7 +2,8 @@
 
 use std::{env, time::Duration};
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use opentelemetry_sdk::trace::Sampler;
 use percent_encoding::percent_decode_str;
 
 /// The default of `OTEL_EXPORTER_OTLP_TIMEOUT`.
@@ -128,14 +129,83 @@ impl Variables {
         }
     }
 
-    /// Returns the URL for `signal`; empty if no endpoint is set.
-    pub(super) fn url(&self, signal: Signal) -> String {
+    /// Returns the URL for `signal`.
+    ///
+    /// # Errors
+    ///
+    /// Returns a message with advice if the value is not a URL. The value can contain a credential,
+    /// so the message does not show it.
+    pub(super) fn url(&self, signal: Signal) -> Result<Uri, String> {
         let signal_name = signal.as_str();
         let own = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal_name.to_uppercase());
-        self.get(&own).unwrap_or_else(|| {
-            let base = self.get("OTEL_EXPORTER_OTLP_ENDPOINT").unwrap_or_default();
-            format!("{}/v1/{signal_name}", base.trim_end_matches('/'))
+        let general = "OTEL_EXPORTER_OTLP_ENDPOINT";
+        let (name, url) = match self.get(&own) {
+            Some(url) => (own.as_str(), url),
+            None => {
+                let base = self.get(general).unwrap_or_default();
+                let url = format!("{}/v1/{signal_name}", base.trim_end_matches('/'));
+                (general, url)
+            }
+        };
+        let uri: Option<Uri> = url.trim().parse().ok();
+        let is_sound =
+            |uri: &Uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some();
+        uri.filter(is_sound).ok_or_else(|| {
+            format!(
+                "{name}: expected a URL such as http://127.0.0.1:4318 or https://collector:4318"
+            )
         })
+    }
+
+    /// Returns the sampler of traces, and a warning if a variable of the sampler is ignored. The
+    /// specification demands a warning and the default for a value that is not supported.
+    pub(super) fn sampler(&self) -> (Sampler, Option<String>) {
+        let default = || Sampler::ParentBased(Box::new(Sampler::AlwaysOn));
+        let Some(name) = self.get("OTEL_TRACES_SAMPLER") else {
+            return (default(), None);
+        };
+        let name = name.trim().to_ascii_lowercase();
+        let (is_parent_based, root) = match name.strip_prefix("parentbased_") {
+            Some(root) => (true, root),
+            None => (false, name.as_str()),
+        };
+        let (sampler, warning) = match root {
+            "always_on" => (Sampler::AlwaysOn, None),
+            "always_off" => (Sampler::AlwaysOff, None),
+            "traceidratio" => {
+                let (ratio, warning) = self.sampled_ratio();
+                (Sampler::TraceIdRatioBased(ratio), warning)
+            }
+            _ => {
+                let warning = format!(
+                    "OTEL_TRACES_SAMPLER: the sampler `{name}` is not supported, so parentbased_always_on is used; \
+                     use always_on, always_off or traceidratio, with or without parentbased_ in front"
+                );
+                return (default(), Some(warning));
+            }
+        };
+        match is_parent_based {
+            true => (Sampler::ParentBased(Box::new(sampler)), warning),
+            false => (sampler, warning),
+        }
+    }
+
+    /// Returns the share of traces that are sampled, and a warning if the variable is ignored.
+    fn sampled_ratio(&self) -> (f64, Option<String>) {
+        let name = "OTEL_TRACES_SAMPLER_ARG";
+        let Some(text) = self.get(name) else {
+            return (1.0, None);
+        };
+        let ratio = text.trim().parse().ok();
+        match ratio.filter(|ratio| (0.0..=1.0).contains(ratio)) {
+            Some(ratio) => (ratio, None),
+            None => {
+                let warning = format!(
+                    "{name}: expected a number from 0 to 1, got `{text}`, so every trace is sampled"
+                );
+                (1.0, Some(warning))
+            }
+        }
     }
 
     /// Returns the headers for the collector.
@@ -228,6 +298,77 @@ mod tests {
     }
 
     #[test]
+    fn an_endpoint_that_is_no_url_is_refused_at_the_start() {
+        let refused = |read| Variables::of(read).url(Signal::Metrics).unwrap_err();
+        let no_scheme = refused(|name| {
+            (name == "OTEL_EXPORTER_OTLP_ENDPOINT").then(|| "collector:4318".to_owned())
+        });
+        assert!(
+            no_scheme.starts_with("OTEL_EXPORTER_OTLP_ENDPOINT: expected a URL such as http://"),
+            "{no_scheme}"
+        );
+        let own = refused(|name| {
+            (name == "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT").then(|| "ftp://secret@a b".to_owned())
+        });
+        assert!(
+            own.starts_with("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT: ") && !own.contains("secret"),
+            "{own}"
+        );
+    }
+
+    /// Returns the sampler and the warning with this sampler and this argument.
+    fn sampler(read: fn(&str) -> Option<String>) -> (String, Option<String>) {
+        let (sampler, warning) = Variables::of(read).sampler();
+        (format!("{sampler:?}"), warning)
+    }
+
+    #[test]
+    fn an_unknown_sampler_has_a_warning_and_the_default() {
+        let default = sampler(|_| None);
+        assert_eq!(default, ("ParentBased(AlwaysOn)".to_owned(), None));
+        let off = sampler(|name| {
+            (name == "OTEL_TRACES_SAMPLER").then(|| "PARENTBASED_always_off".to_owned())
+        });
+        assert_eq!(off, ("ParentBased(AlwaysOff)".to_owned(), None));
+        let (unknown, warning) =
+            sampler(|name| (name == "OTEL_TRACES_SAMPLER").then(|| "xray".to_owned()));
+        assert_eq!(unknown, "ParentBased(AlwaysOn)");
+        let warning = warning.unwrap();
+        assert!(
+            warning.starts_with("OTEL_TRACES_SAMPLER: the sampler `xray`"),
+            "{warning}"
+        );
+    }
+
+    #[test]
+    fn a_ratio_out_of_range_has_a_warning_and_samples_every_trace() {
+        let ratio = sampler(|name| match name {
+            "OTEL_TRACES_SAMPLER" => Some("traceidratio".to_owned()),
+            "OTEL_TRACES_SAMPLER_ARG" => Some("0.25".to_owned()),
+            _ => None,
+        });
+        assert_eq!(ratio, ("TraceIdRatioBased(0.25)".to_owned(), None));
+        for read in [
+            (|name| match name {
+                "OTEL_TRACES_SAMPLER" => Some("traceidratio".to_owned()),
+                _ => Some("-0.5".to_owned()),
+            }) as fn(&str) -> Option<String>,
+            |name| match name {
+                "OTEL_TRACES_SAMPLER" => Some("traceidratio".to_owned()),
+                _ => Some("10%".to_owned()),
+            },
+        ] {
+            let (all, warning) = sampler(read);
+            assert_eq!(all, "TraceIdRatioBased(1.0)");
+            let warning = warning.unwrap();
+            assert!(
+                warning.starts_with("OTEL_TRACES_SAMPLER_ARG: expected a number from 0 to 1"),
+                "{warning}"
+            );
+        }
+    }
+
+    #[test]
     fn metrics_have_a_url_and_headers() {
         let variables = Variables::of(|name| match name {
             "OTEL_EXPORTER_OTLP_ENDPOINT" => Some("http://127.0.0.1:4318/".to_owned()),
@@ -235,7 +376,7 @@ mod tests {
             "OTEL_METRIC_EXPORT_INTERVAL" => Some("5000".to_owned()),
             _ => None,
         });
-        let url = variables.url(Signal::Metrics);
+        let url = variables.url(Signal::Metrics).unwrap();
         assert_eq!(url, "http://127.0.0.1:4318/v1/metrics");
         let headers = variables.headers(Signal::Metrics).unwrap();
         assert_eq!(

@@ -10,7 +10,10 @@ use std::{
 
 use opentelemetry_proto::tonic::{
     collector::{
-        logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest,
+        logs::v1::ExportLogsServiceRequest,
+        metrics::v1::{
+            ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+        },
         trace::v1::ExportTraceServiceRequest,
     },
     common::v1::{KeyValue, any_value::Value as AttributeValue},
@@ -19,6 +22,7 @@ use opentelemetry_proto::tonic::{
 };
 use prost::Message as _;
 use serde_json::json;
+use tidegate::Clock;
 
 use crate::{
     fleet::until_exact,
@@ -46,14 +50,20 @@ struct Collector {
 
 impl Collector {
     fn start() -> Self {
+        Self::answering(Vec::new())
+    }
+
+    /// Starts a collector that answers every message with `answer`.
+    fn answering(answer: Vec<u8>) -> Self {
+        let answer: Arc<[u8]> = answer.into();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let received = Arc::default();
         let collected = Arc::clone(&received);
         spawn(move || {
             for stream in listener.incoming() {
-                let collected = Arc::clone(&collected);
-                spawn(move || receive(&stream.unwrap(), &collected));
+                let (collected, answer) = (Arc::clone(&collected), Arc::clone(&answer));
+                spawn(move || receive(&stream.unwrap(), &collected, &answer));
             }
         });
         Self { address, received }
@@ -115,7 +125,7 @@ impl Collector {
     }
 }
 
-fn receive(stream: &TcpStream, received: &Received) {
+fn receive(stream: &TcpStream, received: &Received, answer: &[u8]) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     loop {
         let (mut line, mut length, mut is_chunked) = (String::new(), 0, false);
@@ -141,7 +151,11 @@ fn receive(stream: &TcpStream, received: &Received) {
         };
         received.lock().unwrap().push((path, body));
         let mut stream = stream;
-        let sent = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n",
+            answer.len()
+        );
+        let sent = stream.write_all(&[head.as_bytes(), answer].concat());
         if sent.is_err() {
             return;
         }
@@ -243,6 +257,137 @@ fn a_check_continues_the_trace_of_its_caller_to_redis() {
     );
 }
 
+/// A command of the Redis protocol has no parent, and the wait for Redis is below its span.
+#[test]
+fn a_command_that_waits_for_redis_is_one_trace() {
+    let (collector, redis) = (Collector::start(), RedisServer::start());
+    let config = format!("{EVERY_DOOR}{}{RULES}", with_redis(&redis));
+    let server = Server::start_with(Scratch::new(), &config, &collector.variables());
+    until_exact(&server);
+    let mut client = TcpStream::connect(server.resp).unwrap();
+    let command = format!("TIDEGATE.CHECK path /login ip {SECRET}\r\n");
+    client.write_all(command.as_bytes()).unwrap();
+    let mut reply = [0; 4];
+    client.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b"*6\r\n");
+    let spans = eventually("both spans have arrived", || {
+        let spans: Vec<Span> = collector
+            .spans()
+            .into_iter()
+            .map(|(_, span)| span)
+            .collect();
+        let of = |name: &str| spans.iter().find(|span| span.name == name).cloned();
+        Some((of("decide")?, of("redis")?))
+    });
+    let (decided, call) = spans;
+    assert_eq!(attribute(&decided, "tidegate.listener"), "resp");
+    assert_eq!(attribute(&decided, "tidegate.outcome"), "allowed");
+    assert_eq!(attribute(&decided, "tidegate.rule"), "login");
+    assert!(decided.parent_span_id.is_empty());
+    assert_eq!(call.parent_span_id, decided.span_id);
+    assert_eq!(call.trace_id, decided.trace_id);
+}
+
+#[test]
+fn a_request_of_envoy_over_http_has_an_outcome() {
+    let collector = Collector::start();
+    let scratch = Scratch::new();
+    scratch.write("shop.yaml", LIMITS);
+    let config = format!("{EVERY_DOOR}envoy: {{config: shop.yaml}}\n");
+    let server = Server::start_with(scratch, &config, &collector.variables());
+    let answer = Ask::new("POST", server.http, "/json")
+        .header("traceparent", &traceparent())
+        .body(&json!({"domain": "shop", "descriptors": [
+            {"entries": [{"key": "remote_address", "value": SECRET}]},
+        ]}))
+        .send();
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let decided = collector.span("tidegate", "ShouldRateLimit", TRACE);
+    for (name, value) in [
+        ("tidegate.listener", "http"),
+        ("tidegate.outcome", "allowed"),
+        ("tidegate.limits", "1"),
+    ] {
+        assert_eq!(attribute(&decided, name), value, "{name}");
+    }
+}
+
+/// A collector can accept an export and reject some of its records.
+#[test]
+fn records_that_the_collector_rejects_count_as_failed() {
+    let answer = ExportMetricsServiceResponse {
+        partial_success: Some(ExportMetricsPartialSuccess {
+            rejected_data_points: 2,
+            error_message: "too old".to_owned(),
+        }),
+    };
+    let collector = Collector::answering(answer.encode_to_vec());
+    let mut variables = collector.variables();
+    variables.push(("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()));
+    let config = format!("{EVERY_DOOR}{RULES}");
+    let mut server = Server::start_with(Scratch::new(), &config, &variables);
+    for _ in 0..5 {
+        server.check(&json!({"path": "/login", "ip": SECRET}));
+    }
+    for signal in ["traces", "metrics"] {
+        let count = |page: &str, state: &str| {
+            let name =
+                format!("tidegate_otlp_records_total{{signal=\"{signal}\",state=\"{state}\"}} ");
+            let found = page.lines().find_map(|line| line.strip_prefix(&name));
+            found.unwrap().parse::<u64>().unwrap()
+        };
+        eventually("an export was counted", || {
+            let page = server.metrics();
+            let (failed, sent) = (count(&page, "failed"), count(&page, "sent"));
+            (failed >= 2 && failed % 2 == 0 && sent > 0).then_some(())
+        });
+    }
+    server.wait_for(&["cannot export", "the collector rejected 2 of", "too old"]);
+}
+
+/// The exporters wait for the collector at the same time, for at most 5 seconds.
+#[test]
+fn a_collector_that_hangs_delays_the_shutdown_by_5_seconds_at_most() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let variables = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
+        ("OTEL_BSP_SCHEDULE_DELAY", "50".to_owned()),
+        ("OTEL_BLRP_SCHEDULE_DELAY", "50".to_owned()),
+        ("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()),
+    ];
+    let config = format!("{EVERY_DOOR}{RULES}");
+    let server = Server::start_with(Scratch::new(), &config, &variables);
+    server.check(&json!({"path": "/login", "ip": SECRET}));
+    // Each exporter has connected, and waits for the response.
+    for _ in 0..3 {
+        std::mem::forget(listener.accept().unwrap());
+    }
+    let clock = Clock::real();
+    let began = clock.now();
+    server.signal("TERM");
+    let (status, log, _scratch) = server.wait();
+    assert!(status.success(), "{log:?}");
+    let took = clock.now().since(began);
+    assert!(took < tidegate_core::Span::from_secs(9), "{took:?}");
+    let says = |line: &String| line.contains("shutdown: not all telemetry could be exported");
+    assert!(log.iter().any(says), "{log:?}");
+}
+
+#[test]
+fn a_sampler_that_is_not_supported_is_reported() {
+    let collector = Collector::start();
+    let mut variables = collector.variables();
+    variables.push(("OTEL_TRACES_SAMPLER", "jaeger_remote".to_owned()));
+    let config = format!("{EVERY_DOOR}{RULES}");
+    let server = Server::start_with(Scratch::new(), &config, &variables);
+    assert!(
+        server.has_said(&["WARN", "OTEL_TRACES_SAMPLER: the sampler `jaeger_remote`"]),
+        "{}",
+        server.said()
+    );
+}
+
 #[test]
 fn the_latency_has_the_traces_of_its_slowest_decisions() {
     let collector = Collector::start();
@@ -256,137 +401,6 @@ fn the_latency_has_the_traces_of_its_slowest_decisions() {
             .send();
         assert!([200, 429].contains(&answer.status));
     }
-    /// A command of the Redis protocol has no parent, and the wait for Redis is below its span.
-    #[test]
-    fn a_command_that_waits_for_redis_is_one_trace() {
-        let (collector, redis) = (Collector::start(), RedisServer::start());
-        let config = format!("{EVERY_DOOR}{}{RULES}", with_redis(&redis));
-        let server = Server::start_with(Scratch::new(), &config, &collector.variables());
-        until_exact(&server);
-        let mut client = TcpStream::connect(server.resp).unwrap();
-        let command = format!("TIDEGATE.CHECK path /login ip {SECRET}\r\n");
-        client.write_all(command.as_bytes()).unwrap();
-        let mut reply = [0; 4];
-        client.read_exact(&mut reply).unwrap();
-        assert_eq!(&reply, b"*6\r\n");
-        let spans = eventually("both spans have arrived", || {
-            let spans: Vec<Span> = collector
-                .spans()
-                .into_iter()
-                .map(|(_, span)| span)
-                .collect();
-            let of = |name: &str| spans.iter().find(|span| span.name == name).cloned();
-            Some((of("decide")?, of("redis")?))
-        });
-        let (decided, call) = spans;
-        assert_eq!(attribute(&decided, "tidegate.listener"), "resp");
-        assert_eq!(attribute(&decided, "tidegate.outcome"), "allowed");
-        assert_eq!(attribute(&decided, "tidegate.rule"), "login");
-        assert!(decided.parent_span_id.is_empty());
-        assert_eq!(call.parent_span_id, decided.span_id);
-        assert_eq!(call.trace_id, decided.trace_id);
-    }
-
-    #[test]
-    fn a_request_of_envoy_over_http_has_an_outcome() {
-        let collector = Collector::start();
-        let scratch = Scratch::new();
-        scratch.write("shop.yaml", LIMITS);
-        let config = format!("{EVERY_DOOR}envoy: {{config: shop.yaml}}\n");
-        let server = Server::start_with(scratch, &config, &collector.variables());
-        let answer = Ask::new("POST", server.http, "/json")
-            .header("traceparent", &traceparent())
-            .body(&json!({"domain": "shop", "descriptors": [
-                {"entries": [{"key": "remote_address", "value": SECRET}]},
-            ]}))
-            .send();
-        assert_eq!(answer.status, 200, "{}", answer.body);
-        let decided = collector.span("tidegate", "ShouldRateLimit", TRACE);
-        for (name, value) in [
-            ("tidegate.listener", "http"),
-            ("tidegate.outcome", "allowed"),
-            ("tidegate.limits", "1"),
-        ] {
-            assert_eq!(attribute(&decided, name), value, "{name}");
-        }
-    }
-
-    /// A collector can accept an export and reject some of its records.
-    #[test]
-    fn records_that_the_collector_rejects_count_as_failed() {
-        let answer = ExportMetricsServiceResponse {
-            partial_success: Some(ExportMetricsPartialSuccess {
-                rejected_data_points: 2,
-                error_message: "too old".to_owned(),
-            }),
-        };
-        let collector = Collector::answering(answer.encode_to_vec());
-        let mut variables = collector.variables();
-        variables.push(("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()));
-        let config = format!("{EVERY_DOOR}{RULES}");
-        let mut server = Server::start_with(Scratch::new(), &config, &variables);
-        for _ in 0..5 {
-            server.check(&json!({"path": "/login", "ip": SECRET}));
-        }
-        for signal in ["traces", "metrics"] {
-            let count = |page: &str, state: &str| {
-                let name = format!(
-                    "tidegate_otlp_records_total{{signal=\"{signal}\",state=\"{state}\"}} "
-                );
-                let found = page.lines().find_map(|line| line.strip_prefix(&name));
-                found.unwrap().parse::<u64>().unwrap()
-            };
-            eventually("an export was counted", || {
-                let page = server.metrics();
-                let (failed, sent) = (count(&page, "failed"), count(&page, "sent"));
-                (failed >= 2 && failed % 2 == 0 && sent > 0).then_some(())
-            });
-        }
-        server.wait_for(&["cannot export", "the collector rejected 2 of", "too old"]);
-    }
-
-    /// The exporters wait for the collector at the same time, for at most 5 seconds.
-    #[test]
-    fn a_collector_that_hangs_delays_the_shutdown_by_5_seconds_at_most() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let variables = [
-            ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint),
-            ("OTEL_BSP_SCHEDULE_DELAY", "50".to_owned()),
-            ("OTEL_BLRP_SCHEDULE_DELAY", "50".to_owned()),
-            ("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()),
-        ];
-        let config = format!("{EVERY_DOOR}{RULES}");
-        let server = Server::start_with(Scratch::new(), &config, &variables);
-        server.check(&json!({"path": "/login", "ip": SECRET}));
-        // Each exporter has connected, and waits for the response.
-        for _ in 0..3 {
-            std::mem::forget(listener.accept().unwrap());
-        }
-        let began = std::time::Instant::now();
-        server.signal("TERM");
-        let (status, log, _scratch) = server.wait();
-        assert!(status.success(), "{log:?}");
-        let took = began.elapsed();
-        assert!(took < std::time::Duration::from_secs(9), "{took:?}");
-        let says = |line: &String| line.contains("shutdown: not all telemetry could be exported");
-        assert!(log.iter().any(says), "{log:?}");
-    }
-
-    #[test]
-    fn a_sampler_that_is_not_supported_is_reported() {
-        let collector = Collector::start();
-        let mut variables = collector.variables();
-        variables.push(("OTEL_TRACES_SAMPLER", "jaeger_remote".to_owned()));
-        let config = format!("{EVERY_DOOR}{RULES}");
-        let server = Server::start_with(Scratch::new(), &config, &variables);
-        assert!(
-            server.has_said(&["WARN", "OTEL_TRACES_SAMPLER: the sampler `jaeger_remote`"]),
-            "{}",
-            server.said()
-        );
-    }
-
     let page = Ask::get(server.admin, "/metrics")
         .header("accept", "application/openmetrics-text")
         .send()
@@ -605,6 +619,19 @@ fn an_unsupported_protocol_is_refused_with_advice() {
         ),
         "{error}"
     );
+}
+
+#[test]
+fn an_endpoint_that_is_no_url_prevents_the_start() {
+    let mut command = tidegate(&["serve"]);
+    let output = run(command
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")
+        .env("OTEL_TRACES_EXPORTER", "none")
+        .env("OTEL_LOGS_EXPORTER", "none"));
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8(output.stderr).unwrap();
+    let expected = "OTEL_EXPORTER_OTLP_ENDPOINT: expected a URL such as http://127.0.0.1:4318";
+    assert!(error.contains(expected), "{error}");
 }
 
 #[test]
