@@ -160,7 +160,7 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
         key_secret: found(key_secret(&config.key_privacy)),
         reservation_secrets: found(named_secret(
             "reservations.secret_env",
-            &config.reservations.secret,
+            &config.reservations.credential,
             "the secret of reservations",
         )),
     };

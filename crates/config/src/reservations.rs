@@ -8,12 +8,12 @@ use super::{
     value::{Fields, Shape},
 };
 
-/// The range of `max`.
-const MOST: u64 = 10_000_000;
+/// The maximum of `max`.
+const MAX_OUTSTANDING: u64 = 10_000_000;
 
 /// The range of `max_ttl`.
-const SHORTEST: Span = Span::from_secs(1);
-const LONGEST: Span = Span::from_secs(24 * 3_600);
+const MIN_TTL: Span = Span::from_secs(1);
+const MAX_TTL: Span = Span::from_secs(24 * 3_600);
 
 /// The minimum length of a secret in bytes.
 const MIN_SECRET_BYTES: usize = 16;
@@ -25,7 +25,7 @@ pub enum ReservationExpiry {
     #[default]
     Refund,
     /// `charge`: they stay charged.
-    Charge,
+    Keep,
 }
 
 /// The settings of reservations.
@@ -41,7 +41,7 @@ pub struct ReservationsConfig {
     /// `secret` or `secret_env`: the secrets with which tokens are sealed, separated by spaces. The
     /// first secret seals, and all of them open. If neither is set, the server generates a random
     /// secret at each start, and accepts only its own tokens.
-    pub secret: Password,
+    pub credential: Password,
 }
 
 impl Default for ReservationsConfig {
@@ -50,7 +50,7 @@ impl Default for ReservationsConfig {
             max: 100_000,
             max_ttl: Span::from_secs(600),
             on_expiry: ReservationExpiry::default(),
-            secret: Password::None,
+            credential: Password::None,
         }
     }
 }
@@ -79,7 +79,7 @@ pub(super) fn reservations(
     if let Some(value) = fields.get("max")
         && let Some(max) = value.number(report)
     {
-        if !(1..=MOST).contains(&max) {
+        if !(1..=MAX_OUTSTANDING).contains(&max) {
             value.wrong(
                 report,
                 "must be 1 to 10000000; to reject reservations, write `reservations: off`",
@@ -90,7 +90,7 @@ pub(super) fn reservations(
     if let Some(value) = fields.get("max_ttl")
         && let Some(ttl) = value.parsed(report, "a duration such as 10min", notation::span)
     {
-        if !(SHORTEST..=LONGEST).contains(&ttl) {
+        if !(MIN_TTL..=MAX_TTL).contains(&ttl) {
             value.wrong(report, "must be 1s to 24h");
         }
         settings.max_ttl = ttl;
@@ -98,21 +98,21 @@ pub(super) fn reservations(
     if let Some(value) = fields.get("on_expiry") {
         let choices = [
             ("refund", ReservationExpiry::Refund),
-            ("charge", ReservationExpiry::Charge),
+            ("charge", ReservationExpiry::Keep),
         ];
         settings.on_expiry = value.choice(report, &choices).unwrap_or_default();
     }
-    settings.secret = match listen::secret(&fields, ("secret", "secret_env"), report) {
+    settings.credential = match listen::secret(&fields, ("secret", "secret_env"), report) {
         AdminToken::None => Password::None,
         AdminToken::Literal(secret) => Password::Literal(secret),
         AdminToken::Env(name) => Password::Env(name),
     };
-    if let Password::Literal(secret) = &settings.secret
+    if let Password::Literal(secret) = &settings.credential
         && let Err(problem) = check_secrets(secret)
     {
         fields.wrong(report, "secret", problem);
     }
-    if has_redis && settings.secret == Password::None && !fields.tries("secret_env") {
+    if has_redis && settings.credential == Password::None && !fields.tries("secret_env") {
         fields.wrong(
             report,
             "secret_env",
@@ -155,8 +155,8 @@ mod tests {
         let expected = ReservationsConfig {
             max: 5,
             max_ttl: Span::from_secs(3_600),
-            on_expiry: ReservationExpiry::Charge,
-            secret: Password::Env("S".to_owned()),
+            on_expiry: ReservationExpiry::Keep,
+            credential: Password::Env("S".to_owned()),
         };
         assert_eq!(settings(written), expected);
     }
@@ -175,7 +175,7 @@ mod tests {
                 "reservations.secret (line 1): must have at least 16 bytes for each secret; for example, use the output of `openssl rand -hex 32`",
             ]
         );
-        let redis = "store: {redis: {url: 'redis://127.0.0.1'}}\nreservations: {max: 5}";
+        let redis = "store: {redis: 'redis://127.0.0.1'}\nreservations: {max: 5}";
         assert_eq!(
             said(redis),
             [

@@ -37,7 +37,7 @@ impl fmt::Debug for OnLateReply {
 
 /// A call of a script. All keys of a call are in one cluster slot, so that the call works on every
 /// topology.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) script: &'static Script,
     pub(crate) keys: Vec<Vec<u8>>,

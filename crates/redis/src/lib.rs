@@ -77,6 +77,8 @@ pub use self::{
     },
     keys::{ScanPosition, ScannedKeys},
     server_id::random_server_id,
-    store::{RedisReceipt, RedisReservation, RedisStore, ReservationEnd, ReservationStatus},
+    store::{
+        GUARD_KEPT, RedisReceipt, RedisReservation, RedisStore, ReservationEnd, ReservationStatus,
+    },
     top::PublishedSlice,
 };

@@ -228,6 +228,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "grpc.md",
         "operating.md",
         "proxy.md",
+        "reservations.md",
         "rules-file.md",
         "security.md",
         "simulate.md",

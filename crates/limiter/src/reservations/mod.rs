@@ -27,34 +27,43 @@ mod token;
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use tidegate::rate_limiter::{OwnedCharges, charge_excess, excess_costs, stretch};
-use tidegate_config::{ReservationExpiry, ReservationsConfig};
+use tidegate_config::{Password, ReservationExpiry, ReservationsConfig};
 use tidegate_core::{
     Charge, CostSource, Effect, Renewal, Request, RequestError, Rule, RuleSet, Scratch, Settlement,
     Span, Store, StoreRequest, Timestamp, Verdict,
 };
 use tidegate_net::prometheus::{self, Metric, Page};
 use tidegate_redis::{
-    RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
+    GUARD_KEPT, RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
 };
 use tokio::sync::Notify;
 
 pub use self::token::NoTokenKey;
 use self::{
     table::{Outstanding, OutstandingTable, Permit},
-    token::{ReservationId, SharedCharge, TokenContents, TokenKeys},
+    token::{ReservationId, SharedCharge, TokenCharges, TokenContents, TokenKeys},
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
-/// How late a server may refund a reservation that has expired. Redis keeps guards for longer.
+/// How late a server may refund a reservation that has expired.
 const MAX_LATENESS: Span = Span::from_secs(30);
+
+const _: () = assert!(
+    MAX_LATENESS.as_micros() < GUARD_KEPT.as_micros(),
+    "Redis knows whether a reservation has ended for longer than a server refunds it"
+);
+
+/// The maximum number of reservations that are refunded at the same time.
+const REFUND_BATCH: usize = 64;
 
 /// The delay before a refund that Redis has not answered is tried again.
 const RETRY_DELAY: Span = Span::from_secs(1);
@@ -68,13 +77,13 @@ const MAX_SLEEP: Duration = Duration::from_secs(1);
 const OUTSTANDING: Metric = Metric::gauge(
     "tidegate_reservations_outstanding",
     [],
-    "Reservations of this server that were neither settled nor have expired.",
+    "Reservations that this server has made, and that have neither expired nor been settled by a call to this server.",
 );
 
 const ENDED: Metric<1> = Metric::counter(
     "tidegate_reservations_ended_total",
     ["by"],
-    "Reservations that this server has ended: because their holder settled them (`settle`), or because they expired (`expiry`).",
+    "Reservations that this server has ended: because their holder settled them (`settle`), because they expired (`expiry`), or without a refund, because Redis was unreachable for too long after they expired (`lost`).",
 );
 
 /// The reservations of a server.
@@ -88,6 +97,7 @@ pub struct Reservations {
     added: Notify,
     settled: AtomicU64,
     expired: AtomicU64,
+    lost: AtomicU64,
 }
 
 impl Reservations {
@@ -124,6 +134,7 @@ impl Reservations {
             added: Notify::new(),
             settled: AtomicU64::new(0),
             expired: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
         }
     }
 
@@ -145,7 +156,11 @@ impl Reservations {
     pub(crate) fn collect(&self, page: &mut Page<'_>) {
         let outstanding = self.permits.load(Ordering::Relaxed);
         page.single(&OUTSTANDING, prometheus::count(outstanding));
-        let ended = [("settle", &self.settled), ("expiry", &self.expired)];
+        let ended = [
+            ("settle", &self.settled),
+            ("expiry", &self.expired),
+            ("lost", &self.lost),
+        ];
         page.family(
             &ENDED,
             ended
@@ -213,7 +228,7 @@ impl ReservationError {
             }
             Self::NotOutstanding(reason) => reason,
             Self::Unavailable(_) => {
-                "Redis did not answer in time; repeat the call, which takes effect once"
+                "Redis did not execute the call, or did not answer in time; repeat the call"
             }
         }
     }
@@ -230,7 +245,6 @@ impl fmt::Display for ReservationError {
 
 impl std::error::Error for ReservationError {}
 
-/// The reason why reservations are not possible, with advice.
 impl fmt::Display for ReserveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -248,8 +262,11 @@ impl fmt::Display for ReserveError {
 
 impl std::error::Error for ReserveError {}
 
-const ENDED_BEFORE: ReservationError =
-    ReservationError::NotOutstanding("was settled before, or has expired");
+const SETTLED: ReservationError =
+    ReservationError::NotOutstanding("was settled before, at another cost");
+const LOST: ReservationError = ReservationError::NotOutstanding(
+    "has lost its concurrency slot, because it was renewed too late",
+);
 const EXPIRED: ReservationError = ReservationError::NotOutstanding("has expired");
 const UNKNOWN: ReservationError = ReservationError::NotOutstanding(
     "is not outstanding on this server: it was settled before, has expired, was made before a \
@@ -300,16 +317,21 @@ impl ServerLimiter {
             id: random_id(),
             expires,
             cost: request.cost(),
-            shared: shared_charges(&charges, receipt.as_ref()),
+            charges: token_charges(&charges, receipt.as_ref()),
         };
-        let outstanding = Outstanding {
-            charges,
-            receipt,
-            expires,
-            refund_at: expires,
-            _permit: permit,
-        };
-        self.reservations.insert(contents.id, outstanding);
+        if let TokenCharges::InRedis(_) = &contents.charges {
+            self.warn_of_own_key();
+        }
+        if receipt.is_some() {
+            let outstanding = Outstanding {
+                charges,
+                receipt,
+                expires,
+                refund_at: expires,
+                _permit: permit,
+            };
+            self.reservations.insert(contents.id, outstanding);
+        }
         let reservation = Reservation {
             token: self.reservations.keys.seal(&contents),
             expires_in: ttl,
@@ -325,7 +347,7 @@ impl ServerLimiter {
     /// are released.
     ///
     /// With the memory store, the future is ready when it is first polled. If the future is
-    /// dropped while it waits for Redis, the call may be repeated.
+    /// dropped while it waits for Redis, the call may be repeated at the same cost.
     ///
     /// # Errors
     ///
@@ -336,19 +358,30 @@ impl ServerLimiter {
         cost: u64,
     ) -> Result<SettledReservation, ReservationError> {
         let contents = self.reservations.keys.open(token);
-        let contents = contents.ok_or(ReservationError::Invalid)?;
-        let now = self.now();
-        let reserved = contents.cost.units();
-        let uncharged = if contents.shared.is_empty() {
-            let outstanding = self.reservations.table().remove(&contents.id);
-            let outstanding = outstanding.ok_or(UNKNOWN)?;
-            if outstanding.expires <= now {
-                self.refund_locally(outstanding, now);
-                return Err(EXPIRED);
+        let TokenContents {
+            id,
+            expires,
+            cost: reserved,
+            charges,
+        } = contents.ok_or(ReservationError::Invalid)?;
+        let (now, reserved) = (self.now(), reserved.units());
+        let uncharged = match charges {
+            TokenCharges::None if expires <= now => return Err(EXPIRED),
+            TokenCharges::None => 0,
+            TokenCharges::OnServer => {
+                let outstanding = self.reservations.table().remove(&id).ok_or(UNKNOWN)?;
+                if outstanding.expires <= now {
+                    self.refund_locally(outstanding, now);
+                    return Err(EXPIRED);
+                }
+                let due = self.end_locally(&outstanding.charges, outstanding.receipt, cost, now);
+                self.charge_excess_of(&outstanding.charges, &due, now).await
             }
-            self.settle_locally(outstanding, cost, now)
-        } else {
-            self.settle_in_redis(contents, cost, now).await?
+            TokenCharges::InRedis(shared) => {
+                let shared = self.shared_reservation(shared);
+                self.settle_in_redis(&shared, id, expires, cost, now)
+                    .await?
+            }
         };
         self.reservations.settled.fetch_add(1, Ordering::Relaxed);
         Ok(SettledReservation {
@@ -373,10 +406,17 @@ impl ServerLimiter {
         let contents = self.reservations.keys.open(token);
         let mut contents = contents.ok_or(ReservationError::Invalid)?;
         let (now, ttl) = (self.now(), ttl.min(self.reservations.settings.max_ttl));
-        let expires_in = if contents.shared.is_empty() {
-            self.renew_locally(&contents.id, now, ttl)?
-        } else {
-            self.renew_in_redis(&mut contents, now, ttl).await?
+        let expires_in = match &mut contents.charges {
+            TokenCharges::None if contents.expires <= now => return Err(EXPIRED),
+            TokenCharges::None => ttl,
+            TokenCharges::OnServer => self.renew_locally(&contents.id, now, ttl)?,
+            TokenCharges::InRedis(shared) => {
+                let former = std::mem::take(shared);
+                let (id, expires) = (contents.id, contents.expires);
+                let (ttl, renewed) = self.renew_in_redis(former, id, expires, now, ttl).await?;
+                *shared = renewed;
+                ttl
+            }
         };
         contents.expires = now.after(expires_in);
         Ok(Reservation {
@@ -385,19 +425,30 @@ impl ServerLimiter {
         })
     }
 
-    /// Refunds the reservations that have expired. Returns the instant at which the next one
-    /// expires.
+    /// Refunds the reservations that have expired. Returns the instant of the next refund.
     pub async fn refund_expired_reservations(&self) -> Option<Timestamp> {
         loop {
             let now = self.now();
-            let due = self.reservations.table().remove_due(now);
-            let Some((id, outstanding)) = due else {
-                return self.reservations.table().next_refund();
+            let due: Vec<(ReservationId, Outstanding)> = {
+                let mut table = self.reservations.table();
+                let due = std::iter::from_fn(|| table.remove_due(now));
+                due.take(REFUND_BATCH).collect()
             };
-            if is_in_redis(outstanding.receipt.as_ref()) {
-                self.refund_in_redis(id, outstanding, now).await;
-            } else {
-                self.refund_locally(outstanding, now);
+            if due.is_empty() {
+                return self.reservations.table().next_refund();
+            }
+            let mut in_redis = Vec::new();
+            for (id, outstanding) in due {
+                if redis_receipt(outstanding.receipt.as_ref()).is_some() {
+                    in_redis.push(self.refund_in_redis(id, outstanding, now));
+                } else {
+                    self.refund_locally(outstanding, now);
+                }
+            }
+            if !in_redis.is_empty() {
+                join_all(in_redis).await;
+                // If Redis is down, no refund waits, and other tasks need their turn.
+                tokio::task::yield_now().await;
             }
         }
     }
@@ -413,44 +464,71 @@ impl ServerLimiter {
         }
     }
 
+    /// Warns once if servers that share a Redis cannot settle the reservations of each other.
+    fn warn_of_own_key(&self) {
+        static ONCE: Once = Once::new();
+        if self.reservations.settings.credential == Password::None {
+            ONCE.call_once(|| {
+                tracing::warn!(
+                    "only this server settles its reservations, until it is restarted; for a fleet, set `reservations.secret_env`; logged once"
+                );
+            });
+        }
+    }
+
     /// Returns the reservations of this server.
     #[must_use]
     pub fn reservations(&self) -> &Reservations {
         &self.reservations
     }
 
-    /// Settles a reservation whose charges only this server knows. Returns the number of units of
-    /// `cost` that the limits did not admit.
-    fn settle_locally(&self, outstanding: Outstanding, cost: u64, now: Timestamp) -> u64 {
-        let Outstanding {
-            charges,
-            mut receipt,
-            ..
-        } = outstanding;
-        let final_charges = FinalCharges::new(&charges, cost);
-        let list = charges.as_charges();
+    /// Ends a reservation whose charges only this server knows. Returns the final amount of each
+    /// charge.
+    fn end_locally(
+        &self,
+        charges: &OwnedCharges,
+        mut receipt: Option<LimiterReceipt>,
+        cost: u64,
+        now: Timestamp,
+    ) -> Vec<u64> {
+        let FinalCharges { due, settlements } = FinalCharges::new(charges, cost);
         // Without charges in Redis, settling never waits.
-        let settled = Store::settle(self, &list, &mut receipt, &final_charges.settlements, now);
+        let charges = charges.as_charges();
+        let settled = Store::settle(self, &charges, &mut receipt, &settlements, now);
         debug_assert!(settled.is_ready(), "the charges are in memory");
+        due
+    }
+
+    /// Charges the part of each final amount in `due` that exceeds the reserved amount. Returns the
+    /// largest number of units that the limits of a charge did not admit.
+    async fn charge_excess_of(&self, charges: &OwnedCharges, due: &[u64], now: Timestamp) -> u64 {
+        let charges = charges.as_charges();
         let mut uncharged = 0;
-        for (at, excess) in excess_costs(&list, &final_charges.due) {
+        for (at, excess) in excess_costs(&charges, due) {
             let charge = Charge {
                 cost: excess,
-                ..list[at]
+                ..charges[at]
             };
-            let charged = charge_excess(self, charge, now).ready().unwrap_or_default();
+            let charged = charge_excess(self, charge, now).await;
             uncharged = uncharged.max(excess.units() - charged);
         }
         uncharged
     }
 
-    /// Refunds a reservation that has expired and whose charges only this server knows.
+    /// Ends a reservation that has expired and whose charges only this server knows.
     fn refund_locally(&self, outstanding: Outstanding, now: Timestamp) {
+        let cost = self.cost_of_expired();
+        self.end_locally(&outstanding.charges, outstanding.receipt, cost, now);
         self.reservations.expired.fetch_add(1, Ordering::Relaxed);
-        if self.reservations.settings.on_expiry == ReservationExpiry::Charge {
-            return;
+    }
+
+    /// Returns the final cost of a request whose reservation has expired.
+    fn cost_of_expired(&self) -> u64 {
+        match self.reservations.settings.on_expiry {
+            ReservationExpiry::Refund => 0,
+            // Nothing is refunded, and only the slots are released.
+            ReservationExpiry::Keep => u64::MAX,
         }
-        self.settle_locally(outstanding, 0, now);
     }
 
     fn renew_locally(
@@ -459,25 +537,33 @@ impl ServerLimiter {
         now: Timestamp,
         ttl: Span,
     ) -> Result<Span, ReservationError> {
-        let mut outstanding = self.reservations.table().remove(id).ok_or(UNKNOWN)?;
+        // The table stays locked, so that a settlement at the same time finds the reservation.
+        let mut table = self.reservations.table();
+        let mut outstanding = table.remove(id).ok_or(UNKNOWN)?;
         if outstanding.expires <= now {
+            drop(table);
             self.refund_locally(outstanding, now);
             return Err(EXPIRED);
         }
         let lease = outstanding.charges.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
+        let mut renewal = Renewal::Held;
         if lease.is_some()
             && let Some(receipt) = &mut outstanding.receipt
         {
             let charges = outstanding.charges.as_charges();
-            let renewal = Store::renew(self, &charges, receipt, now).ready();
-            if renewal == Some(Renewal::Lost) {
-                tracing::debug!("a reservation was renewed too late and lost its slot");
-            }
+            // Without charges in Redis, a renewal never waits.
+            let renewed = Store::renew(self, &charges, receipt, now).ready();
+            renewal = renewed.unwrap_or(Renewal::Unknown);
         }
         outstanding.expires = now.after(ttl);
         outstanding.refund_at = outstanding.expires;
-        self.reservations.insert(*id, outstanding);
+        table.insert(*id, outstanding);
+        drop(table);
+        self.reservations.added.notify_one();
+        if renewal == Renewal::Lost {
+            return Err(LOST);
+        }
         Ok(ttl)
     }
 
@@ -485,163 +571,194 @@ impl ServerLimiter {
     /// the limits did not admit.
     async fn settle_in_redis(
         &self,
-        contents: TokenContents,
+        shared: &SharedReservation,
+        id: ReservationId,
+        expires: Timestamp,
         cost: u64,
         now: Timestamp,
     ) -> Result<u64, ReservationError> {
-        let Some(redis_store) = self.redis_store() else {
-            return Err(UNKNOWN);
+        let redis_store = self.redis_store().ok_or(UNKNOWN)?;
+        let FinalCharges { due, settlements } = FinalCharges::new(&shared.charges, cost);
+        let status = {
+            let charges = shared.charges.as_charges();
+            let reservation = shared.in_redis(&charges, id, expires);
+            let end = ReservationEnd::Settled(cost);
+            let ended = redis_store.end_reservation(reservation, &settlements, end, now);
+            ended.await.map_err(ReservationError::Unavailable)?
         };
-        let reservation = redis_reservation(&contents);
-        let (charges, receipt) = self.charges_of_token(contents.shared);
-        let final_charges = FinalCharges::new(&charges, cost);
-        let list = charges.as_charges();
-        let status = redis_store
-            .end_reservation(
-                &list,
-                &receipt,
-                &final_charges.settlements,
-                reservation,
-                ReservationEnd::Settle,
-                now,
-            )
-            .await
-            .map_err(ReservationError::Unavailable)?;
         match status {
             ReservationStatus::Ended => {}
-            ReservationStatus::Expired => return Err(EXPIRED),
-            ReservationStatus::EndedBefore | ReservationStatus::Outstanding(_) => {
-                return Err(ENDED_BEFORE);
+            // An earlier call with the same cost has ended the reservation, and its reply was lost.
+            ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
+                return Ok(0);
             }
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => return Err(SETTLED),
+            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            | ReservationStatus::Expired
+            | ReservationStatus::Outstanding(_) => return Err(EXPIRED),
         }
-        let own = self.reservations.table().remove(&reservation.id);
-        if let Some(own) = own
-            && let Some(LimiterReceipt::Redis(receipt)) = own.receipt
+        let own = self.reservations.table().remove(&id);
+        if let Some(own) = own {
+            self.settle_own_share(own, cost, now);
+        }
+        Ok(self.charge_excess_of(&shared.charges, &due, now).await)
+    }
+
+    /// Settles what a reservation in Redis has charged to this server's share.
+    fn settle_own_share(&self, own: Outstanding, cost: u64, now: Timestamp) {
+        if let (Some(redis_store), Some(LimiterReceipt::Redis(receipt))) =
+            (self.redis_store(), own.receipt)
         {
             let settlements = FinalCharges::new(&own.charges, cost).settlements;
             redis_store.settle_own_share(&own.charges.as_charges(), receipt, &settlements, now);
         }
-        let mut uncharged = 0;
-        for (at, excess) in excess_costs(&list, &final_charges.due) {
-            let charge = Charge {
-                cost: excess,
-                ..list[at]
-            };
-            let charged = charge_excess(self, charge, now).await;
-            uncharged = uncharged.max(excess.units() - charged);
-        }
-        Ok(uncharged)
     }
 
-    /// Refunds a reservation in Redis that has expired, unless it was settled or renewed.
+    /// Ends a reservation in Redis that has expired, unless it was settled or renewed.
     async fn refund_in_redis(
         &self,
         id: ReservationId,
         mut outstanding: Outstanding,
         now: Timestamp,
     ) {
-        let (Some(redis_store), Some(LimiterReceipt::Redis(receipt))) =
-            (self.redis_store(), outstanding.receipt.take())
-        else {
+        let (Some(redis_store), Some(receipt)) = (
+            self.redis_store(),
+            redis_receipt(outstanding.receipt.as_ref()),
+        ) else {
             return;
         };
-        let Some(in_redis) = receipt.redis() else {
-            return;
-        };
-        let expires = outstanding.expires;
-        if now.since(expires) > MAX_LATENESS {
-            tracing::debug!("a reservation stays charged, because its refund would be too late");
+        if now.since(outstanding.expires) > MAX_LATENESS {
+            self.reservations.lost.fetch_add(1, Ordering::Relaxed);
             return;
         }
-        let cost = match self.reservations.settings.on_expiry {
-            ReservationExpiry::Refund => 0,
-            // All charges stay, but the guard records that the reservation has ended.
-            ReservationExpiry::Charge => u64::MAX,
-        };
+        let cost = self.cost_of_expired();
         let settlements = FinalCharges::new(&outstanding.charges, cost).settlements;
-        let charges = outstanding.charges.as_charges();
-        let status = redis_store
-            .end_reservation(
-                &charges,
-                in_redis,
-                &settlements,
-                RedisReservation { id, expires },
-                ReservationEnd::Expire,
-                now,
-            )
-            .await;
-        outstanding.refund_at = match status {
+        let status = {
+            let charges = outstanding.charges.as_charges();
+            let reservation = RedisReservation {
+                id,
+                expires: outstanding.expires,
+                charges: &charges,
+                receipt,
+                former_keys: &[],
+            };
+            let end = ReservationEnd::Expired;
+            let ended = redis_store.end_reservation(reservation, &settlements, end, now);
+            ended.await
+        };
+        match status {
             Ok(ReservationStatus::Ended) => {
                 self.reservations.expired.fetch_add(1, Ordering::Relaxed);
-                redis_store.settle_own_share(&charges, receipt, &settlements, now);
-                return;
+                return self.settle_own_share(outstanding, cost, now);
+            }
+            // Another server has settled the reservation.
+            Ok(ReservationStatus::EndedBefore(ReservationEnd::Settled(cost))) => {
+                return self.settle_own_share(outstanding, cost, now);
+            }
+            Ok(ReservationStatus::EndedBefore(_) | ReservationStatus::Expired) => {
+                return self.settle_own_share(outstanding, cost, now);
             }
             Ok(ReservationStatus::Outstanding(until)) => {
                 outstanding.expires = until;
-                until
+                outstanding.refund_at = until;
             }
-            Ok(ReservationStatus::EndedBefore | ReservationStatus::Expired) => return,
             Err(error) => {
                 tracing::debug!("the refund of an expired reservation is tried again: {error}");
-                now.after(RETRY_DELAY)
+                outstanding.refund_at = now.after(RETRY_DELAY);
             }
-        };
-        outstanding.receipt = Some(LimiterReceipt::Redis(receipt));
+        }
         self.reservations.insert(id, outstanding);
     }
 
+    /// Renews a reservation whose charges are in Redis. Returns its time to live, and its charges
+    /// for the new token.
     async fn renew_in_redis(
         &self,
-        contents: &mut TokenContents,
+        shared: Vec<SharedCharge>,
+        id: ReservationId,
+        expires: Timestamp,
         now: Timestamp,
         ttl: Span,
-    ) -> Result<Span, ReservationError> {
-        let Some(redis_store) = self.redis_store() else {
-            return Err(UNKNOWN);
-        };
-        let reservation = redis_reservation(contents);
-        let shared = std::mem::take(&mut contents.shared);
-        let (charges, mut receipt) = self.charges_of_token(shared);
-        let lease = charges.lease();
+    ) -> Result<(Span, Vec<SharedCharge>), ReservationError> {
+        let redis_store = self.redis_store().ok_or(UNKNOWN)?;
+        let mut shared = self.shared_reservation(shared);
+        let lease = shared.charges.lease();
         let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
         let until = now.after(ttl);
-        let list = charges.as_charges();
-        let status = redis_store
-            .extend_reservation(&list, reservation, until, now)
-            .await
-            .map_err(ReservationError::Unavailable)?;
-        match status {
+        let list = shared.charges.as_charges();
+        let reservation = shared.in_redis(&list, id, expires);
+        let renewed = redis_store.renew_reservation(reservation, until, now).await;
+        match renewed.map_err(ReservationError::Unavailable)? {
             ReservationStatus::Outstanding(_) => {}
-            ReservationStatus::Expired => return Err(EXPIRED),
-            ReservationStatus::EndedBefore | ReservationStatus::Ended => return Err(ENDED_BEFORE),
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => return Err(SETTLED),
+            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            | ReservationStatus::Expired
+            | ReservationStatus::Ended => return Err(EXPIRED),
         }
         if lease.is_some() {
+            let mut receipt = shared.receipt.clone();
             let renewed = redis_store.store().renew(&list, &mut receipt).await;
-            renewed.map_err(ReservationError::Unavailable)?;
+            let renewed = renewed.map_err(ReservationError::Unavailable)?;
+            shared.receipt = receipt;
+            if renewed == Renewal::Lost {
+                return Err(LOST);
+            }
         }
-        drop(list);
-        contents.shared = shared_charges_of(&charges, &receipt);
         let mut table = self.reservations.table();
-        if let Some(mut own) = table.remove(&contents.id) {
+        if let Some(mut own) = table.remove(&id) {
             own.expires = until;
             own.refund_at = until;
             if let Some(LimiterReceipt::Redis(own)) = &mut own.receipt {
-                own.set_redis(receipt);
+                own.set_redis(shared.receipt.clone());
             }
-            table.insert(contents.id, own);
+            table.insert(id, own);
         }
-        Ok(ttl)
+        drop(table);
+        Ok((ttl, shared_charges(&shared.charges, &shared.receipt)))
     }
 
-    /// Returns the charges of a token under the current rules. Charges of rules that were removed
-    /// are left out.
-    fn charges_of_token(&self, shared: Vec<SharedCharge>) -> (OwnedCharges, RedisReceipt) {
+    /// Returns the charges of a token under the current rules.
+    fn shared_reservation(&self, shared: Vec<SharedCharge>) -> SharedReservation {
         let rules = self.rules.load_full();
+        let is_former = |charge: &&SharedCharge| rules.rule_of(&charge.charge.key).is_none();
+        let former_keys = shared.iter().filter(is_former);
+        let former_keys = former_keys
+            .map(|charge| charge.charge.key.clone())
+            .collect();
         let list = shared
             .into_iter()
             .map(|SharedCharge { charge, receipt }| (charge, receipt));
         let (charges, receipts) = OwnedCharges::of_known_rules(&rules, list);
-        (charges, RedisReceipt::from_parts(receipts))
+        SharedReservation {
+            charges,
+            receipt: RedisReceipt::from_parts(receipts),
+            former_keys,
+        }
+    }
+}
+
+/// The charges of a token under the current rules.
+struct SharedReservation {
+    charges: OwnedCharges,
+    receipt: RedisReceipt,
+    /// The keys of charges whose rules were removed since.
+    former_keys: Vec<Box<[u8]>>,
+}
+
+impl SharedReservation {
+    fn in_redis<'r>(
+        &'r self,
+        charges: &'r [Charge<'r>],
+        id: ReservationId,
+        expires: Timestamp,
+    ) -> RedisReservation<'r> {
+        RedisReservation {
+            id,
+            expires,
+            charges,
+            receipt: &self.receipt,
+            former_keys: &self.former_keys,
+        }
     }
 }
 
@@ -692,17 +809,6 @@ fn random_id() -> ReservationId {
     id
 }
 
-fn redis_reservation(contents: &TokenContents) -> RedisReservation {
-    RedisReservation {
-        id: contents.id,
-        expires: contents.expires,
-    }
-}
-
-fn is_in_redis(receipt: Option<&LimiterReceipt>) -> bool {
-    redis_receipt(receipt).is_some()
-}
-
 /// Returns the receipt of charges in Redis, if the charges are in Redis.
 fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
     match receipt? {
@@ -711,12 +817,15 @@ fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
     }
 }
 
-/// Returns the charges that a token contains: none if they are not in Redis.
-fn shared_charges(charges: &OwnedCharges, receipt: Option<&LimiterReceipt>) -> Vec<SharedCharge> {
-    redis_receipt(receipt).map_or_else(Vec::new, |receipt| shared_charges_of(charges, receipt))
+fn token_charges(charges: &OwnedCharges, receipt: Option<&LimiterReceipt>) -> TokenCharges {
+    match (receipt, redis_receipt(receipt)) {
+        (None, _) => TokenCharges::None,
+        (Some(_), None) => TokenCharges::OnServer,
+        (_, Some(receipt)) => TokenCharges::InRedis(shared_charges(charges, receipt)),
+    }
 }
 
-fn shared_charges_of(charges: &OwnedCharges, receipt: &RedisReceipt) -> Vec<SharedCharge> {
+fn shared_charges(charges: &OwnedCharges, receipt: &RedisReceipt) -> Vec<SharedCharge> {
     let charges = charges.list().iter().zip(receipt.parts());
     charges
         .map(|(charge, receipt)| SharedCharge {

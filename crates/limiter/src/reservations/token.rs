@@ -1,14 +1,16 @@
-//! Tokens of reservations. A token is sealed with HMAC-SHA256, so that nobody can forge one. It is
+//! Tokens of reservations. A token is sealed with HMAC-SHA256, so a client cannot forge one. It is
 //! not encrypted: it shows the keys of its charges to those who hold it.
 //!
 //! ```text
-//!   | version: 1 | id: 16 | expires: 8 | cost: 8 | charge | charge | … | tag: 32 |     in base64url
+//!   | version: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | charge | … | tag: 32 |
 //!
+//!                                                                                in base64url
 //!   charge: | key length: 2 | key | cost: 8 | stretched: 1 | receipt length: 2 | receipt |
 //! ```
 //!
 //! A token contains the charges only if they were made in Redis, so that every server that shares
 //! the Redis can settle them. Otherwise, the server that made the reservation keeps its charges.
+//! The holder says who has the charges: nobody (0), this server (1) or Redis (2).
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::{hmac, rand::SystemRandom};
@@ -34,8 +36,18 @@ pub(super) struct TokenContents {
     pub(super) expires: Timestamp,
     /// The cost of the request.
     pub(super) cost: Cost,
-    /// The charges in Redis, each with its receipt; empty if the charges are not in Redis.
-    pub(super) shared: Vec<SharedCharge>,
+    pub(super) charges: TokenCharges,
+}
+
+/// Who has the charges of a reservation.
+#[derive(Debug)]
+pub(super) enum TokenCharges {
+    /// Nothing was charged.
+    None,
+    /// The server that made the reservation has the charges.
+    OnServer,
+    /// The charges are in Redis, each with its receipt.
+    InRedis(Vec<SharedCharge>),
 }
 
 /// A charge in Redis, with its receipt.
@@ -114,7 +126,19 @@ impl TokenContents {
         bytes.extend_from_slice(&self.id);
         bytes.extend_from_slice(&self.expires.as_micros().to_be_bytes());
         bytes.extend_from_slice(&self.cost.units().to_be_bytes());
-        for SharedCharge { charge, receipt } in &self.shared {
+        let shared = match &self.charges {
+            TokenCharges::None => {
+                bytes.push(0);
+                return bytes;
+            }
+            TokenCharges::OnServer => {
+                bytes.push(1);
+                return bytes;
+            }
+            TokenCharges::InRedis(shared) => shared,
+        };
+        bytes.push(2);
+        for SharedCharge { charge, receipt } in shared {
             push_with_length(&mut bytes, &charge.key);
             bytes.extend_from_slice(&charge.cost.units().to_be_bytes());
             bytes.push(u8::from(charge.is_stretched));
@@ -131,6 +155,7 @@ impl TokenContents {
         let id = input.take(16)?.try_into().ok()?;
         let expires = Timestamp::from_micros(input.number()?);
         let cost = Cost::new(input.number()?).ok()?;
+        let holder = input.take(1)?;
         let mut shared = Vec::new();
         while !input.0.is_empty() && shared.len() < MAX_CHARGES {
             let key = input.take_with_length()?;
@@ -145,20 +170,26 @@ impl TokenContents {
             let receipt = input.take_with_length()?.to_vec();
             shared.push(SharedCharge { charge, receipt });
         }
+        let charges = match holder {
+            [0] => TokenCharges::None,
+            [1] => TokenCharges::OnServer,
+            _ => TokenCharges::InRedis(shared),
+        };
         input.0.is_empty().then_some(Self {
             id,
             expires,
             cost,
-            shared,
+            charges,
         })
     }
 }
 
-/// Appends `part`, after its length in two bytes. Keys and receipts are shorter than 64 KiB.
+/// Appends `part`, after its length in two bytes.
 fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
-    let length = u16::try_from(part.len()).unwrap_or(u16::MAX);
+    // Keys have at most 1,024 bytes, and receipts a few bytes for each limit of a rule.
+    let length = u16::try_from(part.len()).expect("keys and receipts are shorter than 64 KiB");
     bytes.extend_from_slice(&length.to_be_bytes());
-    bytes.extend_from_slice(&part[..usize::from(length)]);
+    bytes.extend_from_slice(part);
 }
 
 /// The bytes that are still to be decoded.
@@ -190,14 +221,14 @@ mod tests {
             id: [7; 16],
             expires: Timestamp::from_micros(1_700_000_000_000_000),
             cost: Cost::new(2_000).unwrap(),
-            shared: vec![SharedCharge {
+            charges: TokenCharges::InRedis(vec![SharedCharge {
                 charge: OwnedCharge {
                     key: b"\xF9rule-key".as_slice().into(),
                     cost: Cost::ONE,
                     is_stretched: true,
                 },
                 receipt: vec![1, 2, 3],
-            }],
+            }]),
         }
     }
 

@@ -196,7 +196,7 @@ impl FallbackStore {
         }
     }
 
-    /// Ends a reservation of `charges` in Redis, as
+    /// Ends a reservation in Redis, as
     /// [`RedisStore::end_reservation`](crate::RedisStore::end_reservation) does.
     ///
     /// # Errors
@@ -204,16 +204,15 @@ impl FallbackStore {
     /// [`StoreError`] if Redis did not settle everything, or if the outcome is unknown.
     pub async fn end_reservation(
         &self,
-        charges: &[Charge<'_>],
-        receipt: &RedisReceipt,
+        reservation: RedisReservation<'_>,
         settlements: &[Settlement],
-        reservation: RedisReservation,
         end: ReservationEnd,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let _invalidation = self.invalidate_refunded(charges, settlements);
-        let store = &self.store;
-        let call = store.end_reservation(charges, receipt, settlements, reservation, end, now);
+        let _invalidation = self.invalidate_refunded(reservation.charges, settlements);
+        let call = self
+            .store
+            .end_reservation(reservation, settlements, end, now);
         self.with_timeout(call, None, now).await
     }
 
@@ -232,21 +231,19 @@ impl FallbackStore {
         }
     }
 
-    /// Extends a reservation of `charges` in Redis, as [`RedisStore::extend_reservation`](crate::RedisStore::extend_reservation) does.
+    /// Renews a reservation in Redis, as
+    /// [`RedisStore::renew_reservation`](crate::RedisStore::renew_reservation) does.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the reservation was not extended, or if the outcome is unknown.
-    pub async fn extend_reservation(
+    /// [`StoreError`] if the reservation was not renewed, or if the outcome is unknown.
+    pub async fn renew_reservation(
         &self,
-        charges: &[Charge<'_>],
-        reservation: RedisReservation,
+        reservation: RedisReservation<'_>,
         until: Timestamp,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let call = self
-            .store
-            .extend_reservation(charges, reservation, until, now);
+        let call = self.store.renew_reservation(reservation, until, now);
         self.with_timeout(call, None, now).await
     }
 

@@ -1,28 +1,44 @@
 -- The guard of a reservation ensures that the reservation ends once, whichever server ends it. A
--- guard exists only after the reservation was extended or has ended. Its value is SETTLED, or the
--- instant until which the reservation was extended. The instants of a guard are those of the servers'
--- clocks, because the servers decide when a reservation expires.
+-- guard exists only after the reservation was renewed or has ended. Its value is the instant until
+-- which the reservation was renewed; or HAS_ENDED and the final cost plus 1, and only
+-- HAS_ENDED if the reservation has expired. The instants are those of the servers' clocks, because
+-- the servers decide when a reservation expires.
 --
 -- Results: the reservation has ended now; it had ended before; it has expired; or it is outstanding.
 local ENDED, ENDED_BEFORE, EXPIRED, OUTSTANDING = 1, 0, 2, 3
-local SETTLED = 'settled'
+local HAS_ENDED = 'e'
 
--- Returns the result, and the instant until which the reservation is outstanding. `attempt` consists
--- of 1 byte, whether the reservation ends because it has expired; the caller's instant; the instant
--- at which the reservation expires unless it was extended; and for how many milliseconds the guard is
--- kept.
+-- Reads the guard. Returns nil and the instant at which the reservation expires. If the reservation
+-- has ended, returns ENDED_BEFORE and the final cost plus 1, 0 if it has expired.
+local function read_guard(key, expires)
+  local state = redis.call('GET', key) or expires
+  if string.sub(state, 1, 1) == HAS_ENDED then
+    return ENDED_BEFORE, tonumber(string.sub(state, 2)) or 0
+  end
+  return nil, tonumber(state)
+end
+
+-- Writes the guard. It is kept at least as long as before, because an older token of a reservation
+-- expires earlier than a newer one.
+local function write_guard(key, value, keep_ms)
+  redis.call('SET', key, value, 'PX', math.max(keep_ms, redis.call('PTTL', key)))
+end
+
+-- Returns the result, and a number: with ENDED_BEFORE the number of `read_guard`, otherwise the
+-- instant at which the reservation expires. `attempt` consists of 1 byte, whether the reservation
+-- ends because it has expired; the final cost; the caller's instant; the instant at which the reservation expires
+-- unless it was renewed; and for how many milliseconds the guard is kept.
 local function end_reservation(key, attempt)
-  local is_expiry, instant, expires, keep_ms = struct.unpack('>I1I7I7I7', attempt)
-  local state = redis.call('GET', key)
-  if state == SETTLED then
-    return ENDED_BEFORE, 0
+  local is_expiry, cost, instant, expires, keep_ms = struct.unpack('>I1I7I7I7I7', attempt)
+  local ended, number = read_guard(key, tostring(expires))
+  if ended then
+    return ended, number
+  elseif is_expiry == 1 and number > instant then
+    return OUTSTANDING, number
+  elseif is_expiry == 0 and number <= instant then
+    return EXPIRED, number
   end
-  expires = tonumber(state or expires)
-  if is_expiry == 1 and expires > instant then
-    return OUTSTANDING, expires
-  elseif is_expiry == 0 and expires <= instant then
-    return EXPIRED, expires
-  end
-  redis.call('SET', key, SETTLED, 'PX', keep_ms)
-  return ENDED, 0
+  local final_cost = is_expiry == 1 and '' or string.format('%.0f', cost + 1)
+  write_guard(key, HAS_ENDED .. final_cost, keep_ms)
+  return ENDED, number
 end

@@ -77,9 +77,9 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
 pub(crate) static REFUND: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("refund.lua"))));
 
-/// Extends reservations.
-pub(crate) static EXTEND: LazyLock<Script> =
-    LazyLock::new(|| Script::new(expand_markers(include_str!("extend.lua"))));
+/// Renews reservations.
+pub(crate) static RENEW_RESERVATION: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("renew_reservation.lua"))));
 
 /// Renews concurrency leases.
 pub(crate) static RENEW: LazyLock<Script> =

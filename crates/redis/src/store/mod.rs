@@ -6,7 +6,7 @@ mod reservation;
 mod reserve;
 
 pub use self::{
-    reservation::{RedisReservation, ReservationEnd, ReservationStatus},
+    reservation::{GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus},
     reserve::RedisReceipt,
 };
 

@@ -1,29 +1,50 @@
-//! Reservations: charges that end once, whichever server ends them. A guard in Redis records that a
-//! reservation was extended or has ended (`guard.lua`).
+//! Reservations: charges that end once, whichever server ends them. A guard in the cluster slot of
+//! the charges records that a reservation was renewed or has ended (`guard.lua`). If the charges are
+//! in several slots, each slot has its own guard.
+
+use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
-use tidegate_core::{Charge, Settlement, Span, Timestamp};
+use tidegate_core::{Charge, Settlement, Span, Timestamp, bounds::MAX_COUNT};
 
 use super::reserve::ChargeToSettle;
 use crate::{
     RedisReceipt, RedisStore, StoreError,
     call::{Call, Reply},
+    client::hash_slot,
     decode,
     exec::ExecError,
     layout, scripts,
 };
 
-/// For how long a guard is kept after its reservation expires.
-const GUARD_KEPT: Span = Span::from_secs(60);
+/// For how long a guard is kept after its reservation expires. After that time, it is unknown
+/// whether the reservation has ended.
+pub const GUARD_KEPT: Span = Span::from_secs(60);
 
 /// A reservation of charges in Redis.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RedisReservation {
+#[derive(Clone, Copy, Debug)]
+pub struct RedisReservation<'r> {
     /// A random number that identifies the reservation.
     pub id: [u8; 16],
     /// The instant at which the reservation expires, by the clocks of the servers, unless it was
-    /// extended since.
+    /// renewed since.
     pub expires: Timestamp,
+    /// The charges under the rules in force.
+    pub charges: &'r [Charge<'r>],
+    /// The receipt of `charges`.
+    pub receipt: &'r RedisReceipt,
+    /// The keys of charges whose rules were removed since. Nothing is refunded to them, but they
+    /// determine the slots of the guards.
+    pub former_keys: &'r [Box<[u8]>],
+}
+
+/// How a reservation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReservationEnd {
+    /// Its holder settles it at this final cost. The reservation must not have expired.
+    Settled(u64),
+    /// It has expired. The reservation must not have been renewed.
+    Expired,
 }
 
 /// The status of a reservation after a call.
@@ -31,41 +52,40 @@ pub struct RedisReservation {
 pub enum ReservationStatus {
     /// The call has ended the reservation.
     Ended,
-    /// The reservation had ended before.
-    EndedBefore,
+    /// The reservation had ended before in this way.
+    EndedBefore(ReservationEnd),
     /// The reservation has expired. The call has not refunded it.
     Expired,
     /// The reservation is outstanding until this instant.
     Outstanding(Timestamp),
 }
 
-/// How a reservation ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReservationEnd {
-    /// Its holder settles it. The reservation must not have expired.
-    Settle,
-    /// It has expired. The reservation must not have been extended.
-    Expire,
+/// The charges of a reservation in one cluster slot.
+#[derive(Debug, Default)]
+struct ReservedSlot {
+    /// The indices of the charges.
+    indices: Vec<usize>,
 }
 
 impl RedisStore {
-    /// Ends a reservation of `charges`, for which [`reserve`](Self::reserve) issued `receipt`, and
-    /// refunds the unused units in `settlements`. Does nothing if the reservation has ended before,
-    /// or if `end` does not apply to it. A call with an unknown result may be repeated.
+    /// Ends `reservation`, and refunds the unused units in `settlements`. Does nothing if the
+    /// reservation has ended before, or if `end` does not apply to it. A call with an unknown result
+    /// may be repeated: it then completes what is not done yet.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if not everything was settled, or if the outcome is unknown.
     pub async fn end_reservation(
         &self,
-        charges: &[Charge<'_>],
-        receipt: &RedisReceipt,
+        reservation: RedisReservation<'_>,
         settlements: &[Settlement],
-        reservation: RedisReservation,
         end: ReservationEnd,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let attempt = attempt(reservation, end, now);
+        let RedisReservation {
+            charges, receipt, ..
+        } = reservation;
+        let attempt = attempt(&reservation, end, now);
         let settled = charges.iter().zip(receipt.parts()).zip(settlements);
         let settled: Vec<ChargeToSettle<'_>> = settled
             .map(|((charge, receipt), settlement)| ChargeToSettle {
@@ -74,89 +94,141 @@ impl RedisStore {
                 settlement: *settlement,
             })
             .collect();
-        let slots = self.group_by_slot(charges);
-        let calls = slots.iter().filter_map(|slot| {
-            let first = charges.get(*slot.first()?)?;
-            let in_slot = slot.iter().filter_map(|index| settled.get(*index).copied());
+        let calls = self.reserved_slots(&reservation).into_iter().map(|slot| {
+            let (number, ReservedSlot { indices }) = slot;
+            let in_slot = indices
+                .iter()
+                .filter_map(|index| settled.get(*index).copied());
             let mut call = self.settle_call(in_slot);
-            call.keys
-                .push(layout::guard_key(self.prefix(), first.key, &reservation.id));
+            call.keys.push(self.guard(number, &reservation));
             call.args[1].clone_from(&attempt);
-            Some(call)
+            call
         });
-        self.run_reservation_calls(calls.collect()).await
+        let calls: Vec<Call> = calls.collect();
+        let statuses = join_all(calls.iter().map(|call| self.end_in_slot(call))).await;
+        combine(statuses, end)
     }
 
-    /// Extends a reservation of `charges`, so that it expires at `until`. The leases of its
-    /// concurrency slots have to be [renewed](Self::renew) separately.
+    /// Runs a call that ends a reservation in one slot. If the slot is migrating, the guard may be
+    /// on another node than the keys, so it is asked in a call of its own.
+    async fn end_in_slot(&self, call: &Call) -> Result<ReservationStatus, StoreError> {
+        match self.run_once(call).await {
+            Err(ExecError::SplitSlot(_)) => {}
+            reply => return status_of(reply.map_err(|error| error.into_store_error(call))?),
+        }
+        let (mut guard, mut refund) = (call.clone(), call.clone());
+        guard.keys = call.keys.last().cloned().into_iter().collect();
+        guard.args.truncate(2);
+        refund.keys.pop();
+        refund.args[1].clear();
+        let status = status_of(self.run(&guard).await?)?;
+        if status == ReservationStatus::Ended && !refund.keys.is_empty() {
+            self.run_refund(&refund).await?;
+        }
+        Ok(status)
+    }
+
+    /// Renews `reservation`, so that it expires at `until`. The leases of its concurrency slots have
+    /// to be [renewed](Self::renew) separately.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the reservation was not extended, or if the outcome is unknown.
-    pub async fn extend_reservation(
+    /// [`StoreError`] if the reservation was not renewed, or if the outcome is unknown.
+    pub async fn renew_reservation(
         &self,
-        charges: &[Charge<'_>],
-        reservation: RedisReservation,
+        reservation: RedisReservation<'_>,
         until: Timestamp,
         now: Timestamp,
     ) -> Result<ReservationStatus, StoreError> {
-        let slots = self.group_by_slot(charges);
-        let calls = slots.iter().filter_map(|slot| {
-            let first = charges.get(*slot.first()?)?;
+        let calls = self.reserved_slots(&reservation).into_keys().map(|number| {
             let instants = [now, reservation.expires, until].map(Timestamp::as_micros);
             let numbers = instants.into_iter().chain([kept_ms(until, now)]);
-            Some(Call {
-                script: &scripts::EXTEND,
-                keys: vec![layout::guard_key(self.prefix(), first.key, &reservation.id)],
+            Call {
+                script: &scripts::RENEW_RESERVATION,
+                keys: vec![self.guard(number, &reservation)],
                 args: numbers
                     .map(|number| number.to_string().into_bytes())
                     .collect(),
                 on_late_reply: None,
-            })
+            }
         });
-        self.run_reservation_calls(calls.collect()).await
+        let calls: Vec<Call> = calls.collect();
+        let replies = join_all(calls.iter().map(|call| self.run(call))).await;
+        let statuses = replies.into_iter().map(|reply| status_of(reply?));
+        combine(statuses.collect(), ReservationEnd::Expired)
     }
 
-    /// Runs one call for each slot. Returns the status in the first slot whose status is not
-    /// [`ReservationStatus::Ended`].
-    async fn run_reservation_calls(
+    /// Returns the charges of `reservation` in each slot; a single slot without a number if Redis is
+    /// not a cluster.
+    fn reserved_slots(
         &self,
-        calls: Vec<Call>,
-    ) -> Result<ReservationStatus, StoreError> {
-        let replies = join_all(calls.iter().map(|call| self.run_once(call))).await;
-        let mut status = ReservationStatus::Ended;
-        for (call, reply) in calls.iter().zip(replies) {
-            let reply = match reply {
-                Err(ExecError::SplitSlot(_)) => return Err(StoreError::slot_migrating()),
-                reply => reply.map_err(|error| error.into_store_error(call))?,
-            };
-            let in_slot = reservation_status(&reply).ok_or_else(StoreError::unexpected_reply)?;
-            if status == ReservationStatus::Ended {
-                status = in_slot;
-            }
+        reservation: &RedisReservation<'_>,
+    ) -> BTreeMap<Option<u16>, ReservedSlot> {
+        let is_cluster = self.executor.is_cluster();
+        let number = |key: &[u8]| is_cluster.then(|| hash_slot(&self.key(key)));
+        let mut slots: BTreeMap<Option<u16>, ReservedSlot> = BTreeMap::new();
+        for (index, charge) in reservation.charges.iter().enumerate() {
+            let slot = slots.entry(number(charge.key)).or_default();
+            slot.indices.push(index);
         }
-        Ok(status)
+        for key in reservation.former_keys {
+            slots.entry(number(key)).or_default();
+        }
+        slots
+    }
+
+    fn guard(&self, slot: Option<u16>, reservation: &RedisReservation<'_>) -> Vec<u8> {
+        layout::guard_key(self.prefix(), slot, &reservation.id)
     }
 }
 
-fn reservation_status(reply: &Reply) -> Option<ReservationStatus> {
-    match decode::integers(reply)?[..] {
-        [0, _] => Some(ReservationStatus::EndedBefore),
-        [1, _] => Some(ReservationStatus::Ended),
-        [2, _] => Some(ReservationStatus::Expired),
-        [3, until] => Some(ReservationStatus::Outstanding(Timestamp::from_micros(
-            until,
-        ))),
-        _ => None,
+/// Combines the statuses of all slots. If some slots had ended before in the same way as the others
+/// have ended now, an earlier call has ended them, and this call has completed it.
+fn combine(
+    statuses: Vec<Result<ReservationStatus, StoreError>>,
+    end: ReservationEnd,
+) -> Result<ReservationStatus, StoreError> {
+    let (mut has_ended, mut had_ended) = (false, false);
+    for status in statuses {
+        match status? {
+            ReservationStatus::Ended => has_ended = true,
+            ReservationStatus::EndedBefore(before) if before == end => had_ended = true,
+            status => return Ok(status),
+        }
     }
+    Ok(if had_ended && !has_ended {
+        ReservationStatus::EndedBefore(end)
+    } else {
+        ReservationStatus::Ended
+    })
+}
+
+fn status_of(reply: Reply) -> Result<ReservationStatus, StoreError> {
+    let numbers = decode::integers(&reply).ok_or_else(StoreError::unexpected_reply)?;
+    Ok(match numbers[..] {
+        [0, 0] => ReservationStatus::EndedBefore(ReservationEnd::Expired),
+        [0, cost] => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1)),
+        [1, _] => ReservationStatus::Ended,
+        [2, _] => ReservationStatus::Expired,
+        [3, until] => ReservationStatus::Outstanding(Timestamp::from_micros(until)),
+        _ => return Err(StoreError::unexpected_reply()),
+    })
 }
 
 /// Encodes an attempt to end a reservation, for `guard.lua`.
-fn attempt(reservation: RedisReservation, end: ReservationEnd, now: Timestamp) -> Vec<u8> {
+fn attempt(reservation: &RedisReservation<'_>, end: ReservationEnd, now: Timestamp) -> Vec<u8> {
+    let (is_expiry, cost) = match end {
+        ReservationEnd::Settled(cost) => (0, cost.min(MAX_COUNT)),
+        ReservationEnd::Expired => (1, 0),
+    };
     let until = reservation.expires.max(now);
-    let mut attempt = vec![u8::from(end == ReservationEnd::Expire)];
+    let mut attempt = vec![is_expiry];
     let instants = [now, reservation.expires].map(Timestamp::as_micros);
-    for number in instants.into_iter().chain([kept_ms(until, now)]) {
+    for number in [cost]
+        .into_iter()
+        .chain(instants)
+        .chain([kept_ms(until, now)])
+    {
         attempt.extend_from_slice(&number.to_be_bytes()[1..]);
     }
     attempt

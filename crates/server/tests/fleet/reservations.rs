@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tidegate_config::Config;
-use tidegate_core::{Cost, Request, Scratch, Span, Verdict};
+use tidegate_core::{Charge, Cost, Effect, Request, Scratch, Span, Verdict};
 use tidegate_limiter::reservations::{Reservation, ReservationError, SettledReservation};
 
 use crate::{
@@ -61,6 +61,19 @@ fn left(node: &Node, user: &str) -> u64 {
     low
 }
 
+/// Returns how many units of the rule `window` are spent.
+fn window_spent(node: &Node, user: &str) -> u64 {
+    let rules = node.limiter.rules();
+    let rule = rules.rule("window").unwrap();
+    let key = rule.encode_key(&[user]).unwrap();
+    let charges = [Charge::new(&key, rule.limits(), Cost::ONE).unwrap()];
+    let mut outcomes = Vec::new();
+    let store = node.limiter.redis_store().unwrap().store();
+    let look = store.check(&charges, Effect::Look, &mut outcomes);
+    node.run(look).unwrap();
+    5_000 - outcomes[0].remaining
+}
+
 #[test]
 fn any_server_settles_a_reservation_once() {
     let (_redis, a, b) = two_nodes();
@@ -73,7 +86,13 @@ fn any_server_settles_a_reservation_once() {
     );
     for node in [&a, &b] {
         let again = settle(node, &reservation.token, 0).unwrap_err();
-        assert_eq!(again.reason(), "was settled before, or has expired");
+        assert_eq!(again.reason(), "was settled before, at another cost");
+        let repeated = settle(node, &reservation.token, 100);
+        assert_eq!(
+            repeated,
+            Ok(settled),
+            "a repeated call gets the same answer"
+        );
         assert_eq!(left(node, "u"), 900);
     }
     // The server that made the reservation does not refund it, either.
@@ -142,13 +161,8 @@ fn a_settlement_is_repeated_after_an_outage() {
     redis.resume();
     b.until_up(true);
     // The paused server may have executed the call after its timeout.
-    match settle(&b, &reservation.token, 100) {
-        Ok(settled) => assert_eq!(settled.settled, 100),
-        Err(error) => assert!(
-            matches!(error, ReservationError::NotOutstanding(_)),
-            "{error}"
-        ),
-    }
+    let settled = settle(&b, &reservation.token, 100).unwrap();
+    assert_eq!(settled.settled, 100);
     assert_eq!(left(&b, "u"), 900);
 }
 
@@ -166,6 +180,69 @@ fn a_reservation_without_redis_belongs_to_its_server() {
             .starts_with("is not outstanding on this server")
     );
     assert_eq!(settle(&a, &reservation.token, 1).unwrap().released, 99);
+}
+
+/// The excess of a reservation that was made without Redis is charged after Redis is back.
+#[test]
+fn the_excess_is_charged_after_an_outage() {
+    let (mut redis, a, b) = two_nodes();
+    redis.kill();
+    a.until_up(false);
+    let reservation = reserve(&a, &[("user", "u")], 10, 60).unwrap();
+    redis.restart();
+    a.until_up(true);
+    b.until_up(true);
+    assert_eq!(settle(&a, &reservation.token, 60).unwrap().settled, 60);
+    assert_eq!(
+        left(&b, "u"),
+        950,
+        "the 10 units were charged to the share of one server"
+    );
+}
+
+/// The rules may change while a reservation is outstanding.
+#[test]
+fn a_reservation_ends_once_although_a_rule_is_removed() {
+    let (_redis, a, b) = two_nodes();
+    let reservation = reserve(&a, &[("user", "u")], 600, 10).unwrap();
+    let rest = RULES.replace("name: log", "name: renamed");
+    b.limiter.swap_rules(Config::parse(&rest).unwrap().rules);
+    settle(&b, &reservation.token, 100).unwrap();
+    let gone = Config::parse("rules: []").unwrap().rules;
+    b.limiter.swap_rules(gone);
+    assert!(settle(&b, &reservation.token, 0).is_err());
+    a.at_millis(10_000);
+    a.run(a.limiter.refund_expired_reservations());
+    assert!(settle(&a, &reservation.token, 0).is_err());
+    assert_eq!(window_spent(&a, "u"), 100);
+}
+
+/// A guard is kept until the newest token has expired.
+#[test]
+fn an_old_token_ends_a_renewed_reservation_once() {
+    let (redis, a, b) = two_nodes();
+    let first = reserve(&a, &[("user", "u")], 600, 60).unwrap();
+    let ttl = Span::from_secs(600);
+    let second = b
+        .run(b.limiter.renew_reservation(&first.token, ttl))
+        .unwrap();
+    settle(&b, &first.token, 100).unwrap();
+    let ttl = "return redis.call('PTTL', redis.call('KEYS', '*#ends*')[1])";
+    let kept = redis.ask(&["EVAL", ttl, "0"]);
+    let millis: i64 = kept.trim_start_matches(':').parse().unwrap();
+    assert!(millis > 600_000, "{kept}");
+    assert!(settle(&a, &second.token, 0).is_err());
+    assert_eq!(left(&a, "u"), 900);
+}
+
+/// No server has the charges of a request to which no rule applies.
+#[test]
+fn any_server_settles_a_reservation_without_charges() {
+    let (_redis, a, b) = two_nodes();
+    let reservation = reserve(&a, &[("other", "x")], 5, 10).unwrap();
+    assert_eq!(settle(&b, &reservation.token, 2).unwrap().released, 3);
+    b.at_millis(10_000);
+    assert!(settle(&b, &reservation.token, 2).is_err());
 }
 
 /// The charges of one request are in several slots of a cluster, and all of them end together.

@@ -177,7 +177,7 @@ fn a_proxy_can_choose_the_denial_status() {
         ("?hops=-1", "hops: must be a number from 0 to 16"),
         (
             "?denny=403",
-            "query: unknown option `denny`; the options are deny, hops, log and proxy",
+            "query: unknown option `denny`; the options are deny, hops, log, proxy and reserve",
         ),
         ("?log=rule,keys", "log: must be rule, key or rule,key"),
         (

@@ -149,9 +149,17 @@ fn an_expired_reservation_stays_charged_on_request() {
     let rules = format!("reservations: {{on_expiry: charge}}{RULES}");
     let listener = TestListener::open(&rules);
     reserve(&listener, 2_000, "1s");
+    let slow = r#"{"entries": {"customer": "acme", "path": "/slow"}, "ttl": "1s"}"#;
+    assert_eq!(listener.verdict("/v1/reserve", slow).0, 200);
+    assert_eq!(listener.verdict("/v1/reserve", slow).0, 429);
     listener.at_millis(1_000);
     refund_expired(&listener);
-    assert_eq!(remaining(&listener)[1], 99);
+    assert_eq!(remaining(&listener)[1], 98);
+    assert_eq!(
+        listener.verdict("/v1/reserve", slow).0,
+        200,
+        "the slot is free"
+    );
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::{
 /// was issued.
 ///
 /// A receipt that is dropped refunds nothing, which is safe.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
@@ -168,7 +168,7 @@ impl RedisStore {
 
     /// Runs a call of `refund.lua`, split into one call per key if the keys are on two nodes
     /// because their slot is migrating.
-    async fn run_refund(&self, call: &Call) -> Result<(), StoreError> {
+    pub(super) async fn run_refund(&self, call: &Call) -> Result<(), StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => {
                 for call in call.split_by_key(2) {

@@ -14,7 +14,7 @@ use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin},
     metrics::ListenerKind,
-    reservations::ReserveError,
+    reservations::{Reservation, ReserveError},
 };
 use tidegate_net::{Problem, response::Answer};
 use tidegate_tower::RuleNames;
@@ -50,6 +50,10 @@ const RULE: HeaderName = HeaderName::from_static("tidegate-rule");
 
 /// The values of the rule's key, separated by commas.
 const KEY: HeaderName = HeaderName::from_static("tidegate-key");
+
+/// The maximum length of the token of a reservation. By default, nginx accepts 4 KiB for all headers
+/// of a response.
+const MAX_TOKEN_BYTES: usize = 2_048;
 
 /// The bytes of a rule name or a key value that are percent-encoded in a header.
 const ENCODED: AsciiSet = CONTROLS.add(b' ').add(b'"').add(b'%').add(b',').add(b'\\');
@@ -200,14 +204,30 @@ async fn decide(
         let status = denied.unwrap_or_else(|| status(&verdict));
         let mut answer = context.public_verdict(status, &verdict, now);
         options.add_log_headers(&mut answer, audited.decided, &verdict, context);
-        if let Some(reservation) = reservation
-            && let Ok(token) = HeaderValue::try_from(reservation.token)
-        {
-            answer.headers_mut().insert(RESERVATION, token);
+        if let Some(Reservation { token, .. }) = reservation {
+            if token.len() > MAX_TOKEN_BYTES {
+                // The proxy could not settle the reservation.
+                let _ = limiter.settle_reservation(&token, 0).await;
+                return Err(too_long_token(token.len()));
+            }
+            // A token is always a valid header value.
+            if let Ok(token) = HeaderValue::try_from(token) {
+                answer.headers_mut().insert(RESERVATION, token);
+            }
         }
         Ok(answer)
     })
     .await
+}
+
+/// Returns the problem of a request that cannot be reserved, because the keys of its rules are too
+/// long.
+fn too_long_token(bytes: usize) -> Problem {
+    let detail = format!(
+        "the keys of the rules are too long to be reserved: the token has {bytes} bytes, over the \
+         maximum of {MAX_TOKEN_BYTES}"
+    );
+    Problem::new(StatusCode::BAD_REQUEST, detail)
 }
 
 /// Returns the names and the values of the entries that the rules use and that `forwarded` has.

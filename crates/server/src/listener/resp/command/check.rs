@@ -23,16 +23,16 @@ use super::{
 /// option. A `retry_after_ms` of -1 means that a retry never succeeds. `limit` and `remaining` are
 /// -1 if no limit was evaluated, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    let decided = CheckCommand::read(arguments.skip(1), Question::Check)
+    let decided = CheckCommand::read(arguments.skip(1), CommandKind::Check)
         .and_then(|command| command.decide(context, reply));
     if let Err(refusal) = decided {
-        refusal.give(context, "tidegate.check", reply);
+        refusal.reply(context, "tidegate.check", reply);
     }
 }
 
 /// What a command asks for, which determines its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Question {
+pub(super) enum CommandKind {
     /// A decision. The command can have the option `PEEK`.
     Check,
     /// A reservation. The command can have the option `TTL`.
@@ -49,7 +49,7 @@ pub(super) enum Refusal {
 
 impl Refusal {
     /// Replies that the command `name` is rejected.
-    pub(super) fn give(self, context: &mut Context<'_>, name: &str, reply: &mut Reply<'_>) {
+    pub(super) fn reply(self, context: &mut Context<'_>, name: &str, reply: &mut Reply<'_>) {
         match self {
             Self::NoPairs => wrong_number(context, name, reply),
             Self::Request(error) => refuse(context, reply, format_args!("ERR {error}")),
@@ -74,10 +74,10 @@ pub(super) struct CheckCommand<'a> {
 }
 
 impl<'a> CheckCommand<'a> {
-    pub(super) fn read(arguments: Arguments<'a>, question: Question) -> Result<Self, Refusal> {
+    pub(super) fn read(arguments: Arguments<'a>, kind: CommandKind) -> Result<Self, Refusal> {
         let (mut effect, mut spelling, mut given_cost, mut given_ttl) = (None, None, None, None);
         let mut pairs = arguments;
-        let is_check = question == Question::Check;
+        let is_check = kind == CommandKind::Check;
         loop {
             if is_check && effect.is_none() && pairs.is(0, "peek") {
                 effect = Some(Effect::Peek);

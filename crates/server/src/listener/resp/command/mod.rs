@@ -21,7 +21,7 @@ use tidegate_limiter::{MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
 pub(super) use self::context::{CommandBuffers, Context};
 
 use self::{
-    check::PendingCheck, reserve::PendingReservation, reset::PendingReset,
+    check::PendingCheck, reserve::ReservationCommand, reset::PendingReset,
     throttle::PendingThrottle, top::PendingTop,
 };
 use super::{
@@ -33,7 +33,7 @@ use super::{
 #[derive(Debug)]
 pub(super) enum PendingCommand {
     Check(PendingCheck),
-    Reservation(PendingReservation),
+    Reservation(ReservationCommand),
     Reset(PendingReset),
     Throttle(PendingThrottle),
     Top(PendingTop),

@@ -15,16 +15,18 @@ use tidegate_limiter::{
 use super::{
     super::{parse::Arguments, reply::Reply},
     Context, PendingCommand, PendingReply,
-    check::{CheckCommand, Question, Refusal, VERDICT_PARTS, audited, number, render_parts, ttl},
+    check::{
+        CheckCommand, CommandKind, Refusal, VERDICT_PARTS, audited, number, render_parts, ttl,
+    },
 };
 
 /// Runs `TIDEGATE.RESERVE [RAW] [COST n] [TTL ms] name value [name value …]`. Replies with the six
 /// parts of `TIDEGATE.CHECK`, the token, and the milliseconds until the reservation expires. The
 /// token is null and the time is -1 if the request is denied.
 pub(super) fn reserve(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
-    match PendingReserve::read(context, arguments) {
-        Ok(reserve) => run(context, PendingReservation::Reserve(reserve), reply),
-        Err(refusal) => refusal.give(context, "tidegate.reserve", reply),
+    match ReserveCommand::read(context, arguments) {
+        Ok(reserve) => run(context, ReservationCommand::Reserve(reserve), reply),
+        Err(refusal) => refusal.reply(context, "tidegate.reserve", reply),
     }
 }
 
@@ -36,11 +38,11 @@ pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
             return Err(RequestError::new("cost", problem));
         }
         let token = token(arguments)?;
-        Ok(PendingReservation::Settle { token, cost })
+        Ok(ReservationCommand::Settle { token, cost })
     });
     match settle {
         Ok(settle) => run(context, settle, reply),
-        Err(error) => Refusal::Request(error).give(context, "tidegate.settle", reply),
+        Err(error) => Refusal::Request(error).reply(context, "tidegate.settle", reply),
     }
 }
 
@@ -49,11 +51,11 @@ pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
 pub(super) fn renew(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let renew = ttl(arguments.get(2).unwrap_or_default()).and_then(|ttl| {
         let token = token(arguments)?;
-        Ok(PendingReservation::Renew { token, ttl })
+        Ok(ReservationCommand::Renew { token, ttl })
     });
     match renew {
         Ok(renew) => run(context, renew, reply),
-        Err(error) => Refusal::Request(error).give(context, "tidegate.renew", reply),
+        Err(error) => Refusal::Request(error).reply(context, "tidegate.renew", reply),
     }
 }
 
@@ -64,7 +66,7 @@ fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
 }
 
 /// Answers a command at once with the memory store, and later with Redis.
-fn run(context: &mut Context<'_>, command: PendingReservation, reply: &mut Reply<'_>) {
+fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply<'_>) {
     if context.limiter.redis_store().is_some() {
         let later = PendingCommand::Reservation(command);
         context.pending.push(PendingReply::new(later, reply));
@@ -77,23 +79,23 @@ fn run(context: &mut Context<'_>, command: PendingReservation, reply: &mut Reply
 
 /// A command about a reservation, possibly waiting for Redis.
 #[derive(Debug)]
-pub(in crate::listener::resp) enum PendingReservation {
-    Reserve(PendingReserve),
+pub(in crate::listener::resp) enum ReservationCommand {
+    Reserve(ReserveCommand),
     Settle { token: String, cost: u64 },
     Renew { token: String, ttl: Span },
 }
 
 /// A request to reserve.
 #[derive(Debug)]
-pub(in crate::listener::resp) struct PendingReserve {
+pub(in crate::listener::resp) struct ReserveCommand {
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,
     ttl: Span,
 }
 
-impl PendingReserve {
+impl ReserveCommand {
     fn read(context: &Context<'_>, arguments: Arguments<'_>) -> Result<Self, Refusal> {
-        let command = CheckCommand::read(arguments.skip(1), Question::Reserve)?;
+        let command = CheckCommand::read(arguments.skip(1), CommandKind::Reserve)?;
         let mut room = [("", ""); MAX_ENTRIES];
         let entries = command.entries(&mut room)?;
         Request::new(entries, command.cost)?;
@@ -152,7 +154,7 @@ impl PendingReserve {
     }
 }
 
-impl PendingReservation {
+impl ReservationCommand {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         match self {
             Self::Reserve(reserve) => reserve.heap_bytes(),

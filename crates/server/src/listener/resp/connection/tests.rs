@@ -89,7 +89,7 @@ fn a_pipeline_has_the_same_replies_wherever_it_is_split() {
         "{}",
         text(&whole)
     );
-    assert!(whole.ends_with(b":1\r\n:23\r\n"), "{}", text(&whole));
+    assert!(whole.ends_with(b":1\r\n:26\r\n"), "{}", text(&whole));
     for cut in 0..=PIPELINE.len() {
         let (before, after) = PIPELINE.split_at(cut);
         assert_eq!(

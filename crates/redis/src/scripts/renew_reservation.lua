@@ -1,0 +1,18 @@
+-- Renews a reservation: it expires at another instant.
+--
+-- KEYS[1]  the guard of the reservation
+-- ARGV[1]  the caller's instant
+-- ARGV[2]  the instant at which the reservation expires, unless it was renewed before
+-- ARGV[3]  the new instant
+-- ARGV[4]  for how many milliseconds the guard is kept
+--
+-- Returns the result, and a number (guard.lua).
+-- (guard.lua)
+local ended, number = read_guard(KEYS[1], ARGV[2])
+if ended then
+  return {ended, number}
+elseif number <= tonumber(ARGV[1]) then
+  return {EXPIRED, number}
+end
+write_guard(KEYS[1], ARGV[3], tonumber(ARGV[4]))
+return {OUTSTANDING, tonumber(ARGV[3])}
