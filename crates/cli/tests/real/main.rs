@@ -32,6 +32,7 @@ mod geoip;
 mod log;
 mod metrics;
 mod operate;
+mod packages;
 mod proxy;
 mod record;
 mod reload;
