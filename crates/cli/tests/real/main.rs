@@ -31,6 +31,7 @@ mod fleet;
 mod geoip;
 mod log;
 mod metrics;
+mod migrate;
 mod operate;
 mod packages;
 mod proxy;
