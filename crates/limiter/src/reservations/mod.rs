@@ -18,7 +18,7 @@
 //!
 //! **Expiry.** The server that made a reservation refunds it when it expires. If this server is
 //! killed before, the charges stay counted, which is safe. A server that is late by more than
-//! [`MAX_LATENESS`] does not refund, because Redis no longer knows whether the reservation was
+//! `MAX_LATENESS` does not refund, because Redis no longer knows whether the reservation was
 //! settled.
 
 mod table;

@@ -114,14 +114,14 @@ impl RedisStore {
     async fn end_in_slot(&self, call: &Call) -> Result<ReservationStatus, StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) => {}
-            reply => return status_of(reply.map_err(|error| error.into_store_error(call))?),
+            reply => return status_of(&reply.map_err(|error| error.into_store_error(call))?),
         }
         let (mut guard, mut refund) = (call.clone(), call.clone());
         guard.keys = call.keys.last().cloned().into_iter().collect();
         guard.args.truncate(2);
         refund.keys.pop();
         refund.args[1].clear();
-        let status = status_of(self.run(&guard).await?)?;
+        let status = status_of(&self.run(&guard).await?)?;
         if status == ReservationStatus::Ended && !refund.keys.is_empty() {
             self.run_refund(&refund).await?;
         }
@@ -154,7 +154,7 @@ impl RedisStore {
         });
         let calls: Vec<Call> = calls.collect();
         let replies = join_all(calls.iter().map(|call| self.run(call))).await;
-        let statuses = replies.into_iter().map(|reply| status_of(reply?));
+        let statuses = replies.into_iter().map(|reply| status_of(&reply?));
         combine(statuses.collect(), ReservationEnd::Expired)
     }
 
@@ -203,8 +203,8 @@ fn combine(
     })
 }
 
-fn status_of(reply: Reply) -> Result<ReservationStatus, StoreError> {
-    let numbers = decode::integers(&reply).ok_or_else(StoreError::unexpected_reply)?;
+fn status_of(reply: &Reply) -> Result<ReservationStatus, StoreError> {
+    let numbers = decode::integers(reply).ok_or_else(StoreError::unexpected_reply)?;
     Ok(match numbers[..] {
         [0, 0] => ReservationStatus::EndedBefore(ReservationEnd::Expired),
         [0, cost] => ReservationStatus::EndedBefore(ReservationEnd::Settled(cost - 1)),
