@@ -1,0 +1,220 @@
+/** Values that describe a request. Values that are `undefined` or `null` are left out. */
+export type Entries = Record<string, string | number | bigint | null | undefined>;
+
+/** What a call decides if there is no answer of the server. */
+export type FailurePolicy = "open" | "closed" | "throw";
+
+export interface TidegateOptions {
+  /** The address of `listen.http`. Default: `http://127.0.0.1:8080`. */
+  url?: string;
+  /** The token of `listen.http`. */
+  token?: string;
+  /** The time for a whole call, in milliseconds. Default: 1000. */
+  timeoutMs?: number;
+  /** Default: `throw`. */
+  onFailure?: FailurePolicy;
+  /** Default: the `fetch` of Node. */
+  fetch?: typeof globalThis.fetch;
+}
+
+export interface CallOptions {
+  /** Ends the call early. The call then rejects with the reason of the signal. */
+  signal?: AbortSignal;
+  /** Replaces the `timeoutMs` of the client. */
+  timeoutMs?: number;
+}
+
+export interface DecisionOptions extends CallOptions {
+  /** The units to charge. Default: 1. */
+  cost?: number;
+  /** Replaces the `onFailure` of the client. */
+  onFailure?: FailurePolicy;
+}
+
+export interface CheckOptions extends DecisionOptions {
+  /** `true` turns the normalisation of entries off. */
+  raw?: boolean;
+}
+
+export interface ThrottleOptions extends DecisionOptions {
+  /** `true` charges nothing. */
+  peek?: boolean;
+}
+
+export interface ReserveOptions extends CheckOptions {
+  /** The time until the reservation expires, such as `30s`. Default: `60s`. */
+  ttl?: string;
+}
+
+export interface RenewOptions extends CallOptions {
+  /** The new time until the reservation expires. Default: `60s`. */
+  ttl?: string;
+}
+
+/** A limit: a shorthand such as `20/min`, several limits, or the fields of the rules file. */
+export type Limit = string | LimitFields | Array<string | LimitFields>;
+
+export interface LimitFields {
+  algorithm?:
+    | "gcra"
+    | "token_bucket"
+    | "leaky_bucket"
+    | "fixed_window"
+    | "sliding_window_log"
+    | "sliding_window_counter"
+    | "concurrency";
+  [field: string]: unknown;
+}
+
+/** One limit of a verdict. */
+export interface LimitVerdict {
+  /** `null` if the limit is part of the request. */
+  rule: string | null;
+  /** A short form of the limit, such as `20/min`. */
+  policy: string;
+  allowed: boolean;
+  /** Whether the request is admitted over the limit, within the `soft` allowance. */
+  overLimit: boolean;
+  limit: number | null;
+  remaining: number | null;
+  resetAfterMs: number | null;
+  retryAfterMs: number | null;
+  retryAfterEstimated: boolean;
+  delayMs: number;
+  shadow: boolean;
+}
+
+/** A decision. The fields have the meaning of `/v1/check`. */
+export interface Verdict {
+  allowed: boolean;
+  /** Why the request is denied. */
+  reason?: "limit" | "blocked" | "store";
+  rule: string | null;
+  limit: number | null;
+  remaining: number | null;
+  resetAfterMs: number | null;
+  /** Milliseconds until the same request passes: 0 if allowed, `null` for never. */
+  retryAfterMs: number | null;
+  retryAfterEstimated: boolean;
+  /** How long the caller must delay an allowed request. Above 0 only for a queue. */
+  delayMs: number;
+  exactness: "exact" | "local" | "none";
+  /** `client` if the server did not decide, and `onFailure` did. */
+  source?: "redis" | "cache" | "local" | "policy" | "client";
+  limits: LimitVerdict[];
+  /** `ratelimit`, `ratelimit-policy`, `retry-after` and `x-ratelimit-*`, for the end client. */
+  headers: Record<string, string>;
+  /** Why the server did not decide. Present only if `source` is `client`. */
+  error?: TidegateUnavailableError;
+}
+
+export interface ReservedVerdict extends Verdict {
+  /** The token of the reservation. Absent if the request is denied or `source` is `client`. */
+  reservation?: string;
+  expiresInMs?: number;
+}
+
+export interface Settled {
+  /** The units that stay charged. */
+  settled: number;
+  /** The reserved units that are refunded. */
+  released: number;
+  /** The units beyond the reserved ones. */
+  over: number;
+}
+
+export interface Renewed {
+  /** The token that replaces the old one. */
+  reservation: string;
+  expiresInMs: number;
+}
+
+export interface WithReservationOptions<T> extends ReserveOptions {
+  /** Returns the final cost of a result. */
+  settle: (value: T) => number | Promise<number>;
+  /** Whether the reservation is renewed while the function runs. Default: `true`. */
+  renew?: boolean;
+  /** Is called if the reservation could not be settled. Default: a warning of the process. */
+  onSettleError?: (error: Error) => void;
+}
+
+/** What `withReservation` passes to the function. */
+export interface Running {
+  verdict: ReservedVerdict;
+  signal?: AbortSignal;
+}
+
+export type ReservationResult<T> =
+  | { allowed: false; verdict: ReservedVerdict }
+  | {
+      allowed: true;
+      verdict: ReservedVerdict;
+      value: T;
+      /** `undefined` if there was nothing to settle, or if the settlement failed. */
+      settled: Settled | undefined;
+    };
+
+/** A client of one Tidegate server. It has no state, so one client serves a whole process. */
+export class Tidegate {
+  constructor(options?: TidegateOptions);
+  /** Decides a request by the rules of the server, and charges its cost. */
+  check(entries: Entries, options?: CheckOptions): Promise<Verdict>;
+  /** Decides a request by the rules of the server, and charges nothing. */
+  peek(entries: Entries, options?: CheckOptions): Promise<Verdict>;
+  /** Decides a request by a limit that is part of the call. */
+  throttle(key: string, limit: Limit, options?: ThrottleOptions): Promise<Verdict>;
+  /** Charges a cost that is corrected later by `settle`. */
+  reserve(entries: Entries, options?: ReserveOptions): Promise<ReservedVerdict>;
+  /** Ends a reservation at its final cost. A cost of 0 cancels it. */
+  settle(reservation: string, cost: number, options?: CallOptions): Promise<Settled>;
+  /** Extends a reservation. */
+  renew(reservation: string, options?: RenewOptions): Promise<Renewed>;
+  /**
+   * Reserves, runs the function if the request is allowed, and settles at the cost of its result.
+   * If the function throws, the reservation is cancelled and the error is thrown.
+   */
+  withReservation<T>(
+    entries: Entries,
+    options: WithReservationOptions<T>,
+    run: (running: Running) => T | Promise<T>,
+  ): Promise<ReservationResult<T>>;
+}
+
+/** The base class of the errors of this package. */
+export class TidegateError extends Error {}
+
+/** The server rejected the call: the call, the token or the settings have a mistake. */
+export class TidegateRequestError extends TidegateError {
+  constructor(
+    message: string,
+    details: { serverStatus: number; field?: string | undefined; problem?: unknown },
+  );
+  /** The status of the server's answer. */
+  serverStatus: number;
+  /** 400 if the server rejects the value of an entry; otherwise 500. Express uses it. */
+  status: 400 | 500;
+  /** The same number, for Fastify. */
+  statusCode: 400 | 500;
+  /** The field that is wrong. */
+  field: string | undefined;
+  /** The problem document of the server. */
+  problem: unknown;
+}
+
+/** There is no decision: the server is unreachable, slow, overloaded or not a Tidegate server. */
+export class TidegateUnavailableError extends TidegateError {
+  status: 503;
+  statusCode: 503;
+}
+
+/** An HTTP response. */
+export interface ProblemResponse {
+  /** 429, or 503 if the server could not decide. */
+  status: 429 | 503;
+  headers: Record<string, string>;
+  /** A problem document (RFC 9457) as JSON. */
+  body: string;
+}
+
+/** Returns the HTTP response to a request that `verdict` denies. */
+export function problem(verdict: Verdict): ProblemResponse;

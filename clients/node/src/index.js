@@ -1,0 +1,3 @@
+export { Tidegate } from "./client.js";
+export { TidegateError, TidegateRequestError, TidegateUnavailableError } from "./errors.js";
+export { problem } from "./problem.js";
