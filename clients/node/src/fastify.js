@@ -1,0 +1,79 @@
+// A Fastify hook that asks Tidegate about each request, and answers the requests that are denied.
+
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { TidegateRequestError, TidegateUnavailableError } from "./errors.js";
+import { problem } from "./problem.js";
+import { verdictWithoutDecision } from "./verdict.js";
+
+export function tidegateHook(client, options = {}) {
+  const { entries, cost, reserve, skip, onSettleError = warn } = options;
+  if (reserve !== undefined && typeof reserve.settle !== "function") {
+    throw new TypeError("reserve.settle: expected a function that returns the final cost");
+  }
+  return async function tidegate(request, reply) {
+    if (skip !== undefined && (await skip(request))) return undefined;
+    const described = { ...standardEntries(request), ...(await entries?.(request)) };
+    const units = typeof cost === "function" ? await cost(request) : cost;
+    const call = { cost: units };
+    let verdict;
+    try {
+      verdict =
+        reserve === undefined
+          ? await client.check(described, call)
+          : await client.reserve(described, { ...call, ttl: reserve.ttl });
+    } catch (error) {
+      return answerFailure(reply, error);
+    }
+    if (!verdict.allowed) return send(reply, problem(verdict));
+    reply.headers(verdict.headers);
+    if (verdict.reservation !== undefined) {
+      settleAtEnd({ client, verdict, request, reply, reserve, cost: units ?? 1, onSettleError });
+    }
+    // A queue admits the request after this time.
+    if (verdict.delayMs > 0) await sleep(verdict.delayMs);
+    return undefined;
+  };
+}
+
+/** `request.ip` follows the setting `trustProxy` of Fastify. */
+function standardEntries(request) {
+  return { method: request.method, path: request.url, ip: request.ip || undefined };
+}
+
+function answerFailure(reply, error) {
+  if (error instanceof TidegateUnavailableError) {
+    return send(reply, problem(verdictWithoutDecision(false, error)));
+  }
+  const isOfClient = error instanceof TidegateRequestError && error.status === 400;
+  if (!isOfClient) throw error;
+  const document = { title: "Bad Request", status: 400, detail: error.problem.detail };
+  return send(reply, {
+    status: 400,
+    headers: { "content-type": "application/problem+json" },
+    body: JSON.stringify(document),
+  });
+}
+
+function send(reply, { status, headers, body }) {
+  // Fastify would add a charset to a text, which the type of a problem document does not have.
+  return reply.code(status).headers(headers).send(Buffer.from(body));
+}
+
+function settleAtEnd({ client, verdict, request, reply, reserve, cost, onSettleError }) {
+  reply.raw.once("close", async () => {
+    try {
+      // If the client disconnects before the response, the result is unknown to it and the
+      // reserved cost stays charged. Otherwise a client could make its failures free.
+      const isComplete = reply.raw.writableFinished;
+      const final = isComplete ? await reserve.settle(request, reply) : cost;
+      await client.settle(verdict.reservation, final);
+    } catch (error) {
+      onSettleError(error);
+    }
+  });
+}
+
+function warn(error) {
+  process.emitWarning(`a reservation was not settled: ${error.message}`, "TidegateWarning");
+}
