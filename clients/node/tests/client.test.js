@@ -17,7 +17,9 @@ import { startServer } from "./server.js";
 const RULES = `
   - {name: api, when: {path: {route: "/api/**"}}, key: [customer], limits: [3/h]}
   - {name: tokens, when: {path: {route: /chat}}, key: [user], limits: [1000/h]}
-  - {name: queue, when: {path: {route: /print}}, limits: [{algorithm: leaky_bucket, capacity: 5, leak: 10/s, queue: true}]}
+  - name: queue
+    when: {path: {route: /print}}
+    limits: [{algorithm: leaky_bucket, capacity: 5, leak: 10/s, queue: true}]
   - {name: twice, when: {path: {route: /twice}}, limits: [1/h, 2/h]}
 `;
 const MORE = "reservations: {max_ttl: 1min}";
@@ -193,7 +195,8 @@ describe("withReservation", () => {
 
   test("charges what was reserved if the final cost is not a cost", async () => {
     const entries = { path: "/chat", user: "nonsense" };
-    for (const settle of [() => NaN, () => -1, () => undefined, () => Promise.reject(new Error())]) {
+    const fails = () => Promise.reject(new Error("no usage"));
+    for (const settle of [() => NaN, () => -1, () => undefined, fails]) {
       const call = tidegate.withReservation(entries, { cost: 100, settle }, () => 1);
       await assert.rejects(call);
     }

@@ -18,7 +18,8 @@ const tidegate = new Tidegate({ url: "http://127.0.0.1:8080", token: "a", onFail
 const signal = AbortSignal.timeout(1_000);
 
 export async function decisions(): Promise<string> {
-  const verdict: Verdict = await tidegate.check({ ip: "::1", n: 1, no: undefined }, { cost: 2, signal });
+  const entries = { ip: "::1", n: 1, no: undefined };
+  const verdict: Verdict = await tidegate.check(entries, { cost: 2, signal });
   await tidegate.peek({}, { raw: true, onFailure: "closed" });
   await tidegate.throttle("a", ["1/s", { algorithm: "gcra", rate: "9/s" }], { peek: true });
   const { reservation } = await tidegate.reserve({}, { ttl: "30s" });

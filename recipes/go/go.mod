@@ -1,0 +1,3 @@
+module example.com/tidegate-recipe
+
+go 1.19
