@@ -21,7 +21,7 @@ before(async () => {
 
 for (const kind of ["check", "store"]) {
   test(`two processes together pass exactly the limit: ${kind}`, async () => {
-    const worker = () => run("node", [WORKER, server.url, kind, "200", "150", kind]);
+    const worker = () => run(process.execPath, [WORKER, server.url, kind, "200", "150", kind]);
     const [one, other] = await Promise.all([worker(), worker()]);
     assert.equal(Number(one) + Number(other), 150, `${one} and ${other}`);
   });

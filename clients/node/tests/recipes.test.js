@@ -68,7 +68,7 @@ async function limitsFailedLogins({ url }, get) {
 
 describe("recipes/node/express.js", () => {
   test("limits pages, an API and failed logins", async (t) => {
-    const { server, get } = await recipe(t, "node", ["express.js"], NODE);
+    const { server, get } = await recipe(t, process.execPath, ["express.js"], NODE);
     assert.deepEqual(await statuses(14, () => get("/pages")), { 200: 10, 429: 4 });
     await limitsTheApi(get);
     await limitsFailedLogins(server, get);
@@ -80,7 +80,7 @@ describe("recipes/node/express.js", () => {
 
 describe("recipes/node/fastify.js", () => {
   test("limits an API and failed logins", async (t) => {
-    const { server, get } = await recipe(t, "node", ["fastify.js"], NODE);
+    const { server, get } = await recipe(t, process.execPath, ["fastify.js"], NODE);
     await limitsTheApi(get);
     await limitsFailedLogins(server, get);
     await server.stop();

@@ -1,7 +1,9 @@
 // Starts real servers and programs for tests, and stops them when a test file ends.
 
 import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after } from "node:test";
@@ -77,4 +79,14 @@ export function tally(statuses) {
   const counts = {};
   for (const status of statuses) counts[status] = (counts[status] ?? 0) + 1;
   return counts;
+}
+
+/** Returns a port that no program uses. */
+export async function freePort() {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address();
+  server.close();
+  await once(server, "close");
+  return String(port);
 }
