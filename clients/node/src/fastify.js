@@ -61,17 +61,22 @@ function send(reply, { status, headers, body }) {
 }
 
 function settleAtEnd({ client, verdict, request, reply, reserve, cost, onSettleError }) {
-  reply.raw.once("close", async () => {
+  // HTTP/2 responses of Node have no `writableFinished`.
+  let isComplete = false;
+  const settle = async () => {
     try {
-      // If the client disconnects before the response, the result is unknown to it and the
-      // reserved cost stays charged. Otherwise a client could make its failures free.
-      const isComplete = reply.raw.writableFinished;
+      // If the client disconnects before the response, the reserved cost stays charged. Otherwise
+      // a client could make its failures free.
       const final = isComplete ? await reserve.settle(request, reply) : cost;
       await client.settle(verdict.reservation, final);
     } catch (error) {
       onSettleError(error);
     }
-  });
+  };
+  // The client may have disconnected while the server decided.
+  if (request.raw.destroyed || reply.raw.destroyed) return void settle();
+  reply.raw.once("finish", () => (isComplete = true));
+  reply.raw.once("close", settle);
 }
 
 function warn(error) {

@@ -1,6 +1,8 @@
 // The hook with the real Fastify and a real server.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
+import http2 from "node:http2";
 import { connect } from "node:net";
 import { before, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -139,7 +141,8 @@ test("without a decision the answer is 503, unless the client is open", async (t
   const more = `store: {redis: "redis://127.0.0.1:1", on_failure: closed}`;
   const alone = await startServer("  - {name: a, limits: [1/s]}\n", { more });
   t.after(() => alone.stop());
-  const undecided = await application(t, { client: new Tidegate({ url: alone.url }) });
+  const patient = new Tidegate({ url: alone.url, timeoutMs: 10_000 });
+  const undecided = await application(t, { client: patient });
   assert.equal((await undecided.send("/")).status, 503);
 });
 
@@ -148,7 +151,8 @@ test("a wrong token is an error of the application, not of its client", async (t
   const listen = "{address: 127.0.0.1:0, token_env: NODE_TEST_TOKEN}";
   const guarded = await startServer("", { listen, env });
   t.after(() => guarded.stop());
-  const { send } = await application(t, { client: new Tidegate({ url: guarded.url }) });
+  const client = new Tidegate({ url: guarded.url, timeoutMs: 10_000 });
+  const { send } = await application(t, { client });
   assert.equal((await send("/")).status, 500);
 });
 
@@ -191,6 +195,48 @@ test("a client that disconnects does not make its failure free", async (t) => {
   socket.destroy();
   await sleep(500);
   assert.equal(await remaining(), 3);
+});
+
+test("a client that disconnects during the decision is charged", async (t) => {
+  const reserve = { settle: () => 0 };
+  const slow = new Tidegate({
+    url: server.url,
+    timeoutMs: 10_000,
+    fetch: async (url, options) => {
+      const response = await fetch(url, options);
+      if (url.pathname.endsWith("/reserve")) await sleep(200);
+      return response;
+    },
+  });
+  const { app } = await application(t, { client: slow, trustProxy: true, hook: { reserve } });
+  const address = "198.51.100.12";
+  const entries = { path: "/login", method: "POST", ip: address };
+  const socket = connect(app.server.address().port, "127.0.0.1");
+  const head = `host: a\r\nx-forwarded-for: ${address}\r\ncontent-length: 0\r\n`;
+  socket.write(`POST /login HTTP/1.1\r\n${head}\r\n`);
+  while ((await tidegate.peek(entries)).remaining === 4) await sleep(5);
+  socket.destroy();
+  await sleep(500);
+  assert.equal((await tidegate.peek(entries)).remaining, 3);
+});
+
+test("HTTP/2 responses and injected requests are settled", async (t) => {
+  const settled = [];
+  const reserve = { settle: (request, reply) => settled.push(reply.statusCode) && 0 };
+  const hook = { reserve, entries: () => ({ ip: "198.51.100.13" }), onSettleError: assert.fail };
+  const { app } = await application(t, { http2: true, hook });
+  const session = http2.connect(`http://127.0.0.1:${app.server.address().port}`);
+  for (const password of ["right", "wrong"]) {
+    const stream = session.request({ ":method": "POST", ":path": "/login", password });
+    stream.resume();
+    await once(stream, "close");
+  }
+  // Otherwise the application waits for the session when it closes.
+  session.destroy();
+  const plain = await application(t, { hook });
+  await plain.app.inject({ method: "POST", url: "/login", headers: { password: "right" } });
+  while (settled.length < 3) await sleep(5);
+  assert.deepEqual(settled, [200, 401, 200]);
 });
 
 test("reserve needs a function that returns the final cost", () => {
