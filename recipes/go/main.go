@@ -121,11 +121,15 @@ func deny(w http.ResponseWriter, verdict *Verdict) {
 }
 
 func main() {
+	timeout, err := time.ParseDuration(env("TIDEGATE_TIMEOUT_MS", "500") + "ms")
+	if err != nil {
+		log.Fatal(err)
+	}
 	tidegate := &Tidegate{
 		URL:   env("TIDEGATE_URL", "http://127.0.0.1:8080"),
 		Token: os.Getenv("TIDEGATE_TOKEN"),
 		Client: &http.Client{
-			Timeout: 500 * time.Millisecond,
+			Timeout: timeout,
 			// The default keeps 2 idle connections to a host, too few for a busy service.
 			Transport: &http.Transport{MaxIdleConnsPerHost: 100, IdleConnTimeout: time.Minute},
 			// A redirect could send the token to another server.

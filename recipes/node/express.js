@@ -5,7 +5,10 @@ import { rateLimit } from "express-rate-limit";
 import { Tidegate, problem } from "tidegate";
 import { TidegateStore } from "tidegate/express-rate-limit";
 
-const tidegate = new Tidegate({ url: process.env.TIDEGATE_URL, timeoutMs: 500 });
+const tidegate = new Tidegate({
+  url: process.env.TIDEGATE_URL,
+  timeoutMs: Number(process.env.TIDEGATE_TIMEOUT_MS ?? 500),
+});
 const app = express();
 // The number of proxies in front of this application; `req.ip` is then the client's address.
 app.set("trust proxy", 1);

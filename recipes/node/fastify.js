@@ -4,7 +4,10 @@ import Fastify from "fastify";
 import { Tidegate } from "tidegate";
 import { tidegateHook } from "tidegate/fastify";
 
-const tidegate = new Tidegate({ url: process.env.TIDEGATE_URL, timeoutMs: 500 });
+const tidegate = new Tidegate({
+  url: process.env.TIDEGATE_URL,
+  timeoutMs: Number(process.env.TIDEGATE_TIMEOUT_MS ?? 500),
+});
 // The networks of the proxies in front of this application; `request.ip` is then the client's
 // address.
 const app = Fastify({ trustProxy: "127.0.0.1" });

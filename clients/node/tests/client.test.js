@@ -28,7 +28,7 @@ let server, tidegate;
 
 before(async () => {
   server = await startServer(RULES, { more: MORE });
-  tidegate = new Tidegate({ url: server.url });
+  tidegate = new Tidegate({ url: server.url, timeoutMs: 10_000 });
 });
 
 describe("check and peek", () => {
@@ -207,8 +207,8 @@ describe("withReservation", () => {
 
   test("renews while the function runs", async () => {
     const entries = { path: "/chat", user: "long" };
-    const options = { cost: 500, ttl: "1s", settle: () => 200 };
-    const run = () => sleep(2_500);
+    const options = { cost: 500, ttl: "2s", settle: () => 200 };
+    const run = () => sleep(4_500);
     const renewed = tidegate.withReservation(entries, options, run);
     const failures = [];
     const onSettleError = (error) => failures.push(error);
@@ -225,6 +225,7 @@ describe("withReservation", () => {
     let lost = 0;
     const losing = new Tidegate({
       url: server.url,
+      timeoutMs: 10_000,
       fetch: async (url, options) => {
         const response = await fetch(url, options);
         if (!url.pathname.endsWith("/settle") || lost > 0) return response;
@@ -246,10 +247,10 @@ describe("the token", () => {
     const more = "";
     const listen = "{address: 127.0.0.1:0, token_env: NODE_TEST_TOKEN}";
     const { url, stop } = await startServer("", { listen, more, env });
-    const right = new Tidegate({ url, token: env.NODE_TEST_TOKEN });
+    const right = new Tidegate({ url, token: env.NODE_TEST_TOKEN, timeoutMs: 10_000 });
     assert.equal((await right.throttle("a", "1/h")).allowed, true);
     for (const token of ["wrong", undefined]) {
-      const wrong = new Tidegate({ url, token, onFailure: "open" });
+      const wrong = new Tidegate({ url, token, timeoutMs: 10_000, onFailure: "open" });
       const call = wrong.throttle("a", "1/h");
       await assert.rejects(call, { name: "TidegateRequestError", serverStatus: 401, status: 500 });
     }

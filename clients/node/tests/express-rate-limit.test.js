@@ -95,6 +95,7 @@ describe("the store", () => {
     // The window ends between the two calls of a refund.
     const late = new Tidegate({
       url: server.url,
+      timeoutMs: 10_000,
       fetch: async (url, options) => {
         if (JSON.parse(options.body).cost > 1) await sleep(250);
         return fetch(url, options);

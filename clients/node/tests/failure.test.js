@@ -17,7 +17,8 @@ async function pretending(t, answer, options = {}) {
     server.closeAllConnections();
     server.close();
   });
-  return new Tidegate({ url: `http://127.0.0.1:${server.address().port}`, ...options });
+  const url = `http://127.0.0.1:${server.address().port}`;
+  return new Tidegate({ url, timeoutMs: 10_000, ...options });
 }
 
 const VERDICT = {
@@ -130,7 +131,7 @@ test("a base path is kept", async () => {
 test("onFailure decides while a server is dead, and the server decides again after", async () => {
   const rules = "  - {name: one, key: [user], limits: [2/h]}\n";
   const first = await startServer(rules);
-  const client = new Tidegate({ url: first.url, timeoutMs: 2_000 });
+  const client = new Tidegate({ url: first.url, timeoutMs: 10_000 });
   assert.equal((await client.check({ user: "a" })).remaining, 1);
 
   await first.stop("SIGKILL");
@@ -163,20 +164,20 @@ test("onFailure decides while a server is dead, and the server decides again aft
 test("a frozen server is a failure after the time limit", async () => {
   const server = await startServer();
   const client = new Tidegate({ url: server.url, timeoutMs: 200, onFailure: "open" });
-  assert.equal((await client.throttle("a", "5/h")).source, undefined);
+  const patient = { timeoutMs: 10_000 };
+  assert.equal((await client.throttle("a", "5/h", patient)).source, undefined);
   server.child.kill("SIGSTOP");
   const calls = Array.from({ length: 20 }, () => client.throttle("a", "5/h"));
   const sources = (await Promise.all(calls)).map((verdict) => verdict.source);
   assert.deepEqual(new Set(sources), new Set(["client"]));
   server.child.kill("SIGCONT");
-  const patient = { timeoutMs: 5_000 };
   assert.notEqual((await client.throttle("b", "5/h", patient)).source, "client");
   await server.stop();
 });
 
 test("a server that is killed under load costs no error but the documented one", async () => {
   const server = await startServer();
-  const client = new Tidegate({ url: server.url, timeoutMs: 2_000 });
+  const client = new Tidegate({ url: server.url, timeoutMs: 10_000 });
   const failures = [];
   const loops = Array.from({ length: 20 }, async (_, index) => {
     for (;;) {
@@ -201,6 +202,7 @@ test("a settlement is repeated until the server answers, and a failure is report
   let failing = 0;
   const client = new Tidegate({
     url: server.url,
+    timeoutMs: 10_000,
     fetch: async (url, options) => {
       if (url.pathname.endsWith("/settle") && failing-- > 0) throw new TypeError("fetch failed");
       return fetch(url, options);

@@ -10,8 +10,11 @@ import { fileURLToPath } from "node:url";
 import { run } from "./server.js";
 
 const PACKAGE = fileURLToPath(new URL("..", import.meta.url));
-const ENTRY_POINTS = { tidegate: "index", "tidegate/express-rate-limit": "express-rate-limit" };
-ENTRY_POINTS["tidegate/fastify"] = "fastify";
+const ENTRY_POINTS = {
+  tidegate: "index",
+  "tidegate/express-rate-limit": "express-rate-limit",
+  "tidegate/fastify": "fastify",
+};
 
 test("the published package has no dependencies and works alone", async (t) => {
   const folder = mkdtempSync(join(tmpdir(), "tidegate-pack-"));
@@ -31,7 +34,8 @@ test("the published package has no dependencies and works alone", async (t) => {
     for (const name of ${JSON.stringify(names)}) {
       console.log(JSON.stringify(Object.keys(await import(name)).sort()));
     }`;
-  const printed = await run(process.execPath, ["--input-type=module", "-e", program], { cwd: folder });
+  const options = { cwd: folder, input: program };
+  const printed = await run(process.execPath, ["--input-type=module", "-"], options);
   const exported = printed.trim().split("\n").map((line) => JSON.parse(line));
   assert.deepEqual(exported, names.map(declared));
 });

@@ -24,7 +24,8 @@ const [, MORE, RULES] = /^listen:.*\n([^]*?)^rules:\n([^]*)$/m.exec(
 /** Starts a server and a recipe, and returns a function that sends requests to the recipe. */
 async function recipe(t, program, args, cwd) {
   const server = await startServer(RULES, { more: MORE });
-  const env = { TIDEGATE_URL: server.url, PORT: "0" };
+  // A machine that runs many tests at once is slow.
+  const env = { TIDEGATE_URL: server.url, TIDEGATE_TIMEOUT_MS: "20000", PORT: "0" };
   const running = await start(program, args, LISTENING, { cwd, env });
   t.after(() => Promise.all([server.stop(), running.stop()]));
   const get = (path, headers = {}, method = "GET") =>
@@ -56,7 +57,7 @@ async function limitsFailedLogins({ url }, get) {
   const right = { password: "open sesame" };
   assert.deepEqual(await statuses(5, () => get("/login", right, "POST")), { 200: 5 });
   // Fastify settles after the response.
-  const tidegate = new Tidegate({ url });
+  const tidegate = new Tidegate({ url, timeoutMs: 20_000 });
   const login = { path: "/login", method: "POST", ip: "127.0.0.1" };
   while ((await tidegate.peek(login)).remaining < 4) await sleep(5);
   const guess = (index) => get("/login", { password: `guess ${index}` }, "POST");
