@@ -60,4 +60,5 @@ test("parallel hits and refunds of a store add up", async () => {
   await Promise.all(Array.from({ length: 80 }, () => store.decrement("sum")));
   assert.equal((await store.get("sum")).totalHits, 0);
   assert.equal((await store.increment("sum")).totalHits, 1);
+  assert.equal((await store.increment("sum")).totalHits, 2);
 });

@@ -91,24 +91,27 @@ describe("the store", () => {
   });
 
   test("a refund in the next window admits nothing there", async () => {
-    const store = newStore({}, 200);
-    // The window ends between the two calls of a refund.
+    const store = newStore({}, 500);
+    // The window ends between the two calls of a refund, and the next one has a hit.
     const late = new Tidegate({
       url: server.url,
       timeoutMs: 10_000,
       fetch: async (url, options) => {
-        if (JSON.parse(options.body).cost > 1) await sleep(250);
+        if (JSON.parse(options.body).cost > 1) {
+          await sleep(550);
+          await store.increment("a");
+        }
         return fetch(url, options);
       },
     });
     const other = new TidegateStore(late, { prefix: store.prefix, onError: assert.fail });
-    other.init({ windowMs: 200 });
+    other.init({ windowMs: 500 });
     await store.increment("a");
     await store.increment("a");
     await other.decrement("a");
     const info = await store.get("a");
-    assert.ok(info === undefined || info.totalHits === 0, JSON.stringify(info));
-    assert.equal((await store.increment("a")).totalHits, 1);
+    // On a slow machine, this window may have ended, too.
+    assert.ok(info === undefined || info.totalHits === 1, JSON.stringify(info));
   });
 
   test("resetKey begins a new window", async () => {

@@ -199,12 +199,14 @@ test("a client that disconnects does not make its failure free", async (t) => {
 
 test("a client that disconnects during the decision is charged", async (t) => {
   const reserve = { settle: () => 0 };
+  const settled = [];
   const slow = new Tidegate({
     url: server.url,
     timeoutMs: 10_000,
     fetch: async (url, options) => {
       const response = await fetch(url, options);
       if (url.pathname.endsWith("/reserve")) await sleep(200);
+      if (url.pathname.endsWith("/settle")) settled.push(JSON.parse(options.body).cost);
       return response;
     },
   });
@@ -216,7 +218,8 @@ test("a client that disconnects during the decision is charged", async (t) => {
   socket.write(`POST /login HTTP/1.1\r\n${head}\r\n`);
   while ((await tidegate.peek(entries)).remaining === 4) await sleep(5);
   socket.destroy();
-  await sleep(500);
+  for (let attempt = 0; attempt < 400 && settled.length === 0; attempt += 1) await sleep(5);
+  assert.deepEqual(settled, [1]);
   assert.equal((await tidegate.peek(entries)).remaining, 3);
 });
 
