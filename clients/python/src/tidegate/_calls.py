@@ -1,0 +1,151 @@
+"""The calls of the HTTP API: paths, bodies, and how their responses are read.
+
+`Client` and `AsyncClient` share this module, which sends nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Callable, Dict, Generic, Mapping, Optional, Sequence, TypeVar, Union
+
+from ._verdict import (
+    Renewal,
+    Reserved,
+    Response,
+    Settlement,
+    Verdict,
+    read_renewal,
+    read_reserved,
+    read_settlement,
+    read_verdict,
+)
+
+T = TypeVar("T")
+
+Entries = Mapping[str, str]
+Duration = Union[str, float, timedelta]
+Limit = Union[str, Mapping[str, Any], Sequence[Union[str, Mapping[str, Any]]]]
+
+# The policies for a server that cannot be reached.
+POLICIES = ("open", "closed", "raise")
+
+# What happens to a reservation when the body of a `with` statement raises an exception.
+ERROR_POLICIES = ("cancel", "settle", "keep")
+
+# Settling is repeated after a failure, because it takes effect once.
+SETTLE_PAUSES = (0.05, 0.2)
+
+logger = logging.getLogger("tidegate")
+
+
+@dataclass(frozen=True)
+class Call(Generic[T]):
+    """A request to the server, and the function that reads the response."""
+
+    path: str
+    body: Dict[str, Any]
+    read: Callable[[Response], T]
+
+
+def check(entries: Entries, cost: int, raw: bool) -> Call[Verdict]:
+    return Call("/v1/check", _described(entries, cost, raw), read_verdict)
+
+
+def peek(entries: Entries, cost: int, raw: bool) -> Call[Verdict]:
+    return Call("/v1/peek", _described(entries, cost, raw), read_verdict)
+
+
+def throttle(key: str, limit: Limit, cost: int, is_peek: bool) -> Call[Verdict]:
+    if not isinstance(key, str):
+        raise TypeError(f"key: expected a string, got {type(key).__name__}")
+    body: Dict[str, Any] = {"key": key, "cost": _cost(cost)}
+    if is_peek:
+        body["peek"] = True
+    if isinstance(limit, str):
+        body["limits"] = [limit]
+    elif isinstance(limit, Mapping):
+        body.update(limit)
+    else:
+        body["limits"] = list(limit)
+    return Call("/v1/throttle", body, read_verdict)
+
+
+def reserve(entries: Entries, cost: int, ttl: Duration, raw: bool) -> Call[Reserved]:
+    body = _described(entries, cost, raw)
+    body["ttl"] = duration(ttl)
+    return Call("/v1/reserve", body, read_reserved)
+
+
+def settle(token: str, cost: int) -> Call[Settlement]:
+    body = {"reservation": token, "cost": _cost(cost)}
+    return Call("/v1/settle", body, read_settlement)
+
+
+def renew(token: str, ttl: Duration) -> Call[Renewal]:
+    return Call("/v1/renew", {"reservation": token, "ttl": duration(ttl)}, read_renewal)
+
+
+def duration(value: Duration) -> str:
+    """Returns a duration in the notation of the server. Numbers are seconds."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"ttl: expected seconds, a timedelta or a string, got {value!r}")
+    # Rounded up, so that a reservation never expires early.
+    return f"{int(-(-value * 1000 // 1))}ms"
+
+
+def require_policy(name: str, value: str, policies: Sequence[str]) -> str:
+    if value not in policies:
+        expected = ", ".join(repr(policy) for policy in policies)
+        raise ValueError(f"{name}: expected one of {expected}, got {value!r}")
+    return value
+
+
+class FailureLog:
+    """Logs when a server becomes unreachable and when it answers again, not each failure."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._is_failing = False
+
+    def failed(self, error: Exception, policy: str) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            logger.warning(
+                "no decision from %s: %s; on_failure=%s applies until it answers again",
+                self._url,
+                error,
+                policy,
+            )
+
+    def answered(self) -> None:
+        if self._is_failing:
+            self._is_failing = False
+            logger.warning("%s answers again", self._url)
+
+
+def _described(entries: Entries, cost: int, raw: bool) -> Dict[str, Any]:
+    for name, value in entries.items():
+        if not isinstance(value, str):
+            raise TypeError(f"entries[{name!r}]: expected a string, got {type(value).__name__}")
+    body: Dict[str, Any] = {"entries": dict(entries), "cost": _cost(cost)}
+    if raw:
+        body["raw"] = True
+    return body
+
+
+def _cost(cost: int) -> int:
+    if isinstance(cost, bool) or not isinstance(cost, int):
+        raise TypeError(f"cost: expected a whole number, got {cost!r}")
+    return cost
+
+
+def assumed_settlement(cost: int, reserved: Optional[int]) -> Settlement:
+    """The settlement of a reservation whose response was lost."""
+    released = max(0, (reserved or cost) - cost)
+    return Settlement(settled=cost, released=released, over=0, confirmed=False)

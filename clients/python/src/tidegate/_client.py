@@ -1,0 +1,194 @@
+"""The synchronous client."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Optional, Type
+
+from . import _calls as calls
+from ._calls import Call, Duration, Entries, FailureLog, Limit, logger
+from ._http import Settings, SyncHttp, Verify
+from ._reservation import ReservationState
+from ._verdict import Renewal, Reserved, Settlement, Verdict
+from .errors import NotOutstanding, TidegateError, Unavailable
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_TIMEOUT = 1.0
+DEFAULT_MAX_CONNECTIONS = 100
+DEFAULT_TTL = 60.0
+
+
+class Client:
+    """A client of a Tidegate server. It is safe to use from several threads.
+
+    - `url`: the HTTP listener of the server.
+    - `token`: the token of the listener (`listen.http.token`), sent as `Tidegate-Token`.
+    - `timeout`: seconds for each of connecting, sending, and waiting for data.
+    - `on_failure`: if the server gives no decision, `"raise"` raises `Unavailable`, `"open"`
+      allows the request, and `"closed"` denies it. A wrong request or token always raises.
+    - `verify`: an `ssl.SSLContext`, for a private certificate authority or a client certificate.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        token: Optional[str] = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        on_failure: str = "raise",
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        verify: Verify = True,
+    ) -> None:
+        self.on_failure = calls.require_policy("on_failure", on_failure, calls.POLICIES)
+        self._http = SyncHttp(Settings(url.rstrip("/"), token, timeout, max_connections, verify))
+        self._failures = FailureLog(url)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def check(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
+        """Decides a request by the rules of the server, and charges it if it is allowed."""
+        return self._decide(calls.check(entries, cost, raw))
+
+    def peek(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
+        """Returns the verdict of `check`, and charges nothing."""
+        return self._decide(calls.peek(entries, cost, raw))
+
+    def throttle(self, key: str, limit: Limit, *, cost: int = 1, peek: bool = False) -> Verdict:
+        """Decides a request by a limit that is part of the request.
+
+        `limit` is a limit in the notation of the rules file, such as `"20/min"`, a mapping such as
+        `{"algorithm": "gcra", "rate": "100/s", "burst": 5}`, or a list of limits.
+        """
+        return self._decide(calls.throttle(key, limit, cost, peek))
+
+    def reserve(
+        self,
+        entries: Entries,
+        *,
+        cost: int = 1,
+        ttl: Duration = DEFAULT_TTL,
+        raw: bool = False,
+        on_error: str = "cancel",
+    ) -> Reservation:
+        """Charges an estimate, which `Reservation.settle` corrects. `ttl` is in seconds.
+
+        In a `with` statement, the reservation is settled at its end. If the body raises an
+        exception, `on_error` applies: `"cancel"` refunds the whole cost, `"settle"` settles the
+        reservation as without an exception, and `"keep"` leaves it to expire.
+        """
+        on_error = calls.require_policy("on_error", on_error, calls.ERROR_POLICIES)
+        call = calls.reserve(entries, cost, ttl, raw)
+        try:
+            reserved = self._send(call)
+        except Unavailable as error:
+            reserved = Reserved(self._verdict_of_failure(error), None)
+        return Reservation(self, reserved, cost, on_error)
+
+    def settle(self, token: str, cost: int) -> Settlement:
+        """Settles a reservation by its token. After a failure, the call is repeated."""
+        return self._settle(token, cost, None)
+
+    def renew(self, token: str, ttl: Duration = DEFAULT_TTL) -> Renewal:
+        """Renews a reservation. The new token replaces the old one."""
+        return self._send(calls.renew(token, ttl))
+
+    def is_healthy(self) -> bool:
+        """Returns true if the server answers."""
+        return self._http.is_healthy()
+
+    def _settle(self, token: str, cost: int, reserved: Optional[int]) -> Settlement:
+        call = calls.settle(token, cost)
+        for pause in calls.SETTLE_PAUSES:
+            try:
+                return self._send(call)
+            except Unavailable:
+                time.sleep(pause)
+            except NotOutstanding:
+                if pause == calls.SETTLE_PAUSES[0]:
+                    raise
+                return calls.assumed_settlement(cost, reserved)
+        try:
+            return self._send(call)
+        except NotOutstanding:
+            return calls.assumed_settlement(cost, reserved)
+
+    def _decide(self, call: Call[Verdict]) -> Verdict:
+        try:
+            return self._send(call)
+        except Unavailable as error:
+            return self._verdict_of_failure(error)
+
+    def _send(self, call: Call[calls.T]) -> calls.T:
+        result = self._http.send(call)
+        self._failures.answered()
+        return result
+
+    def _verdict_of_failure(self, error: Unavailable) -> Verdict:
+        if self.on_failure == "raise":
+            raise error
+        self._failures.failed(error, self.on_failure)
+        return Verdict.of_failure(allowed=self.on_failure == "open")
+
+
+class Reservation(ReservationState):
+    """A reserved cost, which is settled once. It is true if the request is allowed."""
+
+    def __init__(self, client: Client, reserved: Reserved, cost: int, on_error: str) -> None:
+        super().__init__(reserved, cost, on_error)
+        self._client = client
+
+    def settle(self, cost: Optional[int] = None) -> Optional[Settlement]:
+        """Settles at `cost`, by default at the attribute `cost`.
+
+        Returns `None` if there is nothing to settle: the request was denied, the server was not
+        reached, or the reservation is settled already.
+        """
+        if self.token is None:
+            return None
+        final = self.cost if cost is None else cost
+        try:
+            settlement = self._client._settle(self.token, final, self.reserved)
+        except NotOutstanding:
+            self.token = None
+            raise
+        # After another exception the token stays, so that the caller can settle again.
+        self.token = None
+        return settlement
+
+    def cancel(self) -> Optional[Settlement]:
+        """Refunds the whole cost."""
+        return self.settle(0)
+
+    def renew(self, ttl: Duration = DEFAULT_TTL) -> None:
+        """Lets the reservation expire `ttl` seconds from now."""
+        if self.token is not None:
+            self._replace(self._client.renew(self.token, ttl))
+
+    def __enter__(self) -> Reservation:
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        traceback: Optional[TracebackType],
+    ) -> None:
+        cost = self._final_cost(kind is not None)
+        if cost is None:
+            return
+        try:
+            self.settle(cost)
+        except TidegateError as problem:
+            # An exception of the body is more important than one of its settlement.
+            if kind is None and self._client.on_failure == "raise":
+                raise
+            logger.warning("a reservation was not settled: %s", problem)
