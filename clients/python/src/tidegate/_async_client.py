@@ -82,8 +82,11 @@ class AsyncClient:
         return await self._send(calls.renew(token, ttl))
 
     async def is_healthy(self) -> bool:
-        """Returns true if the server answers."""
-        return await self._http.is_healthy()
+        """Returns true if the server decides requests. It charges nothing."""
+        try:
+            return not (await self._send(calls.probe())).is_undecided
+        except Unavailable:
+            return False
 
     async def _settle(self, token: str, cost: int, reserved: Optional[int]) -> Settlement:
         call = calls.settle(token, cost)

@@ -72,6 +72,11 @@ def throttle(key: str, limit: Limit, cost: int, is_peek: bool) -> Call[Verdict]:
     return Call("/v1/throttle", body, read_verdict)
 
 
+def probe() -> Call[Verdict]:
+    """A call that charges nothing and needs no rules."""
+    return throttle("tidegate-probe", "1/s", 1, True)
+
+
 def reserve(entries: Entries, cost: int, ttl: Duration, raw: bool) -> Call[Reserved]:
     body = _described(entries, cost, raw)
     body["ttl"] = duration(ttl)
@@ -117,8 +122,7 @@ class FailureLog:
         if not self._is_failing:
             self._is_failing = True
             logger.warning(
-                "no decision from %s: %s; on_failure=%s applies until it answers again",
-                self._url,
+                "no decision: %s; on_failure=%s applies to this and further failures",
                 error,
                 policy,
             )

@@ -102,8 +102,11 @@ class Client:
         return self._send(calls.renew(token, ttl))
 
     def is_healthy(self) -> bool:
-        """Returns true if the server answers."""
-        return self._http.is_healthy()
+        """Returns true if the server decides requests. It charges nothing."""
+        try:
+            return not self._send(calls.probe()).is_undecided
+        except Unavailable:
+            return False
 
     def _settle(self, token: str, cost: int, reserved: Optional[int]) -> Settlement:
         call = calls.settle(token, cost)

@@ -80,12 +80,6 @@ class SyncHttp:
             raise _failure(error, self._settings) from error
         return _result(call, response)
 
-    def is_healthy(self) -> bool:
-        try:
-            return self._of_this_process().get("/healthcheck").status_code == 200
-        except httpx.HTTPError:
-            return False
-
     def close(self) -> None:
         self._client.close()
 
@@ -119,13 +113,6 @@ class AsyncHttp:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _failure(error, self._settings) from error
         return _result(call, response)
-
-    async def is_healthy(self) -> bool:
-        try:
-            response = await self._of_this_loop().get("/healthcheck")
-        except httpx.HTTPError:
-            return False
-        return response.status_code == 200
 
     async def close(self) -> None:
         """Closes the connections of the current event loop."""

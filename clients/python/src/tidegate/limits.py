@@ -244,7 +244,7 @@ class TidegateStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
         return self._run(_expiry(self._keys.fixed(key)))
 
     def check(self) -> bool:
-        """Returns true if the server answers."""
+        """Returns true if the server decides requests."""
         return self._client.is_healthy()
 
     def reset(self) -> Optional[int]:
@@ -336,7 +336,7 @@ class AsyncTidegateStorage(
         return await self._run(_expiry(self._keys.fixed(key)))
 
     async def check(self) -> bool:
-        """Returns true if the server answers."""
+        """Returns true if the server decides requests."""
         return await self._client.is_healthy()
 
     async def reset(self) -> Optional[int]:
