@@ -25,6 +25,7 @@ from limits.aio.storage.base import (
     SlidingWindowCounterSupport as AsyncSlidingWindowCounterSupport,
 )
 from limits.errors import ConfigurationError
+from limits.limits import GRANULARITIES
 from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
 
 from ._async_client import AsyncClient
@@ -40,7 +41,7 @@ T = TypeVar("T")
 # A count that no rate limit reaches, for counters whose limit the caller compares itself.
 _UNLIMITED = 999_999_999_999_999
 
-# The longest window of the server. A peek with it reads a window of any length.
+# The longest window of the server. A peek with it reads the count of a window of any length.
 _LONGEST = "3650d"
 
 # The longest key of the server.
@@ -101,6 +102,17 @@ def _fixed_window(window: str) -> Dict[str, Any]:
     }
 
 
+def _window_of(key: str) -> str:
+    """Returns the window of a key that `RateLimitItem.key_for` made: `…/amount/multiples/unit`.
+
+    `get` and `get_expiry` have no parameter for the window.
+    """
+    parts = key.rsplit("/", 2)
+    if len(parts) == 3 and parts[1].isdecimal() and parts[2] in GRANULARITIES:
+        return f"{int(parts[1]) * GRANULARITIES[parts[2]].GRANULARITY.seconds}s"
+    return _LONGEST
+
+
 def _decided(verdict: Verdict) -> Verdict:
     """Returns a verdict of a limit, and raises an exception if nothing was decided."""
     if verdict.is_undecided or verdict.limit is None or verdict.remaining is None:
@@ -117,18 +129,18 @@ def _spent(verdict: Verdict, cost: int) -> int:
 
 def _increment(key: str, expiry: int, amount: int) -> _Operation[int]:
     if amount == 0:
-        return (yield from _count(key))
+        return (yield from _count(key, f"{expiry}s"))
     verdict = yield _Question(key, _fixed_window(f"{expiry}s"), amount)
     return _spent(verdict, 0)
 
 
-def _count(key: str) -> _Operation[int]:
-    verdict = yield _Question(key, _fixed_window(_LONGEST), 1, peek=True)
+def _count(key: str, window: str) -> _Operation[int]:
+    verdict = yield _Question(key, _fixed_window(window), 1, peek=True)
     return _spent(verdict, 1)
 
 
-def _expiry(key: str) -> _Operation[float]:
-    verdict = yield _Question(key, _fixed_window(_LONGEST), 1, peek=True)
+def _expiry(key: str, window: str) -> _Operation[float]:
+    verdict = yield _Question(key, _fixed_window(window), 1, peek=True)
     # If nothing is spent, the time belongs to the window that a request would begin.
     wait = (verdict.reset_after or 0.0) if _spent(verdict, 1) > 0 else 0.0
     return time.time() + wait
@@ -237,11 +249,11 @@ class TidegateStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
     def get(self, key: str) -> int:
         """Returns the counter of a fixed window."""
-        return self._run(_count(self._keys.fixed(key)))
+        return self._run(_count(self._keys.fixed(key), _window_of(key)))
 
     def get_expiry(self, key: str) -> float:
         """Returns the end of a fixed window, in seconds since 1970."""
-        return self._run(_expiry(self._keys.fixed(key)))
+        return self._run(_expiry(self._keys.fixed(key), _window_of(key)))
 
     def check(self) -> bool:
         """Returns true if the server decides requests."""
@@ -329,11 +341,11 @@ class AsyncTidegateStorage(
 
     async def get(self, key: str) -> int:
         """Returns the counter of a fixed window."""
-        return await self._run(_count(self._keys.fixed(key)))
+        return await self._run(_count(self._keys.fixed(key), _window_of(key)))
 
     async def get_expiry(self, key: str) -> float:
         """Returns the end of a fixed window, in seconds since 1970."""
-        return await self._run(_expiry(self._keys.fixed(key)))
+        return await self._run(_expiry(self._keys.fixed(key), _window_of(key)))
 
     async def check(self) -> bool:
         """Returns true if the server decides requests."""

@@ -1,0 +1,46 @@
+"""Replaces the `conftest.py` of the suite of `limits`: one Tidegate server instead of their servers.
+
+`run` copies this file into the suite.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from tidegate.limits import AsyncTidegateStorage, TidegateStorage
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+    folder = Path(tempfile.mkdtemp())
+    rules = folder / "tidegate.yaml"
+    rules.write_text(f"listen: {{http: {host}, resp: off, grpc: off, admin: off}}\nrules: []\n")
+    with (folder / "log").open("w") as log:
+        command = [os.environ["TIDEGATE_BIN"], "serve", "--config", str(rules)]
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    config.add_cleanup(server.kill)
+    # `tests/utils.py` reads it when it is imported.
+    os.environ["TIDEGATE_HOST"] = host
+    storage = TidegateStorage(f"tidegate://{host}")
+    end = time.monotonic() + 30
+    while not storage.check():
+        assert time.monotonic() < end, (folder / "log").read_text()
+        time.sleep(0.05)
+
+
+@pytest.fixture(autouse=True)
+def empty_storage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Gives each test keys of its own. The suite deletes all keys of Redis instead."""
+    prefix = f"{request.node.nodeid}-{time.time_ns()}"
+    for storage in (TidegateStorage, AsyncTidegateStorage):
+        defaults = {**(storage.__init__.__kwdefaults__ or {}), "key_prefix": prefix}
+        monkeypatch.setattr(storage.__init__, "__kwdefaults__", defaults)
