@@ -27,6 +27,7 @@ from limits.aio.storage.base import (
 from limits.errors import ConfigurationError
 from limits.limits import GRANULARITIES
 from limits.storage import MovingWindowSupport, SlidingWindowCounterSupport, Storage
+from limits.storage.base import TimestampedSlidingWindow
 
 from ._async_client import AsyncClient
 from ._client import DEFAULT_MAX_CONNECTIONS, DEFAULT_TIMEOUT, Client
@@ -157,12 +158,14 @@ def _acquire(key: str, limit: Dict[str, Any], amount: int) -> _Operation[bool]:
 
 def _moving_window(key: str, limit: int, expiry: int) -> _Operation[Tuple[float, int]]:
     window = _log(limit, expiry)
-    spent = _spent((yield _Question(key, window, 1, peek=True)), 1)
+    verdict = yield _Question(key, window, 1, peek=True)
+    spent = _spent(verdict, 1)
     for _ in range(_MAX_PEEKS):
         if spent == 0:
             break
-        # One unit more than is free passes as soon as the oldest unit expires.
-        cost = max(1, limit - spent + 1)
+        # One unit more than is free passes as soon as the oldest unit expires. While Redis is
+        # unreachable, the limit in the verdict is the share of the server.
+        cost = max(1, (verdict.limit or limit) - spent + 1)
         verdict = yield _Question(key, window, cost, peek=True)
         now_spent = _spent(verdict, cost)
         if now_spent == spent and verdict.retry_after is not None:
@@ -209,10 +212,13 @@ def _endpoint(uri: Optional[str]) -> Tuple[str, Optional[str]]:
     return f"{scheme}://{host}:{port}", unquote(parts.password) if parts.password else None
 
 
-class TidegateStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport):
+class TidegateStorage(
+    Storage, MovingWindowSupport, SlidingWindowCounterSupport, TimestampedSlidingWindow
+):
     """The synchronous storage.
 
     Options: `token`, `timeout` in seconds, `max_connections`, `verify`, and `key_prefix`.
+    `TimestampedSlidingWindow` says that sliding windows begin at multiples of their length.
     """
 
     STORAGE_SCHEME = ["tidegate", "tidegates"]
@@ -303,7 +309,10 @@ class TidegateStorage(Storage, MovingWindowSupport, SlidingWindowCounterSupport)
 
 
 class AsyncTidegateStorage(
-    AsyncStorage, AsyncMovingWindowSupport, AsyncSlidingWindowCounterSupport
+    AsyncStorage,
+    AsyncMovingWindowSupport,
+    AsyncSlidingWindowCounterSupport,
+    TimestampedSlidingWindow,
 ):
     """The asynchronous storage, with the options of `TidegateStorage`."""
 

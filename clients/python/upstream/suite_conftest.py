@@ -1,6 +1,6 @@
 """Replaces the `conftest.py` of the suite of `limits`: one Tidegate server instead of their servers.
 
-`run` copies this file into the suite.
+`run` copies this file into the suite, under that name.
 """
 
 from __future__ import annotations
