@@ -138,7 +138,7 @@ def test_requests_tokens(server: Server, service: Service, recipe: Any) -> None:
 
 def test_fastapi(server: Server, recipe: Any) -> None:
     with serve_asgi(recipe("fastapi_app").app) as url:
-        with httpx.Client(base_url=url, trust_env=False) as browser:
+        with httpx.Client(base_url=url, trust_env=False, verify=False) as browser:
             statuses = [browser.get("/api/orders").status_code for _ in range(21)]
             assert (statuses.count(200), statuses[-1]) == (20, 429)
             denied = browser.get("/api/orders")
@@ -164,7 +164,7 @@ def test_flask(
     own = start_server((RECIPES / "rules.yaml").read_text().partition("\n")[2])
     monkeypatch.setenv("TIDEGATE_URL", own.url)
     with serve_wsgi(recipe("flask_app").app) as url:
-        with httpx.Client(base_url=url, trust_env=False) as browser:
+        with httpx.Client(base_url=url, trust_env=False, verify=False) as browser:
             statuses = [browser.get("/api/orders").status_code for _ in range(21)]
             assert (statuses.count(200), statuses[-1]) == (20, 429)
             own.kill()
@@ -174,7 +174,7 @@ def test_flask(
 
 @pytest.mark.parametrize("name, serve", [("flask_limiter_app", serve_wsgi), ("slowapi_app", serve_asgi)])
 def test_limits_in_the_code(recipe: Any, name: str, serve: Any) -> None:
-    with serve(recipe(name).app) as url, httpx.Client(trust_env=False) as browser:
+    with serve(recipe(name).app) as url, httpx.Client(trust_env=False, verify=False) as browser:
         responses = [browser.get(f"{url}/reports") for _ in range(4)]
     assert [response.status_code for response in responses] == [200, 200, 200, 429]
     if name == "flask_limiter_app":

@@ -48,7 +48,8 @@ class Settings:
             "base_url": self.url,
             "headers": headers,
             "timeout": self.timeout,
-            "verify": self.verify,
+            # Reading the certificates of the machine takes tens of milliseconds.
+            "verify": self.verify if self.url.startswith("https:") else False,
             # A forward proxy of the environment is not meant for the rate limiter.
             "trust_env": False,
             "limits": httpx.Limits(
