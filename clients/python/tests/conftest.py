@@ -33,9 +33,11 @@ rules:
 class Server:
     """A Tidegate process with an HTTP listener on a free port."""
 
-    def __init__(self, folder: Path, rules: str, http: str = "", more: str = "") -> None:
+    def __init__(
+        self, folder: Path, rules: str, http: str = "", more: str = "", scheme: str = "http"
+    ) -> None:
         self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"{scheme}://127.0.0.1:{self.port}"
         self.host = f"127.0.0.1:{self.port}"
         listener = f"{{address: {self.host}{http}}}"
         self._config = folder / "tidegate.yaml"
@@ -108,8 +110,10 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     assert BINARY.exists(), f"{BINARY} is missing: build it, or set TIDEGATE_BIN"
     servers: List[Server] = []
 
-    def start(rules: str = RULES, http: str = "", more: str = "") -> Server:
-        server = Server(tmp_path_factory.mktemp("server"), rules, http, more)
+    def start(
+        rules: str = RULES, http: str = "", more: str = "", scheme: str = "http"
+    ) -> Server:
+        server = Server(tmp_path_factory.mktemp("server"), rules, http, more, scheme)
         servers.append(server)
         return server
 

@@ -6,9 +6,12 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import ssl
+import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, List
 
 import anyio
@@ -278,6 +281,26 @@ class TestAuthentication:
     def test_the_token_is_not_shown(self) -> None:
         client = Client(token="a-secret-of-the-tests")
         assert "a-secret" not in repr(vars(client)) + repr(vars(client._http))
+
+
+class TestTls:
+    def test_a_private_certificate_authority(
+        self, start_server: StartServer, tmp_path: Path
+    ) -> None:
+        certificate, key = tmp_path / "server.pem", tmp_path / "server.key"
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+            + ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+            + ["-out", str(certificate), "-keyout", str(key)],
+            check=True,
+            capture_output=True,
+        )
+        tls = f", tls: {{certificate: {certificate}, key: {key}}}"
+        server = start_server(http=tls, scheme="https")
+        trusting = ssl.create_default_context(cafile=str(certificate))
+        assert Client(server.url, verify=trusting).check({}).allowed
+        with pytest.raises(tidegate.Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+            Client(server.url).check({})
 
 
 class TestFailures:

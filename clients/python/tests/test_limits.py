@@ -139,7 +139,7 @@ class TestFixedWindow:
         assert storage.incr(key, 2) == 1
 
     @pytest.mark.parametrize("limit", ["9/second", "9/minute", "9 per 7 day", "9/year"])
-    @pytest.mark.parametrize("user", ["user", "u" * 5000])
+    @pytest.mark.parametrize("user", ["user", "u" * 5000], ids=["short", "long"])
     def test_a_reader_finds_the_window_in_the_key(
         self, storage: TidegateStorage, limit: str, user: str
     ) -> None:
