@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import os
-from typing import Dict
+from contextlib import asynccontextmanager
+from typing import AsyncIterator, Dict
 
 from fastapi import FastAPI, HTTPException
 from pydantic import BaseModel
@@ -17,7 +18,15 @@ client = tidegate.AsyncClient(
     os.environ.get("TIDEGATE_URL", "http://127.0.0.1:8080"),
     token=os.environ.get("TIDEGATE_TOKEN"),
 )
-app = FastAPI()
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with client:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
 # Behind a proxy, name its network: trusted_proxies=["10.0.0.0/8"].
 app.add_middleware(tidegate.AsgiMiddleware, client=client, entries=["path", "ip"])
 

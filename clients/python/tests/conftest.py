@@ -21,7 +21,10 @@ RULES = """
 rules:
   - {name: per-ip, when: {path: /limited}, key: [ip], limits: [3/min]}
   - {name: per-customer, key: [customer], limits: [100/h]}
-  - {name: queue, when: {path: /queue}, key: [ip], limits: [{algorithm: leaky_bucket, capacity: 3, leak: 10/s, queue: true}]}
+  - name: queue
+    when: {path: /queue}
+    key: [ip]
+    limits: [{algorithm: leaky_bucket, capacity: 3, leak: 10/s, queue: true}]
   - {name: per-key, key: [header.x-api-key], limits: [2/min]}
   - {name: per-query, key: [query.user], limits: [2/min]}
   - {name: per-cookie, key: [cookie.session], limits: [2/min]}

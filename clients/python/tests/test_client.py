@@ -8,11 +8,12 @@ import multiprocessing
 import os
 import ssl
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Set
 
 import anyio
 import pytest
@@ -224,6 +225,17 @@ class TestAsync:
 
             assert asyncio.run(check_and_close()).remaining == expected
 
+    def test_a_client_that_is_not_closed_logs_nothing(self, server: Server) -> None:
+        program = f"""
+import asyncio, tidegate
+client = tidegate.AsyncClient({server.url!r})
+assert asyncio.run(client.check({{}})).allowed
+assert asyncio.run(client.check({{}})).allowed
+"""
+        command = [sys.executable, "-c", program]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert (ended.stdout, ended.stderr) == ("", "")
+
     @pytest.mark.anyio
     async def test_exactly_the_limit_passes(self, server: Server, unique: str) -> None:
         async with AsyncClient(server.url, timeout=30) as client:
@@ -253,13 +265,13 @@ class TestConcurrency:
     ) -> None:
         client = Client(server.url)
         assert client.check({"customer": unique}).remaining == 99
-        inherited = client._http._client
+        inherited = client._http._pool
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
             try:
                 remaining = client.check({"customer": unique}).remaining
-                is_own = client._http._client is not inherited
+                is_own = client._http._pool is not inherited
                 os.write(write, f"{remaining} {is_own}".encode())
             finally:
                 os._exit(0)
@@ -394,9 +406,18 @@ def test_proxies_of_the_environment_are_not_used(
 
 def test_connections_are_reused(server: Server, unique: str) -> None:
     client = Client(server.url)
-    connections: List[object] = []
     for _ in range(5):
         client.check({"customer": unique})
-        pool = client._http._client._transport._pool  # type: ignore[attr-defined]
-        connections.extend(connection for connection in pool.connections)
-    assert len(set(map(id, connections))) == 1
+    assert client._http._pool.num_connections == 1
+
+
+@pytest.mark.anyio
+async def test_async_connections_are_reused(server: Server, unique: str) -> None:
+    async with AsyncClient(server.url) as client:
+        sockets: Set[int] = set()
+        for _ in range(5):
+            await client.check({"customer": unique})
+            (session,) = client._http._sessions.values()
+            (idle,) = session.connector._conns.values()  # type: ignore[union-attr]
+            sockets.update(id(connection) for connection, _ in idle)
+        assert len(sockets) == 1

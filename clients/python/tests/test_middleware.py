@@ -37,7 +37,7 @@ def wsgi_app(environ: Dict[str, Any], start_response: Any) -> List[bytes]:
 @contextlib.contextmanager
 def serve_asgi(app: Any) -> Iterator[str]:
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", lifespan="off", proxy_headers=False)
+    config = uvicorn.Config(app, log_level="warning", proxy_headers=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
@@ -279,7 +279,8 @@ def test_extra_can_be_async(server: Server, unique: str) -> None:
         async def send(message: Any) -> None:
             sent.append(message)
 
-        scope: Dict[str, Any] = {"type": "http", "method": "GET", "path": "/", "headers": [], "client": None}
+        scope: Dict[str, Any] = {"type": "http", "method": "GET", "path": "/"}
+        scope.update(headers=[], client=None)
         async with AsyncClient(server.url) as client:
             middleware = AsgiMiddleware(asgi_app, client, extra=function, cost=lambda _: 60)
             await middleware(dict(scope), None, send)  # type: ignore[arg-type]

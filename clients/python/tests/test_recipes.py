@@ -172,7 +172,9 @@ def test_flask(
             own.start()
 
 
-@pytest.mark.parametrize("name, serve", [("flask_limiter_app", serve_wsgi), ("slowapi_app", serve_asgi)])
+@pytest.mark.parametrize(
+    "name, serve", [("flask_limiter_app", serve_wsgi), ("slowapi_app", serve_asgi)]
+)
 def test_limits_in_the_code(recipe: Any, name: str, serve: Any) -> None:
     with serve(recipe(name).app) as url, httpx.Client(trust_env=False, verify=False) as browser:
         responses = [browser.get(f"{url}/reports") for _ in range(4)]

@@ -1,4 +1,4 @@
-"""The asynchronous client, for asyncio and trio."""
+"""The asynchronous client, for asyncio."""
 
 from __future__ import annotations
 

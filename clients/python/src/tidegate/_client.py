@@ -24,7 +24,8 @@ class Client:
 
     - `url`: the HTTP listener of the server.
     - `token`: the token of the listener (`listen.http.token`), sent as `Tidegate-Token`.
-    - `timeout`: seconds for each of connecting, sending, and waiting for data.
+    - `timeout`: seconds for each wait: for a free connection, to connect, and for data. An
+      `AsyncClient` has this time for the whole call.
     - `on_failure`: if the server gives no decision, `"raise"` raises `Unavailable`, `"open"`
       allows the request, and `"closed"` denies it. A wrong request or token always raises.
     - `verify`: an `ssl.SSLContext`, for a private certificate authority or a client certificate.

@@ -1,16 +1,22 @@
-"""The HTTP clients below `Client` and `AsyncClient`: connection pools, timeouts, errors."""
+"""Sends calls: urllib3 for `Client`, aiohttp for `AsyncClient`."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import ssl
 import threading
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Union
+from typing import Dict, Optional, Union
+from urllib.parse import urlsplit
 
-import httpx
+import aiohttp
+import urllib3
+from urllib3.exceptions import HTTPError
+from urllib3.exceptions import TimeoutError as UrllibTimeout
 
 from ._calls import Call, T
 from ._verdict import Response
@@ -39,25 +45,22 @@ class Settings:
         if not self.timeout > 0:
             raise ValueError(f"timeout: expected seconds above 0, got {self.timeout!r}")
 
-    def arguments(self) -> Dict[str, Any]:
-        """Returns the arguments of an `httpx` client."""
-        headers = {"user-agent": "tidegate-python"}
+    def headers(self) -> Dict[str, str]:
+        headers = {"content-type": "application/json", "user-agent": "tidegate-python"}
         if self.token is not None:
             headers["tidegate-token"] = self.token
-        return {
-            "base_url": self.url,
-            "headers": headers,
-            "timeout": self.timeout,
-            # Reading the certificates of the machine takes tens of milliseconds.
-            "verify": self.verify if self.url.startswith("https:") else False,
-            # A forward proxy of the environment is not meant for the rate limiter.
-            "trust_env": False,
-            "limits": httpx.Limits(
-                max_connections=self.max_connections,
-                max_keepalive_connections=self.max_connections,
-                keepalive_expiry=_KEEP_ALIVE_SECS,
-            ),
-        }
+        return headers
+
+    def ssl_context(self) -> Optional[ssl.SSLContext]:
+        if not self.url.startswith("https://"):
+            return None
+        if isinstance(self.verify, ssl.SSLContext):
+            return self.verify
+        context = ssl.create_default_context()
+        if not self.verify:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
 
 
 class SyncHttp:
@@ -69,28 +72,48 @@ class SyncHttp:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._path = urlsplit(settings.url).path
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self._client = httpx.Client(**settings.arguments())
+        self._pool = self._new_pool()
 
     def send(self, call: Call[T]) -> T:
-        client = self._of_this_process()
         try:
-            response = client.post(call.path, json=call.body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _failure(error, self._settings) from error
-        return _result(call, response)
+            response = self._of_this_process().urlopen(
+                "POST",
+                self._path + call.path,
+                body=_encoded(call),
+                headers=self._settings.headers(),
+                # A decision without an answer is possibly charged, so it is not sent again.
+                retries=False,
+                redirect=False,
+                pool_timeout=self._settings.timeout,  # type: ignore[arg-type]
+            )
+        except HTTPError as error:
+            raise _failure(error, isinstance(error, UrllibTimeout), self._settings) from error
+        return call.read(Response(response.status, response.headers, response.data))
 
     def close(self) -> None:
-        self._client.close()
+        self._pool.close()
 
-    def _of_this_process(self) -> httpx.Client:
+    def _of_this_process(self) -> urllib3.HTTPConnectionPool:
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
-                    self._client = httpx.Client(**self._settings.arguments())
+                    self._pool = self._new_pool()
                     self._pid = os.getpid()
-        return self._client
+        return self._pool
+
+    def _new_pool(self) -> urllib3.HTTPConnectionPool:
+        settings = self._settings
+        context = settings.ssl_context()
+        return urllib3.connection_from_url(
+            settings.url,
+            maxsize=settings.max_connections,
+            block=True,
+            timeout=urllib3.Timeout(total=settings.timeout),
+            **({} if context is None else {"ssl_context": context}),
+        )
 
 
 class AsyncHttp:
@@ -102,52 +125,75 @@ class AsyncHttp:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._clients: weakref.WeakKeyDictionary[Any, httpx.AsyncClient] = (
-            weakref.WeakKeyDictionary()
-        )
-        # The client of an event loop that is not one of asyncio, such as trio's.
-        self._other: Optional[httpx.AsyncClient] = None
+        self._context = settings.ssl_context()
+        self._timeout = aiohttp.ClientTimeout(total=settings.timeout)
+        self._sessions: weakref.WeakKeyDictionary[
+            asyncio.AbstractEventLoop, aiohttp.ClientSession
+        ] = weakref.WeakKeyDictionary()
 
     async def send(self, call: Call[T]) -> T:
         try:
-            response = await self._of_this_loop().post(call.path, json=call.body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise _failure(error, self._settings) from error
-        return _result(call, response)
+            async with self._of_this_loop().post(
+                self._settings.url + call.path, data=_encoded(call), allow_redirects=False
+            ) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            is_timeout = isinstance(error, asyncio.TimeoutError)
+            raise _failure(error, is_timeout, self._settings) from error
+        return call.read(Response(response.status, response.headers, content))
 
     async def close(self) -> None:
         """Closes the connections of the current event loop."""
-        await self._of_this_loop().aclose()
-        loop = _running_loop()
-        if loop is None:
-            self._other = None
-        else:
-            self._clients.pop(loop, None)
+        session = self._sessions.pop(asyncio.get_running_loop(), None)
+        if session is not None:
+            await session.close()
 
-    def _of_this_loop(self) -> httpx.AsyncClient:
-        loop = _running_loop()
-        if loop is None:
-            if self._other is None:
-                self._other = httpx.AsyncClient(**self._settings.arguments())
-            return self._other
-        client = self._clients.get(loop)
-        if client is None:
-            client = self._clients[loop] = httpx.AsyncClient(**self._settings.arguments())
-        return client
+    def _of_this_loop(self) -> aiohttp.ClientSession:
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None or session.closed:
+            self._forget_closed_loops()
+            session = self._sessions[loop] = self._new_session()
+        return session
+
+    def _new_session(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=self._settings.max_connections,
+            keepalive_timeout=_KEEP_ALIVE_SECS,
+            ssl=self._context if self._context is not None else True,
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=self._timeout,
+            headers=self._settings.headers(),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def _forget_closed_loops(self) -> None:
+        # A session refers to its loop, so the dictionary alone never forgets it.
+        for loop in [loop for loop in self._sessions if loop.is_closed()]:
+            _close_without_loop(self._sessions.pop(loop))
+
+    def __del__(self) -> None:
+        # Without this, a program that does not close its client gets errors in its log at the end.
+        self._forget_closed_loops()
 
 
-def _running_loop() -> Optional[asyncio.AbstractEventLoop]:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
+def _close_without_loop(session: aiohttp.ClientSession) -> None:
+    """Closes a session whose event loop is closed. Nothing can be awaited, and nothing waits."""
+    connector = session.connector
+    session.detach()
+    if connector is not None:
+        with contextlib.suppress(StopIteration, RuntimeError):
+            # Without a loop, the first step is the only one.
+            next(connector.close().__await__())
 
 
-def _failure(error: Exception, settings: Settings) -> TidegateError:
-    if isinstance(error, httpx.TimeoutException):
+def _encoded(call: Call[T]) -> bytes:
+    return json.dumps(call.body).encode()
+
+
+def _failure(error: Exception, is_timeout: bool, settings: Settings) -> TidegateError:
+    if is_timeout:
         return Unavailable(f"{settings.url} did not answer within {settings.timeout:g} s")
     return Unavailable(f"{settings.url}: {error or type(error).__name__}")
-
-
-def _result(call: Call[T], response: httpx.Response) -> T:
-    return call.read(Response(response.status_code, response.headers, response.content))

@@ -92,7 +92,7 @@ class Verdict:
             raise Denied(self)
 
     def describe(self) -> str:
-        """Returns one line for logs. It contains the name of the rule, so do not show it to users."""
+        """Returns one line for logs. Do not show it to users: it names the rule."""
         if self.allowed:
             return "allowed"
         cause = {
