@@ -72,7 +72,7 @@ const RETRY_DELAY: Span = Span::from_secs(1);
 pub const DEFAULT_TTL: Span = Span::from_secs(60);
 
 /// The longest time for which the task that refunds expired reservations sleeps.
-const MAX_SLEEP: Duration = Duration::from_secs(1);
+const MAX_SLEEP: Span = Span::from_secs(1);
 
 const OUTSTANDING: Metric = Metric::gauge(
     "tidegate_reservations_outstanding",
@@ -148,9 +148,14 @@ impl Reservations {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn insert(&self, id: ReservationId, outstanding: Outstanding) {
+    /// Adds a reservation at `now`. Wakes the task that refunds expired reservations only if it
+    /// would sleep for too long, because waking it takes longer than a reservation.
+    fn insert(&self, id: ReservationId, outstanding: Outstanding, now: Timestamp) {
+        let is_due_soon = outstanding.refund_at.since(now) < MAX_SLEEP;
         self.table().insert(id, outstanding);
-        self.added.notify_one();
+        if is_due_soon {
+            self.added.notify_one();
+        }
     }
 
     pub(crate) fn collect(&self, page: &mut Page<'_>) {
@@ -330,7 +335,7 @@ impl ServerLimiter {
                 refund_at: expires,
                 _permit: permit,
             };
-            self.reservations.insert(contents.id, outstanding);
+            self.reservations.insert(contents.id, outstanding, now);
         }
         let reservation = Reservation {
             token: self.reservations.keys.seal(&contents),
@@ -458,8 +463,8 @@ impl ServerLimiter {
         loop {
             let next = self.refund_expired_reservations().await;
             let now = self.now();
-            let sleep = next.map(|next| Duration::from_micros(next.since(now).as_micros()));
-            let sleep = sleep.unwrap_or(MAX_SLEEP).min(MAX_SLEEP);
+            let sleep = next.map_or(MAX_SLEEP, |next| next.since(now).min(MAX_SLEEP));
+            let sleep = Duration::from_micros(sleep.as_micros());
             let _ = tokio::time::timeout(sleep, self.reservations.added.notified()).await;
         }
     }
@@ -560,7 +565,9 @@ impl ServerLimiter {
         outstanding.refund_at = outstanding.expires;
         table.insert(*id, outstanding);
         drop(table);
-        self.reservations.added.notify_one();
+        if ttl < MAX_SLEEP {
+            self.reservations.added.notify_one();
+        }
         if renewal == Renewal::Lost {
             return Err(LOST);
         }
@@ -667,7 +674,7 @@ impl ServerLimiter {
                 outstanding.refund_at = now.after(RETRY_DELAY);
             }
         }
-        self.reservations.insert(id, outstanding);
+        self.reservations.insert(id, outstanding, now);
     }
 
     /// Renews a reservation whose charges are in Redis. Returns its time to live, and its charges
