@@ -18,7 +18,7 @@ const MAX_TTL: Span = Span::from_secs(24 * 3_600);
 /// The minimum length of a secret in bytes.
 const MIN_SECRET_BYTES: usize = 16;
 
-/// What happens to the charges of a reservation that expires.
+/// The treatment of the charges of a reservation that expires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservationExpiry {
     /// `refund`: they are refunded, so an expired reservation costs nothing.
@@ -36,7 +36,7 @@ pub struct ReservationsConfig {
     pub max: usize,
     /// `max_ttl`: the longest time until a reservation expires, 1 s to 24 h; default 10 min.
     pub max_ttl: Span,
-    /// `on_expiry`: what happens to the charges of a reservation that expires; default `refund`.
+    /// `on_expiry`: whether the charges of an expired reservation are refunded; default `refund`.
     pub on_expiry: ReservationExpiry,
     /// `secret` or `secret_env`: the secrets with which tokens are sealed, separated by spaces. The
     /// first secret seals, and all of them open. If neither is set, the server generates a random

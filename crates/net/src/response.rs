@@ -17,8 +17,12 @@ pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 pub fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
     // Serialising to memory fails only for maps whose keys are not strings. No response contains
     // such a map.
-    let body = serde_json::to_vec(value).unwrap_or_default();
-    let mut answer = Response::new(Full::new(Bytes::from(body)));
+    json_document(status, serde_json::to_vec(value).unwrap_or_default())
+}
+
+/// Builds a response with this JSON document.
+pub fn json_document(status: StatusCode, document: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(document.into()));
     *answer.status_mut() = status;
     answer.headers_mut().insert(CONTENT_TYPE, JSON);
     answer

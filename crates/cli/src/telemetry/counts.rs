@@ -44,7 +44,7 @@ pub(super) struct SignalCounts {
     /// Records that could not be sent.
     failed: AtomicU64,
     is_failing: AtomicBool,
-    /// What the collector has rejected of the export that is in progress.
+    /// The records of the current export that the collector has rejected.
     rejection: Mutex<Option<Rejection>>,
 }
 

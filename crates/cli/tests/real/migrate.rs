@@ -418,7 +418,7 @@ fn commands_of_throttlecrab_admit_the_same() {
         let (admitted, elapsed) = admitted_by_command(&server, row, &format!("k{number}"), "1");
         row.assert_admitted("THROTTLE", admitted, elapsed);
     }
-    // What the page says of a burst of 1.
+    // The page's sentence about a burst of 1.
     let mut limiter = throttlecrab::RateLimiter::new(throttlecrab::PeriodicStore::new());
     let mut decide = || limiter.rate_limit("u1", 1, 1, 3_600, 1, SystemTime::now());
     assert!((0..30).all(|_| decide().unwrap().0));

@@ -10,7 +10,7 @@
 //!
 //! A token contains the charges only if they were made in Redis, so that every server that shares
 //! the Redis can settle them. Otherwise, the server that made the reservation keeps its charges.
-//! The holder says who has the charges: nobody (0), this server (1) or Redis (2).
+//! The holder of the charges is 0 for nobody, 1 for this server, and 2 for Redis.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::{hmac, rand::SystemRandom};
@@ -39,7 +39,7 @@ pub(super) struct TokenContents {
     pub(super) charges: TokenCharges,
 }
 
-/// Who has the charges of a reservation.
+/// The holder of the charges of a reservation.
 #[derive(Debug)]
 pub(super) enum TokenCharges {
     /// Nothing was charged.

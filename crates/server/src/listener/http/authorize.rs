@@ -1,6 +1,9 @@
 //! `ANY /v1/authorize`: forward-auth for nginx, Caddy and Traefik.
 
-use std::{borrow::Cow, sync::Once};
+use std::{
+    borrow::Cow,
+    sync::{Arc, Once},
+};
 
 use hyper::{
     Request, StatusCode,
@@ -9,7 +12,7 @@ use hyper::{
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tidegate::{DecidedRequest, RateLimiter as _};
-use tidegate_core::{Cost, Effect, RequestError, RuleSet, Span, Verdict, notation};
+use tidegate_core::{Cost, Effect, RuleSet, Scratch, Span, Verdict, notation};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin},
@@ -164,30 +167,18 @@ async fn decide(
         .collect();
     let described = tidegate_core::Request::new(&entries, Cost::ONE)?;
     let names = context.headers.borrow().rule_names();
-    // The proxy may pass the error on to the client. So if rule names are hidden, the cause is left
-    // out.
-    let uncounted = |error: RequestError| match names {
-        RuleNames::Shown => error,
-        RuleNames::Hidden => error.without_cause(),
-    };
     with_scratch(async |scratch| {
         let now = context.limiter.now();
-        let limiter = &context.limiter;
-        let (verdict, reservation) = match options.reserve {
-            None => {
-                let verdict = limiter
-                    .check(&rules, scratch, &described, Effect::Charge)
-                    .await;
-                (verdict.map_err(uncounted)?, None)
-            }
-            // This future is boxed because it is large and rarer than a check.
-            Some(ttl) => Box::pin(limiter.reserve(&rules, scratch, &described, ttl))
-                .await
-                .map_err(|error| match error {
-                    ReserveError::Request(error) => uncounted(error).into(),
-                    error @ ReserveError::TooMany(_) => reserve::refusal(error),
-                })?,
-        };
+        let (verdict, reservation) = limit(context, options, &rules, scratch, &described)
+            .await
+            .map_err(|error| match error {
+                // The proxy may pass the error on to the client. So if rule names are hidden, the
+                // cause is left out.
+                ReserveError::Request(error) if names == RuleNames::Hidden => {
+                    error.without_cause().into()
+                }
+                error => reserve::refusal(error),
+            })?;
         let audited = AuditedRequest {
             listener: ListenerKind::Http,
             origin: Origin::Listener,
@@ -205,19 +196,49 @@ async fn decide(
         let mut answer = context.public_verdict(status, &verdict, now);
         options.add_log_headers(&mut answer, audited.decided, &verdict, context);
         if let Some(Reservation { token, .. }) = reservation {
-            if token.len() > MAX_TOKEN_BYTES {
-                // The proxy could not settle the reservation.
-                let _ = limiter.settle_reservation(&token, 0).await;
-                return Err(too_long_token(token.len()));
-            }
-            // A token is always a valid header value.
-            if let Ok(token) = HeaderValue::try_from(token) {
-                answer.headers_mut().insert(RESERVATION, token);
-            }
+            add_token(&mut answer, &token, context).await?;
         }
         Ok(answer)
     })
     .await
+}
+
+/// Decides a request, and reserves it if the options say so.
+async fn limit<'a>(
+    context: &ConnectionContext,
+    options: &Options,
+    rules: &'a Arc<RuleSet>,
+    scratch: &'a mut Scratch,
+    request: &tidegate_core::Request<'_>,
+) -> Result<(Verdict<'a>, Option<Reservation>), ReserveError> {
+    let limiter = &context.limiter;
+    match options.reserve {
+        None => {
+            let verdict = limiter.check(rules, scratch, request, Effect::Charge).await;
+            Ok((verdict?, None))
+        }
+        // This future is boxed because it is large and rarer than a check.
+        Some(ttl) => Box::pin(limiter.reserve(rules, scratch, request, ttl)).await,
+    }
+}
+
+/// Adds the token of a reservation to `answer`. A token that the proxy would not accept cannot be
+/// settled, so its reservation is cancelled.
+async fn add_token(
+    answer: &mut Answer,
+    token: &str,
+    context: &ConnectionContext,
+) -> Result<(), Problem> {
+    if token.len() > MAX_TOKEN_BYTES {
+        // If Redis does not answer, the reservation expires.
+        let _ = context.limiter.settle_reservation(token, 0).await;
+        return Err(too_long_token(token.len()));
+    }
+    // A token is always a valid header value.
+    if let Ok(token) = HeaderValue::try_from(token) {
+        answer.headers_mut().insert(RESERVATION, token);
+    }
+    Ok(())
 }
 
 /// Returns the problem of a request that cannot be reserved, because the keys of its rules are too

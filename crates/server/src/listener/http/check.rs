@@ -1,13 +1,10 @@
 //! Serves `POST /v1/check` and `POST /v1/peek`.
 
-use std::cell::RefCell;
+use std::{cell::RefCell, sync::Arc};
 
-use tidegate::{DecidedRequest, RateLimiter as _};
-use tidegate_core::{Cost, Effect, Request, Scratch, bounds::MAX_ENTRIES};
-use tidegate_limiter::{
-    entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
-    metrics::ListenerKind,
-};
+use tidegate::RateLimiter as _;
+use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch, bounds::MAX_ENTRIES};
+use tidegate_limiter::entries::{Spelling, normalize, rewritten};
 use tidegate_net::{
     Problem,
     input::{advice, shown},
@@ -40,11 +37,30 @@ pub(super) async fn check(
     effect: Effect,
 ) -> Result<Answer, Problem> {
     let members = json::object(body)?;
+    let check = read(&members)?;
+    with_request(context, check, async |rules, request, scratch| {
+        let now = context.limiter.now();
+        let limiter = &context.limiter;
+        let verdict = limiter.check(rules, scratch, request, effect).await?;
+        if effect == Effect::Charge {
+            context.observe(rules, request, &verdict, now);
+        }
+        Ok(context.verdict(status(&verdict), &verdict, now))
+    })
+    .await
+}
+
+/// Runs `decide` with the request that `check` describes, after its entries are normalised.
+pub(super) async fn with_request<T>(
+    context: &ConnectionContext,
+    check: CheckRequest<'_>,
+    decide: impl AsyncFnOnce(&Arc<RuleSet>, &Request<'_>, &mut Scratch) -> Result<T, Problem>,
+) -> Result<T, Problem> {
     let CheckRequest {
         entries,
         cost,
         spelling,
-    } = read(&members)?;
+    } = check;
     let original = Request::new(&entries, cost)?;
     let rules = context.limiter.rules();
     let replaced = normalize(context.limiter.trust(), &rules, spelling, &entries)?;
@@ -55,27 +71,7 @@ pub(super) async fn check(
         normalized = rewritten(&entries, &replaced);
         Request::new(&normalized, cost)?
     };
-    with_scratch(async |scratch| {
-        let now = context.limiter.now();
-        let verdict = context
-            .limiter
-            .check(&rules, scratch, &request, effect)
-            .await?;
-        if effect == Effect::Charge {
-            let audited = AuditedRequest {
-                listener: ListenerKind::Http,
-                origin: Origin::Service,
-                decided: DecidedRequest {
-                    request: &request,
-                    rules: &rules,
-                    now,
-                },
-            };
-            context.limiter.observe_and_audit(audited, &verdict);
-        }
-        Ok(context.verdict(status(&verdict), &verdict, now))
-    })
-    .await
+    with_scratch(async |scratch| decide(&rules, &request, scratch).await).await
 }
 
 /// Runs `decide` with this worker's key buffer. If a suspended decision is using the buffer, a

@@ -29,18 +29,24 @@ use std::{
 
 use futures_util::FutureExt as _;
 use hyper::{
-    HeaderMap, Method, Request, Response, StatusCode,
+    HeaderMap, Method, Request, StatusCode,
     body::Incoming,
-    header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue},
+    header::{AUTHORIZATION, HeaderName, HeaderValue},
 };
+use tidegate::DecidedRequest;
 use tidegate_config::{Headers, Identity};
-use tidegate_core::{Effect, Reason, Timestamp, Verdict};
+use tidegate_core::{Effect, Reason, RuleSet, Timestamp, Verdict};
 use tidegate_envoy::{RateLimitService, json};
-use tidegate_limiter::{ServerLimiter, metrics::ListenerKind, trace};
+use tidegate_limiter::{
+    ServerLimiter,
+    entries::{AuditedRequest, Origin},
+    metrics::ListenerKind,
+    trace,
+};
 use tidegate_net::{
     Bounds, Listener, Problem, Server, Shutdown, Tls,
     auth::{AuthOutcome, Authenticator},
-    response::{Answer, JSON},
+    response::{self, Answer},
 };
 use tidegate_tower::{HeaderWriter, RuleNames};
 use tracing::{Instrument as _, Span};
@@ -285,6 +291,26 @@ impl ConnectionContext {
         problem.answer()
     }
 
+    /// Counts and audits `verdict` on a request of a service, which was decided at `now`.
+    fn observe(
+        &self,
+        rules: &RuleSet,
+        request: &tidegate_core::Request<'_>,
+        verdict: &Verdict<'_>,
+        now: Timestamp,
+    ) {
+        let audited = AuditedRequest {
+            listener: ListenerKind::Http,
+            origin: Origin::Service,
+            decided: DecidedRequest {
+                request,
+                rules,
+                now,
+            },
+        };
+        self.limiter.observe_and_audit(audited, verdict);
+    }
+
     /// Builds a response with `verdict` for a service; `verdict` was made at `now`. The body names
     /// rules. The headers name rules only if configured, because services copy headers into their
     /// own responses.
@@ -308,10 +334,8 @@ impl ConnectionContext {
         verdict: &Verdict<'_>,
         now: Timestamp,
     ) -> Answer {
-        let mut answer: Answer = Response::new(body.into());
-        *answer.status_mut() = status;
+        let mut answer = response::json_document(status, body);
         let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, JSON);
         self.headers.borrow_mut().write(verdict, now, headers);
         answer
     }

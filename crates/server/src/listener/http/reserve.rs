@@ -2,28 +2,22 @@
 
 use std::cell::Cell;
 
-use hyper::{
-    HeaderMap, Response, StatusCode,
-    header::{CONTENT_TYPE, HeaderName},
-};
-use tidegate::DecidedRequest;
-use tidegate_core::{Request, Span, bounds::MAX_COUNT, notation};
-use tidegate_limiter::{
-    entries::{AuditedRequest, Origin, normalize, rewritten},
-    metrics::ListenerKind,
-    reservations::{DEFAULT_TTL, Reservation, ReservationError, ReserveError, SettledReservation},
+use hyper::{HeaderMap, StatusCode, header::HeaderName};
+use tidegate_core::{Span, bounds::MAX_COUNT, notation};
+use tidegate_limiter::reservations::{
+    DEFAULT_TTL, Reservation, ReservationError, ReserveError, SettledReservation,
 };
 use tidegate_net::{
     Problem,
     input::{advice, shown},
     json::{self, Members},
-    response::{Answer, JSON},
+    response::{self, Answer},
 };
 use tidegate_tower::RuleNames;
 
 use super::{
     ConnectionContext,
-    check::{CheckRequest, read_with, with_scratch},
+    check::{read_with, with_request},
     fields::{Field, FieldLocation},
     status, verdict,
 };
@@ -41,38 +35,13 @@ pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<
     let read_ttl = |field: Field<'_, '_>, problems: &mut Vec<Problem>| {
         ttl.set(time_to_live(field, problems).unwrap_or(DEFAULT_TTL));
     };
-    let CheckRequest {
-        entries,
-        cost,
-        spelling,
-    } = read_with(&members, known, read_ttl)?;
-    let original = Request::new(&entries, cost)?;
-    let rules = context.limiter.rules();
-    let replaced = normalize(context.limiter.trust(), &rules, spelling, &entries)?;
-    let normalized;
-    let request = if replaced.is_empty() {
-        original
-    } else {
-        normalized = rewritten(&entries, &replaced);
-        Request::new(&normalized, cost)?
-    };
-    with_scratch(async |scratch| {
+    let check = read_with(&members, known, read_ttl)?;
+    with_request(context, check, async |rules, request, scratch| {
         let now = context.limiter.now();
-        let (verdict, reservation) = context
-            .limiter
-            .reserve(&rules, scratch, &request, ttl.get())
-            .await
-            .map_err(refusal)?;
-        let audited = AuditedRequest {
-            listener: ListenerKind::Http,
-            origin: Origin::Service,
-            decided: DecidedRequest {
-                request: &request,
-                rules: &rules,
-                now,
-            },
-        };
-        context.limiter.observe_and_audit(audited, &verdict);
+        let limiter = &context.limiter;
+        let reserved = limiter.reserve(rules, scratch, request, ttl.get()).await;
+        let (verdict, reservation) = reserved.map_err(refusal)?;
+        context.observe(rules, request, &verdict, now);
         let mut body = verdict::body(&verdict, RuleNames::Shown);
         if let Some(reservation) = reservation {
             add_reservation(&mut body, &reservation);
@@ -95,13 +64,6 @@ fn reservation_members(reservation: &Reservation) -> String {
     let millis = expires_in.as_millis_ceil();
     // A token needs no escapes.
     format!("\"reservation\":\"{token}\",\"expires_in_ms\":{millis}}}")
-}
-
-/// Returns a response with this JSON document.
-fn document(json: String) -> Answer {
-    let mut answer: Answer = Response::new(json.into_bytes().into());
-    answer.headers_mut().insert(CONTENT_TYPE, JSON);
-    answer
 }
 
 /// Settles the reservation in the body, or in the headers if the body is empty. Proxies send
@@ -128,9 +90,8 @@ pub(super) async fn settle(
         released,
         over,
     } = settled;
-    Ok(document(format!(
-        "{{\"settled\":{settled},\"released\":{released},\"over\":{over}}}"
-    )))
+    let body = format!("{{\"settled\":{settled},\"released\":{released},\"over\":{over}}}");
+    Ok(response::json_document(StatusCode::OK, body))
 }
 
 fn settlement_in_headers(headers: &HeaderMap) -> Result<(&str, u64), Problem> {
@@ -199,7 +160,8 @@ pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<An
     };
     let renewed = context.limiter.renew_reservation(token, ttl).await;
     let renewed = renewed.map_err(problem)?;
-    Ok(document(format!("{{{}", reservation_members(&renewed))))
+    let body = format!("{{{}", reservation_members(&renewed));
+    Ok(response::json_document(StatusCode::OK, body))
 }
 
 const A_TOKEN: &str = "the text that /v1/reserve returned";

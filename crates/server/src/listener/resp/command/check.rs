@@ -30,7 +30,7 @@ pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     }
 }
 
-/// What a command asks for, which determines its options.
+/// The kind of a command, which determines its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandKind {
     /// A decision. The command can have the option `PEEK`.
@@ -132,7 +132,10 @@ impl<'a> CheckCommand<'a> {
                 give(context.limiter, audited, &verdict, self.effect, reply);
             }
             MaybeReady::Pending(_) => {
-                let later = PendingCommand::Check(PendingCheck::new(&self, request.entries()));
+                let later = PendingCommand::Check(PendingCheck {
+                    request: OwnedRequest::new(request.entries(), self.cost),
+                    effect: self.effect,
+                });
                 context.pending.push(PendingReply::new(later, reply));
             }
         }
@@ -162,32 +165,46 @@ impl<'a> CheckCommand<'a> {
     }
 }
 
-/// A check that Redis has to decide.
+/// A request that owns its entries.
 #[derive(Debug)]
-pub(in crate::listener::resp) struct PendingCheck {
+pub(super) struct OwnedRequest {
     entries: Vec<(Box<str>, Box<str>)>,
-    cost: Cost,
-    effect: Effect,
+    pub(super) cost: Cost,
 }
 
-impl PendingCheck {
-    pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
+impl OwnedRequest {
+    pub(super) fn new(entries: &[(&str, &str)], cost: Cost) -> Self {
+        let owned = |(name, value): &(&str, &str)| (Box::from(*name), Box::from(*value));
+        Self {
+            entries: entries.iter().map(owned).collect(),
+            cost,
+        }
+    }
+
+    pub(super) fn entries(&self) -> Vec<(&str, &str)> {
+        let borrowed = self.entries.iter();
+        borrowed.map(|(name, value)| (&**name, &**value)).collect()
+    }
+
+    pub(super) fn heap_bytes(&self) -> usize {
         let texts = self
             .entries
             .iter()
             .map(|(name, value)| name.len() + value.len());
         size_of_val(self.entries.as_slice()) + texts.sum::<usize>()
     }
+}
 
-    fn new(command: &CheckCommand<'_>, entries: &[(&str, &str)]) -> Self {
-        let owned = entries
-            .iter()
-            .map(|(name, value)| (Box::from(*name), Box::from(*value)));
-        Self {
-            entries: owned.collect(),
-            cost: command.cost,
-            effect: command.effect,
-        }
+/// A check that Redis has to decide.
+#[derive(Debug)]
+pub(in crate::listener::resp) struct PendingCheck {
+    request: OwnedRequest,
+    effect: Effect,
+}
+
+impl PendingCheck {
+    pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
+        self.request.heap_bytes()
     }
 
     pub(in crate::listener::resp) async fn answer(
@@ -195,17 +212,13 @@ impl PendingCheck {
         limiter: &ServerLimiter,
         reply: &mut Reply<'_>,
     ) {
-        let entries: Vec<(&str, &str)> = self
-            .entries
-            .iter()
-            .map(|(name, value)| (&**name, &**value))
-            .collect();
+        let entries = self.request.entries();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
         let refuse = |error: RequestError, reply: &mut Reply<'_>| {
             limiter.metrics().count_bad_request(ListenerKind::Resp);
             reply.error(format_args!("ERR {error}"));
         };
-        let request = match Request::new(&entries, self.cost) {
+        let request = match Request::new(&entries, self.request.cost) {
             Ok(request) => request,
             Err(error) => return refuse(error, reply),
         };

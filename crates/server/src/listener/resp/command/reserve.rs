@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt as _;
 use tidegate_core::{
-    Cost, Request, RequestError, Scratch, Span,
+    Request, RequestError, Scratch, Span,
     bounds::{MAX_COUNT, MAX_ENTRIES},
 };
 use tidegate_limiter::{
@@ -16,7 +16,8 @@ use super::{
     super::{parse::Arguments, reply::Reply},
     Context, PendingCommand, PendingReply,
     check::{
-        CheckCommand, CommandKind, Refusal, VERDICT_PARTS, audited, number, render_parts, ttl,
+        CheckCommand, CommandKind, OwnedRequest, Refusal, VERDICT_PARTS, audited, number,
+        render_parts, ttl,
     },
 };
 
@@ -88,8 +89,7 @@ pub(in crate::listener::resp) enum ReservationCommand {
 /// A request to reserve.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct ReserveCommand {
-    entries: Vec<(Box<str>, Box<str>)>,
-    cost: Cost,
+    request: OwnedRequest,
     ttl: Span,
 }
 
@@ -102,30 +102,16 @@ impl ReserveCommand {
         let limiter = context.limiter;
         let replaced = normalize(limiter.trust(), &limiter.rules(), command.spelling, entries)?;
         let normalized = rewritten(entries, &replaced);
-        let owned = |(name, value): &(&str, &str)| (Box::from(*name), Box::from(*value));
         Ok(Self {
-            entries: normalized.iter().map(owned).collect(),
-            cost: command.cost,
+            request: OwnedRequest::new(&normalized, command.cost),
             ttl: command.ttl.unwrap_or(DEFAULT_TTL),
         })
     }
 
-    fn heap_bytes(&self) -> usize {
-        let texts = self
-            .entries
-            .iter()
-            .map(|(name, value)| name.len() + value.len());
-        size_of_val(self.entries.as_slice()) + texts.sum::<usize>()
-    }
-
     async fn answer(self, limiter: &ServerLimiter, reply: &mut Reply<'_>) {
-        let entries: Vec<(&str, &str)> = self
-            .entries
-            .iter()
-            .map(|(name, value)| (&**name, &**value))
-            .collect();
+        let entries = self.request.entries();
         let (rules, mut scratch) = (limiter.rules(), Scratch::default());
-        let request = match Request::new(&entries, self.cost) {
+        let request = match Request::new(&entries, self.request.cost) {
             Ok(request) => request,
             Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
         };
@@ -157,7 +143,7 @@ impl ReserveCommand {
 impl ReservationCommand {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         match self {
-            Self::Reserve(reserve) => reserve.heap_bytes(),
+            Self::Reserve(reserve) => reserve.request.heap_bytes(),
             Self::Settle { token, .. } | Self::Renew { token, .. } => token.capacity(),
         }
     }

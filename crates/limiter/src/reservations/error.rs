@@ -1,0 +1,88 @@
+//! The reasons why a request is not reserved, and why a reservation is not settled or renewed.
+
+use std::fmt;
+
+use tidegate_core::RequestError;
+use tidegate_redis::StoreError;
+
+/// The reason why a request is not reserved.
+#[derive(Debug)]
+pub enum ReserveError {
+    /// The request is invalid.
+    Request(RequestError),
+    /// There are too many outstanding reservations; this is the maximum.
+    TooMany(usize),
+}
+
+impl From<RequestError> for ReserveError {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
+    }
+}
+
+/// The reason why a reservation is not settled or renewed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ReservationError {
+    /// The token is malformed, or was not sealed with a key of this server.
+    Invalid,
+    /// The reservation was settled before, has expired, or is known to another server only.
+    NotOutstanding(&'static str),
+    /// Redis did not answer, so the call may be repeated.
+    Unavailable(StoreError),
+}
+
+impl ReservationError {
+    /// Returns what is wrong with the token, or why the call failed, with advice.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Invalid => {
+                "is not a token of this server; servers that share a Redis need the same \
+                 `reservations.secret_env`"
+            }
+            Self::NotOutstanding(reason) => reason,
+            Self::Unavailable(_) => {
+                "Redis did not execute the call, or did not answer in time; repeat the call"
+            }
+        }
+    }
+}
+
+impl fmt::Display for ReservationError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid | Self::NotOutstanding(_) => write!(f, "reservation: {}", self.reason()),
+            Self::Unavailable(_) => f.write_str(self.reason()),
+        }
+    }
+}
+
+impl std::error::Error for ReservationError {}
+
+impl fmt::Display for ReserveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(error) => error.fmt(f),
+            Self::TooMany(0) => {
+                f.write_str("reservations are off; remove `reservations: off` from the rules file")
+            }
+            Self::TooMany(max) => write!(
+                f,
+                "there are {max} outstanding reservations; settle them, or raise `reservations.max`"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for ReserveError {}
+
+pub(super) const SETTLED: ReservationError =
+    ReservationError::NotOutstanding("was settled before, at another cost");
+pub(super) const LOST: ReservationError = ReservationError::NotOutstanding(
+    "has lost its concurrency slot, because it was renewed too late",
+);
+pub(super) const EXPIRED: ReservationError = ReservationError::NotOutstanding("has expired");
+pub(super) const UNKNOWN: ReservationError = ReservationError::NotOutstanding(
+    "is not outstanding on this server: it was settled before, has expired, was made before a \
+     restart, or was made by another server without Redis",
+);

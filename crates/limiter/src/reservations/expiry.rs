@@ -1,0 +1,128 @@
+//! Refunds of reservations that have expired.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use futures_util::future::join_all;
+use tidegate_core::{Span, Timestamp};
+use tidegate_redis::{GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus};
+
+use super::{
+    final_charges::FinalCharges, in_redis::redis_receipt, table::Outstanding, token::ReservationId,
+};
+use crate::ServerLimiter;
+
+/// How late a server may refund a reservation that has expired.
+const MAX_LATENESS: Span = Span::from_secs(30);
+
+const _: () = assert!(
+    MAX_LATENESS.as_micros() < GUARD_KEPT.as_micros(),
+    "Redis knows whether a reservation has ended for longer than a server refunds it"
+);
+
+/// The maximum number of reservations that are refunded at the same time.
+const REFUND_BATCH: usize = 64;
+
+/// The delay before a refund that Redis has not answered is tried again.
+const RETRY_DELAY: Span = Span::from_secs(1);
+
+/// The longest time for which the task that refunds expired reservations sleeps.
+pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
+
+impl ServerLimiter {
+    /// Refunds the reservations that have expired. Returns the instant of the next refund.
+    pub async fn refund_expired_reservations(&self) -> Option<Timestamp> {
+        loop {
+            let now = self.now();
+            let batch: Vec<(ReservationId, Outstanding)> = {
+                let mut table = self.reservations.table();
+                let due = std::iter::from_fn(|| table.remove_due(now));
+                due.take(REFUND_BATCH).collect()
+            };
+            let is_full = batch.len() == REFUND_BATCH;
+            let mut in_redis = Vec::new();
+            for (id, outstanding) in batch {
+                if redis_receipt(outstanding.receipt.as_ref()).is_some() {
+                    in_redis.push(self.refund_in_redis(id, outstanding, now));
+                } else {
+                    self.refund_locally(outstanding, now);
+                }
+            }
+            join_all(in_redis).await;
+            if !is_full {
+                return self.reservations.table().next_refund();
+            }
+            // In memory, and if Redis is down, no refund waits, and other tasks need their turn.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Refunds reservations as they expire, until the future is dropped.
+    pub async fn keep_refunding_reservations(&self) {
+        loop {
+            let next = self.refund_expired_reservations().await;
+            let now = self.now();
+            let sleep = next.map_or(MAX_SLEEP, |next| next.since(now).min(MAX_SLEEP));
+            let sleep = Duration::from_micros(sleep.as_micros());
+            let _ = tokio::time::timeout(sleep, self.reservations.added.notified()).await;
+        }
+    }
+
+    /// Ends a reservation in Redis that has expired, unless it was settled or renewed.
+    async fn refund_in_redis(
+        &self,
+        id: ReservationId,
+        mut outstanding: Outstanding,
+        now: Timestamp,
+    ) {
+        let (Some(redis_store), Some(receipt)) = (
+            self.redis_store(),
+            redis_receipt(outstanding.receipt.as_ref()),
+        ) else {
+            return;
+        };
+        if now.since(outstanding.expires) > MAX_LATENESS {
+            self.reservations.lost.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        let on_expiry = self.reservations.settings.on_expiry;
+        let final_charges = FinalCharges::of_expired(&outstanding.charges, on_expiry);
+        let status = {
+            let charges = outstanding.charges.as_charges();
+            let reservation = RedisReservation {
+                id,
+                expires: outstanding.expires,
+                charges: &charges,
+                receipt,
+                former_keys: &[],
+            };
+            let end = ReservationEnd::Expired;
+            let settlements = &final_charges.settlements;
+            let ended = redis_store.end_reservation(reservation, settlements, end, now);
+            ended.await
+        };
+        match status {
+            Ok(ReservationStatus::Ended) => {
+                self.reservations.expired.fetch_add(1, Ordering::Relaxed);
+                return self.settle_own_share(outstanding, &final_charges, now);
+            }
+            // Another server has settled the reservation.
+            Ok(ReservationStatus::EndedBefore(ReservationEnd::Settled(cost))) => {
+                let final_charges = FinalCharges::new(&outstanding.charges, cost);
+                return self.settle_own_share(outstanding, &final_charges, now);
+            }
+            // An earlier call whose reply was lost has ended the reservation.
+            Ok(ReservationStatus::EndedBefore(_) | ReservationStatus::Expired) => {
+                return self.settle_own_share(outstanding, &final_charges, now);
+            }
+            Ok(ReservationStatus::Outstanding(until)) => {
+                outstanding.expires = until;
+                outstanding.refund_at = until;
+            }
+            Err(error) => {
+                tracing::debug!("the refund of an expired reservation is tried again: {error}");
+                outstanding.refund_at = now.after(RETRY_DELAY);
+            }
+        }
+        self.reservations.insert(id, outstanding, now);
+    }
+}

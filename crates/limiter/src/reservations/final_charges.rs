@@ -1,0 +1,80 @@
+//! The final charges of a reservation.
+
+use tidegate::rate_limiter::{OwnedCharge, OwnedCharges, charge_excess, excess_costs};
+use tidegate_config::ReservationExpiry;
+use tidegate_core::{Charge, CostSource, Rule, Settlement, Timestamp};
+
+use crate::ServerLimiter;
+
+/// The final charges of a reservation.
+pub(super) struct FinalCharges {
+    /// The final amount of each charge.
+    pub(super) due: Vec<u64>,
+    /// The settlement of each charge.
+    pub(super) settlements: Vec<Settlement>,
+}
+
+impl FinalCharges {
+    /// Returns the final charges of a request with this final cost.
+    pub(super) fn new(charges: &OwnedCharges, cost: u64) -> Self {
+        let rules_and_charges = charges.rules().zip(charges.list());
+        let due = rules_and_charges
+            .map(|(rule, charge)| final_charge(rule, charge.cost.units(), cost))
+            .collect();
+        Self::due(charges, due)
+    }
+
+    /// Returns the final charges of a request whose reservation has expired.
+    pub(super) fn of_expired(charges: &OwnedCharges, on_expiry: ReservationExpiry) -> Self {
+        match on_expiry {
+            ReservationExpiry::Refund => Self::new(charges, 0),
+            ReservationExpiry::Keep => {
+                let reserved = charges.list().iter().map(|charge| charge.cost.units());
+                Self::due(charges, reserved.collect())
+            }
+        }
+    }
+
+    fn due(charges: &OwnedCharges, due: Vec<u64>) -> Self {
+        let settlement = |(charge, due): (&OwnedCharge, &u64)| Settlement {
+            unused: charge.cost.units().saturating_sub(*due),
+        };
+        let settlements = charges.list().iter().zip(&due).map(settlement).collect();
+        Self { due, settlements }
+    }
+}
+
+/// Returns the final charge of `rule`, which has charged `reserved`, for a request whose final cost
+/// is `cost`.
+fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
+    match rule.cost() {
+        // Excess slots would be held without a holder.
+        CostSource::Request if rule.has_slots() => cost.min(reserved),
+        CostSource::Request => cost,
+        CostSource::Fixed(_) | CostSource::Entry(_) if cost == 0 => 0,
+        CostSource::Fixed(_) | CostSource::Entry(_) => reserved,
+    }
+}
+
+impl ServerLimiter {
+    /// Charges the part of each final amount that exceeds the reserved amount. Returns the largest
+    /// number of units that the limits of a charge did not admit.
+    pub(super) async fn charge_excess_of(
+        &self,
+        charges: &OwnedCharges,
+        final_charges: &FinalCharges,
+        now: Timestamp,
+    ) -> u64 {
+        let charges = charges.as_charges();
+        let mut uncharged = 0;
+        for (at, excess) in excess_costs(&charges, &final_charges.due) {
+            let charge = Charge {
+                cost: excess,
+                ..charges[at]
+            };
+            let charged = charge_excess(self, charge, now).await;
+            uncharged = uncharged.max(excess.units() - charged);
+        }
+        uncharged
+    }
+}

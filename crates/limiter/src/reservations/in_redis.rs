@@ -1,0 +1,180 @@
+//! Reservations whose charges are in Redis.
+
+use tidegate::rate_limiter::OwnedCharges;
+use tidegate_core::{Charge, Renewal, Span, Timestamp};
+use tidegate_redis::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus};
+
+use super::{
+    error::{EXPIRED, LOST, ReservationError, SETTLED, UNKNOWN},
+    final_charges::FinalCharges,
+    table::Outstanding,
+    token::{ReservationId, SharedCharge},
+};
+use crate::{LimiterReceipt, ServerLimiter};
+
+/// The charges of a token under the current rules.
+pub(super) struct SharedReservation {
+    charges: OwnedCharges,
+    receipt: RedisReceipt,
+    /// The keys of charges whose rules were removed since.
+    former_keys: Vec<Box<[u8]>>,
+}
+
+impl SharedReservation {
+    fn in_redis<'r>(
+        &'r self,
+        charges: &'r [Charge<'r>],
+        id: ReservationId,
+        expires: Timestamp,
+    ) -> RedisReservation<'r> {
+        RedisReservation {
+            id,
+            expires,
+            charges,
+            receipt: &self.receipt,
+            former_keys: &self.former_keys,
+        }
+    }
+}
+
+/// Returns the receipt of charges in Redis, if the charges are in Redis.
+pub(super) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
+    match receipt? {
+        LimiterReceipt::Memory(_) => None,
+        LimiterReceipt::Redis(receipt) => receipt.redis(),
+    }
+}
+
+/// Returns `charges` with their receipts, for a token.
+pub(super) fn shared_charges(charges: &OwnedCharges, receipt: &RedisReceipt) -> Vec<SharedCharge> {
+    let charges = charges.list().iter().zip(receipt.parts());
+    charges
+        .map(|(charge, receipt)| SharedCharge {
+            charge: charge.clone(),
+            receipt: receipt.clone(),
+        })
+        .collect()
+}
+
+impl ServerLimiter {
+    /// Settles a reservation whose charges are in Redis. Returns the number of units of `cost` that
+    /// the limits did not admit.
+    pub(super) async fn settle_in_redis(
+        &self,
+        shared: &SharedReservation,
+        id: ReservationId,
+        expires: Timestamp,
+        cost: u64,
+        now: Timestamp,
+    ) -> Result<u64, ReservationError> {
+        let redis_store = self.redis_store().ok_or(UNKNOWN)?;
+        let final_charges = FinalCharges::new(&shared.charges, cost);
+        let status = {
+            let charges = shared.charges.as_charges();
+            let reservation = shared.in_redis(&charges, id, expires);
+            let end = ReservationEnd::Settled(cost);
+            let settlements = &final_charges.settlements;
+            let ended = redis_store.end_reservation(reservation, settlements, end, now);
+            ended.await.map_err(ReservationError::Unavailable)?
+        };
+        match status {
+            ReservationStatus::Ended => {}
+            // An earlier call with the same cost has ended the reservation, and its reply was lost.
+            ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
+                return Ok(0);
+            }
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => return Err(SETTLED),
+            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            | ReservationStatus::Expired
+            | ReservationStatus::Outstanding(_) => return Err(EXPIRED),
+        }
+        let own = self.reservations.table().remove(&id);
+        if let Some(own) = own {
+            let own_charges = FinalCharges::new(&own.charges, cost);
+            self.settle_own_share(own, &own_charges, now);
+        }
+        let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
+        Ok(excess.await)
+    }
+
+    /// Settles the charges that a reservation in Redis has made to this server's share.
+    pub(super) fn settle_own_share(
+        &self,
+        own: Outstanding,
+        final_charges: &FinalCharges,
+        now: Timestamp,
+    ) {
+        if let (Some(redis_store), Some(LimiterReceipt::Redis(receipt))) =
+            (self.redis_store(), own.receipt)
+        {
+            let (charges, settlements) = (own.charges.as_charges(), &final_charges.settlements);
+            redis_store.settle_own_share(&charges, receipt, settlements, now);
+        }
+    }
+
+    /// Renews a reservation whose charges are in Redis. Returns its time to live, and its charges
+    /// for the new token.
+    pub(super) async fn renew_in_redis(
+        &self,
+        shared: Vec<SharedCharge>,
+        id: ReservationId,
+        expires: Timestamp,
+        now: Timestamp,
+        ttl: Span,
+    ) -> Result<(Span, Vec<SharedCharge>), ReservationError> {
+        let redis_store = self.redis_store().ok_or(UNKNOWN)?;
+        let mut shared = self.shared_reservation(shared);
+        let lease = shared.charges.lease();
+        let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
+        let until = now.after(ttl);
+        let list = shared.charges.as_charges();
+        let reservation = shared.in_redis(&list, id, expires);
+        let renewed = redis_store.renew_reservation(reservation, until, now).await;
+        match renewed.map_err(ReservationError::Unavailable)? {
+            ReservationStatus::Outstanding(_) => {}
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => return Err(SETTLED),
+            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            | ReservationStatus::Expired
+            | ReservationStatus::Ended => return Err(EXPIRED),
+        }
+        if lease.is_some() {
+            let mut receipt = shared.receipt.clone();
+            let renewed = redis_store.store().renew(&list, &mut receipt).await;
+            let renewed = renewed.map_err(ReservationError::Unavailable)?;
+            shared.receipt = receipt;
+            if renewed == Renewal::Lost {
+                return Err(LOST);
+            }
+        }
+        let mut table = self.reservations.table();
+        if let Some(mut own) = table.remove(&id) {
+            own.expires = until;
+            own.refund_at = until;
+            if let Some(LimiterReceipt::Redis(own)) = &mut own.receipt {
+                own.set_redis(shared.receipt.clone());
+            }
+            table.insert(id, own);
+        }
+        drop(table);
+        Ok((ttl, shared_charges(&shared.charges, &shared.receipt)))
+    }
+
+    /// Returns the charges of a token under the current rules.
+    pub(super) fn shared_reservation(&self, shared: Vec<SharedCharge>) -> SharedReservation {
+        let rules = self.rules.load_full();
+        let is_former = |charge: &&SharedCharge| rules.rule_of(&charge.charge.key).is_none();
+        let former_keys = shared.iter().filter(is_former);
+        let former_keys = former_keys
+            .map(|charge| charge.charge.key.clone())
+            .collect();
+        let list = shared
+            .into_iter()
+            .map(|SharedCharge { charge, receipt }| (charge, receipt));
+        let (charges, receipts) = OwnedCharges::of_known_rules(&rules, list);
+        SharedReservation {
+            charges,
+            receipt: RedisReceipt::from_parts(receipts),
+            former_keys,
+        }
+    }
+}

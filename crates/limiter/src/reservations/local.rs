@@ -1,0 +1,78 @@
+//! Reservations whose charges only this server knows.
+
+use std::sync::atomic::Ordering;
+
+use tidegate::rate_limiter::OwnedCharges;
+use tidegate_core::{Renewal, Span, Store, Timestamp};
+
+use super::{
+    error::{EXPIRED, LOST, ReservationError, UNKNOWN},
+    final_charges::FinalCharges,
+    table::Outstanding,
+    token::ReservationId,
+};
+use crate::{LimiterReceipt, ServerLimiter};
+
+impl ServerLimiter {
+    /// Ends a reservation, and refunds the part of its charges that is not final.
+    pub(super) fn end_locally(
+        &self,
+        charges: &OwnedCharges,
+        mut receipt: Option<LimiterReceipt>,
+        final_charges: &FinalCharges,
+        now: Timestamp,
+    ) {
+        let (charges, settlements) = (charges.as_charges(), &final_charges.settlements);
+        // Without charges in Redis, settling never waits.
+        let settled = Store::settle(self, &charges, &mut receipt, settlements, now);
+        debug_assert!(settled.is_ready(), "the charges are in memory");
+    }
+
+    /// Ends a reservation that has expired.
+    pub(super) fn refund_locally(&self, outstanding: Outstanding, now: Timestamp) {
+        let Outstanding {
+            charges, receipt, ..
+        } = outstanding;
+        let on_expiry = self.reservations.settings.on_expiry;
+        let final_charges = FinalCharges::of_expired(&charges, on_expiry);
+        self.end_locally(&charges, receipt, &final_charges, now);
+        self.reservations.expired.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Renews a reservation. Returns its time to live.
+    pub(super) fn renew_locally(
+        &self,
+        id: &ReservationId,
+        now: Timestamp,
+        ttl: Span,
+    ) -> Result<Span, ReservationError> {
+        // The table stays locked, so that a settlement at the same time finds the reservation.
+        let mut table = self.reservations.table();
+        let mut outstanding = table.remove(id).ok_or(UNKNOWN)?;
+        if outstanding.expires <= now {
+            drop(table);
+            self.refund_locally(outstanding, now);
+            return Err(EXPIRED);
+        }
+        let lease = outstanding.charges.lease();
+        let ttl = lease.map_or(ttl, |lease| ttl.min(lease));
+        let mut renewal = Renewal::Held;
+        if lease.is_some()
+            && let Some(receipt) = &mut outstanding.receipt
+        {
+            let charges = outstanding.charges.as_charges();
+            // Without charges in Redis, a renewal never waits.
+            let renewed = Store::renew(self, &charges, receipt, now).ready();
+            renewal = renewed.unwrap_or(Renewal::Unknown);
+        }
+        outstanding.expires = now.after(ttl);
+        outstanding.refund_at = outstanding.expires;
+        self.reservations.wake_refunds(outstanding.refund_at, now);
+        table.insert(*id, outstanding);
+        drop(table);
+        if renewal == Renewal::Lost {
+            return Err(LOST);
+        }
+        Ok(ttl)
+    }
+}
