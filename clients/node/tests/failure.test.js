@@ -1,4 +1,4 @@
-// What the client does without a decision: servers that are dead, slow, or not Tidegate.
+// The behaviour of the client without a decision: servers that are dead, slow, or not Tidegate.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";

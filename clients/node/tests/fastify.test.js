@@ -185,7 +185,16 @@ test("only failures are charged, and exactly 5 of 60 parallel guesses run", asyn
 
 test("a client that disconnects does not make its failure free", async (t) => {
   const reserve = { settle: () => 0 };
-  const { app } = await application(t, { trustProxy: true, hook: { reserve } });
+  const settled = [];
+  const client = new Tidegate({
+    url: server.url,
+    timeoutMs: 10_000,
+    fetch: (url, options) => {
+      if (url.pathname.endsWith("/settle")) settled.push(JSON.parse(options.body).cost);
+      return fetch(url, options);
+    },
+  });
+  const { app } = await application(t, { client, trustProxy: true, hook: { reserve } });
   const socket = connect(app.server.address().port, "127.0.0.1");
   const head = "host: a\r\nx-forwarded-for: 198.51.100.11\r\nslow: 300\r\ncontent-length: 0\r\n";
   socket.write(`POST /login HTTP/1.1\r\n${head}\r\n`);
@@ -193,7 +202,8 @@ test("a client that disconnects does not make its failure free", async (t) => {
   const remaining = async () => (await tidegate.peek(entries)).remaining;
   while ((await remaining()) === 4) await sleep(5);
   socket.destroy();
-  await sleep(500);
+  for (let attempt = 0; attempt < 2_000 && settled.length === 0; attempt += 1) await sleep(5);
+  assert.deepEqual(settled, [1]);
   assert.equal(await remaining(), 3);
 });
 

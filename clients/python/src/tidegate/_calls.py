@@ -31,7 +31,7 @@ Limit = Union[str, Mapping[str, Any], Sequence[Union[str, Mapping[str, Any]]]]
 # The policies for a server that cannot be reached.
 POLICIES = ("open", "closed", "raise")
 
-# What happens to a reservation when the body of a `with` statement raises an exception.
+# The end of a reservation when the body of a `with` statement raises an exception.
 ERROR_POLICIES = ("cancel", "settle", "keep")
 
 # Settling is repeated after a failure, because it takes effect once.
