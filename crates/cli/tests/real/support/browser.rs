@@ -190,22 +190,21 @@ impl Browser {
     /// Clicks the first visible button or link with this text, as soon as there is one. Links of the
     /// navigation are not considered.
     pub(crate) fn click(&mut self, text: &str) {
-        let found = format!(
+        // The page may redraw between two expressions, so one expression finds and clicks.
+        self.wait_until(&format!(
             "[...document.querySelectorAll('dialog button, main :is(button, a), .bar button')]\
-             .find((node) => node.textContent === {} && node.checkVisibility())",
+             .some((node) => node.textContent === {} && node.checkVisibility() \
+             && (node.click(), true))",
             json!(text)
-        );
-        self.wait_until(&found);
-        self.eval(&format!("{found}.click()"));
+        ));
     }
 
     /// Sets the value of an input or a selection, as a user would.
     pub(crate) fn fill(&mut self, selector: &str, value: &str) {
         let (selector, value) = (json!(selector), json!(value));
-        self.wait_until(&format!("document.querySelector({selector})"));
-        self.eval(&format!(
+        self.wait_until(&format!(
             "(() => {{ const node = document.querySelector({selector}); node.value = {value}; \
-             node.dispatchEvent(new Event('change', {{bubbles: true}})); }})()"
+             return node.dispatchEvent(new Event('change', {{bubbles: true}})); }})()"
         ));
     }
 
