@@ -55,7 +55,8 @@ pub use eval::{
     remote_eval,
 };
 pub use limit::{
-    Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Rate, RefillMode, Window, bounds,
+    Algorithm, AlgorithmName, Anchor, Counting, Factor, Limit, LimitSpec, Rate, RefillMode, Window,
+    bounds,
 };
 pub use maybe_ready::{MaybeReady, MaybeReadyFuture, Never};
 pub use memory::{
@@ -64,8 +65,9 @@ pub use memory::{
 };
 pub use rules::{
     ActiveHours, BlockedRule, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, FailedCondition,
-    Headroom, Hours, MAX_KEY_SPACE, Mode, Parents, Pattern, Request, ResponseCost, Rule, RuleError,
-    RuleErrors, RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key,
+    Headroom, Hours, MAX_KEY_SPACE, Mode, Override, OverrideError, OverrideTarget, Overrides,
+    Parents, Pattern, Replacement, Request, ResponseCost, Rule, RuleError, RuleErrors,
+    RuleOverrides, RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key,
     free_key_in, free_key_parts,
 };
 pub use store::{Accounting, CacheSearch, DecisionAndReceipt, Store, StoreDecision, StoreRequest};

@@ -2,8 +2,8 @@
 //! were written by a clock that was ahead.
 
 use tidegate_core::{
-    Charge, Effect, Limit, Outcome, RetryAfter, Span, Timestamp, Window,
-    remote_eval::{self, CLOCK_JUMP, Numbers, RemoteState, Replay, Terms},
+    Charge, Effect, Limit, Outcome, Span, Timestamp, Window,
+    remote_eval::{self, CLOCK_JUMP, ExceededLimits, Numbers, RemoteState, Replay, Terms},
 };
 
 use crate::{
@@ -29,12 +29,12 @@ pub(crate) struct Conversion {
     /// The value converted to the parameters of the charge, and clamped if a clock that was ahead
     /// has written it.
     pub(crate) converted: Vec<u8>,
-    /// How long the converted state is kept if nothing is charged. If the state exceeds the limits
-    /// of the charge, the conversion would lose the excess. A state with such an excess is not
-    /// replaced until the excess has drained.
+    /// How long the converted state is kept if nothing is charged. `None` if the state exceeds the
+    /// limits of the charge, because the conversion would lose the excess. A state with such an
+    /// excess is not replaced until the excess has drained, not even to count a denied request.
     pub(crate) keep_until: Option<Timestamp>,
-    /// The limits that the state exceeds, each with the time until it admits the cost.
-    pub(crate) waits: Vec<(usize, RetryAfter)>,
+    /// The limits that the state exceeds.
+    pub(crate) exceeded: ExceededLimits,
 }
 
 impl Conversion {
@@ -43,11 +43,14 @@ impl Conversion {
         let Some(conversion) = conversion else {
             return [const { Vec::new() }; 3];
         };
-        let keep_until = conversion.keep_until.unwrap_or_default().as_micros();
+        let keep_until = match conversion.keep_until {
+            Some(instant) => instant.as_micros().to_string(),
+            None => "-1".to_owned(),
+        };
         [
             conversion.stored.clone(),
             conversion.converted.clone(),
-            keep_until.to_string().into_bytes(),
+            keep_until.into_bytes(),
         ]
     }
 }
@@ -59,9 +62,9 @@ impl Conversions {
         conversions.any(|conversion| conversion.keep_until.is_some())
     }
 
-    /// Raises the waits of limits whose stored state is not replaced, so that no outcome reports a
-    /// shorter wait than the stored state takes to drain.
-    pub(crate) fn lengthen_waits(
+    /// Corrects the times in `outcomes` for the limits that a stored state exceeds, so that they are
+    /// the times that the stored state takes to drain.
+    pub(crate) fn report_exceeded(
         &self,
         charges: &[Charge<'_>],
         values: &[Vec<u8>],
@@ -73,20 +76,9 @@ impl Conversions {
             if let Some(conversion) = conversion
                 && conversion.converted == *value
             {
-                lengthen(own, &conversion.waits);
+                conversion.exceeded.report(own);
             }
             rest = others;
-        }
-    }
-}
-
-/// Raises the wait of each denying limit in `waits` to the wait that `waits` gives for it.
-pub(crate) fn lengthen(outcomes: &mut [Outcome], waits: &[(usize, RetryAfter)]) {
-    for (limit, wait) in waits {
-        if let Some(outcome) = outcomes.get_mut(*limit)
-            && !outcome.allowed
-        {
-            outcome.retry_after = outcome.retry_after.max(*wait);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use tidegate_core::{Algorithm, AlgorithmName, Limit, LimitSpec, Rule};
+use tidegate_core::{Algorithm, Limit, Rule};
 
 use crate::replay::RulesUnderTest;
 
@@ -77,30 +77,16 @@ impl RulesUnderTest {
 
 /// Parses a limit in short notation, with the algorithm and the options of `like`.
 pub(crate) fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> {
-    let algorithm = match like.map(Limit::algorithm) {
-        Some(Algorithm::Gcra { .. }) => Some(AlgorithmName::Gcra),
-        Some(Algorithm::TokenBucket { .. }) => Some(AlgorithmName::TokenBucket),
-        Some(Algorithm::LeakyBucket { .. }) => Some(AlgorithmName::LeakyBucket),
-        Some(Algorithm::FixedWindow { .. }) => Some(AlgorithmName::FixedWindow),
-        Some(Algorithm::Concurrency { .. }) => {
+    let parsed = match like {
+        Some(like) if matches!(like.algorithm(), Algorithm::Concurrency { .. }) => {
             return Err("a concurrency limit is not simulated".to_owned());
         }
-        // With a shorthand, the size of the limit determines whether the algorithm is the log or
-        // the counter.
-        Some(Algorithm::SlidingWindowLog { .. } | Algorithm::SlidingWindowCounter { .. })
-        | None => None,
+        Some(like) => Limit::parse_like(limit, like),
+        None => limit.parse(),
     };
-    let spec = LimitSpec::parse_shorthand(limit, algorithm).map_err(|error| error.problem)?;
-    let spec = LimitSpec {
-        soft: like.map(Limit::soft_percent),
-        count_denied: like.map(Limit::count_denied),
-        ..spec
-    };
-    spec.build().map_err(|errors| {
-        let problems = errors
-            .into_iter()
-            .map(|error| format!("{}: {}", error.field, error.problem));
-        problems.collect::<Vec<_>>().join("; ")
+    parsed.map_err(|error| match error.field {
+        "rate" | "limit" => error.problem,
+        field => format!("{field}: {}", error.problem),
     })
 }
 

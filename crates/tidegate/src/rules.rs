@@ -255,11 +255,12 @@ impl<S: Store> CurrentRules<'_, S> {
         charges: &[Charge<'_>],
         outcomes: &[Outcome],
     ) -> Verdict<'_> {
-        const OWN: &str = "the key of a charge belongs to a rule of the same rule set";
+        const OWN: &str =
+            "the limits of a charge belong to a rule of the same rule set, which has no overrides";
         let limits = charges.iter().map(|charge| -> &Limits {
-            let limits = self.rules.rule_of(charge.key).expect(OWN).limits();
-            let stretched = limits.stretched().filter(|_| charge.limits.is_stretched());
-            stretched.unwrap_or(limits)
+            let rule = self.rules.rule_of(charge.key);
+            let limits = rule.and_then(|rule| rule.own_limits(charge));
+            limits.expect(OWN)
         });
         decided.verdict_on(limits, outcomes)
     }

@@ -1,6 +1,6 @@
 //! The interface of a kernel.
 
-use super::{ChargePosition, LimitStatus, Mark, Numbers, RetryAfter, Terms};
+use super::{ChargePosition, Drain, LimitStatus, Mark, Numbers, RetryAfter, Terms};
 use crate::{
     limit::bounds,
     time::{Span, Timestamp},
@@ -23,8 +23,14 @@ pub(crate) trait Counter: Sized {
         None
     }
 
-    fn adopts_all(&self, _old: Option<&Self>, _state: &Self::State, _now: Timestamp) -> bool {
-        true
+    fn drain(
+        &self,
+        _old: Option<&Self>,
+        _state: &Self::State,
+        _now: Timestamp,
+        _cost: u64,
+    ) -> Option<Drain> {
+        None
     }
 
     /// Returns the largest number, except instants, that the state of this limit can contain.

@@ -31,13 +31,14 @@
 
 use crate::{
     algorithm::{
-        ChargePosition, Counter, CounterState, ExactMicros, LimitStatus, Mark, Numbers, Outcome,
-        RetryAfter, Terms,
+        ChargePosition, Counter, CounterState, Drain, ExactMicros, LimitStatus, Mark, Numbers,
+        Outcome, RetryAfter, Terms,
     },
     error::LimitError,
     limit::{
         Rate,
         bounds::{self, check_count},
+        gcd,
         rate::check_rate,
     },
     time::{Span, Timestamp},
@@ -366,10 +367,18 @@ impl Counter for Gcra {
         Some(Self::of_units(p, l, self.capacity, self.queue))
     }
 
-    fn adopts_all(&self, old: Option<&Self>, tat: &ExactMicros, now: Timestamp) -> bool {
-        old.is_none_or(|old| {
-            let (converted, latest) = self.converted(old, *tat, now);
-            converted <= latest
+    fn drain(
+        &self,
+        old: Option<&Self>,
+        tat: &ExactMicros,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Drain> {
+        let old = old?;
+        let (converted, latest) = self.converted(old, *tat, now);
+        (converted > latest).then(|| Drain {
+            retry_after: old.retry(tat, now, 0, cost),
+            reset_after: old.status(tat, now, 0).reset_after,
         })
     }
 
@@ -517,13 +526,6 @@ impl Counter for Gcra {
 /// Converts `wide` to 64 bits; saturates.
 pub(crate) fn narrow(wide: u128) -> u64 {
     u64::try_from(wide).unwrap_or(u64::MAX)
-}
-
-pub(crate) fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
 
 #[cfg(test)]

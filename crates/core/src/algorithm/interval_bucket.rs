@@ -28,8 +28,8 @@
 
 use crate::{
     algorithm::{
-        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
-        counter::is_count, narrow,
+        ChargePosition, Counter, CounterState, Drain, LimitStatus, Mark, Numbers, RetryAfter,
+        Terms, counter::is_count, narrow,
     },
     error::LimitError,
     limit::{
@@ -191,12 +191,19 @@ impl Counter for Interval {
         })
     }
 
-    fn adopts_all(&self, old: Option<&Self>, state: &IntervalState, now: Timestamp) -> bool {
-        let Some(old) = old.filter(|_| state.full_at > now.as_micros()) else {
-            return true;
-        };
+    fn drain(
+        &self,
+        old: Option<&Self>,
+        state: &IntervalState,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Drain> {
+        let old = old.filter(|_| state.full_at > now.as_micros())?;
         let (kept, latest) = self.converted(old, *state, now);
-        kept.full_at <= latest.full_at
+        (kept.full_at > latest.full_at).then(|| Drain {
+            retry_after: old.retry(state, now, 0, cost),
+            reset_after: old.status(state, now, 0).reset_after,
+        })
     }
 
     /// Returns the maximum of the field `last` of a state.

@@ -41,8 +41,9 @@ pub(crate) use self::{
     charge_position::{ChargePosition, Mark},
     counter::{Counter, CounterState, is_instant},
     fixed_window::{FixedWindow, WindowState},
-    gcra::{Gcra, gcd, narrow},
+    gcra::{Gcra, narrow},
     interval_bucket::{Interval, IntervalState},
+    outcome::Drain,
     sliding_buckets::{Buckets, BucketsState},
     sliding_log::{Lease, Log, LogState, Stamp},
     sliding_weighted::{Weighted, WeightedState},
@@ -107,24 +108,25 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns whether [`Self::adopt`] keeps all spent units of the state. Some spent units
-            /// can be lost if the new rate is slower, or if the limit of a weighted window counter
-            /// is smaller.
-            pub(crate) fn adopts_all(
+            /// Returns how long `state` takes to drain to this limit in its former units. Returns
+            /// `None` if [`Self::adopt`] keeps all spent units. Some spent units would be lost if
+            /// the new rate is slower, or if the limit of a weighted window counter is smaller.
+            pub(crate) fn drain(
                 &self,
                 old: Option<&Self>,
                 state: &State,
                 now: Timestamp,
-            ) -> bool {
+                cost: u64,
+            ) -> Option<Drain> {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
                         let old = old.and_then(|old| match old {
                             Self::$variant(old) => Some(old),
                             _ => None,
                         });
-                        kernel.adopts_all(old, state, now)
+                        kernel.drain(old, state, now, cost)
                     })*
-                    _ => true,
+                    _ => None,
                 }
             }
 

@@ -55,6 +55,15 @@ pub struct Outcome {
     pub excess: u64,
 }
 
+/// How long a state that exceeds a limit takes to drain in its former units.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drain {
+    /// The time until the limit admits the cost, if nothing else is charged.
+    pub(crate) retry_after: RetryAfter,
+    /// The time until no unit counts as spent, if nothing else is charged.
+    pub(crate) reset_after: Span,
+}
+
 impl Outcome {
     /// A placeholder that is always overwritten before an outcome is returned.
     pub(crate) const UNSET: Self = Self {

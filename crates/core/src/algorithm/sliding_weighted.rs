@@ -26,8 +26,8 @@
 
 use crate::{
     algorithm::{
-        ChargePosition, Counter, CounterState, LimitStatus, Mark, Numbers, RetryAfter, Terms,
-        counter::is_count, is_instant,
+        ChargePosition, Counter, CounterState, Drain, LimitStatus, Mark, Numbers, RetryAfter,
+        Terms, counter::is_count, is_instant,
     },
     digest::Digest,
     error::LimitError,
@@ -155,12 +155,33 @@ impl Counter for Weighted {
         Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
     }
 
-    /// Returns whether a conversion keeps all spent units. Spent units are lost if the state counts
-    /// more units than the limit.
-    fn adopts_all(&self, _old: Option<&Self>, state: &WeightedState, now: Timestamp) -> bool {
+    /// A conversion would lose spent units if the state counts more units than the limit. The state
+    /// contains its former window, at whose end the units of the window before are dropped.
+    fn drain(
+        &self,
+        _old: Option<&Self>,
+        state: &WeightedState,
+        now: Timestamp,
+        cost: u64,
+    ) -> Option<Drain> {
         let mut state = *state;
         state.advance(now);
-        state.previous.saturating_add(state.current) <= self.limit
+        if state.previous.saturating_add(state.current) <= self.limit {
+            return None;
+        }
+        let windows = match state.current.saturating_add(cost) <= self.limit {
+            true => 1,
+            false => 2,
+        };
+        let at = (state.index + windows).saturating_mul(state.window);
+        let retry_after = match cost <= self.limit {
+            true => RetryAfter::After(Timestamp::from_micros(at).since(now)),
+            false => RetryAfter::Never,
+        };
+        Some(Drain {
+            retry_after,
+            reset_after: state.expires().since(now),
+        })
     }
 
     fn new_entry_bytes(&self, _cost: u64) -> usize {

@@ -1,11 +1,7 @@
 //! The fallback policy of a rule, which applies while the store is unreachable, and the share of
 //! each limit that one node enforces locally.
 
-use crate::{
-    algorithm::gcd,
-    limit::{Algorithm, Limit, Rate, RefillMode, bounds},
-    time::Span,
-};
+use crate::limit::{Limit, Ratio};
 
 /// The fallback policy of a rule: how a request is decided while the store is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -37,18 +33,11 @@ impl OnFailure {
 /// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If a limit is
 /// so small that the share rounds down to 0, each node admits 1 unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct FallbackShare {
-    /// The numerator of the fraction, which is a reduced fraction of at most 1.
-    numerator: u32,
-    denominator: u32,
-}
+pub struct FallbackShare(Ratio);
 
 impl Default for FallbackShare {
     fn default() -> Self {
-        Self {
-            numerator: 1,
-            denominator: 2,
-        }
+        Self(Ratio::new(1, 2))
     }
 }
 
@@ -57,13 +46,7 @@ impl FallbackShare {
     #[must_use]
     pub const fn percent(percent: u32) -> Option<Self> {
         match percent {
-            1..=100 => {
-                let divisor = gcd32(percent, 100);
-                Some(Self {
-                    numerator: percent / divisor,
-                    denominator: 100 / divisor,
-                })
-            }
+            1..=100 => Some(Self(Ratio::new(percent, 100))),
             _ => None,
         }
     }
@@ -73,135 +56,26 @@ impl FallbackShare {
     pub const fn one_of(nodes: u32) -> Option<Self> {
         match nodes {
             0 => None,
-            denominator => Some(Self {
-                numerator: 1,
-                denominator,
-            }),
+            denominator => Some(Self(Ratio::new(1, denominator))),
         }
     }
 
     /// Returns this share of `limit`, rounded down. A count above 0 is never reduced below 1.
     #[must_use]
     pub fn of(self, limit: &Limit) -> Limit {
-        let scaled = match limit.algorithm().clone() {
-            Algorithm::Gcra { rate, burst } => Algorithm::Gcra {
-                rate: self.of_rate(rate),
-                burst: self.of_count(burst.saturating_add(1)) - 1,
-            },
-            Algorithm::TokenBucket {
-                capacity,
-                refill,
-                mode,
-            } => Algorithm::TokenBucket {
-                capacity: self.of_count(capacity),
-                refill: match mode {
-                    RefillMode::Interval if self.floor(refill.count) > 0 => Rate {
-                        count: self.floor(refill.count),
-                        ..refill
-                    },
-                    RefillMode::Interval | RefillMode::Continuous => self.of_rate(refill),
-                },
-                mode,
-            },
-            Algorithm::LeakyBucket {
-                capacity,
-                leak,
-                queue,
-            } => Algorithm::LeakyBucket {
-                // The quota of a queue is its capacity plus one: the capacity counts only waiting
-                // requests and not the request that is being served.
-                capacity: self.of_count(capacity.saturating_add(u64::from(queue)))
-                    - u64::from(queue),
-                leak: self.of_rate(leak),
-                queue,
-            },
-            Algorithm::FixedWindow { limit, window } => Algorithm::FixedWindow {
-                limit: self.of_count(limit),
-                window,
-            },
-            Algorithm::SlidingWindowLog { limit, window } => Algorithm::SlidingWindowLog {
-                limit: self.of_count(limit),
-                window,
-            },
-            Algorithm::Concurrency { limit, lease } => Algorithm::Concurrency {
-                limit: self.of_count(limit),
-                lease,
-            },
-            Algorithm::SlidingWindowCounter {
-                limit,
-                window,
-                counting,
-            } => Algorithm::SlidingWindowCounter {
-                limit: self.of_count(limit),
-                window,
-                counting,
-            },
-        };
-        let scaled =
-            Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
         // The scaled limit is valid, except if rounding an extreme value makes the limit invalid.
         // If the scaled limit is invalid, use the unscaled limit.
-        let Ok(scaled) = scaled else {
-            return limit.clone();
-        };
-        let scaled = scaled.counting_denied(limit.count_denied());
-        if limit.counts_in_full() {
-            scaled.clone().counting_in_full().unwrap_or(scaled)
-        } else {
-            scaled
-        }
+        self.0.of(limit).unwrap_or_else(|_| limit.clone())
     }
-
-    fn floor(self, count: u64) -> u64 {
-        let share = u128::from(count) * u128::from(self.numerator) / u128::from(self.denominator);
-        // The fraction is at most 1, so the result is at most `count` and fits in a u64.
-        u64::try_from(share).unwrap_or(count)
-    }
-
-    /// Scales a count. A count of 0 stays 0, and the result for any other count is at least 1.
-    fn of_count(self, count: u64) -> u64 {
-        self.floor(count).max(count.min(1))
-    }
-
-    /// Scales a rate exactly, if necessary with a longer period: a third of 10/s is 10/3s. If the
-    /// count or the period of the exact rate is over its maximum, scales only the count.
-    fn of_rate(self, rate: Rate) -> Rate {
-        let (times, over) = (u64::from(self.numerator), u64::from(self.denominator));
-        let common = gcd(rate.count.max(1), over);
-        let exact = rate
-            .count
-            .checked_div(common)
-            .and_then(|count| count.checked_mul(times))
-            .zip(rate.period.as_micros().checked_mul(over / common))
-            .filter(|(count, period)| {
-                *count <= bounds::MAX_COUNT && *period <= bounds::MAX_PERIOD.as_micros()
-            });
-        match exact {
-            Some((count, period)) => Rate {
-                count,
-                period: Span::from_micros(period),
-            },
-            None => Rate {
-                count: self.of_count(rate.count),
-                ..rate
-            },
-        }
-    }
-}
-
-/// Returns the greatest common divisor of two numbers greater than 0.
-const fn gcd32(one: u32, other: u32) -> u32 {
-    let (mut one, mut other) = (one, other);
-    while other != 0 {
-        (one, other) = (other, one % other);
-    }
-    one
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limit::{Counting, Window};
+    use crate::{
+        limit::{Algorithm, Counting, Rate, RefillMode, Window, bounds},
+        time::Span,
+    };
 
     fn of(percent: u32, algorithm: Algorithm) -> Algorithm {
         let limit = Limit::new(algorithm).unwrap();

@@ -17,7 +17,7 @@ pub use self::{
     decision::Decision,
     fallback::{FallbackShare, OnFailure},
     limit_group::DenialCounting,
-    limits::Limits,
+    limits::{ExceededLimits, Limits},
     receipt::{Receipt, Renewal, Settlement},
     verdict::{Exactness, Line, Lines, Reason, Source, Verdict},
 };

@@ -13,15 +13,14 @@
 
 use crate::{
     algorithm::{
-        BucketsState, IntervalState, LogState, Outcome, RetryAfter, Stamp, State, WeightedState,
-        WindowState,
+        BucketsState, IntervalState, LogState, Outcome, Stamp, State, WeightedState, WindowState,
     },
     eval::{Charge, Cost, Effect, Evaluation, KeyState, Limits},
     time::{Span, Timestamp},
 };
 pub use crate::{
     algorithm::{ExactMicros, Numbers, Terms},
-    eval::DenialCounting,
+    eval::{DenialCounting, ExceededLimits},
     time::CLOCK_JUMP,
 };
 
@@ -119,9 +118,8 @@ pub enum RemoteState {
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
-    /// The limits for which the conversion of the state lost spent units, by index in the rule. For
-    /// each limit, the second value is the time until the original state would admit the cost.
-    inexact: Vec<(usize, RetryAfter)>,
+    /// The limits for which the conversion of the state lost spent units.
+    exceeded: ExceededLimits,
 }
 
 impl<'a> Replay<'a> {
@@ -137,8 +135,8 @@ impl<'a> Replay<'a> {
         effect: Effect,
     ) -> Self {
         let limits = charge.limits;
-        let (key_state, inexact) = match states {
-            None => (limits.fresh(), Vec::new()),
+        let (key_state, exceeded) = match states {
+            None => (limits.fresh(), ExceededLimits::default()),
             Some(states) => {
                 let (terms, states): (Vec<Terms>, Vec<State>) = states
                     .into_iter()
@@ -152,9 +150,14 @@ impl<'a> Replay<'a> {
                 )
             }
         };
+        // A refund is applied to the converted state, which then replaces the former one.
+        let exceeded = match effect {
+            Effect::Refund => ExceededLimits::default(),
+            _ => exceeded,
+        };
         Self {
             evaluation: Evaluation::open(charge, key_state, now, effect),
-            inexact,
+            exceeded,
         }
     }
 
@@ -178,22 +181,14 @@ impl<'a> Replay<'a> {
         limits.clamp(&mut key_state, now);
         Self {
             evaluation: Evaluation::open(charge, key_state, now, effect),
-            inexact: Vec::new(),
+            exceeded: ExceededLimits::default(),
         }
     }
 
     /// Returns true if the states needed no conversion or were converted without loss.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.inexact.is_empty()
-    }
-
-    /// Returns the limits for which the conversion of the state lost spent units, by index in the
-    /// rule. For each limit, the second value is the time until the original state would admit the
-    /// cost.
-    #[must_use]
-    pub fn inexact(&self) -> &[(usize, RetryAfter)] {
-        &self.inexact
+        self.exceeded.is_empty()
     }
 
     /// Evaluates the limits. Returns true if the limits admit the request. The limits of a rule in
@@ -209,7 +204,15 @@ impl<'a> Replay<'a> {
 
     /// Appends the outcome of every limit of the charge to `outcomes`.
     pub fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
+        let first = outcomes.len();
         self.evaluation.report(now, outcomes);
+        self.exceeded.report(&mut outcomes[first..]);
+    }
+
+    /// Returns the limits that the state exceeds.
+    #[must_use]
+    pub fn exceeded(&self) -> &ExceededLimits {
+        &self.exceeded
     }
 
     /// Returns the current states, one for each group of limits, and the instant from which the

@@ -67,6 +67,19 @@ pub const MAX_REGEX_BYTES: usize = 1 << 20;
 /// The maximum number of rules in one rules file.
 pub const MAX_RULES: usize = 100_000;
 
+/// The maximum number of overrides of all rules.
+pub const MAX_OVERRIDES: usize = 1_000_000;
+
+/// The maximum number of overrides of patterns of one rule.
+pub const MAX_OVERRIDE_PATTERNS: usize = 1_000;
+
+/// The maximum number of plans of a rule.
+pub const MAX_PLANS: usize = 1_000;
+
+/// The maximum number of former limits of a rule that are remembered, with the limits of its plans
+/// and overrides. States under remembered limits are converted exactly.
+pub const MAX_FORMER_LIMITS: usize = 4_096;
+
 /// The maximum number of manual blocks at the same time.
 pub const MAX_BLOCKS: usize = 100_000;
 

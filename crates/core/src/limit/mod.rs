@@ -2,9 +2,11 @@
 
 mod algorithm;
 pub mod bounds;
+mod like;
 pub(crate) mod rate;
 mod rate_guess;
 mod rate_notation;
+mod ratio;
 mod spec;
 mod text;
 
@@ -14,8 +16,11 @@ pub use self::{
     algorithm::{Algorithm, Counting, RefillMode, Window},
     rate::Rate,
     rate_notation::rate,
+    ratio::Factor,
     spec::{AlgorithmName, Anchor, LimitSpec},
 };
+
+pub(crate) use self::ratio::{Ratio, gcd};
 
 use crate::{digest::Digest, error::LimitError, time::Span};
 
@@ -119,6 +124,47 @@ impl Limit {
         }
         self.in_full = true;
         Ok(self)
+    }
+
+    /// Returns whether requests can alternate between this limit and `other` on the same key without
+    /// losing what was spent: both have the same algorithm and, unless it is a bucket, the same window.
+    pub(crate) fn shares_state_with(&self, other: &Self) -> bool {
+        use Algorithm as A;
+        match (&self.algorithm, &other.algorithm) {
+            (A::Gcra { .. }, A::Gcra { .. }) => true,
+            (A::TokenBucket { mode: own, .. }, A::TokenBucket { mode, .. }) => own == mode,
+            (A::LeakyBucket { queue: own, .. }, A::LeakyBucket { queue, .. }) => own == queue,
+            (A::FixedWindow { window: own, .. }, A::FixedWindow { window, .. }) => own == window,
+            (A::SlidingWindowLog { window: own, .. }, A::SlidingWindowLog { window, .. })
+            | (A::Concurrency { lease: own, .. }, A::Concurrency { lease: window, .. }) => {
+                own == window
+            }
+            (
+                A::SlidingWindowCounter {
+                    window: own,
+                    counting: own_counting,
+                    ..
+                },
+                A::SlidingWindowCounter {
+                    window, counting, ..
+                },
+            ) => own == window && own_counting == counting,
+            _ => false,
+        }
+    }
+
+    /// Returns the name of the algorithm in the rules file.
+    pub(crate) fn algorithm_name(&self) -> &'static str {
+        let name = match self.algorithm {
+            Algorithm::Gcra { .. } => AlgorithmName::Gcra,
+            Algorithm::TokenBucket { .. } => AlgorithmName::TokenBucket,
+            Algorithm::LeakyBucket { .. } => AlgorithmName::LeakyBucket,
+            Algorithm::FixedWindow { .. } => AlgorithmName::FixedWindow,
+            Algorithm::SlidingWindowLog { .. } => AlgorithmName::SlidingWindowLog,
+            Algorithm::SlidingWindowCounter { .. } => AlgorithmName::SlidingWindowCounter,
+            Algorithm::Concurrency { .. } => AlgorithmName::Concurrency,
+        };
+        name.as_str()
     }
 
     /// Adds everything that affects a decision to `digest`. The encoding is explicit, and `Digest`

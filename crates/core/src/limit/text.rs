@@ -57,7 +57,7 @@ pub(super) fn parse(text: &str) -> Result<LimitText, LimitError> {
         })
 }
 
-fn expected(text: &str) -> String {
+pub(super) fn expected(text: &str) -> String {
     format!("expected a limit such as 20/min, 100/s burst 20 or 100/s capacity 20, got \"{text}\"")
 }
 
@@ -82,7 +82,7 @@ fn expected_concurrency(text: &str, count: &str) -> String {
     )
 }
 
-fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitError> {
+pub(super) fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitError> {
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| is_number);
     number.ok_or_else(|| {

@@ -7,10 +7,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// The instants that a shard needs to load the rate-limit state of a key.
+/// What a shard needs to load the rate-limit state of a key.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct LoadTimes {
+pub(super) struct LoadContext {
     pub(super) now: Timestamp,
+    /// The cost of the charge.
+    pub(super) cost: u64,
     /// States that were written while the clock was ahead are clamped to this instant.
     pub(super) rewound: Timestamp,
 }
@@ -112,16 +114,16 @@ impl Entry {
     }
 
     /// Takes the state out of the entry and converts it to `limits`. If the state is unclamped,
-    /// clamps it to `clock.rewound`. The caller must call [`Self::put`] before it releases the
+    /// clamps it to `context.rewound`. The caller must call [`Self::put`] before it releases the
     /// shard's lock.
     #[inline]
-    pub(super) fn take(&mut self, limits: &Limits, clock: LoadTimes) -> LoadedState {
+    pub(super) fn take(&mut self, limits: &Limits, context: LoadContext) -> LoadedState {
         let packed = std::mem::replace(&mut self.packed, PackedState::CheckedOut);
-        self.load(packed, limits, clock)
+        self.load(packed, limits, context)
     }
 
     #[inline]
-    fn load(&self, packed: PackedState, limits: &Limits, clock: LoadTimes) -> LoadedState {
+    fn load(&self, packed: PackedState, limits: &Limits, context: LoadContext) -> LoadedState {
         let Some(key_state) = packed.unpack() else {
             let key_state = limits.fresh();
             return LoadedState {
@@ -130,15 +132,17 @@ impl Entry {
             };
         };
         if !self.is_unclamped() {
-            return limits.load(key_state, self.fingerprint, clock.now);
+            return limits.load(key_state, self.fingerprint, context.now, context.cost);
         }
         let fingerprint = self.fingerprint & !Self::UNCLAMPED;
-        let mut loaded = limits.load(key_state, fingerprint, clock.now);
-        limits.clamp(&mut loaded.key_state, clock.rewound);
+        let mut loaded = limits.load(key_state, fingerprint, context.now, context.cost);
+        limits.clamp(&mut loaded.key_state, context.rewound);
         if let Some(former) = &mut loaded.former {
             // Keep the `UNCLAMPED` bit: if the former state is put back unchanged, it has to be
-            // clamped later.
+            // clamped later. The times until the former state admits the cost are wrong, because
+            // they were computed before it was clamped.
             former.fingerprint = self.fingerprint;
+            former.exceeded.clear();
         }
         loaded
     }
@@ -152,8 +156,8 @@ impl Entry {
     }
 
     /// Returns a copy of the state, converted and clamped as by [`Self::take`].
-    pub(super) fn copy(&self, limits: &Limits, clock: LoadTimes) -> LoadedState {
-        self.load(self.packed.clone(), limits, clock)
+    pub(super) fn copy(&self, limits: &Limits, context: LoadContext) -> LoadedState {
+        self.load(self.packed.clone(), limits, context)
     }
 
     /// Returns a copy of the state without converting or clamping it; `None` if the state is

@@ -40,7 +40,7 @@ pub(super) struct PendingCharge<'c> {
     pub(super) location: KeyLocation,
     pub(super) evaluation: Evaluation<'c>,
     /// The state as written under other limits, before conversion. Present if this state must be
-    /// put back unchanged.
+    /// put back unchanged, because the conversion lost spent units.
     pub(super) former: Option<Box<FormerState>>,
     /// The instant at which the last unit expires that was charged under other limits, if the state
     /// was converted. Zero if the state was not converted. The converted state is written back only
@@ -65,7 +65,10 @@ impl PendingCharge<'_> {
         if let Some(before) = &mut self.lent {
             *before = Limits::before_charge(&self.evaluation.key_state);
         }
-        if self.former.is_some() && self.evaluation.is_written(admitted) {
+        // A state that exceeds a limit is kept until it has drained to the limit, even if denied
+        // requests are counted.
+        let is_replaced = |former: &FormerState| former.exceeded.is_empty();
+        if self.former.as_deref().is_some_and(is_replaced) && self.evaluation.is_written(admitted) {
             self.former = None;
         }
         self.is_changed = self.evaluation.apply(admitted, now);
@@ -90,6 +93,9 @@ impl PendingCharge<'_> {
     pub(super) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> bool {
         let first = outcomes.len();
         self.evaluation.report(now, outcomes);
+        if let Some(former) = &self.former {
+            former.exceeded.report(&mut outcomes[first..]);
+        }
         let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
         // A key is hot if a limit denied the request or is more than half spent.
         reported.any(|(limit, outcome)| !outcome.allowed || limit.is_hot(outcome.remaining))

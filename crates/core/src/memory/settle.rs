@@ -2,7 +2,6 @@
 
 use super::{
     MemoryStore,
-    entry::LoadTimes,
     pending::KeyLocation,
     shard::{Shard, hash_with},
 };
@@ -100,6 +99,7 @@ impl Shard {
         let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
             return self.renew_with_growth(charge, hash, charged, now);
         };
+        let context = self.load_context(charge, now);
         let entry = &mut self.entries[number];
         let is_other = !entry.was_left_under(charged.fingerprint);
         if entry.is_unclamped() || !is_other && !entry.renews_in_place(charged) {
@@ -110,10 +110,7 @@ impl Shard {
         let mut key_state = if is_other {
             entry.take_as_left(charge.limits)
         } else {
-            let rewound = self.cold.rewound;
-            entry
-                .take(charge.limits, LoadTimes { now, rewound })
-                .key_state
+            entry.take(charge.limits, context).key_state
         };
         let are_held = charge.limits.renew(&mut key_state, now, charged);
         entry.put(key_state, fingerprint, is_hot);
@@ -173,6 +170,7 @@ impl Shard {
         let Some(number) = self.find(hash, charge.key) else {
             return;
         };
+        let context = self.load_context(charge, now);
         let entry = &mut self.entries[number];
         // The limits of the charge have since been replaced by limits whose states are counted in
         // other terms.
@@ -188,8 +186,7 @@ impl Shard {
         let is_hot = entry.is_hot();
         self.cold.heap_bytes -= entry.heap_bytes();
         let (mut key_state, fingerprint) = if is_unclamped {
-            let rewound = self.cold.rewound;
-            let key_state = entry.take(limits, LoadTimes { now, rewound }).key_state;
+            let key_state = entry.take(limits, context).key_state;
             (key_state, limits.fingerprint())
         } else {
             (entry.take_as_left(limits), entry.fingerprint())

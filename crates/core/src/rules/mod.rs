@@ -13,7 +13,9 @@ mod elastic;
 mod error;
 mod explain;
 mod key;
+mod overrides;
 mod pattern;
+mod plans;
 mod request;
 mod response_cost;
 mod rule;
@@ -30,6 +32,9 @@ pub use error::{RuleError, RuleErrors};
 pub use explain::FailedCondition;
 pub use key::{DESCRIPTOR_KEY, MAX_KEY_SPACE, former_key, free_key, free_key_in, free_key_parts};
 pub(crate) use key::{former_values, is_of_rule, scope_of_key};
+pub use overrides::{
+    Override, OverrideError, OverrideTarget, Overrides, Replacement, RuleOverrides,
+};
 pub use pattern::{Pattern, canonical_net};
 pub use request::Request;
 pub use response_cost::ResponseCost;

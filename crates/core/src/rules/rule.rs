@@ -7,11 +7,12 @@ use super::{
     blocked_rule::BlockedRule,
     condition::check_name,
     key::{self, Scope},
+    plans::Plans,
     request, response_cost,
 };
 use crate::{
     error::LimitError,
-    eval::{Cost, Limits, OnFailure, RequestError},
+    eval::{Charge, Cost, Limits, OnFailure, RequestError},
     limit::{Algorithm, Limit, bounds},
     time::{Span, Timestamp},
 };
@@ -62,6 +63,7 @@ pub struct Rule {
     when: When,
     key: Box<[Box<str>]>,
     limits: Arc<Limits>,
+    plans: Plans,
     cost: CostSource,
     allow: AllowList,
     /// The condition under which the limits are raised, if the rule is elastic.
@@ -89,6 +91,7 @@ impl Rule {
             when: When::default(),
             key: Box::default(),
             limits: Arc::new(limits.named(name)),
+            plans: Plans::default(),
             cost: CostSource::default(),
             allow: AllowList::default(),
             headroom: None,
@@ -155,9 +158,13 @@ impl Rule {
     ///
     /// Returns an error for `elastic` if [`Limits::stretching`] rejects it.
     pub fn elastic(mut self, percent: u32, headroom: Headroom) -> Result<Self, RuleError> {
-        let limits = Arc::unwrap_or_clone(self.limits).stretching(percent);
-        let limits = limits.map_err(|error| RuleError::new(error.field, error.problem))?;
-        self.limits = Arc::new(limits);
+        let stretch = |limits: Limits| {
+            let stretched = limits.stretching(percent);
+            stretched.map_err(|error| RuleError::new(error.field, error.problem))
+        };
+        for limits in self.all_limits_mut() {
+            *limits = Arc::new(stretch(Limits::clone(limits))?);
+        }
         self.headroom = Some(headroom);
         Ok(self)
     }
@@ -165,8 +172,9 @@ impl Rule {
     /// Sets whether the rule denies requests, or only counts and reports.
     #[must_use]
     pub fn in_mode(mut self, mode: Mode) -> Self {
-        let limits = Arc::unwrap_or_clone(self.limits);
-        self.limits = Arc::new(limits.in_shadow(mode == Mode::Shadow));
+        for limits in self.all_limits_mut() {
+            *limits = Arc::new(Limits::clone(limits).in_shadow(mode == Mode::Shadow));
+        }
         self
     }
 
@@ -177,24 +185,136 @@ impl Rule {
     ///
     /// Returns an error for `limits` or `elastic`.
     pub fn with_limits(mut self, limits: Vec<Limit>) -> Result<Self, RuleError> {
+        self.limits = Arc::new(self.with_own_settings(limits)?);
+        Ok(self)
+    }
+
+    /// Adds plans: for each name, the limits that apply instead of the rule's own limits. The entry
+    /// `entry` of a request names its plan. If the request lacks the entry, or if there is no such
+    /// plan, the rule's own limits apply. With `None`, only overrides give plans.
+    ///
+    /// All plans share the state of a key, so a change of the plan keeps what was spent. For this, each
+    /// plan needs the same algorithms and windows as the rule, in the same order.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `plan` if `entry` is not a valid name, or if there are more than
+    /// [`bounds::MAX_PLANS`] plans. Returns an error for `plans.<name>` if the limits of this plan
+    /// are not valid for the rule.
+    pub fn with_plans(
+        mut self,
+        entry: Option<&str>,
+        plans: Vec<(&str, Vec<Limit>)>,
+    ) -> Result<Self, RuleError> {
+        if let Some(entry) = entry {
+            check_name(entry).map_err(|error| RuleError::new("plan", error.problem))?;
+        }
+        let (count, most) = (plans.len(), bounds::MAX_PLANS);
+        if count > most {
+            let problem = format!("{count} plans are over the maximum of {most} for one rule");
+            return Err(RuleError::new("plan", problem));
+        }
+        let compile = |(name, limits): (&str, Vec<Limit>)| {
+            let compiled = self
+                .check_alike(&limits)
+                .and_then(|()| self.other_limits(limits))
+                .map_err(|error| RuleError::new(format!("plans.{name}"), error.problem))?;
+            Ok((Box::from(name), Arc::new(compiled)))
+        };
+        let plans = plans.into_iter().map(compile).collect::<Result<_, _>>()?;
+        self.plans = Plans::new(entry.map(Box::from), plans);
+        Ok(self)
+    }
+
+    /// Rejects limits that would lose what was spent if requests alternate between them and the rule's
+    /// own limits.
+    fn check_alike(&self, limits: &[Limit]) -> Result<(), RuleError> {
+        let own = self.limits.len();
+        if limits.len() != own {
+            let problem = format!(
+                "has {} limits, and rule \"{}\" has {own}; give every plan the same windows as the rule, so \
+                 that a change of the plan keeps what was spent",
+                limits.len(),
+                self.name
+            );
+            return Err(RuleError::new("limits", problem));
+        }
+        let mut pairs = self.limits.iter().zip(limits);
+        match pairs.find(|(own, other)| !own.shares_state_with(other)) {
+            None => Ok(()),
+            Some((own, other)) => {
+                let problem = format!(
+                    "{} ({}) must have the algorithm and the window of the limit {} ({}) of rule \"{}\", so \
+                     that a change of the plan keeps what was spent; set the `algorithm` of the rule, and \
+                     give every plan the same windows",
+                    other.policy(),
+                    other.algorithm_name(),
+                    own.policy(),
+                    own.algorithm_name(),
+                    self.name
+                );
+                Err(RuleError::new("limits", problem))
+            }
+        }
+    }
+
+    /// Compiles limits that apply to some requests instead of the rule's own limits, with the
+    /// rule's settings. They share the states of keys with the rule's own limits.
+    pub(super) fn other_limits(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
+        self.check_refundable(&limits)?;
+        let other = self.with_own_settings(limits)?;
+        if other.has_slots() != self.limits.has_slots() {
+            let problem = if other.has_slots() {
+                "cannot be concurrency limits, because the rule has none; put the concurrency limit \
+                 into a rule of its own"
+            } else {
+                "must include a concurrency limit, because the rule has one: a request holds a slot \
+                 until it has ended"
+            };
+            return Err(RuleError::new("limits", problem));
+        }
+        Ok(other.inheriting_from(&self.limits))
+    }
+
+    /// Compiles `limits` with the settings of the rule: its name, mode, fallback policy and elastic
+    /// percentage.
+    fn with_own_settings(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         let refused = |error: LimitError| RuleError::new(error.field, error.problem);
         let limits = Limits::new(limits)
             .map_err(refused)?
             .named(&self.name)
             .in_shadow(self.limits.is_shadow())
             .failing(self.limits.on_failure());
-        self.limits = Arc::new(match self.limits.stretch() {
-            0 => limits,
-            percent => limits.stretching(percent).map_err(refused)?,
-        });
-        Ok(self)
+        match self.limits.stretch() {
+            0 => Ok(limits),
+            percent => limits.stretching(percent).map_err(refused),
+        }
+    }
+
+    /// Returns the limits of the rule, and those of its plans.
+    fn all_limits_mut(&mut self) -> impl Iterator<Item = &mut Arc<Limits>> {
+        let plans = self.plans.limits_mut().map(|(_, limits)| limits);
+        std::iter::once(&mut self.limits).chain(plans)
+    }
+
+    /// Takes over the limits of `before`, the rule with the same name before a reload.
+    pub(super) fn inherit_limits(&mut self, before: &Self) {
+        self.limits = inherit(&self.limits, &before.limits);
+        let own = Arc::clone(&self.limits);
+        for (name, limits) in self.plans.limits_mut() {
+            *limits = match before.plans.get(name) {
+                Some(before) => inherit(limits, before),
+                None => Arc::new(Limits::clone(limits).inheriting_from(&own)),
+            };
+        }
     }
 
     /// Sets the fallback policy, which applies if the store is unreachable.
     #[must_use]
     pub fn failing(mut self, policy: OnFailure) -> Self {
-        let limits = Arc::unwrap_or_clone(self.limits);
-        self.limits = Arc::new(limits.failing(Some(policy)));
+        for limits in self.all_limits_mut() {
+            *limits = Arc::new(Limits::clone(limits).failing(Some(policy)));
+        }
         self
     }
 
@@ -226,6 +346,71 @@ impl Rule {
         &self.limits
     }
 
+    /// Returns the limits of the plan with this name.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `plan`, with the names of the rule's plans, if there is no such plan.
+    pub fn plan(&self, name: &str) -> Result<&Arc<Limits>, RuleError> {
+        self.plans.get(name).ok_or_else(|| {
+            let names: Vec<&str> = self.plans.iter().map(|(name, _)| name).take(20).collect();
+            let problem = match names.as_slice() {
+                [] => format!("rule \"{}\" has no plans", self.name),
+                names => format!(
+                    "rule \"{}\" has no such plan; it has {}",
+                    self.name,
+                    names.join(", ")
+                ),
+            };
+            RuleError::new("plan", problem)
+        })
+    }
+
+    /// Returns the plans: their names, in alphabetical order, and their limits.
+    pub fn plans(&self) -> impl Iterator<Item = (&str, &Arc<Limits>)> {
+        self.plans.iter()
+    }
+
+    /// Returns the entry that names the plan of a request, if there is one.
+    #[must_use]
+    pub fn plan_entry(&self) -> Option<&str> {
+        self.plans.entry.as_deref()
+    }
+
+    /// Returns the limits of `charge`, which was made under this rule. Returns `None` if an override
+    /// gave them.
+    #[must_use]
+    pub fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {
+        let limits = self.unstretched_limits(charge)?;
+        let stretched = limits.stretched().filter(|_| charge.limits.is_stretched());
+        Some(stretched.unwrap_or(limits))
+    }
+
+    /// Returns the limits of `charge` before they were raised. Returns `None` if an override gave
+    /// them.
+    pub(super) fn unstretched_limits(&self, charge: &Charge<'_>) -> Option<&Arc<Limits>> {
+        let mut own = self.own_and_plans();
+        own.find(|limits| is_charged(limits, charge))
+    }
+
+    /// Returns the limits of the plan that `request` names. Returns `None` if it names no plan.
+    pub(super) fn plan_of(&self, request: &Request<'_>) -> Option<&Arc<Limits>> {
+        self.plans.of_request(request)
+    }
+
+    /// Returns the limits of the rule, and those of its plans.
+    fn own_and_plans(&self) -> impl Iterator<Item = &Arc<Limits>> {
+        let plans = self.plans.iter().map(|(_, limits)| limits);
+        std::iter::once(&self.limits).chain(plans)
+    }
+
+    /// Returns the largest number of limits that a request can be charged to under this rule.
+    #[must_use]
+    pub fn max_limits(&self) -> usize {
+        let counts = self.own_and_plans().map(|limits| limits.len());
+        counts.max().unwrap_or_default()
+    }
+
     /// Returns the names of the key entries. A rule without key entries has one count for all
     /// requests.
     pub fn key(&self) -> impl ExactSizeIterator<Item = &str> {
@@ -255,6 +440,7 @@ impl Rule {
             CostSource::Request | CostSource::Fixed(_) => None,
         };
         let allowed = self.allow.entry_names();
+        let plan = self.plan_entry();
         let headroom = self.headroom.iter().filter_map(|headroom| match headroom {
             Headroom::When(when) => Some(when.entry_names()),
             Headroom::Unused(_) => None,
@@ -263,6 +449,7 @@ impl Rule {
             .entry_names()
             .chain(self.key())
             .chain(cost)
+            .chain(plan)
             .chain(allowed)
             .chain(headroom.flatten())
     }
@@ -354,10 +541,6 @@ impl Rule {
         let allow = self.allow.index().costliest().weight;
         let parts = [self.when.weight(), allow].into_iter().chain(headroom);
         parts.fold(0, usize::saturating_add).max(1)
-    }
-
-    pub(super) fn replace_limits(&mut self, limits: Arc<Limits>) {
-        self.limits = limits;
     }
 
     /// Returns true if `request` must be charged by this rule at `now`.
@@ -483,6 +666,32 @@ impl Rule {
     }
 }
 
+/// Returns the limits to use for a rule whose limits are `new` in the new rule set and were `old`
+/// until now.
+fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
+    let same_manner = new.is_shadow() == old.is_shadow()
+        && new.on_failure() == old.on_failure()
+        && new.stretch() == old.stretch();
+    match (new.iter().eq(old.iter()), same_manner) {
+        (true, true) => Arc::clone(old),
+        (true, false) => {
+            let limits = Limits::clone(old).in_shadow(new.is_shadow());
+            let limits = limits.failing(new.on_failure());
+            // The parameters of the old and the new limits are equal, so the new elastic percentage
+            // is valid for the old limits.
+            Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
+        }
+        (false, _) => Arc::new(Limits::clone(new).inheriting_from(old)),
+    }
+}
+
+/// Returns whether `charge` was made on `limits`, or on these limits after they were raised.
+pub(super) fn is_charged(limits: &Limits, charge: &Charge<'_>) -> bool {
+    let is_stretched = charge.limits.is_stretched();
+    let stretched = limits.stretched().filter(|_| is_stretched);
+    std::ptr::eq(stretched.unwrap_or(limits), charge.limits)
+}
+
 fn check_rule_name(name: &str) -> Result<(), RuleError> {
     let most = bounds::MAX_RULE_NAME_BYTES;
     if name.is_empty() {
@@ -519,15 +728,6 @@ impl Rule {
     /// Returns an error for `settle` if a limit is a concurrency limit, whose slots must be
     /// acquired before the request passes.
     pub fn with_response_cost(mut self, response_cost: ResponseCost) -> Result<Self, RuleError> {
-        if !response_cost.is_settled() && self.limits().iter().any(Limit::count_denied) {
-            let field = if response_cost.has_cost() {
-                "settle"
-            } else {
-                "count"
-            };
-            let problem = "cannot be combined with count_denied, which is never refunded; remove one of the two";
-            return Err(RuleError::new(field, problem));
-        }
         if response_cost.schedule().is_some() {
             let problem = "cannot have a schedule; put the schedule into the rule's `when`";
             return Err(RuleError::new("count", problem));
@@ -537,7 +737,26 @@ impl Rule {
             return Err(RuleError::new("settle", problem));
         }
         self.response_cost = response_cost;
+        for limits in self.own_and_plans() {
+            let limits: Vec<Limit> = limits.iter().cloned().collect();
+            self.check_refundable(&limits)?;
+        }
         Ok(self)
+    }
+
+    /// Rejects limits that count denied requests if the rule has a response-based cost.
+    fn check_refundable(&self, limits: &[Limit]) -> Result<(), RuleError> {
+        if self.response_cost.is_settled() || !limits.iter().any(Limit::count_denied) {
+            return Ok(());
+        }
+        let field = if self.response_cost.has_cost() {
+            "settle"
+        } else {
+            "count"
+        };
+        let problem =
+            "cannot be combined with count_denied, which is never refunded; remove one of the two";
+        Err(RuleError::new(field, problem))
     }
 
     /// Returns the response-based cost of the rule.

@@ -7,12 +7,14 @@ use std::{
 };
 
 use super::{
-    AllowList, Bypass, Condition, Parents, Request, Rule, RuleError, RuleErrors, When, bypass,
+    AllowList, Bypass, Condition, Overrides, Parents, Request, Rule, RuleError, RuleErrors,
+    RuleOverrides, When, bypass,
     key::{self, Scope},
     pattern::{
         Work,
         index::{Index, Item, Matches},
     },
+    rule::is_charged,
 };
 use crate::{
     eval::{Charge, Cost, Limits, RequestError},
@@ -46,12 +48,22 @@ pub(super) struct LookupBuffers {
     pub(super) work: Work,
 }
 
+/// The limits to which a request is charged.
+#[derive(Debug)]
+enum ChosenLimits {
+    /// The limits of the rule.
+    Own,
+    /// The limits of an override or of a plan.
+    Other(Arc<Limits>),
+}
+
 /// A charge whose key is stored as a range of the key buffer, because the buffer can still grow and
 /// move.
 #[derive(Debug)]
 struct DueCharge {
     rule: usize,
     key: Range<usize>,
+    limits: ChosenLimits,
     cost: Cost,
     /// Whether the rule may exceed its limits, because it is elastic and its condition holds.
     has_headroom: bool,
@@ -84,6 +96,8 @@ struct DueCharge {
 #[derive(Clone, Debug, Default)]
 pub struct RuleSet {
     rules: Vec<Rule>,
+    /// The overrides of each rule, in the order of the rules.
+    overrides: Vec<Arc<RuleOverrides>>,
     index: Index,
     by_scope: HashMap<Scope, usize>,
     allow: AllowList,
@@ -126,6 +140,7 @@ impl RuleSet {
         let has_parents = rules.iter().any(|rule| rule.unused().is_some());
         let wants_receipts = rules.iter().any(Rule::wants_receipt);
         Ok(Self {
+            overrides: rules.iter().map(|_| Arc::default()).collect(),
             rules,
             index,
             by_scope,
@@ -144,11 +159,51 @@ impl RuleSet {
     pub fn inheriting_from(mut self, old: &Self) -> Self {
         for rule in &mut self.rules {
             if let Some(before) = old.rule(rule.name()) {
-                let limits = inherit(rule.limits(), before.limits());
-                rule.replace_limits(limits);
+                rule.inherit_limits(before);
             }
         }
         self
+    }
+
+    /// Applies `overrides` to the rules. Later changes of `overrides` take effect at once.
+    #[must_use]
+    pub fn with_overrides(mut self, overrides: &Overrides) -> Self {
+        let names = self.rules.iter().map(Rule::name);
+        self.overrides = names.map(|name| overrides.of_rule(name)).collect();
+        self
+    }
+
+    /// Returns the overrides of `rule`, a rule of this set.
+    #[must_use]
+    pub fn overrides(&self, rule: &Rule) -> Option<&RuleOverrides> {
+        let at = self.by_scope.get(&rule.scope())?;
+        Some(&self.overrides[*at])
+    }
+
+    /// Returns the limits that apply at `now` to `key`, an encoded key of `rule`: those of its
+    /// override, or the rule's own limits. The plan that a request names is not considered.
+    #[must_use]
+    pub fn limits_of_key(&self, rule: &Rule, key: &[u8], now: Timestamp) -> Arc<Limits> {
+        let mut buffers = LookupBuffers::default();
+        let overrides = self.overrides(rule);
+        let found = overrides.and_then(|found| found.limits(rule, key, now, &mut buffers));
+        found.unwrap_or_else(|| Arc::clone(rule.limits()))
+    }
+
+    /// Returns the limits of `charge`, which was made under these rules, before they were raised.
+    #[must_use]
+    pub fn limits_of(&self, charge: &Charge<'_>) -> Arc<Limits> {
+        if let Some(rule) = self.rule_of(charge.key) {
+            if let Some(own) = rule.unstretched_limits(charge) {
+                return Arc::clone(own);
+            }
+            let overridden = self.limits_of_key(rule, charge.key, Timestamp::default());
+            if is_charged(&overridden, charge) {
+                return overridden;
+            }
+        }
+        // The override was changed after the decision.
+        Arc::new(charge.limits.unstretched().clone())
     }
 
     /// Replaces the limits of the rule `name`, to try out other limits.
@@ -199,8 +254,11 @@ impl RuleSet {
         self.find_due_charges(request, now, scratch)?;
         let Scratch { buffers, keys, due } = scratch;
         buffers.work.check()?;
-        let charge = |due: &DueCharge| {
-            let limits = self.rules[due.rule].limits();
+        let charge = |due: &'a DueCharge| {
+            let limits = match &due.limits {
+                ChosenLimits::Own => self.rules[due.rule].limits(),
+                ChosenLimits::Other(limits) => limits,
+            };
             let stretched = limits.stretched().filter(|_| due.has_headroom);
             Charge::new(
                 &keys[due.key.clone()],
@@ -363,6 +421,7 @@ impl RuleSet {
             rule.append_key_of(request, keys)?;
             due.push(DueCharge {
                 rule: *at,
+                limits: self.choose_limits(*at, request, &keys[start..], now, buffers),
                 key: start..keys.len(),
                 cost: rule.cost_of(request)?,
                 has_headroom: rule.has_headroom(request, now, buffers),
@@ -370,6 +429,25 @@ impl RuleSet {
         }
         buffers.rules = found;
         Ok(())
+    }
+}
+
+impl RuleSet {
+    /// Returns the limits of rule `at` to which `request` is charged at `now`. `key` is its encoded
+    /// key.
+    #[inline]
+    fn choose_limits(
+        &self,
+        at: usize,
+        request: &Request<'_>,
+        key: &[u8],
+        now: Timestamp,
+        buffers: &mut LookupBuffers,
+    ) -> ChosenLimits {
+        let rule = &self.rules[at];
+        let overridden = self.overrides[at].limits(rule, key, now, buffers);
+        let other = overridden.or_else(|| rule.plan_of(request).map(Arc::clone));
+        other.map_or(ChosenLimits::Own, ChosenLimits::Other)
     }
 }
 
@@ -426,25 +504,6 @@ fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
         Ok(())
     } else {
         Err(RuleErrors(errors))
-    }
-}
-
-/// Returns the limits to use for a rule whose limits are `new` in the new rule set and were `old`
-/// until now.
-fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
-    let same_manner = new.is_shadow() == old.is_shadow()
-        && new.on_failure() == old.on_failure()
-        && new.stretch() == old.stretch();
-    match (new.iter().eq(old.iter()), same_manner) {
-        (true, true) => Arc::clone(old),
-        (true, false) => {
-            let limits = Limits::clone(old).in_shadow(new.is_shadow());
-            let limits = limits.failing(new.on_failure());
-            // The parameters of the old and the new limits are equal, so the new elastic percentage
-            // is valid for the old limits.
-            Arc::new(limits.clone().stretching(new.stretch()).unwrap_or(limits))
-        }
-        (false, _) => Arc::new(Limits::clone(new).inheriting_from(old)),
     }
 }
 

@@ -39,6 +39,16 @@ impl CalendarUnit {
         ("week", Self::Week),
         ("month", Self::Month),
     ];
+
+    /// Returns the name of the unit in the rules file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+        }
+    }
 }
 
 /// The calendar windows of a limit: the unit, the time zone, and the day on which a window begins.
@@ -188,12 +198,7 @@ impl Calendar {
 /// Formats the calendar as `day Europe/Berlin` or `month UTC from 15`.
 impl fmt::Display for Calendar {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let unit = match self.unit {
-            CalendarUnit::Day => "day",
-            CalendarUnit::Week => "week",
-            CalendarUnit::Month => "month",
-        };
-        write!(f, "{unit} {}", self.zone.name())?;
+        write!(f, "{} {}", self.unit.as_str(), self.zone.name())?;
         if self.day != 1 {
             write!(f, " from {}", self.day)?;
         }

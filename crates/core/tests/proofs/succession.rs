@@ -46,34 +46,6 @@ fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     prop_oneof![two_quotas(), limits]
 }
 
-/// Returns whether a spent unit takes at least as long to drain under the limit `after` as under
-/// the limit `before`. For token buckets with interval refills, returns whether the refills are the
-/// same.
-fn lasts_as_long(before: &Limit, after: &Limit) -> bool {
-    let rate = |limit: &Limit| match *limit.algorithm() {
-        Algorithm::Gcra { rate, .. }
-        | Algorithm::TokenBucket { refill: rate, .. }
-        | Algorithm::LeakyBucket { leak: rate, .. } => rate,
-        _ => Rate {
-            count: 1,
-            period: Span::ZERO,
-        },
-    };
-    let has_steps = matches!(
-        before.algorithm(),
-        Algorithm::TokenBucket {
-            mode: RefillMode::Interval,
-            ..
-        }
-    );
-    let ((before, after), wide) = ((rate(before), rate(after)), u128::from);
-    if has_steps {
-        return before == after;
-    }
-    wide(after.period.as_micros()) * wide(before.count)
-        >= wide(before.period.as_micros()) * wide(after.count)
-}
-
 fn rule(limit: &Limit) -> Rule {
     Rule::new(b"key", vec![limit.clone()], false)
 }
@@ -151,10 +123,8 @@ proptest! {
         known in any::<bool>(),
     ) {
         let (old, store) = (rule(&before), one_shard());
-        // A server that knows the second server's limits keeps the number of spent units, and each
-        // unit takes as long to drain as under its own limits. A server that does not know the
-        // second server's limits keeps the duration of the debt.
-        let known = known && lasts_as_long(&before, &after);
+        // A server that knows the second server's limits keeps the number of spent units. A server
+        // that does not know them keeps the duration of the debt.
         let new = if known { successor(&after, &old) } else { rule(&after) };
         let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
         let left = ask(&store, &old, now, 1, Effect::Look);
@@ -393,10 +363,10 @@ fn a_refund_after_a_log_was_lowered_frees_one_unit() {
     assert_eq!(ask(&store, &new, 6, 1, Effect::Refund).remaining, 1);
 }
 
-/// When a bucket is replaced by a smaller and slower one, the debt is reduced to what the smaller
-/// bucket can hold. The debt stays reduced when the old bucket is used again.
+/// When a bucket is replaced by a smaller and slower one, its debt first drains at the former rate.
+/// Until then, requests are denied, and the old bucket loses nothing.
 #[test]
-fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
+fn down_and_up_again_loses_no_spent_unit() {
     let day = Span::from_secs(86_400);
     let start = 1_700_000_000_000_000;
     let more = bucket(RefillMode::Continuous, 1_000, 1_000, day);
@@ -405,9 +375,24 @@ fn down_and_up_again_keeps_what_a_slower_bucket_can_hold() {
     let less = bucket(RefillMode::Continuous, 10, 10, day);
     let lowered = successor(less.limits.iter().next().unwrap(), &more);
     let denied = ask(&store, &lowered, start, 1, Effect::Charge);
+    // 991 of 1,000 units drain at the former rate, and then 9 of 10 are spent.
+    let wait = RetryAfter::After(Span::from_micros(86_400_000_000 / 1_000 * 991));
+    assert_eq!((denied.allowed, denied.retry_after), (false, wait));
     assert_eq!(denied.reset_after, day, "and not a hundred days");
+    assert_eq!(ask(&store, &more, start, 1, Effect::Look).remaining, 0);
     let raised = successor(more.limits.iter().next().unwrap(), &lowered);
-    assert_eq!(ask(&store, &raised, start, 1, Effect::Look).remaining, 990);
+    assert_eq!(ask(&store, &raised, start, 1, Effect::Look).remaining, 0);
+    let RetryAfter::After(wait) = wait else {
+        unreachable!("the wait has an end");
+    };
+    let then = ask(
+        &store,
+        &lowered,
+        start + wait.as_micros(),
+        1,
+        Effect::Charge,
+    );
+    assert_eq!((then.allowed, then.remaining), (true, 0));
 }
 
 /// The state of a key that is idle during several changes is still converted exactly.

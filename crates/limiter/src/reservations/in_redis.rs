@@ -47,13 +47,12 @@ pub(super) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisRe
 
 /// Returns `charges` with their receipts, for a token.
 pub(super) fn shared_charges(charges: &OwnedCharges, receipt: &RedisReceipt) -> Vec<SharedCharge> {
-    let charges = charges.list().iter().zip(receipt.parts());
-    charges
-        .map(|(charge, receipt)| SharedCharge {
-            charge: charge.clone(),
-            receipt: receipt.clone(),
-        })
-        .collect()
+    let charges = charges.to_stored().into_iter().zip(receipt.parts());
+    let shared = charges.map(|(charge, receipt)| SharedCharge {
+        charge,
+        receipt: receipt.clone(),
+    });
+    shared.collect()
 }
 
 impl ServerLimiter {
@@ -170,7 +169,7 @@ impl ServerLimiter {
         let list = shared
             .into_iter()
             .map(|SharedCharge { charge, receipt }| (charge, receipt));
-        let (charges, receipts) = OwnedCharges::of_known_rules(&rules, list);
+        let (charges, receipts) = OwnedCharges::of_known_rules(&rules, list, self.now());
         SharedReservation {
             charges,
             receipt: RedisReceipt::from_parts(receipts),

@@ -14,13 +14,17 @@
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::{hmac, rand::SystemRandom};
-use tidegate::rate_limiter::OwnedCharge;
+use tidegate::rate_limiter::StoredCharge;
 use tidegate_core::{
     Cost, Timestamp,
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
 const VERSION: u8 = 1;
+
+/// The flags of a charge: it was made on raised limits, or the key had a plan.
+const IS_STRETCHED: u8 = 1;
+const HAS_PLAN: u8 = 2;
 
 /// The number of bytes of the HMAC at the end of a token.
 const TAG_BYTES: usize = 32;
@@ -53,7 +57,7 @@ pub(super) enum TokenCharges {
 /// A charge in Redis, with its receipt.
 #[derive(Debug)]
 pub(super) struct SharedCharge {
-    pub(super) charge: OwnedCharge,
+    pub(super) charge: StoredCharge,
     pub(super) receipt: Vec<u8>,
 }
 
@@ -141,7 +145,12 @@ impl TokenContents {
         for SharedCharge { charge, receipt } in shared {
             push_with_length(&mut bytes, &charge.key);
             bytes.extend_from_slice(&charge.cost.units().to_be_bytes());
-            bytes.push(u8::from(charge.is_stretched));
+            let has_plan = if charge.plan.is_some() { HAS_PLAN } else { 0 };
+            let is_stretched = if charge.is_stretched { IS_STRETCHED } else { 0 };
+            bytes.push(is_stretched | has_plan);
+            if let Some(plan) = &charge.plan {
+                push_with_length(&mut bytes, plan.as_bytes());
+            }
             push_with_length(&mut bytes, receipt);
         }
         bytes
@@ -162,10 +171,19 @@ impl TokenContents {
             if key.len() > MAX_KEY_BYTES {
                 return None;
             }
-            let charge = OwnedCharge {
+            let cost = Cost::new(input.number()?).ok()?;
+            let &[flags] = input.take(1)? else {
+                return None;
+            };
+            let plan = match flags & HAS_PLAN {
+                0 => None,
+                _ => Some(std::str::from_utf8(input.take_with_length()?).ok()?.into()),
+            };
+            let charge = StoredCharge {
                 key: key.into(),
-                cost: Cost::new(input.number()?).ok()?,
-                is_stretched: input.take(1)? == [1],
+                cost,
+                is_stretched: flags & IS_STRETCHED != 0,
+                plan,
             };
             let receipt = input.take_with_length()?.to_vec();
             shared.push(SharedCharge { charge, receipt });
@@ -186,8 +204,10 @@ impl TokenContents {
 
 /// Appends `part`, after its length in two bytes.
 fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
-    // Keys have at most 1,024 bytes, and receipts a few bytes for each limit of a rule.
-    let length = u16::try_from(part.len()).expect("keys and receipts are shorter than 64 KiB");
+    // Keys have at most 1,024 bytes, names of plans 128 bytes, and receipts a few bytes for each
+    // limit of a rule.
+    let length =
+        u16::try_from(part.len()).expect("keys, plans and receipts are shorter than 64 KiB");
     bytes.extend_from_slice(&length.to_be_bytes());
     bytes.extend_from_slice(part);
 }
@@ -222,10 +242,11 @@ mod tests {
             expires: Timestamp::from_micros(1_700_000_000_000_000),
             cost: Cost::new(2_000).unwrap(),
             charges: TokenCharges::InRedis(vec![SharedCharge {
-                charge: OwnedCharge {
+                charge: StoredCharge {
                     key: b"\xF9rule-key".as_slice().into(),
                     cost: Cost::ONE,
                     is_stretched: true,
+                    plan: Some("pro".into()),
                 },
                 receipt: vec![1, 2, 3],
             }]),

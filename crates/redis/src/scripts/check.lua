@@ -8,8 +8,8 @@
 -- ARGV[3]  how many milliseconds a key outlives its state
 -- ARGV[4…] the program of each charge (program.lua)
 -- then     nothing, or three arguments for each charge: the value that was found; the converted
---          value; and the instant until which the converted value is kept if nothing is charged, 0
---          to discard it. A value is converted if it was stored under other parameters than those
+--          value; and the instant until which the converted value is kept if nothing is charged, or
+--          -1 if it is never kept, because the conversion lost spent units. A value is converted if it was stored under other parameters than those
 --          of the program, and is clamped if it was written by a clock that was ahead. The first
 --          two arguments are empty if the value needs neither
 --
@@ -191,7 +191,7 @@ for i = 1, count do
   -- Whether this charge or another charge denies the request. A rule in shadow mode ignores the
   -- denials of other charges.
   local is_denied = admitted and charge.denies or not admitted and not charge.is_shadow
-  if is_denied and charge.counts_denied then
+  if is_denied and charge.counts_denied and charge.converted_until ~= -1 then
     local program, value, at = charge.program, charge.value, charge.members
     local position = value ~= '' and #charge.head + 1 or nil
     local states, expires = {}, now

@@ -28,7 +28,7 @@ use self::{cross_slot::SlotGroup, fast_path::FastPathResult};
 use crate::{
     Address, ConnectError, Redis, RedisSettings, Topology,
     call::{Call, Intent, Reply, Script},
-    conversion::{self, Conversion, Conversions, lengthen},
+    conversion::{self, Conversion, Conversions},
     decode::{self, CheckReply},
     denial_hint::DenialHints,
     encode,
@@ -229,7 +229,7 @@ impl RedisStore {
                     }
                     let replayed = self.replay(charges, &values, now, intent)?;
                     let decision = replayed.report(now, outcomes);
-                    conversions.lengthen_waits(charges, &values, outcomes);
+                    conversions.report_exceeded(charges, &values, outcomes);
                     return Ok(decision);
                 }
                 CheckReply::Outdated { now, values } => {
@@ -279,7 +279,7 @@ impl RedisStore {
                 stored: value,
                 converted,
                 keep_until: replay.is_exact().then_some(keep_until),
-                waits: replay.inexact().to_vec(),
+                exceeded: replay.exceeded().clone(),
             }))
         });
         converted.collect::<Result<_, _>>().map(Conversions)
@@ -462,9 +462,7 @@ impl<'a> ReplayedDecision<'a> {
 
     pub(crate) fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) -> Decision {
         for replay in &self.replays {
-            let first = outcomes.len();
             replay.report(now, outcomes);
-            lengthen(&mut outcomes[first..], replay.inexact());
         }
         Decision::of_limits(self.admitted)
     }

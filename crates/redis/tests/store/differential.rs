@@ -9,8 +9,8 @@ use std::{fmt::Debug, sync::Arc};
 
 use proptest::{prelude::*, sample::Index, test_runner::TestRunner};
 use tidegate_core::{
-    Algorithm, Charge, Cost, Counting, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome,
-    Receipt, Settlement, Span, Timestamp,
+    Charge, Cost, Effect, Limit, Limits, MemoryBounds, MemoryStore, Outcome, Receipt, Settlement,
+    Span, Timestamp,
 };
 use tidegate_redis::{RedisReceipt, RedisStore};
 use tokio::runtime::Runtime;
@@ -25,9 +25,6 @@ struct Rule {
     limits: Arc<Limits>,
     /// The limits before the latest change.
     former: Option<Vec<Limit>>,
-    /// The limits under which the key's state may have been written: all limits since the last
-    /// reset.
-    since_reset: Vec<Arc<Limits>>,
     has_room: bool,
     longest_wait: Option<Span>,
 }
@@ -82,10 +79,6 @@ enum Step {
         rule: Index,
     },
     /// Changes the limits of a rule.
-    ///
-    /// A state in Redis contains the parameters under which it is counted. The limits in the memory
-    /// store remember only up to [`MAX_FORMER`] former limits, so the key is reset after that
-    /// number of changes.
     Change {
         rule: Index,
         limits: Vec<Limit>,
@@ -153,32 +146,6 @@ fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     );
     (rules, strategies::start(), steps)
 }
-
-/// Returns whether a state of `old` may hold more units than `new` allows, and so lose some units
-/// when it is converted. The memory store converts a state at the next decision. Redis converts a
-/// state only at the next charge, because another server may still have the old limits.
-fn may_hold_more(old: &Limits, new: &Limits) -> bool {
-    let loses = |limit: &&Limit| {
-        !matches!(
-            limit.algorithm(),
-            Algorithm::FixedWindow { .. }
-                | Algorithm::SlidingWindowLog { .. }
-                | Algorithm::Concurrency { .. }
-                | Algorithm::SlidingWindowCounter {
-                    counting: Counting::Buckets { .. },
-                    ..
-                }
-        )
-    };
-    let most = |limit: &Limit| limit.quota() + limit.soft_allowance() + limit.quota() / 2 + 1;
-    let least = |limit: &Limit| limit.quota() + limit.soft_allowance();
-    let most = old.iter().filter(loses).map(most).max();
-    let least = new.iter().filter(loses).map(least).min();
-    most > least && least.is_some()
-}
-
-/// The number of former limits per rule that the memory store remembers.
-const MAX_FORMER: usize = 4;
 
 /// A reservation in both stores.
 struct Reservation {
@@ -257,22 +224,15 @@ impl Pair<'_> {
     fn change(&mut self, at: usize, limits: Vec<Limit>) {
         let old = Arc::clone(&self.rules[at].limits);
         let new = elastic(limits).in_shadow(old.is_shadow());
-        let writers = &self.rules[at].since_reset;
-        let loses = writers.iter().any(|old| may_hold_more(old, &new));
-        if loses || writers.len() >= MAX_FORMER {
-            self.reset(at);
-        }
         let rule = &mut self.rules[at];
         rule.former = Some(old.iter().cloned().collect());
         rule.limits = Arc::new(new.inheriting_from(&old));
-        rule.since_reset.push(Arc::clone(&rule.limits));
     }
 
     /// Resets the key of rule `at`. Expired states may or may not have been deleted, so the results
     /// are not compared.
     fn reset(&mut self, at: usize) {
-        let rule = &mut self.rules[at];
-        rule.since_reset = vec![Arc::clone(&rule.limits)];
+        let rule = &self.rules[at];
         self.memory.reset(&rule.key);
         self.runtime.block_on(self.redis.reset(&rule.key)).unwrap();
     }
@@ -447,7 +407,6 @@ fn compare_on<S>(
             let limits = Arc::new(elastic(limits).in_shadow(shadow));
             Rule {
                 key: vec![0xF8, number, 0, 0, 0, 0, 0, 0, b'k' + number],
-                since_reset: vec![Arc::clone(&limits)],
                 limits,
                 former: None,
                 has_room: false,

@@ -13,7 +13,7 @@ use tidegate_core::{
 
 pub use self::{
     excess::{charge_excess, excess_costs},
-    owned_charges::{OwnedCharge, OwnedCharges},
+    owned_charges::{OwnedCharge, OwnedCharges, StoredCharge},
 };
 
 /// A request that was decided, for [`RateLimiter::observe`].

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate_core::{Charge, Cost, Rule, RuleSet, Span};
+use tidegate_core::{Charge, Cost, Limits, Rule, RuleSet, Span, Timestamp};
 
 /// Charges that own their data, so that they outlive the decision that made them.
 #[derive(Debug)]
@@ -18,8 +18,23 @@ pub struct OwnedCharge {
     pub key: Box<[u8]>,
     /// The cost.
     pub cost: Cost,
+    /// The limits, before they are raised.
+    limits: Arc<Limits>,
+    /// Whether the charge was made on the raised limits of an elastic rule.
+    is_stretched: bool,
+}
+
+/// A charge without its limits, which another server finds in its own rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredCharge {
+    /// The key.
+    pub key: Box<[u8]>,
+    /// The cost.
+    pub cost: Cost,
     /// Whether the charge was made on the raised limits of an elastic rule.
     pub is_stretched: bool,
+    /// The plan of the key, if it had one.
+    pub plan: Option<Box<str>>,
 }
 
 impl OwnedCharges {
@@ -29,6 +44,7 @@ impl OwnedCharges {
         let own = |charge: &Charge<'_>| OwnedCharge {
             key: charge.key.into(),
             cost: charge.cost,
+            limits: rules.limits_of(charge),
             is_stretched: charge.limits.is_stretched(),
         };
         Self {
@@ -38,18 +54,48 @@ impl OwnedCharges {
     }
 
     /// Creates charges from `list`, in which each charge has a receipt, and returns them with their
-    /// receipts. Leaves out the charges whose key belongs to no rule of `rules`.
+    /// receipts. Leaves out the charges whose key belongs to no rule of `rules`. `now` determines
+    /// which overrides apply.
     #[must_use]
     pub fn of_known_rules<R>(
         rules: &Arc<RuleSet>,
-        list: impl IntoIterator<Item = (OwnedCharge, R)>,
+        list: impl IntoIterator<Item = (StoredCharge, R)>,
+        now: Timestamp,
     ) -> (Self, Vec<R>) {
-        let known = list
-            .into_iter()
-            .filter(|(charge, _)| rules.rule_of(&charge.key).is_some());
+        let known = list.into_iter().filter_map(|(charge, receipt)| {
+            let rule = rules.rule_of(&charge.key)?;
+            let plan = charge.plan.and_then(|plan| rule.plan(&plan).ok());
+            let limits = match plan {
+                Some(limits) => Arc::clone(limits),
+                None => rules.limits_of_key(rule, &charge.key, now),
+            };
+            let charge = OwnedCharge {
+                key: charge.key,
+                cost: charge.cost,
+                limits,
+                is_stretched: charge.is_stretched,
+            };
+            Some((charge, receipt))
+        });
         let (list, receipts) = known.unzip();
         let rules = Arc::clone(rules);
         (Self { rules, list }, receipts)
+    }
+
+    /// Returns the charges in a form that another server can read.
+    #[must_use]
+    pub fn to_stored(&self) -> Vec<StoredCharge> {
+        let stored = |(charge, rule): (&OwnedCharge, &Rule)| {
+            let mut plans = rule.plans();
+            let plan = plans.find(|(_, limits)| Arc::ptr_eq(limits, &charge.limits));
+            StoredCharge {
+                key: charge.key.clone(),
+                cost: charge.cost,
+                is_stretched: charge.is_stretched,
+                plan: plan.map(|(name, _)| name.into()),
+            }
+        };
+        self.list.iter().zip(self.rules()).map(stored).collect()
     }
 
     /// Returns the rule of each charge.
@@ -72,27 +118,23 @@ impl OwnedCharges {
     /// Returns the duration of the shortest lease among the concurrency slots, if there are any.
     #[must_use]
     pub fn lease(&self) -> Option<Span> {
-        self.rules().filter_map(|rule| rule.limits().lease()).min()
+        let leases = self.list.iter().filter_map(|charge| charge.limits.lease());
+        leases.min()
     }
 
     /// Returns the charges in the form that a store takes.
     #[must_use]
     pub fn as_charges(&self) -> Vec<Charge<'_>> {
-        self.list
-            .iter()
-            .zip(self.rules())
-            .map(|(charge, rule)| charge.as_charge(rule))
-            .collect()
+        self.list.iter().map(OwnedCharge::as_charge).collect()
     }
 }
 
 impl OwnedCharge {
-    fn as_charge<'a>(&'a self, rule: &'a Rule) -> Charge<'a> {
-        let limits = rule.limits();
-        let stretched = limits.stretched().filter(|_| self.is_stretched);
+    fn as_charge(&self) -> Charge<'_> {
+        let stretched = self.limits.stretched().filter(|_| self.is_stretched);
         Charge {
             key: &self.key,
-            limits: stretched.unwrap_or(limits),
+            limits: stretched.unwrap_or(&self.limits),
             cost: self.cost,
             longest_wait: None,
         }

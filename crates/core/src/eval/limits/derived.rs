@@ -4,18 +4,19 @@
 
 use std::sync::{Arc, OnceLock};
 
-use super::{Limits, shares::ShareCache};
+use super::{
+    Limits,
+    history::{self, TermsHistory},
+    shares::ShareCache,
+};
 use crate::{
+    algorithm::Terms,
     error::LimitError,
     eval::{DenialCounting, FallbackShare},
     limit::Limit,
 };
 
 impl Limits {
-    /// The number of former sets of limits that are kept. States that were written under a kept set
-    /// can be converted exactly.
-    const MAX_FORMER: usize = 4;
-
     /// Makes the limits elastic. While there is headroom (the rule's condition for spare capacity
     /// holds), requests are charged with [`Self::stretched`] limits. The stretched limits admit
     /// `percent` more units and mark the additional requests. The original and the stretched limits
@@ -68,14 +69,30 @@ impl Limits {
         self.unstretched.is_some()
     }
 
+    /// Returns these limits before they were stretched.
+    #[must_use]
+    pub fn unstretched(&self) -> &Self {
+        self.unstretched.as_deref().unwrap_or(self)
+    }
+
     /// Makes these limits the successors of `old`. If the state of a key was written under `old`,
     /// the spent units stay spent when the key is next charged under the new limits.
     ///
     /// Old and new limits are matched by algorithm and order. For example, the second fixed window
     /// of the new limits takes over the state of the second fixed window of the old limits.
+    ///
+    /// `old` can also take over states that were written under these limits, so that keys can
+    /// alternate between both.
     #[must_use]
-    pub fn inheriting_from(mut self, old: &Arc<Self>) -> Self {
-        self.predecessor = Some(Arc::new(old.truncated(Self::MAX_FORMER)));
+    pub fn inheriting_from(self, old: &Self) -> Self {
+        old.history.add(old);
+        self.joining(&old.history)
+    }
+
+    /// Replaces the history of these limits with `history`, and adds these limits to it.
+    fn joining(mut self, history: &Arc<TermsHistory>) -> Self {
+        history.add(&self);
+        self.history = Arc::clone(history);
         self.shares = ShareCache::default();
         self.stretched = OnceLock::new();
         self
@@ -100,7 +117,7 @@ impl Limits {
             name: self.name.clone(),
             shadow: self.shadow,
             fingerprint: self.fingerprint,
-            predecessor: self.predecessor.clone(),
+            history: Arc::clone(&self.history),
             on_failure: self.on_failure,
             unstretched: Some(Arc::new(Self {
                 stretched: OnceLock::new(),
@@ -125,34 +142,15 @@ impl Limits {
             stretch: self.stretch,
             ..scaled
         };
-        match &self.predecessor {
-            Some(old) => scaled.inheriting_from(&old.share(share)),
-            None => scaled,
-        }
+        scaled.joining(&self.history)
     }
 
-    /// Returns the current or former limits with this `fingerprint`, or `None` if no known limits
-    /// have this fingerprint.
-    pub(super) fn former(&self, fingerprint: u32) -> Option<&Self> {
-        let mut limits = Some(self);
-        while let Some(candidate) = limits {
-            if candidate.fingerprint == fingerprint {
-                return Some(candidate);
-            }
-            limits = candidate.predecessor.as_deref();
+    /// Returns the units in which the limits with this `fingerprint` count their states; `None` if
+    /// the rule is not known to have had such limits.
+    pub(super) fn former_terms(&self, fingerprint: u32) -> Option<Arc<[Terms]>> {
+        if fingerprint == self.fingerprint {
+            return Some(history::terms(self));
         }
-        None
-    }
-
-    /// Copies these limits and their former sets, at most `generations` sets in total. Cached
-    /// shares and stretched limits are not copied, because they refer to all former sets.
-    fn truncated(&self, generations: usize) -> Self {
-        let predecessor = self.predecessor.as_ref().filter(|_| generations > 1);
-        Self {
-            predecessor: predecessor.map(|old| Arc::new(old.truncated(generations - 1))),
-            shares: ShareCache::default(),
-            stretched: OnceLock::new(),
-            ..self.clone()
-        }
+        self.history.terms(fingerprint)
     }
 }

@@ -2,14 +2,16 @@
 //! limits are stored together.
 
 mod derived;
+mod history;
 mod shares;
 mod state;
 
+pub use self::state::ExceededLimits;
 pub(crate) use self::state::{FormerState, LoadedState, UndoRecord};
 
 use std::sync::{Arc, OnceLock};
 
-use self::shares::ShareCache;
+use self::{history::TermsHistory, shares::ShareCache};
 use crate::{
     algorithm::{Gcra, Kernel},
     digest::Digest,
@@ -39,7 +41,8 @@ pub struct Limits {
     groups: Vec<LimitGroup>,
     fingerprint: u32,
     sole_gcra: Option<Gcra>,
-    predecessor: Option<Arc<Self>>,
+    /// The units of all limits that the rule has had.
+    history: Arc<TermsHistory>,
     on_failure: Option<OnFailure>,
     /// One node's shares of the limits, which are built when they are first needed.
     shares: ShareCache,
@@ -96,7 +99,7 @@ impl Limits {
             groups,
             fingerprint,
             sole_gcra,
-            predecessor: None,
+            history: Arc::default(),
             on_failure: None,
             shares: ShareCache::default(),
             stretch: 0,

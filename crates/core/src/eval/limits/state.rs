@@ -3,7 +3,7 @@
 
 use super::Limits;
 use crate::{
-    algorithm::{ChargePosition, Kernel, LogState, Mark, Outcome, RetryAfter, Stamp, State, Terms},
+    algorithm::{ChargePosition, Drain, Kernel, LogState, Mark, Outcome, Stamp, State, Terms},
     eval::{
         ChargeRecord, DenialCounting, EvaluationResult, KeyState, LimitGroup, Mask, Settlement,
     },
@@ -24,11 +24,12 @@ pub(crate) enum UndoRecord {
 #[derive(Debug)]
 pub(crate) struct LoadedState {
     pub(crate) key_state: KeyState,
-    /// The state before its conversion, if the conversion did not keep any spent units.
+    /// The state before its conversion, if the conversion did not keep all spent units.
     pub(crate) former: Option<Box<FormerState>>,
 }
 
-/// A key's state that was written under other limits and that the current limits cannot evaluate.
+/// A key's state that was written under other limits, and that the current limits cannot take over
+/// without losing spent units.
 ///
 /// If a decision writes nothing, the former state is restored, because the limits under which it
 /// was written can be configured again later or can still be in use on another server.
@@ -37,6 +38,58 @@ pub(crate) struct FormerState {
     pub(crate) key_state: KeyState,
     /// The fingerprint of the limits under which the state was written.
     pub(crate) fingerprint: u32,
+    /// The limits that the state exceeds.
+    pub(crate) exceeded: ExceededLimits,
+    /// Whether the conversion kept no spent unit at all.
+    pub(crate) is_lost: bool,
+}
+
+impl FormerState {
+    /// Returns the state to put back after a refund. A refund is applied to the converted state,
+    /// which then replaces the former one, unless the conversion kept nothing that could be
+    /// refunded.
+    pub(crate) fn after_refund(mut self: Box<Self>) -> Option<Box<Self>> {
+        self.exceeded.clear();
+        self.is_lost.then_some(self)
+    }
+}
+
+/// The limits that the state of a key exceeds, because the state was written under higher or faster
+/// limits. A conversion would lose the excess, so the state is kept in its former units until it
+/// has drained to these limits.
+#[derive(Clone, Debug, Default)]
+pub struct ExceededLimits(Vec<ExceededLimit>);
+
+#[derive(Clone, Copy, Debug)]
+struct ExceededLimit {
+    /// The index of the limit in the rule.
+    limit: usize,
+    drain: Drain,
+}
+
+impl ExceededLimits {
+    /// Returns whether the state exceeds no limit.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Forgets the limits, so that [`Self::report`] changes nothing.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Corrects the times in `outcomes`, which were computed after the conversion. `outcomes` are
+    /// the outcomes of all limits of the rule.
+    pub fn report(&self, outcomes: &mut [Outcome]) {
+        for exceeded in &self.0 {
+            if let Some(outcome) = outcomes.get_mut(exceeded.limit) {
+                outcome.reset_after = exceeded.drain.reset_after;
+                if !outcome.allowed {
+                    outcome.retry_after = exceeded.drain.retry_after;
+                }
+            }
+        }
+    }
 }
 
 impl Limits {
@@ -56,6 +109,7 @@ impl Limits {
         key_state: KeyState,
         fingerprint: u32,
         now: Timestamp,
+        cost: u64,
     ) -> LoadedState {
         if fingerprint == self.fingerprint && self.is_compatible(&key_state) {
             LoadedState {
@@ -63,7 +117,7 @@ impl Limits {
                 former: None,
             }
         } else {
-            self.load_converted(key_state, fingerprint, now)
+            self.load_converted(key_state, fingerprint, now, cost)
         }
     }
 
@@ -379,21 +433,20 @@ impl Limits {
     /// Converts `key_state` for these limits. `terms` contains the units in which each of its
     /// states is counted.
     ///
-    /// Returns the converted state, and a list of the limits for which the conversion lost spent
-    /// units. Each list entry contains the index of the limit, and the time until the unconverted
-    /// state admits `cost`.
+    /// Returns the converted state, and the limits that the unconverted state exceeds. For these
+    /// limits, the conversion lost spent units.
     pub(crate) fn convert(
         &self,
         key_state: KeyState,
         terms: &[Terms],
         now: Timestamp,
         cost: u64,
-    ) -> (KeyState, Vec<(usize, RetryAfter)>) {
+    ) -> (KeyState, ExceededLimits) {
         let own = self.groups.iter().map(|group| group.kernel.terms());
         if own.eq(terms.iter().copied()) && self.is_compatible(&key_state) {
-            return (key_state, Vec::new());
+            return (key_state, ExceededLimits::default());
         }
-        let mut inexact = Vec::new();
+        let mut exceeded = Vec::new();
         let kernels = self.groups.iter().map(|group| &group.kernel);
         let key_state = key_state.converted(kernels, |kernel, index, state| {
             let left_in = terms.get(index);
@@ -401,18 +454,19 @@ impl Limits {
                 return state;
             }
             let old = left_in.and_then(|terms| kernel.in_terms(terms));
-            if !kernel.adopts_all(old.as_ref(), &state, now) {
+            if let Some(drain) = kernel.drain(old.as_ref(), &state, now, cost) {
                 let mut groups = self.groups.iter();
                 let group = groups.find(|group| std::ptr::eq(&raw const group.kernel, kernel));
-                let retry = old
-                    .as_ref()
-                    .map_or(RetryAfter::NOW, |old| old.retry(&state, now, 0, cost));
                 let parts = group.map_or(&[][..], |group| &group.parts);
-                inexact.extend(parts.iter().map(|part| (*part, retry)));
+                let limits = parts.iter().map(|limit| ExceededLimit {
+                    limit: *limit,
+                    drain,
+                });
+                exceeded.extend(limits);
             }
             kernel.adopt(old.as_ref(), state, now)
         });
-        (key_state, inexact)
+        (key_state, ExceededLimits(exceeded))
     }
 
     /// Converts a state that was written under other limits, which `fingerprint` identifies.
@@ -420,26 +474,37 @@ impl Limits {
     /// If `fingerprint` belongs to no known former limits, the conversion uses only the state
     /// itself.
     #[cold]
-    fn load_converted(&self, former: KeyState, fingerprint: u32, now: Timestamp) -> LoadedState {
-        let groups = self.former(fingerprint).map(|former| &former.groups[..]);
-        let terms = groups.unwrap_or_default().iter();
-        let terms: Vec<Terms> = terms.map(|group| group.kernel.terms()).collect();
+    fn load_converted(
+        &self,
+        former: KeyState,
+        fingerprint: u32,
+        now: Timestamp,
+        cost: u64,
+    ) -> LoadedState {
+        let terms = self.former_terms(fingerprint);
+        let terms = terms.as_deref().unwrap_or_default();
         // First convert a copy in which each log has only its newest entry, because the shard is
         // locked during the conversion. The copy expires at the same instant as the whole state.
-        let (key_state, _) = self.convert(with_short_logs(&former), &terms, now, 0);
+        let (key_state, exceeded) = self.convert(with_short_logs(&former), terms, now, cost);
         let is_lost = key_state.expires() <= now && former.expires() > now;
-        if !is_lost {
-            let (key_state, _) = self.convert(former, &terms, now, 0);
+        if !is_lost && exceeded.is_empty() {
+            let (key_state, _) = self.convert(former, terms, now, cost);
             return LoadedState {
                 key_state,
                 former: None,
             };
         }
-        // The conversion kept no entry of any log, so the result is the same as for the whole
+        // If the conversion kept no entry of any log, the result is the same as for the whole
         // state.
+        let key_state = match is_lost {
+            true => key_state,
+            false => self.convert(former.clone(), terms, now, cost).0,
+        };
         let former = FormerState {
             key_state: former,
             fingerprint,
+            exceeded,
+            is_lost,
         };
         LoadedState {
             key_state,
@@ -468,6 +533,7 @@ fn with_short_logs(key_state: &KeyState) -> KeyState {
 mod tests {
     use super::*;
     use crate::{
+        algorithm::RetryAfter,
         limit::{Algorithm, Counting, Limit, Rate, RefillMode},
         time::Span,
     };
@@ -507,20 +573,20 @@ mod tests {
         // former state.
         let (cell, at) = left();
         let before = cell.clone();
-        let loaded = gcra.load(cell, hourly.fingerprint(), now);
+        let loaded = gcra.load(cell, hourly.fingerprint(), now, 1);
         let kept = loaded.former.unwrap();
         assert_eq!((address(&kept.key_state), &kept.key_state), (at, &before));
         assert_eq!(loaded.key_state, gcra.fresh());
         // A sliding log limit with other parameters keeps the entries.
         let (cell, at) = left();
-        let loaded = log(50, 600).load(cell, hourly.fingerprint(), now);
+        let loaded = log(50, 600).load(cell, hourly.fingerprint(), now, 1);
         assert!(loaded.former.is_none());
         assert_eq!(address(&loaded.key_state), at);
         // All entries are outside the shorter window, so `load` also returns the former state.
         let (cell, at) = left();
         let later = now.after(Span::from_secs(61));
         let minute = log(50, 60);
-        let loaded = minute.load(cell, hourly.fingerprint(), later);
+        let loaded = minute.load(cell, hourly.fingerprint(), later, 1);
         assert_eq!(address(&loaded.former.unwrap().key_state), at);
         let mut cell = loaded.key_state;
         assert_eq!(minute.denied(&mut cell, later, 50), 0);
@@ -551,16 +617,21 @@ mod tests {
         let (_, lost) = bucket(10, 1, 1).convert(empty.clone(), &terms, now, 1);
         // At the old rate, 991 of the 1,000 missing tokens must be refilled before the new capacity
         // of 10 admits a request.
-        assert_eq!(lost, [(0, RetryAfter::After(Span::from_secs(10)))]);
+        let waits: Vec<_> = lost
+            .0
+            .iter()
+            .map(|lost| (lost.limit, lost.drain.retry_after))
+            .collect();
+        assert_eq!(waits, [(0, RetryAfter::After(Span::from_secs(10)))]);
         // With a faster or equal refill rate, no missing tokens are lost.
         for (capacity, count) in [(1_000, 200), (500, 100)] {
             let new = bucket(capacity, count, 1);
             let (_, lost) = new.convert(empty.clone(), &terms, now, 1);
-            assert_eq!(lost, [], "{capacity}, {count}/s");
+            assert!(lost.is_empty(), "{capacity}, {count}/s");
         }
         // A full bucket has no missing tokens, so a conversion loses nothing.
         let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
-        assert_eq!(lost, []);
+        assert!(lost.is_empty());
         // Test a bucket that is refilled continuously in the same way.
         let gcra = |burst, count| {
             let rate = Rate {
@@ -575,7 +646,7 @@ mod tests {
         old.charge(&mut spent, now, 1_000);
         let lost_by = |burst, count| {
             let (_, lost) = gcra(burst, count).convert(spent.clone(), &terms, now, 1);
-            lost.iter().map(|(part, _)| *part).collect::<Vec<_>>()
+            lost.0.iter().map(|lost| lost.limit).collect::<Vec<_>>()
         };
         assert_eq!(lost_by(10, 1), [0]);
         assert_eq!(lost_by(1_000, 200), [0; 0]);
@@ -594,7 +665,7 @@ mod tests {
         old.charge(&mut counted, now, 100);
         let lost_by = |limit| {
             let (_, lost) = weighted(limit, 61).convert(counted.clone(), &terms, now, 1);
-            lost.iter().map(|(part, _)| *part).collect::<Vec<_>>()
+            lost.0.iter().map(|lost| lost.limit).collect::<Vec<_>>()
         };
         assert_eq!(lost_by(99), [0]);
         assert_eq!(lost_by(100), [0; 0]);

@@ -13,14 +13,14 @@ pub(super) use self::{
 use self::eviction::Reservation;
 use super::{
     MemoryStats, RandomState,
-    entry::{Entry, LoadTimes},
+    entry::{Entry, LoadContext},
     pending::{EntryLocation, KeyLocation, PendingCharge},
     refund_ledger::RefundLedger,
     table::{self, Table},
 };
 use crate::{
     algorithm::{Gcra, Outcome},
-    eval::{Charge, Effect, Evaluation, LoadedState},
+    eval::{Charge, Effect, Evaluation, FormerState, LoadedState},
     time::{CLOCK_JUMP, Timestamp},
 };
 
@@ -200,6 +200,15 @@ impl Shard {
         Some(step.outcome)
     }
 
+    /// Returns the context in which the state of the charge's key is loaded at `now`.
+    pub(super) fn load_context(&self, charge: &Charge<'_>, now: Timestamp) -> LoadContext {
+        LoadContext {
+            now,
+            cost: charge.cost.units(),
+            rewound: self.cold.rewound,
+        }
+    }
+
     /// Takes the state of the charge's key out of its entry. If `effect` is read-only, takes a
     /// copy, unless the state can be lent (see [`Entry::can_be_lent`]).
     #[inline]
@@ -211,8 +220,7 @@ impl Shard {
         effect: Effect,
     ) -> PendingCharge<'c> {
         let limits = charge.limits;
-        let rewound = self.cold.rewound;
-        let clock = LoadTimes { now, rewound };
+        let context = self.load_context(charge, now);
         let (mut is_lent, mut converted_until) = (false, Timestamp::default());
         let loaded = match located {
             EntryLocation::Absent { .. } => LoadedState {
@@ -228,16 +236,16 @@ impl Shard {
                 if !entry.was_left_under(limits.fingerprint()) {
                     converted_until = entry.units_expire();
                 }
-                entry.take(limits, clock)
+                entry.take(limits, context)
             }
             EntryLocation::At { number, .. } => {
                 let entry = &mut self.entries[number];
                 is_lent = !effect.can_write() && entry.can_be_lent(limits);
                 if is_lent {
                     self.cold.heap_bytes -= entry.heap_bytes();
-                    entry.take(limits, clock)
+                    entry.take(limits, context)
                 } else {
-                    entry.copy(limits, clock)
+                    entry.copy(limits, context)
                 }
             }
         };
@@ -245,7 +253,11 @@ impl Shard {
             charge,
             location: KeyLocation { hash, located },
             evaluation: Evaluation::open(charge, loaded.key_state, now, effect),
-            former: loaded.former,
+            former: if effect == Effect::Refund {
+                loaded.former.and_then(FormerState::after_refund)
+            } else {
+                loaded.former
+            },
             converted_until,
             is_changed: false,
             lent: is_lent.then(Vec::new),

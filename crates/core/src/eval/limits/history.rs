@@ -1,0 +1,64 @@
+//! The units in which the states of a rule's keys were counted under the rule's limits, now and
+//! before.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::Limits;
+use crate::{
+    algorithm::{Kernel, Terms},
+    limit::bounds,
+};
+
+/// The [`Terms`] of all limits that a rule has had, by their fingerprint. All limits of a rule
+/// share one history: its current limits, its former limits, the limits of its plans, its overrides
+/// and the shares of all these.
+///
+/// The history is read only if a state has to be converted. When it is full, the oldest terms are
+/// dropped. A state under dropped terms is converted as if its limits were unknown.
+#[derive(Debug, Default)]
+pub(super) struct TermsHistory(Mutex<VecDeque<FormerTerms>>);
+
+#[derive(Clone, Debug)]
+struct FormerTerms {
+    fingerprint: u32,
+    terms: Arc<[Terms]>,
+}
+
+impl TermsHistory {
+    /// Adds the terms of `limits`.
+    pub(super) fn add(&self, limits: &Limits) {
+        let fingerprint = limits.fingerprint;
+        let mut known = self.lock();
+        if known.iter().any(|former| former.fingerprint == fingerprint) {
+            return;
+        }
+        if known.len() >= bounds::MAX_FORMER_LIMITS {
+            known.pop_front();
+        }
+        let terms = terms(limits);
+        known.push_back(FormerTerms { fingerprint, terms });
+    }
+
+    /// Returns the terms of the limits with this `fingerprint`, if the history has them.
+    pub(super) fn terms(&self, fingerprint: u32) -> Option<Arc<[Terms]>> {
+        let known = self.lock();
+        let mut newest_first = known.iter().rev();
+        let former = newest_first.find(|former| former.fingerprint == fingerprint)?;
+        Some(Arc::clone(&former.terms))
+    }
+
+    /// The list is whole between any two operations, so a panic in another thread cannot have
+    /// damaged it.
+    fn lock(&self) -> MutexGuard<'_, VecDeque<FormerTerms>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the units in which `limits` count their states, one for each group of limits.
+pub(super) fn terms(limits: &Limits) -> Arc<[Terms]> {
+    let kernels = limits.groups.iter().map(|group| &group.kernel);
+    kernels.map(Kernel::terms).collect()
+}

@@ -1,0 +1,249 @@
+//! Overrides: other limits for single keys of a rule, or for all keys that match a pattern.
+//! Overrides can be changed while requests are decided, and outlive a reload of the rules.
+//!
+//! A request is charged to the first of these limits that exist:
+//!
+//! 1. the override of exactly its key;
+//! 2. of the overrides whose patterns match its key, the one with the longest pattern;
+//! 3. the limits of its [plan](super::Plans);
+//! 4. the limits of the rule.
+//!
+//! All of them share the state of the key, so a change of the limits keeps what was spent.
+
+mod patterns;
+mod replacement;
+mod rule_overrides;
+mod stored;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use self::stored::StoredOverride;
+pub use self::{replacement::Replacement, rule_overrides::RuleOverrides};
+use super::{Rule, RuleError};
+use crate::{limit::bounds, time::Timestamp};
+
+/// The keys of a rule to which an override applies.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OverrideTarget {
+    /// The key with these values, in the order of the rule's key entries.
+    Key(Vec<Box<str>>),
+    /// The keys whose values match these patterns, in the order of the rule's key entries. The
+    /// patterns are those of [`Pattern::text`](super::Pattern::text).
+    Pattern(Vec<Box<str>>),
+}
+
+impl OverrideTarget {
+    /// Returns the target of `values`: a pattern if one of the values contains a `*`, otherwise a
+    /// key.
+    #[must_use]
+    pub fn of(values: &[&str]) -> Self {
+        let is_pattern = values.iter().any(|value| value.contains('*'));
+        let values = values.iter().map(|value| Box::from(*value)).collect();
+        if is_pattern {
+            Self::Pattern(values)
+        } else {
+            Self::Key(values)
+        }
+    }
+
+    /// Returns the values of the key, or the patterns.
+    pub fn values(&self) -> impl ExactSizeIterator<Item = &str> {
+        let (Self::Key(values) | Self::Pattern(values)) = self;
+        values.iter().map(|value| &**value)
+    }
+
+    /// Returns whether the target is a pattern.
+    #[must_use]
+    pub fn is_pattern(&self) -> bool {
+        matches!(self, Self::Pattern(_))
+    }
+}
+
+/// An override: the limits that apply to some keys instead of the limits of their rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// The limits that apply instead of the rule's.
+    pub replacement: Replacement,
+    /// When the override ends; `None` if it lasts until it is removed.
+    pub until: Option<Timestamp>,
+    /// The reason that the operator gave, at most [`bounds::MAX_REASON_BYTES`].
+    pub reason: Box<str>,
+}
+
+/// The reason why an override cannot be set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OverrideError {
+    /// The override is not valid for its rule.
+    Invalid(RuleError),
+    /// There are [`bounds::MAX_OVERRIDES`] overrides.
+    TooMany,
+    /// The rule has [`bounds::MAX_OVERRIDE_PATTERNS`] overrides of patterns.
+    TooManyPatterns,
+}
+
+impl From<RuleError> for OverrideError {
+    fn from(error: RuleError) -> Self {
+        Self::Invalid(error)
+    }
+}
+
+impl fmt::Display for OverrideError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Invalid(error) => error.fmt(f),
+            Self::TooMany => write!(
+                f,
+                "the maximum of {} overrides is reached; remove some first",
+                bounds::MAX_OVERRIDES
+            ),
+            Self::TooManyPatterns => write!(
+                f,
+                "the maximum of {} patterns for one rule is reached; remove some first",
+                bounds::MAX_OVERRIDE_PATTERNS
+            ),
+        }
+    }
+}
+
+impl std::error::Error for OverrideError {}
+
+/// The overrides of all rules. Clones share the overrides: a change through one clone takes effect
+/// for all.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides(Arc<Registry>);
+
+#[derive(Debug, Default)]
+struct Registry {
+    by_rule: Mutex<HashMap<Box<str>, Arc<RuleOverrides>>>,
+    count: AtomicUsize,
+}
+
+impl Overrides {
+    /// Returns the overrides of the rule with this name. The rule does not have to exist: its
+    /// overrides apply as soon as it does.
+    #[must_use]
+    pub fn of_rule(&self, rule: &str) -> Arc<RuleOverrides> {
+        let mut by_rule = self.by_rule();
+        if let Some(overrides) = by_rule.get(rule) {
+            return Arc::clone(overrides);
+        }
+        let overrides = Arc::<RuleOverrides>::default();
+        by_rule.insert(rule.into(), Arc::clone(&overrides));
+        overrides
+    }
+
+    /// Returns the overrides of each rule that has any, sorted by the name of the rule.
+    #[must_use]
+    pub fn by_name(&self) -> Vec<(Box<str>, Arc<RuleOverrides>)> {
+        let by_rule = self.by_rule();
+        let used = by_rule
+            .iter()
+            .filter(|(_, overrides)| !overrides.is_empty());
+        let mut used: Vec<_> = used
+            .map(|(name, overrides)| (name.clone(), Arc::clone(overrides)))
+            .collect();
+        used.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        used
+    }
+
+    /// Returns the number of overrides. Overrides that have ended are counted until they are
+    /// removed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.count.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether there are no overrides.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Checks whether an override with `replacement` can be set on `target`, a key or a pattern of
+    /// `rule`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error for `key` if the target is no key and no pattern of `rule`. Returns an
+    /// error for `limits` or `plan` if the limits are not valid for `rule`.
+    pub fn check(
+        rule: &Rule,
+        target: &OverrideTarget,
+        replacement: &Replacement,
+    ) -> Result<(), RuleError> {
+        rule_overrides::check_target(rule, target)?;
+        replacement.compile(rule).map(drop)
+    }
+
+    /// Sets the override of `target` for the rule with the name `rule`, and returns the override
+    /// that it replaces. The override takes effect at once.
+    ///
+    /// This method does not [check](Self::check) whether the override is valid for the rule, because
+    /// overrides are restored before the rules that they belong to. An override that is not valid
+    /// for its rule has no effect.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error and changes nothing if there are too many overrides, or if a pattern is not
+    /// valid.
+    pub fn set(
+        &self,
+        rule: &str,
+        target: &OverrideTarget,
+        new: Override,
+        now: Timestamp,
+    ) -> Result<Option<Override>, OverrideError> {
+        let overrides = self.of_rule(rule);
+        if self.len() >= bounds::MAX_OVERRIDES {
+            self.remove_ended(now);
+        }
+        if self.len() >= bounds::MAX_OVERRIDES && overrides.get(target).is_none() {
+            return Err(OverrideError::TooMany);
+        }
+        let replaced = overrides.set(target, new)?;
+        if replaced.is_none() {
+            self.0.count.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(replaced)
+    }
+
+    /// Removes the override of `target`, and returns it.
+    pub fn remove(&self, rule: &str, target: &OverrideTarget) -> Option<Override> {
+        let removed = self.of_rule(rule).remove(target)?;
+        self.0.count.fetch_sub(1, Ordering::Relaxed);
+        Some(removed)
+    }
+
+    /// Removes the overrides that have ended at `now`, which frees their memory. An override that
+    /// has ended has no effect.
+    pub fn remove_ended(&self, now: Timestamp) {
+        self.retain(|stored| stored.is_active(now));
+    }
+
+    /// Removes all overrides.
+    pub fn clear(&self) {
+        self.retain(|_| false);
+    }
+
+    fn retain(&self, keep: impl Fn(&StoredOverride) -> bool) {
+        let all: Vec<_> = self.by_rule().values().map(Arc::clone).collect();
+        let removed: usize = all.iter().map(|rule| rule.retain(&keep)).sum();
+        self.0.count.fetch_sub(removed, Ordering::Relaxed);
+    }
+
+    /// The map is whole between any two operations, so a panic in another thread cannot have
+    /// damaged it.
+    fn by_rule(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<RuleOverrides>>> {
+        self.0
+            .by_rule
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,163 @@
+//! The overrides of patterns of one rule, indexed by their patterns.
+
+use super::{OverrideError, stored::StoredOverride};
+use crate::{
+    limit::bounds,
+    rules::{
+        LookupBuffers, Pattern, RuleError,
+        pattern::index::{Index, Item},
+    },
+    time::Timestamp,
+};
+
+/// The names under which the index files the values of a key, by their position in the key.
+const POSITIONS: [&str; bounds::MAX_KEY_ENTRIES] = [
+    "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15",
+];
+
+/// The overrides of patterns, with the longest patterns first.
+#[derive(Debug, Default)]
+pub(super) struct PatternOverrides {
+    items: Vec<PatternOverride>,
+    index: Index,
+}
+
+#[derive(Debug)]
+struct PatternOverride {
+    texts: Vec<Box<str>>,
+    patterns: Vec<Pattern>,
+    stored: StoredOverride,
+}
+
+impl PatternOverride {
+    /// Returns what the order of patterns depends on: first the number of characters other than
+    /// `*`, and then the text, so that the order is the same on all servers.
+    fn rank(&self) -> (usize, &[Box<str>]) {
+        let literal = |text: &Box<str>| text.chars().filter(|char| *char != '*').count();
+        (self.texts.iter().map(literal).sum(), &self.texts)
+    }
+
+    /// Returns whether the pattern matches the key with these `values`, and counts the evaluations
+    /// in `buffers`.
+    fn matches(&self, values: &[&str], buffers: &mut LookupBuffers) -> bool {
+        self.patterns.len() == values.len()
+            && self
+                .patterns
+                .iter()
+                .zip(values)
+                .all(|(pattern, value)| pattern.evaluate(Some(value), &mut buffers.work))
+    }
+
+    fn weight(&self) -> usize {
+        self.patterns
+            .iter()
+            .map(Pattern::weight)
+            .sum::<usize>()
+            .max(1)
+    }
+}
+
+/// Parses the patterns of a key.
+pub(super) fn parse<'t>(texts: impl Iterator<Item = &'t str>) -> Result<Vec<Pattern>, RuleError> {
+    let parse = |text| Pattern::text(text).map_err(|error| RuleError::new("key", error.problem));
+    texts.map(parse).collect()
+}
+
+impl PatternOverrides {
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    pub(super) fn get(&self, texts: &[Box<str>]) -> Option<&StoredOverride> {
+        let item = self.items.iter().find(|item| item.texts == texts);
+        item.map(|item| &item.stored)
+    }
+
+    /// Returns the override that applies to the key with these `values` at `now`, with its patterns:
+    /// the one with the longest pattern.
+    pub(super) fn find(
+        &self,
+        values: &[&str],
+        now: Timestamp,
+        buffers: &mut LookupBuffers,
+    ) -> Option<(&[Box<str>], &StoredOverride)> {
+        let mut entries = [("", ""); bounds::MAX_KEY_ENTRIES];
+        let named = POSITIONS.into_iter().zip(values);
+        for (entry, (position, value)) in entries.iter_mut().zip(named) {
+            *entry = (position, value);
+        }
+        let mut found = std::mem::take(&mut buffers.allowed);
+        self.index
+            .look_up(&entries[..values.len().min(entries.len())], &mut found);
+        buffers.work.expect(found.items.len());
+        // The items are in the order of their ranks, so the first match has the longest pattern.
+        let mut candidates = found.items.iter().map(|at| &self.items[*at]);
+        let item = candidates
+            .find(|item| item.stored.is_active(now) && item.matches(values, buffers))
+            .map(|item| (&item.texts[..], &item.stored));
+        buffers.allowed = found;
+        item
+    }
+
+    /// Sets the override of the pattern `texts`, and returns the one that it replaces.
+    pub(super) fn set(
+        &mut self,
+        texts: &[Box<str>],
+        stored: StoredOverride,
+    ) -> Result<Option<StoredOverride>, OverrideError> {
+        if let Some(item) = self.items.iter_mut().find(|item| item.texts == texts) {
+            return Ok(Some(std::mem::replace(&mut item.stored, stored)));
+        }
+        if self.items.len() >= bounds::MAX_OVERRIDE_PATTERNS {
+            return Err(OverrideError::TooManyPatterns);
+        }
+        let item = PatternOverride {
+            texts: texts.to_vec(),
+            patterns: parse(texts.iter().map(|text| &**text))?,
+            stored,
+        };
+        let at = self
+            .items
+            .partition_point(|other| other.rank() > item.rank());
+        self.items.insert(at, item);
+        let index = self.build_index();
+        let checked = index.costliest().check();
+        if let Err(error) = checked {
+            self.items.remove(at);
+            return Err(RuleError::new("key", error.problem).into());
+        }
+        self.index = index;
+        Ok(None)
+    }
+
+    pub(super) fn remove(&mut self, texts: &[Box<str>]) -> Option<StoredOverride> {
+        let at = self.items.iter().position(|item| item.texts == texts)?;
+        let removed = self.items.remove(at);
+        self.index = self.build_index();
+        Some(removed.stored)
+    }
+
+    /// Removes the overrides for which `keep` returns false, and returns their number.
+    pub(super) fn retain(&mut self, keep: impl Fn(&StoredOverride) -> bool) -> usize {
+        let before = self.items.len();
+        self.items.retain(|item| keep(&item.stored));
+        let removed = before - self.items.len();
+        if removed > 0 {
+            self.index = self.build_index();
+        }
+        removed
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&[Box<str>], &StoredOverride)> {
+        self.items
+            .iter()
+            .map(|item| (&item.texts[..], &item.stored))
+    }
+
+    fn build_index(&self) -> Index {
+        Index::new(self.items.iter().map(|item| {
+            let conditions = POSITIONS.into_iter().zip(&item.patterns);
+            Item::new(conditions, item.weight())
+        }))
+    }
+}

@@ -1,0 +1,128 @@
+//! The limits of an override, as they were given and as they are compiled for a rule.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use crate::{
+    eval::Limits,
+    limit::{Factor, Limit},
+    rules::{Rule, RuleError},
+};
+
+/// The limits that an override gives instead of the limits of its rule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Replacement {
+    /// Limits in short notation, such as `200/min`. They have the algorithm and the options of the
+    /// rule's first limit, as described at [`Limit::parse_like`].
+    Limits(Box<[Box<str>]>),
+    /// All limits of the rule, multiplied by a factor.
+    Factor(Factor),
+    /// The limits of the rule for the plan with this name.
+    Plan(Box<str>),
+}
+
+impl Replacement {
+    /// Returns the limits of this replacement for `rule`.
+    pub(super) fn compile(&self, rule: &Rule) -> Result<Arc<Limits>, RuleError> {
+        let limits: Vec<Limit> = match self {
+            Self::Plan(name) => return rule.plan(name).map(Arc::clone),
+            Self::Limits(texts) => {
+                let like = rule.limits().first();
+                let parse = |text: &Box<str>| {
+                    Limit::parse_like(text, like).map_err(|error| {
+                        RuleError::new("limits", format!("\"{text}\": {}", error.problem))
+                    })
+                };
+                texts.iter().map(parse).collect::<Result<_, _>>()?
+            }
+            Self::Factor(factor) => {
+                let scaled = rule.limits().iter().map(|limit| {
+                    factor.of(limit).map_err(|error| {
+                        let problem = format!("{factor} of {}: {}", limit.policy(), error.problem);
+                        RuleError::new("limits", problem)
+                    })
+                });
+                scaled.collect::<Result<_, _>>()?
+            }
+        };
+        rule.other_limits(limits).map(Arc::new)
+    }
+}
+
+impl fmt::Display for Replacement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Limits(limits) => f.write_str(&limits.join(", ")),
+            Self::Factor(factor) => factor.fmt(f),
+            Self::Plan(plan) => write!(f, "plan {plan}"),
+        }
+    }
+}
+
+/// The number of rule sets for which the compiled limits are kept: the current rules, the candidate
+/// rules, and the rules before a reload that requests still use.
+const MAX_COMPILED: usize = 4;
+
+/// A replacement with its compiled limits. All overrides of a rule with the same replacement share
+/// it.
+#[derive(Debug)]
+pub(super) struct CompiledReplacement {
+    replacement: Replacement,
+    compiled: RwLock<Vec<Compiled>>,
+}
+
+/// The limits of a replacement for one version of its rule.
+#[derive(Debug)]
+struct Compiled {
+    /// The limits of the rule. Another version of the rule has another object.
+    of: Arc<Limits>,
+    /// The limits of the replacement; `None` if it is not valid for the rule.
+    limits: Option<Arc<Limits>>,
+}
+
+impl CompiledReplacement {
+    pub(super) fn new(replacement: Replacement) -> Self {
+        Self {
+            replacement,
+            compiled: RwLock::default(),
+        }
+    }
+
+    pub(super) fn replacement(&self) -> &Replacement {
+        &self.replacement
+    }
+
+    /// Returns the limits for `rule`; `None` if the replacement is not valid for the rule.
+    pub(super) fn limits(&self, rule: &Rule) -> Option<Arc<Limits>> {
+        if let Replacement::Plan(name) = &self.replacement {
+            return rule.plan(name).ok().map(Arc::clone);
+        }
+        let is_of_rule = |compiled: &&Compiled| Arc::ptr_eq(&compiled.of, rule.limits());
+        {
+            let compiled = self.compiled.read().unwrap_or_else(PoisonError::into_inner);
+            if let Some(compiled) = compiled.iter().find(is_of_rule) {
+                return compiled.limits.clone();
+            }
+        }
+        let limits = self.replacement.compile(rule).ok();
+        let mut compiled = self
+            .compiled
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        // Another thread can have compiled the limits in between. All threads must use the same
+        // object, because the limits have caches.
+        if let Some(compiled) = compiled.iter().find(is_of_rule) {
+            return compiled.limits.clone();
+        }
+        if compiled.len() == MAX_COMPILED {
+            compiled.remove(0);
+        }
+        compiled.push(Compiled {
+            of: Arc::clone(rule.limits()),
+            limits: limits.clone(),
+        });
+        limits
+    }
+}

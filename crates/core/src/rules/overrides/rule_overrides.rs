@@ -1,0 +1,340 @@
+//! The overrides of one rule.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use foldhash::quality::RandomState;
+
+use super::{
+    Override, OverrideError, OverrideTarget, Replacement,
+    patterns::{self, PatternOverrides},
+    replacement::CompiledReplacement,
+    stored::StoredOverride,
+};
+use crate::{
+    eval::Limits,
+    rules::{LookupBuffers, Rule, RuleError, key},
+    time::Timestamp,
+};
+
+/// The number of parts into which the overrides of single keys are split, so that a change locks
+/// only some of them.
+const SHARDS: usize = 64;
+
+/// The overrides of single keys, by the bytes of the key after its scope.
+type Shard = RwLock<HashMap<Box<[u8]>, StoredOverride, RandomState>>;
+
+/// The overrides of one rule, which change while requests are decided.
+#[derive(Debug, Default)]
+pub struct RuleOverrides {
+    count: AtomicUsize,
+    hasher: RandomState,
+    /// The overrides of single keys. The shards are created with the first one.
+    keys: OnceLock<Box<[Shard]>>,
+    patterns: RwLock<PatternOverrides>,
+    compiled: Mutex<SharedReplacements>,
+}
+
+/// The replacements that are in use, so that overrides with the same limits share them.
+#[derive(Debug, Default)]
+struct SharedReplacements {
+    by_replacement: HashMap<Replacement, Weak<CompiledReplacement>>,
+    /// The number of replacements at which those that are no longer used are removed.
+    clean_at: usize,
+}
+
+impl SharedReplacements {
+    fn get(&mut self, replacement: Replacement) -> Arc<CompiledReplacement> {
+        let known = self
+            .by_replacement
+            .get(&replacement)
+            .and_then(Weak::upgrade);
+        if let Some(known) = known {
+            return known;
+        }
+        let compiled = Arc::new(CompiledReplacement::new(replacement.clone()));
+        self.by_replacement
+            .insert(replacement, Arc::downgrade(&compiled));
+        if self.by_replacement.len() > self.clean_at {
+            self.by_replacement
+                .retain(|_, shared| shared.strong_count() > 0);
+            self.clean_at = (2 * self.by_replacement.len()).max(64);
+        }
+        compiled
+    }
+}
+
+impl RuleOverrides {
+    /// Returns whether the rule has no overrides.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Returns the number of overrides. Overrides that have ended are counted until they are
+    /// removed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Returns the override that was set on exactly `target`, even if it has ended.
+    #[must_use]
+    pub fn get(&self, target: &OverrideTarget) -> Option<Override> {
+        match target {
+            OverrideTarget::Key(values) => {
+                let bytes = encode(values);
+                let shard = read(self.shard(&bytes)?);
+                shard.get(&*bytes).map(StoredOverride::to_override)
+            }
+            OverrideTarget::Pattern(texts) => {
+                let patterns = read(&self.patterns);
+                patterns.get(texts).map(StoredOverride::to_override)
+            }
+        }
+    }
+
+    /// Returns the limits of the override that applies to `key`, an encoded key of `rule`, if there
+    /// is one.
+    #[inline]
+    pub(in crate::rules) fn limits(
+        &self,
+        rule: &Rule,
+        key: &[u8],
+        now: Timestamp,
+        buffers: &mut LookupBuffers,
+    ) -> Option<Arc<Limits>> {
+        if self.is_empty() {
+            return None;
+        }
+        let (_, bytes) = key::split(key)?;
+        self.limits_of_key(rule, bytes, now)
+            .or_else(|| self.limits_of_pattern(rule, bytes, now, buffers))
+    }
+
+    /// Returns the override that applies to `key`, an encoded key of `rule`, with its target.
+    #[must_use]
+    pub fn find(
+        &self,
+        rule: &Rule,
+        key: &[u8],
+        now: Timestamp,
+    ) -> Option<(OverrideTarget, Override)> {
+        let (_, bytes) = key::split(key)?;
+        let values = rule.decode_values(bytes)?;
+        let own = OverrideTarget::Key(values.iter().map(|value| Box::from(*value)).collect());
+        let is_active = |found: &Override| found.until.is_none_or(|until| until > now);
+        if let Some(found) = self.get(&own).filter(is_active) {
+            return Some((own, found));
+        }
+        let patterns = read(&self.patterns);
+        let (texts, stored) = patterns.find(&values, now, &mut LookupBuffers::default())?;
+        Some((
+            OverrideTarget::Pattern(texts.to_vec()),
+            stored.to_override(),
+        ))
+    }
+
+    fn limits_of_key(&self, rule: &Rule, bytes: &[u8], now: Timestamp) -> Option<Arc<Limits>> {
+        let shard = read(self.shard(bytes)?);
+        let stored = shard.get(bytes).filter(|stored| stored.is_active(now))?;
+        stored.compiled.limits(rule)
+    }
+
+    fn limits_of_pattern(
+        &self,
+        rule: &Rule,
+        bytes: &[u8],
+        now: Timestamp,
+        buffers: &mut LookupBuffers,
+    ) -> Option<Arc<Limits>> {
+        let patterns = read(&self.patterns);
+        if patterns.is_empty() {
+            return None;
+        }
+        let values = rule.decode_values(bytes)?;
+        let (_, stored) = patterns.find(&values, now, buffers)?;
+        stored.compiled.limits(rule)
+    }
+
+    pub(super) fn set(
+        &self,
+        target: &OverrideTarget,
+        new: Override,
+    ) -> Result<Option<Override>, OverrideError> {
+        let stored = StoredOverride {
+            compiled: lock(&self.compiled).get(new.replacement),
+            until: new.until.unwrap_or(Timestamp::MAX),
+            reason: new.reason,
+        };
+        let replaced = match target {
+            OverrideTarget::Key(values) => {
+                let bytes = encode(values);
+                let shards = self.keys.get_or_init(|| {
+                    let empty = || RwLock::new(HashMap::with_hasher(RandomState::default()));
+                    (0..SHARDS).map(|_| empty()).collect()
+                });
+                write(&shards[self.shard_index(&bytes)]).insert(bytes, stored)
+            }
+            OverrideTarget::Pattern(texts) => write(&self.patterns).set(texts, stored)?,
+        };
+        if replaced.is_none() {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(replaced.map(|stored| stored.to_override()))
+    }
+
+    pub(super) fn remove(&self, target: &OverrideTarget) -> Option<Override> {
+        let removed = match target {
+            OverrideTarget::Key(values) => {
+                let bytes = encode(values);
+                write(self.shard(&bytes)?).remove(&*bytes)?
+            }
+            OverrideTarget::Pattern(texts) => write(&self.patterns).remove(texts)?,
+        };
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        Some(removed.to_override())
+    }
+
+    /// Removes the overrides for which `keep` returns false, and returns their number.
+    pub(super) fn retain(&self, keep: &impl Fn(&StoredOverride) -> bool) -> usize {
+        let mut removed = write(&self.patterns).retain(keep);
+        for shard in self.keys.get().into_iter().flatten() {
+            let mut shard = write(shard);
+            let before = shard.len();
+            shard.retain(|_, stored| keep(stored));
+            removed += before - shard.len();
+        }
+        self.count.fetch_sub(removed, Ordering::Relaxed);
+        removed
+    }
+
+    /// Returns the overrides that `select` accepts, in the order of their targets: at most `most`,
+    /// beginning after the target `after`. Keys come before patterns. `rule` decodes the keys. A key
+    /// that does not fit the rule's key is left out.
+    #[must_use]
+    pub fn page(
+        &self,
+        rule: &Rule,
+        after: Option<&OverrideTarget>,
+        most: usize,
+        select: impl Fn(&OverrideTarget, &Override) -> bool,
+    ) -> Vec<(OverrideTarget, Override)> {
+        let mut page = Page {
+            after,
+            most,
+            first: std::collections::BTreeMap::new(),
+        };
+        for shard in self.keys.get().into_iter().flatten() {
+            for (bytes, stored) in read(shard).iter() {
+                if let Some(values) = rule.decode_values(bytes) {
+                    let values = values.into_iter().map(Box::from).collect();
+                    page.offer(OverrideTarget::Key(values), stored, &select);
+                }
+            }
+        }
+        for (texts, stored) in read(&self.patterns).iter() {
+            page.offer(OverrideTarget::Pattern(texts.to_vec()), stored, &select);
+        }
+        page.first.into_iter().collect()
+    }
+
+    fn shard(&self, bytes: &[u8]) -> Option<&Shard> {
+        let shards = self.keys.get()?;
+        Some(&shards[self.shard_index(bytes)])
+    }
+
+    fn shard_index(&self, bytes: &[u8]) -> usize {
+        use std::hash::BuildHasher as _;
+        // The top six bits of the hash, of which there are as many values as shards.
+        (self.hasher.hash_one(bytes) >> 58) as usize
+    }
+}
+
+const _: () = assert!(SHARDS == 64, "the shard is given by six bits of the hash");
+
+/// The first targets of a listing.
+struct Page<'a> {
+    after: Option<&'a OverrideTarget>,
+    most: usize,
+    first: std::collections::BTreeMap<OverrideTarget, Override>,
+}
+
+impl Page<'_> {
+    fn offer(
+        &mut self,
+        target: OverrideTarget,
+        stored: &StoredOverride,
+        select: &impl Fn(&OverrideTarget, &Override) -> bool,
+    ) {
+        let is_listed = self.after.is_some_and(|after| target <= *after);
+        let is_beyond = self.first.len() == self.most
+            && self
+                .first
+                .last_key_value()
+                .is_none_or(|(last, _)| target > *last);
+        if is_listed || is_beyond {
+            return;
+        }
+        let found = stored.to_override();
+        if select(&target, &found) {
+            self.first.insert(target, found);
+            if self.first.len() > self.most {
+                self.first.pop_last();
+            }
+        }
+    }
+}
+
+/// Rejects a target that is no key and no pattern of `rule`.
+pub(super) fn check_target(rule: &Rule, target: &OverrideTarget) -> Result<(), RuleError> {
+    let values: Vec<&str> = target.values().collect();
+    if let OverrideTarget::Key(_) = target {
+        let encoded = rule.encode_key(&values);
+        return encoded
+            .map(drop)
+            .map_err(|error| RuleError::new("key", error.problem));
+    }
+    let (own, given) = (rule.key().len(), values.len());
+    if own != given {
+        let names = rule.key().collect::<Vec<_>>().join(", ");
+        let problem = format!(
+            "rule \"{}\" has a key of {own} ({names}), and the pattern has {given}; write one pattern \
+             for each, such as `*`",
+            rule.name()
+        );
+        return Err(RuleError::new("key", problem));
+    }
+    patterns::parse(values.into_iter()).map(drop)
+}
+
+/// Returns the bytes of a key after its scope.
+fn encode(values: &[Box<str>]) -> Box<[u8]> {
+    let mut bytes = Vec::new();
+    for (at, value) in values.iter().enumerate() {
+        key::push(&mut bytes, value, at + 1 == values.len());
+    }
+    bytes.into()
+}
+
+// All values are whole between any two operations, so a panic in another thread cannot have damaged
+// them.
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,29 @@
+//! An override as it is stored.
+
+use std::sync::Arc;
+
+use super::{Override, replacement::CompiledReplacement};
+use crate::time::Timestamp;
+
+/// An override as it is stored.
+#[derive(Clone, Debug)]
+pub(super) struct StoredOverride {
+    pub(super) compiled: Arc<CompiledReplacement>,
+    /// When the override ends; [`Timestamp::MAX`] if it lasts until it is removed.
+    pub(super) until: Timestamp,
+    pub(super) reason: Box<str>,
+}
+
+impl StoredOverride {
+    pub(super) fn is_active(&self, now: Timestamp) -> bool {
+        self.until > now
+    }
+
+    pub(super) fn to_override(&self) -> Override {
+        Override {
+            replacement: self.compiled.replacement().clone(),
+            until: Some(self.until).filter(|until| *until < Timestamp::MAX),
+            reason: self.reason.clone(),
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Plans: named limits of a rule. An entry of the request, or an override, says which plan a key
+//! has.
+
+use std::sync::Arc;
+
+use super::Request;
+use crate::eval::Limits;
+
+/// The plans of a rule.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plans {
+    /// The entry that names the plan of a request; `None` if only overrides give plans.
+    pub(super) entry: Option<Box<str>>,
+    /// The limits of each plan, sorted by the name of the plan.
+    limits: Vec<(Box<str>, Arc<Limits>)>,
+}
+
+impl Plans {
+    pub(super) fn new(entry: Option<Box<str>>, mut limits: Vec<(Box<str>, Arc<Limits>)>) -> Self {
+        limits.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        Self { entry, limits }
+    }
+
+    /// Returns the limits of the plan `name`.
+    pub(super) fn get(&self, name: &str) -> Option<&Arc<Limits>> {
+        let at = self.limits.binary_search_by(|(own, _)| (**own).cmp(name));
+        at.ok().map(|at| &self.limits[at].1)
+    }
+
+    /// Returns the limits of the plan that `request` names. Returns `None` if it names no plan of
+    /// the rule.
+    pub(super) fn of_request(&self, request: &Request<'_>) -> Option<&Arc<Limits>> {
+        let entry = self.entry.as_deref()?;
+        self.get(request.entry(entry)?)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Arc<Limits>)> {
+        self.limits.iter().map(|(name, limits)| (&**name, limits))
+    }
+
+    pub(super) fn limits_mut(&mut self) -> impl Iterator<Item = (&str, &mut Arc<Limits>)> {
+        self.limits
+            .iter_mut()
+            .map(|(name, limits)| (&**name, limits))
+    }
+}

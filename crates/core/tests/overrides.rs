@@ -1,0 +1,503 @@
+//! Overrides and plans: which limits apply to which request, and that a change of the limits keeps
+//! what was spent.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use tidegate_core::{
+    Cost, Decision, Effect, Limit, MemoryBounds, MemoryStore, Outcome, Override, OverrideError,
+    OverrideTarget, Overrides, Replacement, Request, Rule, RuleSet, Scratch, Span, Timestamp,
+    bounds,
+};
+
+const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
+
+fn limits(texts: &[&str]) -> Vec<Limit> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn replacement(texts: &[&str]) -> Replacement {
+    Replacement::Limits(texts.iter().map(|text| Box::from(*text)).collect())
+}
+
+fn lasting(replacement: Replacement) -> Override {
+    Override {
+        replacement,
+        until: None,
+        reason: "a test".into(),
+    }
+}
+
+fn api() -> Rule {
+    let rule = Rule::new("api", limits(&["10/min"])).unwrap();
+    rule.keyed_by(&["customer"]).unwrap()
+}
+
+/// Rules with overrides, and a store.
+struct Fixture {
+    rules: RuleSet,
+    overrides: Overrides,
+    store: MemoryStore,
+    now: Timestamp,
+}
+
+impl Fixture {
+    fn new(rules: Vec<Rule>) -> Self {
+        let overrides = Overrides::default();
+        let rules = RuleSet::build(rules, Vec::new()).unwrap();
+        Self {
+            rules: rules.with_overrides(&overrides),
+            overrides,
+            store: MemoryStore::new(MemoryBounds::default()),
+            now: START,
+        }
+    }
+
+    fn set(&self, target: &[&str], replacement: Replacement) {
+        let rule = self.rules.rule("api").unwrap();
+        let target = OverrideTarget::of(target);
+        Overrides::check(rule, &target, &replacement).unwrap();
+        let set = self
+            .overrides
+            .set("api", &target, lasting(replacement), self.now);
+        set.unwrap();
+    }
+
+    fn ask(&self, entries: &[(&str, &str)], cost: u64, effect: Effect) -> (Decision, Vec<Outcome>) {
+        let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
+        let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
+        let charges = self
+            .rules
+            .charges(&request, self.now, &mut scratch)
+            .unwrap();
+        let decision = self.store.check(&charges, self.now, effect, &mut outcomes);
+        (decision, outcomes)
+    }
+
+    /// Returns the limit of `customer`, and how much of it remains.
+    fn look(&self, customer: &str) -> (u64, u64) {
+        let (_, outcomes) = self.ask(&[("customer", customer)], 1, Effect::Look);
+        (outcomes[0].limit, outcomes[0].remaining)
+    }
+
+    fn spend(&self, customer: &str, cost: u64) -> bool {
+        let (decision, _) = self.ask(&[("customer", customer)], cost, Effect::Charge);
+        decision == Decision::Admitted
+    }
+}
+
+#[test]
+fn the_key_wins_over_the_longest_pattern_and_the_rule() {
+    let fixture = Fixture::new(vec![api()]);
+    assert_eq!(fixture.look("acme-7"), (10, 10));
+    fixture.set(&["*"], replacement(&["20/min"]));
+    assert_eq!(fixture.look("acme-7"), (20, 20));
+    fixture.set(&["acme-*"], replacement(&["30/min"]));
+    fixture.set(&["ac*"], replacement(&["25/min"]));
+    assert_eq!(fixture.look("acme-7"), (30, 30));
+    fixture.set(&["acme-7"], Replacement::Factor("4x".parse().unwrap()));
+    assert_eq!(fixture.look("acme-7"), (40, 40));
+    assert_eq!(
+        (
+            fixture.look("acme-8").0,
+            fixture.look("acorn").0,
+            fixture.look("zoo").0
+        ),
+        (30, 25, 20)
+    );
+    for (target, left) in [("acme-7", 30), ("acme-*", 25), ("ac*", 20), ("*", 10)] {
+        let removed = fixture
+            .overrides
+            .remove("api", &OverrideTarget::of(&[target]));
+        assert!(removed.is_some(), "{target}");
+        assert_eq!(fixture.look("acme-7").0, left, "{target}");
+    }
+    assert!(fixture.overrides.is_empty());
+}
+
+#[test]
+fn an_override_ends_by_itself() {
+    let mut fixture = Fixture::new(vec![api()]);
+    for target in ["alice", "al*"] {
+        let until = Some(START.after(Span::from_secs(60)));
+        let new = Override {
+            until,
+            ..lasting(replacement(&["20/min"]))
+        };
+        let target = OverrideTarget::of(&[target]);
+        fixture.overrides.set("api", &target, new, START).unwrap();
+    }
+    assert_eq!(fixture.look("alice").0, 20);
+    fixture.now = START.after(Span::from_micros(59_999_999));
+    assert_eq!(fixture.look("alice").0, 20);
+    fixture.now = START.after(Span::from_secs(60));
+    assert_eq!(fixture.look("alice").0, 10);
+    assert_eq!(fixture.overrides.len(), 2);
+    fixture.overrides.remove_ended(fixture.now);
+    assert!(fixture.overrides.is_empty());
+}
+
+#[test]
+fn spent_units_stay_spent_when_an_override_begins_and_ends() {
+    let fixture = Fixture::new(vec![api()]);
+    assert!(fixture.spend("alice", 10));
+    assert!(!fixture.spend("alice", 1));
+    fixture.set(&["alice"], replacement(&["15/min"]));
+    assert_eq!(fixture.look("alice"), (15, 5));
+    assert!(fixture.spend("alice", 5));
+    fixture
+        .overrides
+        .remove("api", &OverrideTarget::of(&["alice"]));
+    assert_eq!(fixture.look("alice"), (10, 0));
+    fixture.set(&["alice"], replacement(&["20/min"]));
+    assert_eq!(fixture.look("alice"), (20, 5));
+}
+
+/// The units of a bucket that was raised, lowered and ended are counted once, although each change
+/// has another rate.
+#[test]
+fn a_bucket_that_is_raised_lowered_and_ended_admits_no_more_than_the_largest_limit() {
+    let bucket = |rate: &str| limits(&[&format!("{rate} capacity 10")]);
+    let rule = Rule::new("api", bucket("10/min")).unwrap();
+    let fixture = Fixture::new(vec![rule.keyed_by(&["customer"]).unwrap()]);
+    let mut admitted = 0;
+    let mut spend_all = || {
+        while fixture.spend("alice", 1) {
+            admitted += 1;
+        }
+    };
+    spend_all();
+    for change in [
+        "25/min capacity 25",
+        "2/h capacity 2",
+        "25/min capacity 25",
+        "1/s capacity 1",
+    ] {
+        fixture.set(&["alice"], replacement(&[change]));
+        spend_all();
+    }
+    fixture.overrides.clear();
+    spend_all();
+    assert_eq!(admitted, 25);
+}
+
+#[test]
+fn overrides_outlive_a_reload() {
+    let mut fixture = Fixture::new(vec![api()]);
+    fixture.set(&["alice"], Replacement::Factor("2x".parse().unwrap()));
+    assert!(fixture.spend("alice", 20));
+    let rule = Rule::new("api", limits(&["12/min"]))
+        .unwrap()
+        .keyed_by(&["customer"]);
+    let rules = RuleSet::build(vec![rule.unwrap()], Vec::new()).unwrap();
+    let rules = rules.inheriting_from(&fixture.rules);
+    fixture.rules = rules.with_overrides(&fixture.overrides);
+    assert_eq!(fixture.look("alice"), (24, 4));
+    // The limits of the override no longer fit the rule, so the rule's own limits apply.
+    fixture.set(&["alice"], replacement(&["30/min"]));
+    let slots = Limit::parse_like("3", &"1/s".parse::<Limit>().unwrap());
+    assert!(slots.is_err());
+}
+
+#[test]
+fn plans_follow_the_request_and_overrides_win() {
+    let plans = || vec![("free", limits(&["5/min"])), ("pro", limits(&["100/min"]))];
+    let rule = api().with_plans(Some("tier"), plans()).unwrap();
+    let fixture = Fixture::new(vec![rule]);
+    let quota = |tier: &str| {
+        let entries = [("customer", "alice"), ("tier", tier)];
+        let (_, outcomes) = fixture.ask(&entries, 1, Effect::Look);
+        outcomes
+            .iter()
+            .map(|outcome| (outcome.limit, outcome.remaining))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(quota("free"), [(5, 5)]);
+    assert_eq!(quota("pro"), [(100, 100)]);
+    assert_eq!(quota("unknown"), [(10, 10)]);
+    // A change of the plan keeps what was spent.
+    let pro = [("customer", "alice"), ("tier", "pro")];
+    assert_eq!(fixture.ask(&pro, 7, Effect::Charge).0, Decision::Admitted);
+    assert_eq!(quota("free"), [(5, 0)]);
+    assert_eq!(quota("unknown"), [(10, 3)]);
+    assert_eq!(quota("pro"), [(100, 93)]);
+    fixture.set(&["alice"], Replacement::Plan("free".into()));
+    assert_eq!(quota("pro"), [(5, 0)]);
+    let rule = fixture.rules.rule("api").unwrap();
+    let wrong = Overrides::check(
+        rule,
+        &OverrideTarget::of(&["a"]),
+        &Replacement::Plan("gold".into()),
+    );
+    let wrong = wrong.unwrap_err();
+    assert_eq!(
+        (&*wrong.field, wrong.problem.contains("free, pro")),
+        ("plan", true)
+    );
+}
+
+/// Limits between which a client can alternate share one state, which needs the same algorithm and
+/// the same windows.
+#[test]
+fn a_plan_with_other_windows_is_rejected() {
+    for (given, problem) in [
+        (
+            &["5/min", "50/h"][..],
+            "has 2 limits, and rule \"api\" has 1",
+        ),
+        (
+            &["5/h"],
+            "5/h (sliding_window_log) must have the algorithm and the window of the limit 10/min",
+        ),
+        (
+            &["5000/min"],
+            "5000/min (sliding_window_counter) must have the algorithm",
+        ),
+        (
+            &["5/min burst 3"],
+            "5/min burst 3 (gcra) must have the algorithm",
+        ),
+    ] {
+        let error = api()
+            .with_plans(None, vec![("pro", limits(given))])
+            .unwrap_err();
+        assert_eq!(error.field, "plans.pro");
+        assert!(error.problem.starts_with(problem), "{error}");
+    }
+}
+
+#[test]
+fn the_mode_and_the_policy_of_a_rule_apply_to_its_plans_and_overrides() {
+    let plans = vec![("free", limits(&["5/min"]))];
+    let rule = api().with_plans(Some("tier"), plans).unwrap();
+    let fixture = Fixture::new(vec![rule.in_mode(tidegate_core::Mode::Shadow)]);
+    fixture.set(&["bob"], replacement(&["1/min"]));
+    for entries in [
+        [("customer", "alice"), ("tier", "free")],
+        [("customer", "bob"), ("tier", "")],
+    ] {
+        let (decision, outcomes) = fixture.ask(&entries, 6, Effect::Charge);
+        assert_eq!((decision, outcomes[0].allowed), (Decision::Admitted, false));
+    }
+}
+
+#[test]
+fn wrong_overrides_are_rejected() {
+    let rule = api();
+    let check = |values: &[&str], replacement: Replacement| {
+        let error = Overrides::check(&rule, &OverrideTarget::of(values), &replacement);
+        error.unwrap_err().to_string()
+    };
+    for (values, given, problem) in [
+        (
+            &["a", "b"][..],
+            "20/min",
+            "key: rule \"api\" has a key of 1 value (customer), got 2",
+        ),
+        (
+            &["a*", "b"],
+            "20/min",
+            "key: rule \"api\" has a key of 1 (customer), and the pattern has 2",
+        ),
+        (&[""], "20/min", "key: must not be empty"),
+        (
+            &["a"],
+            "often",
+            "limits: \"often\": expected a rate such as 20/min",
+        ),
+        (&["a"], "0/min burst 3", "limits: \"0/min burst 3\": "),
+        (&["*a*b*c*d*e*f*g*h*i*j*k*l*m*n*o*p*q*"], "20/min", "key: "),
+    ] {
+        let error = check(values, replacement(&[given]));
+        assert!(error.starts_with(problem), "{error}");
+    }
+    let huge = Replacement::Factor("1000x".parse().unwrap());
+    let most = format!("{}/h", bounds::MAX_COUNT);
+    let rule = Rule::new("api", limits(&[&most])).unwrap();
+    let error = Overrides::check(&rule, &OverrideTarget::of(&[]), &huge).unwrap_err();
+    assert_eq!(error.field, "limits");
+    assert!(error.problem.contains("1000x of"), "{error}");
+    assert_eq!(
+        check(&["a"], replacement(&[])),
+        "limits: must name at least one limit"
+    );
+}
+
+#[test]
+fn patterns_are_bounded() {
+    let overrides = Overrides::default();
+    let set = |number: usize| {
+        let target = OverrideTarget::of(&[&format!("customer-{number}-*")]);
+        overrides.set("api", &target, lasting(replacement(&["20/min"])), START)
+    };
+    for number in 0..bounds::MAX_OVERRIDE_PATTERNS {
+        set(number).unwrap();
+    }
+    assert_eq!(
+        set(bounds::MAX_OVERRIDE_PATTERNS),
+        Err(OverrideError::TooManyPatterns)
+    );
+    assert!(
+        set(7).unwrap().is_some(),
+        "an existing pattern can be replaced"
+    );
+    assert_eq!(overrides.len(), bounds::MAX_OVERRIDE_PATTERNS);
+}
+
+#[test]
+fn a_listing_is_sorted_and_complete() {
+    let fixture = Fixture::new(vec![api()]);
+    let mut expected: Vec<String> = (0..250).map(|number| format!("c{number:03}")).collect();
+    for key in &expected {
+        fixture.set(&[key], replacement(&["20/min"]));
+    }
+    fixture.set(&["c*"], replacement(&["30/min"]));
+    expected.push("c*".to_owned());
+    let rule = fixture.rules.rule("api").unwrap();
+    let overrides = fixture.rules.overrides(rule).unwrap();
+    let (mut listed, mut after) = (Vec::new(), None);
+    loop {
+        let page = overrides.page(rule, after.as_ref(), 100, |_, _| true);
+        listed.extend(
+            page.iter()
+                .flat_map(|(target, _)| target.values().map(str::to_owned).collect::<Vec<_>>()),
+        );
+        match page.last() {
+            Some((last, _)) => after = Some(last.clone()),
+            None => break,
+        }
+    }
+    assert_eq!(listed, expected);
+    let page = overrides.page(rule, None, 100, |target, _| target.is_pattern());
+    assert_eq!(page.len(), 1);
+}
+
+/// An override or a removal in a random trace.
+#[derive(Clone, Debug)]
+enum Step {
+    Set {
+        target: usize,
+        quota: u64,
+        until: Option<u64>,
+    },
+    Remove {
+        target: usize,
+    },
+    Look {
+        key: usize,
+    },
+    Wait {
+        secs: u64,
+    },
+}
+
+/// Keys, and patterns of which each matches some of the keys. The patterns are in the order of their
+/// lengths, the longest first.
+const KEYS: [&str; 6] = ["a", "ab", "abc", "abd", "b", "bc"];
+const PATTERNS: [&str; 5] = ["ab*d", "ab*", "a*", "*b*", "*"];
+
+fn step() -> impl Strategy<Value = Step> {
+    let targets = KEYS.len() + PATTERNS.len();
+    prop_oneof![
+        3 => (0..targets, 1..50_u64, prop::option::of(0..100_u64))
+            .prop_map(|(target, quota, until)| Step::Set { target, quota, until }),
+        1 => (0..targets).prop_map(|target| Step::Remove { target }),
+        4 => (0..KEYS.len()).prop_map(|key| Step::Look { key }),
+        1 => (1..60_u64).prop_map(|secs| Step::Wait { secs }),
+    ]
+}
+
+fn matches(pattern: &str, key: &str) -> bool {
+    match pattern {
+        "*" => true,
+        "a*" => key.starts_with('a'),
+        "*b*" => key.contains('b'),
+        "ab*" => key.starts_with("ab"),
+        "ab*d" => key.starts_with("ab") && key.len() > 2 && key.ends_with('d'),
+        other => unreachable!("{other}"),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// A client that alternates between two plans never gets more than a client that always has the
+    /// best of both: the larger bucket, refilled at the faster rate.
+    #[test]
+    fn alternating_between_plans_gains_nothing(
+        capacities in (1..50_u64, 1..50_u64),
+        rates in (1..50_u64, 1..50_u64),
+        asks in prop::collection::vec((any::<bool>(), 0..4_000_000_u64, 1..8_u64), 1..80),
+    ) {
+        let bucket = |rate: u64, capacity: u64| limits(&[&format!("{rate}/5s capacity {capacity}")]);
+        let rule = Rule::new("api", bucket(rates.0, capacities.0)).unwrap();
+        let plans = vec![("other", bucket(rates.1, capacities.1))];
+        let rule = rule.keyed_by(&["customer"]).unwrap().with_plans(Some("tier"), plans).unwrap();
+        let mut fixture = Fixture::new(vec![rule]);
+        let (rate, capacity) = (rates.0.max(rates.1), capacities.0.max(capacities.1));
+        let mut admitted: Vec<(Timestamp, u64)> = Vec::new();
+        for (is_other, wait, cost) in asks {
+            fixture.now = fixture.now.after(Span::from_micros(wait));
+            let tier = if is_other { "other" } else { "" };
+            let entries = [("customer", "a"), ("tier", tier)];
+            let (decision, outcomes) = fixture.ask(&entries, cost, Effect::Charge);
+            if decision == Decision::Admitted {
+                admitted.push((fixture.now, cost));
+            } else if let Some(wait) = outcomes[0].retry_after.span() {
+                // The wait is exact, whichever plan the key had before.
+                let now = fixture.now;
+                fixture.now = now.after(Span::from_micros(wait.as_micros() - 1));
+                let (early, _) = fixture.ask(&entries, cost, Effect::Peek);
+                prop_assert_eq!(early, Decision::Limited, "before {}", wait);
+                fixture.now = now.after(wait);
+                let (then, _) = fixture.ask(&entries, cost, Effect::Peek);
+                prop_assert_eq!(then, Decision::Admitted, "after {}", wait);
+            }
+        }
+        for (first, (from, _)) in admitted.iter().enumerate() {
+            let mut sum = 0;
+            for (to, cost) in &admitted[first..] {
+                sum += cost;
+                let refilled = to.since(*from).as_micros() * rate / 5_000_000;
+                prop_assert!(sum <= capacity + refilled, "{} in {:?} to {:?}", sum, from, to);
+            }
+        }
+    }
+
+    /// The limits of each key are those of a naive model, which looks at all overrides in order.
+    #[test]
+    fn the_first_override_that_applies_is_used(steps in prop::collection::vec(step(), 1..60)) {
+        let mut fixture = Fixture::new(vec![api()]);
+        let name = |target: usize| *KEYS.iter().chain(&PATTERNS).nth(target).unwrap();
+        let mut model: BTreeMap<usize, (u64, Option<Timestamp>)> = BTreeMap::new();
+        for step in steps {
+            match step {
+                Step::Set { target, quota, until } => {
+                    let until = until.map(|secs| fixture.now.after(Span::from_secs(secs)));
+                    let new = Override { until, ..lasting(replacement(&[&format!("{quota}/min")])) };
+                    let target_of = OverrideTarget::of(&[name(target)]);
+                    let replaced = fixture.overrides.set("api", &target_of, new, fixture.now);
+                    let expected = model.insert(target, (quota, until));
+                    prop_assert_eq!(replaced.unwrap().is_some(), expected.is_some());
+                }
+                Step::Remove { target } => {
+                    let removed = fixture.overrides.remove("api", &OverrideTarget::of(&[name(target)]));
+                    prop_assert_eq!(removed.is_some(), model.remove(&target).is_some());
+                }
+                Step::Look { key } => {
+                    let applies = |target: &usize| match target.checked_sub(KEYS.len()) {
+                        Some(pattern) => matches(PATTERNS[pattern], KEYS[key]),
+                        None => *target == key,
+                    };
+                    let is_active = |until: Option<Timestamp>| until.is_none_or(|until| until > fixture.now);
+                    let mut active = model.iter().filter(|(_, (_, until))| is_active(*until));
+                    let expected = active.find(|(target, _)| applies(target));
+                    let expected = expected.map_or(10, |(_, (quota, _))| *quota);
+                    prop_assert_eq!(fixture.look(KEYS[key]).0, expected, "{} {:?}", KEYS[key], model);
+                }
+                Step::Wait { secs } => fixture.now = fixture.now.after(Span::from_secs(secs)),
+            }
+            prop_assert_eq!(fixture.overrides.len(), model.len());
+        }
+    }
+}
