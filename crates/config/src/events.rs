@@ -54,11 +54,15 @@ pub enum EventType {
     BlockLifted,
     /// An operator has reset the counters of a key.
     KeyReset,
+    /// An operator has set an override.
+    OverrideSet,
+    /// An operator has removed an override.
+    OverrideRemoved,
 }
 
 impl EventType {
     /// All types.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::KeyDenied,
         Self::KeyWouldBeDenied,
         Self::KeyNearLimit,
@@ -72,6 +76,8 @@ impl EventType {
         Self::BlockAdded,
         Self::BlockLifted,
         Self::KeyReset,
+        Self::OverrideSet,
+        Self::OverrideRemoved,
     ];
 
     /// Returns the name of the type.
@@ -91,6 +97,8 @@ impl EventType {
             Self::BlockAdded => "block.added",
             Self::BlockLifted => "block.lifted",
             Self::KeyReset => "key.reset",
+            Self::OverrideSet => "override.set",
+            Self::OverrideRemoved => "override.removed",
         }
     }
 
@@ -106,6 +114,8 @@ impl EventType {
                 | Self::BlockAdded
                 | Self::BlockLifted
                 | Self::KeyReset
+                | Self::OverrideSet
+                | Self::OverrideRemoved
         )
     }
 }
@@ -423,7 +433,7 @@ mod tests {
                 "events.audit (line 5): is also the path of `file`; name another file",
                 "events.webhooks[0].url (line 7): is not a URL; give a URL such as https://example.com/hook, without a user name",
                 "events.webhooks[1].secret_env (line 8): is missing; name the environment variable with the secret of the signatures, such as whsec_ and 24 to 64 bytes in base64",
-                "events.webhooks[2].types[0] (line 9): expected one of key.denied, key.would_be_denied, key.near_limit, traffic.surge, traffic.surge_ended, store.lost, store.recovered, rules.reloaded, rules.reload_failed, candidate.promoted, block.added, block.lifted, key.reset, got \"key.denies\"; did you mean `key.denied`?",
+                "events.webhooks[2].types[0] (line 9): expected one of key.denied, key.would_be_denied, key.near_limit, traffic.surge, traffic.surge_ended, store.lost, store.recovered, rules.reloaded, rules.reload_failed, candidate.promoted, block.added, block.lifted, key.reset, override.set, override.removed, got \"key.denies\"; did you mean `key.denied`?",
                 "events.webhooks[2].types[1] (line 9): no type of event begins with `cat.`; write for example key.*",
             ]
         );

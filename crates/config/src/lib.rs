@@ -19,6 +19,7 @@ mod key_mask;
 pub mod limits;
 mod lint;
 mod listen;
+mod plans;
 mod privacy;
 mod proxy;
 pub mod quota;
@@ -89,6 +90,7 @@ const SECTIONS: &[&str] = &[
     "grpc",
     "envoy",
     "allow",
+    "plans",
     "rules",
     "candidate",
     "quotas",

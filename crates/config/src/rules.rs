@@ -10,6 +10,7 @@ use tidegate_core::{
 use super::{
     conditions::{self, RawWhen},
     limits::{self, DefaultAlgorithm, Fallback, RawLimit},
+    plans::{self, PlanLimits, RawPlans},
     redis,
     report::Report,
     response_cost,
@@ -32,6 +33,7 @@ const FIELDS: &[&str] = &[
     "on_failure",
     "count",
     "settle",
+    "plan",
 ];
 
 /// The rules and the settings that rules inherit, as written in the rules file.
@@ -92,6 +94,7 @@ pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<
         .get("allow")
         .map_or_else(Default::default, |value| conditions::allow(value, report));
     raw.allow = raw_allow;
+    let plans = plans::plans(file, report);
     let values = file.get("rules").and_then(|rules| {
         // A null value comes from a list that was commented out or from an empty template. Reject
         // it, so that the server does not run without any limit by accident.
@@ -103,7 +106,7 @@ pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<
     let mut names = HashMap::new();
     let mut rules = Vec::new();
     for (at, value) in values.unwrap_or_default().iter().enumerate() {
-        let Some((raw_rule, rule)) = rule(value, default, report) else {
+        let Some((raw_rule, rule)) = rule(value, default, &plans, report) else {
             continue;
         };
         check_name_is_new(&raw_rule, at, &mut names, report);
@@ -113,6 +116,7 @@ pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<
     for rule in &raw.rules {
         check_parent(rule, &names, report);
     }
+    plans.check_rules(&names, report);
     if report.count() > before {
         return (raw, RuleSet::default());
     }
@@ -199,6 +203,9 @@ struct Parts<'n> {
     elastic: Option<(u32, Headroom)>,
     on_failure: Option<OnFailure>,
     response_cost: ResponseCost,
+    /// The entry that names the plan of a request.
+    plan: Option<Cow<'n, str>>,
+    plans: Vec<PlanLimits<'n>>,
 }
 
 /// Reads a rule. Returns the rule as written and, if it has no mistakes, the built rule. Returns
@@ -206,15 +213,17 @@ struct Parts<'n> {
 fn rule<'n>(
     value: &Value<'n>,
     default: DefaultAlgorithm,
+    plans: &RawPlans<'n>,
     report: &mut Report,
 ) -> Option<(RawRule<'n>, Option<Rule>)> {
     let before = report.count();
     let fields = value.fields(report, "a rule with a name and limits", FIELDS)?;
-    let (raw, parts) = parts(value, &fields, default, report);
+    let (raw, parts) = parts(value, &fields, default, plans, report);
     if report.count() == before
         && let Some(rule) = parts.build()
     {
-        return Some((raw, Some(rule)));
+        let rule = plans::add(rule, parts.plan.as_deref(), &parts.plans, &fields, report);
+        return Some((raw, rule));
     }
     for error in parts.errors() {
         fields.wrong(report, &error.field, error.problem);
@@ -226,6 +235,7 @@ fn parts<'n>(
     value: &Value<'n>,
     fields: &Fields<'n>,
     default: DefaultAlgorithm,
+    plans: &RawPlans<'n>,
     report: &mut Report,
 ) -> (RawRule<'n>, Parts<'n>) {
     let modes = [Mode::Enforce, Mode::Shadow].map(|mode| (mode.as_str(), mode));
@@ -245,13 +255,20 @@ fn parts<'n>(
         .get("mode")
         .and_then(|mode| mode.choice(report, &modes));
     let name = name(fields, report);
-    let (raw_limits, limits) = rule_limits(fields, default, report);
+    let fallback = fallback(fields, default, report);
+    let (raw_limits, limits) = rule_limits(fields, fallback, report);
+    let rule_name = name.as_ref().map(|name| name.text);
+    let plans = plans.of_rule(rule_name, fallback, report);
+    let plan = fields.get("plan").and_then(|plan| {
+        let entry = plan.text(report, "the entry that names the plan of a request")?;
+        Some(conditions::entry_name(entry))
+    });
     let (raw_elastic, elastic) = fields
         .get("elastic")
         .map_or_else(Default::default, |value| elastic(value, report));
     let entries = key.iter().flat_map(|(_, entries)| entries);
     let parts = Parts {
-        name: name.as_ref().map(|name| name.text),
+        name: rule_name,
         limits,
         when: when.unwrap_or_default(),
         key: entries
@@ -263,6 +280,8 @@ fn parts<'n>(
         elastic,
         on_failure: redis::on_failure(fields, report),
         response_cost: response_cost::response_cost(fields, report),
+        plan,
+        plans,
     };
     let raw = RawRule {
         place: value.place().clone(),
@@ -357,12 +376,9 @@ fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<Scalar<'n>> {
     }
 }
 
-fn rule_limits(
-    fields: &Fields<'_>,
-    default: DefaultAlgorithm,
-    report: &mut Report,
-) -> (Vec<RawLimit>, Vec<Limit>) {
-    let fallback = Fallback {
+/// Reads the settings that the limits of a rule inherit.
+fn fallback(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Report) -> Fallback {
+    Fallback {
         algorithm: DefaultAlgorithm::read(fields, default, report),
         soft: fields
             .get("soft")
@@ -370,7 +386,14 @@ fn rule_limits(
         count_denied: fields
             .get("count_denied")
             .and_then(|value| value.flag(report)),
-    };
+    }
+}
+
+fn rule_limits(
+    fields: &Fields<'_>,
+    fallback: Fallback,
+    report: &mut Report,
+) -> (Vec<RawLimit>, Vec<Limit>) {
     match fields.get("limits") {
         Some(value) => limits::limits(value, fallback, report),
         None => {

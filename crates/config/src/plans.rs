@@ -1,0 +1,123 @@
+//! `plans`: named limits for several rules. A rule's `plan` names the entry of a request that has
+//! the name of its plan.
+
+use std::collections::HashMap;
+
+use tidegate_core::{Limit, Rule, bounds};
+
+use super::{
+    limits::{self, Fallback},
+    report::Report,
+    value::{Fields, Value},
+};
+
+/// The plans of the file, by the rules that they have limits for.
+#[derive(Debug, Default)]
+pub(super) struct RawPlans<'n> {
+    by_rule: HashMap<&'n str, Vec<RawPlan<'n>>>,
+}
+
+/// The limits of one plan for one rule, as written in the file.
+#[derive(Debug)]
+struct RawPlan<'n> {
+    name: &'n str,
+    limits: Value<'n>,
+}
+
+/// The limits of a plan for a rule.
+#[derive(Debug)]
+pub(super) struct PlanLimits<'n> {
+    name: &'n str,
+    value: Value<'n>,
+    limits: Vec<Limit>,
+}
+
+/// Reads `plans`.
+pub(super) fn plans<'n>(file: &Fields<'n>, report: &mut Report) -> RawPlans<'n> {
+    let mut plans = RawPlans::default();
+    let Some(value) = file.get("plans") else {
+        return plans;
+    };
+    let what = "a map such as {pro: {api: 1000/min}}";
+    for (name, rules) in value.pairs(report, what).unwrap_or_default() {
+        let most = bounds::MAX_RULE_NAME_BYTES;
+        if name.is_empty() || name.len() > most {
+            rules.wrong_key(
+                report,
+                format!("must be the name of a plan, of 1 to {most} bytes"),
+            );
+        }
+        let what = "a map from rules to limits, such as {api: 1000/min}";
+        for (rule, limits) in rules.pairs(report, what).unwrap_or_default() {
+            plans
+                .by_rule
+                .entry(rule)
+                .or_default()
+                .push(RawPlan { name, limits });
+        }
+    }
+    plans
+}
+
+impl<'n> RawPlans<'n> {
+    /// Reads the limits of all plans for the rule with this name. Limits without an algorithm
+    /// inherit that of the rule, as its own limits do.
+    pub(super) fn of_rule(
+        &self,
+        rule: Option<&str>,
+        fallback: Fallback,
+        report: &mut Report,
+    ) -> Vec<PlanLimits<'n>> {
+        let plans = rule.and_then(|rule| self.by_rule.get(rule));
+        let read = |plan: &RawPlan<'n>| {
+            let (_, limits) = limits::limits(&plan.limits, fallback, report);
+            PlanLimits {
+                name: plan.name,
+                value: plan.limits.clone(),
+                limits,
+            }
+        };
+        plans.into_iter().flatten().map(read).collect()
+    }
+
+    /// Reports plans for rules that do not exist.
+    pub(super) fn check_rules(&self, names: &HashMap<&str, usize>, report: &mut Report) {
+        for (rule, plans) in &self.by_rule {
+            if !names.contains_key(rule) {
+                for plan in plans {
+                    plan.limits
+                        .wrong_key(report, format!("there is no rule \"{rule}\""));
+                }
+            }
+        }
+    }
+}
+
+/// Adds plans to `rule`; `entry` is the entry that names the plan of a request. Reports limits that
+/// are not valid for the rule.
+pub(super) fn add(
+    rule: Rule,
+    entry: Option<&str>,
+    plans: &[PlanLimits<'_>],
+    fields: &Fields<'_>,
+    report: &mut Report,
+) -> Option<Rule> {
+    let before = report.count();
+    for plan in plans {
+        let alone = vec![(plan.name, plan.limits.clone())];
+        if let Err(error) = rule.clone().with_plans(None, alone) {
+            plan.value.wrong(report, error.problem);
+        }
+    }
+    if report.count() > before {
+        return None;
+    }
+    let all = plans.iter().map(|plan| (plan.name, plan.limits.clone()));
+    match rule.with_plans(entry, all.collect()) {
+        Ok(rule) => Some(rule),
+        Err(error) => {
+            fields.wrong(report, "plan", error.problem);
+            None
+        }
+    }
+}
