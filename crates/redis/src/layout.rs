@@ -10,6 +10,9 @@
 //!   top talkers       prefix #top        the servers that publish slices
 //!                     prefix #top: id    the slices of one server
 //!   recent denials    prefix #denials
+//!   overrides         prefix #{overrides}           the documents by id
+//!                     prefix #{overrides}:changed   the ids by their last change
+//!                     prefix #{overrides}:removed   the ids that were removed
 //!   guard             prefix #ends { tag of the slot } : id    a reservation has ended
 //! ```
 //!
@@ -113,6 +116,12 @@ pub(crate) fn publishers_key(prefix: &[u8]) -> Vec<u8> {
 /// Returns the Redis key of the slices of one server.
 pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
     [prefix, b"#top:", server.as_bytes()].concat()
+}
+
+/// Returns the Redis keys of the overrides, which share a cluster slot: their documents, the order
+/// of their changes, and the order of their removals.
+pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 3] {
+    ["", ":changed", ":removed"].map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
 }
 
 /// Returns the Redis key of the recent denials of all servers.

@@ -59,6 +59,7 @@ mod fallback;
 mod keys;
 mod layout;
 mod lead;
+mod overrides;
 mod renew;
 mod scripts;
 mod server_id;
@@ -76,6 +77,7 @@ pub use self::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
     keys::{ScanPosition, ScannedKeys},
+    overrides::OverrideChanges,
     server_id::random_server_id,
     store::{
         GUARD_KEPT, RedisReceipt, RedisReservation, RedisStore, ReservationEnd, ReservationStatus,

@@ -105,6 +105,10 @@ pub(crate) static TOP: LazyLock<Script> =
 pub(crate) static DENIALS: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("denials.lua").to_owned()));
 
+/// Stores overrides and lists their changes.
+pub(crate) static OVERRIDES: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("overrides.lua").to_owned()));
+
 /// Counts the servers that share a Redis.
 pub(crate) static CENSUS: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("census.lua").to_owned()));
