@@ -72,6 +72,14 @@ const UNBLOCK_HELP: &str = key_help!(
   tidegate unblock OLD-NAME 203.0.113.9    lifts a block of a rule that no longer exists"
 );
 
+const OVERRIDE_HELP: &str = key_help!(
+    "  tidegate override api acme --limit 200/min --for 2h --reason launch
+  tidegate override api acme --limit 2x --until 2026-12-01T00:00:00Z
+  tidegate override api acme --plan pro
+  tidegate override api 'acme-*' --limit 10/s --limit 200/min    all keys that match the pattern
+  tidegate override api acme --remove"
+);
+
 const INSPECT_HELP: &str = key_help!("  tidegate inspect login 203.0.113.9");
 
 const TOP_HELP: &str = "\
@@ -228,6 +236,23 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
+    /// Give a key, or all keys that match a pattern, other limits than its rule
+    #[command(after_help = OVERRIDE_HELP, override_usage = key_usage("override"))]
+    Override {
+        #[command(flatten)]
+        key: Key,
+        #[command(flatten)]
+        options: OverrideOptions,
+        #[command(flatten)]
+        admin: Admin,
+    },
+    /// List the overrides
+    Overrides {
+        #[command(flatten)]
+        options: OverridesOptions,
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// Show how much of each limit of a rule a key has left, and the block on the key
     #[command(after_help = INSPECT_HELP, override_usage = key_usage("inspect"))]
     Inspect {
@@ -305,6 +330,50 @@ pub(crate) enum Command {
     },
     /// Print the version of this program; `status` shows the version of the server
     Version,
+}
+
+/// The limits of an override, and its end.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OverrideOptions {
+    /// A limit such as 200/min, or a factor such as 2x; may be repeated for several limits
+    #[arg(long = "limit", value_name = "LIMIT", required_unless_present_any = ["plan", "remove"])]
+    pub(crate) limits: Vec<String>,
+    /// The plan whose limits apply
+    #[arg(long, value_name = "PLAN", conflicts_with = "limits")]
+    pub(crate) plan: Option<String>,
+    /// Remove the override, even if the rule no longer exists
+    #[arg(long, conflicts_with_all = ["limits", "plan", "span", "until", "reason", "raw"])]
+    pub(crate) remove: bool,
+    /// The duration, such as 2h or 7d [default: forever]
+    #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
+    pub(crate) span: Option<String>,
+    /// The end, as a date such as 2026-12-01T00:00:00Z
+    #[arg(long, value_name = "DATE")]
+    pub(crate) until: Option<String>,
+    /// The reason, shown in the list of overrides
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Accept values that the listeners would normalise or reject, for services that send their
+    /// entries with `raw`
+    #[arg(long)]
+    pub(crate) raw: bool,
+}
+
+/// Which overrides to list.
+#[derive(Debug, clap::Args)]
+pub(crate) struct OverridesOptions {
+    /// Only the overrides of this rule
+    #[arg(long, value_name = "RULE")]
+    pub(crate) rule: Option<String>,
+    /// Only overrides with this text in a value of their key, in their pattern or in their reason
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) search: Option<String>,
+    /// The maximum number of overrides, 1 to 1000
+    #[arg(short = 'n', default_value = "100", value_name = "N")]
+    pub(crate) count: String,
+    /// The position at which the list begins, from the end of the list before
+    #[arg(long, value_name = "POSITION")]
+    pub(crate) after: Option<String>,
 }
 
 /// Returns the usage of a command with a key. The generated one would show every option that has a

@@ -72,6 +72,12 @@ fn main() -> ExitCode {
         }
         Command::Unblock { key, admin } => operate::unblock(&admin, &key),
         Command::Blocks { admin } => operate::blocks(&admin),
+        Command::Override {
+            key,
+            options,
+            admin,
+        } => operate::set_override(&admin, &key, options),
+        Command::Overrides { options, admin } => operate::overrides(&admin, &options),
         Command::Inspect { key, admin } => operate::inspect(&admin, &key),
         Command::Keys { options, admin } => operate::keys(&admin, &options),
         Command::Events { options, admin } => operate::events(&admin, &options),

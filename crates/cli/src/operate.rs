@@ -13,7 +13,7 @@ use crate::{
     answer,
     args::{
         Admin, CandidateAction, DenialsOptions, EventsOptions, ExplainOptions, Key, KeyOrThrottle,
-        KeysOptions, TopOptions,
+        KeysOptions, OverrideOptions, OverridesOptions, TopOptions,
     },
     complain, print, tls,
     unreachable::{TIMEOUT, describe, unreachable},
@@ -146,6 +146,62 @@ pub(crate) fn unblock(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
 pub(crate) fn blocks(admin: &Admin) -> Result<ExitCode, String> {
     let blocks = get(admin, "list the blocks", "/v1/blocks").send()?;
     Ok(show(admin, blocks, print::blocks))
+}
+
+/// Sets or removes the override of a key.
+pub(crate) fn set_override(
+    admin: &Admin,
+    key: &Key,
+    options: OverrideOptions,
+) -> Result<ExitCode, String> {
+    let request = of_key(admin, "override", "overrides", key);
+    if options.remove {
+        let request = AdminRequest {
+            method: Method::DELETE,
+            ..request
+        };
+        let removed = request.send()?;
+        return Ok(show(admin, removed, |done| {
+            print::done("removed the override of", done)
+        }));
+    }
+    let mut body = serde_json::Map::new();
+    if !options.limits.is_empty() {
+        body.insert("limits".to_owned(), json!(options.limits));
+    }
+    let texts = [
+        ("plan", options.plan),
+        ("for", options.span),
+        ("until", options.until),
+        ("reason", options.reason),
+    ];
+    for (name, text) in texts {
+        body.extend(text.map(|text| (name.to_owned(), json!(text))));
+    }
+    body.extend(options.raw.then(|| ("raw".to_owned(), json!(true))));
+    let request = AdminRequest {
+        method: Method::PUT,
+        body: Some(Value::Object(body).to_string()),
+        ..request
+    };
+    Ok(show(admin, request.send()?, print::overridden))
+}
+
+pub(crate) fn overrides(admin: &Admin, options: &OverridesOptions) -> Result<ExitCode, String> {
+    let OverridesOptions {
+        rule,
+        search,
+        count,
+        after,
+    } = options;
+    let parameters = [("rule", rule), ("search", search), ("after", after)];
+    let parameters = parameters
+        .into_iter()
+        .filter_map(|(name, value)| Some((name, value.as_ref()?)))
+        .chain([("n", count)]);
+    let path = with_query("/v1/overrides", parameters);
+    let overrides = get(admin, "list the overrides", &path).send()?;
+    Ok(show(admin, overrides, print::overrides))
 }
 
 pub(crate) fn inspect(admin: &Admin, key: &Key) -> Result<ExitCode, String> {

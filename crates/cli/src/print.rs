@@ -254,6 +254,87 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     out
 }
 
+/// Formats the response to an override.
+pub(crate) fn overridden(found: &Value) -> String {
+    let mut out = format!("overrode {}: {}\n", key(found), change(found));
+    let replaced = &found["replaced"];
+    if !replaced.is_null() {
+        let _ = writeln!(out, "replaced the override {}", change(replaced));
+    }
+    out.extend(hint(found));
+    out
+}
+
+/// Describes what an override changes, and how long.
+fn change(found: &Value) -> String {
+    let reason = text(&found["reason"]);
+    let reason = match reason.as_str() {
+        "" | "-" => String::new(),
+        reason => format!(" ({reason})"),
+    };
+    let end = match found["until"].as_str() {
+        Some(until) => format!("until {}", printable(until)),
+        None => "until removed".to_owned(),
+    };
+    format!("{}, {end}{reason}", replacement(found))
+}
+
+/// Returns the limits of an override: limits, a factor or a plan.
+fn replacement(found: &Value) -> String {
+    let limits = list(&found["limits"])
+        .map(text)
+        .collect::<Vec<_>>()
+        .join(", ");
+    match (found["factor"].as_str(), found["plan"].as_str()) {
+        (Some(factor), _) => printable(factor),
+        (None, Some(plan)) => format!("plan {}", printable(plan)),
+        (None, None) => limits,
+    }
+}
+
+/// Formats `/v1/overrides`.
+pub(crate) fn overrides(overrides: &Value) -> String {
+    let head = ["RULE", "KEY", "LIMITS", "LEFT", "UNTIL", "REASON"];
+    let rows: Vec<Vec<String>> = list(&overrides["overrides"])
+        .map(|found| {
+            let has_end = !found["until_ms"].is_null();
+            let or_removed = |end: String| match has_end {
+                true => end,
+                false => "until removed".to_owned(),
+            };
+            vec![
+                rule_of(found),
+                joined(&found["key"]),
+                replacement(found),
+                or_removed(wait(&found["left_ms"])),
+                match has_end {
+                    true => text(&found["until"]),
+                    false => "-".to_owned(),
+                },
+                text(&found["reason"]),
+            ]
+        })
+        .collect();
+    let mut out = match rows.is_empty() {
+        true => "no overrides\n".to_owned(),
+        false => headed(&head, rows),
+    };
+    for former in list(&overrides["without_rule"]) {
+        let (rule, count) = (text(&former["rule"]), text(&former["count"]));
+        let _ = writeln!(
+            out,
+            "note: rule {rule} no longer exists, and has overrides: {count}"
+        );
+    }
+    if let Some(next) = overrides["next"].as_str() {
+        let _ = writeln!(out, "more overrides follow: --after {}", printable(next));
+    }
+    if list(&overrides["overrides"]).any(|found| found["persistent"] == false) {
+        out.push_str("note: these overrides are lost when the server restarts; set `store.memory.snapshot` to keep them\n");
+    }
+    out
+}
+
 /// Returns the rule of a block and, if the block is inactive, the reason.
 fn rule_of(block: &Value) -> String {
     match (block["rule"].as_str(), block["inactive"].as_str()) {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tidegate::rate_limiter::stretch;
 use tidegate_core::{
-    Accounting, Block, CacheSearch, Charge, Cost, Effect, Exactness, Outcome, Reason, Request,
-    RequestError, RetryAfter, Rule, RuleSet, Scratch, Source, Store, StoreRequest, Timestamp,
-    Verdict, When,
+    Accounting, Block, CacheSearch, Charge, Cost, Effect, Exactness, Outcome, Override,
+    OverrideTarget, Reason, Request, RequestError, RetryAfter, Rule, RuleSet, Scratch, Source,
+    Store, StoreRequest, Timestamp, Verdict, When,
 };
 use tidegate_redis::StoreError;
 
@@ -46,6 +46,10 @@ pub struct ExplainedCharge<'r> {
     pub cost: Cost,
     /// Whether the limits are raised, because the rule is elastic and there is headroom.
     pub is_stretched: bool,
+    /// The plan whose limits apply, if they are not those of an override.
+    pub plan: Option<&'r str>,
+    /// The override whose limits apply, with its target.
+    pub overridden: Option<(OverrideTarget, Override)>,
     /// The policies of the limits.
     pub policies: Vec<Arc<str>>,
     /// The current state of each limit. The list is empty if the store cannot report the states.
@@ -145,7 +149,11 @@ impl ServerLimiter {
                 rule,
                 key: values.into_iter().map(str::to_owned).collect(),
                 cost: charge.cost,
-                is_stretched: !std::ptr::eq(&**rule.limits(), charge.limits),
+                is_stretched: charge.limits.is_stretched(),
+                plan: plan_of(rule, charge),
+                overridden: rules
+                    .overrides(rule)
+                    .and_then(|overrides| overrides.find(rule, charge.key, now)),
                 policies,
                 current: current.unwrap_or_default(),
                 next: answer.next,
@@ -217,6 +225,14 @@ impl ServerLimiter {
             verdict,
         }
     }
+}
+
+/// Returns the plan of `rule` whose limits `charge` has.
+fn plan_of<'r>(rule: &'r Rule, charge: &Charge<'_>) -> Option<&'r str> {
+    let limits = charge.limits.unstretched();
+    let mut plans = rule.plans();
+    let plan = plans.find(|(_, plan)| std::ptr::eq(&***plan, limits));
+    plan.map(|(name, _)| name)
 }
 
 /// How one charge would be decided now.

@@ -16,6 +16,7 @@ mod explain;
 pub mod https_client;
 mod listing;
 pub mod metrics;
+pub mod overrides;
 mod publisher;
 mod record;
 pub mod reservations;
@@ -32,8 +33,8 @@ use tidegate::{Clock, DecidedRequest};
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
     Accounting, CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MaybeReady,
-    MemoryStore, OnFailure, Outcome, Rule, RuleSet, Store, StoreDecision, StoreRequest, Timestamp,
-    Verdict, top::TopBounds,
+    MemoryStore, OnFailure, Outcome, Overrides, Rule, RuleSet, Store, StoreDecision, StoreRequest,
+    Timestamp, Verdict, top::TopBounds,
 };
 use tidegate_identity::Trust;
 use tidegate_net::prometheus::{self, Format, Page};
@@ -54,6 +55,7 @@ use crate::{
     entries::{AuditedRequest, EntryAudit},
     events::Events,
     metrics::{ListenerKind, Metrics, Stats},
+    overrides::OverrideKeeper,
     reservations::Reservations,
     snapshot::SnapshotHealth,
     top::TopTalkers,
@@ -120,12 +122,16 @@ pub struct ServerLimiter {
     recorder: Option<RequestRecorder>,
     events: Option<Arc<Events>>,
     reservations: Reservations,
+    overrides: Overrides,
+    override_keeper: OverrideKeeper,
 }
 
 impl ServerLimiter {
     /// Creates a limiter that enforces `rules` with `backend`.
     #[must_use]
     pub fn new(rules: RuleSet, backend: impl Into<Backend>, clock: Clock) -> Self {
+        let overrides = Overrides::default();
+        let rules = rules.with_overrides(&overrides);
         let metrics = Metrics::new(clock.now());
         metrics.name_rules(rules.iter().map(Rule::name));
         Self {
@@ -143,6 +149,8 @@ impl ServerLimiter {
             recorder: None,
             events: None,
             reservations: Reservations::off(),
+            overrides,
+            override_keeper: OverrideKeeper::default(),
         }
     }
 
@@ -270,6 +278,7 @@ impl ServerLimiter {
 
     /// Replaces the current rules with `rules`.
     pub fn swap_rules(&self, rules: RuleSet) {
+        let rules = rules.with_overrides(&self.overrides);
         self.metrics.name_rules(rules.iter().map(Rule::name));
         let audit = EntryAudit::new(&rules, &self.metrics);
         self.audit.store(Arc::new(audit));
@@ -345,6 +354,7 @@ impl ServerLimiter {
             recorder.collect(page);
         }
         self.reservations.collect(page);
+        self.collect_overrides(page);
         if let Some(events) = &self.events {
             events.collect(page);
         }

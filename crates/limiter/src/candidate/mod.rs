@@ -579,6 +579,10 @@ impl ServerLimiter {
         let old = self.candidate();
         let now = self.now();
         let new = read.map(|read| {
+            let read = CandidateRules {
+                rules: read.rules.with_overrides(&self.overrides),
+                ..read
+            };
             Arc::new(Candidate::new(
                 read,
                 &self.backend,

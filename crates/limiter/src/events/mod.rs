@@ -469,6 +469,8 @@ const fn message(kind: EventType) -> &'static str {
         EventType::BlockAdded => "a key was blocked",
         EventType::BlockLifted => "a block was lifted",
         EventType::KeyReset => "the counters of a key were reset",
+        EventType::OverrideSet => "an override was set",
+        EventType::OverrideRemoved => "an override was removed",
     }
 }
 

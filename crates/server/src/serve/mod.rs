@@ -144,6 +144,16 @@ pub enum ServeError {
     /// A GeoIP database cannot be used.
     #[error(transparent)]
     GeoIp(#[from] GeoIpError),
+    /// The file of overrides could not be read or written.
+    #[error(
+        "cannot use the file of overrides {path}: {source}; fix its permissions, or change `store.memory.snapshot`"
+    )]
+    Overrides {
+        /// The path of the file.
+        path: PathBuf,
+        /// The error of the file system.
+        source: io::Error,
+    },
     /// The snapshot could not be read.
     #[error(
         "cannot read the snapshot {path}: {source}; fix the path or its permissions, or remove `store.memory.snapshot`"
@@ -356,7 +366,7 @@ fn build_limiter(
     };
     let record = config.record.take();
     let recorder = record.map(|record| open_recorder(record, &key_mask));
-    let limiter = ServerLimiter::new(rules, backend, clock.clone())
+    let mut limiter = ServerLimiter::new(rules, backend, clock.clone())
         .with_trust(config.identity.trust.clone())
         .with_key_mask(key_mask)
         .with_recorder(recorder.transpose()?)
@@ -364,6 +374,9 @@ fn build_limiter(
         .with_denials(&config.denials)
         .with_reservations(reservations)
         .with_events(events);
+    if let Some(snapshot) = &config.snapshot {
+        restore_overrides(&mut limiter, snapshot)?;
+    }
     let limiter = Arc::new(limiter);
     limiter.set_candidate(candidate, config.memory);
     if let Some(snapshot) = &config.snapshot {
@@ -371,6 +384,29 @@ fn build_limiter(
         try_snapshot(snapshot, &limiter);
     }
     Ok(limiter)
+}
+
+/// Restores the overrides from the file beside the snapshot, and keeps them in it.
+fn restore_overrides(limiter: &mut ServerLimiter, snapshot: &Snapshot) -> Result<(), ServeError> {
+    let mut path = snapshot.path.clone().into_os_string();
+    path.push(".overrides");
+    let path = PathBuf::from(path);
+    match limiter.keep_overrides_in(&path) {
+        Ok(0) => Ok(()),
+        Ok(count) => {
+            tracing::info!(file = %path.display(), count, "overrides restored");
+            Ok(())
+        }
+        // The folder does not exist. The server starts without snapshots, too.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            tracing::warn!(
+                file = %path.display(),
+                "overrides are not kept across a restart, because their file cannot be written: {error}"
+            );
+            Ok(())
+        }
+        Err(source) => Err(ServeError::Overrides { path, source }),
+    }
 }
 
 /// Opens the destinations of events. `secrets` are the secrets of the webhooks, in the order of the

@@ -121,6 +121,8 @@ impl ServerHandle {
         self.report_inactive_blocks();
         let limiter = Arc::clone(&self.limiter);
         let refunds = tokio::spawn(async move { limiter.keep_refunding_reservations().await });
+        let limiter = Arc::clone(&self.limiter);
+        let overrides = tokio::spawn(async move { limiter.keep_overrides_current().await });
         service_manager::ready();
         self.serve(&mut signals, None).await;
         service_manager::stopping();
@@ -135,6 +137,7 @@ impl ServerHandle {
         }
         let stopped = self.stop().await;
         refunds.abort();
+        overrides.abort();
         stopped
     }
 

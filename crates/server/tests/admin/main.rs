@@ -18,6 +18,7 @@ mod events;
 mod keys;
 mod listener;
 mod metrics;
+mod overrides;
 mod rules;
 mod status;
 mod top;

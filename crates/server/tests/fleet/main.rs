@@ -15,6 +15,7 @@ mod denials;
 mod failures;
 mod listeners;
 mod node;
+mod overrides;
 mod reservations;
 mod shared;
 mod slots;

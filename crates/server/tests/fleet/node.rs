@@ -180,6 +180,11 @@ impl Node {
             .block_on(async { tokio::time::timeout(PATIENCE, future).await.unwrap() })
     }
 
+    /// Runs a future on the runtime of the node's Redis connections until the node is dropped.
+    pub(crate) fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(future);
+    }
+
     pub(crate) fn open_resp(&self) -> SocketAddr {
         let (socket, limiter) = (socket(), Arc::clone(&self.limiter));
         let listener = resp::listen(&self.server, socket, resp::default_bounds(), limiter);

@@ -25,6 +25,10 @@ pub(super) enum Operation {
     PreviewRules,
     ShowStatus,
     ResetThrottle,
+    ListOverrides,
+    ShowOverride,
+    SetOverride,
+    RemoveOverride,
     ListTop,
     ShowTraffic,
     ShowHistory,
@@ -42,6 +46,8 @@ impl Operation {
                 | Self::ResetKey
                 | Self::Reload
                 | Self::ResetThrottle
+                | Self::SetOverride
+                | Self::RemoveOverride
         )
     }
 }
@@ -104,6 +110,16 @@ const ENDPOINTS: &[Endpoint] = &[
         operations: &[
             ("GET", Operation::ShowKeys),
             ("DELETE", Operation::ResetKey),
+        ],
+    },
+    endpoint(&["v1", "overrides"], &[("GET", Operation::ListOverrides)]),
+    Endpoint {
+        segments: &["v1", "overrides"],
+        target: Target::RuleAndKey,
+        operations: &[
+            ("GET", Operation::ShowOverride),
+            ("PUT", Operation::SetOverride),
+            ("DELETE", Operation::RemoveOverride),
         ],
     },
     endpoint(&["v1", "reload"], &[("POST", Operation::Reload)]),

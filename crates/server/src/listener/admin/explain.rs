@@ -18,7 +18,7 @@ use super::{
     super::http::{CheckRequest, millis, read_check},
     blocks,
     denials::masked,
-    keys,
+    keys, overrides,
     path::no_rule,
     query::Query,
     store_problem,
@@ -170,6 +170,12 @@ impl View<'_> {
         }
         if charge.is_stretched {
             document["elastic"] = true.into();
+        }
+        if let Some(plan) = charge.plan {
+            document["plan"] = plan.into();
+        }
+        if let Some((target, found)) = &charge.overridden {
+            document["override"] = overrides::document(self.limiter, target, found);
         }
         if charge.source == Source::Policy {
             document["because"] =

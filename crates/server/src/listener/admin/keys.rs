@@ -18,6 +18,7 @@ use super::{
     audit::Auditor,
     blocks,
     denials::masked,
+    overrides,
     path::{KeyTarget, no_rule},
     query::Query,
     store_problem,
@@ -41,7 +42,8 @@ pub(super) async fn show(
         Some(_) => limiter.block_clock().await.map_err(store_problem)?,
         None => limiter.now(),
     };
-    let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
+    let limits = rules.limits_of_key(rule, &bytes, limiter.now());
+    let charge = Charge::new(&bytes, &limits, Cost::ONE)?;
     let current = limiter
         .inspect(charge, Effect::Look)
         .await
@@ -50,14 +52,15 @@ pub(super) async fn show(
         .inspect(charge, Effect::Peek)
         .await
         .map_err(store_problem)?;
-    let policies = rule.limits().iter().map(|limit| &**limit.policy());
+    let policies = limits.iter().map(|limit| &**limit.policy());
     let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
-    let limits = limit_documents(policies, &current, &next, blocked_for);
+    let documents = limit_documents(policies, &current, &next, blocked_for);
     let document = json!({
         "rule": rule.name(),
         "key": target.key,
         "mode": rule.mode().as_str(),
-        "limits": limits,
+        "limits": documents,
+        "override": overrides::applied(limiter, &rules, rule, &bytes),
         "block": block.map(|block| blocks::document(limiter, &rules, &block, now)),
     });
     Ok(json(StatusCode::OK, &target.hinted(document, rule)))
@@ -68,11 +71,12 @@ pub(super) async fn reset(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Resul
     let rules = limiter.rules();
     let (rule, bytes) = target.find(&rules)?;
     // The state is read only for the audit log, so the request does not fail if it cannot be read.
-    let charge = Charge::new(&bytes, rule.limits(), Cost::ONE)?;
+    let limits = rules.limits_of_key(rule, &bytes, limiter.now());
+    let charge = Charge::new(&bytes, &limits, Cost::ONE)?;
     let before = limiter.inspect(charge, Effect::Look).await;
     let before = before.map(|current| {
-        let limits = rule.limits().iter().zip(&current);
-        limits
+        let states = limits.iter().zip(&current);
+        states
             .map(|(limit, current)| state(limit.policy(), current))
             .collect::<Vec<Value>>()
     });
@@ -202,7 +206,8 @@ async fn row(
     let Some((_, values)) = rules.decode_key(key) else {
         return Ok(None);
     };
-    let Ok(charge) = Charge::new(key, rule.limits(), Cost::ONE) else {
+    let limits = rules.limits_of_key(rule, key, limiter.now());
+    let Ok(charge) = Charge::new(key, &limits, Cost::ONE) else {
         return Ok(None);
     };
     let current = limiter.inspect(charge, Effect::Look).await?;
@@ -216,7 +221,7 @@ async fn row(
         Some(_) => limiter.block_clock().await?,
         None => limiter.now(),
     };
-    let policies = rule.limits().iter().map(|limit| &**limit.policy());
+    let policies = limits.iter().map(|limit| &**limit.policy());
     let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
     Ok(Some(json!({
         "key": masked(&values, limiter.key_mask()),

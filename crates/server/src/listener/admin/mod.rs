@@ -12,6 +12,8 @@
 //! | `GET`, `DELETE /v1/keys/{rule}/{key}` | the state of a key; reset its counters |
 //! | `GET /v1/denials` | recent denials |
 //! | `GET /v1/events` | events as they happen (server-sent events) |
+//! | `GET /v1/overrides` | overrides, page by page |
+//! | `GET`, `PUT`, `DELETE /v1/overrides/{rule}/{key}` | the override of a key or of a pattern |
 //! | `POST /v1/explain` | how a request would be decided, and why |
 //! | `DELETE /v1/throttles/{key}` | reset the counter of a limit that is sent with the request |
 //! | `GET /v1/top` | the keys with the most requests, denials or cost |
@@ -37,6 +39,7 @@ mod endpoint;
 mod events;
 mod explain;
 mod keys;
+mod overrides;
 mod path;
 mod preview;
 mod query;
@@ -295,6 +298,12 @@ impl Admin {
             Operation::ShowBlock => blocks::show(limiter, target).await,
             Operation::PutBlock => blocks::put(&auditor, target, &read_body(body).await?).await,
             Operation::LiftBlock => blocks::lift(&auditor, target).await,
+            Operation::ListOverrides => overrides::list(limiter, query),
+            Operation::ShowOverride => overrides::show(limiter, target),
+            Operation::SetOverride => {
+                overrides::put(&auditor, target, &read_body(body).await?).await
+            }
+            Operation::RemoveOverride => overrides::remove(&auditor, target).await,
             Operation::ListDenials => denials::list(limiter, query, trust).await,
             Operation::Explain => explain::explain(limiter, query, &read_body(body).await?).await,
             Operation::ShowKeys => {

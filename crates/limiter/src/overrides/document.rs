@@ -1,0 +1,198 @@
+//! The form in which an override is kept: a JSON document in Redis, or in a line of a file.
+
+use serde_json::{Value, json};
+use tidegate_core::{Override, OverrideTarget, Replacement, Timestamp, bounds};
+
+/// The separator between the parts of an id. No part contains this byte, because it never occurs in
+/// UTF-8.
+const SEPARATOR: u8 = 0xFF;
+
+/// Returns the id of the override of `target` for the rule with the name `rule`.
+pub(super) fn id(rule: &str, target: &OverrideTarget) -> Vec<u8> {
+    let mut id = rule.as_bytes().to_vec();
+    id.push(SEPARATOR);
+    id.push(if target.is_pattern() { b'p' } else { b'k' });
+    for value in target.values() {
+        id.push(SEPARATOR);
+        id.extend_from_slice(value.as_bytes());
+    }
+    id
+}
+
+/// Returns the rule and the target of an id; `None` if the id is not valid.
+pub(super) fn parse_id(id: &[u8]) -> Option<(String, OverrideTarget)> {
+    let mut parts = id.split(|byte| *byte == SEPARATOR);
+    let rule = std::str::from_utf8(parts.next()?).ok()?.to_owned();
+    let kind = parts.next()?;
+    let value = |part: &[u8]| Some(Box::from(std::str::from_utf8(part).ok()?));
+    let values = parts.map(value).collect::<Option<Vec<Box<str>>>>()?;
+    let target = match kind {
+        b"k" => OverrideTarget::Key(values),
+        b"p" => OverrideTarget::Pattern(values),
+        _ => return None,
+    };
+    Some((rule, target))
+}
+
+/// An override, or a removal of an override, with its rule and its target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct OverrideDocument {
+    rule: String,
+    target: OverrideTarget,
+    /// The override; `None` if it was removed.
+    found: Option<Override>,
+}
+
+impl OverrideDocument {
+    pub(super) fn new(rule: &str, target: &OverrideTarget, found: &Override) -> Self {
+        Self {
+            rule: rule.to_owned(),
+            target: target.clone(),
+            found: Some(found.clone()),
+        }
+    }
+
+    pub(super) fn removal(rule: &str, target: &OverrideTarget) -> Self {
+        Self {
+            rule: rule.to_owned(),
+            target: target.clone(),
+            found: None,
+        }
+    }
+
+    pub(super) fn rule(&self) -> &str {
+        &self.rule
+    }
+
+    pub(super) fn target(&self) -> OverrideTarget {
+        self.target.clone()
+    }
+
+    pub(super) fn into_override(self) -> Option<Override> {
+        self.found
+    }
+
+    /// Returns the document in one line.
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let values: Vec<&str> = self.target.values().collect();
+        let of = if self.target.is_pattern() {
+            "pattern"
+        } else {
+            "key"
+        };
+        let mut document = json!({"rule": self.rule, of: values});
+        match &self.found {
+            None => document["removed"] = true.into(),
+            Some(found) => {
+                match &found.replacement {
+                    Replacement::Limits(limits) => document["limits"] = json!(limits),
+                    Replacement::Factor(factor) => document["factor"] = factor.to_string().into(),
+                    Replacement::Plan(plan) => document["plan"] = json!(plan),
+                }
+                document["until_us"] = json!(found.until.map(Timestamp::as_micros));
+                document["reason"] = json!(found.reason);
+            }
+        }
+        document.to_string().into_bytes()
+    }
+
+    /// Reads a document.
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
+        let document: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        let wrong = |field: &str| format!("`{field}` is missing or has the wrong form");
+        let texts = |value: &Value| {
+            let texts = value.as_array()?.iter();
+            texts
+                .map(|text| text.as_str().map(Box::from))
+                .collect::<Option<Vec<Box<str>>>>()
+        };
+        let rule = document["rule"]
+            .as_str()
+            .ok_or_else(|| wrong("rule"))?
+            .to_owned();
+        let key = texts(&document["key"]).map(OverrideTarget::Key);
+        let target = key.or_else(|| texts(&document["pattern"]).map(OverrideTarget::Pattern));
+        let target = target
+            .filter(|target| target.values().len() <= bounds::MAX_KEY_ENTRIES)
+            .ok_or_else(|| wrong("key"))?;
+        if document["removed"] == true {
+            return Ok(Self {
+                rule,
+                target,
+                found: None,
+            });
+        }
+        let replacement = if let Some(limits) = texts(&document["limits"]) {
+            Replacement::Limits(limits.into())
+        } else if let Some(factor) = document["factor"].as_str() {
+            let factor = factor.parse();
+            Replacement::Factor(factor.map_err(|_| wrong("factor"))?)
+        } else {
+            let plan = document["plan"].as_str();
+            Replacement::Plan(plan.ok_or_else(|| wrong("limits"))?.into())
+        };
+        let found = Override {
+            replacement,
+            until: document["until_us"].as_u64().map(Timestamp::from_micros),
+            reason: document["reason"].as_str().unwrap_or_default().into(),
+        };
+        Ok(Self {
+            rule,
+            target,
+            found: Some(found),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documents_and_ids_survive_a_round_trip() {
+        let until = Some(Timestamp::from_micros(1_700_000_000_000_001));
+        let limits = Replacement::Limits(Box::new(["200/min".into(), "5/s burst 3".into()]));
+        for (values, replacement, until) in [
+            (&["alice"][..], limits, until),
+            (
+                &["acme-*", ""],
+                Replacement::Factor("1.5x".parse().unwrap()),
+                None,
+            ),
+            (&[], Replacement::Plan("pro\n\"".into()), until),
+        ] {
+            let target = OverrideTarget::of(values);
+            let found = Override {
+                replacement,
+                until,
+                reason: "launch \u{1F680}\n".into(),
+            };
+            let document = OverrideDocument::new("api", &target, &found);
+            let encoded = document.encode();
+            assert!(!encoded.contains(&b'\n'), "a document has one line");
+            assert_eq!(OverrideDocument::decode(&encoded), Ok(document));
+            let removal = OverrideDocument::removal("api", &target);
+            assert_eq!(OverrideDocument::decode(&removal.encode()), Ok(removal));
+            let parsed = parse_id(&id("api", &target));
+            // An id without values is the id of a rule without key entries.
+            assert_eq!(parsed, Some(("api".to_owned(), target)));
+        }
+        assert_eq!(parse_id(b"api"), None);
+        assert_eq!(parse_id(b"api\xFFx\xFFa"), None);
+    }
+
+    #[test]
+    fn a_damaged_document_is_described() {
+        for (text, field) in [
+            ("{}", "rule"),
+            (r#"{"rule": "api"}"#, "key"),
+            (r#"{"rule": "api", "key": [7]}"#, "key"),
+            (r#"{"rule": "api", "key": ["a"]}"#, "limits"),
+            (r#"{"rule": "api", "key": ["a"], "factor": "x"}"#, "factor"),
+        ] {
+            let problem = OverrideDocument::decode(text.as_bytes()).unwrap_err();
+            assert!(problem.contains(&format!("`{field}`")), "{text}: {problem}");
+        }
+        assert!(OverrideDocument::decode(b"{").is_err());
+    }
+}

@@ -1,0 +1,109 @@
+//! Lists overrides page by page.
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use tidegate_core::{Override, OverrideTarget, Rule, RuleSet};
+
+use super::document;
+use crate::ServerLimiter;
+
+/// Which overrides to list.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OverrideFilter<'a> {
+    /// The rule; `None` for all rules.
+    pub rule: Option<&'a str>,
+    /// A text that occurs in a value of the key, in a pattern or in the reason.
+    pub search: Option<&'a str>,
+    /// The position at which the page begins: [`OverridePage::next`] of the page before.
+    pub after: Option<&'a str>,
+    /// The maximum number of overrides on the page.
+    pub most: usize,
+}
+
+/// A page of overrides, sorted by rule and target.
+#[derive(Debug, Default)]
+pub struct OverridePage<'r> {
+    /// The overrides.
+    pub overrides: Vec<ListedOverride<'r>>,
+    /// The position of the next page; `None` after the last page.
+    pub next: Option<String>,
+    /// The rules that do not exist but have overrides, with their number. These overrides have no
+    /// effect.
+    pub without_rule: Vec<(Box<str>, usize)>,
+}
+
+/// An override with its rule and its target.
+#[derive(Debug)]
+pub struct ListedOverride<'r> {
+    /// The rule.
+    pub rule: &'r Rule,
+    /// The keys to which the override applies.
+    pub target: OverrideTarget,
+    /// The override.
+    pub found: Override,
+}
+
+impl ServerLimiter {
+    /// Returns a page of the active overrides of `rules`. Returns `None` if [`OverrideFilter::after`]
+    /// is no position.
+    #[must_use]
+    pub fn list_overrides<'r>(
+        &self,
+        rules: &'r RuleSet,
+        filter: OverrideFilter<'_>,
+    ) -> Option<OverridePage<'r>> {
+        let after = filter.after.map(parse_position);
+        let after = match after {
+            Some(position) => Some(position?),
+            None => None,
+        };
+        let now = self.now();
+        let mut page = OverridePage::default();
+        for (name, overrides) in self.overrides.by_name() {
+            let Some(rule) = rules.rule(&name) else {
+                page.without_rule.push((name, overrides.len()));
+                continue;
+            };
+            let is_other = filter.rule.is_some_and(|wanted| wanted != &*name);
+            let is_listed = after.as_ref().is_some_and(|(rule, _)| *name < **rule);
+            if is_other || is_listed {
+                continue;
+            }
+            let after = after.as_ref().filter(|(rule, _)| **rule == *name);
+            // One more than the page has, to know whether another page follows.
+            let most = filter.most + 1 - page.overrides.len();
+            let select = |target: &OverrideTarget, found: &Override| {
+                let is_active = found.until.is_none_or(|until| until > now);
+                is_active
+                    && filter
+                        .search
+                        .is_none_or(|text| contains(target, found, text))
+            };
+            let found = overrides.page(rule, after.map(|(_, target)| target), most, select);
+            let listed = found.into_iter().map(|(target, found)| ListedOverride {
+                rule,
+                target,
+                found,
+            });
+            page.overrides.extend(listed);
+            if page.overrides.len() > filter.most {
+                page.overrides.truncate(filter.most);
+                page.next = page.overrides.last().map(write_position);
+                break;
+            }
+        }
+        Some(page)
+    }
+}
+
+fn contains(target: &OverrideTarget, found: &Override, text: &str) -> bool {
+    target.values().any(|value| value.contains(text)) || found.reason.contains(text)
+}
+
+fn write_position(last: &ListedOverride<'_>) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(document::id(last.rule.name(), &last.target))
+}
+
+fn parse_position(text: &str) -> Option<(String, OverrideTarget)> {
+    let id = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    document::parse_id(&id)
+}

@@ -1,0 +1,302 @@
+//! Overrides that operators set while the server runs. Where they are kept depends on the store:
+//!
+//! ```text
+//!   memory store    in this process, and in a file beside the snapshot, if there is one
+//!   Redis           in Redis; every server reads the changes twice a second
+//! ```
+//!
+//! [`Overrides`] in core has the copy with which requests are decided.
+
+mod document;
+mod file;
+mod listing;
+
+use std::{
+    io,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tidegate_core::{
+    Override, OverrideError, OverrideTarget, Overrides, Rule, Store as _, Timestamp,
+};
+use tidegate_net::prometheus::{Metric, Page, count};
+use tidegate_redis::{OverrideChanges, RedisStore, StoreError};
+
+pub use self::listing::{ListedOverride, OverrideFilter, OverridePage};
+use self::{document::OverrideDocument, file::OverrideFile};
+use crate::ServerLimiter;
+
+const OVERRIDES: Metric = Metric::gauge(
+    "tidegate_overrides",
+    [],
+    "Overrides, including those that have ended and are still held.",
+);
+
+/// The interval at which a server reads the changes of overrides from Redis.
+const SYNC_INTERVAL: Duration = Duration::from_millis(500);
+
+/// The number of reads after which overrides that have ended are removed: once an hour.
+const READS_PER_CLEANUP: u32 = 7_200;
+
+/// The maximum number of overrides that have ended that one cleanup removes from Redis.
+const MAX_CLEANUP: usize = 1_000;
+
+/// The reason why an override was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeOverrideError {
+    /// The override is not valid, or there are too many.
+    #[error(transparent)]
+    Override(#[from] OverrideError),
+    /// Redis cannot be reached.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The file of overrides cannot be written.
+    #[error("cannot write the file of overrides: {0}")]
+    File(#[from] io::Error),
+}
+
+/// Where the overrides are kept.
+#[derive(Debug, Default)]
+pub(crate) struct OverrideKeeper {
+    /// The file of overrides; `None` with Redis, or without snapshots.
+    file: Option<Arc<Mutex<OverrideFile>>>,
+    /// The version of the overrides that this server has read from Redis. A lock, so that an older
+    /// change never replaces a newer one.
+    version: tokio::sync::Mutex<u64>,
+    is_failing: AtomicBool,
+}
+
+impl ServerLimiter {
+    pub(crate) fn collect_overrides(&self, page: &mut Page<'_>) {
+        page.single(&OVERRIDES, count(self.overrides.len()));
+    }
+
+    /// Returns the overrides.
+    #[must_use]
+    pub fn overrides(&self) -> &Overrides {
+        &self.overrides
+    }
+
+    /// Keeps the overrides in the file at `path`, and restores those that it has. Without this call,
+    /// the overrides of a memory store do not survive a restart. Returns the number of overrides.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the file system.
+    pub fn keep_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
+        let file = OverrideFile::restore(path, &self.overrides, self.now())?;
+        self.override_keeper.file = Some(Arc::new(Mutex::new(file)));
+        Ok(self.overrides.len())
+    }
+
+    /// Returns whether an override that is set now survives a restart of this server.
+    #[must_use]
+    pub fn keeps_overrides(&self) -> bool {
+        self.redis_store().is_some() || self.override_keeper.file.is_some()
+    }
+
+    /// Sets the override of `target` for `rule`, and returns the override that it replaces. The
+    /// override takes effect on this server at once, and on the other servers that share its Redis
+    /// within a second.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeOverrideError`] if the override was not set. With an unknown outcome of Redis, it may
+    /// or may not have been set.
+    pub async fn set_override(
+        &self,
+        rule: &Rule,
+        target: &OverrideTarget,
+        new: Override,
+    ) -> Result<Option<Override>, ChangeOverrideError> {
+        Overrides::check(rule, target, &new.replacement).map_err(OverrideError::from)?;
+        let document = OverrideDocument::new(rule.name(), target, &new).encode();
+        let replaced = self.overrides.of_rule(rule.name()).get(target);
+        let Some(redis) = self.redis_store() else {
+            let replaced = self.overrides.set(rule.name(), target, new, self.now())?;
+            if let Err(error) = self.append_override(document).await {
+                // What is not kept must not take effect.
+                match replaced {
+                    Some(former) => self
+                        .overrides
+                        .set(rule.name(), target, former, self.now())
+                        .map(drop)?,
+                    None => drop(self.overrides.remove(rule.name(), target)),
+                }
+                return Err(error.into());
+            }
+            return Ok(replaced);
+        };
+        let id = document::id(rule.name(), target);
+        if !redis.store().put_override(id, document).await? {
+            return Err(OverrideError::TooMany.into());
+        }
+        self.read_override_changes(redis.store()).await?;
+        Ok(replaced)
+    }
+
+    /// Removes the override of `target` for the rule with the name `rule`, and returns it. Returns
+    /// `None` if there is no such override. The rule does not have to exist.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeOverrideError`] if the override was not removed. With an unknown outcome of Redis, it
+    /// may or may not have been removed.
+    pub async fn remove_override(
+        &self,
+        rule: &str,
+        target: &OverrideTarget,
+    ) -> Result<Option<Override>, ChangeOverrideError> {
+        let former = self.overrides.of_rule(rule).get(target);
+        let Some(redis) = self.redis_store() else {
+            let Some(former) = former else {
+                return Ok(None);
+            };
+            let removal = OverrideDocument::removal(rule, target).encode();
+            self.append_override(removal).await?;
+            self.overrides.remove(rule, target);
+            return Ok(Some(former));
+        };
+        let id = document::id(rule, target);
+        let was_removed = redis.store().drop_override(id, None).await?;
+        self.read_override_changes(redis.store()).await?;
+        Ok(former.filter(|_| was_removed))
+    }
+
+    /// Reads the changes of overrides from Redis again and again, and removes overrides that have
+    /// ended. This function never returns.
+    pub async fn keep_overrides_current(&self) {
+        let mut reads = 0;
+        loop {
+            if let Some(redis) = self.redis_store() {
+                self.record_sync(&self.read_override_changes(redis.store()).await);
+            }
+            reads += 1;
+            if reads % READS_PER_CLEANUP == 0 {
+                self.remove_ended_overrides().await;
+            }
+            tokio::time::sleep(SYNC_INTERVAL).await;
+        }
+    }
+
+    /// Applies the changes since the last call. After this call, all changes take effect that were
+    /// made before it.
+    async fn read_override_changes(&self, store: &RedisStore) -> Result<(), StoreError> {
+        let mut version = self.override_keeper.version.lock().await;
+        loop {
+            let Some(changes) = store.override_changes(*version).await? else {
+                // Redis has lost its data or has forgotten the removals since then.
+                self.overrides.clear();
+                *version = 0;
+                continue;
+            };
+            self.apply_override_changes(&changes);
+            let has_changes = *version != changes.version;
+            *version = changes.version;
+            if has_changes {
+                // A cached denial can be one of former limits.
+                self.forget_denials();
+            }
+            if !changes.has_more {
+                return Ok(());
+            }
+        }
+    }
+
+    fn apply_override_changes(&self, changes: &OverrideChanges) {
+        for id in &changes.removed {
+            if let Some((rule, target)) = document::parse_id(id) {
+                self.overrides.remove(&rule, &target);
+            }
+        }
+        for (_, document) in &changes.set {
+            match OverrideDocument::decode(document) {
+                Ok(document) => self.apply_override(document),
+                // A later version of the program can have written a document of another form.
+                Err(problem) => tracing::warn!("an override in Redis cannot be read: {problem}"),
+            }
+        }
+    }
+
+    fn apply_override(&self, document: OverrideDocument) {
+        let (rule, target) = (document.rule().to_owned(), document.target());
+        let Some(new) = document.into_override() else {
+            return;
+        };
+        if let Err(problem) = self.overrides.set(&rule, &target, new, self.now()) {
+            tracing::warn!(rule, "an override was not applied: {problem}");
+        }
+    }
+
+    /// Logs when reading the changes begins to fail or to succeed again.
+    fn record_sync(&self, result: &Result<(), StoreError>) {
+        let keeper = &self.override_keeper;
+        let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);
+        match result {
+            Err(error) if !was_failing => tracing::warn!(
+                "failed to read overrides from Redis, so the overrides that are known stay in effect: {error}; retrying \
+                 (further failures are not logged until an attempt succeeds)"
+            ),
+            Ok(()) if was_failing => tracing::info!("reading overrides from Redis succeeded again"),
+            _ => {}
+        }
+    }
+
+    async fn remove_ended_overrides(&self) {
+        let now = self.now();
+        if let Some(redis) = self.redis_store() {
+            for (rule, target, ended) in self.ended_overrides(now) {
+                let document = OverrideDocument::new(&rule, &target, &ended).encode();
+                let id = document::id(&rule, &target);
+                // If the override was changed in between, it has another document and stays.
+                if redis
+                    .store()
+                    .drop_override(id, Some(document))
+                    .await
+                    .is_err()
+                {
+                    return;
+                }
+            }
+        }
+        self.overrides.remove_ended(now);
+    }
+
+    fn ended_overrides(&self, now: Timestamp) -> Vec<(Box<str>, OverrideTarget, Override)> {
+        let rules = self.rules();
+        let mut ended = Vec::new();
+        for rule in rules.iter() {
+            let has_ended = |_: &OverrideTarget, found: &Override| {
+                found.until.is_some_and(|until| until <= now)
+            };
+            let overrides = rules.overrides(rule);
+            let page = overrides.map(|found| found.page(rule, None, MAX_CLEANUP, has_ended));
+            ended.extend(
+                page.into_iter()
+                    .flatten()
+                    .map(|(target, found)| (rule.name().into(), target, found)),
+            );
+        }
+        ended
+    }
+
+    async fn append_override(&self, document: Vec<u8>) -> io::Result<()> {
+        let Some(file) = self.override_keeper.file.clone() else {
+            return Ok(());
+        };
+        let overrides = self.overrides.clone();
+        let rules = self.rules();
+        let appended = tokio::task::spawn_blocking(move || {
+            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            file.append(&document, &rules, &overrides)
+        });
+        appended
+            .await
+            .unwrap_or_else(|_| Err(io::Error::other("the server is shutting down")))
+    }
+}

@@ -1,0 +1,396 @@
+//! Operations on overrides.
+
+use hyper::StatusCode;
+use serde_json::{Map, Value, json};
+use tidegate_config::EventType;
+use tidegate_core::{
+    Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet, Span, Timestamp,
+    bounds::{MAX_LIMITS_PER_RULE, MAX_REASON_BYTES},
+    notation,
+};
+use tidegate_limiter::{
+    ServerLimiter,
+    date::{self, date},
+    entries::Spelling,
+    overrides::{ChangeOverrideError, OverrideFilter},
+};
+use tidegate_net::{
+    Problem,
+    input::{advice, shown},
+    json::{Json, Members, object},
+    response::{Answer, json},
+};
+
+use super::{
+    audit::Auditor,
+    path::{KeyTarget, no_rule},
+    query::Query,
+    store_problem,
+};
+
+/// The maximum and the default of `n`, the number of overrides on a page.
+const MAX_ON_PAGE: usize = 1_000;
+const DEFAULT_ON_PAGE: usize = 100;
+
+/// The parsed body of a request to set an override.
+struct OverrideRequest {
+    new: Override,
+    spelling: Spelling,
+}
+
+/// Serves `GET /v1/overrides`: lists overrides page by page.
+pub(super) fn list(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
+    let query = Query::parse(query, &["rule", "search", "after", "n"], None)?;
+    let rules = limiter.rules();
+    if let Some(name) = query.get("rule")
+        && rules.rule(name).is_none()
+    {
+        return Err(no_rule(&rules, name, &[]));
+    }
+    let filter = OverrideFilter {
+        rule: query.get("rule"),
+        search: query.get("search"),
+        after: query.get("after"),
+        most: query.count(MAX_ON_PAGE, DEFAULT_ON_PAGE)?,
+    };
+    let page = limiter.list_overrides(&rules, filter).ok_or_else(|| {
+        Problem::bad(
+            "after",
+            "is not a `next` value of this list; omit `after` to start again",
+        )
+    })?;
+    let view = View::new(limiter);
+    let listed = page.overrides.iter();
+    let documents: Vec<Value> = listed
+        .map(|listed| view.document(listed.rule, &listed.target, &listed.found))
+        .collect();
+    let mut document = json!({
+        "overrides": documents,
+        "count": limiter.overrides().len(),
+        "next": page.next,
+    });
+    if !page.without_rule.is_empty() {
+        document["without_rule"] = page
+            .without_rule
+            .into_iter()
+            .map(|(rule, count)| json!({"rule": rule, "count": count}))
+            .collect();
+    }
+    Ok(json(StatusCode::OK, &document))
+}
+
+/// Serves `GET /v1/overrides/{rule}/{key}`.
+pub(super) fn show(limiter: &ServerLimiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
+    let rules = limiter.rules();
+    let rule = find_rule(&rules, target)?;
+    let of = OverrideTarget::of(target.key);
+    let found = rules
+        .overrides(rule)
+        .and_then(|overrides| overrides.get(&of));
+    let found = found.filter(|found| is_active(found, limiter.now()));
+    match found {
+        Some(found) => {
+            let document = View::new(limiter).document(rule, &of, &found);
+            Ok(json(StatusCode::OK, &document))
+        }
+        None => Err(none(limiter, &rules, rule, target)),
+    }
+}
+
+/// Serves `PUT /v1/overrides/{rule}/{key}`.
+pub(super) async fn put(
+    auditor: &Auditor<'_>,
+    target: KeyTarget<'_>,
+    body: &[u8],
+) -> Result<Answer, Problem> {
+    let limiter = auditor.limiter();
+    let rules = limiter.rules();
+    let rule = find_rule(&rules, target)?;
+    let of = OverrideTarget::of(target.key);
+    let now = limiter.now();
+    let OverrideRequest { new, spelling } = read(&object(body)?, now)?;
+    if !of.is_pattern() {
+        rule.encode_key(target.key)?;
+        target.check(rule, spelling)?;
+    }
+    let replaced = limiter.set_override(rule, &of, new.clone()).await;
+    let replaced = replaced.map_err(change_problem)?;
+    let replaced = replaced.filter(|replaced| is_active(replaced, now));
+    let view = View::new(limiter);
+    let mut document = view.document(rule, &of, &new);
+    let before = replaced.as_ref().map(|replaced| view.change(replaced));
+    if let Some(before) = &before {
+        document["replaced"] = before.clone();
+    }
+    let change = json!({"before": before, "after": view.change(&new)});
+    auditor.record_key(EventType::OverrideSet, target, change);
+    if !limiter.keeps_overrides() {
+        document["hint"] =
+            "a restart of the server removes this override: its memory store has no \
+                            snapshot; set `store.memory.snapshot` to keep overrides and counters"
+                .into();
+    }
+    Ok(json(StatusCode::OK, &document))
+}
+
+/// Serves `DELETE /v1/overrides/{rule}/{key}`. The rule does not have to exist.
+pub(super) async fn remove(
+    auditor: &Auditor<'_>,
+    target: KeyTarget<'_>,
+) -> Result<Answer, Problem> {
+    let limiter = auditor.limiter();
+    let rules = limiter.rules();
+    let of = OverrideTarget::of(target.key);
+    let removed = limiter.remove_override(target.rule, &of).await;
+    let Some(removed) = removed.map_err(change_problem)? else {
+        let rule = find_rule(&rules, target)?;
+        return Err(none(limiter, &rules, rule, target));
+    };
+    let before = View::new(limiter).change(&removed);
+    let change = json!({"before": before, "after": null});
+    auditor.record_key(EventType::OverrideRemoved, target, change);
+    Ok(json(
+        StatusCode::OK,
+        &json!({"rule": target.rule, "key": target.key, "removed": true}),
+    ))
+}
+
+/// Serialises the override that applies to a key, for a document that contains the rule; `None` if
+/// there is none.
+pub(super) fn applied(
+    limiter: &ServerLimiter,
+    rules: &RuleSet,
+    rule: &Rule,
+    key: &[u8],
+) -> Option<Value> {
+    let (target, found) = rules.overrides(rule)?.find(rule, key, limiter.now())?;
+    Some(document(limiter, &target, &found))
+}
+
+/// Serialises an override that applies to a key, for a document that contains the rule and the key.
+pub(super) fn document(
+    limiter: &ServerLimiter,
+    target: &OverrideTarget,
+    found: &Override,
+) -> Value {
+    let mut document = View::new(limiter).change(found);
+    if target.is_pattern() {
+        document["pattern"] = target.values().collect();
+    }
+    document
+}
+
+fn find_rule<'r>(rules: &'r RuleSet, target: KeyTarget<'_>) -> Result<&'r Rule, Problem> {
+    let rule = rules.rule(target.rule);
+    rule.ok_or_else(|| no_rule(rules, target.rule, target.key))
+}
+
+fn is_active(found: &Override, now: Timestamp) -> bool {
+    found.until.is_none_or(|until| until > now)
+}
+
+/// Builds the 404 response for a key or a pattern without an override of its own.
+fn none(limiter: &ServerLimiter, rules: &RuleSet, rule: &Rule, target: KeyTarget<'_>) -> Problem {
+    let applied = rule.encode_key(target.key).ok();
+    let applied = applied.and_then(|key| rules.overrides(rule)?.find(rule, &key, limiter.now()));
+    match applied {
+        Some((pattern, _)) => {
+            let pattern = pattern.values().collect::<Vec<_>>().join(" ");
+            let detail = format!(
+                "this key has no override of its own; the override of the pattern `{}` applies to it",
+                shown(&pattern)
+            );
+            Problem::new(StatusCode::NOT_FOUND, detail)
+        }
+        None => target.nothing("this key has no override", rule),
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
+fn change_problem(error: ChangeOverrideError) -> Problem {
+    match error {
+        ChangeOverrideError::Override(OverrideError::Invalid(error)) => {
+            Problem::bad(&error.field, error.problem)
+        }
+        ChangeOverrideError::Override(error) => {
+            Problem::new(StatusCode::CONFLICT, error.to_string())
+        }
+        ChangeOverrideError::Store(error) => store_problem(error),
+        ChangeOverrideError::File(_) => Problem::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("{error}; nothing was changed"),
+        ),
+    }
+}
+
+/// The context for serialising overrides.
+struct View {
+    now: Timestamp,
+    is_persistent: bool,
+}
+
+impl View {
+    fn new(limiter: &ServerLimiter) -> Self {
+        Self {
+            now: limiter.now(),
+            is_persistent: limiter.keeps_overrides(),
+        }
+    }
+
+    /// Serialises an override. `inactive` is present only if the override is not valid for its
+    /// rule, so that the rule's own limits apply.
+    fn document(&self, rule: &Rule, target: &OverrideTarget, found: &Override) -> Value {
+        let mut document = self.change(found);
+        document["rule"] = json!(rule.name());
+        document["key"] = target.values().collect();
+        document["is_pattern"] = target.is_pattern().into();
+        document["persistent"] = self.is_persistent.into();
+        let checked = tidegate_core::Overrides::check(rule, target, &found.replacement);
+        if let Err(problem) = checked {
+            document["inactive"] = problem.to_string().into();
+        }
+        document
+    }
+
+    /// Serialises what an override changes: its limits, its end and its reason.
+    fn change(&self, found: &Override) -> Value {
+        let mut document = Map::new();
+        let (field, value) = match &found.replacement {
+            Replacement::Limits(limits) => ("limits", json!(limits)),
+            Replacement::Factor(factor) => ("factor", factor.to_string().into()),
+            Replacement::Plan(plan) => ("plan", json!(plan)),
+        };
+        document.insert(field.to_owned(), value);
+        let left = found.until.map(|until| until.since(self.now));
+        let until_ms = found.until.map(|until| until.as_micros() / 1_000);
+        document.insert("until".to_owned(), json!(found.until.and_then(date)));
+        document.insert("until_ms".to_owned(), json!(until_ms));
+        document.insert("left_ms".to_owned(), json!(left.map(Span::as_millis_ceil)));
+        document.insert("reason".to_owned(), json!(found.reason));
+        Value::Object(document)
+    }
+}
+
+fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Problem> {
+    let (mut replacement, mut until, mut reason) = (None, None, "");
+    let mut spelling = Spelling::Normalized;
+    let mut set = |new: Replacement| match replacement.replace(new) {
+        None => Ok(()),
+        Some(_) => Err(Problem::bad(
+            "plan",
+            "cannot be combined with `limits`; give one of both",
+        )),
+    };
+    for (name, value) in members {
+        match (&**name, value) {
+            ("limits", value) => set(limits(value)?)?,
+            ("plan", Json::Text(plan)) => set(Replacement::Plan((**plan).into()))?,
+            ("for", Json::Text(text)) if text == "forever" => {}
+            ("for", Json::Text(text)) => {
+                let span = notation::span(text);
+                let span = span.map_err(|error| Problem::bad("for", error.to_string()))?;
+                end(&mut until, "for", now.after(span))?;
+            }
+            ("until", Json::Text(text)) => end(&mut until, "until", instant(text, now)?)?,
+            ("reason", Json::Text(text)) if text.len() > MAX_REASON_BYTES => {
+                let length = text.len();
+                let problem = format!("{length} bytes are over the maximum of {MAX_REASON_BYTES}");
+                return Err(Problem::bad("reason", problem));
+            }
+            ("reason", Json::Text(text)) => reason = text,
+            ("raw", Json::Truth(true)) => spelling = Spelling::Raw,
+            ("raw", Json::Truth(false)) => spelling = Spelling::Normalized,
+            ("raw", other) => {
+                return Err(Problem::bad(
+                    "raw",
+                    format!("expected true or false, got {other}"),
+                ));
+            }
+            (field @ ("plan" | "for" | "until" | "reason"), other) => {
+                return Err(Problem::bad(
+                    field,
+                    format!("expected a string, got {other}"),
+                ));
+            }
+            _ => {
+                let known = ["limits", "plan", "for", "until", "reason", "raw"];
+                let problem = format!("unknown field; {}", advice(name, &known));
+                return Err(Problem::bad(shown(name), problem));
+            }
+        }
+    }
+    let Some(replacement) = replacement else {
+        let problem = "is missing; give limits such as [\"200/min\"] or \"2x\", or a plan";
+        return Err(Problem::bad("limits", problem));
+    };
+    Ok(OverrideRequest {
+        new: Override {
+            replacement,
+            until,
+            reason: reason.into(),
+        },
+        spelling,
+    })
+}
+
+/// Reads `limits`: a limit, a list of limits, or a factor.
+fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
+    let wrong = || {
+        let problem = format!(
+            "expected a limit such as \"200/min\", a list of limits, or a factor such as \"2x\", got {value}"
+        );
+        Problem::bad("limits", problem)
+    };
+    let texts: Vec<&str> = match value {
+        Json::Text(text) => vec![text],
+        Json::List(items) => {
+            let texts = items.iter().map(|item| match item {
+                Json::Text(text) => Ok(&**text),
+                _ => Err(wrong()),
+            });
+            texts.collect::<Result<_, _>>()?
+        }
+        _ => return Err(wrong()),
+    };
+    if let [text] = texts.as_slice()
+        && let Ok(factor) = text.parse()
+    {
+        return Ok(Replacement::Factor(factor));
+    }
+    if texts.len() > MAX_LIMITS_PER_RULE {
+        let problem = format!(
+            "{} limits are over the maximum of {MAX_LIMITS_PER_RULE}",
+            texts.len()
+        );
+        return Err(Problem::bad("limits", problem));
+    }
+    Ok(Replacement::Limits(
+        texts.into_iter().map(Box::from).collect(),
+    ))
+}
+
+/// Sets the end of an override, which only one of `for` and `until` may give.
+fn end(until: &mut Option<Timestamp>, field: &str, at: Timestamp) -> Result<(), Problem> {
+    match until.replace(at) {
+        None => Ok(()),
+        Some(_) => {
+            let problem = "cannot be combined: give one of `for` and `until`";
+            Err(Problem::bad(field, problem))
+        }
+    }
+}
+
+/// Reads a date in RFC 3339, which must be in the future.
+fn instant(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
+    let at = date::parse(text).ok_or_else(|| {
+        let problem = format!(
+            "expected a date such as \"2026-12-01T00:00:00Z\", got \"{}\"",
+            shown(text)
+        );
+        Problem::bad("until", problem)
+    })?;
+    if at <= now {
+        return Err(Problem::bad("until", "is in the past"));
+    }
+    Ok(at)
+}

@@ -1,0 +1,233 @@
+//! Tests of overrides.
+
+use serde_json::{Value, json};
+
+use crate::listener::{KEY, TestListener};
+
+fn path() -> String {
+    format!("/v1/overrides/{KEY}")
+}
+
+#[test]
+fn an_override_is_set_listed_shown_and_removed() {
+    let listener = TestListener::open();
+    let body = r#"{"limits": ["2/min", "5/h"], "for": "2h", "reason": "launch"}"#;
+    let put = listener.ask("PUT", &path(), body);
+    assert_eq!(put.status, 200, "{put:?}");
+    let mut answer = put.json();
+    let hint = answer.as_object_mut().unwrap().remove("hint").unwrap();
+    assert!(
+        hint.as_str().unwrap().contains("store.memory.snapshot"),
+        "{hint}"
+    );
+    let expected = json!({
+        "rule": "r", "key": ["/a b", "::"], "is_pattern": false, "limits": ["2/min", "5/h"],
+        "reason": "launch", "until": "2023-11-15T00:13:00Z", "until_ms": 1_700_007_180_000_u64,
+        "left_ms": 7_200_000, "persistent": false,
+    });
+    assert_eq!(answer, expected);
+    assert_eq!(listener.ask("GET", &path(), "").json(), expected);
+    let list = listener.ask("GET", "/v1/overrides", "").json();
+    assert_eq!(
+        list,
+        json!({"overrides": [expected], "count": 1, "next": null})
+    );
+
+    // The key has the limits of the override, in all views.
+    let key = listener.ask("GET", &format!("/v1/keys/{KEY}"), "").json();
+    let policies = |document: &Value| {
+        let limits = document["limits"].as_array().unwrap().iter();
+        limits
+            .map(|limit| limit["policy"].clone())
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(policies(&key), ["2/min", "5/h"]);
+    assert_eq!(key["override"]["reason"], "launch");
+
+    // A new override replaces the old one.
+    let put = listener.ask("PUT", &path(), r#"{"limits": "3x"}"#).json();
+    assert_eq!(
+        (&put["factor"], &put["until"]),
+        (&json!("3x"), &Value::Null)
+    );
+    assert_eq!(put["replaced"]["limits"], json!(["2/min", "5/h"]));
+
+    let removed = listener.ask("DELETE", &path(), "");
+    assert_eq!(
+        removed.json(),
+        json!({"rule": "r", "key": ["/a b", "::"], "removed": true})
+    );
+    for method in ["GET", "DELETE"] {
+        let answer = listener.ask(method, &path(), "");
+        assert_eq!(answer.status, 404);
+        assert!(
+            answer.problem().contains("this key has no override"),
+            "{answer:?}"
+        );
+    }
+}
+
+#[test]
+fn the_limits_of_an_override_are_enforced_and_explained() {
+    let listener = TestListener::open();
+    let spent = std::iter::from_fn(|| listener.spend().then_some(()))
+        .take(100)
+        .count();
+    let put = listener.ask("PUT", &path(), r#"{"limits": "2x"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    let more = std::iter::from_fn(|| listener.spend().then_some(()))
+        .take(100)
+        .count();
+    assert_eq!(more, spent, "a factor of 2 adds the limit once more");
+    assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
+    assert!(
+        !listener.spend(),
+        "what was spent under the override stays spent"
+    );
+}
+
+#[test]
+fn a_pattern_applies_to_all_keys_that_match_it() {
+    let listener = TestListener::open();
+    let pattern = "/v1/overrides/r/%2Fa*/*";
+    let put = listener.ask("PUT", pattern, r#"{"limits": "7/min"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    assert_eq!(put.json()["is_pattern"], true);
+    let key = listener.ask("GET", &format!("/v1/keys/{KEY}"), "").json();
+    assert_eq!(key["limits"][0]["policy"], "7/min");
+    assert_eq!(key["override"]["pattern"], json!(["/a*", "*"]));
+    let own = listener.ask("GET", &path(), "");
+    assert_eq!(own.status, 404);
+    let expected =
+        "this key has no override of its own; the override of the pattern `/a* *` applies to it";
+    assert_eq!(own.problem(), expected);
+}
+
+#[test]
+fn the_list_is_paged_and_searched() {
+    let listener = TestListener::open();
+    for number in 0..25 {
+        let path = format!("/v1/overrides/r/%2Fc{number:02}/::");
+        let body = format!(r#"{{"limits": "7/min", "reason": "ticket {number}"}}"#);
+        assert_eq!(listener.ask("PUT", &path, &body).status, 200);
+    }
+    let (mut keys, mut after) = (Vec::new(), String::new());
+    loop {
+        let page = listener
+            .ask("GET", &format!("/v1/overrides?n=10{after}"), "")
+            .json();
+        assert_eq!(page["count"], 25);
+        let found = page["overrides"].as_array().unwrap().iter();
+        keys.extend(found.map(|found| found["key"][0].as_str().unwrap().to_owned()));
+        match page["next"].as_str() {
+            Some(next) => after = format!("&after={next}"),
+            None => break,
+        }
+    }
+    let expected: Vec<String> = (0..25).map(|number| format!("/c{number:02}")).collect();
+    assert_eq!(keys, expected);
+    for (search, count) in [("%2Fc07", 1), ("ticket%202", 6), ("nothing", 0)] {
+        let page = listener.ask("GET", &format!("/v1/overrides?rule=r&search={search}"), "");
+        let page = page.json();
+        assert_eq!(
+            page["overrides"].as_array().unwrap().len(),
+            count,
+            "{search}: {page}"
+        );
+    }
+    let wrong = listener.ask("GET", "/v1/overrides?after=x", "");
+    assert_eq!(
+        (wrong.status, wrong.problem().starts_with("after: ")),
+        (400, true)
+    );
+    assert_eq!(
+        listener.ask("GET", "/v1/overrides?rule=none", "").status,
+        404
+    );
+}
+
+#[test]
+fn bad_overrides_are_rejected() {
+    let listener = TestListener::open();
+    for (path, body, problem) in [
+        (
+            KEY,
+            "{}",
+            "limits: is missing; give limits such as [\"200/min\"] or \"2x\", or a plan",
+        ),
+        (
+            KEY,
+            r#"{"limits": "often"}"#,
+            "limits: \"often\": expected a rate such as 20/min",
+        ),
+        (
+            KEY,
+            r#"{"limits": []}"#,
+            "limits: must name at least one limit",
+        ),
+        (
+            KEY,
+            r#"{"limits": [7]}"#,
+            "limits: expected a limit such as",
+        ),
+        (
+            KEY,
+            r#"{"limits": "2x", "plan": "pro"}"#,
+            "plan: cannot be combined with `limits`",
+        ),
+        (KEY, r#"{"plan": "pro"}"#, "plan: rule \"r\" has no plans"),
+        (KEY, r#"{"limits": "2x", "for": "long"}"#, "for: "),
+        (
+            KEY,
+            r#"{"limits": "2x", "until": "tomorrow"}"#,
+            "until: expected a date such as",
+        ),
+        (
+            KEY,
+            r#"{"limits": "2x", "until": "2023-11-14T22:00:00Z"}"#,
+            "until: is in the past",
+        ),
+        (
+            KEY,
+            r#"{"limits": "2x", "for": "1h", "until": "2030-01-01T00:00:00Z"}"#,
+            "until: cannot be combined: give one of `for` and `until`",
+        ),
+        (
+            KEY,
+            r#"{"limits": "2x", "fro": "1h"}"#,
+            "fro: unknown field; did you mean `for`?",
+        ),
+        (
+            KEY,
+            r#"{"limits": "2x", "reason": 7}"#,
+            "reason: expected a string, got 7",
+        ),
+        (
+            "r/%2Fa",
+            r#"{"limits": "2x"}"#,
+            "key: rule \"r\" has a key of 2 values",
+        ),
+        (
+            "r/%2Fa*",
+            r#"{"limits": "2x"}"#,
+            "key: rule \"r\" has a key of 2 (path, ip)",
+        ),
+        (
+            "r/%2Fa/2001:DB8::1",
+            r#"{"limits": "2x"}"#,
+            "key: the listeners count this address as",
+        ),
+    ] {
+        let answer = listener.ask("PUT", &format!("/v1/overrides/{path}"), body);
+        assert_eq!(answer.status, 400, "{body}: {answer:?}");
+        assert!(
+            answer.problem().starts_with(problem),
+            "{body}: {}",
+            answer.problem()
+        );
+    }
+    let answer = listener.ask("PUT", "/v1/overrides/none/a", r#"{"limits": "2x"}"#);
+    assert_eq!(answer.status, 404);
+    let list = listener.ask("GET", "/v1/overrides", "").json();
+    assert_eq!(list["count"], 0, "nothing was changed");
+}

@@ -1,0 +1,171 @@
+//! Overrides of servers that share a Redis.
+
+use std::sync::Arc;
+
+use tidegate_core::{Override, OverrideTarget, Replacement};
+
+use crate::{
+    node::Node,
+    support::{RedisCluster, RedisServer, eventually},
+};
+
+const RULE: &str = "local";
+
+fn set(node: &Node, target: &str, limit: &str) -> Option<Override> {
+    let rules = node.limiter.rules();
+    let rule = rules.rule(RULE).unwrap();
+    let new = Override {
+        replacement: Replacement::Limits(Box::new([limit.into()])),
+        until: None,
+        reason: "a test".into(),
+    };
+    let target = OverrideTarget::of(&[target]);
+    let set = node.limiter.set_override(rule, &target, new);
+    node.run(set).unwrap()
+}
+
+fn remove(node: &Node, target: &str) -> bool {
+    let target = OverrideTarget::of(&[target]);
+    node.run(node.limiter.remove_override(RULE, &target))
+        .unwrap()
+        .is_some()
+}
+
+/// Starts to read the changes of overrides, as a running server does.
+fn follow(node: &Node) {
+    let limiter = Arc::clone(&node.limiter);
+    node.spawn(async move { limiter.keep_overrides_current().await });
+}
+
+/// Returns the overrides of a node as text.
+fn shown(node: &Node) -> Vec<String> {
+    let rules = node.limiter.rules();
+    let rule = rules.rule(RULE).unwrap();
+    let page = rules
+        .overrides(rule)
+        .unwrap()
+        .page(rule, None, 1_000, |_, _| true);
+    let shown = page.into_iter().map(|(target, found)| {
+        format!(
+            "{} {}",
+            target.values().collect::<String>(),
+            found.replacement
+        )
+    });
+    shown.collect()
+}
+
+fn agree(nodes: &[&Node], expected: &[&str]) {
+    for node in nodes {
+        eventually(&format!("{expected:?}"), || {
+            (shown(node) == expected).then_some(())
+        });
+    }
+}
+
+/// Returns the number of requests of `user` that are admitted, up to 100.
+fn admitted(node: &Node, user: &str) -> usize {
+    node.admitted(RULE, user, 100)
+}
+
+fn test_fleet(a: &Node, b: &Node) {
+    for node in [a, b] {
+        node.until_up(true);
+        follow(node);
+    }
+    assert_eq!(admitted(a, "alice"), 10);
+    assert!(!b.spend(RULE, "alice").allowed);
+    assert!(set(a, "alice", "15/h").is_none());
+    // The server that has set the override applies it at once.
+    assert_eq!(shown(a), ["alice 15/h"]);
+    agree(&[b], &["alice 15/h"]);
+    // The denial that the server has cached is not repeated, and what was spent stays spent.
+    assert_eq!(admitted(b, "alice"), 5);
+    assert!(set(b, "al*", "20/h").is_none());
+    assert!(set(b, "alice", "12/h").is_some());
+    agree(&[a, b], &["alice 12/h", "al* 20/h"]);
+    assert!(remove(a, "alice"));
+    assert!(!remove(a, "alice"), "only once");
+    agree(&[a, b], &["al* 20/h"]);
+    assert_eq!(admitted(a, "alice"), 5, "15 of 20 were spent");
+    assert!(remove(b, "al*"));
+    agree(&[a, b], &[]);
+    assert!(!b.spend(RULE, "alice").allowed);
+}
+
+#[test]
+fn a_change_takes_effect_on_all_servers() {
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    test_fleet(&nodes[0], &nodes[1]);
+}
+
+#[test]
+fn a_change_takes_effect_on_all_servers_of_a_cluster() {
+    let cluster = RedisCluster::start();
+    let nodes = [
+        Node::on_cluster(&cluster.url()),
+        Node::on_cluster(&cluster.url()),
+    ];
+    test_fleet(&nodes[0], &nodes[1]);
+}
+
+#[test]
+fn a_new_server_reads_all_overrides_and_a_removal_is_not_missed() {
+    let redis = RedisServer::start();
+    let first = Node::start(&redis.url());
+    first.until_up(true);
+    // More than one call reads.
+    for number in 0..1_201 {
+        set(&first, &format!("user-{number:04}"), "20/h");
+    }
+    for number in 0..1_200 {
+        assert!(remove(&first, &format!("user-{number:04}")));
+    }
+    set(&first, "bob", "30/h");
+    let second = Node::start(&redis.url());
+    second.until_up(true);
+    follow(&second);
+    agree(&[&first, &second], &["bob 30/h", "user-1200 20/h"]);
+}
+
+#[test]
+fn the_servers_follow_a_redis_that_has_lost_its_data() {
+    let redis = RedisServer::start();
+    let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    let [a, b] = &nodes;
+    for node in [a, b] {
+        node.until_up(true);
+        follow(node);
+    }
+    set(a, "alice", "15/h");
+    agree(&[a, b], &["alice 15/h"]);
+    redis.ask(&["FLUSHALL"]);
+    agree(&[a, b], &[]);
+    set(b, "bob", "30/h");
+    agree(&[a, b], &["bob 30/h"]);
+}
+
+#[test]
+fn overrides_stay_in_effect_while_redis_is_down() {
+    let mut redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    follow(&node);
+    set(&node, "alice", "40/h");
+    redis.kill();
+    node.until_up(false);
+    // The share of this server is a half of the limit of the override.
+    assert_eq!(admitted(&node, "alice"), 20);
+    let rules = node.limiter.rules();
+    let target = OverrideTarget::of(&["bob"]);
+    let new = Override {
+        replacement: Replacement::Factor("2x".parse().unwrap()),
+        until: None,
+        reason: "".into(),
+    };
+    let rule = rules.rule(RULE).unwrap();
+    let refused = node.run(node.limiter.set_override(rule, &target, new));
+    assert!(refused.is_err(), "a change needs Redis");
+    assert_eq!(shown(&node), ["alice 40/h"]);
+}
