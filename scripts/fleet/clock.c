@@ -3,8 +3,9 @@
 //   cc -shared -fPIC -O2 -o clock.so clock.c
 //   LD_PRELOAD=./clock.so SHIFTED_CLOCK=FILE redis-server
 //
-// The file holds one 64-bit integer, in this machine's byte order. libfaketime can do the same with a text file, but reads
-// it with functions that allocate, and Redis' allocator asks for the time: it ends in a recursion.
+// The file contains one 64-bit integer in this machine's byte order. libfaketime reads such a shift
+// from a text file with functions that allocate memory. Redis' allocator reads the clock, so that
+// would recurse without end.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

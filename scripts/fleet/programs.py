@@ -1,4 +1,4 @@
-"""Programs on free ports of this machine, and patience."""
+"""Starts programs on free ports of this machine, and waits until they are ready."""
 
 import atexit
 import contextlib
@@ -11,11 +11,11 @@ import sys
 import time
 import urllib.request
 
-PORTS = (12_000, 32_000)  # below those that connections are given
+PORTS = (12_000, 32_000)  # below the ephemeral ports of Linux
 
 
 def spawn(*command):
-    """Starts a program, which ends with this one at the latest."""
+    """Starts a program, and kills it when this program ends."""
     if not shutil.which(command[0]):
         sys.exit(f"{command[0]} is not installed; run scripts/setup")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -24,11 +24,16 @@ def spawn(*command):
 
 
 def faketime(**settings):
-    """The environment of a program whose wall clock is not that of this machine; `settings` are those of libfaketime."""
+    """The environment of a program with another wall clock; `settings` are those of libfaketime."""
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
         sys.exit("libfaketime is not installed; run scripts/setup")
-    return {"LD_PRELOAD": found[0], **settings, "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    return {
+        "LD_PRELOAD": found[0],
+        **settings,
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
 
 
 def in_environment(environment, *command):
@@ -37,32 +42,34 @@ def in_environment(environment, *command):
 
 
 def fetch(port, path, body=None):
-    """The whole answer: its headers, and `read()`. A denial is an answer too."""
+    """Returns the response, also for statuses that are errors, such as 429."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body)
     try:
         return urllib.request.urlopen(request, timeout=30)
-    except urllib.error.HTTPError as answer:
-        return answer
+    except urllib.error.HTTPError as response:
+        return response
 
 
-def answers(port):
+def accepts_connections(port):
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False
 
 
 def free_port():
-    """A port that is free now, and that the system gives nobody who asks it for any: who listens on it next is who we start."""
+    """A port that is free now. The system does not assign ports of this range to sockets that ask
+    for any port, so the port is still free when the program starts."""
     while True:
         port = random.randrange(*PORTS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 
 
-def eventually(what, attempt, patience=30.0):
-    until = time.monotonic() + patience
+def eventually(what, attempt, timeout=30.0):
+    """Waits until `attempt` returns a true value; ends this program at the timeout."""
+    until = time.monotonic() + timeout
     while time.monotonic() < until:
         if attempt():
             return
         time.sleep(0.02)
-    sys.exit(f"timed out after {patience:.0f} s: {what}")
+    sys.exit(f"timed out after {timeout:.0f} s: {what}")

@@ -1,4 +1,4 @@
-"""Tidegate servers, as many as a fleet has."""
+"""Tidegate servers of a fleet, and a client of their Redis protocol."""
 
 import json
 import os
@@ -6,29 +6,38 @@ import socket
 import subprocess
 import sys
 
-from programs import answers, eventually, fetch, free_port
+from programs import accepts_connections, eventually, fetch, free_port
 
 
 class Server:
-    """A server on free ports, with these settings beside `listen`."""
+    """A server on free ports; `settings` is the rules file without `listen`."""
 
     def __init__(self, binary, folder, number, settings, environment=None):
         self.http, self.resp, self.admin = free_port(), free_port(), free_port()
         listeners = {"http": self.http, "resp": self.resp, "admin": self.admin}
-        listen = {"grpc": "off", **{listener: f"127.0.0.1:{port}" for listener, port in listeners.items()}}
+        listen = {
+            "grpc": "off",
+            **{listener: f"127.0.0.1:{port}" for listener, port in listeners.items()},
+        }
         self.file = os.path.join(folder, f"rules{number}.yaml")
         with open(self.file, "w") as file:
-            json.dump({"listen": listen, **settings}, file)  # which is YAML too
+            json.dump({"listen": listen, **settings}, file)  # JSON is YAML, too
         self.log = open(os.path.join(folder, f"log{number}"), "w")
         self.binary = binary
         self.environment = {**os.environ, **(environment or {})}
 
     def __enter__(self):
         if not os.path.exists(self.binary):
-            sys.exit(f"{self.binary} does not exist; run cargo build --release --locked -p tidegate-cli, or pass --binary")
+            sys.exit(
+                f"{self.binary} does not exist; run cargo build --release --locked -p "
+                "tidegate-cli, or pass --binary"
+            )
         command = [self.binary, "serve", "--config", self.file]
         self.process = subprocess.Popen(command, stderr=self.log, env=self.environment)
-        eventually("the server is listening", lambda: answers(self.resp) or self.has_ended())
+        eventually(
+            "the server is listening",
+            lambda: accepts_connections(self.resp) or self.check_running(),
+        )
         return self
 
     def __exit__(self, *_):
@@ -36,17 +45,19 @@ class Server:
         self.process.wait()
         self.log.close()
 
-    def has_ended(self):
+    def check_running(self):
+        """Ends this program if the server has exited."""
         if self.process.poll() is not None:
             with open(self.log.name) as log:
                 sys.exit(f"the server exited: {log.read()}")
         return False
 
     def is_exact(self):
+        """Whether Redis decides the requests of this server."""
         return json.loads(fetch(self.admin, "/readyz").read())["redis"]["state"] == "ok"
 
     def sources(self):
-        """How many decisions each source has made."""
+        """The number of decisions of each source."""
         found = {}
         for line in fetch(self.admin, "/metrics").read().decode().splitlines():
             if line.startswith("tidegate_decisions_by_source_total{"):
@@ -57,10 +68,11 @@ class Server:
 
 
 class Client:
-    """The Redis protocol, as much of it as counting what passes needs."""
+    """A client of the Redis protocol that counts the admitted checks."""
 
-    LINES = 8  # of an answer under a rule: what follows, five numbers, the rule's name and its length
-    NAMELESS = b"$-1\r\n"  # a line less, where no limit answers
+    # A reply with a rule: the array's length, five numbers, the name's length, the rule's name.
+    LINES = 8
+    NO_RULE = b"$-1\r\n"  # replaces the last two lines if no rule applied
 
     def __init__(self, server):
         self.socket = socket.create_connection(("127.0.0.1", server.resp))
@@ -73,25 +85,26 @@ class Client:
         self.socket.close()
 
     def admitted(self, entries, times=1):
-        """How many of so many checks pass, which are sent together; `entries` are names and values, without spaces."""
+        """Sends `times` checks together, and returns how many were admitted. `entries` contains
+        names and values, separated by spaces."""
         self.socket.sendall(f"TIDEGATE.CHECK {entries}\r\n".encode() * times)
-        answer = bytearray()
-        while answer.count(b"\n") < times * self.LINES - answer.count(self.NAMELESS):
-            octets = self.socket.recv(65536)
-            if not octets:
+        replies = bytearray()
+        while replies.count(b"\n") < times * self.LINES - replies.count(self.NO_RULE):
+            received = self.socket.recv(65536)
+            if not received:
                 raise ConnectionError("the server closed the connection")
-            answer += octets
-        assert answer.count(b"*6\r\n") == times, bytes(answer[:200])
-        return answer.count(b"*6\r\n:1\r\n")
+            replies += received
+        assert replies.count(b"*6\r\n") == times, bytes(replies[:200])
+        return replies.count(b"*6\r\n:1\r\n")
 
 
 def total(counts):
-    """The sum of some `sources()`, source by source."""
-    together = {}
+    """Adds several results of `sources()`, source by source."""
+    sums = {}
     for sources in counts:
         for source, count in sources.items():
-            together[source] = together.get(source, 0) + count
-    return together
+            sums[source] = sums.get(source, 0) + count
+    return sums
 
 
 def in_words(sources):

@@ -1,4 +1,7 @@
-"""Redis or Valkey, alone, under Sentinels and as a cluster. `store` is what the rules file says of each."""
+"""Redis or Valkey as one server, with Sentinels, and as a cluster.
+
+`store` is the section of the same name in the rules file.
+"""
 
 import contextlib
 import os
@@ -39,12 +42,12 @@ class Standalone:
         return redis_cli(self.port, *words)
 
     def deciding(self):
-        """The ports of those who decide."""
+        """The ports of the servers that decide."""
         return [self.port]
 
 
 class Proxied(Standalone):
-    """One server, and a proxy before it that can be slow or break connections off."""
+    """One server behind a TCP proxy, which can delay data and reset connections."""
 
     def __init__(self, folder, program=REDIS):
         super().__init__(folder, program)
@@ -56,12 +59,14 @@ class Proxied(Standalone):
         self.proxy.close()
 
 
-class Faked(Standalone):
+class ShiftedClock(Standalone):
     """One server whose wall clock can be set while it runs."""
 
     def start(self):
         self.clock = Clock(self.folder)
-        self.process = server(self.program, self.folder, self.port, environment=self.clock.environment)
+        self.process = server(
+            self.program, self.folder, self.port, environment=self.clock.environment
+        )
 
 
 class Clock:
@@ -75,8 +80,8 @@ class Clock:
         self.environment = {"LD_PRELOAD": library, "SHIFTED_CLOCK": self.file}
 
     def shift(self, seconds):
-        """Sets it so far from that of this machine."""
-        # The program has the file in its memory: it is written over, and not replaced.
+        """Sets the clock to `seconds` ahead of this machine's clock."""
+        # The program has mapped the file into its memory, so the file is overwritten in place.
         with open(self.file, "r+b" if os.path.exists(self.file) else "wb") as out:
             out.write(struct.pack("=q", seconds))
 
@@ -95,17 +100,36 @@ class Sentinels:
     def __enter__(self):
         primary, replica = self.ports[:2]
         self.process = server(self.program, self.folder, primary)
-        follower = server(self.program, self.folder, replica, "--replicaof", "127.0.0.1", str(primary), environment=self.REPLICA)
+        follower = server(
+            self.program,
+            self.folder,
+            replica,
+            "--replicaof",
+            "127.0.0.1",
+            str(primary),
+            environment=self.REPLICA,
+        )
         self.processes = [self.process, follower]
-        eventually("the replica is in sync", lambda: "master_link_status:up" in redis_cli(replica, "INFO", "replication"))
+        eventually(
+            "the replica is in sync",
+            lambda: "master_link_status:up" in redis_cli(replica, "INFO", "replication"),
+        )
         for port in self.ports[2:]:
             file = os.path.join(self.folder, f"sentinel{port}.conf")
             with open(file, "w") as out:
-                out.write(f"port {port}\nbind 127.0.0.1\nsentinel monitor tide 127.0.0.1 {primary} 2\n")
-                out.write("sentinel down-after-milliseconds tide 1000\nsentinel failover-timeout tide 5000\n")
+                out.write(
+                    f"port {port}\nbind 127.0.0.1\nsentinel monitor tide 127.0.0.1 {primary} 2\n"
+                )
+                out.write(
+                    "sentinel down-after-milliseconds tide 1000\n"
+                    "sentinel failover-timeout tide 5000\n"
+                )
             self.processes.append(spawn(self.program, file, "--sentinel"))
         for port in self.ports[2:]:
-            eventually("the Sentinels know each other", lambda: "slaves=1,sentinels=3" in redis_cli(port, "INFO", "sentinel"))
+            eventually(
+                "the Sentinels know each other",
+                lambda: "slaves=1,sentinels=3" in redis_cli(port, "INFO", "sentinel"),
+            )
         return self
 
     def __exit__(self, *_):
@@ -118,22 +142,23 @@ class Sentinels:
         """The processes of the three Sentinels."""
         return self.processes[2:5]
 
-    def named(self):
+    def primary_port(self):
+        """The port of the primary that the first Sentinel names."""
         return redis_cli(self.ports[2], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "tide").split()[-1]
 
 
-class SentinelsAndStranger(Sentinels):
-    """The same, and another server that takes writes and belongs to none of them."""
+class SentinelsAndUnknownServer(Sentinels):
+    """`Sentinels`, and another server that accepts writes and is unknown to the Sentinels."""
 
     def __enter__(self):
         super().__enter__()
-        self.stranger = free_port()
-        self.processes.append(server(self.program, self.folder, self.stranger))
+        self.unknown_server = free_port()
+        self.processes.append(server(self.program, self.folder, self.unknown_server))
         return self
 
 
-class BehindSentinels(Sentinels):
-    """The same where the clock of the replica is ten minutes behind."""
+class SentinelsWithSlowClock(Sentinels):
+    """`Sentinels`, with a replica whose clock is ten minutes behind."""
 
     def __enter__(self):
         self.REPLICA = Clock(self.folder, -600).environment
@@ -143,8 +168,16 @@ class BehindSentinels(Sentinels):
 class Cluster:
     """Three primaries, each with a replica."""
 
-    OPTIONS = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0",
-               "--cluster-replica-validity-factor", "0"]
+    OPTIONS = [
+        "--cluster-enabled",
+        "yes",
+        "--cluster-node-timeout",
+        "1000",
+        "--repl-diskless-sync-delay",
+        "0",
+        "--cluster-replica-validity-factor",
+        "0",
+    ]
 
     def __init__(self, folder, program=REDIS):
         self.folder, self.program = folder, program
@@ -154,10 +187,23 @@ class Cluster:
     def __enter__(self):
         self.processes = {}
         for port in self.ports:
-            nodes = ["--cluster-port", str(free_port()), "--cluster-config-file", f"nodes{port}.conf"]
+            nodes = [
+                "--cluster-port",
+                str(free_port()),
+                "--cluster-config-file",
+                f"nodes{port}.conf",
+            ]
             self.processes[port] = server(self.program, self.folder, port, *self.OPTIONS, *nodes)
         addresses = [f"127.0.0.1:{port}" for port in self.ports]
-        command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"]
+        command = [
+            "redis-cli",
+            "--cluster",
+            "create",
+            *addresses,
+            "--cluster-replicas",
+            "1",
+            "--cluster-yes",
+        ]
         created = subprocess.run(command, capture_output=True, text=True)
         assert created.returncode == 0, created.stdout
         for port in self.ports:
@@ -172,21 +218,26 @@ class Cluster:
 
     def is_known_to(self, port):
         nodes = redis_cli(port, "CLUSTER", "NODES")
-        return "cluster_state:ok" in redis_cli(port, "CLUSTER", "INFO") and nodes.count("connected") >= 6
+        return (
+            "cluster_state:ok" in redis_cli(port, "CLUSTER", "INFO")
+            and nodes.count("connected") >= 6
+        )
 
-    def primaries(self, asked):
-        lines = redis_cli(asked, "CLUSTER", "NODES").splitlines()
-        found = [line.split() for line in lines if "master" in line.split()[2] and len(line.split()) > 8]
+    def primaries(self, node):
+        lines = redis_cli(node, "CLUSTER", "NODES").splitlines()
+        found = [
+            line.split() for line in lines if "master" in line.split()[2] and len(line.split()) > 8
+        ]
         return [(int(line[1].split("@")[0].rsplit(":", 1)[1]), line[0]) for line in found]
 
     def deciding(self):
-        """The ports of those who decide."""
+        """The ports of the primaries, which decide."""
         return [port for port, _ in self.primaries(self.ports[0])]
 
 
 class Namespaces:
-    """Six nodes, each in a network namespace of its own, so that one can be cut off from the others and not from its
-    clients. Needs root and `ip`."""
+    """A cluster of six nodes, each in its own network namespace. So a node can be separated from
+    the other nodes, and still be reached by its clients. Needs root and `ip`."""
 
     PORT = 7000
 
@@ -211,19 +262,43 @@ class Namespaces:
             ip("-n", space, "addr", "add", f"{host}/24", "dev", "eth0")
             ip("-n", space, "link", "set", "eth0", "up")
             ip("-n", space, "link", "set", "lo", "up")
-            quiet = ["--save", "", "--appendonly", "no", "--dir", self.folder, "--protected-mode", "no", "--bind", host]
+            quiet = [
+                "--save",
+                "",
+                "--appendonly",
+                "no",
+                "--dir",
+                self.folder,
+                "--protected-mode",
+                "no",
+                "--bind",
+                host,
+            ]
             nodes = ["--cluster-config-file", f"nodes{number}.conf", "--port", str(self.PORT)]
             command = ["ip", "netns", "exec", space, self.program, *quiet, *Cluster.OPTIONS, *nodes]
             self.processes.append(spawn(*command))
         for host in self.hosts:
             eventually("the node responds", lambda: "PONG" in self.cli(host, "PING"))
         addresses = [f"{host}:{self.PORT}" for host in self.hosts]
-        command = ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"]
+        command = [
+            "redis-cli",
+            "--cluster",
+            "create",
+            *addresses,
+            "--cluster-replicas",
+            "1",
+            "--cluster-yes",
+        ]
         created = subprocess.run(command, capture_output=True, text=True)
         assert created.returncode == 0, created.stdout
         for host in self.hosts:
-            eventually("the cluster is ok", lambda: "cluster_state:ok" in self.cli(host, "CLUSTER", "INFO"))
-            eventually("the replicas are in sync", lambda: is_following(self.cli(host, "INFO", "replication")))
+            eventually(
+                "the cluster is ok", lambda: "cluster_state:ok" in self.cli(host, "CLUSTER", "INFO")
+            )
+            eventually(
+                "the replicas are in sync",
+                lambda: is_following(self.cli(host, "INFO", "replication")),
+            )
         return self
 
     def __exit__(self, *_):
@@ -242,14 +317,14 @@ class Namespaces:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     def cut_off(self, number):
-        """Lets nothing that this node sends reach the others, so that neither side hears of the other."""
+        """Drops what this node sends to the other nodes, so that neither side gets replies."""
         for other, host in enumerate(self.hosts):
             if other != number:
                 ip("-n", self.space(number), "route", "add", "blackhole", f"{host}/32")
 
-    def owners(self, asked):
-        """The hosts that have slots, as this host sees it."""
-        lines = [line.split() for line in self.cli(asked, "CLUSTER", "NODES").splitlines()]
+    def owners(self, node):
+        """The hosts that own slots, as the host `node` reports."""
+        lines = [line.split() for line in self.cli(node, "CLUSTER", "NODES").splitlines()]
         return [line[1].split(":")[0] for line in lines if len(line) > 8 and "master" in line[2]]
 
 
@@ -262,12 +337,12 @@ def is_following(replication):
 
 
 def follows(port):
-    """Whether this node is no replica, or one that follows."""
+    """Whether this node is a primary, or a replica in sync with its primary."""
     return is_following(redis_cli(port, "INFO", "replication"))
 
 
 class Proxy:
-    """TCP to a port of this machine, late or not at all if it is told so."""
+    """A TCP proxy to a port of this machine, which can delay data and reset connections."""
 
     def __init__(self, to):
         self.to, self.delay, self.open = to, 0.0, []
@@ -291,10 +366,10 @@ class Proxy:
 
     def pump(self, one, other, late):
         with contextlib.suppress(OSError):
-            while octets := one.recv(65536):
+            while received := one.recv(65536):
                 if late and self.delay:
                     time.sleep(self.delay)
-                other.sendall(octets)
+                other.sendall(received)
         for end in (one, other):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -313,10 +388,14 @@ class Proxy:
 
 def server(program, folder, port, *options, environment=None):
     quiet = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", folder]
-    process = spawn(*in_environment(environment or {}, program, "--port", str(port), *quiet, *options))
+    process = spawn(
+        *in_environment(environment or {}, program, "--port", str(port), *quiet, *options)
+    )
     eventually(f"{program} responds", lambda: "PONG" in redis_cli(port, "PING"))
     return process
 
 
 def redis_cli(port, *words):
-    return subprocess.run(["redis-cli", "-p", str(port), *words], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["redis-cli", "-p", str(port), *words], capture_output=True, text=True, check=False
+    ).stdout

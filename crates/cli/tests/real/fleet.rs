@@ -75,7 +75,7 @@ fn hammer(topology: &[&str]) {
     let output = run(&mut script);
     let printed = String::from_utf8_lossy(&output.stdout);
     assert!(
-        output.status.success() && printed.ends_with("\nkept\n"),
+        output.status.success() && printed.ends_with("\npassed\n"),
         "{printed}{}",
         String::from_utf8_lossy(&output.stderr)
     );
