@@ -20,7 +20,7 @@ def check(secret):
 
 
 def smuggling():
-    """Names and heads; `@` is replaced by a number."""
+    """Names and request heads; the caller replaces `@` with a number."""
     codings = [b"chunked", b"Chunked", b" chunked", b"\tchunked", b"chunked ", b"xchunked", b"chunked, identity", b"identity, chunked",
                b"chunked, chunked",
                b"\"chunked\"", b"chunked;q=1", b"identity", b"gzip, chunked", b"\x0bchunked", b"chunke\xc4\x8f", b"chunked\x00",
@@ -64,34 +64,34 @@ def smuggling():
         yield f"{lines!r}", b"POST /s HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n" + HIDDEN
 
 
-def mutate(octets, chance):
-    octets = bytearray(octets)
+def mutate(data, chance):
+    data = bytearray(data)
     for _ in range(chance.randint(1, 6)):
-        at = chance.randrange(len(octets))
+        at = chance.randrange(len(data))
         action = chance.randrange(5)
         if action == 0:
-            octets[at] = chance.randrange(256)
+            data[at] = chance.randrange(256)
         elif action == 1:
-            del octets[at]
+            del data[at]
         elif action == 2:
-            octets.insert(at, chance.choice(b"\r\n\t \x00\x0b:/;,%.\\?#\xff"))
+            data.insert(at, chance.choice(b"\r\n\t \x00\x0b:/;,%.\\?#\xff"))
         elif action == 3:
-            octets[at:at] = octets[at:at + chance.randrange(1, 12)]
+            data[at:at] = data[at:at + chance.randrange(1, 12)]
         else:
-            octets[at] ^= 1 << chance.randrange(8)
-        if not octets:
+            data[at] ^= 1 << chance.randrange(8)
+        if not data:
             return b"\r\n"
-    return bytes(octets)
+    return bytes(data)
 
 
 def is_denied(line):
-    """Whether a request line asks for the denied path, as plain servers read it: decoded once,
-    slashes merged, dots resolved."""
+    """Whether a request line names the denied path. The path is read as common servers read it:
+    decoded once, slashes merged, dots resolved."""
     parts = line.split(b" ")
     if len(parts) != 3:
         return False
-    # An encoded slash is no separator, as in RFC 3986: the rules and the upstream both see it as it
-    # is.
+    # An encoded slash is not a separator (RFC 3986). The rules and the upstream both see the
+    # encoded form.
     path = re.sub(rb"(?i)%2f", b"%252f", re.split(rb"[?#]", parts[1])[0])
     path = unquote_to_bytes(path)
     path = re.sub(rb"^[a-z]+://[^/]*", b"", path)
@@ -105,7 +105,7 @@ def is_denied(line):
 
 
 def evasions():
-    """Ways of writing a key; each is a function from the key to a request."""
+    """Spellings of a key; each is a function from the key to a request."""
     head = b"GET /k HTTP/1.1\r\nHost: x\r\n"
     for name, lines in (
         ("plain", b"X-Api-Key: @"), ("spaces", b"X-Api-Key:   @  "), ("tab", b"X-Api-Key:\t@\t"), ("upper case", b"X-API-KEY: @"),
@@ -122,8 +122,9 @@ def evasions():
                                               b"POST") + b"Transfer-Encoding: chunked\r\nTrailer: X-Api-Key\r\n\r\n0\r\nX-Api-Key: " + key + b"\r\n\r\n"
 
 
-def answers():
-    """Names, and answers of a hostile upstream. What is behind `INJECTED` is no part of the answer."""
+def responses():
+    """Names, and responses of a hostile upstream. A response that contains `INJECTED` hides a
+    second response."""
     second = b"HTTP/1.1 200 INJECTED\r\nContent-Length: 8\r\n\r\nINJECTED"
     for value in (b"0, 0", b"2, 2", b"0,0", b"+0", b"-0", b"-1", b"0x0", b"", b" ", b"0 ;", b"0;", b"99999999999999999999",
                   b"18446744073709551616", b"0\x00", b"1e0", b"0_0", b"0.0", b"0 0", b"\xef\xbc\x90", b"0\x0b", b"000"):
@@ -167,10 +168,10 @@ def answers():
     for framing in (b"X: y", b"Content-Length: 0", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Connection: close"):
         for status in (b"204 No Content", b"304 Not Modified", b"205 Reset Content"):
             yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\n" + second
-        # An interim answer, the final one, and what is left over.
+        # An interim response, the final response, and bytes that follow it.
         for status in (b"100 Continue", b"102 Processing", b"103 Early Hints", b"199 X"):
             yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" + second
-    yield "20,000 interim answers", b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000 + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+    yield "20,000 interim responses", b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000 + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     yield "a long head", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000 + b"\r\nContent-Length: 0\r\n\r\n"
     yield "a head without an end", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000
     yield "many lines", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5_000 + b"Content-Length: 0\r\n\r\n"
@@ -180,27 +181,27 @@ def answers():
     yield "nothing", b""
 
 
-def injected_answers(said):
-    """How many responses that `said` holds, read strictly, were no answers but parts of one."""
+def injected_responses(received):
+    """Parses the responses in `received` strictly, and counts those that are injected."""
     injected = 0
-    while b"\r\n\r\n" in said:
-        head, said = said.split(b"\r\n\r\n", 1)
+    while b"\r\n\r\n" in received:
+        head, received = received.split(b"\r\n\r\n", 1)
         injected += b"INJECTED" in head
         length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
         status = head[9:12]
         if status[:1] == b"1" or status in (b"204", b"304"):
             continue
         if re.search(rb"(?i)\r\ntransfer-encoding: chunked", head):
-            while b"\r\n" in said:
-                size, said = said.split(b"\r\n", 1)
+            while b"\r\n" in received:
+                size, received = received.split(b"\r\n", 1)
                 if size == b"0":
-                    said = said.split(b"\r\n", 1)[-1]
+                    received = received.split(b"\r\n", 1)[-1]
                     break
-                said = said[int(size, 16) + 2:]
+                received = received[int(size, 16) + 2:]
             else:
                 return injected
         elif length:
-            said = said[int(length[1]):]
+            received = received[int(length[1]):]
         else:
             # The body ends when the connection is closed.
             return injected
@@ -223,7 +224,7 @@ SEEDS = [
 
 
 def path_spellings():
-    """Spellings of `/pages/a`, which a rule names exactly."""
+    """Spellings of `/pages/a`, the exact path of a rule."""
     yield from (b"/pages/%61", b"/page%73/a", b"/%70%61%67%65%73/a", b"/%70ages/a", b"//pages/a", b"/pages//a", b"///pages///a",
                 b"/./pages/a", b"/pages/./a", b"/pages/x/../a", b"/x/../pages/a", b"/../pages/a",
                 b"/pages/%2e/a", b"/pages/x/%2e%2e/a", b"/pages/x/%2E./a", b"/pages/.//a", b"/pages/b/c/../../a", b"/./../pages/a",
@@ -232,7 +233,7 @@ def path_spellings():
 
 
 def route_spellings():
-    """Spellings of `/Login` that many frameworks take for one route."""
+    """Spellings of `/login` that many frameworks map to one route."""
     yield from (b"/login/", b"/LOGIN", b"/Login", b"/login//", b"/login;x=1", b"/login;", b"/login/;x", b"/login%20", b"/login%20%20",
                 b"/login%09", b"/lOgIn/", b"/LOGIN;x=1/", b"/%4cogin", b"/%6Cogin/", b"//login/", b"/./LOGIN",
                 b"/x/../login/", b"/LOGIN%20", b"/login;a;b=1", b"/login/.")
@@ -266,26 +267,26 @@ def has_session(head, session):
 
 
 def beginnings():
-    """What clients of HTTP/1.1 send before they stop, by name."""
+    """Names, and incomplete requests over HTTP/1.1, after which a client stops."""
     head = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\n"
     yield "nothing", b""
-    for octets in (b"G", b"GET", b"GET ", b"GET /hea", b"GET /healthz HTTP", b"GET /healthz HTTP/1.1", b"GET /healthz HTTP/1.1\r",
+    for data in (b"G", b"GET", b"GET ", b"GET /hea", b"GET /healthz HTTP", b"GET /healthz HTTP/1.1", b"GET /healthz HTTP/1.1\r",
                    b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost:",
                    b"GET /healthz HTTP/1.1\r\nHost: localhost", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
                    b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r", b"\r\n", b"\r\n\r\n\r\n",
                    b"\x16\x03\x01\x02\x00\x01", head + b"X: " + b"y" * 4_000):
-        yield f"head {octets[-20:]!r}", octets
-    for octets in (b"Content-Length: 9\r\n\r\n", b"Content-Length: 9\r\n\r\n{", b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+        yield f"head {data[-20:]!r}", data
+    for data in (b"Content-Length: 9\r\n\r\n", b"Content-Length: 9\r\n\r\n{", b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
                    b"Content-Length: 100000\r\n\r\n" + b"x" * 5_000):
-        yield f"body {octets[:30]!r} {len(octets)}", head + octets
-    for octets in (b"", b"5", b"5\r", b"5\r\n", b"5\r\n{\"", b"5\r\nhello", b"5\r\nhello\r\n", b"5;ext", b"0", b"0\r\n", b"0\r\nX: y",
+        yield f"body {data[:30]!r} {len(data)}", head + data
+    for data in (b"", b"5", b"5\r", b"5\r\n", b"5\r\n{\"", b"5\r\nhello", b"5\r\nhello\r\n", b"5;ext", b"0", b"0\r\n", b"0\r\nX: y",
                    b"0\r\nX: y\r\n"):
-        yield f"chunk {octets!r}", head + b"Transfer-Encoding: chunked\r\n\r\n" + octets
+        yield f"chunk {data!r}", head + b"Transfer-Encoding: chunked\r\n\r\n" + data
 
 
 def resp_beginnings():
-    """What clients of the Redis protocol send before they stop."""
-    for octets in (b"", b"P", b"PIN", b"PING", b"PING\r", b"*", b"*1", b"*1\r\n", b"*1\r\n$", b"*1\r\n$4", b"*1\r\n$4\r\n",
+    """Names, and incomplete commands over the Redis protocol, after which a client stops."""
+    for data in (b"", b"P", b"PIN", b"PING", b"PING\r", b"*", b"*1", b"*1\r\n", b"*1\r\n$", b"*1\r\n$4", b"*1\r\n$4\r\n",
                    b"*1\r\n$4\r\nPI", b"*1\r\n$4\r\nPING", b"*1\r\n$4\r\nPING\r", b"*3\r\n$8\r\nTHROTTLE\r\n", b"\"un",
                    b"*2\r\n$4\r\nECHO\r\n$60000\r\n" + b"x" * 5_000):
-        yield f"{octets[:30]!r}", octets
+        yield f"{data[:30]!r}", data

@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, so that what no library sends can be sent."""
+"""HTTP/2 frames written by hand, because HTTP/2 libraries refuse to send invalid frames."""
 
 import socket
 
@@ -14,12 +14,12 @@ def integer(number, bits, first=0):
     most = (1 << bits) - 1
     if number < most:
         return bytes((first | number,))
-    octets, number = bytearray((first | most,)), number - most
+    data, number = bytearray((first | most,)), number - most
     while number >= 128:
-        octets.append(number % 128 | 128)
+        data.append(number % 128 | 128)
         number //= 128
-    octets.append(number)
-    return bytes(octets)
+    data.append(number)
+    return bytes(data)
 
 
 def literal(name, value):
@@ -31,17 +31,16 @@ def headers(fields, stream=1, end=True):
 
 
 def ask(address, fields):
-    """The status that answers a request, as the beginning of an answer over HTTP/1.1; nothing if
-    the stream was refused."""
-    return answer(address, headers(fields))
+    """Sends a request, and returns the status of the response in the form of HTTP/1.1, or nothing
+    if the stream was refused."""
+    return exchange(address, headers(fields))
 
 
-def answer(address, request):
-    """The answer to the frames of a request, as of `ask`."""
+def exchange(address, request):
+    """Sends the frames of a request, and returns the same as `ask`."""
     for kind, flags, stream, payload in frames(address, PREFACE + request):
         if kind == 1 and stream == 1:
-            # The only field whose index says everything: `:status: 200` and its neighbours in the
-            # static table.
+            # Only common statuses are an index into the static table of HPACK.
             statuses = {0x88: b"200", 0x89: b"204", 0x8a: b"206", 0x8b: b"304", 0x8c: b"400", 0x8d: b"404", 0x8e: b"500"}
             return b"HTTP/1.1 " + statuses.get(payload[0], b"4xx")
         if kind in (3, 7):
@@ -50,23 +49,24 @@ def answer(address, request):
 
 
 def call(address, payload):
-    """The status of gRPC that answers a payload, `0` for a decision and otherwise none, and what
-    came."""
+    """Sends a payload to the rate limit service. Returns the gRPC status (`0` for a decision,
+    otherwise empty) and the received bytes."""
     fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
               (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers")]
     came, has_message = [], False
     for kind, _, _, answered in frames(address, PREFACE + headers(fields, end=False) + frame(0, 1, payload, 1)):
         came.append(answered)
-        # Only a decision has a message.
+        # Only a decision contains a message.
         has_message |= kind == 0 and len(answered) > 5
     return b"0" if has_message else b"", b"".join(came)
 
 
-def frames(address, octets):
-    """The frames that answer `octets`, until the stream ends or nothing comes for two seconds."""
+def frames(address, data):
+    """Sends `data`, and yields the received frames until the stream ends, or no byte arrives for
+    two seconds."""
     try:
         with socket.create_connection(address, timeout=5) as client:
-            client.sendall(octets)
+            client.sendall(data)
             client.settimeout(2)
             read = b""
             while True:
@@ -85,10 +85,10 @@ def frames(address, octets):
         return
 
 
-def send(address, octets):
+def send(address, data):
     try:
         with socket.create_connection(address, timeout=5) as client:
-            client.sendall(PREFACE + octets)
+            client.sendall(PREFACE + data)
             client.settimeout(0.05)
             client.recv(65536)
     except OSError:
@@ -102,8 +102,8 @@ POST = [(b":method", b"POST")] + GET[1:]
 
 
 def injections():
-    """Names, and the frames of a request. None of it may become a line of its own, or a request,
-    over HTTP/1.1."""
+    """Names, and the frames of requests. No part of a request may become a separate line or request
+    when the proxy sends it over HTTP/1.1."""
     for name, fields in (*separators(), *names(), *connection_fields(), *targets(), *pseudo_headers(), *hosts()):
         yield name, headers(fields)
     yield from bodies()
@@ -111,31 +111,31 @@ def injections():
     yield from splits()
 
 
-def placements(octets, payload):
-    """A request for each place in which `octets` can separate `payload` from the rest."""
-    yield "value", GET + [(b"x", b"y" + octets + payload)]
-    yield "name", GET + [(b"x" + octets + payload, b"y")]
-    yield "cookie", GET + [(b"cookie", b"a=b" + octets + payload)]
-    yield "host", GET + [(b"host", b"x" + octets + payload)]
+def placements(data, payload):
+    """A request for each field in which `data` can separate `payload` from the rest."""
+    yield "value", GET + [(b"x", b"y" + data + payload)]
+    yield "name", GET + [(b"x" + data + payload, b"y")]
+    yield "cookie", GET + [(b"cookie", b"a=b" + data + payload)]
+    yield "host", GET + [(b"host", b"x" + data + payload)]
     for at, (name, value) in enumerate(GET):
         fields = list(GET)
-        fields[at] = (name, value + octets + payload)
+        fields[at] = (name, value + data + payload)
         yield name.decode(), fields
 
 
 def separators():
-    for octets in CONTROLS:
-        for place, fields in placements(octets, INJECTED):
-            yield f"{place} {octets!r}", fields
-        yield f"end of a value {octets!r}", GET + [(b"x", b"y" + octets)]
-        yield f"beginning of a value {octets!r}", GET + [(b"x", octets + b"y")]
-        yield f"end of a name {octets!r}", GET + [(b"x" + octets, b"y")]
-    for octets in SEQUENCES:
+    for data in CONTROLS:
+        for place, fields in placements(data, INJECTED):
+            yield f"{place} {data!r}", fields
+        yield f"end of a value {data!r}", GET + [(b"x", b"y" + data)]
+        yield f"beginning of a value {data!r}", GET + [(b"x", data + b"y")]
+        yield f"end of a name {data!r}", GET + [(b"x" + data, b"y")]
+    for data in SEQUENCES:
         for what, payload in (("line", INJECTED), ("request",
-                                                   b"x: y" + octets + octets + b"GET /denied/x HTTP/1.1" + octets + b"host: x" + octets + octets),
-                              ("end of a line", b" HTTP/1.1" + octets + INJECTED + octets)):
-            for place, fields in placements(octets, payload):
-                yield f"{place} {octets!r} {what}", fields
+                                                   b"x: y" + data + data + b"GET /denied/x HTTP/1.1" + data + b"host: x" + data + data),
+                              ("end of a line", b" HTTP/1.1" + data + INJECTED + data)):
+            for place, fields in placements(data, payload):
+                yield f"{place} {data!r} {what}", fields
 
 
 def names():
@@ -204,7 +204,7 @@ def pseudo_headers():
 
 
 def bodies():
-    """Lengths that do not agree with the body, and bodies that look like requests."""
+    """Lengths that differ from the body's, and bodies that look like requests."""
     hidden = b"0\r\n\r\nGET /denied/x HTTP/1.1\r\nhost: x\r\nx-injected: 1\r\n\r\n"
     for length in (b"0", b"1", b"4", b"5", b"6", b"-1", b"-5", b"+5", b"0x5", b"5.0", b"5,5", b"5, 5", b"5;5", b"", b" 5", b"5 ", b"5\0",
                    b"x", b"1e1", b"99999999999999999999", b"\xef\xbc\x95", b"005"):
@@ -229,13 +229,13 @@ def int_or_none(value):
 
 
 def trailers():
-    """Trailers that would be headers, pseudo-headers or lines."""
+    """Trailers that imitate headers, pseudo-headers or lines."""
     def with_trailers(fields):
         return headers(POST, end=False) + frame(0, 0, b"hello", 1) + headers(fields)
 
-    for octets in SEQUENCES:
-        yield f"trailer value {octets!r}", with_trailers([(b"x", b"y" + octets + INJECTED)])
-        yield f"trailer name {octets!r}", with_trailers([(b"x" + octets + INJECTED, b"y")])
+    for data in SEQUENCES:
+        yield f"trailer value {data!r}", with_trailers([(b"x", b"y" + data + INJECTED)])
+        yield f"trailer name {data!r}", with_trailers([(b"x" + data + INJECTED, b"y")])
     for name, value in ((b":path", b"/denied/x"), (b":method", b"PUT"), (b":status", b"200"), (b":authority", b"y"),
                         (b"content-length", b"0"), (b"transfer-encoding", b"chunked"), (b"host", b"y"),
                         (b"connection", b"x-api-key"), (b"x-injected", b"1"), (b"X-Injected", b"1"), (b"", b"1"), (b"upgrade", b"h2c"),
@@ -245,8 +245,8 @@ def trailers():
 
 
 def splits():
-    """Header blocks in several frames, cut inside a field; padding and priority fields that hide
-    something."""
+    """Header blocks split inside a field into several frames, and injections in padding and
+    priority fields."""
     block = b"".join(literal(name, value) for name, value in GET + [(b"x", b"y\r\n" + INJECTED)])
     for at in range(8, len(block), 8):
         yield f"cut at {at}", frame(1, 1, block[:at], 1) + frame(9, 4, block[at:], 1)
@@ -256,10 +256,10 @@ def splits():
 
 
 def values():
-    """Ways of writing a key."""
+    """Spellings of a key."""
     yield "plain", lambda key: key
-    for name, octets in (("space", b" "), ("tab", b"\t"), ("two spaces", b"  "), ("space and tab", b" \t"), ("no-break space", b"\xc2\xa0"),
+    for name, data in (("space", b" "), ("tab", b"\t"), ("two spaces", b"  "), ("space and tab", b" \t"), ("no-break space", b"\xc2\xa0"),
                          ("vertical tab", b"\x0b"), ("form feed", b"\x0c")):
-        yield f"{name} before", lambda key, octets=octets: octets + key
-        yield f"{name} behind", lambda key, octets=octets: key + octets
-        yield f"{name} around", lambda key, octets=octets: octets + key + octets
+        yield f"{name} before", lambda key, data=data: data + key
+        yield f"{name} behind", lambda key, data=data: key + data
+        yield f"{name} around", lambda key, data=data: data + key + data

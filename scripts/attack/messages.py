@@ -2,7 +2,7 @@
 
 
 def resp():
-    """Commands, each of which is an error, or is waited for in vain."""
+    """Commands that are errors, or incomplete: the server waits for the rest until its timeout."""
     # Lengths and types of the protocol.
     yield from (b"*-2\r\n", b"*1025\r\n", b"*99999999999999999999\r\n", b"*1\r\n$-1\r\n\r\n", b"*1\r\n$-2\r\n", b"*1\r\n$99999999999\r\n",
                 b"*1\r\n+x\r\n", b"*1\r\n:4\r\n", b"*1\r\n*1\r\n$4\r\nPING\r\n",
@@ -33,14 +33,14 @@ def resp():
 
 
 def json():
-    """Bodies, none of which may be decided."""
+    """Bodies that the server must reject."""
     gcra = b'{"key": "k", "algorithm": "gcra", "rate": "%s", "burst": 1}'
     # Not JSON.
     yield from (b"", b"{", b"}", b"{}}", b"{\"a\"", b"{\"a\":", b"{\"a\": 1,}", b"{a: 1}", b"{'a': 1}", b"\x00", b"\xff\xfe{}",
                 b"\xef\xbb\xbf{}", b"{\"entries\": {}} x", b"{\"entries\": {\"a\": \"\\ud800\"}}",
                 b"{\"entries\": {\"a\": \"\\x\"}}", b"{\"entries\": {\"a\": \"\n\"}}", b"{\"entries\": {\"a\": 01}}",
                 b"{\"entries\": {\"a\": NaN}}", b"[" * 100_000, b"{\"a\":" * 50_000)
-    # Another document.
+    # JSON with other types or fields than a request.
     yield from (b"[]", b"null", b"1", b"\"x\"", b"true", b"{}", b"[{}]", b"{\"entries\": 1}", b"{\"entries\": []}", b"{\"entries\": null}",
                 b"{\"entries\": {\"a\": {}}}", b"{\"entries\": {\"a\": []}}",
                 b"{\"entries\": {\"a\": 1e999}}", b"{\"entries\": {\"a\": \"b\"}, \"cost\": -1}",
@@ -61,12 +61,12 @@ def json():
 
 
 def varint(number):
-    octets = bytearray()
+    data = bytearray()
     while number >= 128:
-        octets.append(number % 128 | 128)
+        data.append(number % 128 | 128)
         number //= 128
-    octets.append(number)
-    return bytes(octets)
+    data.append(number)
+    return bytes(data)
 
 
 def field(number, payload):
@@ -74,7 +74,7 @@ def field(number, payload):
 
 
 def grpc():
-    """Payloads of DATA frames, none of which is a valid request of Envoy's rate limit service."""
+    """Payloads of DATA frames that are not valid requests to Envoy's rate limit service."""
     def message(body, flags=0, length=None):
         return bytes((flags,)) + (len(body) if length is None else length).to_bytes(4, "big") + body
 

@@ -1,5 +1,5 @@
-"""What is attacked: a Tidegate server, and the upstream behind its proxy, which writes down what it
-is sent."""
+"""The targets: a Tidegate server, and the upstream of its proxy, which records the requests that it
+receives."""
 
 import os
 import re
@@ -35,8 +35,9 @@ proxy: {{listen: '127.0.0.1:0', {proxy_bounds}, timeouts: {{request_head: 5s, he
 class Server:
     """A server on free ports.
 
-    `guarded`: with tokens and a password. `files`: its hard limit of open files. `idle`: the name
-    of a listener and the number of connections that it accepts, 1,000 of each client."""
+    `guarded`: the listeners require tokens and a password. `files`: the hard limit of open files.
+    `idle`: the name of a listener and the maximum of its connections, of which each client may open
+    1,000."""
 
     def __init__(self, binary, upstream, guarded=False, files=None, idle=None):
         self.folder = tempfile.TemporaryDirectory(prefix="tidegate-attack-")
@@ -44,40 +45,56 @@ class Server:
         most = {"http": (200, 100), "grpc": (200, 100), "resp": (200, 100), "proxy": (400, 350)}
         if idle:
             most[idle[0]] = (idle[1], 1_000)
-        bounds = {f"{name}_bounds": f"max_connections: {total}, max_connections_per_client: {each}" for name, (total, each) in most.items()}
+        bounds = {
+            f"{name}_bounds": f"max_connections: {total}, max_connections_per_client: {each}"
+            for name, (total, each) in most.items()
+        }
         config = RULES.format(
-            port=upstream.port, pool=64 if files or idle else 1024, idle_timeout="5min" if idle else "5s", **bounds,
-            http=f", token: '{secret}'" if guarded else "", resp=f", password: '{secret}'" if guarded else "",
+            port=upstream.port,
+            pool=64 if files or idle else 1024,
+            idle_timeout="5min" if idle else "5s",
+            **bounds,
+            http=f", token: '{secret}'" if guarded else "",
+            resp=f", password: '{secret}'" if guarded else "",
             admin=f"admin: {{token: '{secret}'}}" if guarded else "",
         )
         with open(os.path.join(self.folder.name, "rules.yaml"), "w", encoding="utf-8") as file:
             file.write(config)
         self.log = os.path.join(self.folder.name, "log")
-        # The server itself raises the soft limit to the hard one.
+        # The server raises its soft limit to the hard limit.
         hard = files or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 1_024), hard))
         with open(self.log, "wb") as log:
-            self.process = subprocess.Popen([os.path.abspath(binary), "serve", "--config", "rules.yaml"], cwd=self.folder.name, stderr=log,
-                                            preexec_fn=limit, env={**os.environ, "TIDEGATE_LOG": "info", "NO_COLOR": "1"})
+            self.process = subprocess.Popen(
+                [os.path.abspath(binary), "serve", "--config", "rules.yaml"],
+                cwd=self.folder.name,
+                stderr=log,
+                preexec_fn=limit,
+                env={**os.environ, "TIDEGATE_LOG": "info", "NO_COLOR": "1"},
+            )
         for _ in range(200):
             time.sleep(0.05)
-            ports = dict(re.findall(r'listener="(\w+)" address=127\.0\.0\.1:(\d+)', self.said()))
+            ports = dict(
+                re.findall(r'listener="(\w+)" address=127\.0\.0\.1:(\d+)', self.log_text())
+            )
             if len(ports) == 5:
                 break
         else:
-            raise OSError("the server did not start:\n" + self.said())
-        self.http, self.grpc, self.resp, self.admin, self.proxy = (("127.0.0.1", int(ports[listener])) for listener in ("http", "grpc",
-            "resp", "admin", "proxy"))
+            raise OSError("the server did not start:\n" + self.log_text())
+        self.http, self.grpc, self.resp, self.admin, self.proxy = (
+            ("127.0.0.1", int(ports[listener]))
+            for listener in ("http", "grpc", "resp", "admin", "proxy")
+        )
 
-    def said(self):
+    def log_text(self):
         with open(self.log, encoding="utf-8", errors="replace") as log:
             return log.read()
 
     def log_lines(self):
-        return self.said().count("\n")
+        return self.log_text().count("\n")
 
     def memory(self):
-        """Its resident memory, in MiB."""
+        """The resident memory of the server in MiB."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
             return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) // 1_024
 
@@ -85,8 +102,8 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def panics(self):
-        """Panics, and a server that is gone."""
-        return self.said().count("panicked at") + (self.process.poll() is not None)
+        """The number of panics; an exit of the server counts as one."""
+        return self.log_text().count("panicked at") + (self.process.poll() is not None)
 
     def __enter__(self):
         return self
@@ -100,17 +117,18 @@ class Server:
         self.folder.cleanup()
 
 
-# More than the proxy reads ahead, and than fits in socket buffers.
+# More than the buffers of the proxy and the sockets hold.
 LARGE = b"x" * (8 << 20)
 
 
 class Upstream:
-    """Reads requests as HTTP/1.1 has them, and answers each; keeps their heads."""
+    """A server that reads requests strictly by HTTP/1.1, responds to each, and keeps their
+    heads."""
 
     def __init__(self):
         self.socket = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = self.socket.getsockname()[1]
-        self.lock, self.seen, self.answers = threading.Lock(), [], []
+        self.lock, self.seen, self.responses = threading.Lock(), [], []
         threading.Thread(target=self.accept, daemon=True).start()
 
     def accept(self):
@@ -122,57 +140,62 @@ class Upstream:
             threading.Thread(target=self.serve, args=(client,), daemon=True).start()
 
     def serve(self, client):
-        octets = b""
+        data = b""
         client.settimeout(30)
         try:
             while True:
-                while b"\r\n\r\n" not in octets:
+                while b"\r\n\r\n" not in data:
                     more = client.recv(65536)
                     if not more:
                         return
-                    octets += more
-                head, octets = octets.split(b"\r\n\r\n", 1)
+                    data += more
+                head, data = data.split(b"\r\n\r\n", 1)
                 with self.lock:
                     self.seen.append(head)
                 path = head.split(b" ", 2)[1]
                 if path.startswith(b"/answers/"):
-                    answer = self.answers[int(path[9:])]
-                    client.sendall(answer)
-                    # Whatever is left over on an open connection may be taken for the next answer.
-                    if b"INJECTED" not in answer:
+                    response = self.responses[int(path[9:])]
+                    client.sendall(response)
+                    # If the connection stays open, a client may parse surplus bytes as the next
+                    # response.
+                    if b"INJECTED" not in response:
                         return
                     continue
                 if path == b"/early":
-                    # An answer before the request has been read.
+                    # A response before the request body has been read.
                     client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                     continue
-                octets = self.read_body(client, head, octets)
+                data = self.read_body(client, head, data)
                 body = LARGE if path == b"/large" else b"ok"
-                client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:2])
-                # Without a copy for each of hundreds of clients.
+                client.sendall(
+                    b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:2]
+                )
+                # A slice of `body` would copy it for each of hundreds of clients.
                 client.sendall(memoryview(body)[2:])
         except (OSError, ValueError):
             pass
         finally:
             client.close()
 
-    def read_body(self, client, head, octets):
+    def read_body(self, client, head, data):
         lines = head.lower().split(b"\r\n")
         if any(line.startswith(b"transfer-encoding:") for line in lines):
             while True:
-                while b"\r\n" not in octets:
-                    octets += receive(client)
-                size, octets = octets.split(b"\r\n", 1)
+                while b"\r\n" not in data:
+                    data += receive(client)
+                size, data = data.split(b"\r\n", 1)
                 size = int(size.split(b";")[0], 16)
-                while len(octets) < size + 2:
-                    octets += receive(client)
-                octets = octets[size + 2:]
+                while len(data) < size + 2:
+                    data += receive(client)
+                data = data[size + 2 :]
                 if size == 0:
-                    return octets
-        length = sum(int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:"))
-        while len(octets) < length:
-            octets += receive(client)
-        return octets[length:]
+                    return data
+        length = sum(
+            int(line.split(b":")[1]) for line in lines if line.startswith(b"content-length:")
+        )
+        while len(data) < length:
+            data += receive(client)
+        return data[length:]
 
     def forget(self):
         with self.lock:
@@ -186,13 +209,16 @@ class Upstream:
         return [head.split(b"\r\n", 1)[0] for head in self.heads()]
 
     def with_key(self, key):
-        """How many requests an application would take for those of `key`: names in any case, `_` as
-        `-`, values trimmed."""
+        """The number of requests that an application would attribute to `key`. It ignores the case
+        of names, reads `_` as `-`, and trims values."""
         found = 0
         for head in self.heads():
             for line in head.split(b"\r\n")[1:]:
                 name, _, value = line.partition(b":")
-                if name.strip().lower().replace(b"_", b"-") == b"x-api-key" and value.strip(b" \t") == key:
+                if (
+                    name.strip().lower().replace(b"_", b"-") == b"x-api-key"
+                    and value.strip(b" \t") == key
+                ):
                     found += 1
                     break
         return found
@@ -211,33 +237,33 @@ def receive(client):
     return more
 
 
-def exchange(address, octets, wait, enough=None, client=None, source="127.0.0.1"):
-    """What is answered to `octets`, until the other side closes, `enough` has come, or nothing
-    comes for `wait` seconds."""
-    said = b""
+def exchange(address, data, wait, enough=None, client=None, source="127.0.0.1"):
+    """Sends `data`, and returns the received bytes: until the peer closes the connection, `enough`
+    has been received, or no byte arrives for `wait` seconds."""
+    received = b""
     try:
         client = client or socket.create_connection(address, timeout=10, source_address=(source, 0))
         with client:
             client.settimeout(10)
-            client.sendall(octets)
+            client.sendall(data)
             client.settimeout(wait)
-            while enough is None or enough not in said:
+            while enough is None or enough not in received:
                 more = client.recv(65536)
                 if not more:
                     break
-                said += more
-                if enough is None and is_whole(said, octets):
+                received += more
+                if enough is None and is_complete(received, data):
                     break
     except OSError:
         pass
-    return said
+    return received
 
 
-def is_whole(said, octets):
-    """Whether one answer to one plain request is there, so that there is no need to wait for more."""
-    if octets.count(b"\r\n\r\n") != 1 or b"\r\n\r\n" not in said:
+def is_complete(received, data):
+    """Whether `received` is the complete response to a single plain request."""
+    if data.count(b"\r\n\r\n") != 1 or b"\r\n\r\n" not in received:
         return False
-    head, body = said.split(b"\r\n\r\n", 1)
+    head, body = received.split(b"\r\n\r\n", 1)
     length = re.search(rb"(?i)\r\ncontent-length: (\d+)", head)
     return length is not None and len(body) >= int(length[1])
 
