@@ -1,4 +1,5 @@
-"""Small clients that count exactly what a server admits: a limiter that admits everything is fast."""
+"""Small clients that count the admitted requests, because a limiter that admits everything is
+fast."""
 
 import http.client
 import json
@@ -16,7 +17,9 @@ class Resp:
     @staticmethod
     def encode(words):
         parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
-        return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+        return b"*%d\r\n" % len(parts) + b"".join(
+            b"$%d\r\n%s\r\n" % (len(part), part) for part in parts
+        )
 
     def send(self, data):
         self.socket.sendall(data)
@@ -34,13 +37,13 @@ class Resp:
             return None if rest == b"-1" else self.reader.read(int(rest) + 2)[:-2]
         if kind == b"+":
             return rest.decode()
-        raise ConnectionError(f"the server answered {line!r}")
+        raise ConnectionError(f"the server replied {line!r}")
 
     def ask(self, commands, depth=600):
-        """Sends the commands in pipelines of `depth`; the replies in order."""
+        """Sends the commands in pipelines of `depth`. Returns the replies in order."""
         replies = []
         for start in range(0, len(commands), depth):
-            batch = commands[start:start + depth]
+            batch = commands[start : start + depth]
             self.send(b"".join(map(self.encode, batch)))
             replies += [self.reply() for _ in batch]
         return replies
@@ -51,21 +54,21 @@ class Resp:
 
 
 class Http:
-    """A kept connection to a listener that takes a throttle request as JSON."""
+    """A keep-alive connection to a listener for throttle requests in JSON."""
 
     def __init__(self, port, path):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         self.path = path
 
     def allowed(self, body):
-        """Whether the request passes: by its body and, where the listener uses it, by its status."""
+        """Whether the request is admitted, according to the body of the response."""
         headers = {"Content-Type": "application/json"}
         self.connection.request("POST", self.path, json.dumps(body), headers)
         response = self.connection.getresponse()
-        answer = json.loads(response.read())
+        decision = json.loads(response.read())
         if response.status not in (200, 429):
-            raise SystemExit(f"POST {self.path} answered {response.status} to {body}: {answer}")
-        return answer["allowed"]
+            raise SystemExit(f"POST {self.path} returned {response.status} for {body}: {decision}")
+        return decision["allowed"]
 
     def close(self):
         self.connection.close()

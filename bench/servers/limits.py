@@ -1,17 +1,18 @@
-"""The limits under load, as each protocol writes them.
+"""The limits of the loads, in the form of each protocol.
 
-Two loads. In `allowed` no key ever comes near its limit, and each decision writes. In `denied` every key was spent
-before, and gets one token back a month: every decision denies.
+In the load `allowed`, no key comes near its limit, and each decision writes. In the load `denied`,
+every key is exhausted beforehand and refills one token per month, so each decision is a denial.
 """
 
 MONTH = 2_592_000
-ROOM, COMES_BACK = 1_000_000, 1_000  # a token every 43 minutes: what the load spends stays spent
+# The limit of `allowed`. It refills one token in 43 minutes, so next to nothing during a load.
+AMPLE_CAPACITY, AMPLE_COUNT = 1_000_000, 1_000
 KEYS = 100_000
 CHECK_KEYS, CHECK_ATTEMPTS, CHECK_CAPACITY = 50, 40, 10
 
 
 class Throttle:
-    """`THROTTLE key max_burst count period [quantity]`: at most max_burst at once."""
+    """`THROTTLE key max_burst count period [quantity]`: admits at most `max_burst` at once."""
 
     name, allowed_value, prefix = "THROTTLE", 1, "t"
 
@@ -21,7 +22,8 @@ class Throttle:
 
 
 class ClThrottle:
-    """`CL.THROTTLE key max_burst count period [quantity]`: at most max_burst + 1 at once."""
+    """`CL.THROTTLE key max_burst count period [quantity]`: admits at most `max_burst` + 1 at
+    once."""
 
     name, allowed_value, prefix = "CL.THROTTLE", 0, "c"
 
@@ -31,22 +33,34 @@ class ClThrottle:
 
 
 def under_load(command, load, key):
-    """One request of a load. The quantity goes without saying."""
+    """The command of a load for a key. It omits the quantity, which is 1 by default."""
     if load == "allowed":
-        return command.words(f"{command.prefix}a:{key}", ROOM, COMES_BACK)[:-1]
+        return command.words(f"{command.prefix}a:{key}", AMPLE_CAPACITY, AMPLE_COUNT)[:-1]
     return command.words(f"{command.prefix}d:{key}", 2, 1)[:-1]
 
 
 def spending(command, key):
-    """Spends a key of the `denied` load."""
+    """The command that exhausts a key of the load `denied`."""
     return command.words(f"{command.prefix}d:{key}", 2, 1, 2)
 
 
 def tidegate_body(key, capacity, count, cost=1):
-    """What Tidegate's `POST /v1/throttle` takes."""
-    return {"key": key, "algorithm": "gcra", "rate": f"{count}/30d", "burst": capacity - 1, "cost": cost}
+    """The body of Tidegate's `POST /v1/throttle`."""
+    return {
+        "key": key,
+        "algorithm": "gcra",
+        "rate": f"{count}/30d",
+        "burst": capacity - 1,
+        "cost": cost,
+    }
 
 
 def throttlecrab_body(key, capacity, count, cost=1):
-    """What throttlecrab's `POST /throttle` takes."""
-    return {"key": key, "max_burst": capacity, "count_per_period": count, "period": MONTH, "quantity": cost}
+    """The body of throttlecrab's `POST /throttle`."""
+    return {
+        "key": key,
+        "max_burst": capacity,
+        "count_per_period": count,
+        "period": MONTH,
+        "quantity": cost,
+    }

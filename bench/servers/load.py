@@ -1,4 +1,4 @@
-"""The load generators, and what they report."""
+"""Runs the load generators, and parses their reports."""
 
 import csv
 import io
@@ -15,14 +15,15 @@ LUA = os.path.join(os.path.dirname(__file__), "throttle.lua")
 
 
 class Measured:
-    """Decisions per second, and microseconds of the server's CPU per decision."""
+    """A measurement: decisions per second, and the server's CPU time per decision in
+    microseconds."""
 
     def __init__(self, rate, cpu, decisions, refused=0):
         self.rate, self.cpu, self.decisions, self.refused = rate, cpu, decisions, refused
 
 
 def redis_benchmark(server, port, words, depth, seconds):
-    """Runs `redis-benchmark -c 50` for about so many seconds."""
+    """Runs `redis-benchmark -c 50` for about `seconds` seconds."""
     trial = _redis_benchmark(port, words, depth, 400 * depth + 10_000)
     requests = int(min(max(trial * seconds, 50_000), 20_000_000))
     before = server.cpu_seconds()
@@ -31,9 +32,26 @@ def redis_benchmark(server, port, words, depth, seconds):
 
 
 def _redis_benchmark(port, words, depth, requests):
-    command = ["redis-benchmark", "-h", "127.0.0.1", "-p", str(port), "-c", "50", "-P", str(depth),
-               "-n", str(requests), "-r", str(KEYS), "--csv", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL)
+    command = [
+        "redis-benchmark",
+        "-h",
+        "127.0.0.1",
+        "-p",
+        str(port),
+        "-c",
+        "50",
+        "-P",
+        str(depth),
+        "-n",
+        str(requests),
+        "-r",
+        str(KEYS),
+        "--csv",
+        *map(str, words),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
     rows = [row for row in csv.reader(io.StringIO(done.stdout)) if len(row) > 2]
     if done.returncode != 0 or len(rows) < 2:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stdout}{done.stderr}")
@@ -41,12 +59,15 @@ def _redis_benchmark(port, words, depth, requests):
 
 
 def pipelined(server, port, words, depth, seconds):
-    """Sends pipelines of `depth` commands for so many seconds. A word may have any bytes, which `redis-benchmark` does not
-    support: it finds no random key behind a zero byte. Each reply must be an integer."""
+    """Sends pipelines of `depth` commands for `seconds` seconds. Words may contain zero bytes,
+    behind which `redis-benchmark` does not replace the random key. Each reply must be an
+    integer."""
     words = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     keys = random.Random(1).sample(range(KEYS), KEYS)
-    commands = [Resp.encode(word.replace(b"__rand_int__", b"%012d" % key) for word in words) for key in keys]
-    batches = [b"".join(commands[start:start + depth]) for start in range(0, KEYS, depth)]
+    commands = [
+        Resp.encode(word.replace(b"__rand_int__", b"%012d" % key) for word in words) for key in keys
+    ]
+    batches = [b"".join(commands[start : start + depth]) for start in range(0, KEYS, depth)]
     client, decisions = Resp(port), 0
     before, began = server.cpu_seconds(), time.monotonic()
     while time.monotonic() < began + seconds:
@@ -59,12 +80,26 @@ def pipelined(server, port, words, depth, seconds):
 
 
 def wrk(server, port, body, mode, seconds):
-    """Runs `wrk -t2 -c64`; `body` is the JSON with KEY in the key's place."""
+    """Runs `wrk -t2 -c64`. `body` has the path and the JSON, with the placeholder KEY for the
+    key."""
     path = body["path"]
-    command = ["wrk", "-t2", "-c64", f"-d{seconds}s", "-s", LUA, f"http://127.0.0.1:{port}{path}",
-               "--", body["json"], str(KEYS), mode]
+    command = [
+        "wrk",
+        "-t2",
+        "-c64",
+        f"-d{seconds}s",
+        "-s",
+        LUA,
+        f"http://127.0.0.1:{port}{path}",
+        "--",
+        body["json"],
+        str(KEYS),
+        mode,
+    ]
     before = server.cpu_seconds()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL
+    )
     used = server.cpu_seconds() - before
     requests = re.search(r"(\d+) requests in", done.stdout)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)

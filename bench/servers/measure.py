@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Tidegate's server beside redis-server and throttlecrab-server, in one run, on loopback. METHOD.md says how.
+"""Measures Tidegate's server beside redis-server and throttlecrab-server, in one run on loopback.
 
-    measure.py --tidegate target/release/tidegate --throttlecrab bench/target/peers/bin/throttlecrab-server \
-        --hyper bench/target/release/hyper-alone
+The method is in METHOD.md.
+
+    measure.py --tidegate target/dist/tidegate --hyper bench/target/release/hyper-alone \
+        --throttlecrab bench/target/peers/bin/throttlecrab-server
 """
 
 import argparse
@@ -22,7 +24,7 @@ PARTS = ("latency", "resp", "http")
 
 def main():
     options = parse()
-    # Leaving on a signal unwinds, and so stops the servers.
+    # An exit by exception closes the context managers, which stop the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     rounds, seconds, repeats = (1, 1, 3) if options.smoke else (options.rounds, 3, 30)
     with contextlib.ExitStack() as running:
@@ -42,19 +44,25 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tidegate", required=True, type=program)
     parser.add_argument("--throttlecrab", required=True, type=program)
     parser.add_argument("--hyper", required=True, type=program)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--smoke", action="store_true", help="one short round: shows that it works, measures nothing")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="one short round, to show only that the benchmark works",
+    )
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
     return parser.parse_args()
 
 
 def program(path):
     if not os.access(path, os.X_OK):
-        raise argparse.ArgumentTypeError(f"{path} is not a program; bench/run builds it")
+        raise argparse.ArgumentTypeError(f"{path} is not a program; build it with bench/run")
     return os.path.abspath(path)
 
 
@@ -67,14 +75,35 @@ def start_tidegate(path, folder):
 
 
 def start_throttlecrab(path):
-    """With the periodic store: the default, adaptive one sweeps on every write once it holds 172,000 keys."""
+    """Uses the periodic store. The default store sweeps on every write from 172,000 keys on."""
     resp, http = free_port(), free_port()
-    return Server("throttlecrab-server", [
-        path, "--redis", "--redis-host", "127.0.0.1", "--redis-port", str(resp),
-        "--http", "--http-host", "127.0.0.1", "--http-port", str(http),
-        "--store", "periodic", "--store-capacity", "1000000", "--store-cleanup-interval", "3600",
-        "--max-denied-keys", "0", "--log-level", "error",
-    ], [resp, http])
+    return Server(
+        "throttlecrab-server",
+        [
+            path,
+            "--redis",
+            "--redis-host",
+            "127.0.0.1",
+            "--redis-port",
+            str(resp),
+            "--http",
+            "--http-host",
+            "127.0.0.1",
+            "--http-port",
+            str(http),
+            "--store",
+            "periodic",
+            "--store-capacity",
+            "1000000",
+            "--store-cleanup-interval",
+            "3600",
+            "--max-denied-keys",
+            "0",
+            "--log-level",
+            "error",
+        ],
+        [resp, http],
+    )
 
 
 def start_hyper(path):
@@ -84,9 +113,23 @@ def start_hyper(path):
 
 def start_redis(folder):
     port = free_port()
-    return Server("redis-server", [
-        "redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--appendonly", "no", "--dir", folder,
-    ], [port])
+    return Server(
+        "redis-server",
+        [
+            "redis-server",
+            "--bind",
+            "127.0.0.1",
+            "--port",
+            str(port),
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            folder,
+        ],
+        [port],
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts servers on free ports of loopback, reads what CPU they use, and stops them."""
+"""Starts servers on free ports of loopback, reads their CPU time, and stops them."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ START_SECONDS = 10
 
 
 def free_port():
-    """A port that is free now, for the next server."""
+    """Returns a port that is free now, for the next server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
-def answers(port):
-    """Whether something accepts connections on `port`."""
+def accepts_connections(port):
+    """Whether a program accepts connections on `port`."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
         return True
@@ -27,7 +27,7 @@ def answers(port):
 
 
 class Server:
-    """A server process that is gone when the block is left."""
+    """A server process, which is stopped at the end of a `with` block."""
 
     def __init__(self, name, command, ports, environment=None):
         self.name, self.command, self.ports = name, command, ports
@@ -35,15 +35,19 @@ class Server:
 
     def __enter__(self):
         self.process = subprocess.Popen(
-            self.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            env=self.environment, process_group=0,
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+            process_group=0,
         )
         deadline = time.monotonic() + START_SECONDS
-        while not all(answers(port) for port in self.ports):
+        while not all(accepts_connections(port) for port in self.ports):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
-                said = self.process.stderr.read().decode(errors="replace")
-                raise SystemExit(f"{self.name} did not start: {' '.join(self.command)}\n{said}")
+                errors = self.process.stderr.read().decode(errors="replace")
+                raise SystemExit(f"{self.name} did not start: {' '.join(self.command)}\n{errors}")
             time.sleep(0.02)
         return self
 
@@ -51,7 +55,7 @@ class Server:
         self.stop()
 
     def stop(self):
-        """Asks, waits, and then insists."""
+        """Sends SIGTERM, and SIGKILL if the process is still running after 5 seconds."""
         for send in (signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is not None:
                 return
@@ -62,13 +66,13 @@ class Server:
                 pass
 
     def cpu_seconds(self):
-        """User and system time so far."""
+        """Returns the user and system time of the process."""
         with open(f"/proc/{self.process.pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * TICK
 
     def resident_bytes(self):
-        """What the process holds in memory."""
+        """Returns the resident memory of the process."""
         with open(f"/proc/{self.process.pid}/status") as status:
             line = next(line for line in status if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024

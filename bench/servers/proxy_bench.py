@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Tidegate's reverse proxy beside nginx with `limit_req` and pingora-proxy, in front of the same nginx, in one run, on loopback. METHOD.md says how.
+"""Measures Tidegate's reverse proxy beside nginx with `limit_req` and pingora-proxy.
 
-    proxy_bench.py --tidegate target/release/tidegate --pingora bench/target/release/pingora
+All three forward to the same nginx, in one run on loopback. The method is in METHOD.md.
+
+    proxy_bench.py --tidegate target/dist/tidegate --pingora bench/target/release/pingora
 """
 
 import argparse
@@ -20,13 +22,14 @@ from processes import Server, free_port
 BODY_BYTES = 1024
 CONNECTIONS = 64
 
-# Limits that the load does not reach, so that every request passes and is counted; and one that it reaches.
-ROOM_A_SECOND = 1_000_000
+# The load does not reach this limit, so every request is counted and admitted.
+AMPLE_RATE = 1_000_000  # per second
+# The limit of the path `/checked`, which shows that the proxy limits requests.
 CHECKED_LIMIT = 5
 
 
-class Front:
-    """A proxy, its port, and how it is asked for what is limited to five."""
+class Proxy:
+    """The process of a proxy, and its port."""
 
     def __init__(self, server, port):
         self.server, self.port = server, port
@@ -38,43 +41,50 @@ def main():
     with contextlib.ExitStack() as running:
         folder = running.enter_context(tempfile.TemporaryDirectory())
         upstream = start_upstream(running, folder)
-        fronts = [
+        proxies = [
             start_nginx(running, folder, upstream),
             start_tidegate(running, folder, options.tidegate, upstream),
             start_pingora(running, options.pingora, upstream),
         ]
         print(f"\n## 1 KiB, keep-alive, wrk -t1 -c{CONNECTIONS}\n", flush=True)
-        for front in fronts:
-            check_limits(front)
-            load(front, 1)
-        cells = {front.server.name: [] for front in fronts}
+        for proxy in proxies:
+            check_limits(proxy)
+            load(proxy, 1)
+        cells = {proxy.server.name: [] for proxy in proxies}
         for turn in range(rounds):
-            for front in fronts if turn % 2 == 0 else reversed(fronts):
-                cells[front.server.name].append(load(front, seconds))
+            for proxy in proxies if turn % 2 == 0 else reversed(proxies):
+                cells[proxy.server.name].append(load(proxy, seconds))
         print_table(cells)
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tidegate", required=True, type=program)
     parser.add_argument("--pingora", required=True, type=program)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--smoke", action="store_true", help="one short round: shows that it works, measures nothing")
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="one short round, to show only that the benchmark works",
+    )
     return parser.parse_args()
 
 
 def start_upstream(running, folder):
     port = free_port()
-    answer = f'location / {{ default_type text/plain; return 200 "{"x" * BODY_BYTES}"; }}'
-    nginx(running, folder, "upstream", port, f"server {{ listen 127.0.0.1:{port}; {answer} }}")
+    location = f'location / {{ default_type text/plain; return 200 "{"x" * BODY_BYTES}"; }}'
+    nginx(running, folder, "upstream", port, f"server {{ listen 127.0.0.1:{port}; {location} }}")
     return port
 
 
 def start_nginx(running, folder, upstream):
-    """As its own documents have it: limits in shared memory by address, and connections to the upstream that are kept."""
+    """Uses the settings of nginx's documentation: limits by address in shared memory, and
+    keep-alive connections to the upstream."""
     port = free_port()
     http = f"""
-        limit_req_zone $binary_remote_addr zone=room:10m rate={ROOM_A_SECOND}r/s;
+        limit_req_zone $binary_remote_addr zone=room:10m rate={AMPLE_RATE}r/s;
         limit_req_zone $binary_remote_addr zone=checked:10m rate=1r/m;
         limit_req_status 429;
         upstream app {{ server 127.0.0.1:{upstream}; keepalive {CONNECTIONS}; keepalive_requests 1000000000; }}
@@ -86,14 +96,14 @@ def start_nginx(running, folder, upstream):
             proxy_set_header X-Forwarded-For $remote_addr;
             proxy_set_header X-Forwarded-Proto $scheme;
             proxy_set_header X-Forwarded-Host $http_host;
-            location / {{ limit_req zone=room burst={ROOM_A_SECOND} nodelay; proxy_pass http://app; }}
+            location / {{ limit_req zone=room burst={AMPLE_RATE} nodelay; proxy_pass http://app; }}
             location /checked {{ limit_req zone=checked burst={CHECKED_LIMIT - 1} nodelay; proxy_pass http://app; }}
         }}"""
-    return Front(nginx(running, folder, "nginx limit_req", port, http), port)
+    return Proxy(nginx(running, folder, "nginx limit_req", port, http), port)
 
 
 def nginx(running, folder, name, port, http):
-    """One worker process a core. Its master does nothing while it runs."""
+    """Starts nginx with one worker process per core."""
     config = os.path.join(folder, f"{port}.conf")
     with open(config, "w") as file:
         file.write(f"""
@@ -105,7 +115,7 @@ def nginx(running, folder, name, port, http):
 
 class Nginx(Server):
     def cpu_seconds(self):
-        """That of its workers."""
+        """Returns the CPU time of the workers. The master is idle during the load."""
         children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         with open(children) as file:
             return sum(cpu_of(pid) for pid in file.read().split())
@@ -129,44 +139,48 @@ rules:
   - name: room
     when: {{path: {{not: /checked}}}}
     key: [ip]
-    limits: [{{algorithm: gcra, rate: {ROOM_A_SECOND}/s, burst: {ROOM_A_SECOND}}}]
+    limits: [{{algorithm: gcra, rate: {AMPLE_RATE}/s, burst: {AMPLE_RATE}}}]
   - name: checked
     when: {{path: /checked}}
     key: [ip]
     limits: [{{algorithm: gcra, rate: 1/min, burst: {CHECKED_LIMIT - 1}}}]
 """)
     command = [path, "serve", "--config", config, "--log", "error"]
-    return Front(running.enter_context(Server("tidegate", command, [port])), port)
+    return Proxy(running.enter_context(Server("tidegate", command, [port])), port)
 
 
 def start_pingora(running, path, upstream):
     port = free_port()
     command = [path, str(port), str(upstream), str(os.cpu_count())]
-    return Front(running.enter_context(Server("pingora-proxy", command, [port])), port)
+    return Proxy(running.enter_context(Server("pingora-proxy", command, [port])), port)
 
 
-def check_limits(front):
-    """Five pass, the sixth is denied, and what passes is the upstream's."""
-    answers = [ask(front, "/checked") for _ in range(CHECKED_LIMIT + 1)]
-    passed = [(status, size) for status, size in answers if status == 200]
-    if passed != [(200, BODY_BYTES)] * CHECKED_LIMIT or answers[-1][0] != 429:
-        raise SystemExit(f"{front.server.name} should have let {CHECKED_LIMIT} pass, and answered {answers}")
+def check_limits(proxy):
+    """Checks that five requests get the upstream's response, and that the sixth is denied."""
+    responses = [get(proxy, "/checked") for _ in range(CHECKED_LIMIT + 1)]
+    passed = [(status, size) for status, size in responses if status == 200]
+    if passed != [(200, BODY_BYTES)] * CHECKED_LIMIT or responses[-1][0] != 429:
+        raise SystemExit(
+            f"{proxy.server.name} should have admitted {CHECKED_LIMIT}, but returned {responses}"
+        )
 
 
-def ask(front, path):
+def get(proxy, path):
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{front.port}{path}", timeout=10) as answer:
-            return answer.status, len(answer.read())
+        with urllib.request.urlopen(f"http://127.0.0.1:{proxy.port}{path}", timeout=10) as response:
+            return response.status, len(response.read())
     except urllib.error.HTTPError as error:
         return error.code, None
 
 
-def load(front, seconds):
-    """Requests a second, and microseconds of the proxy's CPU a request."""
-    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", f"http://127.0.0.1:{front.port}/"]
-    before = front.server.cpu_seconds()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL)
-    used = front.server.cpu_seconds() - before
+def load(proxy, seconds):
+    """Returns requests per second, and the proxy's CPU time per request in microseconds."""
+    command = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", f"http://127.0.0.1:{proxy.port}/"]
+    before = proxy.server.cpu_seconds()
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL
+    )
+    used = proxy.server.cpu_seconds() - before
     requests = re.search(r"(\d+) requests in .*, ([\d.]+)(\w+) read", done.stdout)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", done.stdout)
     wrong = re.search(r"Non-2xx or 3xx responses: .*|Socket errors: .*", done.stdout)
@@ -176,19 +190,27 @@ def load(front, seconds):
 
 
 def print_table(cells):
-    print("| proxy | requests/s | least to most | proxy CPU a request |")
+    print("| proxy | requests/s | minimum to maximum | proxy CPU per request |")
     print("| --- | --- | --- | --- |")
     for name, runs in cells.items():
         rates = [rate for rate, _ in runs]
-        print(f"| {name} | {median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
-              f"| {median(cpu for _, cpu in runs):.2f} us |")
+        print(
+            f"| {name} | {median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
+            f"| {median(cpu for _, cpu in runs):.2f} us |"
+        )
     pairs = list(zip(cells["tidegate"], cells["nginx limit_req"]))
     rate = median(ours[0] / its[0] for ours, its in pairs)
     cpu = median(ours[1] / its[1] for ours, its in pairs)
-    print(f"\n- requests a second are {rate:.3f} of nginx's, target at least 1: {'reached' if rate >= 1 else 'MISSED'}")
-    print(f"- CPU a request is {cpu:.3f} of nginx's, target at most 1: {'reached' if cpu <= 1 else 'MISSED'}")
+    print(
+        f"\n- requests per second: {rate:.3f} of nginx's, target at least 1: "
+        f"{'reached' if rate >= 1 else 'MISSED'}"
+    )
+    print(
+        f"- CPU per request: {cpu:.3f} of nginx's, target at most 1: "
+        f"{'reached' if cpu <= 1 else 'MISSED'}"
+    )
     cpu = median(ours[1] / its[1] for ours, its in zip(cells["tidegate"], cells["pingora-proxy"]))
-    print(f"- CPU a request is {cpu:.3f} of pingora-proxy's")
+    print(f"- CPU per request: {cpu:.3f} of pingora-proxy's")
 
 
 if __name__ == "__main__":

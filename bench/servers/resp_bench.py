@@ -1,4 +1,4 @@
-"""The Redis-protocol listeners under redis-benchmark, beside `PING` of redis-server to scale by."""
+"""Measures listeners of the Redis protocol with redis-benchmark, and `PING` of redis-server."""
 
 from statistics import median
 
@@ -8,15 +8,18 @@ from load import redis_benchmark
 
 DEPTHS = (1, 16, 64)
 
-# What peers' notes hold of the redis-cell module, beside PING of the redis-server of that day.
-REDIS_CELL = {16: {"allowed": 258_000 / 1_620_000, "denied": 258_000 / 1_620_000},
-              64: {"allowed": 278_000 / 3_150_000, "denied": 641_000 / 3_150_000}}
+# Published throughput of the module redis-cell, relative to PING of redis-server in the same
+# measurement.
+REDIS_CELL = {
+    16: {"allowed": 258_000 / 1_620_000, "denied": 258_000 / 1_620_000},
+    64: {"allowed": 278_000 / 3_150_000, "denied": 641_000 / 3_150_000},
+}
 TIMES_REDIS_CELL = 3
 CPU_OF_THROTTLECRAB = {1: 0.8, 16: None, 64: 1 / 8}
 
 
 class Contender:
-    """One command of one server."""
+    """A command of a server."""
 
     def __init__(self, server, port, command=None):
         self.server, self.port, self.command = server, port, command
@@ -30,33 +33,52 @@ class Contender:
 
 
 def run(redis, throttlecrab, tidegate, rounds, seconds):
-    """Measures in rounds, in which everybody takes a turn, and prints the tables."""
-    contenders = [Contender(redis, redis.ports[0]), Contender(throttlecrab, throttlecrab.ports[0], Throttle),
-                  Contender(tidegate, tidegate.ports[0], Throttle), Contender(tidegate, tidegate.ports[0], ClThrottle)]
+    """Measures all contenders in each round, and prints the tables."""
+    contenders = [
+        Contender(redis, redis.ports[0]),
+        Contender(throttlecrab, throttlecrab.ports[0], Throttle),
+        Contender(tidegate, tidegate.ports[0], Throttle),
+        Contender(tidegate, tidegate.ports[0], ClThrottle),
+    ]
     limiting = [contender for contender in contenders if contender.command]
     for contender in limiting:
-        checks.resp_counts_exactly(contender.server.name, contender.port, contender.command, f"{contender.command.prefix}1")
+        checks.resp_counts_exactly(
+            contender.server.name, contender.port, contender.command, f"{contender.command.prefix}1"
+        )
         checks.resp_spend(contender.server.name, contender.port, contender.command)
     cells = {}
     for turn in range(rounds):
         for depth in DEPTHS:
-            for contender in contenders[turn % len(contenders):] + contenders[:turn % len(contenders)]:
+            for contender in (
+                contenders[turn % len(contenders) :] + contenders[: turn % len(contenders)]
+            ):
                 for load in contender.loads():
-                    cells.setdefault((depth, load, contender.name), []).append(redis_benchmark(
-                        contender.server, contender.port, contender.words(load), depth, seconds))
+                    cells.setdefault((depth, load, contender.name), []).append(
+                        redis_benchmark(
+                            contender.server, contender.port, contender.words(load), depth, seconds
+                        )
+                    )
     for contender in limiting:
         checks.resp_load_arrived(contender.server.name, contender.port, contender.command)
-        checks.resp_counts_exactly(contender.server.name, contender.port, contender.command, f"{contender.command.prefix}2")
+        checks.resp_counts_exactly(
+            contender.server.name, contender.port, contender.command, f"{contender.command.prefix}2"
+        )
     print_tables(cells)
 
 
 def print_tables(cells):
-    print("| -P | load | server and command | decisions/s | least to most | server CPU a decision |")
+    print(
+        "| -P | load | server and command | decisions/s | minimum to maximum | server CPU per "
+        "decision |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     for (depth, load, name), runs in sorted(cells.items()):
         rates = [run.rate for run in runs]
-        print(f"| {depth} | {load} | {name} | {median(rates):,.0f} | {min(rates):,.0f} to {max(rates):,.0f} "
-              f"| {median(run.cpu for run in runs):.2f} us |")
+        print(
+            f"| {depth} | {load} | {name} | {median(rates):,.0f} | {min(rates):,.0f} to "
+            f"{max(rates):,.0f} "
+            f"| {median(run.cpu for run in runs):.2f} us |"
+        )
     print()
     for depth in DEPTHS:
         for load in ("allowed", "denied"):
@@ -64,22 +86,29 @@ def print_tables(cells):
 
 
 def print_ratios(cells, depth, load):
-    """Ratios are taken within a round, and the median of those is compared with the target."""
+    """Prints the medians of the ratios within each round, and compares them with the targets."""
     peer = cells[depth, load, "throttlecrab-server THROTTLE"]
     ping = cells[depth, "-", "redis-server PING"]
     for command in ("THROTTLE", "CL.THROTTLE"):
         ours = cells[depth, load, f"tidegate {command}"]
         cpu = median(our.cpu / its.cpu for our, its in zip(ours, peer))
         where = f"-P {depth}, {load}, {command}"
-        print(f"- {where}: CPU a decision is {cpu:.3f} of throttlecrab-server's"
-              + judged(cpu, CPU_OF_THROTTLECRAB[depth], at_most=True))
+        print(
+            f"- {where}: CPU per decision is {cpu:.3f} of throttlecrab-server's"
+            + against_target(cpu, CPU_OF_THROTTLECRAB[depth], at_most=True)
+        )
         if depth in REDIS_CELL:
-            scaled = median(our.rate / its.rate for our, its in zip(ours, ping)) / REDIS_CELL[depth][load]
-            print(f"- {where}: throughput is {scaled:.2f} times redis-cell's, scaled by PING"
-                  + judged(scaled, TIMES_REDIS_CELL, at_most=False))
+            scaled = (
+                median(our.rate / its.rate for our, its in zip(ours, ping))
+                / REDIS_CELL[depth][load]
+            )
+            print(
+                f"- {where}: throughput is {scaled:.2f} times redis-cell's, scaled by PING"
+                + against_target(scaled, TIMES_REDIS_CELL, at_most=False)
+            )
 
 
-def judged(value, target, at_most):
+def against_target(value, target, at_most):
     if target is None:
         return ""
     reached = value <= target if at_most else value >= target

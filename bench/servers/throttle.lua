@@ -1,5 +1,6 @@
--- Asks for one of many keys at random, or, to spend them all, for one after the other.
--- Arguments: the JSON body with KEY in the key's place, and perhaps UNITS in that of the cost; the number of keys; "random" or "each".
+-- Sends requests for random keys ("random"), or for all keys in turn, to exhaust them ("each").
+-- Arguments: the JSON body with the placeholders KEY and, optionally, UNITS for the cost; the number
+-- of keys; the mode.
 
 local threads = 0
 
@@ -15,11 +16,11 @@ function init(arguments)
    wrk.headers["Content-Type"] = "application/json"
    requests = {}
    for key = 0, keys - 1 do
-      -- The requests are made beforehand, so that the generator leaves the processor to the server.
+      -- All requests are built before the run, so that wrk takes less CPU time from the server.
       local body = template:gsub("KEY", string.format("%012d", key)):gsub("UNITS", key % 500 + 1)
       requests[#requests + 1] = wrk.format(nil, nil, nil, body)
    end
-   -- Each thread begins at its own half, and both come round to all.
+   -- Both threads visit all keys, but each begins with another half.
    turn = mode == "each" and number * math.floor(keys / 2) or nil
 end
 

@@ -1,4 +1,4 @@
-"""Times `tidegate simulate` beside goaccess on one generated log in the combined format."""
+"""Measures `tidegate simulate` beside goaccess on one generated log in the combined format."""
 
 import argparse
 import bisect
@@ -19,11 +19,22 @@ rules:
 CLIENTS = 100_000
 START = 1_795_240_800
 DAY = 86_400
-PATHS = ["/", "/login", "/api/orders", "/api/products/%d", "/static/app.js", "/search?q=%d", "/images/%d.png", "/about"]
+PATHS = [
+    "/",
+    "/login",
+    "/api/orders",
+    "/api/products/%d",
+    "/static/app.js",
+    "/search?q=%d",
+    "/images/%d.png",
+    "/about",
+]
 AGENTS = [
-    "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/131.0 Safari/537.36",
+    "Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/131.0 "
+    "Safari/537.36",
     "curl/8.5.0",
-    "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) AppleWebKit/605.1.15 Version/18.0 Mobile Safari/604.1",
+    "Mozilla/5.0 (iPhone; CPU iPhone OS 18_0 like Mac OS X) AppleWebKit/605.1.15 Version/18.0 "
+    "Mobile Safari/604.1",
     "Googlebot/2.1 (+http://www.google.com/bot.html)",
 ]
 
@@ -44,13 +55,17 @@ def write_log(path, lines):
             if "%d" in target:
                 target %= draw.randint(1, 5_000)
             status, size = draw.choice((200, 200, 200, 304, 404)), draw.randint(100, 50_000)
-            log.write(f'{client} - - [{stamp}] "GET {target} HTTP/1.1" {status} {size} "-" "{draw.choice(AGENTS)}"\n')
+            log.write(
+                f'{client} - - [{stamp}] "GET {target} HTTP/1.1" {status} {size} "-" "{draw.choice(AGENTS)}"\n'
+            )
 
 
 def run(command):
     """Returns the elapsed seconds, the CPU seconds and the peak memory in MiB."""
     began = time.monotonic()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     _, status, used = os.wait4(process.pid, 0)
     if status != 0:
         raise SystemExit(f"{' '.join(command)} failed")
@@ -70,22 +85,41 @@ def main():
             file.write(RULES)
         commands = {
             "tidegate simulate": [options.tidegate, "simulate", rules, "--log", log],
-            "goaccess": ["goaccess", log, "--log-format=COMBINED", "--no-progress", "-o", os.path.join(folder, "report.json")],
+            "goaccess": [
+                "goaccess",
+                log,
+                "--log-format=COMBINED",
+                "--no-progress",
+                "-o",
+                os.path.join(folder, "report.json"),
+            ],
         }
         measured = {name: [] for name in commands}
         for _ in range(rounds):
             for name, command in commands.items():
                 measured[name].append(run(command))
-        print(f"{lines:,} lines of {os.path.getsize(log) / lines:.0f} bytes from {CLIENTS:,} clients, medians of {rounds} rounds.\n")
+        print(
+            f"{lines:,} lines of {os.path.getsize(log) / lines:.0f} bytes from {CLIENTS:,} "
+            f"clients, medians of {rounds} rounds.\n"
+        )
     print("| program | seconds | CPU seconds | million lines per second | peak memory, MiB |")
     print("| --- | --- | --- | --- | --- |")
-    medians = {name: [statistics.median(column) for column in zip(*rows)] for name, rows in measured.items()}
+    medians = {
+        name: [statistics.median(column) for column in zip(*rows)]
+        for name, rows in measured.items()
+    }
     for name, (seconds, cpu, memory) in medians.items():
-        print(f"| {name} | {seconds:.1f} | {cpu:.1f} | {lines / seconds / 1e6:.3f} | {memory:.0f} |")
+        print(
+            f"| {name} | {seconds:.1f} | {cpu:.1f} | {lines / seconds / 1e6:.3f} | {memory:.0f} |"
+        )
     (ours, ours_cpu, ours_memory), (theirs, theirs_cpu, theirs_memory) = medians.values()
-    print(f"\n`tidegate simulate` takes {ours / theirs:.2f} of the time, {ours_cpu / theirs_cpu:.2f} of the CPU time and "
-          f"{ours_memory / theirs_memory:.2f} of the memory of goaccess. goaccess counts visitors, pages and browsers, "
-          "and `tidegate simulate` decides three rules.")
+    print(
+        f"\n`tidegate simulate` takes {ours / theirs:.2f} of the time, "
+        f"{ours_cpu / theirs_cpu:.2f} of the CPU time and "
+        f"{ours_memory / theirs_memory:.2f} of the memory of goaccess. goaccess counts visitors, "
+        "pages and browsers, "
+        "and `tidegate simulate` decides three rules."
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
--- No clock is read: what is left of the key's life is how far the arrival time lies ahead, in whole milliseconds, and its
--- value the microseconds over. Time passes in milliseconds, so that who comes back when it was told to may be too early.
+-- GCRA without reading the clock. The key's remaining TTL is the time until the theoretical arrival
+-- time in milliseconds, and the value of the key is the rest in microseconds. The TTL has a
+-- resolution of 1 ms, so a client that waits exactly as long as told may still be denied.
 local left = redis.call('PTTL', KEYS[1])
 local ahead = tonumber(ARGV[1])
 if left > 0 then

@@ -1,5 +1,5 @@
--- GCRA, exact to the microsecond, and nothing else: the arrival time under the key, packed.
--- ARGV: how long a unit lasts, how far the arrival time may lie ahead.
+-- Minimal GCRA, exact to the microsecond. The key contains the theoretical arrival time in 7 bytes.
+-- ARGV: the emission interval and the tolerance in microseconds.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local arrival = redis.call('GET', KEYS[1])
