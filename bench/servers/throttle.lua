@@ -1,6 +1,6 @@
 -- Sends requests for random keys ("random"), or for all keys in turn, to exhaust them ("each").
--- Arguments: the JSON body with the placeholders KEY and, optionally, UNITS for the cost; the number
--- of keys; the mode.
+-- Arguments: the JSON body with the placeholders KEY and, optionally, UNITS for the cost; the
+-- number of keys; the mode.
 
 local threads = 0
 

@@ -2,8 +2,8 @@
 //! document, never a panic. A server in the same state gives the same response on a thread that has
 //! not parsed a body before.
 //!
-//! The first byte selects the endpoint: `c`heck, `p`eek, `t`hrottle, `r`eserve, `s`ettle or re`n`ew.
-//! No body settles or renews a reservation, because no body contains a sealed token.
+//! The first byte selects the endpoint: `c`heck, `p`eek, `t`hrottle, `r`eserve, `s`ettle or
+//! re`n`ew. No body settles or renews a reservation, because no body contains a sealed token.
 
 #![no_main]
 

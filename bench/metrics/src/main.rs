@@ -1,6 +1,6 @@
-//! Benchmark of a page with the metrics of rules: six series for each rule, one more than the server
-//! has. ADR 0017 has its figures. The settings keep freed memory in the process. Without them, page
-//! faults take most of the time, and which encoder has them depends on their order.
+//! Benchmark of a page with the metrics of rules: six series for each rule, one more than the
+//! server has. ADR 0017 has its figures. The settings keep freed memory in the process. Without
+//! them, page faults take most of the time, and which encoder has them depends on their order.
 //!
 //! ```sh
 //! MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TOP_PAD_=100000000 \

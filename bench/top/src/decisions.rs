@@ -10,8 +10,8 @@
 //! done
 //! ```
 //!
-//! The difference of the two totals, divided by [`DECISIONS`], is the cost of recording. The keys are
-//! skewed. 500 keys all fit into a sketch; of 10,000 it keeps a tenth, so that decisions evict.
+//! The difference of the two totals, divided by [`DECISIONS`], is the cost of recording. The keys
+//! are skewed. 500 keys all fit into a sketch; of 10,000 it keeps a tenth, so that decisions evict.
 
 use std::sync::Mutex;
 

@@ -1,8 +1,8 @@
 //! Tidegate's sketch for top talkers beside the three sketches of the crate `heavykeeper`.
 //!
 //! Each sketch is asked for the 100 most frequent of 1,000,000 keys after 4,000,000 additions. The
-//! table has the time of an addition, the memory, how many of the 100 are found, and how wrong their
-//! numbers are. `--smoke` uses 40,000 additions and shows only that everything works.
+//! table has the time of an addition, the memory, how many of the 100 are found, and how wrong
+//! their numbers are. `--smoke` uses 40,000 additions and shows only that everything works.
 
 mod decisions;
 

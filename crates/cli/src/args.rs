@@ -609,8 +609,8 @@ pub(crate) struct Simulate {
     /// "api.limit=50..200/min step 50", in one pass over the logs; at most 32 limits
     #[arg(long, value_name = "RULE.limit=LIMITS")]
     pub(crate) sweep: Option<Sweep>,
-    /// Suggest limits that deny at most this share of the keys of each rule; for token buckets, also
-    /// the smallest burst for several rates
+    /// Suggest limits that deny at most this share of the keys of each rule; for token buckets,
+    /// also the smallest burst for several rates
     #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "1%")]
     pub(crate) suggest: Option<Share>,
     /// Show keyed hashes in place of the values of keys, as `privacy: {keys: hashed}` in the rules

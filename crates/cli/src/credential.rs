@@ -17,8 +17,8 @@ const MAX_SECRET_BYTES: u64 = 64 << 10;
 const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
 /// Returns the secret named `name`: the environment variable `name`, the file in the variable
-/// `{name}_FILE`, or the file `name` in the folder of credentials. `field` is the setting that names
-/// the secret, and `what` describes it.
+/// `{name}_FILE`, or the file `name` in the folder of credentials. `field` is the setting that
+/// names the secret, and `what` describes it.
 ///
 /// # Errors
 ///

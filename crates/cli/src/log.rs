@@ -1,5 +1,5 @@
-//! Logging: the operator's filter, silenced libraries, the formats, and a rate limit on records that
-//! clients can cause.
+//! Logging: the operator's filter, silenced libraries, the formats, and a rate limit on records
+//! that clients can cause.
 
 mod throttle;
 
@@ -136,7 +136,8 @@ where
     }
 }
 
-/// Returns `line` with the member `data` as an object; `None` if the line or its `data` is not JSON.
+/// Returns `line` with the member `data` as an object; `None` if the line or its `data` is not
+/// JSON.
 fn with_object(line: &str) -> Option<serde_json::Value> {
     let mut record: serde_json::Value = serde_json::from_str(line).ok()?;
     let data = serde_json::from_str(record["data"].as_str()?).ok()?;
@@ -171,8 +172,8 @@ mod tests {
         }
     }
 
-    /// Logs 100 records at once and another later, to two outputs in `format`. Returns the log, which
-    /// is the same in both.
+    /// Logs 100 records at once and another later, to two outputs in `format`. Returns the log,
+    /// which is the same in both.
     fn flooded(format: LogFormatName) -> String {
         let at_secs = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let clock = Clock::manual(at_secs(1_000));

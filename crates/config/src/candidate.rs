@@ -1,5 +1,5 @@
-//! `candidate`: a second rules file, whose rules are decided beside the rules in force and are never
-//! enforced.
+//! `candidate`: a second rules file, whose rules are decided beside the rules in force and are
+//! never enforced.
 
 use std::path::PathBuf;
 

@@ -153,7 +153,8 @@ pub struct Config {
     /// `rules` and `allow`, indexed and ready for decisions.
     pub rules: RuleSet,
     /// `candidate`: the rules that are decided beside `rules` and never enforced; `None` if the
-    /// file has no section `candidate`. [`Config::parse`] does not read the file that the section names.
+    /// file has no section `candidate`. [`Config::parse`] does not read the file that the section
+    /// names.
     pub candidate: Option<CandidateConfig>,
     /// `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
     pub quotas: Vec<QuotaRule>,

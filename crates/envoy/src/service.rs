@@ -100,8 +100,8 @@ impl RateLimitService {
             .await
     }
 
-    /// Decides `request`, which came from `listener`, like [`Self::should_rate_limit`]. If Redis has
-    /// not answered after the time `within`, Redis is treated as unavailable.
+    /// Decides `request`, which came from `listener`, like [`Self::should_rate_limit`]. If Redis
+    /// has not answered after the time `within`, Redis is treated as unavailable.
     ///
     /// # Errors
     ///

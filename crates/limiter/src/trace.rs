@@ -87,8 +87,8 @@ pub fn request_span(listener: ListenerKind, name: &'static str, headers: &Header
     span
 }
 
-/// Returns the span of a decision without a request in HTTP, such as a command of the Redis protocol.
-/// The span has no parent. Without tracing, the span is empty.
+/// Returns the span of a decision without a request in HTTP, such as a command of the Redis
+/// protocol. The span has no parent. Without tracing, the span is empty.
 #[must_use]
 pub fn command_span(listener: ListenerKind) -> Span {
     match PROPAGATOR.get() {
@@ -141,8 +141,9 @@ pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> 
     }
 }
 
-/// Records the outcome of a decision in the span of its request. A command of the Redis protocol that
-/// does not wait for Redis has no span, so the decision gets a span of its own, without a duration.
+/// Records the outcome of a decision in the span of its request. A command of the Redis protocol
+/// that does not wait for Redis has no span, so the decision gets a span of its own, without a
+/// duration.
 pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if PROPAGATOR.get().is_none() {
         return;

@@ -1,7 +1,7 @@
 //! The request handler: forwards a request to an upstream and returns the response.
 //!
 //! ```text
-//! Upstreams::route    picks the upstream; the head was normalised by `headers::normalise`
+//! Upstreams::route    picks the upstream; the head was normalised by `crate::normalise`
 //! forwarded           adds forwarding headers: here for HTTP/2, in `upstream::h1` for HTTP/1.1
 //! Dispatcher          gets a connection, sends the request, awaits the response head
 //! ResponseBody        streams the response body; at its end the connection returns to the pool

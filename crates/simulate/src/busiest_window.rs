@@ -40,8 +40,8 @@ impl BusiestWindow {
     }
 }
 
-/// Returns the windows of a rule's limits that count in windows, without repetition. A bucket has no
-/// window: its limits are suggested as rates with bursts.
+/// Returns the windows of a rule's limits that count in windows, without repetition. A bucket has
+/// no window: its limits are suggested as rates with bursts.
 pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
     let counts_in_windows = |limit: &&Limit| {
         matches!(

@@ -98,8 +98,8 @@ pub(crate) struct RuleCounts {
     /// The number of requests that the limits of the rule deny; in shadow mode, the number that
     /// they would deny.
     pub(crate) denied: u64,
-    /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if they
-    /// had arrived later by at most the precision.
+    /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if
+    /// they had arrived later by at most the precision.
     pub(crate) denied_within: [u64; PRECISIONS.len()],
     /// The number of requests that a queue delays, and the longest delay.
     pub(crate) delayed: u64,

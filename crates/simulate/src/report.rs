@@ -116,8 +116,8 @@ pub struct RuleReport {
     /// The number of requests that the rule denies; in shadow mode, the number that it would deny.
     pub denied: u64,
     /// The number of these denials that depend on the precision of the log: the same request would
-    /// have been admitted if it had arrived at most a second later (or a millisecond, if the log has
-    /// milliseconds). The effects on later requests are not included.
+    /// have been admitted if it had arrived at most a second later (or a millisecond, if the log
+    /// has milliseconds). The effects on later requests are not included.
     pub denied_within_precision: u64,
     /// The number of requests that a queue delays.
     pub delayed: u64,

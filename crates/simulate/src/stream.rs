@@ -485,8 +485,8 @@ impl Log {
         }
     }
 
-    /// Advances the latest time of the log. A single line with a wrong time must not end the sorting
-    /// of the following lines.
+    /// Advances the latest time of the log. A single line with a wrong time must not end the
+    /// sorting of the following lines.
     fn advance(&mut self, time: Timestamp) {
         let is_far = self.latest != Timestamp::default() && time > self.latest.after(JUMP);
         let is_confirmed = self

@@ -56,8 +56,8 @@ struct Rejection {
 }
 
 impl SignalCounts {
-    /// Counts an export of this number of records, and logs when exports begin to fail or to succeed
-    /// again.
+    /// Counts an export of this number of records, and logs when exports begin to fail or to
+    /// succeed again.
     fn count_export<E: fmt::Display>(&self, signal: &str, records: usize, error: Option<&E>) {
         let records = u64::try_from(records).unwrap_or(u64::MAX);
         let rejection = self.rejection().take();

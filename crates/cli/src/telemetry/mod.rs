@@ -1,5 +1,5 @@
-//! Export of traces, metrics and logs over OTLP (OpenTelemetry), configured by the standard variables
-//! `OTEL_*`. Nothing runs unless an endpoint is set.
+//! Export of traces, metrics and logs over OTLP (OpenTelemetry), configured by the standard
+//! variables `OTEL_*`. Nothing runs unless an endpoint is set.
 //!
 //! The exporters have threads and bounded queues of their own. A decision never waits for them. If
 //! a queue is full, records are lost and counted.

@@ -1,5 +1,5 @@
-//! Tests that `tidegate check` accepts a valid file and lists all mistakes of an invalid one. Also runs
-//! `serve` with the same invalid files.
+//! Tests that `tidegate check` accepts a valid file and lists all mistakes of an invalid one. Also
+//! runs `serve` with the same invalid files.
 
 use std::process::Output;
 

@@ -266,8 +266,8 @@ fn denials_are_logged_if_that_is_set() {
     }
 }
 
-/// The ids of events begin with the start of the server, so that the command knows that the events of
-/// the new process are new.
+/// The ids of events begin with the start of the server, so that the command knows that the events
+/// of the new process are new.
 #[test]
 fn followed_events_survive_a_restart_of_the_server() {
     let port = free_port();

@@ -158,8 +158,8 @@ fn wait_until_ready(address: SocketAddr) {
     panic!("no server is ready on {address}");
 }
 
-/// Waits until the whole load is in a log. A server writes the line of a request after the response,
-/// so it may not have written the last line when the client has the last response.
+/// Waits until the whole load is in a log. A server writes the line of a request after the
+/// response, so it may not have written the last line when the client has the last response.
 fn wait_until_complete(log: &Path) {
     for _ in 0..3_000 {
         let written = fs::read_to_string(log).unwrap_or_default();

@@ -246,7 +246,8 @@ fn denials_within_the_precision_of_the_log_are_counted() {
     scratch.write("rules.yaml", &rules.replace("1/s", "6/min"));
     let report = json(&scratch, &["--log", "access.log"]);
     let rule = &report["rules"][0];
-    // After one request, the next is admitted ten seconds later; at second 9 it is two seconds early.
+    // After one request, the next is admitted ten seconds later; at second 9 it is two seconds
+    // early.
     assert_eq!(
         (&rule["denied"], &rule["denied_within_precision"]),
         (&4.into(), &0.into())

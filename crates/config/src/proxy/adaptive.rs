@@ -52,8 +52,8 @@ pub struct Adaptive {
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
     /// the default class, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
-    /// `headroom`: the conditions that must all hold for the `headroom.*` entry to report spare capacity to
-    /// rules. By default, requests in flight must be less than 60 % of the limit.
+    /// `headroom`: the conditions that must all hold for the `headroom.*` entry to report spare
+    /// capacity to rules. By default, requests in flight must be less than 60 % of the limit.
     pub headroom: Vec<HeadroomCondition>,
 }
 

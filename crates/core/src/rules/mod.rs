@@ -2,7 +2,8 @@
 //!
 //! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
 //! a request and turns each rule into a charge on a key. Finding the rules does not take longer the
-//! more rules there are, because only the rules that the [`index`](pattern::index) finds are evaluated.
+//! more rules there are, because only the rules that the [`index`](pattern::index) finds are
+//! evaluated.
 
 mod active_hours;
 mod allow;

@@ -10,8 +10,8 @@ use tidegate_core::Timestamp;
 use super::RuleKey;
 use crate::KeyMask;
 
-/// The maximum number of keys for which changed requests are counted. If there are more, the half of
-/// them with the fewest requests is forgotten.
+/// The maximum number of keys for which changed requests are counted. If there are more, the half
+/// of them with the fewest requests is forgotten.
 const MAX_KEYS: usize = 10_000;
 
 /// The changed requests, by rule and key.

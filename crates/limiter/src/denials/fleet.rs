@@ -1,7 +1,7 @@
 //! Recent denials of all servers that share a Redis.
 //!
-//! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server reads
-//! the published denials of the other servers, and merges them with its own. A server that is
+//! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server
+//! reads the published denials of the other servers, and merges them with its own. A server that is
 //! killed loses at most the denials of the last second.
 
 use std::{

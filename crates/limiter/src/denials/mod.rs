@@ -56,9 +56,9 @@ pub struct Denial {
     /// The values of the rule's key, the key that was sent with the limit, or the values of the
     /// descriptor. Empty if a descriptor is longer than a key can be.
     pub key: Vec<String>,
-    /// The entries of the request that the conditions and the key of the rule use, or the domain and
-    /// the entries of the descriptor. Long values are truncated, and entries beyond about 3 KiB are
-    /// left out.
+    /// The entries of the request that the conditions and the key of the rule use, or the domain
+    /// and the entries of the descriptor. Long values are truncated, and entries beyond about 3 KiB
+    /// are left out.
     pub entries: Vec<(String, String)>,
 }
 

@@ -103,7 +103,8 @@ impl Ring {
         is_kept
     }
 
-    /// Returns whether to log the next request, so that `percent` percent of all requests are logged.
+    /// Returns whether to log the next request, so that `percent` percent of all requests are
+    /// logged.
     pub(super) fn is_logged(&mut self, percent: u32) -> bool {
         self.unlogged_percent += percent;
         let is_due = self.unlogged_percent >= 100;

@@ -384,16 +384,16 @@ impl Events {
         }
     }
 
-    /// Returns a subscription to the events after the event `after`, or to all recent events if this
-    /// process has sent no such event; `None` if there are [`MAX_SUBSCRIBERS`] already.
+    /// Returns a subscription to the events after the event `after`, or to all recent events if
+    /// this process has sent no such event; `None` if there are [`MAX_SUBSCRIBERS`] already.
     #[must_use]
     pub fn subscribe(&self, after: EventId) -> Option<EventSubscription> {
         self.stream.subscribe(after)
     }
 
-    /// Returns the first `most` of the recent events after the event `after`, or of all recent events
-    /// if this process has sent no such event. Without `after`, returns the last `most` events. At
-    /// most [`MAX_RECENT_EVENTS`] events are in memory.
+    /// Returns the first `most` of the recent events after the event `after`, or of all recent
+    /// events if this process has sent no such event. Without `after`, returns the last `most`
+    /// events. At most [`MAX_RECENT_EVENTS`] events are in memory.
     #[must_use]
     pub fn list(&self, after: Option<EventId>, most: usize) -> EventList {
         self.stream.list(after, most)
@@ -419,8 +419,8 @@ impl Events {
         let counts = self.counts.iter().zip(EventType::ALL);
         let counts = counts.map(|(count, kind)| ([kind.as_str()], count.load(Ordering::Relaxed)));
         page.family(&EVENTS, counts);
-        // Webhooks with the same origin are one time series, because the rest of a URL can contain a
-        // credential.
+        // Webhooks with the same origin are one time series, because the rest of a URL can contain
+        // a credential.
         let mut webhooks = BTreeMap::<&str, WebhookCounts>::new();
         for webhook in &self.webhooks {
             *webhooks.entry(webhook.name()).or_default() += webhook.counts();

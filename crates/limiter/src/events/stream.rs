@@ -119,8 +119,8 @@ impl EventStream {
         json
     }
 
-    /// Returns a subscription to the events after the event `after`, or to all events if there is no
-    /// such event in this process; `None` if there are too many subscribers.
+    /// Returns a subscription to the events after the event `after`, or to all events if there is
+    /// no such event in this process; `None` if there are too many subscribers.
     pub(super) fn subscribe(&self, after: EventId) -> Option<EventSubscription> {
         let count = self.subscribers.fetch_add(1, Ordering::Relaxed);
         let slot = SubscriberSlot(Arc::clone(&self.subscribers));
@@ -140,8 +140,8 @@ impl EventStream {
         })
     }
 
-    /// Returns the first `most` events after the event `after`, or of all events if there is no such
-    /// event in this process. Without `after`, returns the last `most` events.
+    /// Returns the first `most` events after the event `after`, or of all events if there is no
+    /// such event in this process. Without `after`, returns the last `most` events.
     pub(super) fn list(&self, after: Option<EventId>, most: usize) -> EventList {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let after = after.map(|after| self.known(&recent, after));

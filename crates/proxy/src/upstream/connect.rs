@@ -79,8 +79,8 @@ pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
 }
 
 /// Returns the shortage of descriptors behind `error`, an error of the resolver, if there is one,
-/// and otherwise `error`. Without a free descriptor, the resolver of some systems reports an unknown
-/// host or a refused connection (with `mymachines` in `/etc/nsswitch.conf`, for example).
+/// and otherwise `error`. Without a free descriptor, the resolver of some systems reports an
+/// unknown host or a refused connection (with `mymachines` in `/etc/nsswitch.conf`, for example).
 fn shortage_behind(error: io::Error) -> io::Error {
     match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
         Err(shortage) if is_out_of_resources(&shortage) => shortage,

@@ -85,8 +85,8 @@ impl From<ProxyError> for SendError {
 }
 
 impl UpstreamConnection {
-    /// Creates a connection that speaks `protocol` and counts as one of its endpoint until `slot` is
-    /// dropped.
+    /// Creates a connection that speaks `protocol` and counts as one of its endpoint until `slot`
+    /// is dropped.
     pub(crate) fn new(protocol: Protocol, slot: ConnectionSlot, settings: &Proxy) -> Self {
         Self {
             protocol,

@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{headers::target, request_body::Upload};
 
-/// Starts the active health checks that `current` configures and that are not running yet. The checks
-/// of an endpoint run until `current` no longer configures them.
+/// Starts the active health checks that `current` configures and that are not running yet. The
+/// checks of an endpoint run until `current` no longer configures them.
 pub(crate) fn start(tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
     for endpoint in current.load().upstreams.endpoints() {
         if endpoint.claim_health_checks() {

@@ -267,8 +267,8 @@ impl FallbackStore {
         }
     }
 
-    /// Calls `observer` when an outage of Redis begins or ends. Only the first observer is kept. The
-    /// observer is called on the thread of a decision, so it must not block.
+    /// Calls `observer` when an outage of Redis begins or ends. Only the first observer is kept.
+    /// The observer is called on the thread of a decision, so it must not block.
     pub fn observe_outages(&self, observer: impl Fn(OutageChange<'_>) + Send + Sync + 'static) {
         self.outage_log.observe(Box::new(observer));
     }
@@ -279,8 +279,8 @@ impl FallbackStore {
         &self.store
     }
 
-    /// Returns a store on the same Redis servers whose keys differ from all keys of this store: they
-    /// begin with the prefix of this store and `name`. The result has no fallback.
+    /// Returns a store on the same Redis servers whose keys differ from all keys of this store:
+    /// they begin with the prefix of this store and `name`. The result has no fallback.
     #[must_use]
     pub fn separate_store(&self, name: &str) -> RedisStore {
         let prefix = [self.store.prefix(), name.as_bytes()].concat();

@@ -4,7 +4,7 @@
 -- HAS_ENDED if the reservation has expired. The instants are those of the servers' clocks, because
 -- the servers decide when a reservation expires.
 --
--- Results: the reservation has ended now; it had ended before; it has expired; or it is outstanding.
+-- Results: the reservation has ended now, had ended before, has expired, or is outstanding.
 local ENDED, ENDED_BEFORE, EXPIRED, OUTSTANDING = 1, 0, 2, 3
 local HAS_ENDED = 'e'
 
@@ -26,8 +26,8 @@ end
 
 -- Returns the result, and a number: with ENDED_BEFORE the number of `read_guard`, otherwise the
 -- instant at which the reservation expires. `attempt` consists of 1 byte, whether the reservation
--- ends because it has expired; the final cost; the caller's instant; the instant at which the reservation expires
--- unless it was renewed; and for how many milliseconds the guard is kept.
+-- ends because it has expired; the final cost; the caller's instant; the instant at which the
+-- reservation expires unless it was renewed; and for how many milliseconds the guard is kept.
 local function end_reservation(key, attempt)
   local is_expiry, cost, instant, expires, keep_ms = struct.unpack('>I1I7I7I7I7', attempt)
   local ended, number = read_guard(key, tostring(expires))

@@ -1,6 +1,7 @@
 -- Refunds reservations of `check`. The core crate's `receipt.rs` explains how much may be refunded.
 --
--- KEYS     the key of each charge; then, if the charges belong to a reservation, the key of its guard
+-- KEYS     the key of each charge; then, if the charges belong to a reservation, the key of its
+--          guard
 -- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  empty, or how the reservation ends (guard.lua)
 -- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt,

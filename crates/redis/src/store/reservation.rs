@@ -1,6 +1,6 @@
 //! Reservations: charges that end once, whichever server ends them. A guard in the cluster slot of
-//! the charges records that a reservation was renewed or has ended (`guard.lua`). If the charges are
-//! in several slots, each slot has its own guard.
+//! the charges records that a reservation was renewed or has ended (`guard.lua`). If the charges
+//! are in several slots, each slot has its own guard.
 
 use std::collections::BTreeMap;
 
@@ -69,8 +69,8 @@ struct ReservedSlot {
 
 impl RedisStore {
     /// Ends `reservation`, and refunds the unused units in `settlements`. Does nothing if the
-    /// reservation has ended before, or if `end` does not apply to it. A call with an unknown result
-    /// may be repeated: it then completes what is not done yet.
+    /// reservation has ended before, or if `end` does not apply to it. A call with an unknown
+    /// result may be repeated: it then completes what is not done yet.
     ///
     /// # Errors
     ///
@@ -128,8 +128,8 @@ impl RedisStore {
         Ok(status)
     }
 
-    /// Renews `reservation`, so that it expires at `until`. The leases of its concurrency slots have
-    /// to be [renewed](Self::renew) separately.
+    /// Renews `reservation`, so that it expires at `until`. The leases of its concurrency slots
+    /// have to be [renewed](Self::renew) separately.
     ///
     /// # Errors
     ///
@@ -158,8 +158,8 @@ impl RedisStore {
         combine(statuses.collect(), ReservationEnd::Expired)
     }
 
-    /// Returns the charges of `reservation` in each slot; a single slot without a number if Redis is
-    /// not a cluster.
+    /// Returns the charges of `reservation` in each slot; a single slot without a number if Redis
+    /// is not a cluster.
     fn reserved_slots(
         &self,
         reservation: &RedisReservation<'_>,

@@ -394,8 +394,8 @@ impl Reloader {
         })
     }
 
-    /// Returns the file whose rules were promoted and are in force instead of the rules of the rules
-    /// file.
+    /// Returns the file whose rules were promoted and are in force instead of the rules of the
+    /// rules file.
     #[must_use]
     pub fn promoted(&self) -> Option<PathBuf> {
         self.last().promoted.clone()

@@ -22,8 +22,8 @@ pub struct RulesPreview {
 ///
 /// # Errors
 ///
-/// Returns one line for each problem because of which a reload would reject the file. The files that
-/// `text` names, such as certificates and candidate rules, are not read.
+/// Returns one line for each problem because of which a reload would reject the file. The files
+/// that `text` names, such as certificates and candidate rules, are not read.
 pub fn preview(
     current: &RuleSet,
     reloader: Option<&Reloader>,

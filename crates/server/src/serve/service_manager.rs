@@ -12,7 +12,8 @@ pub(super) fn ready() {
     notify(&[NotifyState::Ready]);
 }
 
-/// Reports that a reload has begun. [`ready`] must follow, because the service manager waits for it.
+/// Reports that a reload has begun. [`ready`] must follow, because the service manager waits for
+/// it.
 pub(super) fn reloading() {
     // The service manager ignores the reports that were sent before this time.
     match NotifyState::monotonic_usec_now() {
@@ -39,7 +40,8 @@ pub(super) fn alive() {
 
 /// Returns the sockets that the service manager has passed, each with its name.
 pub(super) fn sockets() -> io::Result<Vec<(String, io::Result<TcpListener>)>> {
-    // The variables may be those of another process, for example of the shell that started this one.
+    // The variables may be those of another process, for example of the shell that started this
+    // one.
     if sd_notify::listen_fds()?.len() == 0 {
         return Ok(Vec::new());
     }

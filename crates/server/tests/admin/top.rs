@@ -203,8 +203,8 @@ fn each_period_forgets_in_its_time() {
     }
 }
 
-/// Returns the start of each time slice with requests, in minutes after the start, and its numbers of
-/// requests and denials.
+/// Returns the start of each time slice with requests, in minutes after the start, and its numbers
+/// of requests and denials.
 fn history(listener: &TestListener, over: &str) -> Vec<[u64; 3]> {
     let query = format!("/v1/history?rule=r&key=%2F&key=192.0.2.1&over={over}");
     let answer = listener.ask("GET", &query, "");

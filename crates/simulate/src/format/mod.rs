@@ -416,8 +416,8 @@ fn traefik() -> Result<Template, String> {
 }
 
 /// Envoy's default format. This format does not contain the address of the peer, but with
-/// `use_remote_address`, Envoy appends the peer's address to `X-Forwarded-For`. Envoy writes quotation
-/// marks and backslashes of the client unchanged.
+/// `use_remote_address`, Envoy appends the peer's address to `X-Forwarded-For`. Envoy writes
+/// quotation marks and backslashes of the client unchanged.
 fn envoy() -> Result<Template, String> {
     let template = Template::new(
         "[",

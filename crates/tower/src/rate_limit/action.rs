@@ -112,8 +112,8 @@ impl Default for ActionPolicy {
 }
 
 impl ActionPolicy {
-    /// Returns the action for the request in `decided`. `call` is the content type if the request is
-    /// a gRPC call.
+    /// Returns the action for the request in `decided`. `call` is the content type if the request
+    /// is a gRPC call.
     pub(super) fn action(
         &self,
         Admission {

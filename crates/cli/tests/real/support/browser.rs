@@ -187,8 +187,8 @@ impl Browser {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// Clicks the first visible button or link with this text, as soon as there is one. Links of the
-    /// navigation are not considered.
+    /// Clicks the first visible button or link with this text, as soon as there is one. Links of
+    /// the navigation are not considered.
     pub(crate) fn click(&mut self, text: &str) {
         // The page may redraw between two expressions, so one expression finds and clicks.
         self.wait_until(&format!(

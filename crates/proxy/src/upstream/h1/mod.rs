@@ -2,8 +2,8 @@
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
 //! through channels. If both sockets belong to one thread, these channels and tasks take a fifth of
-//! the proxy's CPU (ADR 0006). So here the task of the client connection reads and writes the upstream's socket
-//! directly.
+//! the proxy's CPU (ADR 0006). So here the task of the client connection reads and writes the
+//! upstream's socket directly.
 //!
 //! ```text
 //! start      sets the request to send; the body is sent as it arrives

@@ -1,9 +1,9 @@
 //! Access control of the admin listener.
 //!
-//! If tokens are configured, requests must include one of them, with some exceptions: liveness and the files
-//! of the console need no token. On a loopback address, readiness and metrics need no token either.
-//! Without a token, the server listens only on loopback addresses. Even there, a web page in a
-//! browser on this machine could send requests. So `Host` must be a loopback address or
+//! If tokens are configured, requests must include one of them, with some exceptions: liveness and
+//! the files of the console need no token. On a loopback address, readiness and metrics need no
+//! token either. Without a token, the server listens only on loopback addresses. Even there, a web
+//! page in a browser on this machine could send requests. So `Host` must be a loopback address or
 //! `localhost`, which prevents DNS rebinding, and the request must not come from a page of another
 //! site.
 

@@ -1,9 +1,9 @@
 //! `GET /v1/events`: events as they happen, as server-sent events, or the recent events as JSON.
 //!
 //! The format is the one of the [HTML standard]. A client that reconnects with `Last-Event-ID`
-//! continues where it was, as long as the events are still in memory. After a restart of the server,
-//! it receives all events of the new process. Comments are sent while there are no events, so that a connection that is gone is
-//! noticed.
+//! continues where it was, as long as the events are still in memory. After a restart of the
+//! server, it receives all events of the new process. Comments are sent while there are no events,
+//! so that a connection that is gone is noticed.
 //!
 //! [HTML standard]: https://html.spec.whatwg.org/multipage/server-sent-events.html
 

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as preview_rules};
 
-/// The maximum number of rules for which the requests of the last hour are counted. With Redis, each
-/// count reads the counts of all servers.
+/// The maximum number of rules for which the requests of the last hour are counted. With Redis,
+/// each count reads the counts of all servers.
 const MAX_QUERIES: usize = 20;
 
 /// Returns what would change if the body were the rules file. For each rule that would begin to

@@ -54,8 +54,8 @@ const RULE: HeaderName = HeaderName::from_static("tidegate-rule");
 /// The values of the rule's key, separated by commas.
 const KEY: HeaderName = HeaderName::from_static("tidegate-key");
 
-/// The maximum length of the token of a reservation. By default, nginx accepts 4 KiB for all headers
-/// of a response.
+/// The maximum length of the token of a reservation. By default, nginx accepts 4 KiB for all
+/// headers of a response.
 const MAX_TOKEN_BYTES: usize = 2_048;
 
 /// The bytes of a rule name or a key value that are percent-encoded in a header.

@@ -168,8 +168,8 @@ impl Index {
         index
     }
 
-    /// Writes the indices of all items that can apply to a request with `entries` into `matches`, sorted and
-    /// without duplicates.
+    /// Writes the indices of all items that can apply to a request with `entries` into `matches`,
+    /// sorted and without duplicates.
     pub(in crate::rules) fn look_up(&self, entries: &[(&str, &str)], matches: &mut Matches) {
         matches.items.clear();
         matches.items.extend_from_slice(&self.residual);

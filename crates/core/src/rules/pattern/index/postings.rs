@@ -149,9 +149,9 @@ impl Postings {
         }
     }
 
-    /// Returns the weight of the costliest lookup: the highest total weight of items that the lookup
-    /// of one value can find. `weight` returns the weight of an item. Only one literal is assumed
-    /// per value, so a value that was crafted to contain many literals can find more items.
+    /// Returns the weight of the costliest lookup: the highest total weight of items that the
+    /// lookup of one value can find. `weight` returns the weight of an item. Only one literal is
+    /// assumed per value, so a value that was crafted to contain many literals can find more items.
     pub(in crate::rules) fn costliest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
