@@ -4,6 +4,10 @@
 //! nodes exceeds a maximum. Rules files must not use aliases, because an alias could multiply the
 //! content of a small file. The parser does not interpret scalars: the code that reads a scalar
 //! decides whether the scalar is a number or a text.
+//!
+//! The syntax is parsed by the crate `saphyr-parser`. The tree is our own because a configuration
+//! reports all its mistakes at once, each with its line, and a serde reader stops at the first one.
+//! The reason is this report, and not a measurement.
 
 use std::{borrow::Cow, collections::HashMap};
 

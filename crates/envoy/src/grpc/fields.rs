@@ -1,4 +1,9 @@
 //! Reads the protobuf fields of a message without copying.
+//!
+//! Only `ShouldRateLimit` is decoded by hand, because Envoy calls it for each request. No
+//! comparison with `prost` alone was recorded. A whole call takes 0.64 of the CPU time of a tonic
+//! service that decodes the same request with `prost` and decides nothing (`bench/results/grpc.md`,
+//! c763ed6).
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! `RateLimitService`: decodes requests and encodes responses.
+//!
+//! Requests are decoded by hand, for the reason in `fields.rs`; `prost` encodes the responses.
 
 use std::time::Duration;
 
