@@ -91,7 +91,7 @@ def firing(alert, minute, severity, labels=""):
 def tests():
     end = WARM_UP + 60
     yield test(
-        "one hour of Poisson noise is no surge",
+        "one hour of Poisson noise is not a surge",
         traffic(SEED, end, lambda rule, minute: 1),
         silent(f"count_over_time(ALERTS[{end}m])", end)
         # The usual counts exist, so the alerts were able to fire.

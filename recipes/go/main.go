@@ -1,4 +1,4 @@
-// A service that asks Tidegate about each request, with the standard library only.
+// A service that checks each request with Tidegate, with the standard library only.
 package main
 
 import (
@@ -22,7 +22,7 @@ type Tidegate struct {
 	Client *http.Client
 }
 
-// Verdict is the part of an answer of /v1/check that a service needs.
+// Verdict is the part of a response of /v1/check that a service needs.
 type Verdict struct {
 	Allowed      *bool  `json:"allowed"`
 	Reason       string `json:"reason"`
@@ -34,7 +34,7 @@ type Verdict struct {
 // ErrUncountable means that the client sent a value that cannot be counted, such as a long key.
 var ErrUncountable = errors.New("the request cannot be counted")
 
-// maxAnswer is more than the longest answer of a server.
+// maxAnswer is longer than every response of a server.
 const maxAnswer = 1 << 20
 
 // Check decides a request and charges its cost. An error means that there is no decision.
@@ -70,7 +70,7 @@ func (t *Tidegate) Check(ctx context.Context, entries map[string]string) (*Verdi
 	return verdict, nil
 }
 
-// Limit asks Tidegate before next. If there is no decision, requests pass (fail open).
+// Limit checks requests before it calls next. Without a decision, requests pass (fail open).
 func Limit(t *Tidegate, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// Behind a proxy, take the address from the header that the proxy sets.

@@ -9,7 +9,7 @@ import {
 } from "./verdict.js";
 
 const FAILURE_POLICIES = ["open", "closed", "throw"];
-/** setTimeout treats a longer time as one millisecond. */
+/** The longest time of setTimeout, which treats longer times as one millisecond. */
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
 export class Tidegate {
@@ -77,7 +77,7 @@ export class Tidegate {
     }
   }
 
-  /** Sends one request. `read` reads an answer that has one of `statuses`. */
+  /** Sends one request. `read` parses a response with one of `statuses`. */
   async #call(path, body, read, statuses, { signal, timeoutMs = this.#timeoutMs }) {
     signal?.throwIfAborted();
     const url = new URL(path, this.#base);
@@ -188,7 +188,7 @@ function unreachable(base, error, timeoutMs) {
     const message = `no answer from ${base.origin} within ${timeoutMs} ms`;
     return new TidegateUnavailableError(message, { cause: error });
   }
-  // fetch says "fetch failed", and why only in the cause.
+  // The message of fetch is only "fetch failed"; the reason is in the cause.
   const why = error.cause?.message || error.cause?.code || error.message;
   return new TidegateUnavailableError(`cannot reach ${base.origin}: ${why}`, { cause: error });
 }

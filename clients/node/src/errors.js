@@ -14,7 +14,7 @@ export class TidegateRequestError extends TidegateError {
     this.problem = problem;
     // Express and Fastify answer with this status if nothing handles the error. An entry that
     // cannot be counted, such as a path with `..`, comes from the end client. Other mistakes, such
-    // as a wrong token, are of the application.
+    // as a wrong token, are mistakes of the application.
     const isOfClient = serverStatus === 400 && String(field).startsWith("entries.");
     this.status = isOfClient ? 400 : 500;
     this.statusCode = this.status;

@@ -5,7 +5,7 @@ import type { Tidegate } from "./index.js";
 export interface TidegateStoreOptions {
   /** Text before each key. Limiters that count the same keys need different prefixes. */
   prefix?: string;
-  /** Is called if a hit could not be taken back. Default: a warning of the process. */
+  /** Is called if a hit could not be refunded. Default: a warning of the process. */
   onError?: (error: Error) => void;
 }
 

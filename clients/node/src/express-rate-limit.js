@@ -15,7 +15,7 @@ import { TidegateError, TidegateUnavailableError } from "./errors.js";
 /** The largest limit of the server. */
 const LIMIT = 999_999_999_999_999;
 const REFUND = 1_000_000_000;
-/** The server takes keys of 1 to 1,023 bytes. */
+/** The server accepts keys of 1 to 1,023 bytes. */
 const MAX_KEY_BYTES = 1_023;
 const MAX_WINDOW_MS = 10 * 365 * 86_400_000;
 const DEFAULT_WINDOW_MS = 60_000;
@@ -48,12 +48,12 @@ export class TidegateStore {
 
   async increment(key) {
     const { totalHits, resetTime } = info(await this.#charge(key, 1));
-    // A refund of this moment may not be undone yet; this hit counts in any case.
+    // A concurrent refund may not be undone yet; this hit counts in any case.
     return { totalHits: Math.max(totalHits, 1), resetTime };
   }
 
   /**
-   * Takes one hit back. The middleware calls this after the response and does not handle an error,
+   * Refunds one hit. The middleware calls this after the response and does not handle an error,
    * which would end the process, so errors go to `onError`.
    */
   async decrement(key) {
@@ -89,7 +89,7 @@ export class TidegateStore {
 
   async #peek(key) {
     const verdict = await this.#throttle(key, { peek: true });
-    // A peek tells what one more hit would leave.
+    // A peek returns the units that would remain after one more hit.
     return countOf(verdict, Math.max(verdict.limit - verdict.remaining - 1, 0));
   }
 
@@ -101,7 +101,7 @@ export class TidegateStore {
       window: `${this.#windowMs}ms`,
       anchor: "first_request",
     };
-    // The option `passOnStoreError` of the middleware says what a failure means.
+    // The option `passOnStoreError` of the middleware determines what a failure means.
     const verdict = await this.#client.throttle(this.#serverKey(key), window, {
       ...options,
       onFailure: "throw",
@@ -126,8 +126,8 @@ function countOf(verdict, units) {
   return {
     hits: units % REFUND,
     refunds: Math.floor(units / REFUND),
-    // While Redis is unreachable, a server enforces its share of every limit. This limit is only
-    // technical, so hits weigh more instead.
+    // While Redis is unreachable, a server enforces its share of every limit. The limit here is
+    // not the real one, so each hit costs more units instead.
     share: LIMIT / limit,
     isUnused: units === 0,
     resetAfterMs,
@@ -135,7 +135,7 @@ function countOf(verdict, units) {
 }
 
 function info({ hits, refunds, share, resetAfterMs }) {
-  // The server rounds its share down, which would make every product a little too large.
+  // The server rounds its share of the limit down, so `share` is slightly too large.
   const weighted = Math.ceil(Math.max(hits - refunds, 0) * share - 0.001);
   return {
     totalHits: Math.max(weighted, 0),
@@ -144,5 +144,5 @@ function info({ hits, refunds, share, resetAfterMs }) {
 }
 
 function warn(error) {
-  process.emitWarning(`a hit was not taken back: ${error.message}`, "TidegateWarning");
+  process.emitWarning(`a hit was not refunded: ${error.message}`, "TidegateWarning");
 }

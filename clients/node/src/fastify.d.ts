@@ -3,11 +3,11 @@ import type { FastifyReply, FastifyRequest } from "fastify";
 import type { Entries, Tidegate } from "./index.js";
 
 export interface TidegateHookOptions {
-  /** Returns entries in addition to `method`, `path` and `ip`, or in place of them. */
+  /** Returns entries that are added to `method`, `path` and `ip`, or that replace them. */
   entries?: (request: FastifyRequest) => Entries | Promise<Entries>;
   /** The units to charge. Default: 1. */
   cost?: number | ((request: FastifyRequest) => number | Promise<number>);
-  /** Returns true for requests about which the server is not asked. */
+  /** Returns true for requests that are not checked. */
   skip?: (request: FastifyRequest) => boolean | Promise<boolean>;
   /** Reserves the cost, and settles it after the response. */
   reserve?: {

@@ -1,4 +1,4 @@
-// A Fastify hook that asks Tidegate about each request, and answers the requests that are denied.
+// A Fastify hook that checks each request with Tidegate, and responds to denied requests.
 
 import { setTimeout as sleep } from "node:timers/promises";
 

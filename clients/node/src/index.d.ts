@@ -1,7 +1,7 @@
 /** Values that describe a request. Values that are `undefined` or `null` are left out. */
 export type Entries = Record<string, string | number | bigint | null | undefined>;
 
-/** What a call decides if there is no answer of the server. */
+/** The decision of a call if the server does not respond. */
 export type FailurePolicy = "open" | "closed" | "throw";
 
 export interface TidegateOptions {
@@ -32,7 +32,7 @@ export interface DecisionOptions extends CallOptions {
 }
 
 export interface CheckOptions extends DecisionOptions {
-  /** `true` turns the normalisation of entries off. */
+  /** `true` disables the normalisation of entries. */
   raw?: boolean;
 }
 
@@ -99,7 +99,7 @@ export interface Verdict {
   /** How long the caller must delay an allowed request. Above 0 only for a queue. */
   delayMs: number;
   exactness: "exact" | "local" | "none";
-  /** `client` if the server did not decide, and `onFailure` did. */
+  /** `client` if the server did not decide, so that `onFailure` applied. */
   source?: "redis" | "cache" | "local" | "policy" | "client";
   limits: LimitVerdict[];
   /** `ratelimit`, `ratelimit-policy`, `retry-after` and `x-ratelimit-*`, for the end client. */
@@ -189,7 +189,7 @@ export class TidegateRequestError extends TidegateError {
     message: string,
     details: { serverStatus: number; field?: string | undefined; problem?: unknown },
   );
-  /** The status of the server's answer. */
+  /** The status of the server's response. */
   serverStatus: number;
   /** 400 if the server rejects the value of an entry; otherwise 500. Express uses it. */
   status: 400 | 500;

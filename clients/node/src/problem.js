@@ -1,7 +1,7 @@
 // The HTTP response to a denied request: a problem document (RFC 9457), as Tidegate's reverse proxy
 // sends it. It does not name rules, because their names can reveal information to clients.
 
-/** The RateLimit fields list at most this many policies, and so does the document. */
+/** The maximum number of policies in the RateLimit fields, and so in the document. */
 const MAX_POLICIES = 8;
 
 const UNITS = [

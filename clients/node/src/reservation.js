@@ -4,7 +4,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 import { TidegateRequestError, TidegateUnavailableError } from "./errors.js";
 
-/** The waits before a settlement is repeated. Repeating it takes effect once. */
+/** The delays before each repetition of a settlement. A repeated settlement takes effect once. */
 const SETTLE_RETRIES_MS = [50, 250];
 
 export async function holdReservation(client, entries, options, run) {
@@ -45,7 +45,7 @@ class HeldReservation {
 
   constructor(client, { reservation, expiresInMs }, { ttl, renew = true }) {
     this.#client = client;
-    // Where the client admitted the request without the server, there is no reservation.
+    // If the client admitted the request without the server, there is no reservation.
     this.#token = reservation;
     this.#ttl = ttl;
     if (reservation !== undefined && renew) this.#renewals = this.#renewLoop(expiresInMs);
@@ -76,7 +76,7 @@ class HeldReservation {
       try {
         return await this.#client.settle(this.#token, cost);
       } catch (error) {
-        // An earlier attempt took effect although its answer was lost.
+        // An earlier attempt took effect, but its response was lost.
         const isSettled =
           attempt > 0 && error instanceof TidegateRequestError && error.serverStatus === 404;
         if (isSettled) return undefined;

@@ -1,9 +1,9 @@
-// Reads the answers of the server. An answer that does not have the documented form is not a
-// decision, so it is an error and never an admission.
+// Parses the responses of the server. A response that does not have the documented form is an
+// error, and never an admission.
 
 import { TidegateUnavailableError } from "./errors.js";
 
-/** The header fields of an answer that are for the end client. */
+/** The header fields of a response that are for the end client. */
 const RATE_LIMIT_FIELDS = [
   "ratelimit",
   "ratelimit-policy",
@@ -19,7 +19,7 @@ const isCount = (value) => Number.isSafeInteger(value) && value >= 0;
 const or = (other, is) => (value) => value === other || is(value);
 const isCountOrNull = or(null, isCount);
 
-/** Reads the verdict in `body`; `status` is the status of the response. */
+/** Parses the verdict in `body`; `status` is the status of the response. */
 export function readVerdict(status, headers, body) {
   const read = reader(body);
   const allowed = read("allowed", isFlag);
@@ -38,7 +38,7 @@ export function readVerdict(status, headers, body) {
   return verdict;
 }
 
-/** Reads the answer of `/v1/reserve`. An allowed request without a token cannot be settled. */
+/** Parses the response of `/v1/reserve`. An allowed request without a token cannot be settled. */
 export function readReserved(status, headers, body) {
   const verdict = readVerdict(status, headers, body);
   const read = reader(body);
@@ -65,7 +65,7 @@ export function readRenewed(status, headers, body) {
   };
 }
 
-/** The verdict where there is no decision, and a setting of the client decides. */
+/** The verdict if the server did not decide, so that a setting of the client applies. */
 export function verdictWithoutDecision(allowed, error) {
   return {
     allowed,

@@ -32,7 +32,7 @@ before(async () => {
 });
 
 describe("check and peek", () => {
-  test("check charges until the limit is used up", async () => {
+  test("check charges until the limit is exhausted", async () => {
     const entries = { path: "/api/a", customer: "check" };
     for (const remaining of [2, 1, 0]) {
       const verdict = await tidegate.check(entries);
@@ -70,7 +70,7 @@ describe("check and peek", () => {
     assert.equal((await tidegate.peek(entries)).remaining, 2);
   });
 
-  test("entries without a value are left out, and numbers are texts", async () => {
+  test("entries without a value are left out, and numbers are sent as strings", async () => {
     const before = await tidegate.check({ path: "/api/a", customer: 42 });
     const after = await tidegate.check({ path: "/api/a", customer: "42", other: undefined });
     assert.equal(after.remaining, before.remaining - 1);

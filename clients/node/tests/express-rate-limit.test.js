@@ -47,7 +47,7 @@ async function application(t, limiter, handler = (req, res) => res.send("hello")
 }
 
 describe("the store", () => {
-  test("counts hits without a limit, and tells when the window ends", async () => {
+  test("counts hits without a limit, and reports the end of the window", async () => {
     const store = newStore();
     assert.equal(await store.get("a"), undefined);
     const first = await store.increment("a");
@@ -75,7 +75,7 @@ describe("the store", () => {
     assert.equal((await store.increment("a")).totalHits, 1);
   });
 
-  test("decrement takes a hit back, never below zero, and keeps the window", async () => {
+  test("decrement refunds a hit, never below zero, and keeps the window", async () => {
     const store = newStore();
     await store.increment("a");
     const { resetTime } = await store.increment("a");
@@ -125,7 +125,7 @@ describe("the store", () => {
     await store.resetKey("unused");
   });
 
-  test("long keys, and keys with any text, have counts of their own", async () => {
+  test("long keys, and keys with any characters, have separate counts", async () => {
     const store = newStore();
     const long = "x".repeat(5_000);
     for (const key of [long, `${long}y`, "ä€😀", "a b\n", "", "\u0000"]) {
@@ -252,14 +252,14 @@ describe("the middleware", () => {
     assert.equal((await get()).status, 429);
   });
 
-  /** Waits until the middleware has taken its hit back, after the response. */
+  /** Waits until the middleware has refunded its hit, after the response. */
   async function settled(store, expected) {
     for (let attempt = 0; attempt < 400; attempt += 1) {
       // The key is the address of the client.
       if ((await store.get("127.0.0.1"))?.totalHits === expected) return;
       await sleep(5);
     }
-    assert.fail("the hit was not taken back");
+    assert.fail("the hit was not refunded");
   }
 
   test("getKey and resetKey of the middleware", async (t) => {

@@ -9,7 +9,7 @@ import { Tidegate, TidegateUnavailableError, problem } from "tidegate";
 
 import { startServer } from "./server.js";
 
-/** Serves every request with `answer`, and returns a client of it. */
+/** Starts a server with the handler `answer`, and returns a client of it. */
 async function pretending(t, answer, options = {}) {
   const server = createServer(answer).listen(0, "127.0.0.1");
   await once(server, "listening");
@@ -151,7 +151,7 @@ test("onFailure decides while a server is dead, and the server decides again aft
   assert.deepEqual([status, headers["retry-after"]], [503, "1"]);
   assert.equal(JSON.parse(body).detail, "the limiter could not decide; retry in 1s");
 
-  // A function still runs with an open client, and there is nothing to settle.
+  // With `onFailure: "open"`, the function still runs, and there is nothing to settle.
   const options = { onFailure: "open", settle: () => 1, onSettleError: assert.fail };
   const result = await client.withReservation({ user: "a" }, options, () => "value");
   assert.deepEqual([result.value, result.settled], ["value", undefined]);
@@ -175,7 +175,7 @@ test("a frozen server is a failure after the time limit", async () => {
   await server.stop();
 });
 
-test("a server that is killed under load costs no error but the documented one", async () => {
+test("a server that is killed under load causes only the documented error", async () => {
   const server = await startServer();
   const client = new Tidegate({ url: server.url, timeoutMs: 10_000 });
   const failures = [];

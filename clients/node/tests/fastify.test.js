@@ -82,11 +82,11 @@ test("the client's address follows trustProxy", async (t) => {
   for (let request = 0; request < 3; request += 1) {
     await trusting.send("/api/a", from("203.0.113.9, 198.51.100.2"));
   }
-  // The left address is forged: it is the same client.
+  // The left address is forged; the client is the same.
   const forged = await trusting.send("/api/a", from("203.0.113.77, 198.51.100.2"));
   assert.equal(forged.status, 429);
   assert.equal((await trusting.send("/api/a", from("198.51.100.3"))).status, 200);
-  // Without trustProxy the header means nothing. The first test used the limit up.
+  // Without trustProxy the header is ignored. The first test has exhausted the limit.
   const plain = await application(t);
   assert.equal((await plain.send("/api/a", from("198.51.100.4"))).status, 429);
 });
@@ -107,7 +107,7 @@ test("entries and a cost can be added", async (t) => {
   assert.equal((await send("/plans?units=6")).status, 200);
 });
 
-test("skip asks nothing", async (t) => {
+test("skip sends no request", async (t) => {
   const dead = new Tidegate({ url: "http://127.0.0.1:9" });
   const hook = { skip: (request) => request.url === "/healthz" };
   const { send } = await application(t, { client: dead, hook });

@@ -65,7 +65,7 @@ class Server:
         self._process.wait()
 
     def pause(self) -> None:
-        """Stops the process, so that it accepts connections and answers nothing."""
+        """Suspends the process. The kernel still accepts connections, but nothing responds."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
 
@@ -132,7 +132,7 @@ def server(start_server: StartServer) -> Server:
 
 @pytest.fixture
 def unique(request: pytest.FixtureRequest) -> str:
-    """A text that no other test uses, for keys."""
+    """A unique string for the keys of a test."""
     return f"{request.node.nodeid}-{time.time_ns()}"
 
 

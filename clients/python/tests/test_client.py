@@ -157,7 +157,7 @@ class TestReservations:
         assert caught.value.field == "reservation"
 
     def test_failures_only(self, client: Client, unique: str) -> None:
-        """Of 60 parallel wrong passwords, exactly five reach the password check."""
+        """Exactly five of 60 parallel wrong passwords reach the password check."""
         entries = {"path": "/login", "account": unique}
 
         def log_in(password: str) -> bool:

@@ -188,7 +188,7 @@ class TestSlidingWindowCounter:
         assert limiter.hit(item, "user", cost=10)
         assert not limiter.hit(item, "user")
         previous, _, current, left = storage.get_sliding_window(item.key_for("user"), 2)
-        # The server tells the weighted sum, which is reported as the current count.
+        # The server reports only the weighted sum, which is the current count here.
         assert (previous, current) == (0, 10)
         assert 2 < left <= 4
         # Half a window later, half of the count of the previous window is left.

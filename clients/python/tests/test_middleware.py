@@ -216,7 +216,7 @@ def test_exactly_the_limit_passes(serve: Serve, unique: str) -> None:
 
 
 class TestWebSockets:
-    """Without a server, because the events are simple and a client is one more dependency."""
+    """Runs without a server: the events are simple, and a client would be another dependency."""
 
     def handshake(self, server: Server, unique: str, **scope: Any) -> List[Dict[str, Any]]:
         sent: List[Dict[str, Any]] = []

@@ -34,7 +34,7 @@ def server(start_server: StartServer) -> Server:
 
 @pytest.fixture
 def recipe(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Imports a recipe, whose settings are those of its environment."""
+    """Imports a recipe, which reads its settings from the environment."""
     monkeypatch.syspath_prepend(str(RECIPES))
     monkeypatch.setenv("TIDEGATE_URL", server.url)
     monkeypatch.setenv("TIDEGATE_STORAGE", f"tidegate://{server.host}")

@@ -1,4 +1,4 @@
-"""Malformed and unexpected responses, from a server that answers what a test says."""
+"""Malformed and unexpected responses, from a server with scripted responses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Answer = Tuple[int, Dict[str, str], bytes]
 
 
 class Scripted:
-    """A server that gives the answers of a list, and then repeats the last one."""
+    """A server that sends the responses of a list in order, and then repeats the last one."""
 
     def __init__(self) -> None:
         self.answers: List[Answer] = []
@@ -176,7 +176,8 @@ class TestSettling:
         assert Client(scripted.url).settle("t", 3).settled == 3
 
     def test_a_lost_answer_is_not_an_error(self, scripted: Scripted) -> None:
-        """The first attempt settled, and its answer was lost. The second one finds nothing."""
+        """The first attempt settles, but its response is lost. The second one finds no
+        reservation."""
         scripted.says((0, b""), (404, GONE))
         settlement = Client(scripted.url).settle("t", 3)
         assert settlement == tidegate.Settlement(3, 0, 0, confirmed=False)
@@ -204,7 +205,7 @@ class TestSettling:
 
 
 def test_a_decision_is_never_repeated(scripted: Scripted) -> None:
-    """A decision with a lost answer is possibly charged, so it is not sent again."""
+    """A request whose response was lost was possibly charged, so it is not sent again."""
     scripted.says((0, b""), (200, VERDICT))
     with pytest.raises(tidegate.Unavailable):
         Client(scripted.url).check({})

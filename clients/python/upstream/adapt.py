@@ -1,4 +1,4 @@
-"""Puts the storages of Tidegate in the place of the others in a copy of the suite of `limits`."""
+"""Replaces the storages by those of Tidegate in a copy of the test suite of `limits`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaces the `conftest.py` of the suite of `limits`: one Tidegate server instead of their servers.
+"""Replaces the `conftest.py` of the test suite of `limits`: starts one Tidegate server.
 
 `run` copies this file into the suite, under that name.
 """
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def empty_storage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Gives each test keys of its own. The suite deletes all keys of Redis instead."""
+    """Gives each test a unique key prefix. The original deletes all keys of Redis instead."""
     prefix = f"{request.node.nodeid}-{time.time_ns()}"
     for storage in (TidegateStorage, AsyncTidegateStorage):
         defaults = {**(storage.__init__.__kwdefaults__ or {}), "key_prefix": prefix}

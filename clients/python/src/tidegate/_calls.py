@@ -1,6 +1,6 @@
-"""The calls of the HTTP API: paths, bodies, and how their responses are read.
+"""The calls of the HTTP API: their paths, their bodies, and functions that read the responses.
 
-`Client` and `AsyncClient` share this module, which sends nothing.
+`Client` and `AsyncClient` share this module, which does no I/O.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def require_policy(name: str, value: str, policies: Sequence[str]) -> str:
 
 
 class FailureLog:
-    """Logs when a server becomes unreachable and when it answers again, not each failure."""
+    """Logs when a server becomes unreachable and when it responds again, but not each failure."""
 
     def __init__(self, url: str) -> None:
         self._url = url

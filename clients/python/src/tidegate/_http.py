@@ -22,8 +22,8 @@ from ._calls import Call, T
 from ._verdict import Response
 from .errors import TidegateError, Unavailable
 
-# The server closes connections that are idle for 5 minutes. A client that closes them first never
-# sends a request on a connection that the server is closing.
+# The server closes connections that are idle for 5 minutes. The client closes them earlier, so that
+# it never sends a request on a connection that the server is closing.
 _KEEP_ALIVE_SECS = 60.0
 
 Verify = Union[bool, ssl.SSLContext]
@@ -84,7 +84,7 @@ class SyncHttp:
                 self._path + call.path,
                 body=_encoded(call),
                 headers=self._settings.headers(),
-                # A decision without an answer is possibly charged, so it is not sent again.
+                # A request without a response was possibly charged, so it is not sent again.
                 retries=False,
                 redirect=False,
                 pool_timeout=self._settings.timeout,  # type: ignore[arg-type]
@@ -170,22 +170,22 @@ class AsyncHttp:
         )
 
     def _forget_closed_loops(self) -> None:
-        # A session refers to its loop, so the dictionary alone never forgets it.
+        # A session refers to its loop, so a dictionary with weak keys would not drop its entries.
         for loop in [loop for loop in self._sessions if loop.is_closed()]:
             _close_without_loop(self._sessions.pop(loop))
 
     def __del__(self) -> None:
-        # Without this, a program that does not close its client gets errors in its log at the end.
+        # Without this, aiohttp logs errors at the exit of a program that does not close its client.
         self._forget_closed_loops()
 
 
 def _close_without_loop(session: aiohttp.ClientSession) -> None:
-    """Closes a session whose event loop is closed. Nothing can be awaited, and nothing waits."""
+    """Closes a session whose event loop is closed, so that nothing can be awaited."""
     connector = session.connector
     session.detach()
     if connector is not None:
         with contextlib.suppress(StopIteration, RuntimeError):
-            # Without a loop, the first step is the only one.
+            # The first step closes the connections. Later steps would need the event loop.
             next(connector.close().__await__())
 
 

@@ -1,4 +1,4 @@
-"""What the ASGI and the WSGI middleware share: entries of a request, and responses to denials."""
+"""Code shared by the ASGI and the WSGI middleware: entries of a request, responses to denials."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PLAIN = ("method", "path", "host", "scheme", "ip", "ip.exact")
 _PARTS = ("header.", "query.", "cookie.")
 _PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#"
 
-# The address of a client that is connected over a Unix socket: a process of this machine.
+# The address of a client that is connected over a Unix socket, and so runs on this machine.
 _LOCAL = "127.0.0.1"
 
 

@@ -1,4 +1,4 @@
-"""Verdicts, and how they are read from responses."""
+"""Verdicts, and functions that read them from responses."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _COPIED_HEADERS = (
     "x-ratelimit-reset",
 )
 
-# The time after which a client retries if the server is unreachable, as in the server's own
-# answers while its store is unreachable.
+# The retry delay if the server is unreachable. The server reports the same delay while its store is
+# unreachable.
 _RETRY_AFTER_FAILURE = 1.0
 
 
@@ -126,7 +126,8 @@ class Settlement:
     """The result of a settled reservation, in units.
 
     `confirmed` is false if the response of the attempt that settled the reservation was lost. The
-    other fields are then assumptions: the final cost was settled, and nothing went over.
+    other fields are then assumptions: the final cost was settled, and it was at most the reserved
+    cost.
     """
 
     settled: int

@@ -51,7 +51,7 @@ _MAX_KEY_BYTES = 1023
 # A state of another kind replaces the state of a key, so the next use of the key starts at zero.
 _OTHER_KIND = {"algorithm": "gcra", "rate": "1000/s"}
 
-# How often `get_moving_window` asks again if other requests change the window in between.
+# How often `get_moving_window` peeks again if other requests change the window in between.
 _MAX_PEEKS = 4
 
 
@@ -65,7 +65,8 @@ class _Question:
     peek: bool = False
 
 
-# An operation asks questions and returns a result. The storages ask them, each in its own way.
+# An operation yields requests, gets a verdict for each, and returns a result. The synchronous and
+# the asynchronous storage run the same operations.
 _Operation = Generator[_Question, Verdict, T]
 
 
@@ -163,15 +164,15 @@ def _moving_window(key: str, limit: int, expiry: int) -> _Operation[Tuple[float,
     for _ in range(_MAX_PEEKS):
         if spent == 0:
             break
-        # One unit more than is free passes as soon as the oldest unit expires. While Redis is
-        # unreachable, the limit in the verdict is the share of the server.
+        # A request for one unit more than remains is admitted when the oldest unit expires. While
+        # Redis is unreachable, the limit in the verdict is the share of the server.
         cost = max(1, (verdict.limit or limit) - spent + 1)
         verdict = yield _Question(key, window, cost, peek=True)
         now_spent = _spent(verdict, cost)
         if now_spent == spent and verdict.retry_after is not None:
             return time.time() + verdict.retry_after - expiry, spent
         spent = now_spent
-    # The window is empty, or other requests change it faster than it can be read.
+    # The window is empty, or other requests changed it during each peek.
     return (time.time(), 0) if spent == 0 else (time.time() - expiry, spent)
 
 
@@ -186,7 +187,7 @@ def _counter(limit: int, expiry: int) -> Dict[str, Any]:
 def _sliding_window(key: str, expiry: int) -> _Operation[Tuple[int, float, int, float]]:
     verdict = yield _Question(key, _counter(_UNLIMITED, expiry), 1, peek=True)
     spent = _spent(verdict, 1)
-    # The server tells the weighted sum of both windows. It is reported as the current count.
+    # The server reports only the weighted sum of both windows, so it is the current count here.
     return 0, 0.0, spent, (verdict.reset_after or 0.0)
 
 
