@@ -14,7 +14,7 @@
 //!
 //! A general hash table offers neither the prefetch nor this low peak. With this table, a GCRA key
 //! takes 60.2 bytes, also at the peak. With governor's DashMap, it takes 101.4 bytes, and 103.1 at
-//! the peak (`bench/results/memory.md`, acf2ad4). No comparison with `hashbrown` alone was recorded.
+//! the peak (`bench/results/memory.md`, acf2ad4). A comparison with `hashbrown` was not recorded.
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
