@@ -72,8 +72,8 @@ def run(throttlecrab, alone, tidegate, rounds, seconds):
 
 
 def check_statuses(listener, load, measured):
-    """Checks wrk's number of responses other than 2xx: all responses if they are denials with a
-    status, otherwise none."""
+    """Checks the number of responses without a 2xx status, as counted by wrk. If the listener
+    denies by status, each response of the load `denied` has another status."""
     expected = measured.decisions if listener.denies_by_status and load == "denied" else 0
     if measured.refused != expected:
         raise SystemExit(

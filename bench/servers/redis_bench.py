@@ -142,7 +142,7 @@ def words(client, name):
 
 
 def in_turn(names, turn):
-    """Returns the names, with another first name in each round."""
+    """Rotates the names, so that each round begins with a different name."""
     at = turn % len(names)
     return names[at:] + names[:at]
 

@@ -120,7 +120,7 @@ def tests():
         + firing("TidegateRequestsSurge", start + 6, "info"),
     )
     yield test(
-        "traffic of half an hour is not enough to say what is usual",
+        "half an hour of traffic is too short for a usual count",
         traffic(SEED + 3, 29, lambda rule, minute: 10 if minute >= 20 else 1),
         silent("count_over_time(ALERTS[29m])", 29),
     )

@@ -175,9 +175,9 @@ def responses():
     yield "a long head", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000 + b"\r\nContent-Length: 0\r\n\r\n"
     yield "a head without an end", b"HTTP/1.1 200 OK\r\nX: " + b"y" * 300_000
     yield "many lines", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 5_000 + b"Content-Length: 0\r\n\r\n"
-    yield "a body that breaks off", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"
-    yield "chunks that break off", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"
-    yield "a head that breaks off", b"HTTP/1.1 200 OK\r\nX"
+    yield "an incomplete body", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"
+    yield "incomplete chunks", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"
+    yield "an incomplete head", b"HTTP/1.1 200 OK\r\nX"
     yield "nothing", b""
 
 

@@ -32,7 +32,7 @@ pub const SMOKE: Size = Size {
 /// Number of decisions on known keys in each step.
 const ASKED: usize = 500_000;
 
-/// More than any key is asked for.
+/// A capacity that no key exhausts.
 const ROOM: u32 = 1_000;
 
 /// The measurements of one step in one round.

@@ -30,8 +30,8 @@ pub trait BenchLimiter: Sync {
     /// [`INTERVAL`].
     fn new(capacity: u32) -> Self;
 
-    /// Returns the function that one thread calls. As in a program written for speed, it reuses its
-    /// buffers.
+    /// Returns a function that decides requests on one thread. It reuses its buffers, as a program
+    /// written for speed does.
     fn decider(&self) -> impl FnMut(&String) -> bool;
 }
 

@@ -17,7 +17,7 @@ use foldhash::fast::RandomState;
 use heavykeeper::{BucketedTopK, CuckooTopK, TopK};
 use tidegate_core::top::{Sketch, top_keys};
 
-/// The number of keys that are asked for.
+/// The length of the list of the most frequent keys.
 const WANTED: usize = 100;
 
 /// The number of different keys.
@@ -36,7 +36,7 @@ const ROUNDS: usize = 5;
 /// A key of a list with its estimate and the error that the sketch states, if it does.
 type Row = (Vec<u8>, u64, Option<u64>);
 
-/// What a sketch says about a stream.
+/// The result of a sketch for a stream.
 struct Answer {
     nanos: f64,
     bytes: usize,
@@ -208,9 +208,9 @@ fn main() {
         }
         let mut ranked: Vec<u64> = exact.values().copied().collect();
         ranked.sort_unstable_by(|a, b| b.cmp(a));
-        // Several keys may have the count of the last one.
+        // Several keys may have the same count as the last key of the list.
         let least = ranked[WANTED.min(ranked.len()) - 1];
-        // The sketches take turns, so that the load of the machine affects all.
+        // The sketches are measured alternately, so that other load affects all of them.
         let mut nanos = vec![Vec::new(); sketches.len()];
         let mut answers: Vec<Option<Answer>> = sketches.iter().map(|_| None).collect();
         for round in 0..ROUNDS {

@@ -170,7 +170,7 @@ class AsyncHttp:
         )
 
     def _forget_closed_loops(self) -> None:
-        # A session refers to its loop, so a dictionary with weak keys would not drop its entries.
+        # A session refers to its loop, so even a dictionary with weak keys keeps both.
         for loop in [loop for loop in self._sessions if loop.is_closed()]:
             _close_without_loop(self._sessions.pop(loop))
 
