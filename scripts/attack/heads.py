@@ -21,13 +21,17 @@ def check(secret):
 
 def smuggling():
     """Names and request heads; the caller replaces `@` with a number."""
-    codings = [b"chunked", b"Chunked", b" chunked", b"\tchunked", b"chunked ", b"xchunked", b"chunked, identity", b"identity, chunked",
+    codings = [b"chunked", b"Chunked", b" chunked", b"\tchunked", b"chunked ", b"xchunked",
+               b"chunked, identity", b"identity, chunked",
                b"chunked, chunked",
-               b"\"chunked\"", b"chunked;q=1", b"identity", b"gzip, chunked", b"\x0bchunked", b"chunke\xc4\x8f", b"chunked\x00",
+               b"\"chunked\"", b"chunked;q=1", b"identity", b"gzip, chunked", b"\x0bchunked",
+               b"chunke\xc4\x8f", b"chunked\x00",
                b"\r\n chunked", b",chunked", b""]
-    names = [b"Transfer-Encoding: ", b"Transfer-Encoding:", b"Transfer-Encoding : ", b"transfer-encoding: ", b"Transfer_Encoding: ",
+    names = [b"Transfer-Encoding: ", b"Transfer-Encoding:", b"Transfer-Encoding : ",
+             b"transfer-encoding: ", b"Transfer_Encoding: ",
              b" Transfer-Encoding: ",
-             b"X: y\nTransfer-Encoding: ", b"X: y\rTransfer-Encoding: ", b"Transfer-Encoding\x00: ", b"Transfer-Encoding\t: "]
+             b"X: y\nTransfer-Encoding: ", b"X: y\rTransfer-Encoding: ",
+             b"Transfer-Encoding\x00: ", b"Transfer-Encoding\t: "]
     lengths = [b"", b"Content-Length: 4\r\n", b"Content-Length: 6\r\n"]
     bodies = [b"0\r\n\r\n" + HIDDEN, b"1\r\nZ\r\n0\r\n\r\n" + HIDDEN]
     for name in names:
@@ -35,31 +39,38 @@ def smuggling():
             for length in lengths:
                 head = b"POST /s HTTP/1.1\r\nHost: x\r\n" + length + name + coding + b"\r\n\r\n"
                 yield f"{name!r}{coding!r} {length!r}", head + bodies[len(coding) % 2]
-    values = [b"+0", b"-0", b"0x0", b"0 ", b" 0", b"0,0", b"0, 0", b"0;", b"1e0", b"00000000000000000000", b"18446744073709551616",
+    values = [b"+0", b"-0", b"0x0", b"0 ", b" 0", b"0,0", b"0, 0", b"0;", b"1e0",
+              b"00000000000000000000", b"18446744073709551616",
               b"\xef\xbc\x90", b"", b"0\x0b"]
     for value in values:
-        for name in (b"Content-Length: ", b"Content-Length : ", b"Content-Length\x00: ", b" Content-Length: "):
+        for name in (b"Content-Length: ", b"Content-Length : ", b"Content-Length\x00: ",
+                     b" Content-Length: "):
             yield f"{name!r}{value!r}", b"POST /s HTTP/1.1\r\nHost: x\r\n" + name + value + b"\r\n\r\n" + HIDDEN
     for first, second in ((b"0", b"40"), (b"40", b"0"), (b"0", b"0")):
         head = b"POST /s HTTP/1.1\r\nHost: x\r\nContent-Length: " + first + b"\r\nContent-Length: " + second + b"\r\n\r\n"
         yield f"two lengths {first!r} {second!r}", head + HIDDEN
-    sizes = [b"0x1", b"+1", b"-1", b"1 ", b" 1", b"1;x\n", b"1\r", b"1\n", b"FFFFFFFFFFFFFFFFF", b"g", b"", b"1;" + b"x" * 70000,
+    sizes = [b"0x1", b"+1", b"-1", b"1 ", b" 1", b"1;x\n", b"1\r", b"1\n", b"FFFFFFFFFFFFFFFFF",
+             b"g", b"", b"1;" + b"x" * 70000,
              b"1;\"\r\n\"", b"\xef\xbc\x91"]
     for size in sizes:
         for end in (b"\r\n", b"\n", b"\r\r\n", b"\r"):
             body = size + end + b"Z" + end + b"0" + end + end + HIDDEN
             yield f"chunk size {size[:20]!r}{end!r}", b"POST /s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body
     chunked = b"POST /s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
-    for trailer in (b"X: y\n\n", b"X: y\r\r\n\r\n", b"Content-Length: 40\r\n\r\n", b"X\r\n\r\n", b" X: y\r\n\r\n", b"X: y\x00\r\n\r\n"):
+    for trailer in (b"X: y\n\n", b"X: y\r\r\n\r\n", b"Content-Length: 40\r\n\r\n", b"X\r\n\r\n",
+                    b" X: y\r\n\r\n", b"X: y\x00\r\n\r\n"):
         yield f"trailer {trailer!r}", chunked + trailer + HIDDEN
-    for line in (b"GET /s HTTP/1.1\x0b", b"GET  /s HTTP/1.1", b"GET /s  HTTP/1.1", b"GET\t/s\tHTTP/1.1", b"GET /s HTTP/1.1 x",
+    for line in (b"GET /s HTTP/1.1\x0b", b"GET  /s HTTP/1.1", b"GET /s  HTTP/1.1",
+                 b"GET\t/s\tHTTP/1.1", b"GET /s HTTP/1.1 x",
                  b"GET /s HTTP/1.2", b"GET /s HTTP/2.0",
-                 b"GET /s", b"GET /s HTTP/0.9", b"GET /s HTTP/1.1\r\n\x20x", b"CONNECT /denied/x HTTP/1.1",
+                 b"GET /s", b"GET /s HTTP/0.9", b"GET /s HTTP/1.1\r\n\x20x",
+                 b"CONNECT /denied/x HTTP/1.1",
                  b"GET /s\nGET /denied/@ HTTP/1.1"):
         yield f"{line!r}", line + b"\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
     for lines in (b"Expect: 100-continue\r\nContent-Length: 5\r\n",
                   b"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAMAAABk\r\n",
-                  b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Connection: Content-Length\r\nContent-Length: 0\r\n",
+                  b"Upgrade: websocket\r\nConnection: Upgrade\r\n",
+                  b"Connection: Content-Length\r\nContent-Length: 0\r\n",
                   b"Connection: Host\r\n"):
         yield f"{lines!r}", b"POST /s HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n" + HIDDEN
 
@@ -108,64 +119,91 @@ def evasions():
     """Spellings of a key; each is a function from the key to a request."""
     head = b"GET /k HTTP/1.1\r\nHost: x\r\n"
     for name, lines in (
-        ("plain", b"X-Api-Key: @"), ("spaces", b"X-Api-Key:   @  "), ("tab", b"X-Api-Key:\t@\t"), ("upper case", b"X-API-KEY: @"),
-        ("underscore", b"X_Api_Key: @"), ("underscores beside", b"X-Api-Key: other\r\nX_Api_Key: @"),
+        ("plain", b"X-Api-Key: @"), ("spaces", b"X-Api-Key:   @  "), ("tab", b"X-Api-Key:\t@\t"),
+        ("upper case", b"X-API-KEY: @"),
+        ("underscore", b"X_Api_Key: @"),
+        ("underscores beside", b"X-Api-Key: other\r\nX_Api_Key: @"),
         ("hidden by Connection", b"Connection: close, x-api-key\r\nX-Api-Key: @"),
-        ("named by Connection alone", b"Connection: x-api-key\r\nX-Api-Key: @"), ("twice", b"X-Api-Key: @\r\nX-Api-Key: @"),
+        ("named by Connection alone", b"Connection: x-api-key\r\nX-Api-Key: @"),
+        ("twice", b"X-Api-Key: @\r\nX-Api-Key: @"),
         ("after another", b"X-Api-Key: a\r\nX-Api-Key: @"),
-        ("before another", b"X-Api-Key: @\r\nX-Api-Key: a"), ("vertical tab", b"X-Api-Key: @\x0b"), ("form feed", b"X-Api-Key: \x0c@"),
+        ("before another", b"X-Api-Key: @\r\nX-Api-Key: a"), ("vertical tab", b"X-Api-Key: @\x0b"),
+        ("form feed", b"X-Api-Key: \x0c@"),
         ("folded", b"X-Api-Key:\r\n @"),
-        ("no-break space", b"X-Api-Key: \xc2\xa0@"), ("quoted name", b"\"X-Api-Key\": @"), ("name with a space", b"X-Api-Key : @"),
+        ("no-break space", b"X-Api-Key: \xc2\xa0@"), ("quoted name", b"\"X-Api-Key\": @"),
+        ("name with a space", b"X-Api-Key : @"),
     ):
-        yield name, lambda key, lines=lines: head + lines.replace(b"@", key) + b"\r\nConnection: close\r\n\r\n"
-    yield "trailer", lambda key: head.replace(b"GET",
-                                              b"POST") + b"Transfer-Encoding: chunked\r\nTrailer: X-Api-Key\r\n\r\n0\r\nX-Api-Key: " + key + b"\r\n\r\n"
+        end = b"\r\nConnection: close\r\n\r\n"
+        yield name, lambda key, lines=lines: head + lines.replace(b"@", key) + end
+    lines = b"Transfer-Encoding: chunked\r\nTrailer: X-Api-Key\r\n\r\n0\r\nX-Api-Key: "
+    yield "trailer", lambda key: head.replace(b"GET", b"POST") + lines + key + b"\r\n\r\n"
 
 
 def responses():
     """Names, and responses of a hostile upstream. A response that contains `INJECTED` hides a
     second response."""
     second = b"HTTP/1.1 200 INJECTED\r\nContent-Length: 8\r\n\r\nINJECTED"
-    for value in (b"0, 0", b"2, 2", b"0,0", b"+0", b"-0", b"-1", b"0x0", b"", b" ", b"0 ;", b"0;", b"99999999999999999999",
-                  b"18446744073709551616", b"0\x00", b"1e0", b"0_0", b"0.0", b"0 0", b"\xef\xbc\x90", b"0\x0b", b"000"):
-        for name in (b"Content-Length: ", b"Content-Length : ", b"content-length:\t", b"Content-Length\x00: "):
+    for value in (b"0, 0", b"2, 2", b"0,0", b"+0", b"-0", b"-1", b"0x0", b"", b" ", b"0 ;", b"0;",
+                  b"99999999999999999999",
+                  b"18446744073709551616", b"0\x00", b"1e0", b"0_0", b"0.0", b"0 0",
+                  b"\xef\xbc\x90", b"0\x0b", b"000"):
+        for name in (b"Content-Length: ", b"Content-Length : ", b"content-length:\t",
+                     b"Content-Length\x00: "):
             yield f"{name!r}{value!r}", b"HTTP/1.1 200 OK\r\n" + name + value + b"\r\n\r\n" + second
-    codings = (b"chunked, identity", b"identity, chunked", b"xchunked", b"chunked, chunked", b"\x0bchunked", b"chunked\x0b", b"\"chunked\"",
-               b"chunked;q=1", b"gzip, chunked", b"chunked\x00", b",chunked", b"", b"identity", b"chunke\xc4\x8f")
+    codings = (b"chunked, identity", b"identity, chunked", b"xchunked", b"chunked, chunked",
+               b"\x0bchunked", b"chunked\x0b", b"\"chunked\"",
+               b"chunked;q=1", b"gzip, chunked", b"chunked\x00", b",chunked", b"", b"identity",
+               b"chunke\xc4\x8f")
     for coding in codings:
         for length in (b"", b"Content-Length: 0\r\n", b"Content-Length: 5\r\n"):
             yield f"coding {coding!r} {length!r}", b"HTTP/1.1 200 OK\r\n" + length + b"Transfer-Encoding: " + coding + b"\r\n\r\n0\r\n\r\n" + second
-    for lines in (b"Content-Length: 0\r\nContent-Length: 5\r\n", b"Content-Length: 5\r\nContent-Length: 0\r\n",
-                  b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n", b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n",
+    for lines in (b"Content-Length: 0\r\nContent-Length: 5\r\n",
+                  b"Content-Length: 5\r\nContent-Length: 0\r\n",
+                  b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n",
+                  b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n",
                   b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
-                  b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", b" X: y\r\nContent-Length: 0\r\n",
+                  b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+                  b" X: y\r\nContent-Length: 0\r\n",
                   b"\tX: y\r\nContent-Length: 0\r\n",
-                  b"X : y\r\nContent-Length: 0\r\n", b"X\x00: y\r\nContent-Length: 0\r\n", b"X: y\rY: z\r\nContent-Length: 0\r\n",
-                  b"X: y\nContent-Length: 0\r\n", b"X: y\n\nContent-Length: 0\r\n", b"X\r\nContent-Length: 0\r\n",
-                  b": y\r\nContent-Length: 0\r\n", b"X: y\r\n z\r\nContent-Length: 0\r\n", b"X(: y\r\nContent-Length: 0\r\n",
+                  b"X : y\r\nContent-Length: 0\r\n", b"X\x00: y\r\nContent-Length: 0\r\n",
+                  b"X: y\rY: z\r\nContent-Length: 0\r\n",
+                  b"X: y\nContent-Length: 0\r\n", b"X: y\n\nContent-Length: 0\r\n",
+                  b"X\r\nContent-Length: 0\r\n",
+                  b": y\r\nContent-Length: 0\r\n", b"X: y\r\n z\r\nContent-Length: 0\r\n",
+                  b"X(: y\r\nContent-Length: 0\r\n",
                   b"X: \x01\r\nContent-Length: 0\r\n", b"X\xff: y\r\nContent-Length: 0\r\n",
-                  b"X: y\r\r\nContent-Length: 0\r\n", b"Connection: Content-Length\r\nContent-Length: 0\r\n",
-                  b"Connection: close, close\r\nContent-Length: 0\r\n", b"Upgrade: x\r\nConnection: upgrade\r\nContent-Length: 0\r\n"):
+                  b"X: y\r\r\nContent-Length: 0\r\n",
+                  b"Connection: Content-Length\r\nContent-Length: 0\r\n",
+                  b"Connection: close, close\r\nContent-Length: 0\r\n",
+                  b"Upgrade: x\r\nConnection: upgrade\r\nContent-Length: 0\r\n"):
         yield f"{lines!r}", b"HTTP/1.1 200 OK\r\n" + lines + b"\r\n0\r\n\r\n" + second
-    sizes = (b"0x0", b"+0", b"-0", b"0 x", b"", b"g", b"FFFFFFFFFFFFFFFFF", b"1 ", b" 1", b"1;x\n", b"1;\"\r\n\"", b"\xef\xbc\x91",
+    sizes = (b"0x0", b"+0", b"-0", b"0 x", b"", b"g", b"FFFFFFFFFFFFFFFFF", b"1 ", b" 1", b"1;x\n",
+             b"1;\"\r\n\"", b"\xef\xbc\x91",
              b"1\x00", b"1;" + b"x" * 70_000, b"00000000000000000000001", b"1_0")
     for size in sizes:
         for end in (b"\r\n", b"\n", b"\r\r\n", b"\r"):
             body = size + end + b"Z" + end + b"0" + end + end
             yield f"chunk {size[:20]!r}{end!r}", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + body + second
-    for trailer in (b"X: y\n\n", b"X: y\r\r\n\r\n", b"Content-Length: 40\r\n\r\n", b"X\r\n\r\n", b" X: y\r\n\r\n", b"X: y\x00\r\n\r\n",
-                    b"Transfer-Encoding: chunked\r\n\r\n", b"X : y\r\n\r\n", b": y\r\n\r\n", b"X: " + b"y" * 100_000 + b"\r\n\r\n",
+    for trailer in (b"X: y\n\n", b"X: y\r\r\n\r\n", b"Content-Length: 40\r\n\r\n", b"X\r\n\r\n",
+                    b" X: y\r\n\r\n", b"X: y\x00\r\n\r\n",
+                    b"Transfer-Encoding: chunked\r\n\r\n", b"X : y\r\n\r\n", b": y\r\n\r\n",
+                    b"X: " + b"y" * 100_000 + b"\r\n\r\n",
                     b"X: y\r\n" * 2_000 + b"\r\n"):
         yield f"trailer {trailer[:20]!r}", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + trailer + second
-    for line in (b"HTTP/1.1 99 X", b"HTTP/1.1 1000 X", b"HTTP/1.1 2 X", b"HTTP/1.1 20 X", b"HTTP/1.1 2000 X", b"HTTP/1.1 000 X",
-                 b"HTTP/9.9 200 OK", b"HTTP/2.0 200 OK", b"HTTP/0.9 200 OK", b"HTTP/1.1 -200 OK", b"HTTP/1.1 +200 OK", b"HTTP/1.1 2e2 OK",
+    for line in (b"HTTP/1.1 99 X", b"HTTP/1.1 1000 X", b"HTTP/1.1 2 X", b"HTTP/1.1 20 X",
+                 b"HTTP/1.1 2000 X", b"HTTP/1.1 000 X",
+                 b"HTTP/9.9 200 OK", b"HTTP/2.0 200 OK", b"HTTP/0.9 200 OK", b"HTTP/1.1 -200 OK",
+                 b"HTTP/1.1 +200 OK", b"HTTP/1.1 2e2 OK",
                  b"HTTP 200",
-                 b"HTTP/1.1200 OK", b"HTTP/1.1  200 OK", b" HTTP/1.1 200 OK", b"HTTP/1.1\t200 OK", b"http/1.1 200 OK",
-                 b"HTTP/1.1 200 O\x00K", b"HTTP/1.1 200 O\rK", b"HTTP/1.1 200 O\nK", b"HTTP/11 200 OK", b"", b"\r\n\r\n", b"\x16\x03\x01",
+                 b"HTTP/1.1200 OK", b"HTTP/1.1  200 OK", b" HTTP/1.1 200 OK", b"HTTP/1.1\t200 OK",
+                 b"http/1.1 200 OK",
+                 b"HTTP/1.1 200 O\x00K", b"HTTP/1.1 200 O\rK", b"HTTP/1.1 200 O\nK",
+                 b"HTTP/11 200 OK", b"", b"\r\n\r\n", b"\x16\x03\x01",
                  b"ICY 200 OK",
                  b"HTTP/1.1 101 X", b"GET / HTTP/1.1"):
         yield f"{line!r}", line + b"\r\nContent-Length: 0\r\n\r\n" + second
-    for framing in (b"X: y", b"Content-Length: 0", b"Content-Length: 5", b"Transfer-Encoding: chunked", b"Connection: close"):
+    for framing in (b"X: y", b"Content-Length: 0", b"Content-Length: 5",
+                    b"Transfer-Encoding: chunked", b"Connection: close"):
         for status in (b"204 No Content", b"304 Not Modified", b"205 Reset Content"):
             yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\n" + second
         # An interim response, the final response, and bytes that follow it.
@@ -225,30 +263,42 @@ SEEDS = [
 
 def path_spellings():
     """Spellings of `/pages/a`, the exact path of a rule."""
-    yield from (b"/pages/%61", b"/page%73/a", b"/%70%61%67%65%73/a", b"/%70ages/a", b"//pages/a", b"/pages//a", b"///pages///a",
+    yield from (b"/pages/%61", b"/page%73/a", b"/%70%61%67%65%73/a", b"/%70ages/a", b"//pages/a",
+                b"/pages//a", b"///pages///a",
                 b"/./pages/a", b"/pages/./a", b"/pages/x/../a", b"/x/../pages/a", b"/../pages/a",
-                b"/pages/%2e/a", b"/pages/x/%2e%2e/a", b"/pages/x/%2E./a", b"/pages/.//a", b"/pages/b/c/../../a", b"/./../pages/a",
+                b"/pages/%2e/a", b"/pages/x/%2e%2e/a", b"/pages/x/%2E./a", b"/pages/.//a",
+                b"/pages/b/c/../../a", b"/./../pages/a",
                 b"/pages/a?", b"http://x/pages/a", b"http://x//pages/a", b"http://x/pages/%61",
-                b"/%2e/pages/a", b"/%2e%2e/pages/a", b"/x/..//pages/a", b"/pages/../pages/a", b"/.//pages/a", b"/pages/x/y/../.././a")
+                b"/%2e/pages/a", b"/%2e%2e/pages/a", b"/x/..//pages/a", b"/pages/../pages/a",
+                b"/.//pages/a", b"/pages/x/y/../.././a")
 
 
 def route_spellings():
     """Spellings of `/login` that many frameworks map to one route."""
-    yield from (b"/login/", b"/LOGIN", b"/Login", b"/login//", b"/login;x=1", b"/login;", b"/login/;x", b"/login%20", b"/login%20%20",
-                b"/login%09", b"/lOgIn/", b"/LOGIN;x=1/", b"/%4cogin", b"/%6Cogin/", b"//login/", b"/./LOGIN",
+    yield from (b"/login/", b"/LOGIN", b"/Login", b"/login//", b"/login;x=1", b"/login;",
+                b"/login/;x", b"/login%20", b"/login%20%20",
+                b"/login%09", b"/lOgIn/", b"/LOGIN;x=1/", b"/%4cogin", b"/%6Cogin/", b"//login/",
+                b"/./LOGIN",
                 b"/x/../login/", b"/LOGIN%20", b"/login;a;b=1", b"/login/.")
 
 
 def cookie_spellings():
     """Headers with the cookie `sid=@`, as an application may read them."""
-    yield from (b"Cookie: sid=@", b"cookie:sid=@", b"COOKIE: sid=@", b"Cookie: a=b; sid=@", b"Cookie: sid=@; a=b", b"Cookie: a=b;sid=@",
+    yield from (b"Cookie: sid=@", b"cookie:sid=@", b"COOKIE: sid=@", b"Cookie: a=b; sid=@",
+                b"Cookie: sid=@; a=b", b"Cookie: a=b;sid=@",
                 b"Cookie: a=b;  sid=@", b"Cookie: sid=@;", b"Cookie: ;sid=@", b"Cookie: ; ; sid=@",
-                b"Cookie: a=b\r\nCookie: sid=@", b"Cookie: sid=@\r\nCookie: a=b", b"Cookie: sid=\"@\"", b"Cookie: sid= @",
-                b"Cookie: sid =@", b"Cookie: sid=@ ", b"Cookie: \tsid=@", b"Cookie: sid=%%", b"Cookie: sid=%%; a=b",
-                b"Cookie: a=b; sid=\"%%\"", b"Cookie: sid=x; sid=@", b"Cookie: sid=@; sid=x", b"Cookie: sid=x\r\nCookie: sid=@",
-                b"Cookie: sid=@\r\nCookie: sid=x", b"Cookie: sid=; sid=@", b"Cookie: sid; sid=@", b"Cookie: a=b,sid=@",
-                b"Connection: close, cookie\r\nCookie: sid=@", b"Cookie : sid=@", b"Cookie:\r\n sid=@",
-                b"Cookie: $Version=1; sid=@; $Path=/", b"Cookie: a=\"x; sid=@\"; sid=@", b"Cookie: sid=@\x0b", b"Cookie: s%69d=@",
+                b"Cookie: a=b\r\nCookie: sid=@", b"Cookie: sid=@\r\nCookie: a=b",
+                b"Cookie: sid=\"@\"", b"Cookie: sid= @",
+                b"Cookie: sid =@", b"Cookie: sid=@ ", b"Cookie: \tsid=@", b"Cookie: sid=%%",
+                b"Cookie: sid=%%; a=b",
+                b"Cookie: a=b; sid=\"%%\"", b"Cookie: sid=x; sid=@", b"Cookie: sid=@; sid=x",
+                b"Cookie: sid=x\r\nCookie: sid=@",
+                b"Cookie: sid=@\r\nCookie: sid=x", b"Cookie: sid=; sid=@", b"Cookie: sid; sid=@",
+                b"Cookie: a=b,sid=@",
+                b"Connection: close, cookie\r\nCookie: sid=@", b"Cookie : sid=@",
+                b"Cookie:\r\n sid=@",
+                b"Cookie: $Version=1; sid=@; $Path=/", b"Cookie: a=\"x; sid=@\"; sid=@",
+                b"Cookie: sid=@\x0b", b"Cookie: s%69d=@",
                 b"Cookie: %73id=%%")
 
 
@@ -270,23 +320,30 @@ def beginnings():
     """Names, and incomplete requests over HTTP/1.1, after which a client stops."""
     head = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\n"
     yield "nothing", b""
-    for data in (b"G", b"GET", b"GET ", b"GET /hea", b"GET /healthz HTTP", b"GET /healthz HTTP/1.1", b"GET /healthz HTTP/1.1\r",
-                   b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHo", b"GET /healthz HTTP/1.1\r\nHost:",
-                   b"GET /healthz HTTP/1.1\r\nHost: localhost", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
+    for data in (b"G", b"GET", b"GET ", b"GET /hea", b"GET /healthz HTTP",
+                 b"GET /healthz HTTP/1.1", b"GET /healthz HTTP/1.1\r",
+                   b"GET /healthz HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHo",
+                   b"GET /healthz HTTP/1.1\r\nHost:",
+                   b"GET /healthz HTTP/1.1\r\nHost: localhost",
+                   b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n",
                    b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r", b"\r\n", b"\r\n\r\n\r\n",
                    b"\x16\x03\x01\x02\x00\x01", head + b"X: " + b"y" * 4_000):
         yield f"head {data[-20:]!r}", data
-    for data in (b"Content-Length: 9\r\n\r\n", b"Content-Length: 9\r\n\r\n{", b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
+    for data in (b"Content-Length: 9\r\n\r\n", b"Content-Length: 9\r\n\r\n{",
+                 b"Content-Length: 9\r\nExpect: 100-continue\r\n\r\n",
                    b"Content-Length: 100000\r\n\r\n" + b"x" * 5_000):
         yield f"body {data[:30]!r} {len(data)}", head + data
-    for data in (b"", b"5", b"5\r", b"5\r\n", b"5\r\n{\"", b"5\r\nhello", b"5\r\nhello\r\n", b"5;ext", b"0", b"0\r\n", b"0\r\nX: y",
+    for data in (b"", b"5", b"5\r", b"5\r\n", b"5\r\n{\"", b"5\r\nhello", b"5\r\nhello\r\n",
+                 b"5;ext", b"0", b"0\r\n", b"0\r\nX: y",
                    b"0\r\nX: y\r\n"):
         yield f"chunk {data!r}", head + b"Transfer-Encoding: chunked\r\n\r\n" + data
 
 
 def resp_beginnings():
     """Names, and incomplete commands over the Redis protocol, after which a client stops."""
-    for data in (b"", b"P", b"PIN", b"PING", b"PING\r", b"*", b"*1", b"*1\r\n", b"*1\r\n$", b"*1\r\n$4", b"*1\r\n$4\r\n",
-                   b"*1\r\n$4\r\nPI", b"*1\r\n$4\r\nPING", b"*1\r\n$4\r\nPING\r", b"*3\r\n$8\r\nTHROTTLE\r\n", b"\"un",
+    for data in (b"", b"P", b"PIN", b"PING", b"PING\r", b"*", b"*1", b"*1\r\n", b"*1\r\n$",
+                 b"*1\r\n$4", b"*1\r\n$4\r\n",
+                   b"*1\r\n$4\r\nPI", b"*1\r\n$4\r\nPING", b"*1\r\n$4\r\nPING\r",
+                   b"*3\r\n$8\r\nTHROTTLE\r\n", b"\"un",
                    b"*2\r\n$4\r\nECHO\r\n$60000\r\n" + b"x" * 5_000):
         yield f"{data[:30]!r}", data

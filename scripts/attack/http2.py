@@ -7,7 +7,8 @@ GET = [(b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/h2"), (b":auth
 
 
 def frame(kind, flags, payload, stream=0):
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
+    head = len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big")
+    return head + payload
 
 
 def integer(number, bits, first=0):
@@ -27,7 +28,8 @@ def literal(name, value):
 
 
 def headers(fields, stream=1, end=True):
-    return frame(1, 5 if end else 4, b"".join(literal(name, value) for name, value in fields), stream)
+    return frame(1, 5 if end else 4, b"".join(literal(name, value) for name, value in fields),
+                 stream)
 
 
 def ask(address, fields):
@@ -41,7 +43,8 @@ def exchange(address, request):
     for kind, flags, stream, payload in frames(address, PREFACE + request):
         if kind == 1 and stream == 1:
             # Only common statuses are an index into the static table of HPACK.
-            statuses = {0x88: b"200", 0x89: b"204", 0x8a: b"206", 0x8b: b"304", 0x8c: b"400", 0x8d: b"404", 0x8e: b"500"}
+            statuses = {0x88: b"200", 0x89: b"204", 0x8a: b"206", 0x8b: b"304", 0x8c: b"400",
+                        0x8d: b"404", 0x8e: b"500"}
             return b"HTTP/1.1 " + statuses.get(payload[0], b"4xx")
         if kind in (3, 7):
             return b""
@@ -51,14 +54,16 @@ def exchange(address, request):
 def call(address, payload):
     """Sends a payload to the rate limit service. Returns the gRPC status (`0` for a decision,
     otherwise empty) and the received bytes."""
-    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
+    fields = [(b":method", b"POST"), (b":scheme", b"http"),
+              (b":path", b"/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit"),
               (b":authority", b"x"), (b"content-type", b"application/grpc"), (b"te", b"trailers")]
-    came, has_message = [], False
-    for kind, _, _, answered in frames(address, PREFACE + headers(fields, end=False) + frame(0, 1, payload, 1)):
-        came.append(answered)
+    request = headers(fields, end=False) + frame(0, 1, payload, 1)
+    received, has_message = [], False
+    for kind, _, _, content in frames(address, PREFACE + request):
+        received.append(content)
         # Only a decision contains a message.
-        has_message |= kind == 0 and len(answered) > 5
-    return b"0" if has_message else b"", b"".join(came)
+        has_message |= kind == 0 and len(content) > 5
+    return b"0" if has_message else b"", b"".join(received)
 
 
 def frames(address, data):
@@ -104,7 +109,8 @@ POST = [(b":method", b"POST")] + GET[1:]
 def injections():
     """Names, and the frames of requests. No part of a request may become a separate line or request
     when the proxy sends it over HTTP/1.1."""
-    for name, fields in (*separators(), *names(), *connection_fields(), *targets(), *pseudo_headers(), *hosts()):
+    for name, fields in (*separators(), *names(), *connection_fields(), *targets(),
+                         *pseudo_headers(), *hosts()):
         yield name, headers(fields)
     yield from bodies()
     yield from trailers()
@@ -141,41 +147,53 @@ def separators():
 def names():
     for octet in (*b"\"(),/:;<=>?@[\\]{} ", *range(65, 91), *range(128, 256, 4)):
         yield f"name with {octet:#x}", GET + [(b"x-" + bytes((octet,)) + b"injected", b"1")]
-    for name in (b"", b":", b":x-injected", b" x-injected", b"x-injected ", b"\tx-injected", b"x-injected:", b"x-injected: 1\r\ny",
+    for name in (b"", b":", b":x-injected", b" x-injected", b"x-injected ", b"\tx-injected",
+                 b"x-injected:", b"x-injected: 1\r\ny",
                  b":path ", b":Path"):
         yield f"name {name!r}", GET + [(name, b"1")]
 
 
 def connection_fields():
-    for name in (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade", b"te"):
+    for name in (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding",
+                 b"upgrade", b"te"):
         for value in (b"close", b"chunked", b"x-injected", b"gzip, trailers", b"websocket", b""):
             yield f"{name!r}: {value!r}", GET + [(name, value)]
 
 
 def targets():
-    for path in (b"", b"*", b"/denied/x", b"//denied/x", b"/./denied/x", b"/a/../denied/x", b"/%64enied/x", b"/denied%2fx", b"/h2 HTTP/1.1",
+    for path in (b"", b"*", b"/denied/x", b"//denied/x", b"/./denied/x", b"/a/../denied/x",
+                 b"/%64enied/x", b"/denied%2fx", b"/h2 HTTP/1.1",
                  b"http://x/denied/x", b"/denied\\x",
-                 b"/h2#/denied", b"/denied//x", b"/denied/./x", b"/%2e/denied/x", b"/a/%2e%2e/denied/x", b"/%2E%2e/denied/x",
+                 b"/h2#/denied", b"/denied//x", b"/denied/./x", b"/%2e/denied/x",
+                 b"/a/%2e%2e/denied/x", b"/%2E%2e/denied/x",
                  b"/../denied/x", b"/a/b/../../denied/x", b"/denied/x?y",
-                 b"/denied/%78", b"///denied/x", b"/.//denied/x", b"/denied/../denied/x", b"/a/..//denied/x", b"/%64%65%6e%69%65%64/x",
+                 b"/denied/%78", b"///denied/x", b"/.//denied/x", b"/denied/../denied/x",
+                 b"/a/..//denied/x", b"/%64%65%6e%69%65%64/x",
                  b"/denied/x#y", b"denied/x", b"\\denied\\x",
-                 b"/%2fdenied/x", b"/%252e%252e/denied/x", b"/denied;a/x", b"/;a/../denied/x", b"/a/..;/denied/x", b"/%00/denied/x",
+                 b"/%2fdenied/x", b"/%252e%252e/denied/x", b"/denied;a/x", b"/;a/../denied/x",
+                 b"/a/..;/denied/x", b"/%00/denied/x",
                  b"/denied/x%00", b"/\xc0\xafdenied/x", b"/\xe2\x81\x84denied/x",
-                 b" /denied/x", b"/denied/x ", b"/denied /x", b"/?/denied/x", b"/%3f/denied/x", b"//x/denied/x", b"https://y/denied/x",
+                 b" /denied/x", b"/denied/x ", b"/denied /x", b"/?/denied/x", b"/%3f/denied/x",
+                 b"//x/denied/x", b"https://y/denied/x",
                  b"/%zz/denied/x", b"/" + b"a/../" * 50 + b"denied/x"):
-        yield f"path {path!r}", [(b":method", b"GET"), (b":scheme", b"http"), (b":path", path), (b":authority", b"x")]
-    for method in (b"", b"CONNECT", b"GET /denied/x HTTP/1.1\r\nx: ", b"PRI", b"G ET", b"GET\t", b" GET", b"GET /denied/x", b"get",
+        yield f"path {path!r}", [(b":method", b"GET"), (b":scheme", b"http"), (b":path", path),
+                                 (b":authority", b"x")]
+    for method in (b"", b"CONNECT", b"GET /denied/x HTTP/1.1\r\nx: ", b"PRI", b"G ET", b"GET\t",
+                   b" GET", b"GET /denied/x", b"get",
                    b"TRACE", b"G\xc3\x89T", b"G(T", b"X" * 5_000, b"GET,POST", b"GET\0"):
         yield f"method {method[:20]!r}", [(b":method", method)] + GET[1:]
-    for scheme in (b"", b"https", b"ftp", b"http://x/denied/x", b"http:", b" http", b"h\xfftp", b"http\r\n", b"1http", b"javascript"):
+    for scheme in (b"", b"https", b"ftp", b"http://x/denied/x", b"http:", b" http", b"h\xfftp",
+                   b"http\r\n", b"1http", b"javascript"):
         yield f"scheme {scheme!r}", [GET[0], (b":scheme", scheme), *GET[2:]]
     for protocol in (b"websocket", b"", b"connect-udp", b"x\r\nx-injected: 1"):
         for method in (b"CONNECT", b"GET"):
-            yield f"extended {method!r} {protocol!r}", [(b":method", method), *GET[1:], (b":protocol", protocol)]
+            yield f"extended {method!r} {protocol!r}", [(b":method", method), *GET[1:],
+                                                        (b":protocol", protocol)]
 
 
 def hosts():
-    for authority in (b"", b" x", b"x ", b"x y", b"x,y", b"user@x", b"x:99999", b"x:-1", b"x:80:80", b"[::1", b"::1", b"x/denied", b"x?y",
+    for authority in (b"", b" x", b"x ", b"x y", b"x,y", b"user@x", b"x:99999", b"x:-1",
+                      b"x:80:80", b"[::1", b"::1", b"x/denied", b"x?y",
                       b"x#y", b"x\\y", b"[::1]x", b"%78", b"x%0d%0ax-injected:1",
                       b"\xff", b"x:", b"x:8_0", b"x;y", b"<x>", b"x\"", b"'x'", b"a" * 300):
         yield f"authority {authority[:20]!r}", [*GET[:3], (b":authority", authority)]
@@ -206,22 +224,24 @@ def pseudo_headers():
 def bodies():
     """Lengths that differ from the body's, and bodies that look like requests."""
     hidden = b"0\r\n\r\nGET /denied/x HTTP/1.1\r\nhost: x\r\nx-injected: 1\r\n\r\n"
-    for length in (b"0", b"1", b"4", b"5", b"6", b"-1", b"-5", b"+5", b"0x5", b"5.0", b"5,5", b"5, 5", b"5;5", b"", b" 5", b"5 ", b"5\0",
+    for length in (b"0", b"1", b"4", b"5", b"6", b"-1", b"-5", b"+5", b"0x5", b"5.0", b"5,5",
+                   b"5, 5", b"5;5", b"", b" 5", b"5 ", b"5\0",
                    b"x", b"1e1", b"99999999999999999999", b"\xef\xbc\x95", b"005"):
         for body in (b"", b"hello", hidden):
             if int_or_none(length) == len(body):
                 continue
-            fields = POST + [(b"content-length", length)]
-            yield f"length {length!r} of {len(body)}", headers(fields, end=False) + frame(0, 1, body, 1)
+            head = headers(POST + [(b"content-length", length)], end=False)
+            yield f"length {length!r} of {len(body)}", head + frame(0, 1, body, 1)
     for first, second in ((b"5", b"6"), (b"0", b"5"), (b"5", b"5"), (b"5", b"")):
         fields = POST + [(b"content-length", first), (b"content-length", second)]
         yield f"lengths {first!r} {second!r}", headers(fields, end=False) + frame(0, 1, b"hello", 1)
     for coding in (b"chunked", b"identity", b"gzip, chunked", b"Chunked", b"xchunked"):
         for length in ([], [(b"content-length", b"%d" % len(hidden))], [(b"content-length", b"0")]):
-            yield f"coding {coding!r} {length}", headers(POST + length + [(b"transfer-encoding", coding)], end=False) + frame(0, 1, hidden,
-                1)
+            head = headers(POST + length + [(b"transfer-encoding", coding)], end=False)
+            yield f"coding {coding!r} {length}", head + frame(0, 1, hidden, 1)
     for method in (b"GET", b"HEAD", b"DELETE", b"OPTIONS"):
-        yield f"{method!r} with a body", headers([(b":method", method)] + GET[1:], end=False) + frame(0, 1, hidden, 1)
+        head = headers([(b":method", method)] + GET[1:], end=False)
+        yield f"{method!r} with a body", head + frame(0, 1, hidden, 1)
 
 
 def int_or_none(value):
@@ -236,12 +256,16 @@ def trailers():
     for data in SEQUENCES:
         yield f"trailer value {data!r}", with_trailers([(b"x", b"y" + data + INJECTED)])
         yield f"trailer name {data!r}", with_trailers([(b"x" + data + INJECTED, b"y")])
-    for name, value in ((b":path", b"/denied/x"), (b":method", b"PUT"), (b":status", b"200"), (b":authority", b"y"),
-                        (b"content-length", b"0"), (b"transfer-encoding", b"chunked"), (b"host", b"y"),
-                        (b"connection", b"x-api-key"), (b"x-injected", b"1"), (b"X-Injected", b"1"), (b"", b"1"), (b"upgrade", b"h2c"),
+    for name, value in ((b":path", b"/denied/x"), (b":method", b"PUT"), (b":status", b"200"),
+                        (b":authority", b"y"),
+                        (b"content-length", b"0"), (b"transfer-encoding", b"chunked"),
+                        (b"host", b"y"),
+                        (b"connection", b"x-api-key"), (b"x-injected", b"1"),
+                        (b"X-Injected", b"1"), (b"", b"1"), (b"upgrade", b"h2c"),
                         (b"authorization", b"x"), (b"cookie", b"a=b")):
         yield f"trailer {name!r}", with_trailers([(name, value)])
-    yield "trailers without the end of the stream", headers(POST, end=False) + headers([(b"x-injected", b"1")], end=False)
+    open_trailers = headers(POST, end=False) + headers([(b"x-injected", b"1")], end=False)
+    yield "trailers without the end of the stream", open_trailers
 
 
 def splits():
@@ -258,7 +282,8 @@ def splits():
 def values():
     """Spellings of a key."""
     yield "plain", lambda key: key
-    for name, data in (("space", b" "), ("tab", b"\t"), ("two spaces", b"  "), ("space and tab", b" \t"), ("no-break space", b"\xc2\xa0"),
+    for name, data in (("space", b" "), ("tab", b"\t"), ("two spaces", b"  "),
+                       ("space and tab", b" \t"), ("no-break space", b"\xc2\xa0"),
                          ("vertical tab", b"\x0b"), ("form feed", b"\x0c")):
         yield f"{name} before", lambda key, data=data: data + key
         yield f"{name} behind", lambda key, data=data: key + data
