@@ -218,9 +218,10 @@ pub fn full_form(
             .get(name)
             .and_then(|value| value.parsed(report, what, notation::span))
     };
-    let (window, lease) = (span("window"), span("lease"));
+    let (window, lease, wait) = (span("window"), span("lease"), span("wait"));
     let mut flag = |name| fields.get(name).and_then(|value| value.flag(report));
-    let (queue, strict, count_denied) = (flag("queue"), flag("strict"), flag("count_denied"));
+    let (strict, count_denied) = (flag("strict"), flag("count_denied"));
+    let (queue, slot_queue) = queue(fields, report);
     let algorithm = DefaultAlgorithm::read(fields, fallback, report);
     let spec = LimitSpec {
         algorithm: algorithm.name(),
@@ -233,6 +234,7 @@ pub fn full_form(
             .and_then(|value| value.choice(report, &RefillMode::ALL)),
         leak,
         queue,
+        slot_queue,
         limit,
         window,
         anchor: fields.get("anchor").and_then(|value| anchor(value, report)),
@@ -241,10 +243,25 @@ pub fn full_form(
             .and_then(|value| value.small_number(report)),
         strict,
         lease,
+        wait,
         soft: fields.get("soft").and_then(|value| percent(value, report)),
         count_denied,
     };
     (spec, algorithm)
+}
+
+/// Reads `queue`, which is a truth value for a leaky bucket, and a number of requests for a
+/// concurrency limit.
+fn queue(fields: &Fields<'_>, report: &mut Report) -> (Option<bool>, Option<u64>) {
+    let Some(value) = fields.get("queue") else {
+        return (None, None);
+    };
+    let is_number = |text: &str| text.starts_with(|first: char| first.is_ascii_digit());
+    if value.scalar().is_some_and(is_number) {
+        (None, value.number(report))
+    } else {
+        (value.flag(report), None)
+    }
 }
 
 fn anchor(value: &Value<'_>, report: &mut Report) -> Option<Anchor> {

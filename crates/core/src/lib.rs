@@ -19,7 +19,7 @@
 //!
 //! The modules form layers, and no module imports from a higher layer. The layers are, from the
 //! lowest to the highest, `time`, `limit`, `algorithm`, `eval`, then `rules` and `memory`, then
-//! `store`. The modules `concurrency` and `backoff` depend only on `time`, and `maybe_ready`
+//! `store`. The modules `concurrency`, `backoff` and `holding_time` depend only on `time`, and `maybe_ready`
 //! depends on no other module. The module `top` ranks keys by their number of requests, and depends
 //! on `rules` for the keys.
 
@@ -31,6 +31,7 @@ mod backoff;
 mod digest;
 mod error;
 mod eval;
+mod holding_time;
 mod limit;
 mod maybe_ready;
 mod memory;
@@ -54,9 +55,10 @@ pub use eval::{
     Reason, Receipt, Renewal, RequestError, Settlement, Source, Verdict, has_repeated_key,
     remote_eval,
 };
+pub use holding_time::{HoldingTime, SlotEstimate};
 pub use limit::{
-    Algorithm, AlgorithmName, Anchor, Counting, Factor, Limit, LimitSpec, Rate, RefillMode, Window,
-    bounds,
+    Algorithm, AlgorithmName, Anchor, Counting, Factor, Limit, LimitSpec, Rate, RefillMode,
+    SlotWait, Window, bounds,
 };
 pub use maybe_ready::{MaybeReady, MaybeReadyFuture, Never};
 pub use memory::{

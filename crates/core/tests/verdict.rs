@@ -209,3 +209,41 @@ fn the_verdict_on_one_charge_equals_that_of_its_outcomes() {
         "{denied} denied, {delayed} delayed"
     );
 }
+
+/// Only rules without a key, and only concurrency limits, speak for the whole service.
+#[test]
+fn a_denial_by_the_slots_of_the_service_is_a_lack_of_capacity() {
+    let slots = || {
+        let spec = LimitSpec {
+            algorithm: Some(AlgorithmName::Concurrency),
+            limit: Some(1),
+            ..LimitSpec::default()
+        };
+        Limits::new(vec![spec.build().expect("a valid limit")]).expect("one limit")
+    };
+    let all = slots().named("all").service_wide(true);
+    let each = slots().named("each");
+    let quota = limits("quota", &["1/h"]).service_wide(true);
+    let shadow = slots().named("shadow").in_shadow(true);
+    for (rules, waits, at_capacity) in [
+        (vec![&all], true, true),
+        (vec![&all, &shadow], true, true),
+        (vec![&all, &each], true, false),
+        (vec![&each], true, false),
+        (vec![&all, &quota], false, false),
+        (vec![&quota], false, false),
+        (vec![&shadow], false, false),
+    ] {
+        let store = store();
+        for _ in 0..2 {
+            let verdict = verdict(&store, &rules, 1);
+            let is_denied = !verdict.allowed;
+            assert_eq!(verdict.waits_for_slots(), is_denied && waits, "{verdict:?}");
+            assert_eq!(verdict.is_at_capacity(), is_denied && at_capacity);
+        }
+    }
+    // More than the limit is never admitted.
+    let verdict = verdict(&store(), &[&all], 2);
+    assert_eq!(verdict.retry_after, RetryAfter::Never);
+    assert!(!verdict.waits_for_slots() && !verdict.is_at_capacity());
+}

@@ -314,6 +314,46 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
             ".anchor",
             "expected epoch, first_request, or a calendar such as {calendar: month}, got \"monthly\"",
         ),
+        (
+            "{algorithm: concurrency, limit: 10, queue: 5}",
+            ".queue",
+            "applies only with `wait`; set `wait`, such as `wait: 2s`, or remove `queue`",
+        ),
+        (
+            "{algorithm: concurrency, limit: 10, wait: 2s, queue: true}",
+            ".queue",
+            "must be the number of requests that may wait, such as 100",
+        ),
+        (
+            "{limit: 10, wait: 2s, queue: 10001}",
+            ".queue",
+            "10001 is over the maximum of 10000",
+        ),
+        (
+            "{limit: 10, wait: 2s, queue: 0}",
+            ".queue",
+            "must be at least 1, got 0",
+        ),
+        (
+            "{limit: 10, wait: 2min}",
+            ".wait",
+            "2min is over the maximum of 1min",
+        ),
+        (
+            "{limit: 10, wait: 0s}",
+            ".wait",
+            "a duration must be longer than zero, got \"0s\"",
+        ),
+        (
+            "{algorithm: leaky_bucket, capacity: 10, leak: 1/s, queue: 5}",
+            ".queue",
+            "must be true or false",
+        ),
+        (
+            "{algorithm: fixed_window, limit: 10, window: 1h, wait: 2s}",
+            ".wait",
+            "is not a field of fixed_window, which takes limit, window, anchor",
+        ),
     ] {
         let said = mistakes(&format!("rules: [{{name: a, limits: [{limit}]}}]"));
         assert_eq!(
@@ -324,6 +364,24 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
     // The algorithm is still reported as missing if no misspelt field could determine it.
     let said = mistakes("rules: [{name: a, limits: [{limit: 10, lmit: 30s}]}]");
     assert_eq!(said.len(), 2, "{said:?}");
+}
+
+#[test]
+fn a_concurrency_limit_can_let_requests_wait() {
+    let slot_wait = |limit: &str| {
+        let config = Config::parse(&format!("rules: [{{name: a, limits: [{limit}]}}]")).unwrap();
+        let rule = config.rules.rule("a").unwrap();
+        let slot_wait = rule.limits().iter().next().unwrap().slot_wait();
+        slot_wait.map(|wait| (wait.longest.to_string(), wait.queue))
+    };
+    assert_eq!(
+        slot_wait("{limit: 20, wait: 2s, queue: 5}"),
+        Some(("2s".into(), 5))
+    );
+    let default = Some(("500ms".into(), 100));
+    let limit = "{algorithm: concurrency, limit: 20, wait: 500ms}";
+    assert_eq!(slot_wait(limit), default);
+    assert_eq!(slot_wait("{algorithm: concurrency, limit: 20}"), None);
 }
 
 #[test]

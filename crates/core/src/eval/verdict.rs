@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Outcome, RetryAfter},
     eval::{Charge, Decision, Limits},
-    limit::Limit,
+    limit::{Algorithm, Limit},
     time::Span,
 };
 
@@ -101,8 +101,21 @@ pub struct Line<'r> {
     /// Whether the rule is in shadow mode. A rule in shadow mode counts and reports requests, but
     /// never denies them.
     pub shadow: bool,
+    /// Whether one count holds the requests of all clients, because the rule has no key.
+    pub service_wide: bool,
     /// The limit's outcome.
     pub outcome: Outcome,
+}
+
+impl Line<'_> {
+    /// Returns whether the retry time is an estimate. For concurrency limits, it is unknown when a
+    /// slot becomes free.
+    #[must_use]
+    pub fn is_retry_estimated(&self) -> bool {
+        matches!(self.limit.algorithm(), Algorithm::Concurrency { .. })
+            && !self.outcome.allowed
+            && self.outcome.retry_after != RetryAfter::Never
+    }
 }
 
 /// The limits in a verdict, with their outcomes, as a slice. A single limit, which is the most
@@ -199,16 +212,16 @@ impl<'r> Verdict<'r> {
         mut charged: impl Iterator<Item = &'r Limits> + Clone,
         outcomes: &[Outcome],
     ) -> Self {
-        let limits = charged.clone().flat_map(|limits| {
-            let (rule, shadow) = (limits.name(), limits.is_shadow());
-            limits.iter().map(move |limit| (rule, shadow, limit))
-        });
+        let limits = charged
+            .clone()
+            .flat_map(|limits| limits.iter().map(move |limit| (limits, limit)));
         let lines = limits
             .zip(outcomes)
-            .map(|((rule, shadow, limit), outcome)| Line {
-                rule,
+            .map(|((limits, limit), outcome)| Line {
+                rule: limits.name(),
                 limit,
-                shadow,
+                shadow: limits.is_shadow(),
+                service_wide: limits.is_service_wide(),
                 outcome: *outcome,
             })
             .collect();
@@ -245,6 +258,7 @@ impl<'r> Verdict<'r> {
             rule,
             limit: limits.first(),
             shadow: false,
+            service_wide: limits.is_service_wide(),
             outcome,
         };
         Self {
@@ -282,6 +296,23 @@ impl<'r> Verdict<'r> {
     #[must_use]
     pub fn leading(&self) -> Option<&Line<'r>> {
         self.leading.and_then(|index| self.lines.get(index))
+    }
+
+    /// Returns whether the request is denied only because no concurrency slot is free for it.
+    #[must_use]
+    pub fn waits_for_slots(&self) -> bool {
+        self.reason == Some(Reason::Limit)
+            && self.enforced_denials().next().is_some()
+            && self.enforced_denials().all(Line::is_retry_estimated)
+    }
+
+    /// Returns whether the request is denied only because the service is at its capacity. This is
+    /// the case if every limit that denies the request is a concurrency limit of a rule without a
+    /// key, and a slot can become free for the request. The client has then not exceeded a limit of
+    /// its own.
+    #[must_use]
+    pub fn is_at_capacity(&self) -> bool {
+        self.waits_for_slots() && self.enforced_denials().all(|line| line.service_wide)
     }
 
     fn deny(&mut self, reason: Reason, retry_after: RetryAfter) {

@@ -16,6 +16,12 @@ pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
 /// The largest limit of a sliding log. This maximum bounds the memory of one key.
 pub const MAX_LOG_LIMIT: u64 = 100_000;
 
+/// The longest time for which a request waits for a concurrency slot.
+pub const MAX_SLOT_WAIT: Span = Span::from_secs(60);
+
+/// The maximum number of requests that wait for a concurrency slot on one key.
+pub const MAX_SLOT_QUEUE: u64 = 10_000;
+
 /// The maximum number of sub-windows of a sliding counter.
 pub const MAX_BUCKETS: u32 = 1_000;
 

@@ -33,6 +33,8 @@ impl Limit {
                 algorithm: Some(AlgorithmName::Concurrency),
                 limit: Some(parse_slots(text)?),
                 lease: Some(*lease),
+                wait: like.slot_wait().map(|slot_wait| slot_wait.longest),
+                slot_queue: like.slot_wait().map(|slot_wait| slot_wait.queue),
                 ..LimitSpec::default()
             },
             Algorithm::Gcra { .. } => LimitSpec::parse_shorthand(text, Some(AlgorithmName::Gcra))?,

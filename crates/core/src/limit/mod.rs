@@ -7,6 +7,7 @@ pub(crate) mod rate;
 mod rate_guess;
 mod rate_notation;
 mod ratio;
+mod slot_wait;
 mod spec;
 mod text;
 
@@ -17,6 +18,7 @@ pub use self::{
     rate::Rate,
     rate_notation::rate,
     ratio::Factor,
+    slot_wait::SlotWait,
     spec::{AlgorithmName, Anchor, LimitSpec},
 };
 
@@ -49,6 +51,7 @@ pub struct Limit {
     soft_allowance: u64,
     count_denied: bool,
     in_full: bool,
+    slot_wait: Option<SlotWait>,
     policy: Arc<str>,
 }
 
@@ -59,6 +62,7 @@ impl PartialEq for Limit {
             && self.soft_percent == other.soft_percent
             && self.count_denied == other.count_denied
             && self.in_full == other.in_full
+            && self.slot_wait == other.slot_wait
     }
 }
 
@@ -83,6 +87,7 @@ impl Limit {
             soft_allowance: 0,
             count_denied: false,
             in_full: false,
+            slot_wait: None,
             policy,
         }
     }
@@ -167,8 +172,31 @@ impl Limit {
         name.as_str()
     }
 
-    /// Adds everything that affects a decision to `digest`. The encoding is explicit, and `Digest`
-    /// contains a version number of the encoding.
+    /// Lets requests wait for a slot of this limit instead of denying them at once.
+    ///
+    /// # Errors
+    ///
+    /// Rejects every algorithm except [`Algorithm::Concurrency`], and a wait or a queue that is
+    /// zero or over its maximum ([`bounds::MAX_SLOT_WAIT`], [`bounds::MAX_SLOT_QUEUE`]).
+    pub fn with_slot_wait(mut self, slot_wait: SlotWait) -> Result<Self, LimitError> {
+        if !matches!(self.algorithm, Algorithm::Concurrency { .. }) {
+            let problem = "only a concurrency limit has slots for which requests can wait";
+            return Err(LimitError::new("wait", problem));
+        }
+        slot_wait.check()?;
+        self.slot_wait = Some(slot_wait);
+        Ok(self)
+    }
+
+    /// Returns how requests wait for a slot of this limit. With `None`, a request that finds no
+    /// free slot is denied at once.
+    #[must_use]
+    pub fn slot_wait(&self) -> Option<SlotWait> {
+        self.slot_wait
+    }
+
+    /// Adds everything that affects a decision of the store to `digest`. The encoding is explicit,
+    /// and `Digest` contains a version number of the encoding.
     pub(crate) fn digest(&self, digest: Digest) -> Digest {
         let digest = match &self.algorithm {
             Algorithm::Gcra { rate, burst } => {

@@ -90,9 +90,11 @@ impl Ratio {
             Limit::new(scaled).and_then(|scaled| scaled.with_soft_percent(limit.soft_percent()));
         let scaled = scaled?.counting_denied(limit.count_denied());
         if limit.counts_in_full() {
-            scaled.counting_in_full()
-        } else {
-            Ok(scaled)
+            return scaled.counting_in_full();
+        }
+        match limit.slot_wait() {
+            Some(slot_wait) => scaled.with_slot_wait(slot_wait),
+            None => Ok(scaled),
         }
     }
 

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::{
     error::LimitError,
     limit::{
-        Algorithm, Counting, Limit, Rate, RefillMode, Window,
+        Algorithm, Counting, Limit, Rate, RefillMode, SlotWait, Window,
         bounds::{check_count, check_period, least_capacity},
         check_soft_percent,
         rate::check_rate,
@@ -126,6 +126,12 @@ pub struct LimitSpec {
     pub strict: Option<bool>,
     /// The lease of a concurrency slot, which defaults to [`LimitSpec::LEASE`].
     pub lease: Option<Span>,
+    /// The longest wait for a concurrency slot.
+    pub wait: Option<Span>,
+    /// The maximum number of requests that wait for a concurrency slot on one key. In the rules
+    /// file, this is the field `queue` of a concurrency limit, which defaults to
+    /// [`SlotWait::DEFAULT_QUEUE`].
+    pub slot_queue: Option<u64>,
     /// The soft allowance: the percentage over the limit that is admitted and marked as over the
     /// limit.
     pub soft: Option<u32>,
@@ -137,7 +143,7 @@ impl LimitSpec {
     pub const LEASE: Span = Span::from_secs(60);
 
     /// The names of all fields, in the order of their definition.
-    pub const FIELDS: [&'static str; 16] = [
+    pub const FIELDS: [&'static str; 17] = [
         "algorithm",
         "rate",
         "burst",
@@ -152,6 +158,7 @@ impl LimitSpec {
         "buckets",
         "strict",
         "lease",
+        "wait",
         "soft",
         "count_denied",
     ];
@@ -360,6 +367,12 @@ impl LimitSpec {
             }
         };
         let built = built.map_err(|problem| vec![problem])?;
+        let built = match self.slot_wait() {
+            Some(slot_wait) => built
+                .with_slot_wait(slot_wait)
+                .map_err(|problem| vec![problem])?,
+            None => built,
+        };
         Ok(built.counting_denied(self.count_denied.unwrap_or(false)))
     }
 
@@ -374,13 +387,14 @@ impl LimitSpec {
             ("refill", self.refill.is_some()),
             ("refill_mode", self.refill_mode.is_some()),
             ("leak", self.leak.is_some()),
-            ("queue", self.queue.is_some()),
+            ("queue", self.queue.is_some() || self.slot_queue.is_some()),
             ("limit", self.limit.is_some()),
             ("window", self.window.is_some()),
             ("anchor", self.anchor.is_some()),
             ("buckets", self.buckets.is_some()),
             ("strict", self.strict.is_some()),
             ("lease", self.lease.is_some()),
+            ("wait", self.wait.is_some()),
         ];
         let written = fields.into_iter().filter(|(_, is_written)| *is_written);
         written.map(|(field, _)| field).collect()
@@ -414,7 +428,12 @@ impl LimitSpec {
         let written = self.fields_written();
         let mut fitting = AlgorithmName::ALL.into_iter().filter(|(_, name)| {
             let taken = fields_of(*name);
-            written.iter().all(|field| taken.contains(field))
+            let is_fit = |field: &&str| match *field {
+                "queue" if self.slot_queue.is_some() => *name == AlgorithmName::Concurrency,
+                "queue" => *name == AlgorithmName::LeakyBucket,
+                field => taken.contains(&field),
+            };
+            written.iter().all(is_fit)
         });
         let (_, only) = fitting.next()?;
         fitting.next().is_none().then_some(only)
@@ -431,6 +450,7 @@ impl LimitSpec {
         let rate = |field, rate: Option<Rate>| rate.and_then(|rate| check_rate(field, rate).err());
         let span =
             |field, span: Option<Span>| span.and_then(|span| check_period(field, span).err());
+        let queue_problem = self.wrong_queue(name);
         let out_of_range = [
             rate("rate", self.rate),
             count("burst", self.burst, 0),
@@ -440,6 +460,9 @@ impl LimitSpec {
             count("limit", self.limit, 0),
             span("window", self.window),
             span("lease", self.lease),
+            queue_problem.map(|problem| LimitError::new("queue", problem)),
+            self.slot_wait()
+                .and_then(|slot_wait| slot_wait.check().err()),
         ];
         let taken = fields_of(name);
         out_of_range
@@ -447,6 +470,28 @@ impl LimitSpec {
             .flatten()
             .filter(|error| taken.contains(&error.field))
             .collect()
+    }
+
+    /// Returns what is wrong with the field `queue` of the algorithm `name`. The field is a truth
+    /// value for a leaky bucket, and a number for a concurrency limit.
+    fn wrong_queue(&self, name: AlgorithmName) -> Option<&'static str> {
+        match name {
+            AlgorithmName::Concurrency if self.queue.is_some() => {
+                Some("must be the number of requests that may wait, such as 100")
+            }
+            AlgorithmName::Concurrency if self.slot_queue.is_some() && self.wait.is_none() => {
+                Some("applies only with `wait`; set `wait`, such as `wait: 2s`, or remove `queue`")
+            }
+            AlgorithmName::LeakyBucket if self.slot_queue.is_some() => {
+                Some("must be true or false")
+            }
+            _ => None,
+        }
+    }
+
+    fn slot_wait(&self) -> Option<SlotWait> {
+        let queue = self.slot_queue.unwrap_or(SlotWait::DEFAULT_QUEUE);
+        self.wait.map(|longest| SlotWait { longest, queue })
     }
 
     fn algorithm(&self, name: AlgorithmName, problems: &mut Vec<LimitError>) -> Option<Algorithm> {
@@ -599,7 +644,7 @@ fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
         AlgorithmName::FixedWindow => &["limit", "window", "anchor"],
         AlgorithmName::SlidingWindowLog => &["limit", "window"],
         AlgorithmName::SlidingWindowCounter => &["limit", "window", "buckets", "strict"],
-        AlgorithmName::Concurrency => &["limit", "lease"],
+        AlgorithmName::Concurrency => &["limit", "lease", "wait", "queue"],
     }
 }
 

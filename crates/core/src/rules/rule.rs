@@ -90,7 +90,7 @@ impl Rule {
             scope: key::scope(name),
             when: When::default(),
             key: Box::default(),
-            limits: Arc::new(limits.named(name)),
+            limits: Arc::new(limits.named(name).service_wide(true)),
             plans: Plans::default(),
             cost: CostSource::default(),
             allow: AllowList::default(),
@@ -128,6 +128,10 @@ impl Rule {
             }
         }
         self.key = entries.iter().map(|entry| Box::from(*entry)).collect();
+        let service_wide = self.key.is_empty();
+        for limits in self.all_limits_mut() {
+            *limits = Arc::new(Limits::clone(limits).service_wide(service_wide));
+        }
         Ok(self)
     }
 
@@ -284,6 +288,7 @@ impl Rule {
             .map_err(refused)?
             .named(&self.name)
             .in_shadow(self.limits.is_shadow())
+            .service_wide(self.limits.is_service_wide())
             .failing(self.limits.on_failure());
         match self.limits.stretch() {
             0 => Ok(limits),

@@ -203,6 +203,8 @@ impl LimitFields {
             limit: natural("limit", self.limit)?,
             window: natural("window", self.window_ms)?.map(Span::from_millis),
             lease: natural("lease", self.lease_ms)?.map(Span::from_millis),
+            wait: None,
+            slot_queue: None,
             anchor: self.anchor.as_ref().map(AnchorFields::anchor).transpose()?,
             buckets: small("buckets", self.buckets)?,
             strict: self.strict,

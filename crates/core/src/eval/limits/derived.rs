@@ -116,6 +116,7 @@ impl Limits {
         Ok(Self {
             name: self.name.clone(),
             shadow: self.shadow,
+            service_wide: self.service_wide,
             fingerprint: self.fingerprint,
             history: Arc::clone(&self.history),
             on_failure: self.on_failure,
@@ -139,6 +140,7 @@ impl Limits {
         let scaled = Self {
             name: self.name.clone(),
             shadow: self.shadow,
+            service_wide: self.service_wide,
             stretch: self.stretch,
             ..scaled
         };

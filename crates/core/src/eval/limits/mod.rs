@@ -37,12 +37,16 @@ use crate::{
 pub struct Limits {
     name: Option<Arc<str>>,
     shadow: bool,
+    /// Whether one count holds the requests of all clients, because the rule has no key.
+    service_wide: bool,
     limits: Vec<Limit>,
     groups: Vec<LimitGroup>,
     fingerprint: u32,
     sole_gcra: Option<Gcra>,
     /// The units of all limits that the rule has had.
     history: Arc<TermsHistory>,
+    /// Whether requests can wait for a slot of one of the limits.
+    has_slot_wait: bool,
     on_failure: Option<OnFailure>,
     /// One node's shares of the limits, which are built when they are first needed.
     shares: ShareCache,
@@ -92,14 +96,17 @@ impl Limits {
         }
         let fingerprint = terms_digest(&groups);
         let sole_gcra = sole_gcra(&limits, &groups);
+        let has_slot_wait = limits.iter().any(|limit| limit.slot_wait().is_some());
         Ok(Self {
             name: None,
             shadow: false,
+            service_wide: false,
             limits,
             groups,
             fingerprint,
             sole_gcra,
             history: Arc::default(),
+            has_slot_wait,
             on_failure: None,
             shares: ShareCache::default(),
             stretch: 0,
@@ -126,6 +133,15 @@ impl Limits {
         self
     }
 
+    /// Sets whether one count holds the requests of all clients, because the rule has no key.
+    #[must_use]
+    pub fn service_wide(mut self, service_wide: bool) -> Self {
+        self.service_wide = service_wide;
+        self.shares = ShareCache::default();
+        self.stretched = OnceLock::new();
+        self
+    }
+
     /// Sets the fallback policy, which applies while the store is unreachable. With `None`, the
     /// store's own policy applies.
     #[must_use]
@@ -146,6 +162,19 @@ impl Limits {
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
+    }
+
+    /// Returns whether one count holds the requests of all clients, because the rule has no key.
+    #[must_use]
+    pub fn is_service_wide(&self) -> bool {
+        self.service_wide
+    }
+
+    /// Returns whether requests can wait for a slot of one of the limits. A rule in shadow mode
+    /// never denies a request, so no request waits for it.
+    #[must_use]
+    pub fn has_slot_wait(&self) -> bool {
+        self.has_slot_wait && !self.shadow
     }
 
     /// Returns the fallback policy, which applies while the store is unreachable. With `None`, the

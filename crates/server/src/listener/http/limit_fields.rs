@@ -27,10 +27,14 @@ pub(super) fn set(spec: &mut LimitSpec, field: Field<'_, '_>, problems: &mut Vec
         "refill" => spec.refill = field.parsed(RATE, notation::rate, problems),
         "refill_mode" => spec.refill_mode = field.choice(&RefillMode::ALL, problems),
         "leak" => spec.leak = field.parsed(RATE, notation::rate, problems),
+        "queue" if matches!(field.value, Json::Whole(_)) => {
+            spec.slot_queue = field.number(problems);
+        }
         "queue" => spec.queue = field.truth(problems),
         "limit" => spec.limit = field.number(problems),
         "window" => spec.window = field.parsed(SPAN, notation::span, problems),
         "lease" => spec.lease = field.parsed(SPAN, notation::span, problems),
+        "wait" => spec.wait = field.parsed(SPAN, notation::span, problems),
         "anchor" => spec.anchor = anchor(field, problems),
         "buckets" => {
             spec.buckets = field
