@@ -11,13 +11,15 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use tidegate::Clock;
+use tidegate::{Clock, Limiter};
 use tidegate_core::{
-    Span, Timestamp,
+    Algorithm, Limit, MemoryBounds, MemoryStore, Rule, RuleSet, Span, Timestamp,
     concurrency::{AdaptiveSettings, Aimd, Method},
 };
 use tidegate_identity::Entries;
-use tidegate_tower::{ConcurrencyLimitLayer, ConcurrencyLimiter, HeadroomCondition, SlotShare};
+use tidegate_tower::{
+    ConcurrencyLimitLayer, ConcurrencyLimiter, HeadroomCondition, RateLimitLayer, SlotShare,
+};
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -345,4 +347,31 @@ fn a_paused_request_holds_no_permit_and_is_not_timed() {
     drop(first);
     assert_eq!(limiter.load().in_flight, 1);
     assert!(limiter.try_acquire(SlotShare::ALL).is_none());
+}
+
+/// A denial by a rule says nothing about how many requests the service can handle.
+#[tokio::test]
+async fn a_denial_by_the_capacity_of_a_rule_does_not_shrink_the_limit() {
+    let clock = clock();
+    let lease = Span::from_secs(60);
+    let slots = Limit::new(Algorithm::Concurrency { limit: 0, lease }).unwrap();
+    let one = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
+    for (limit, status) in [(slots, 429), (one, 503)] {
+        let rule = Rule::new("at-work", vec![limit]).unwrap();
+        let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
+        let store = MemoryStore::new(MemoryBounds::default());
+        let limiter = Arc::new(Limiter::new(rules, store, clock.clone()));
+        let held = HeldRequests::default();
+        let limited = RateLimitLayer::new(limiter).layer(holding(&held));
+        let layer = layer(20, &clock);
+        let service = layer.layer(limited);
+        let mut first = Box::pin(service.clone().oneshot(request("/")));
+        let _ = (&mut first).now_or_never();
+        for _ in 0..3 {
+            clock.set(clock.now().after(Span::from_millis(200)));
+            let denied = service.clone().oneshot(request("/")).await.unwrap();
+            assert_eq!(denied.status().as_u16(), status);
+            assert_eq!(layer.load().limit, 20);
+        }
+    }
 }

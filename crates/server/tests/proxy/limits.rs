@@ -211,7 +211,7 @@ fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
             client
         })
         .collect();
-    assert_eq!(listener.get("/slow").status, 429);
+    assert_eq!(listener.get("/slow").status, 503);
     drop(held);
     // The proxy may need several polls to notice that the client has disconnected.
     let is_free = (0..10_000).any(|_| listener.get("/slow").status == 200);
@@ -282,7 +282,7 @@ fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
                 uploads.until_open(number);
                 admitted.push(client);
             } else {
-                assert_eq!(client.read_answer(false).status, 429);
+                assert_eq!(client.read_answer(false).status, 503);
             }
         }
         uploads.answers.add_permits(admitted.len() - first);

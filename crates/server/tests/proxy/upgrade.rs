@@ -72,7 +72,7 @@ fn a_slot_is_held_until_both_sides_have_closed() {
         });
         let mut client = upgraded.expect("a disconnected client must free its slot");
         assert_eq!(client.read_until("\n"), "hello\n");
-        assert_eq!(listener.get("/").status, 429);
+        assert_eq!(listener.get("/").status, 503);
         client.send("one\n");
         assert_eq!(client.read_until("\n"), "one\n");
         client.send("end\n");

@@ -101,7 +101,7 @@ proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
         assert_eq!(reply_to(&mut connection, text.clone()).await, text);
         let denied = connect(&listener).await.unwrap_err();
         let is_denied =
-            matches!(&denied, tungstenite::Error::Http(answer) if answer.status() == 429);
+            matches!(&denied, tungstenite::Error::Http(answer) if answer.status() == 503);
         assert!(is_denied, "{denied:?}");
     }
     connection.close(None).await.unwrap();

@@ -8,11 +8,12 @@ use std::sync::{
 
 use http::{HeaderValue, Response, StatusCode};
 use tidegate_core::{
-    LimitError, Span, Timestamp,
+    LimitError, Reason, Span, Timestamp,
     concurrency::{AdaptiveLimit, AdaptiveSettings, Completion},
 };
 
 use super::HeadroomCondition;
+use crate::DenialInfo;
 use tidegate::Clock;
 
 // gRPC status codes, as header values.
@@ -220,8 +221,13 @@ impl ConcurrencyPermit {
 
     /// Releases the slot when the service has started to respond. A response counts as a failure if
     /// its status is 503 or 504, or if its head has the gRPC status `UNAVAILABLE` or
-    /// `DEADLINE_EXCEEDED`. A response with status 429 or `RESOURCE_EXHAUSTED` is not measured.
+    /// `DEADLINE_EXCEEDED`. A response with status 429 or `RESOURCE_EXHAUSTED`, and a denial by the
+    /// limits of a `RateLimitLayer`, is not measured.
     pub fn finish<R>(self, answer: &Response<R>) {
+        let denial: Option<&DenialInfo> = answer.extensions().get();
+        if denial.is_some_and(|denial| denial.reason == Reason::Limit) {
+            return self.ignore();
+        }
         let grpc = answer.headers().get("grpc-status");
         match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
             (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)

@@ -83,7 +83,7 @@ pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderVal
 pub(super) fn response(denial: &Denial<'_>, content_type: &HeaderValue) -> Response<Bytes> {
     let code = match denial.cause {
         Cause::Spent | Cause::Blocked => RESOURCE_EXHAUSTED,
-        Cause::Store | Cause::Busy => UNAVAILABLE,
+        Cause::Store | Cause::Busy | Cause::Capacity => UNAVAILABLE,
         Cause::Malformed => INVALID_ARGUMENT,
     };
     let status = Status {

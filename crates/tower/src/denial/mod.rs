@@ -40,6 +40,8 @@ pub(crate) struct Denial<'v> {
 pub(crate) enum Cause {
     /// A limit is exhausted.
     Spent,
+    /// The service is at its capacity: no slot of a concurrency limit without a key is free.
+    Capacity,
     /// The key is blocked manually.
     Blocked,
     /// The store could not decide.
@@ -81,6 +83,7 @@ impl<'v> Denial<'v> {
         let cause = match verdict.reason {
             Some(Reason::Store) => Cause::Store,
             Some(Reason::Blocked) => Cause::Blocked,
+            _ if verdict.is_at_capacity() => Cause::Capacity,
             _ => Cause::Spent,
         };
         Self {
@@ -132,7 +135,9 @@ impl<'v> Denial<'v> {
         let (status, problem_type) = match self.cause {
             Cause::Spent => (StatusCode::TOO_MANY_REQUESTS, Some(QUOTA_EXCEEDED)),
             Cause::Blocked => (StatusCode::TOO_MANY_REQUESTS, Some(ABNORMAL_USAGE)),
-            Cause::Store | Cause::Busy => (StatusCode::SERVICE_UNAVAILABLE, Some(REDUCED_CAPACITY)),
+            Cause::Store | Cause::Busy | Cause::Capacity => {
+                (StatusCode::SERVICE_UNAVAILABLE, Some(REDUCED_CAPACITY))
+            }
             Cause::Malformed => (StatusCode::BAD_REQUEST, None),
         };
         let names: Vec<&str> = self.violated.iter().map(|limit| &*limit.name).collect();

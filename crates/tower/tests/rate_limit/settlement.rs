@@ -156,7 +156,7 @@ async fn a_slot_is_held_until_the_response_ends() {
         let mut service = layered(&limiter, Answering(ending));
         let mut first = ask(&mut service, "/").await.into_body();
         let mut second = ask(&mut service, "/").await.into_body();
-        assert_eq!(ask(&mut service, "/").await.status(), 429);
+        assert_eq!(ask(&mut service, "/").await.status(), 503);
         assert!(first.frame().await.unwrap().is_ok());
         assert_eq!(left(&limiter).await, 0, "more is to come");
         let ended = first.frame().now_or_never();
@@ -208,7 +208,7 @@ async fn a_handle_that_outlives_the_body_holds_the_slot() {
     let limiter = limiter(vec![places(2)]);
     let lasting = LongLivedPermit::default();
     let mut service = layered(&limiter, lasting_for(&lasting));
-    assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 429]);
+    assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 503]);
     drop(service);
     assert_eq!(left(&limiter).await, 0);
     drop(lasting);
@@ -431,7 +431,7 @@ async fn a_remote_store_is_settled_in_the_background() {
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::endless(&[]))));
     let answer = ask(&mut service, "/").await;
     assert_eq!(answer.status(), 200);
-    assert_eq!(ask(&mut service, "/").await.status(), 429);
+    assert_eq!(ask(&mut service, "/").await.status(), 503);
     drop(answer);
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert_eq!(left(&limiter).await, 1);

@@ -342,12 +342,13 @@ impl ConnectionContext {
 }
 
 /// Returns the status for `verdict`, by the same mapping on all HTTP endpoints. A denial is 429. If
-/// the store could not decide, the status is 503, because a failure of the store is not the
-/// client's fault.
+/// the store could not decide, or if the service is at its capacity, the status is 503, because
+/// neither is the client's fault.
 fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,
         (false, Some(Reason::Store)) => StatusCode::SERVICE_UNAVAILABLE,
+        (false, _) if verdict.is_at_capacity() => StatusCode::SERVICE_UNAVAILABLE,
         (false, _) => StatusCode::TOO_MANY_REQUESTS,
     }
 }

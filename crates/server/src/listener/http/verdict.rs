@@ -3,7 +3,7 @@
 //! The serialiser is written by hand, because serialising two dozen fields with serde takes longer
 //! than the decision.
 
-use tidegate_core::{Algorithm, Line, Outcome, RetryAfter, Source, Verdict};
+use tidegate_core::{Line, Outcome, RetryAfter, Source, Verdict};
 use tidegate_tower::RuleNames;
 
 /// The initial buffer size in bytes; most documents fit without reallocation.
@@ -32,7 +32,7 @@ pub(super) fn body(verdict: &Verdict<'_>, names: RuleNames) -> Vec<u8> {
     json.raw(r#","reset_after_ms":"#).number(reset_after);
     json.raw(r#","retry_after_ms":"#)
         .number(millis(verdict.retry_after));
-    if verdict.leading().is_some_and(is_retry_estimated) {
+    if verdict.leading().is_some_and(Line::is_retry_estimated) {
         json.raw(ESTIMATED);
     }
     json.raw(r#","delay_ms":"#)
@@ -68,7 +68,7 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
         .number(Some(outcome.reset_after.as_millis_ceil()));
     json.raw(r#","retry_after_ms":"#)
         .number(millis(outcome.retry_after));
-    if is_retry_estimated(line) {
+    if line.is_retry_estimated() {
         json.raw(ESTIMATED);
     }
     json.raw(r#","delay_ms":"#)
@@ -79,14 +79,6 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
 
 /// A member that marks the `retry_after_ms` before it as an estimate.
 const ESTIMATED: &str = r#","retry_after_estimated":true"#;
-
-/// Returns whether the time to retry is an estimate. For concurrency limits, the time to retry is
-/// an estimate, because it is unknown when a slot becomes free.
-fn is_retry_estimated(line: &Line<'_>) -> bool {
-    matches!(line.limit.algorithm(), Algorithm::Concurrency { .. })
-        && !line.outcome.allowed
-        && line.outcome.retry_after != RetryAfter::Never
-}
 
 /// Returns the number of milliseconds until a retry would succeed; `None` means never.
 pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
