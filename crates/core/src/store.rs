@@ -42,6 +42,9 @@ pub enum Accounting {
     /// The decision answers a request, and is counted.
     #[default]
     Request,
+    /// The decision is one of several attempts to decide a request that waits. The store does not
+    /// count it. The caller calls [`Store::count`] for the last attempt.
+    Attempt,
     /// The charges are the rest of the cost of a request that has already been decided. A store
     /// that counts requests does not count the request again.
     Excess,
@@ -204,6 +207,18 @@ pub trait Store: Send + Sync {
         receipt: &mut Self::Receipt,
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send>;
+
+    /// Counts a decision on `charges` that was made with [`Accounting::Attempt`]. `evaluated` are
+    /// the charges that the decision left in its request, and `outcomes` belong to them.
+    fn count(
+        &self,
+        _now: Timestamp,
+        _charges: &[Charge<'_>],
+        _evaluated: &[Charge<'_>],
+        _decided: &StoreDecision,
+        _outcomes: &[Outcome],
+    ) {
+    }
 
     /// Clears the denial cache. Callers call this method after they have activated other rules.
     fn forget_denials(&self) {}

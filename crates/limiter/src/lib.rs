@@ -29,7 +29,7 @@ pub mod trace;
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use tidegate::{Clock, DecidedRequest};
+use tidegate::{Clock, DecidedRequest, Waiters};
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
     Accounting, CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MaybeReady,
@@ -124,6 +124,7 @@ pub struct ServerLimiter {
     reservations: Reservations,
     overrides: Overrides,
     override_keeper: OverrideKeeper,
+    waiters: Waiters,
 }
 
 impl ServerLimiter {
@@ -151,6 +152,7 @@ impl ServerLimiter {
             reservations: Reservations::off(),
             overrides,
             override_keeper: OverrideKeeper::default(),
+            waiters: Waiters::default(),
         }
     }
 
@@ -285,6 +287,7 @@ impl ServerLimiter {
         if let Some(top) = &self.top {
             top.swap_rules(&self.rules.load(), &rules);
         }
+        self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
         self.rules.store(Arc::new(rules));
         if let Some(redis_store) = self.redis_store() {
             redis_store.forget_denials();
@@ -355,6 +358,7 @@ impl ServerLimiter {
         }
         self.reservations.collect(page);
         self.collect_overrides(page);
+        metrics::collect_waiting(&self.waiters, page);
         if let Some(events) = &self.events {
             events.collect(page);
         }

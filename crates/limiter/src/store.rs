@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use smallvec::SmallVec;
-use tidegate::RateLimiter;
+use tidegate::{RateLimiter, Waiters};
 use tidegate_core::{
     Accounting, CacheSearch, Charge, DecisionAndReceipt, Effect, MaybeReady, MemoryStore, Outcome,
     Receipt, Renewal, RuleSet, Settlement, Store, StoreDecision, StoreRequest, Timestamp,
@@ -61,6 +61,10 @@ impl RateLimiter for ServerLimiter {
     fn store(&self) -> &Self {
         self
     }
+
+    fn wait_queues(&self) -> &Waiters {
+        &self.waiters
+    }
 }
 
 /// Reborrows `request`, so that it can be used for several calls.
@@ -93,7 +97,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Counts a decision of the Redis-backed store on the `original` charges for the lists of top
+    /// Counts a decision, which may be one of the Redis-backed store, on the `original` charges for the lists of top
     /// talkers. `evaluated` are the charges whose limits were evaluated.
     fn record_remote(
         &self,
@@ -139,7 +143,7 @@ impl Store for ServerLimiter {
                     Accounting::Request => {
                         self.decide_in_memory(store, charges, now, effect, outcomes)
                     }
-                    Accounting::Excess => {
+                    Accounting::Excess | Accounting::Attempt => {
                         self.check_in_memory(store, charges, now, effect, outcomes)
                     }
                     Accounting::Inspection => {
@@ -153,7 +157,9 @@ impl Store for ServerLimiter {
                 let accounting = request.accounting;
                 let original = match accounting {
                     Accounting::Request => self.charges_to_record(request.charges, request.effect),
-                    Accounting::Excess | Accounting::Inspection => SmallVec::new(),
+                    Accounting::Excess | Accounting::Attempt | Accounting::Inspection => {
+                        SmallVec::new()
+                    }
                 };
                 let search = request.cache_search;
                 let first = reborrow(&mut request, search);
@@ -196,12 +202,17 @@ impl Store for ServerLimiter {
                 let reserved = Store::reserve(store, reborrow(&mut request, search), outcomes);
                 let (decided, receipt) = reserved.into_inner();
                 self.record_sample(self.latency_since(began), request.charges, outcomes);
-                self.record_keys(request.now, request.charges, &decided, outcomes);
+                if request.accounting != Accounting::Attempt {
+                    self.record_keys(request.now, request.charges, &decided, outcomes);
+                }
                 MaybeReady::Ready((decided, receipt.map(LimiterReceipt::Memory)))
             }
             Backend::Redis(redis_store) => {
                 let mut request = request;
-                let original = self.charges_to_record(request.charges, Effect::Charge);
+                let original = match request.accounting {
+                    Accounting::Attempt => SmallVec::new(),
+                    _ => self.charges_to_record(request.charges, Effect::Charge),
+                };
                 let search = request.cache_search;
                 let first = reborrow(&mut request, search);
                 if let Some((decided, receipt)) = redis_store.reserve(first, outcomes).ready() {
@@ -222,6 +233,17 @@ impl Store for ServerLimiter {
                 })
             }
         }
+    }
+
+    fn count(
+        &self,
+        now: Timestamp,
+        charges: &[Charge<'_>],
+        evaluated: &[Charge<'_>],
+        decided: &StoreDecision,
+        outcomes: &[Outcome],
+    ) {
+        self.record_remote(charges, now, evaluated, decided, outcomes);
     }
 
     fn settle(

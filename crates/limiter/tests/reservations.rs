@@ -4,7 +4,7 @@
 
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
-use tidegate::Clock;
+use tidegate::{Clock, rate_limiter::SlotTurn};
 use tidegate_config::{Config, ReservationsConfig};
 use tidegate_core::{Cost, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp};
 use tidegate_limiter::{ServerLimiter, reservations::Reservations};
@@ -154,7 +154,13 @@ fn run(algorithm: &str, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Reserve { cost, ttl } => {
                 let request = Request::new(&[], Cost::new(cost).unwrap()).unwrap();
                 let (rules, mut scratch) = (limiter.rules(), Scratch::default());
-                let reserved = limiter.reserve(&rules, &mut scratch, &request, millis(ttl));
+                let reserved = limiter.reserve(
+                    &rules,
+                    &mut scratch,
+                    &request,
+                    millis(ttl),
+                    SlotTurn::at_once(),
+                );
                 let (verdict, reservation) = reserved.now_or_never().unwrap().unwrap();
                 prop_assert_eq!(verdict.allowed, model.reserve(cost, ttl), "{:?}", step);
                 tokens.extend(reservation.map(|reservation| reservation.token));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidegate::{DecidedRequest, RateLimiter};
+use tidegate::{DecidedRequest, RateLimiter, Waiters};
 use tidegate_config::Identity;
 use tidegate_core::{RuleSet, Timestamp, Verdict};
 use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
@@ -46,6 +46,10 @@ impl RateLimiter for ProxyLimiter {
 
     fn store(&self) -> &ServerLimiter {
         &self.0
+    }
+
+    fn wait_queues(&self) -> &Waiters {
+        self.0.wait_queues()
     }
 
     fn observe(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {

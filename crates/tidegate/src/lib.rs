@@ -27,6 +27,7 @@ mod adapters;
 mod blocking;
 mod clock;
 mod error;
+mod holding_times;
 mod key;
 mod keyed;
 mod limiter;
@@ -35,6 +36,7 @@ pub mod rate_limiter;
 mod remote;
 mod rules;
 mod timer;
+mod wait_stats;
 mod waiters;
 
 pub use tidegate_core::{
@@ -57,5 +59,6 @@ pub use self::{
     limiter::{IntoPolicy, Limiter},
     rate_limiter::{DecidedRequest, RateLimiter},
     rules::{CurrentRules, RuleLimiter, Rules},
-    waiters::WaitBounds,
+    wait_stats::{WaitEnd, WaitStats},
+    waiters::{WaitBounds, Waiters},
 };

@@ -11,7 +11,7 @@ use tidegate_core::{
 #[cfg(feature = "tokio")]
 use crate::timer::TokioTimer;
 use crate::{
-    AcquireError, BlockingStore, IntoPolicy, Limiter, RateLimiter,
+    AcquireError, BlockingStore, IntoPolicy, Limiter, RateLimiter, Waiters,
     limiter::Waits,
     rate_limiter::stretch,
     timer::{Timer, block_on},
@@ -69,6 +69,7 @@ impl<S: Store> Limiter<S, Rules> {
     /// in progress are decided under the rules with which they started.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.inheriting_from(&self.policy.0.load());
+        self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
         self.policy.0.store(Arc::new(rules));
         self.store.forget_denials();
     }
@@ -87,6 +88,10 @@ impl<S: Store> RateLimiter for Limiter<S, Rules> {
 
     fn store(&self) -> &S {
         &self.store
+    }
+
+    fn wait_queues(&self) -> &Waiters {
+        &self.waiters
     }
 }
 
@@ -302,6 +307,11 @@ impl<S: BlockingStore> CurrentRules<'_, S> {
 
 /// Returns the key of the queue for requests with these charges.
 fn queue_key(charges: &[Charge<'_>]) -> Vec<u8> {
+    // The requests of a single rule wait in the queue of the rule's key, in which the requests of a
+    // layer wait for slots, too. A rule's key never begins like a length.
+    if let [charge] = charges {
+        return charge.key.to_vec();
+    }
     let mut key = Vec::new();
     for charge in charges {
         // The length prefix ensures that different lists of keys have different queue keys.

@@ -3,6 +3,11 @@
 //! Only the first request of a queue is sent to the store, and it is charged when it is admitted. A
 //! request that stops waiting leaves its queue, and needs no refund.
 //!
+//! [`QueuedRequest`] waits for any limit, for [`Limiter::acquire`](crate::Limiter::acquire).
+//! [`SlotTurn`](crate::rate_limiter::SlotTurn) waits for concurrency slots, for the layers and the
+//! listeners. Both stand in the same queues. A slot that is released wakes the first request of the
+//! queue of its key.
+//!
 //! ```text
 //!   acquire ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted
 //!                      │ yes                       │ denied
@@ -23,9 +28,22 @@ use std::{
     task::{Poll, Waker},
 };
 
-use tidegate_core::{Effect, RetryAfter, Span, Timestamp, Verdict};
+use tidegate_core::{Backoff, Effect, Jitter, RetryAfter, Span, Timestamp, Verdict};
 
-use crate::{AcquireError, Clock, timer::Timer};
+use crate::{
+    AcquireError, Clock, holding_times::HoldingTimes, timer::Timer, wait_stats::WaitStats,
+};
+
+/// The delay after which the first request in a queue asks for a slot again. A slot that this
+/// process releases wakes the request earlier. The delay matters for slots that other processes
+/// release, for leases that expire, and for limits that are raised.
+const POLL: Backoff = Backoff::new(Span::from_millis(10), Span::from_millis(500), Jitter::None);
+
+/// Returns the delay after attempt number `attempt`, counted from 0, of the first request in a
+/// queue. `hint` is the retry time of the denial, which is no later than the next lease expires.
+pub(crate) fn poll_delay(attempt: u32, hint: Span) -> Span {
+    POLL.longest(attempt).min(hint).max(Span::from_millis(1))
+}
 
 /// The maximum number of waiting requests in a limiter, and the maximum duration of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +66,12 @@ impl Default for WaitBounds {
     }
 }
 
-/// The requests that wait in a limiter.
+/// The requests that wait in a limiter, and how long the limiter's slots are held.
 #[derive(Debug, Default)]
-pub(crate) struct Waiters {
+pub struct Waiters {
     pub(crate) bounds: WaitBounds,
+    pub(crate) holding_times: HoldingTimes,
+    pub(crate) stats: WaitStats,
     /// The number of waiting requests. While it is 0, the lock is not needed.
     count: AtomicUsize,
     queues: Mutex<Queues>,
@@ -61,22 +81,92 @@ pub(crate) struct Waiters {
 struct Queues {
     /// The number of the next ticket. Tickets are numbered in order of arrival.
     next: u64,
-    /// The wakers of the waiting requests by ticket, for each key on which requests wait.
-    by_key: HashMap<Box<[u8]>, BTreeMap<u64, Waker>>,
+    /// The queue of each key on which requests wait.
+    by_key: HashMap<Box<[u8]>, Queue>,
+}
+
+/// The requests that wait on one key.
+#[derive(Debug, Default)]
+struct Queue {
+    /// The wakers of the waiting requests, by ticket.
+    wakers: BTreeMap<u64, Waker>,
+    /// The number of times that slots of the key were released since the queue exists.
+    releases: u64,
+}
+
+impl Queue {
+    fn first(&self) -> Option<u64> {
+        self.wakers.first_key_value().map(|(first, _)| *first)
+    }
 }
 
 impl Waiters {
+    /// Creates queues with these bounds, in which no request waits.
+    #[must_use]
+    pub fn new(bounds: WaitBounds) -> Self {
+        Self {
+            bounds,
+            ..Self::default()
+        }
+    }
+
+    /// Forgets the holding times of the rules for which `is_known` returns false.
+    pub fn retain_rules(&self, is_known: impl Fn(&str) -> bool) {
+        self.holding_times.retain(is_known);
+    }
+
     /// Returns the number of requests that wait now.
-    pub(crate) fn count(&self) -> usize {
+    #[must_use]
+    pub fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    fn has_queue(&self, key: &[u8]) -> bool {
-        self.count() > 0 && self.lock().by_key.contains_key(key)
+    /// Returns how long requests have waited for concurrency slots.
+    #[must_use]
+    pub fn stats(&self) -> &WaitStats {
+        &self.stats
     }
 
-    /// Puts a request at the end of the queue of `key`.
-    fn enter<'a>(&'a self, key: &'a [u8]) -> Result<Ticket<'a>, AcquireError> {
+    pub(crate) fn has_queue(&self, key: &[u8]) -> bool {
+        self.queue_len(key) > 0
+    }
+
+    /// Returns the number of requests that wait on `key`.
+    pub(crate) fn queue_len(&self, key: &[u8]) -> usize {
+        if self.count() == 0 {
+            return 0;
+        }
+        let queues = self.lock();
+        queues.by_key.get(key).map_or(0, |queue| queue.wakers.len())
+    }
+
+    /// Wakes the first request that waits on `key`, because slots of the key were released.
+    pub(crate) fn wake(&self, key: &[u8]) {
+        if self.count() == 0 {
+            return;
+        }
+        let mut queues = self.lock();
+        let Some(queue) = queues.by_key.get_mut(key) else {
+            return;
+        };
+        queue.releases += 1;
+        let first = queue
+            .wakers
+            .first_key_value()
+            .map(|(_, waker)| waker.clone());
+        drop(queues);
+        if let Some(waker) = first {
+            waker.wake();
+        }
+    }
+
+    /// Puts a request at the end of the queue of `key`, in which at most `max_per_key` requests
+    /// wait.
+    pub(crate) fn enter<'a>(
+        &'a self,
+        key: &'a [u8],
+        max_per_key: usize,
+    ) -> Result<Ticket<'a>, AcquireError> {
         let mut queues = self.lock();
         let bounds = &self.bounds;
         if self.count() >= bounds.max_waiters {
@@ -84,19 +174,20 @@ impl Waiters {
             return Err(AcquireError::TooManyWaiters { max });
         }
         let number = queues.next;
+        let waker = Waker::noop().clone();
         match queues.by_key.get_mut(key) {
-            Some(queue) if queue.len() >= bounds.max_waiters_per_key => {
-                let max = bounds.max_waiters_per_key;
-                return Err(AcquireError::TooManyWaiters { max });
+            Some(queue) if queue.wakers.len() >= max_per_key => {
+                return Err(AcquireError::TooManyWaiters { max: max_per_key });
             }
             Some(queue) => {
-                queue.insert(number, Waker::noop().clone());
+                queue.wakers.insert(number, waker);
             }
-            None if bounds.max_waiters_per_key == 0 => {
+            None if max_per_key == 0 => {
                 return Err(AcquireError::TooManyWaiters { max: 0 });
             }
             None => {
-                let queue = BTreeMap::from([(number, Waker::noop().clone())]);
+                let mut queue = Queue::default();
+                queue.wakers.insert(number, waker);
                 queues.by_key.insert(key.into(), queue);
             }
         }
@@ -114,16 +205,14 @@ impl Waiters {
     fn leave(&self, key: &[u8], number: u64) -> Option<Waker> {
         let mut queues = self.lock();
         let queue = queues.by_key.get_mut(key)?;
-        let was_first = queue
-            .first_key_value()
-            .is_some_and(|(first, _)| *first == number);
-        queue.remove(&number);
+        let was_first = queue.first() == Some(number);
+        queue.wakers.remove(&number);
         self.count.fetch_sub(1, Ordering::AcqRel);
-        if queue.is_empty() {
+        if queue.wakers.is_empty() {
             queues.by_key.remove(key);
             return None;
         }
-        let (_, next) = queue.first_key_value()?;
+        let (_, next) = queue.wakers.first_key_value()?;
         was_first.then(|| next.clone())
     }
 
@@ -150,6 +239,10 @@ pub(crate) struct QueuedRequest<'a> {
     effect: Effect,
     /// When to decide again, according to the latest decision.
     next: Timestamp,
+    /// The number of decisions that denied the request a concurrency slot.
+    slot_denials: u32,
+    /// The number of releases on the key before the latest decision.
+    releases: u64,
 }
 
 impl<'a> QueuedRequest<'a> {
@@ -167,6 +260,8 @@ impl<'a> QueuedRequest<'a> {
             ticket: None,
             effect: Effect::Charge,
             next: Timestamp::default(),
+            slot_denials: 0,
+            releases: 0,
         }
     }
 
@@ -181,6 +276,7 @@ impl<'a> QueuedRequest<'a> {
         } else {
             Effect::Charge
         };
+        self.releases = self.ticket.as_ref().map_or(0, Ticket::releases);
         self.effect
     }
 
@@ -196,6 +292,19 @@ impl<'a> QueuedRequest<'a> {
         }
         self.next = match verdict.retry_after {
             RetryAfter::Never => return Err(AcquireError::Never),
+            // The retry time is an estimate, so it does not reject the request.
+            RetryAfter::After(hint) if verdict.waits_for_slots() => {
+                if now >= self.deadline {
+                    let retry_after = Some(hint);
+                    return Err(AcquireError::Timeout { retry_after });
+                }
+                let delay = match self.effect {
+                    Effect::Peek => Span::ZERO,
+                    _ => poll_delay(self.slot_denials, hint),
+                };
+                self.slot_denials = self.slot_denials.saturating_add(1);
+                now.after(delay).min(self.deadline)
+            }
             RetryAfter::After(span) if now.after(span) > self.deadline => {
                 let retry_after = Some(span);
                 return Err(AcquireError::Timeout { retry_after });
@@ -207,20 +316,23 @@ impl<'a> QueuedRequest<'a> {
             RetryAfter::After(span) => now.after(span.max(Span::from_micros(1))),
         };
         if self.ticket.is_none() {
-            self.ticket = Some(self.waiters.enter(self.key)?);
+            let max = self.waiters.bounds.max_waiters_per_key;
+            self.ticket = Some(self.waiters.enter(self.key, max)?);
         }
         Ok(false)
     }
 
     /// Waits until it is time to decide again. A request that is first in the queue waits until the
-    /// instant given by the latest decision. Any other request waits until it is first.
+    /// instant given by the latest decision, or until a slot of its key is released. Any other
+    /// request waits until it is first.
     pub(crate) async fn wait<T: Timer>(&mut self, timer: &T) -> Result<(), AcquireError> {
         let Some(ticket) = &self.ticket else {
             return Ok(());
         };
         if ticket.is_first() {
             if self.next > self.clock.now() {
-                timer.sleep_until(self.next, self.clock).await;
+                let sleep = timer.sleep_until(self.next, self.clock);
+                ticket.slots_released_within(self.releases, sleep).await;
             }
             return Ok(());
         }
@@ -236,7 +348,7 @@ impl<'a> QueuedRequest<'a> {
 /// The position of a request in the queue of its key. Dropping the ticket removes the request from
 /// the queue.
 #[derive(Debug)]
-struct Ticket<'a> {
+pub(crate) struct Ticket<'a> {
     waiters: &'a Waiters,
     key: &'a [u8],
     number: u64,
@@ -244,33 +356,55 @@ struct Ticket<'a> {
 
 impl Ticket<'_> {
     /// Returns true if no request on the same key is ahead of this one.
-    fn is_first(&self) -> bool {
+    pub(crate) fn is_first(&self) -> bool {
         self.is_first_or_wakes(None)
     }
 
-    /// Returns true if the request is first. Otherwise, `waker` is woken when the request becomes
-    /// first.
+    /// Returns the number of times that slots of the key were released since the queue exists.
+    pub(crate) fn releases(&self) -> u64 {
+        let queues = self.waiters.lock();
+        queues
+            .by_key
+            .get(self.key)
+            .map_or(0, |queue| queue.releases)
+    }
+
+    /// Waits until slots of the key are released, given the number of `releases` that the request
+    /// has seen. Returns false if `timeout` elapses before.
+    pub(crate) async fn slots_released_within(
+        &self,
+        releases: u64,
+        timeout: impl Future<Output = ()>,
+    ) -> bool {
+        let mut timeout = pin!(timeout);
+        poll_fn(|context| {
+            // The waker is registered before the number is compared.
+            self.is_first_or_wakes(Some(context.waker()));
+            if self.releases() != releases {
+                return Poll::Ready(true);
+            }
+            timeout.as_mut().poll(context).map(|()| false)
+        })
+        .await
+    }
+
+    /// Returns true if the request is first. Registers `waker`, which is woken when the request
+    /// becomes first, and when slots are released while it is first.
     fn is_first_or_wakes(&self, waker: Option<&Waker>) -> bool {
         let mut queues = self.waiters.lock();
         let Some(queue) = queues.by_key.get_mut(self.key) else {
             debug_assert!(false, "the queue of a key exists while requests wait in it");
             return true;
         };
-        if queue
-            .first_key_value()
-            .is_some_and(|(first, _)| *first == self.number)
-        {
-            return true;
-        }
-        if let (Some(waker), Some(known)) = (waker, queue.get_mut(&self.number)) {
+        if let (Some(waker), Some(known)) = (waker, queue.wakers.get_mut(&self.number)) {
             known.clone_from(waker);
         }
-        false
+        queue.first() == Some(self.number)
     }
 
     /// Waits until the request is first. Returns false if `timeout` elapses before the request is
     /// first.
-    async fn turn_comes_within(&self, timeout: impl Future<Output = ()>) -> bool {
+    pub(crate) async fn turn_comes_within(&self, timeout: impl Future<Output = ()>) -> bool {
         let mut timeout = pin!(timeout);
         poll_fn(|context| {
             if self.is_first_or_wakes(Some(context.waker())) {

@@ -14,6 +14,7 @@ mod rules;
 pub(crate) mod shard;
 mod store;
 mod traffic;
+mod waiting;
 
 use std::{
     fmt,
@@ -40,6 +41,7 @@ use tidegate_redis::FallbackStats;
 pub use rules::MAX_RULE_LABELS;
 pub(crate) use shard::index as shard_index;
 pub use traffic::{TRAFFIC_BUCKET, TRAFFIC_BUCKETS, Traffic, TrafficCounts};
+pub(crate) use waiting::collect as collect_waiting;
 
 const BUILD_INFO: Metric<1> =
     Metric::gauge("tidegate_build_info", ["version"], "The running version.");

@@ -3,6 +3,7 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use futures_util::future::join_all;
+use tidegate::rate_limiter::release_slots;
 use tidegate_core::{Span, Timestamp};
 use tidegate_redis::{GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus};
 
@@ -103,6 +104,8 @@ impl ServerLimiter {
         match status {
             Ok(ReservationStatus::Ended) => {
                 self.reservations.expired.fetch_add(1, Ordering::Relaxed);
+                let held = now.since(outstanding.since);
+                release_slots(&self.waiters, &outstanding.charges, Some(held));
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
             // Another server has settled the reservation.

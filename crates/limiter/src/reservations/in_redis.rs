@@ -1,6 +1,6 @@
 //! Reservations whose charges are in Redis.
 
-use tidegate::rate_limiter::OwnedCharges;
+use tidegate::rate_limiter::{OwnedCharges, release_slots};
 use tidegate_core::{Charge, Renewal, Span, Timestamp};
 use tidegate_redis::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus};
 
@@ -88,6 +88,8 @@ impl ServerLimiter {
             | ReservationStatus::Outstanding(_) => return Err(EXPIRED),
         }
         let own = self.reservations.table().remove(&id);
+        let held = own.as_ref().map(|own| now.since(own.since));
+        release_slots(&self.waiters, &shared.charges, held);
         if let Some(own) = own {
             let own_charges = FinalCharges::new(&own.charges, cost);
             self.settle_own_share(own, &own_charges, now);

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use tidegate::rate_limiter::OwnedCharges;
+use tidegate::rate_limiter::{OwnedCharges, release_slots};
 use tidegate_core::{Renewal, Span, Store, Timestamp};
 
 use super::{
@@ -11,31 +11,38 @@ use super::{
     table::Outstanding,
     token::ReservationId,
 };
-use crate::{LimiterReceipt, ServerLimiter};
+use crate::ServerLimiter;
 
 impl ServerLimiter {
-    /// Ends a reservation, and refunds the part of its charges that is not final.
+    /// Ends a reservation, and refunds the part of its charges that is not final. Returns its
+    /// charges.
     pub(super) fn end_locally(
         &self,
-        charges: &OwnedCharges,
-        mut receipt: Option<LimiterReceipt>,
+        outstanding: Outstanding,
         final_charges: &FinalCharges,
         now: Timestamp,
-    ) {
-        let (charges, settlements) = (charges.as_charges(), &final_charges.settlements);
+    ) -> OwnedCharges {
+        let Outstanding {
+            charges: owned,
+            mut receipt,
+            since,
+            ..
+        } = outstanding;
+        let (charges, settlements) = (owned.as_charges(), &final_charges.settlements);
         // Without charges in Redis, settling never waits.
         let settled = Store::settle(self, &charges, &mut receipt, settlements, now);
         debug_assert!(settled.is_ready(), "the charges are in memory");
+        drop(settled);
+        drop(charges);
+        release_slots(&self.waiters, &owned, Some(now.since(since)));
+        owned
     }
 
     /// Ends a reservation that has expired.
     pub(super) fn refund_locally(&self, outstanding: Outstanding, now: Timestamp) {
-        let Outstanding {
-            charges, receipt, ..
-        } = outstanding;
         let on_expiry = self.reservations.settings.on_expiry;
-        let final_charges = FinalCharges::of_expired(&charges, on_expiry);
-        self.end_locally(&charges, receipt, &final_charges, now);
+        let final_charges = FinalCharges::of_expired(&outstanding.charges, on_expiry);
+        self.end_locally(outstanding, &final_charges, now);
         self.reservations.expired.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -35,11 +35,9 @@ use std::sync::{
 };
 
 use ring::rand::{SecureRandom as _, SystemRandom};
-use tidegate::rate_limiter::{OwnedCharges, stretch};
+use tidegate::rate_limiter::{OwnedCharges, Receipts, SlotTurn, stretch};
 use tidegate_config::{Password, ReservationsConfig};
-use tidegate_core::{
-    Effect, Request, RuleSet, Scratch, Span, Store, StoreRequest, Timestamp, Verdict, bounds,
-};
+use tidegate_core::{CacheSearch, Request, RuleSet, Scratch, Span, Timestamp, Verdict, bounds};
 use tidegate_net::prometheus::{self, Metric, Page};
 use tokio::sync::Notify;
 
@@ -184,8 +182,11 @@ pub struct SettledReservation {
 impl ServerLimiter {
     /// Decides `request` under `rules`, and reserves its cost for `ttl` if it is admitted. `ttl` is
     /// shortened to the maximum of the settings, and to the shortest lease of a concurrency slot.
+    /// If no concurrency slot is free, and the limit lets requests wait, the request waits for a
+    /// slot as `turn` says.
     ///
-    /// With the memory store, the future is ready when it is first polled.
+    /// With the memory store, the future is ready when it is first polled, unless the request
+    /// waits.
     ///
     /// # Errors
     ///
@@ -196,6 +197,7 @@ impl ServerLimiter {
         scratch: &'a mut Scratch,
         request: &Request<'_>,
         ttl: Span,
+        turn: SlotTurn<'_>,
     ) -> Result<(Verdict<'a>, Option<Reservation>), ReserveError> {
         let max = self.reservations.settings.max;
         let permit = Permit::take(&self.reservations.permits, max);
@@ -209,10 +211,11 @@ impl ServerLimiter {
             if let Some(pending) = stretch(self, rules, &mut charges, now) {
                 pending.finish(self, &mut charges).await;
             }
-            let store_request = StoreRequest::new(&mut charges, now, Effect::Charge);
-            let decided;
-            (decided, receipt) = Store::reserve(self, store_request, &mut outcomes).await;
-            verdict = decided.verdict(&charges, &outcomes);
+            let turn = turn.with_receipts(Receipts::Wanted);
+            let search = CacheSearch::Due;
+            let turn = turn.decide(self, &mut charges, &mut outcomes, search).await;
+            verdict = turn.verdict(&charges, &outcomes);
+            receipt = turn.receipt;
         }
         if !verdict.allowed {
             return Ok((verdict, None));
@@ -220,7 +223,8 @@ impl ServerLimiter {
         let charges = OwnedCharges::new(rules, &charges);
         let ttl = ttl.min(self.reservations.settings.max_ttl);
         let ttl = charges.lease().map_or(ttl, |lease| ttl.min(lease));
-        let expires = self.now().after(ttl);
+        let since = self.now();
+        let expires = since.after(ttl);
         let contents = TokenContents {
             id: random_id(),
             expires,
@@ -234,11 +238,12 @@ impl ServerLimiter {
             let outstanding = Outstanding {
                 charges,
                 receipt,
+                since,
                 expires,
                 refund_at: expires,
                 _permit: permit,
             };
-            self.reservations.insert(contents.id, outstanding, now);
+            self.reservations.insert(contents.id, outstanding, since);
         }
         let reservation = Reservation {
             token: self.reservations.keys.seal(&contents),
@@ -282,10 +287,9 @@ impl ServerLimiter {
                     self.refund_locally(outstanding, now);
                     return Err(EXPIRED);
                 }
-                let charges = &outstanding.charges;
-                let final_charges = FinalCharges::new(charges, cost);
-                self.end_locally(charges, outstanding.receipt, &final_charges, now);
-                self.charge_excess_of(charges, &final_charges, now).await
+                let final_charges = FinalCharges::new(&outstanding.charges, cost);
+                let charges = self.end_locally(outstanding, &final_charges, now);
+                self.charge_excess_of(&charges, &final_charges, now).await
             }
             TokenCharges::InRedis(shared) => {
                 let shared = self.shared_reservation(shared);

@@ -20,6 +20,8 @@ pub(super) struct Outstanding {
     pub(super) charges: OwnedCharges,
     /// The receipt of the charges; `None` if nothing was charged.
     pub(super) receipt: Option<LimiterReceipt>,
+    /// The instant at which the reservation was made.
+    pub(super) since: Timestamp,
     /// The instant at which the reservation expires.
     pub(super) expires: Timestamp,
     /// The instant at which the reservation is refunded: when it expires, or later if a refund

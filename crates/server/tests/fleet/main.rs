@@ -20,3 +20,4 @@ mod reservations;
 mod shared;
 mod slots;
 mod top;
+mod waiting;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tidegate::rate_limiter::SlotTurn;
 use tidegate_config::Config;
 use tidegate_core::{Charge, Cost, Effect, Request, Scratch, Span, Verdict};
 use tidegate_limiter::reservations::{Reservation, ReservationError, SettledReservation};
@@ -33,7 +34,11 @@ fn reserve(node: &Node, entries: &[(&str, &str)], cost: u64, ttl: u64) -> Option
     let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
     let (rules, mut scratch) = (node.limiter.rules(), Scratch::default());
     let ttl = Span::from_secs(ttl);
-    let reserved = node.run(node.limiter.reserve(&rules, &mut scratch, &request, ttl));
+    let reserved =
+        node.run(
+            node.limiter
+                .reserve(&rules, &mut scratch, &request, ttl, SlotTurn::at_once()),
+        );
     let (verdict, reservation): (Verdict<'_>, _) = reserved.unwrap();
     assert_eq!(verdict.allowed, reservation.is_some());
     reservation

@@ -20,3 +20,4 @@ mod reserve;
 mod throttle;
 mod tls;
 mod vectors;
+mod waiting;

@@ -38,4 +38,5 @@ mod upstream;
 mod upstream_http2;
 mod upstream_streams;
 mod upstream_tls;
+mod waiting;
 mod websocket;

@@ -19,3 +19,4 @@ mod throttlecrab;
 mod top;
 mod transactions;
 mod value;
+mod waiting;

@@ -3,17 +3,21 @@
 
 mod excess;
 mod owned_charges;
+mod slot_turn;
 
 use std::sync::Arc;
 
 use tidegate_core::{
     CacheSearch, Charge, Effect, MaybeReady, Parents, Request, RequestError, RuleSet, Scratch,
-    Store, StoreRequest, Timestamp, Verdict,
+    Span, Store, StoreRequest, Timestamp, Verdict,
 };
+
+use crate::Waiters;
 
 pub use self::{
     excess::{charge_excess, excess_costs},
     owned_charges::{OwnedCharge, OwnedCharges, StoredCharge},
+    slot_turn::{CancelSignal, Receipts, SlotTurn, TurnDecision, release_slots},
 };
 
 /// A request that was decided, for [`RateLimiter::observe`].
@@ -58,6 +62,9 @@ pub trait RateLimiter: Send + Sync {
     /// Returns the store of the limits.
     fn store(&self) -> &Self::Store;
 
+    /// The requests that wait for concurrency slots.
+    fn wait_queues(&self) -> &Waiters;
+
     /// Decides `request` under `rules`, which must come from [`Self::rules`]. The result is ready
     /// unless the store has to wait.
     ///
@@ -77,6 +84,31 @@ pub trait RateLimiter: Send + Sync {
         Result<Verdict<'a>, RequestError>,
         impl Future<Output = Result<Verdict<'a>, RequestError>> + Send,
     > {
+        self.check_within(rules, scratch, request, effect, Span::ZERO)
+    }
+
+    /// Decides `request` like [`check`](Self::check). If the request is to be charged, is denied
+    /// only because no concurrency slot is free, and the limit lets requests
+    /// [wait](tidegate_core::Limit::slot_wait), it waits up to `longest_wait` for a slot. The result
+    /// is ready unless the store or the request has to wait.
+    ///
+    /// If the future is dropped while the request waits, the next request in the queue is first.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if [`RuleSet::charges`] rejects the request.
+    #[inline]
+    fn check_within<'a>(
+        &self,
+        rules: &'a RuleSet,
+        scratch: &'a mut Scratch,
+        request: &Request<'_>,
+        effect: Effect,
+        longest_wait: Span,
+    ) -> MaybeReady<
+        Result<Verdict<'a>, RequestError>,
+        impl Future<Output = Result<Verdict<'a>, RequestError>> + Send,
+    > {
         let (store, now) = (self.store(), self.now());
         let mut charges = match rules.charges(request, now, scratch) {
             Ok(charges) if charges.is_empty() => {
@@ -86,12 +118,12 @@ pub trait RateLimiter: Send + Sync {
             Err(error) => return MaybeReady::Ready(Err(error)),
         };
         let mut outcomes = Vec::new();
+        let turn = SlotTurn::new(effect, longest_wait);
         let pending_stretch = stretch(store, rules, &mut charges, now);
-        if pending_stretch.is_none() {
-            let store_request = StoreRequest::new(&mut charges, now, effect);
-            if let Some(decided) = store.decide(store_request, &mut outcomes).ready() {
-                return MaybeReady::Ready(Ok(decided.verdict(&charges, &outcomes)));
-            }
+        if pending_stretch.is_none()
+            && let Some(decided) = turn.decide_now(self, &mut charges, &mut outcomes, now)
+        {
+            return MaybeReady::Ready(Ok(decided.verdict(&charges, &outcomes)));
         }
         MaybeReady::Pending(async move {
             let cache_search = match pending_stretch {
@@ -101,11 +133,9 @@ pub trait RateLimiter: Send + Sync {
                 }
                 None => CacheSearch::Skip,
             };
-            let store_request = StoreRequest {
-                cache_search,
-                ..StoreRequest::new(&mut charges, now, effect)
-            };
-            let decided = store.decide(store_request, &mut outcomes).await;
+            let decided = turn
+                .decide(self, &mut charges, &mut outcomes, cache_search)
+                .await;
             Ok(decided.verdict(&charges, &outcomes))
         })
     }
@@ -134,11 +164,10 @@ pub trait RateLimiter: Send + Sync {
                 pending.finish(store, &mut charges).await;
             }
             let mut outcomes = Vec::new();
-            let store_request = StoreRequest {
-                cache_search: CacheSearch::Skip,
-                ..StoreRequest::new(&mut charges, now, effect)
-            };
-            let decided = store.decide(store_request, &mut outcomes).await;
+            let turn = SlotTurn::new(effect, Span::ZERO);
+            let decided = turn
+                .decide(self, &mut charges, &mut outcomes, CacheSearch::Skip)
+                .await;
             Ok(decided.verdict(&charges, &outcomes))
         }
     }
@@ -251,6 +280,7 @@ mod tests {
     struct RemoteLimiter {
         store: RemoteStore,
         rules: Arc<RuleSet>,
+        waiters: Waiters,
     }
 
     impl RemoteLimiter {
@@ -261,6 +291,7 @@ mod tests {
                     requests: Mutex::default(),
                 },
                 rules: Arc::new(RuleSet::build(rules, Vec::new()).unwrap()),
+                waiters: Waiters::default(),
             }
         }
 
@@ -282,6 +313,10 @@ mod tests {
 
         fn store(&self) -> &RemoteStore {
             &self.store
+        }
+
+        fn wait_queues(&self) -> &Waiters {
+            &self.waiters
         }
     }
 

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use tidegate::{RateLimiter, rate_limiter::stretch};
+use tidegate::{
+    RateLimiter,
+    rate_limiter::{CancelSignal, Receipts, SlotTurn, stretch},
+};
 use tidegate_core::{
     CacheSearch, Charge, Effect, MaybeReady, Outcome, Request, RequestError, RuleSet, Scratch,
-    Store, StoreRequest, Timestamp, Verdict,
+    Store, Timestamp, Verdict,
 };
 
 use super::{RateLimitLayer, receipt_guard::ReceiptGuard, reservation::Reservation};
@@ -32,7 +35,8 @@ pub(super) struct Buffers {
     outcomes: Vec<Outcome>,
 }
 
-/// Charges the request that arrived at `now`, with the settings of `layer`.
+/// Charges the request that arrived at `now`, with the settings of `layer`. `signal` cancels a
+/// pending charge.
 #[inline]
 pub(super) fn charge<'a, L: RateLimiter + 'static>(
     layer: &RateLimitLayer<L>,
@@ -40,12 +44,12 @@ pub(super) fn charge<'a, L: RateLimiter + 'static>(
     buffers: &'a mut Buffers,
     request: &Request<'_>,
     now: Timestamp,
+    signal: Option<&'a CancelSignal>,
 ) -> MaybeReady<
     Result<Admission<'a>, RequestError>,
     PendingCharge<impl Future<Output = Admission<'a>> + Send>,
 > {
     let Buffers { scratch, outcomes } = buffers;
-    let store = layer.limiter.store();
     let mut charges = match rules.charges(request, now, scratch) {
         Ok(charges) if charges.is_empty() => {
             return MaybeReady::Ready(Ok(Admission {
@@ -56,46 +60,43 @@ pub(super) fn charge<'a, L: RateLimiter + 'static>(
         Ok(charges) => charges,
         Err(error) => return MaybeReady::Ready(Err(error)),
     };
+    let longest_wait = layer.settings.policy.longest_wait;
     for charge in &mut charges {
-        charge.longest_wait = Some(layer.settings.policy.longest_wait);
+        charge.longest_wait = Some(longest_wait);
     }
     let reserves = rules.wants_receipt(&charges);
-    let pending_stretch = stretch(store, rules, &mut charges, now);
-    if pending_stretch.is_none() {
-        let store_request = StoreRequest::new(&mut charges, now, Effect::Charge);
-        let decided = if reserves {
-            store.reserve(store_request, outcomes).ready()
-        } else {
-            let decided = store.decide(store_request, outcomes).ready();
-            decided.map(|decided| (decided, None))
-        };
-        if let Some((decided, receipt)) = decided {
-            return MaybeReady::Ready(Ok(Admission {
-                verdict: decided.verdict(&charges, outcomes),
-                reservation: reserved(layer, rules, &charges, receipt),
-            }));
-        }
+    let receipts = if reserves {
+        Receipts::Wanted
+    } else {
+        Receipts::Unwanted
+    };
+    let turn = SlotTurn::new(Effect::Charge, longest_wait)
+        .with_receipts(receipts)
+        .with_signal(signal);
+    let limiter = &*layer.limiter;
+    let pending_stretch = stretch(limiter.store(), rules, &mut charges, now);
+    if pending_stretch.is_none()
+        && let Some(turn) = turn.decide_now(limiter, &mut charges, outcomes, now)
+    {
+        return MaybeReady::Ready(Ok(Admission {
+            verdict: turn.verdict(&charges, outcomes),
+            reservation: reserved(layer, rules, &charges, turn.receipt),
+        }));
     }
     let admission = async move {
         let cache_search = match pending_stretch {
             Some(pending) => {
-                pending.finish(store, &mut charges).await;
+                pending.finish(limiter.store(), &mut charges).await;
                 CacheSearch::Due
             }
             None => CacheSearch::Skip,
         };
-        let store_request = StoreRequest {
-            cache_search,
-            ..StoreRequest::new(&mut charges, now, Effect::Charge)
-        };
-        let (decided, receipt) = if reserves {
-            store.reserve(store_request, outcomes).await
-        } else {
-            (store.decide(store_request, outcomes).await, None)
-        };
+        let turn = turn
+            .decide(limiter, &mut charges, outcomes, cache_search)
+            .await;
         Admission {
-            verdict: decided.verdict(&charges, outcomes),
-            reservation: reserved(layer, rules, &charges, receipt),
+            verdict: turn.verdict(&charges, outcomes),
+            reservation: reserved(layer, rules, &charges, turn.receipt),
         }
     };
     MaybeReady::Pending(PendingCharge {

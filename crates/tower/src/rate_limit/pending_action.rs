@@ -2,9 +2,11 @@
 
 use std::{
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
+use tidegate::rate_limiter::CancelSignal;
 use tokio::runtime::Handle;
 
 use super::action::Action;
@@ -13,10 +15,11 @@ use super::action::Action;
 ///
 /// A remote store may charge a request that was cancelled. If the charge can be refunded, the
 /// decision is completed in the background, on the runtime of the request. Then the charge is
-/// refunded.
+/// refunded. A cancelled request that waits for a concurrency slot leaves its queue at once.
 pub(super) struct PendingAction {
     action: Option<Pin<Box<dyn Future<Output = Action> + Send>>>,
     reserves: bool,
+    signal: Arc<CancelSignal>,
     /// The tokio runtime on which the request was first polled.
     runtime: Option<Handle>,
 }
@@ -25,10 +28,12 @@ impl PendingAction {
     pub(super) fn new(
         action: impl Future<Output = Action> + Send + 'static,
         reserves: bool,
+        signal: Arc<CancelSignal>,
     ) -> Self {
         Self {
             action: Some(Box::pin(action)),
             reserves,
+            signal,
             runtime: None,
         }
     }
@@ -54,7 +59,9 @@ impl PendingAction {
 
 impl Drop for PendingAction {
     fn drop(&mut self) {
-        if let (Some(action), Some(runtime)) = (self.action.take(), self.runtime.take()) {
+        if let (Some(action), Some(runtime)) = (self.action.take(), self.runtime.take())
+            && self.signal.cancel()
+        {
             runtime.spawn(async move { drop(action.await) });
         }
     }

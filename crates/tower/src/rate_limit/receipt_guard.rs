@@ -16,9 +16,9 @@ use std::{
 
 use tidegate::{
     RateLimiter,
-    rate_limiter::{OwnedCharges, charge_excess, excess_costs},
+    rate_limiter::{OwnedCharges, charge_excess, excess_costs, release_slots},
 };
-use tidegate_core::{Charge, Renewal, RuleSet, Settlement, Store};
+use tidegate_core::{Charge, Renewal, RuleSet, Settlement, Store, Timestamp};
 use tokio::runtime::Handle;
 
 /// The charges of a request. This trait hides the type of the limiter.
@@ -38,6 +38,8 @@ pub(super) struct ReceiptGuard<L: RateLimiter> {
     limiter: Arc<L>,
     runtime: Option<Handle>,
     charges: OwnedCharges,
+    /// The instant from which the request holds its slots.
+    since: Timestamp,
     receipt: Mutex<ReceiptState<ReceiptOf<L>>>,
 }
 
@@ -66,6 +68,7 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
             limiter: Arc::clone(limiter),
             runtime: Handle::try_current().ok(),
             charges: OwnedCharges::new(rules, charges),
+            since: limiter.now(),
             receipt: Mutex::new(ReceiptState::Present(receipt)),
         })
     }
@@ -91,7 +94,9 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
             .settle(&charges, &mut receipt, &settlements, now)
             .is_ready();
         let mut excess = excess_costs(&charges, due);
+        let held = Some(now.since(self.since));
         if is_settled {
+            release_slots(self.limiter.wait_queues(), &self.charges, held);
             excess.retain(|(at, cost)| {
                 let excess = Charge {
                     cost: *cost,
@@ -116,6 +121,9 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
             store
                 .settle(&charges, &mut receipt, &settlements, now)
                 .await;
+            if !is_settled {
+                release_slots(self.limiter.wait_queues(), &self.charges, held);
+            }
             for (at, cost) in excess {
                 let excess = Charge {
                     cost,

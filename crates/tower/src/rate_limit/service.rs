@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Request, Response, request::Parts};
 use http_body::Body;
 use smallvec::SmallVec;
-use tidegate::{DecidedRequest, RateLimiter};
+use tidegate::{DecidedRequest, RateLimiter, rate_limiter::CancelSignal};
 use tidegate_core::{Cost, MaybeReady, RequestError, RuleSet};
 use tidegate_identity::{AmbiguousRequest, RequestEntries};
 use tower_service::Service;
@@ -110,7 +110,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
         let cost = settings.cost.of(parts);
         let action = BUFFERS.with_borrow_mut(|buffers| {
             let described = tidegate_core::Request::new(&entries, cost)?;
-            match admit::charge(self, &rules, buffers, &described, now) {
+            match admit::charge(self, &rules, buffers, &described, now, None) {
                 MaybeReady::Ready(admission) => {
                     let admission = admission?;
                     let decided = DecidedRequest {
@@ -129,8 +129,9 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                         call: call.cloned(),
                         rules: Arc::clone(&rules),
                     };
-                    let action = self.clone().decide_detached(detached);
-                    let admission = PendingAction::new(action, reserves);
+                    let signal = Arc::new(CancelSignal::default());
+                    let action = self.clone().decide_detached(detached, Arc::clone(&signal));
+                    let admission = PendingAction::new(action, reserves, signal);
                     Ok(MaybeReady::Pending(admission))
                 }
             }
@@ -140,8 +141,8 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
         })
     }
 
-    /// Decides a request for which the store has to wait.
-    async fn decide_detached(self, request: DetachedRequest) -> Action {
+    /// Decides a request for which the store has to wait, or which waits for a concurrency slot.
+    async fn decide_detached(self, request: DetachedRequest, signal: Arc<CancelSignal>) -> Action {
         let (limiter, call) = (&self.limiter, request.call.as_ref());
         let now = limiter.now();
         let action: Result<Action, RequestError> = async {
@@ -152,15 +153,17 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                 .collect();
             let described = tidegate_core::Request::new(&entries, request.cost)?;
             let mut buffers = Buffers::default();
-            let admission =
-                match admit::charge(&self, &request.rules, &mut buffers, &described, now) {
-                    MaybeReady::Ready(admission) => admission?,
-                    MaybeReady::Pending(PendingCharge { admission, .. }) => admission.await,
-                };
+            let (rules, signal) = (&request.rules, Some(&*signal));
+            let admission = match admit::charge(&self, rules, &mut buffers, &described, now, signal)
+            {
+                MaybeReady::Ready(admission) => admission?,
+                MaybeReady::Pending(PendingCharge { admission, .. }) => admission.await,
+            };
             let decided = DecidedRequest {
                 request: &described,
-                rules: &request.rules,
-                now,
+                rules,
+                // The request may have waited for a slot.
+                now: limiter.now(),
             };
             limiter.observe(decided, &admission.verdict);
             Ok(self.settings.policy.action(admission, decided, call))

@@ -12,3 +12,4 @@ mod settlement;
 mod spoofing;
 mod stores;
 mod support;
+mod waiting;

@@ -11,7 +11,7 @@ use hyper::{
     header::{HeaderName, HeaderValue},
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
-use tidegate::{DecidedRequest, RateLimiter as _};
+use tidegate::{DecidedRequest, RateLimiter as _, rate_limiter::SlotTurn};
 use tidegate_core::{Cost, Effect, RuleSet, Scratch, Span, Verdict, notation};
 use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
 use tidegate_limiter::{
@@ -218,7 +218,9 @@ async fn limit<'a>(
             Ok((verdict?, None))
         }
         // This future is boxed because it is large and rarer than a check.
-        Some(ttl) => Box::pin(limiter.reserve(rules, scratch, request, ttl)).await,
+        Some(ttl) => {
+            Box::pin(limiter.reserve(rules, scratch, request, ttl, SlotTurn::at_once())).await
+        }
     }
 }
 

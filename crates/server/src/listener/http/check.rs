@@ -1,9 +1,15 @@
 //! Serves `POST /v1/check` and `POST /v1/peek`.
 
-use std::{cell::RefCell, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    sync::Arc,
+};
 
 use tidegate::RateLimiter as _;
-use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch, bounds::MAX_ENTRIES};
+use tidegate_core::{
+    Cost, Effect, Request, RuleSet, Scratch, Span,
+    bounds::{MAX_ENTRIES, MAX_SLOT_WAIT},
+};
 use tidegate_limiter::entries::{Spelling, normalize, rewritten};
 use tidegate_net::{
     Problem,
@@ -37,11 +43,28 @@ pub(super) async fn check(
     effect: Effect,
 ) -> Result<Answer, Problem> {
     let members = json::object(body)?;
-    let check = read(&members)?;
+    let wait = Cell::new(Span::ZERO);
+    let check = match effect {
+        Effect::Charge => {
+            let known = &["entries", "cost", "raw", "wait_ms"];
+            read_with(&members, known, |field, problems| {
+                wait.set(longest_wait(field, problems).unwrap_or(Span::ZERO));
+            })?
+        }
+        _ => read(&members)?,
+    };
     with_request(context, check, async |rules, request, scratch| {
-        let now = context.limiter.now();
         let limiter = &context.limiter;
-        let verdict = limiter.check(rules, scratch, request, effect).await?;
+        let mut now = limiter.now();
+        let verdict = if wait.get() > Span::ZERO {
+            let decision = limiter.check_within(rules, scratch, request, effect, wait.get());
+            // Waiting is rarer than a check, and its future is large.
+            let verdict = Box::pin(context.wait_for(decision, || false)).await??;
+            now = limiter.now();
+            verdict
+        } else {
+            limiter.check(rules, scratch, request, effect).await?
+        };
         if effect == Effect::Charge {
             context.observe(rules, request, &verdict, now);
         }
@@ -132,6 +155,16 @@ pub(super) fn read_with<'j>(
         }),
         _ => Err(Problem::several(problems)),
     }
+}
+
+/// Reads `wait_ms`, the longest time for which the request waits for a concurrency slot.
+pub(super) fn longest_wait(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Span> {
+    let millis = field.number(problems)?;
+    let max = MAX_SLOT_WAIT.as_millis_ceil();
+    if millis > max {
+        return field.wrong(format!("{millis} is over the maximum of {max}"), problems);
+    }
+    Some(Span::from_millis(millis))
 }
 
 /// Reads the entries. A body with too many entries is rejected before its entries are examined.

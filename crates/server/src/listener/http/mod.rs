@@ -10,6 +10,7 @@ mod authorize;
 mod body;
 mod build_limits;
 mod check;
+mod close_watch;
 mod fields;
 mod limit_fields;
 mod reserve;
@@ -51,6 +52,7 @@ use tidegate_net::{
 use tidegate_tower::{HeaderWriter, RuleNames};
 use tracing::{Instrument as _, Span};
 
+use self::close_watch::CloseWatch;
 #[cfg(any(test, fuzzing))]
 pub use self::transcript::transcript;
 pub(crate) use self::{
@@ -115,15 +117,16 @@ pub fn listen(
             shutdown: connection.shutdown.clone(),
             authenticator: Arc::clone(&authenticator),
             hosts: Arc::clone(&hosts),
+            close: CloseWatch::default(),
         };
         let tls = listener.tls.clone();
         async move {
-            let answer = |request| context.answer(request);
+            let (answer, close) = (|request| context.answer(request), &context.close);
             let Some(tls) = tls else {
-                return serve::serve(stream, &connection, answer).await;
+                return serve::serve_watched(stream, &connection, close, answer).await;
             };
             if let Some(stream) = tls.accept_in_time(stream, &connection).await {
-                serve::serve(stream, &connection, answer).await;
+                serve::serve_watched(stream, &connection, close, answer).await;
             }
         }
     })
@@ -184,6 +187,8 @@ struct ConnectionContext {
     authenticator: Arc<Authenticator>,
     /// The host names of [`HttpContext::hosts`].
     hosts: Arc<[String]>,
+    /// Tells a waiting request whether its client has disconnected.
+    close: CloseWatch,
 }
 
 impl ConnectionContext {
@@ -284,6 +289,21 @@ impl ConnectionContext {
             Endpoint::Settle => Box::pin(reserve::settle(self, headers, body)).await,
             Endpoint::Renew => Box::pin(reserve::renew(self, body)).await,
         }
+    }
+
+    /// Returns the result of a decision for which the request may wait. If the client disconnects,
+    /// the decision is dropped, unless `cancel` returns true because the store is being called.
+    async fn wait_for<T>(
+        &self,
+        decision: impl IntoFuture<Output = T>,
+        cancel: impl Fn() -> bool,
+    ) -> Result<T, Problem> {
+        let decision = decision.into_future();
+        let decided = self.close.unless_closed(decision, cancel).await;
+        decided.ok_or_else(|| {
+            let detail = "the client has closed the connection while the request waited for a slot";
+            Problem::new(StatusCode::REQUEST_TIMEOUT, detail)
+        })
     }
 
     fn refuse(&self, problem: Problem) -> Answer {

@@ -3,7 +3,8 @@
 use std::cell::Cell;
 
 use hyper::{HeaderMap, StatusCode, header::HeaderName};
-use tidegate_core::{Span, bounds::MAX_COUNT, notation};
+use tidegate::rate_limiter::{CancelSignal, SlotTurn};
+use tidegate_core::{Effect, Span, bounds::MAX_COUNT, notation};
 use tidegate_limiter::reservations::{
     DEFAULT_TTL, Reservation, ReservationError, ReserveError, SettledReservation,
 };
@@ -17,7 +18,7 @@ use tidegate_tower::RuleNames;
 
 use super::{
     ConnectionContext,
-    check::{read_with, with_request},
+    check::{longest_wait, read_with, with_request},
     fields::{Field, FieldLocation},
     status, verdict,
 };
@@ -30,17 +31,25 @@ const COST: HeaderName = HeaderName::from_static("tidegate-cost");
 
 pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
     let members = json::object(body)?;
-    let ttl = Cell::new(DEFAULT_TTL);
-    let known = &["entries", "cost", "raw", "ttl"];
-    let read_ttl = |field: Field<'_, '_>, problems: &mut Vec<Problem>| {
-        ttl.set(time_to_live(field, problems).unwrap_or(DEFAULT_TTL));
+    let (ttl, wait) = (Cell::new(DEFAULT_TTL), Cell::new(Span::ZERO));
+    let known = &["entries", "cost", "raw", "ttl", "wait_ms"];
+    let read_own = |field: Field<'_, '_>, problems: &mut Vec<Problem>| match field.name {
+        "ttl" => ttl.set(time_to_live(field, problems).unwrap_or(DEFAULT_TTL)),
+        _ => wait.set(longest_wait(field, problems).unwrap_or(Span::ZERO)),
     };
-    let check = read_with(&members, known, read_ttl)?;
+    let check = read_with(&members, known, read_own)?;
     with_request(context, check, async |rules, request, scratch| {
-        let now = context.limiter.now();
         let limiter = &context.limiter;
-        let reserved = limiter.reserve(rules, scratch, request, ttl.get()).await;
+        let signal = CancelSignal::default();
+        let turn = SlotTurn::new(Effect::Charge, wait.get()).with_signal(Some(&signal));
+        let reserving = limiter.reserve(rules, scratch, request, ttl.get(), turn);
+        let reserved = if wait.get() > Span::ZERO {
+            context.wait_for(reserving, || signal.cancel()).await?
+        } else {
+            reserving.await
+        };
         let (verdict, reservation) = reserved.map_err(refusal)?;
+        let now = limiter.now();
         context.observe(rules, request, &verdict, now);
         let mut body = verdict::body(&verdict, RuleNames::Shown);
         if let Some(reservation) = reservation {

@@ -12,8 +12,12 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tidegate_net::{Connection, Phase, Problem, StreamTimeouts, TimedStream, WriteTimeout};
+use tidegate_net::{
+    Connection, PeerClosed, Phase, Problem, StreamTimeouts, TimedStream, WriteTimeout,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::close_watch::{CloseWatch, WatchedStream};
 
 /// The body of a response.
 pub(crate) trait ResponseBody: Body<Data = Bytes, Error = Infallible> {
@@ -38,7 +42,21 @@ pub(crate) async fn serve<S, F, B>(
     connection: &Connection,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + Unpin,
+    F: Future<Output = Response<B>>,
+    B: ResponseBody + 'static,
+{
+    serve_watched(stream, connection, &CloseWatch::default(), answer).await;
+}
+
+/// Works like [`serve`]. `watch` tells the requests whether the client has disconnected.
+pub(super) async fn serve_watched<S, F, B>(
+    stream: S,
+    connection: &Connection,
+    watch: &CloseWatch,
+    answer: impl Fn(Request<Incoming>) -> F,
+) where
+    S: AsyncRead + AsyncWrite + PeerClosed + Unpin,
     F: Future<Output = Response<B>>,
     B: ResponseBody + 'static,
 {
@@ -50,6 +68,7 @@ pub(crate) async fn serve<S, F, B>(
     };
     let stream = TimedStream::new(stream, timeouts);
     let phase = stream.phase().clone();
+    let stream = WatchedStream::new(stream, watch);
     let service = service_fn(|request| {
         let in_flight = connection.activity.begin();
         // The request phase also covers the body, which `answer` reads.

@@ -2,8 +2,10 @@
 
 use std::{cell::RefCell, sync::Arc};
 
+use tidegate::rate_limiter::SlotTurn;
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Effect, LimitSpec, Limits, Outcome, bounds::MAX_LIMITS_PER_RULE,
+    AlgorithmName, CacheSearch, Charge, Cost, Effect, LimitSpec, Limits, Outcome,
+    bounds::{MAX_LIMITS_PER_RULE, MAX_SLOT_WAIT},
 };
 use tidegate_limiter::{BuildCache, DecisionRequest, ThrottledRequest, metrics::ListenerKind};
 use tidegate_net::{
@@ -115,7 +117,18 @@ async fn answer(
         effect: parameters.effect,
         within: None,
     };
-    let decided = context.limiter.decide(request, &mut buffers.outcomes).await;
+    let mut now = now;
+    let decided = if parameters.effect == Effect::Charge && parameters.limits.has_slot_wait() {
+        let (limiter, mut charges) = (&*context.limiter, vec![charge]);
+        let turn = SlotTurn::new(Effect::Charge, MAX_SLOT_WAIT);
+        let outcomes = &mut buffers.outcomes;
+        let decision = turn.decide(limiter, &mut charges, outcomes, CacheSearch::Due);
+        let turn = Box::pin(context.wait_for(decision, || false)).await?;
+        now = limiter.now();
+        turn.decided
+    } else {
+        context.limiter.decide(request, &mut buffers.outcomes).await
+    };
     if parameters.effect == Effect::Charge {
         let throttled = ThrottledRequest {
             charge: &charge,

@@ -13,7 +13,7 @@ use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Problem, Shutdown, auth::Authenticator, response::Answer};
 use tidegate_tower::{HeaderWriter, Legacy};
 
-use super::{ConnectionContext, Endpoint};
+use super::{ConnectionContext, Endpoint, close_watch::CloseWatch};
 
 /// Handles a request with this body at `endpoint`, without a socket. Returns the status and body of
 /// the response. Does not support a Redis-backed limiter.
@@ -28,6 +28,7 @@ pub fn transcript(limiter: &Arc<ServerLimiter>, endpoint: Endpoint, body: &[u8])
         shutdown: Shutdown::default(),
         authenticator: Arc::new(Authenticator::new("http", None, limiter.clock().clone())),
         hosts: Arc::default(),
+        close: CloseWatch::default(),
     };
     let alone =
         "only the memory store can decide here, because a decision by Redis must be awaited";

@@ -3,13 +3,15 @@
 //!
 //! With the memory store, no decision is pending. With Redis, all decisions of a batch are
 //! requested at the same time, so that they share a pipeline. No more commands are read from the
-//! client until all of these decisions are made. A transaction may need more than [`MAX_WAITING`]
+//! client until all of these decisions are made. A request that waits for a concurrency slot is
+//! pending, too. If its client disconnects meanwhile, the batch is dropped. A transaction may need more than [`MAX_WAITING`]
 //! decisions. The excess decisions wait in this module, so that no single client can fill the queue
 //! to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
 use futures_util::{StreamExt, stream};
+use tidegate::rate_limiter::CancelSignal;
 use tidegate_limiter::{ServerLimiter, metrics::ListenerKind, trace};
 use tracing::Instrument as _;
 
@@ -24,6 +26,10 @@ pub(super) struct PendingBatch {
     answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
     /// The memory of the pending decisions, in bytes.
     pub(super) heap_bytes: usize,
+    /// Whether a request of the batch can wait for a concurrency slot.
+    pub(super) can_wait: bool,
+    /// Cancel the waits of the requests that need to be told.
+    signals: Vec<Arc<CancelSignal>>,
 }
 
 impl fmt::Debug for PendingBatch {
@@ -41,6 +47,9 @@ impl PendingBatch {
     ) -> Self {
         let decisions = pending.iter().map(|one| one.command.heap_bytes());
         let heap_bytes = pending.capacity() * size_of::<PendingReply>() + decisions.sum::<usize>();
+        let can_wait = pending.iter().any(|one| one.command.can_wait());
+        let signals = pending.iter().filter_map(|one| one.command.signal());
+        let signals = signals.cloned().collect();
         let answers = Box::pin(async move {
             let decisions = stream::iter(pending).map(|one| answer(&limiter, one));
             let answers: Vec<_> = decisions.buffered(MAX_WAITING).collect().await;
@@ -49,7 +58,16 @@ impl PendingBatch {
         Self {
             answers,
             heap_bytes,
+            can_wait,
+            signals,
         }
+    }
+
+    /// Cancels the requests that wait. Returns true if the store is being called for one of them,
+    /// so that the batch must not be dropped yet.
+    pub(super) fn cancel(&self) -> bool {
+        let calling = self.signals.iter().filter(|signal| signal.cancel());
+        calling.count() > 0
     }
 
     pub(super) fn poll(&mut self, cx: &mut task::Context<'_>) -> task::Poll<Vec<u8>> {

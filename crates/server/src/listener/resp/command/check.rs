@@ -3,7 +3,7 @@
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{
     Cost, Effect, MaybeReady, Request, RequestError, RuleSet, Scratch, Span, Timestamp, Verdict,
-    bounds::MAX_ENTRIES,
+    bounds::{MAX_ENTRIES, MAX_SLOT_WAIT},
 };
 use tidegate_limiter::{
     ServerLimiter,
@@ -16,8 +16,8 @@ use super::{
     Context, PendingCommand, PendingReply, quoted, refuse, wrong_number,
 };
 
-/// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] name value [name value …]`. Replies with `[allowed,
-/// rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
+/// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] [WAIT ms] name value [name value …]`. Replies with
+/// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
 /// The options come first, in any order and each at most once, so an entry may have the name of an
 /// option. A `retry_after_ms` of -1 means that a retry never succeeds. `limit` and `remaining` are
@@ -70,12 +70,15 @@ pub(super) struct CheckCommand<'a> {
     pub(super) spelling: Spelling,
     /// The time to live of a reservation, if it is given.
     pub(super) ttl: Option<Span>,
+    /// The longest time for which the request waits for a concurrency slot.
+    pub(super) wait: Span,
     pairs: Arguments<'a>,
 }
 
 impl<'a> CheckCommand<'a> {
     pub(super) fn read(arguments: Arguments<'a>, kind: CommandKind) -> Result<Self, Refusal> {
-        let (mut effect, mut spelling, mut given_cost, mut given_ttl) = (None, None, None, None);
+        let (mut effect, mut spelling, mut given_cost) = (None, None, None);
+        let (mut given_ttl, mut given_wait) = (None, None);
         let mut pairs = arguments;
         let is_check = kind == CommandKind::Check;
         loop {
@@ -91,6 +94,9 @@ impl<'a> CheckCommand<'a> {
             } else if !is_check && given_ttl.is_none() && pairs.is(0, "ttl") {
                 given_ttl = Some(ttl(pairs.get(1).unwrap_or_default())?);
                 pairs = pairs.skip(2);
+            } else if given_wait.is_none() && pairs.is(0, "wait") {
+                given_wait = Some(longest_wait(pairs.get(1).unwrap_or_default())?);
+                pairs = pairs.skip(2);
             } else {
                 break;
             }
@@ -98,11 +104,17 @@ impl<'a> CheckCommand<'a> {
         if pairs.len() == 0 || !pairs.len().is_multiple_of(2) {
             return Err(Refusal::NoPairs);
         }
+        if effect == Some(Effect::Peek) && given_wait.is_some() {
+            let problem =
+                "cannot be combined with PEEK, which does not wait; remove one of the two";
+            return Err(RequestError::new("wait", problem).into());
+        }
         Ok(Self {
             effect: effect.unwrap_or(Effect::Charge),
             cost: given_cost.unwrap_or(Cost::ONE),
             spelling: spelling.unwrap_or_default(),
             ttl: given_ttl,
+            wait: given_wait.unwrap_or(Span::ZERO),
             pairs,
         })
     }
@@ -121,9 +133,8 @@ impl<'a> CheckCommand<'a> {
             Request::new(&normalized, self.cost)?
         };
         let scratch = &mut context.buffers.scratch;
-        let verdict = context
-            .limiter
-            .check(&rules, scratch, &request, self.effect);
+        let limiter = context.limiter;
+        let verdict = limiter.check_within(&rules, scratch, &request, self.effect, self.wait);
         match verdict {
             MaybeReady::Ready(verdict) => {
                 let verdict = verdict?;
@@ -135,6 +146,7 @@ impl<'a> CheckCommand<'a> {
                 let later = PendingCommand::Check(PendingCheck {
                     request: OwnedRequest::new(request.entries(), self.cost),
                     effect: self.effect,
+                    wait: self.wait,
                 });
                 context.pending.push(PendingReply::new(later, reply));
             }
@@ -195,14 +207,20 @@ impl OwnedRequest {
     }
 }
 
-/// A check that Redis has to decide.
+/// A check that Redis has to decide, or that waits for a concurrency slot.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct PendingCheck {
     request: OwnedRequest,
     effect: Effect,
+    wait: Span,
 }
 
 impl PendingCheck {
+    /// Returns whether the request can wait for a concurrency slot.
+    pub(super) fn can_wait(&self) -> bool {
+        self.wait > Span::ZERO
+    }
+
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         self.request.heap_bytes()
     }
@@ -222,8 +240,16 @@ impl PendingCheck {
             Ok(request) => request,
             Err(error) => return refuse(error, reply),
         };
-        let decided = limiter.check_after_pending(&rules, &mut scratch, &request, self.effect);
-        match decided.await {
+        let (effect, scratch) = (self.effect, &mut scratch);
+        let decided = if self.wait > Span::ZERO {
+            let waiting = limiter.check_within(&rules, scratch, &request, effect, self.wait);
+            // Waiting is rare, and its future is large.
+            Box::pin(waiting.into_future()).await
+        } else {
+            let decision = limiter.check_after_pending(&rules, scratch, &request, effect);
+            decision.await
+        };
+        match decided {
             Ok(verdict) => {
                 let audited = audited(&request, &rules, limiter.now());
                 give(limiter, audited, &verdict, self.effect, reply);
@@ -280,6 +306,16 @@ pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
     let millis = number("ttl", text)?;
     if millis == 0 {
         return Err(RequestError::new("ttl", "must be at least 1 millisecond"));
+    }
+    Ok(Span::from_millis(millis))
+}
+
+/// Reads the longest time, in milliseconds, for which a request waits for a concurrency slot.
+fn longest_wait(text: &[u8]) -> Result<Span, RequestError> {
+    let (millis, max) = (number("wait", text)?, MAX_SLOT_WAIT.as_millis_ceil());
+    if millis > max {
+        let problem = format!("{millis} milliseconds are over the maximum of {max}");
+        return Err(RequestError::new("wait", problem));
     }
     Ok(Span::from_millis(millis))
 }

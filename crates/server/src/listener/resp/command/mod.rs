@@ -14,8 +14,9 @@ mod throttle;
 mod top;
 mod transaction;
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
+use tidegate::rate_limiter::CancelSignal;
 use tidegate_limiter::{MAX_THROTTLE_KEY_BYTES, metrics::ListenerKind};
 
 pub(super) use self::context::{CommandBuffers, Context};
@@ -29,7 +30,7 @@ use super::{
     reply::{Protocol, Reply},
 };
 
-/// A command that needs Redis or another thread.
+/// A command that needs Redis or another thread, or that waits.
 #[derive(Debug)]
 pub(super) enum PendingCommand {
     Check(PendingCheck),
@@ -50,6 +51,24 @@ pub(super) struct PendingReply {
 }
 
 impl PendingCommand {
+    /// Returns the signal that cancels the command's wait for a concurrency slot. A check needs
+    /// none, because nothing is released when it is cancelled.
+    pub(super) fn signal(&self) -> Option<&Arc<CancelSignal>> {
+        match self {
+            Self::Reservation(reservation) => reservation.signal(),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the command can wait for a concurrency slot.
+    pub(super) fn can_wait(&self) -> bool {
+        match self {
+            Self::Check(check) => check.can_wait(),
+            Self::Reservation(reservation) => reservation.can_wait(),
+            Self::Reset(_) | Self::Throttle(_) | Self::Top(_) => false,
+        }
+    }
+
     pub(super) fn heap_bytes(&self) -> usize {
         match self {
             Self::Check(check) => check.heap_bytes(),

@@ -1,8 +1,11 @@
 //! `TIDEGATE.RESERVE`, `TIDEGATE.SETTLE` and `TIDEGATE.RENEW`: charges that are settled later.
 
+use std::sync::Arc;
+
 use futures_util::FutureExt as _;
+use tidegate::rate_limiter::{CancelSignal, SlotTurn};
 use tidegate_core::{
-    Request, RequestError, Scratch, Span,
+    Effect, Request, RequestError, Scratch, Span,
     bounds::{MAX_COUNT, MAX_ENTRIES},
 };
 use tidegate_limiter::{
@@ -21,9 +24,9 @@ use super::{
     },
 };
 
-/// Runs `TIDEGATE.RESERVE [RAW] [COST n] [TTL ms] name value [name value …]`. Replies with the six
-/// parts of `TIDEGATE.CHECK`, the token, and the milliseconds until the reservation expires. The
-/// token is null and the time is -1 if the request is denied.
+/// Runs `TIDEGATE.RESERVE [RAW] [COST n] [TTL ms] [WAIT ms] name value [name value …]`. Replies with
+/// the six parts of `TIDEGATE.CHECK`, the token, and the milliseconds until the reservation expires.
+/// The token is null and the time is -1 if the request is denied.
 pub(super) fn reserve(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     match ReserveCommand::read(context, arguments) {
         Ok(reserve) => run(context, ReservationCommand::Reserve(reserve), reply),
@@ -66,9 +69,9 @@ fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
     Ok(token.to_owned())
 }
 
-/// Answers a command at once with the memory store, and later with Redis.
+/// Answers a command at once with the memory store, and later with Redis or if it can wait.
 fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply<'_>) {
-    if context.limiter.redis_store().is_some() {
+    if context.limiter.redis_store().is_some() || command.can_wait() {
         let later = PendingCommand::Reservation(command);
         context.pending.push(PendingReply::new(later, reply));
         return;
@@ -91,6 +94,9 @@ pub(in crate::listener::resp) enum ReservationCommand {
 pub(in crate::listener::resp) struct ReserveCommand {
     request: OwnedRequest,
     ttl: Span,
+    wait: Span,
+    /// Cancels the wait.
+    signal: Arc<CancelSignal>,
 }
 
 impl ReserveCommand {
@@ -105,6 +111,8 @@ impl ReserveCommand {
         Ok(Self {
             request: OwnedRequest::new(&normalized, command.cost),
             ttl: command.ttl.unwrap_or(DEFAULT_TTL),
+            wait: command.wait,
+            signal: Arc::default(),
         })
     }
 
@@ -115,9 +123,11 @@ impl ReserveCommand {
             Ok(request) => request,
             Err(error) => return reject(limiter, reply, format_args!("ERR {error}")),
         };
+        let turn = SlotTurn::new(Effect::Charge, self.wait).with_signal(Some(&self.signal));
+        let reserved = limiter.reserve(&rules, &mut scratch, &request, self.ttl, turn);
+        let reserved = reserved.await;
         let now = limiter.now();
-        let reserved = limiter.reserve(&rules, &mut scratch, &request, self.ttl);
-        let (verdict, reservation) = match reserved.await {
+        let (verdict, reservation) = match reserved {
             Ok(reserved) => reserved,
             Err(error @ ReserveError::TooMany(1..)) => {
                 return reject(limiter, reply, format_args!("BUSY {error}"));
@@ -141,6 +151,19 @@ impl ReserveCommand {
 }
 
 impl ReservationCommand {
+    /// Returns whether the command can wait for a concurrency slot.
+    pub(super) fn can_wait(&self) -> bool {
+        self.signal().is_some()
+    }
+
+    /// Returns the signal that cancels the wait of the command, if it can wait.
+    pub(super) fn signal(&self) -> Option<&Arc<CancelSignal>> {
+        match self {
+            Self::Reserve(reserve) if reserve.wait > Span::ZERO => Some(&reserve.signal),
+            _ => None,
+        }
+    }
+
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         match self {
             Self::Reserve(reserve) => reserve.request.heap_bytes(),

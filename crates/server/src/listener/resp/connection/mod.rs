@@ -18,7 +18,7 @@ use std::{
 };
 
 use tidegate_limiter::ServerLimiter;
-use tidegate_net::{Connection, StreamTimeouts, TimedStream, WriteTimeout};
+use tidegate_net::{Connection, PeerClosed, StreamTimeouts, TimedStream, WriteTimeout};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::{
@@ -51,7 +51,7 @@ pub(super) async fn serve<S>(
     connection: Connection,
     limiter: Arc<ServerLimiter>,
 ) where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + Unpin,
 {
     let mut client = Client::new(session, stream, connection, limiter);
     // The waker is registered only once, because this future runs as its own task, whose waker
@@ -105,7 +105,7 @@ impl From<io::Error> for ConnectionClosed {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
+impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
     fn new(
         session: Session,
         stream: S,
@@ -146,6 +146,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(ConnectionClosed)) => return Poll::Ready(()),
+                // A request that waits for a slot gives its turn to the next one.
+                Poll::Pending if self.is_waiting() && self.is_peer_closed(cx) => {
+                    let calls_store = self.pending.as_ref().is_some_and(PendingBatch::cancel);
+                    return if calls_store {
+                        Poll::Pending
+                    } else {
+                        Poll::Ready(())
+                    };
+                }
                 // The store has its own timeout for decisions, so no timeout is needed here.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
                 // An idle connection does not delay the shutdown.
@@ -306,6 +315,15 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Client<S> {
             return Err(ConnectionClosed);
         }
         Ok(())
+    }
+
+    /// Returns whether a request may be waiting for a concurrency slot.
+    fn is_waiting(&self) -> bool {
+        self.pending.as_ref().is_some_and(|batch| batch.can_wait)
+    }
+
+    fn is_peer_closed(&self, cx: &mut Context<'_>) -> bool {
+        self.stream.get_ref().poll_peer_closed(cx).is_ready()
     }
 
     /// Returns whether the connection is idle: the client has sent no incomplete command and has

@@ -339,6 +339,12 @@ impl AsyncWrite for Flood {
     }
 }
 
+impl PeerClosed for Flood {
+    fn poll_peer_closed(&self, _: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
 #[tokio::test]
 async fn a_flood_of_commands_leaves_the_worker_to_other_connections() {
     const PIECES: usize = 100;

@@ -1,0 +1,142 @@
+//! Detects that a client disconnects while its request waits.
+//!
+//! hyper does not read from a connection whose request is being answered, because half-closed
+//! connections are permitted. A request that waits for a concurrency slot must not wait for a
+//! client that has disconnected. So the stream checks the connection while a request waits, each
+//! time that hyper flushes the stream, which is after each poll of the request's future.
+
+use std::{
+    cell::Cell,
+    future::poll_fn,
+    io,
+    pin::{Pin, pin},
+    rc::Rc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tidegate_net::{PeerClosed, TimedStream};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+/// The interval between checks that no event of the connection causes. The checks are needed if the
+/// client has sent further bytes, which hide the end of the stream.
+const RECHECK: Duration = Duration::from_secs(1);
+
+/// The connection of a client, as seen by its requests.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CloseWatch(Rc<WatchState>);
+
+#[derive(Debug, Default)]
+struct WatchState {
+    /// Whether a request waits, so that the connection has to be checked.
+    is_wanted: Cell<bool>,
+    is_closed: Cell<bool>,
+}
+
+impl CloseWatch {
+    /// Returns the result of `waiting`, or `None` if the client closes the connection, or its side
+    /// of it, before the result is ready. `cancel` is then called after each poll, and `waiting`
+    /// goes on for as long as it returns true.
+    pub(super) async fn unless_closed<T>(
+        &self,
+        waiting: impl Future<Output = T>,
+        cancel: impl Fn() -> bool,
+    ) -> Option<T> {
+        let mut waiting = pin!(waiting);
+        let mut recheck = pin!(tokio::time::sleep(RECHECK));
+        let _wanted = Wanted::new(&self.0);
+        poll_fn(|cx| {
+            if let Poll::Ready(result) = waiting.as_mut().poll(cx) {
+                return Poll::Ready(Some(result));
+            }
+            if self.0.is_closed.get() && !cancel() {
+                return Poll::Ready(None);
+            }
+            while recheck.as_mut().poll(cx).is_ready() {
+                let next = tokio::time::Instant::now() + RECHECK;
+                recheck.as_mut().reset(next);
+            }
+            Poll::Pending
+        })
+        .await
+    }
+}
+
+/// Requests that the connection is checked, until it is dropped.
+struct Wanted<'w>(&'w WatchState);
+
+impl<'w> Wanted<'w> {
+    fn new(state: &'w WatchState) -> Self {
+        state.is_wanted.set(true);
+        Self(state)
+    }
+}
+
+impl Drop for Wanted<'_> {
+    fn drop(&mut self) {
+        self.0.is_wanted.set(false);
+    }
+}
+
+/// A stream that tells a [`CloseWatch`] when the client has closed it.
+#[derive(Debug)]
+pub(super) struct WatchedStream<S> {
+    stream: TimedStream<S>,
+    watch: CloseWatch,
+}
+
+impl<S> WatchedStream<S> {
+    pub(super) fn new(stream: TimedStream<S>, watch: &CloseWatch) -> Self {
+        let watch = watch.clone();
+        Self { stream, watch }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl<S: AsyncWrite + PeerClosed + Unpin> AsyncWrite for WatchedStream<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let state = &self.watch.0;
+        if state.is_wanted.get()
+            && !state.is_closed.get()
+            && self.stream.get_ref().poll_peer_closed(cx).is_ready()
+        {
+            state.is_closed.set(true);
+            // The request's future has been polled before, so it must be polled again.
+            cx.waker().wake_by_ref();
+        }
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

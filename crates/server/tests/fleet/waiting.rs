@@ -1,0 +1,58 @@
+//! Requests that wait for slots which other servers hold.
+
+use std::sync::Arc;
+
+use tidegate::{RateLimiter as _, rate_limiter::SlotTurn};
+use tidegate_config::Config;
+use tidegate_core::{Cost, Effect, Request, Scratch, Span};
+use tidegate_limiter::reservations::Reservation;
+
+use crate::{
+    node::Node,
+    support::{RedisServer, eventually},
+};
+
+const RULES: &str = "
+rules:
+  - {name: slots, key: user, cost: 1, limits: [{algorithm: concurrency, limit: 1, lease: 30s, wait: 30s}]}
+";
+
+/// Reserves on `node`, and waits up to `longest_wait`.
+async fn reserve(
+    node: Arc<tidegate_limiter::ServerLimiter>,
+    longest_wait: Span,
+) -> Option<Reservation> {
+    let request = Request::new(&[("user", "a")], Cost::ONE).unwrap();
+    let (rules, mut scratch) = (node.rules(), Scratch::default());
+    let ttl = Span::from_secs(20);
+    let turn = SlotTurn::new(Effect::Charge, longest_wait);
+    let reserved = node.reserve(&rules, &mut scratch, &request, ttl, turn);
+    reserved.await.unwrap().1
+}
+
+#[test]
+fn a_slot_that_another_server_releases_ends_a_wait() {
+    let redis = RedisServer::start();
+    let [a, b] = [Node::start(&redis.url()), Node::start(&redis.url())];
+    for node in [&a, &b] {
+        node.until_up(true);
+        node.limiter.swap_rules(Config::parse(RULES).unwrap().rules);
+    }
+    let held = a.run(reserve(Arc::clone(&a.limiter), Span::ZERO)).unwrap();
+    let denied = b.run(reserve(Arc::clone(&b.limiter), Span::ZERO));
+    assert_eq!(denied, None);
+    let (sender, admitted) = std::sync::mpsc::channel();
+    let waiting = Arc::clone(&b.limiter);
+    b.spawn(async move {
+        let reservation = reserve(waiting, Span::from_secs(30)).await;
+        let _ = sender.send(reservation);
+    });
+    eventually("the request waits", || {
+        (b.limiter.wait_queues().count() == 1).then_some(())
+    });
+    let settled = a.limiter.settle_reservation(&held.token, 1);
+    a.run(settled).unwrap();
+    let reservation = admitted.recv_timeout(crate::support::PATIENCE).unwrap();
+    assert!(reservation.is_some());
+    assert_eq!(b.limiter.wait_queues().count(), 0);
+}

@@ -1,0 +1,42 @@
+//! The times for which requests hold the concurrency slots of each rule.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use tidegate_core::{HoldingTime, Span};
+
+/// The maximum number of rules whose holding times are known. The holding times of further rules
+/// are not observed.
+const MAX_OBSERVED_RULES: usize = 10_000;
+
+/// The holding time of each rule, by the name of the rule. Limits without a rule have an empty name.
+#[derive(Debug, Default)]
+pub(crate) struct HoldingTimes(Mutex<HashMap<Box<str>, HoldingTime>>);
+
+impl HoldingTimes {
+    /// Returns the holding time of `rule`, if a slot of the rule was ever released.
+    pub(crate) fn of(&self, rule: &str) -> Option<HoldingTime> {
+        self.lock().get(rule).copied()
+    }
+
+    /// Adds a request that held slots of `rule` for the time `held`.
+    pub(crate) fn observe(&self, rule: &str, held: Span) {
+        let mut rules = self.lock();
+        if let Some(holding_time) = rules.get_mut(rule) {
+            holding_time.observe(held);
+        } else if rules.len() < MAX_OBSERVED_RULES {
+            rules.entry(rule.into()).or_default().observe(held);
+        }
+    }
+
+    /// Forgets the rules for which `is_known` returns false.
+    pub(crate) fn retain(&self, is_known: impl Fn(&str) -> bool) {
+        self.lock().retain(|rule, _| is_known(rule));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Box<str>, HoldingTime>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

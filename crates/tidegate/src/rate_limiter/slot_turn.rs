@@ -1,0 +1,602 @@
+//! Decides requests that may wait for concurrency slots.
+//!
+//! ```text
+//!   request ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted, or denied by other limits
+//!                   │ yes                          │ denied, and only slots are missing
+//!                   ▼                              ▼
+//!           peek: other limits admit it? ──▶ stand in line ─▶ first in line ─▶ charge ─▶ admitted
+//!                   │ no                           ▲                             │ denied
+//!                   ▼                              └─ a release, or a short delay ◀┘
+//!                denied
+//! ```
+//!
+//! A request that waits has charged nothing. When it is first in line, all its limits are decided
+//! together, at the current time. When its longest wait is over, it is decided once more, and this
+//! decision is its verdict.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use tidegate_core::{
+    Accounting, Algorithm, CacheSearch, Charge, Decision, Effect, Limit, Outcome, RetryAfter,
+    SlotEstimate, SlotWait, Span, Store, StoreDecision, StoreRequest, Timestamp, Verdict,
+};
+
+use super::{OwnedCharges, RateLimiter};
+use crate::Waiters;
+
+/// Whether the caller of a decision wants a receipt for the charges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Receipts {
+    /// The store [reserves](Store::reserve), and returns a receipt.
+    Wanted,
+    /// The store [decides](Store::decide) without a receipt.
+    Unwanted,
+}
+
+/// Tells a [`SlotTurn`] that the request was cancelled, and the caller whether the store is being
+/// called. A caller that cannot drop the future during a call to the store uses it.
+#[derive(Debug, Default)]
+pub struct CancelSignal {
+    calls_store: AtomicBool,
+    is_cancelled: AtomicBool,
+}
+
+impl CancelSignal {
+    /// Cancels the request. Returns true if the store is being called. The caller must then poll
+    /// the future until it ends, which is as soon as the store has answered, so that charges have a
+    /// receipt. Otherwise the caller must drop the future.
+    pub fn cancel(&self) -> bool {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+        self.calls_store.load(Ordering::Relaxed)
+    }
+}
+
+/// The result of a [`SlotTurn`].
+#[derive(Debug)]
+pub struct TurnDecision<R> {
+    /// The decision of the store.
+    pub decided: StoreDecision,
+    /// The receipt of the charges, if there are any and the caller wants it.
+    pub receipt: Option<R>,
+}
+
+impl<R> TurnDecision<R> {
+    /// Returns the verdict on a request with these `charges`, given the `outcomes` of their limits.
+    #[must_use]
+    pub fn verdict<'r>(&self, charges: &[Charge<'r>], outcomes: &[Outcome]) -> Verdict<'r> {
+        self.decided.verdict(charges, outcomes)
+    }
+}
+
+/// The settings with which a request is decided, and waits for slots.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotTurn<'s> {
+    effect: Effect,
+    longest_wait: Span,
+    receipts: Receipts,
+    signal: Option<&'s CancelSignal>,
+}
+
+/// The queue in which a request waits.
+#[derive(Clone, Copy, Debug)]
+struct SlotQueue<'c> {
+    key: &'c [u8],
+    slot_wait: SlotWait,
+}
+
+impl<'s> SlotTurn<'s> {
+    /// Creates the turn of a request that is decided with `effect`, and that waits at most
+    /// `longest_wait`. A request with another effect than [`Effect::Charge`] does not wait.
+    #[must_use]
+    pub fn new(effect: Effect, longest_wait: Span) -> Self {
+        Self {
+            effect,
+            longest_wait,
+            receipts: Receipts::Unwanted,
+            signal: None,
+        }
+    }
+
+    /// Creates the turn of a request that is charged, and that does not wait.
+    #[must_use]
+    pub fn at_once() -> Self {
+        Self::new(Effect::Charge, Span::ZERO)
+    }
+
+    /// Sets whether the caller wants a receipt.
+    #[must_use]
+    pub fn with_receipts(self, receipts: Receipts) -> Self {
+        Self { receipts, ..self }
+    }
+
+    /// Sets the signal that cancels the request.
+    #[must_use]
+    pub fn with_signal(self, signal: Option<&'s CancelSignal>) -> Self {
+        Self { signal, ..self }
+    }
+
+    /// Decides a request whose `charges` are to be made at `now`, or returns `None` if the store or
+    /// the request has to wait. Then nothing was charged, and the caller calls
+    /// [`decide`](Self::decide).
+    #[inline]
+    pub fn decide_now<L: RateLimiter + ?Sized>(
+        &self,
+        limiter: &L,
+        charges: &mut Vec<Charge<'_>>,
+        outcomes: &mut Vec<Outcome>,
+        now: Timestamp,
+    ) -> Option<TurnDecision<ReceiptOf<L>>> {
+        if self.can_wait(charges) {
+            return self.decide_unless_waiting(limiter, charges, outcomes, now);
+        }
+        let request = StoreRequest::new(charges, now, self.effect);
+        let turn = self.call_now(limiter.store(), request, outcomes)?;
+        if turn.decided.decision == Decision::Limited {
+            estimate(limiter.wait_queues(), charges, outcomes);
+        }
+        Some(turn)
+    }
+
+    fn decide_unless_waiting<L: RateLimiter + ?Sized>(
+        &self,
+        limiter: &L,
+        charges: &mut Vec<Charge<'_>>,
+        outcomes: &mut Vec<Outcome>,
+        now: Timestamp,
+    ) -> Option<TurnDecision<ReceiptOf<L>>> {
+        if queue_ahead(limiter.wait_queues(), charges).is_some() || counts_denied(charges) {
+            return None;
+        }
+        let (original, store) = (charges.clone(), limiter.store());
+        let request = attempt(charges, now, Effect::Charge, CacheSearch::Due);
+        let turn = self.call_now(store, request, outcomes)?;
+        if queue_of_denial(&turn.decided, charges, outcomes).is_some() {
+            *charges = original;
+            return None;
+        }
+        store.count(now, &original, charges, &turn.decided, outcomes);
+        if turn.decided.decision == Decision::Limited {
+            estimate(limiter.wait_queues(), charges, outcomes);
+        }
+        Some(turn)
+    }
+
+    fn call_now<S: Store>(
+        &self,
+        store: &S,
+        request: StoreRequest<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<TurnDecision<S::Receipt>> {
+        let (decided, receipt) = match self.receipts {
+            Receipts::Wanted => store.reserve(request, outcomes).ready()?,
+            Receipts::Unwanted => (store.decide(request, outcomes).ready()?, None),
+        };
+        Some(TurnDecision { decided, receipt })
+    }
+
+    /// Decides a request with these `charges`. The request waits for concurrency slots if its
+    /// limits permit it. If the future is dropped while the request waits, nothing was charged, and
+    /// the next request in the queue is first.
+    pub async fn decide<L: RateLimiter + ?Sized>(
+        &self,
+        limiter: &L,
+        charges: &mut Vec<Charge<'_>>,
+        outcomes: &mut Vec<Outcome>,
+        cache_search: CacheSearch,
+    ) -> TurnDecision<ReceiptOf<L>> {
+        #[cfg(feature = "tokio")]
+        let turn = if self.can_wait(charges) {
+            // Waiting is rare, and its future is large.
+            Box::pin(self.decide_in_line(limiter, charges, outcomes, cache_search)).await
+        } else {
+            self.decide_once(limiter, charges, outcomes, cache_search)
+                .await
+        };
+        #[cfg(not(feature = "tokio"))]
+        let turn = self
+            .decide_once(limiter, charges, outcomes, cache_search)
+            .await;
+        if turn.decided.decision == Decision::Limited {
+            estimate(limiter.wait_queues(), charges, outcomes);
+        }
+        turn
+    }
+
+    async fn decide_once<L: RateLimiter + ?Sized>(
+        &self,
+        limiter: &L,
+        charges: &mut Vec<Charge<'_>>,
+        outcomes: &mut Vec<Outcome>,
+        cache_search: CacheSearch,
+    ) -> TurnDecision<ReceiptOf<L>> {
+        let request = StoreRequest {
+            cache_search,
+            ..StoreRequest::new(charges, limiter.now(), self.effect)
+        };
+        self.call(limiter.store(), request, outcomes).await
+    }
+
+    async fn call<S: Store>(
+        &self,
+        store: &S,
+        request: StoreRequest<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> TurnDecision<S::Receipt> {
+        let _calling = self.signal.map(StoreCall::new);
+        let (decided, receipt) = if self.receipts == Receipts::Wanted && request.effect.can_write()
+        {
+            store.reserve(request, outcomes).await
+        } else {
+            (store.decide(request, outcomes).await, None)
+        };
+        TurnDecision { decided, receipt }
+    }
+
+    fn can_wait(&self, charges: &[Charge<'_>]) -> bool {
+        self.longest_wait > Span::ZERO
+            && self.effect == Effect::Charge
+            && charges.iter().any(|charge| charge.limits.has_slot_wait())
+    }
+
+    #[cfg(feature = "tokio")]
+    fn is_cancelled(&self) -> bool {
+        let is_cancelled = |signal: &CancelSignal| signal.is_cancelled.load(Ordering::Relaxed);
+        self.signal.is_some_and(is_cancelled)
+    }
+}
+
+type ReceiptOf<L> = <<L as RateLimiter>::Store as Store>::Receipt;
+
+/// Marks that the store is being called, until it is dropped.
+struct StoreCall<'s>(&'s CancelSignal);
+
+impl<'s> StoreCall<'s> {
+    fn new(signal: &'s CancelSignal) -> Self {
+        signal.calls_store.store(true, Ordering::Relaxed);
+        Self(signal)
+    }
+}
+
+impl Drop for StoreCall<'_> {
+    fn drop(&mut self) {
+        self.0.calls_store.store(false, Ordering::Relaxed);
+    }
+}
+
+fn attempt<'q, 'c>(
+    charges: &'q mut Vec<Charge<'c>>,
+    now: Timestamp,
+    effect: Effect,
+    cache_search: CacheSearch,
+) -> StoreRequest<'q, 'c> {
+    StoreRequest {
+        accounting: Accounting::Attempt,
+        cache_search,
+        ..StoreRequest::new(charges, now, effect)
+    }
+}
+
+/// Returns true if one of the limits counts denied requests. Such a request must be denied with
+/// [`Effect::Charge`] only once.
+fn counts_denied(charges: &[Charge<'_>]) -> bool {
+    let mut limits = charges.iter().flat_map(|charge| charge.limits.iter());
+    limits.any(Limit::count_denied)
+}
+
+/// Returns the first queue in which other requests wait for slots that the request needs.
+fn queue_ahead<'c>(waiters: &Waiters, charges: &[Charge<'c>]) -> Option<SlotQueue<'c>> {
+    if waiters.count() == 0 {
+        return None;
+    }
+    let waited = charges
+        .iter()
+        .filter(|charge| charge.limits.has_slot_wait());
+    waited
+        .filter(|charge| waiters.has_queue(charge.key))
+        .find_map(|charge| {
+            let slot_wait = charge.limits.iter().find_map(Limit::slot_wait)?;
+            let key = charge.key;
+            Some(SlotQueue { key, slot_wait })
+        })
+}
+
+/// Returns the queue in which a request can wait that was denied with these `outcomes`. Returns
+/// `None` if the request was admitted, or if waiting for slots does not help, because another limit
+/// denies the request as well.
+fn queue_of_denial<'c>(
+    decided: &StoreDecision,
+    charges: &[Charge<'c>],
+    outcomes: &[Outcome],
+) -> Option<SlotQueue<'c>> {
+    if decided.decision != Decision::Limited {
+        return None;
+    }
+    let mut found: Option<SlotQueue<'c>> = None;
+    for (charge, limit, outcome) in lines(charges, outcomes) {
+        if outcome.allowed || charge.limits.is_shadow() {
+            continue;
+        }
+        if outcome.retry_after == RetryAfter::Never {
+            return None;
+        }
+        let slot_wait = limit.slot_wait()?;
+        let queue = found.get_or_insert(SlotQueue {
+            key: charge.key,
+            slot_wait,
+        });
+        queue.slot_wait.longest = queue.slot_wait.longest.min(slot_wait.longest);
+    }
+    found
+}
+
+/// Returns each limit with its charge and its outcome.
+fn lines<'a, 'c>(
+    charges: &'a [Charge<'c>],
+    outcomes: &'a [Outcome],
+) -> impl Iterator<Item = (&'a Charge<'c>, &'c Limit, &'a Outcome)> {
+    let limits = charges
+        .iter()
+        .flat_map(|charge| charge.limits.iter().map(move |limit| (charge, limit)));
+    limits
+        .zip(outcomes)
+        .map(|((charge, limit), outcome)| (charge, limit, outcome))
+}
+
+/// Replaces the retry times of the concurrency limits that deny a request by estimates, if the
+/// holding times of their slots were observed.
+#[cold]
+fn estimate(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
+    let limits = charges
+        .iter()
+        .flat_map(|charge| charge.limits.iter().map(move |limit| (charge, limit)));
+    for ((charge, limit), outcome) in limits.zip(outcomes) {
+        let Algorithm::Concurrency { lease, .. } = limit.algorithm() else {
+            continue;
+        };
+        if outcome.allowed || outcome.retry_after == RetryAfter::Never {
+            continue;
+        }
+        let rule = charge.limits.name().unwrap_or_default();
+        let Some(holding_time) = waiters.holding_times.of(rule) else {
+            continue;
+        };
+        let input = SlotEstimate {
+            slots: limit.quota().saturating_add(limit.soft_allowance()),
+            missing: charge.cost.units().saturating_sub(outcome.remaining),
+            ahead: u64::try_from(waiters.queue_len(charge.key)).unwrap_or(u64::MAX),
+            longest_wait: limit.slot_wait().map_or(Span::ZERO, |wait| wait.longest),
+            lease: *lease,
+        };
+        if let Some(span) = holding_time.estimate(&input) {
+            outcome.retry_after = RetryAfter::After(span);
+        }
+    }
+}
+
+/// Wakes the requests that wait for the slots that `charges` held and that were released. `held` is
+/// the time for which the slots were held, if it is known.
+pub fn release_slots(waiters: &Waiters, charges: &OwnedCharges, held: Option<Span>) {
+    for (charge, rule) in charges.list().iter().zip(charges.rules()) {
+        if !rule.has_slots() {
+            continue;
+        }
+        if let Some(held) = held {
+            waiters.holding_times.observe(rule.name(), held);
+        }
+        waiters.wake(&charge.key);
+    }
+}
+
+#[cfg(feature = "tokio")]
+mod in_line {
+    use std::{pin::Pin, time::Duration};
+
+    use futures_util::future::select;
+    use tokio::time::{Instant, Sleep, sleep};
+
+    use super::*;
+    use crate::{
+        WaitEnd,
+        waiters::{Ticket, poll_delay},
+    };
+
+    impl SlotTurn<'_> {
+        /// Decides a request, which waits in line if slots are missing.
+        pub(super) async fn decide_in_line<'c, L: RateLimiter + ?Sized>(
+            &self,
+            limiter: &L,
+            charges: &mut Vec<Charge<'c>>,
+            outcomes: &mut Vec<Outcome>,
+            first_search: CacheSearch,
+        ) -> TurnDecision<ReceiptOf<L>> {
+            let (store, original) = (limiter.store(), charges.clone());
+            let counts_denied = counts_denied(&original);
+            let mut wait: Option<Wait<'_, 'c, L>> = None;
+            let mut cache_search = first_search;
+            let mut has_peeked = !counts_denied;
+            let mut is_last = false;
+            loop {
+                let ahead = match &wait {
+                    None if !is_last => queue_ahead(limiter.wait_queues(), &original),
+                    _ => None,
+                };
+                let effect = if is_last || (has_peeked && ahead.is_none()) {
+                    Effect::Charge
+                } else {
+                    Effect::Peek
+                };
+                let releases = wait.as_ref().map_or(0, |wait| wait.ticket.releases());
+                charges.clone_from(&original);
+                let now = limiter.now();
+                let request = attempt(charges, now, effect, cache_search);
+                let turn = self.call(store, request, outcomes).await;
+                cache_search = CacheSearch::Due;
+                if self.is_cancelled() {
+                    return turn;
+                }
+                let is_admitted = turn.decided.decision == Decision::Admitted;
+                let queue = if is_admitted {
+                    ahead
+                } else {
+                    queue_of_denial(&turn.decided, charges, outcomes)
+                };
+                if effect == Effect::Charge && (is_admitted || is_last || queue.is_none()) {
+                    let end = if is_admitted {
+                        WaitEnd::Admitted
+                    } else {
+                        WaitEnd::Denied
+                    };
+                    if let Some(wait) = wait {
+                        wait.end(end);
+                    }
+                    store.count(now, &original, charges, &turn.decided, outcomes);
+                    return turn;
+                }
+                let Some(queue) = queue else {
+                    // The peek was admitted, so the request asks to be charged. Or it was denied by
+                    // other limits, some of which have to count the denial.
+                    is_last = !is_admitted;
+                    has_peeked = true;
+                    continue;
+                };
+                has_peeked = !counts_denied;
+                let Some(mut waiting) = Wait::enter(wait.take(), limiter, queue, self.longest_wait)
+                else {
+                    if effect == Effect::Charge {
+                        store.count(now, &original, charges, &turn.decided, outcomes);
+                        return turn;
+                    }
+                    is_last = true;
+                    continue;
+                };
+                let hint = hint(charges, outcomes);
+                is_last = !waiting.next_attempt(releases, hint).await;
+                if self.is_cancelled() {
+                    // The store is not being called, so the caller drops this future.
+                    std::future::pending::<()>().await;
+                }
+                wait = Some(waiting);
+            }
+        }
+    }
+
+    /// Returns the earliest retry time of the limits that deny a request.
+    fn hint(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Span {
+        let denied = lines(charges, outcomes).filter(|(_, _, outcome)| !outcome.allowed);
+        let hints = denied.filter_map(|(_, _, outcome)| outcome.retry_after.span());
+        hints.min().unwrap_or(Span::ZERO)
+    }
+
+    /// A request that waits in a queue. Dropping it gives its turn to the next request.
+    struct Wait<'l, 'c, L: RateLimiter + ?Sized>
+    where
+        'c: 'l,
+    {
+        ticket: Ticket<'l>,
+        key: &'c [u8],
+        /// Elapses when the request has waited for its longest wait.
+        deadline: Pin<Box<Sleep>>,
+        /// The number of attempts as the first in the queue.
+        attempts: u32,
+        /// Whether the request has just entered the queue. It then asks again without a delay if it
+        /// is first, because slots may have been released before it was in the queue.
+        is_new: bool,
+        record: WaitRecord<'l, L>,
+    }
+
+    /// Records the end of a wait when it is dropped.
+    struct WaitRecord<'l, L: RateLimiter + ?Sized> {
+        limiter: &'l L,
+        since: Timestamp,
+        end: WaitEnd,
+    }
+
+    impl<L: RateLimiter + ?Sized> Drop for WaitRecord<'_, L> {
+        fn drop(&mut self) {
+            let waited = self.limiter.now().since(self.since);
+            self.limiter.wait_queues().stats.observe(self.end, waited);
+        }
+    }
+
+    impl<'l, 'c, L: RateLimiter + ?Sized> Wait<'l, 'c, L>
+    where
+        'c: 'l,
+    {
+        /// Enters `queue`. A request that has waited in another queue leaves it, and keeps its
+        /// deadline. Returns `None` if the queue is full.
+        fn enter(
+            former: Option<Self>,
+            limiter: &'l L,
+            queue: SlotQueue<'c>,
+            longest_wait: Span,
+        ) -> Option<Self> {
+            if former.as_ref().is_some_and(|wait| wait.key == queue.key) {
+                return former;
+            }
+            let longest = Duration::from(queue.slot_wait.longest.min(longest_wait));
+            let max = usize::try_from(queue.slot_wait.queue).unwrap_or(usize::MAX);
+            let former = former.map(|wait| {
+                drop(wait.ticket);
+                (wait.deadline, wait.record)
+            });
+            let Ok(ticket) = limiter.wait_queues().enter(queue.key, max) else {
+                if let Some((_, mut record)) = former {
+                    record.end = WaitEnd::Denied;
+                }
+                return None;
+            };
+            let (deadline, record) = match former {
+                Some((mut deadline, record)) => {
+                    let other = Instant::now() + longest;
+                    if other < deadline.deadline() {
+                        deadline.as_mut().reset(other);
+                    }
+                    (deadline, record)
+                }
+                None => {
+                    let record = WaitRecord {
+                        limiter,
+                        since: limiter.now(),
+                        end: WaitEnd::Cancelled,
+                    };
+                    (Box::pin(sleep(longest)), record)
+                }
+            };
+            Some(Self {
+                ticket,
+                key: queue.key,
+                deadline,
+                attempts: 0,
+                is_new: true,
+                record,
+            })
+        }
+
+        /// Waits until the request should be decided again. Returns false if its longest wait is
+        /// over. `releases` is the number of releases that the latest decision has seen.
+        async fn next_attempt(&mut self, releases: u64, hint: Span) -> bool {
+            let is_new = std::mem::replace(&mut self.is_new, false);
+            if !self.ticket.is_first() {
+                return self.ticket.turn_comes_within(self.deadline.as_mut()).await;
+            }
+            if is_new {
+                return true;
+            }
+            let delay = Duration::from(poll_delay(self.attempts, hint));
+            self.attempts = self.attempts.saturating_add(1);
+            let poll = std::pin::pin!(sleep(delay));
+            let timeout = async {
+                select(self.deadline.as_mut(), poll).await;
+            };
+            if self.ticket.slots_released_within(releases, timeout).await {
+                // Other requests make progress, so a slot may soon be free.
+                self.attempts = 0;
+            }
+            !self.deadline.is_elapsed()
+        }
+
+        fn end(mut self, end: WaitEnd) {
+            self.record.end = end;
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! How long requests have waited for concurrency slots.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tidegate_core::Span;
+
+/// The end of a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitEnd {
+    /// The request was admitted.
+    Admitted,
+    /// The request was denied: its longest wait was over, or another limit denied it.
+    Denied,
+    /// The request was cancelled, for example because its client has disconnected.
+    Cancelled,
+}
+
+impl WaitEnd {
+    /// All ends, in the order of their index.
+    pub const ALL: [Self; 3] = [Self::Admitted, Self::Denied, Self::Cancelled];
+
+    /// Returns the name of the end, as used in metric labels.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Admitted => "admitted",
+            Self::Denied => "denied",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// The number of waits by their end and by their length.
+#[derive(Debug, Default)]
+pub struct WaitStats {
+    ends: [WaitCounts; 3],
+}
+
+/// The waits with one end.
+#[derive(Debug, Default)]
+struct WaitCounts {
+    /// The waits up to each of [`WaitStats::BOUNDS`], and the longer ones.
+    buckets: [AtomicU64; WaitStats::BOUNDS.len() + 1],
+    micros: AtomicU64,
+}
+
+impl WaitStats {
+    /// The upper bounds of the buckets.
+    pub const BOUNDS: [Span; 10] = [
+        Span::from_millis(5),
+        Span::from_millis(25),
+        Span::from_millis(100),
+        Span::from_millis(250),
+        Span::from_millis(500),
+        Span::from_secs(1),
+        Span::from_millis(2_500),
+        Span::from_secs(5),
+        Span::from_secs(15),
+        Span::from_secs(60),
+    ];
+
+    pub(crate) fn observe(&self, end: WaitEnd, waited: Span) {
+        let counts = self.counts(end);
+        let bucket = Self::BOUNDS.partition_point(|bound| *bound < waited);
+        counts.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        let micros = waited.as_micros();
+        counts.micros.fetch_add(micros, Ordering::Relaxed);
+    }
+
+    /// Returns the number of waits with this end, for each bucket of [`Self::BOUNDS`] and for
+    /// longer waits.
+    #[must_use]
+    pub fn buckets(&self, end: WaitEnd) -> Vec<u64> {
+        let buckets = self.counts(end).buckets.iter();
+        buckets.map(|count| count.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Returns the total length of the waits with this end.
+    #[must_use]
+    pub fn total(&self, end: WaitEnd) -> Span {
+        Span::from_micros(self.counts(end).micros.load(Ordering::Relaxed))
+    }
+
+    fn counts(&self, end: WaitEnd) -> &WaitCounts {
+        // The array has one element for each end.
+        match end {
+            WaitEnd::Admitted => &self.ends[0],
+            WaitEnd::Denied => &self.ends[1],
+            WaitEnd::Cancelled => &self.ends[2],
+        }
+    }
+}
