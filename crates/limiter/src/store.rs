@@ -243,6 +243,9 @@ impl Store for ServerLimiter {
         decided: &StoreDecision,
         outcomes: &[Outcome],
     ) {
+        if let Some(redis_store) = self.redis_store() {
+            redis_store.count(now, charges, evaluated, decided, outcomes);
+        }
         self.record_remote(charges, now, evaluated, decided, outcomes);
     }
 

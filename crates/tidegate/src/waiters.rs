@@ -128,7 +128,15 @@ impl Waiters {
     }
 
     pub(crate) fn has_queue(&self, key: &[u8]) -> bool {
-        self.queue_len(key) > 0
+        self.first(key).is_some()
+    }
+
+    /// Returns the number of the first request that waits on `key`, if there is one.
+    pub(crate) fn first(&self, key: &[u8]) -> Option<u64> {
+        if self.count() == 0 {
+            return None;
+        }
+        self.lock().by_key.get(key).and_then(Queue::first)
     }
 
     /// Returns the number of requests that wait on `key`.
@@ -167,13 +175,26 @@ impl Waiters {
         key: &'a [u8],
         max_per_key: usize,
     ) -> Result<Ticket<'a>, AcquireError> {
+        self.enter_as(None, key, max_per_key)
+    }
+
+    /// Puts a request into the queue of `key`, as [`enter`](Self::enter) does. A request that
+    /// already waits in another queue keeps its `number`, so that its position is that of its
+    /// arrival.
+    fn enter_as<'a>(
+        &'a self,
+        number: Option<u64>,
+        key: &'a [u8],
+        max_per_key: usize,
+    ) -> Result<Ticket<'a>, AcquireError> {
         let mut queues = self.lock();
         let bounds = &self.bounds;
-        if self.count() >= bounds.max_waiters {
+        if number.is_none() && self.count() >= bounds.max_waiters {
             let max = bounds.max_waiters;
             return Err(AcquireError::TooManyWaiters { max });
         }
-        let number = queues.next;
+        let is_new = number.is_none();
+        let number = number.unwrap_or(queues.next);
         let waker = Waker::noop().clone();
         match queues.by_key.get_mut(key) {
             Some(queue) if queue.wakers.len() >= max_per_key => {
@@ -191,7 +212,7 @@ impl Waiters {
                 queues.by_key.insert(key.into(), queue);
             }
         }
-        queues.next += 1;
+        queues.next += u64::from(is_new);
         self.count.fetch_add(1, Ordering::AcqRel);
         Ok(Ticket {
             waiters: self,
@@ -355,6 +376,22 @@ pub(crate) struct Ticket<'a> {
 }
 
 impl Ticket<'_> {
+    /// Returns the number of the request. Earlier requests have smaller numbers.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Returns the ticket of the same request in the queue of `key`.
+    pub(crate) fn enter<'k>(
+        &self,
+        waiters: &'k Waiters,
+        key: &'k [u8],
+        max_per_key: usize,
+    ) -> Result<Ticket<'k>, AcquireError> {
+        debug_assert_ne!(self.key, key, "a request is in a queue only once");
+        waiters.enter_as(Some(self.number), key, max_per_key)
+    }
+
     /// Returns true if no request on the same key is ahead of this one.
     pub(crate) fn is_first(&self) -> bool {
         self.is_first_or_wakes(None)

@@ -365,6 +365,34 @@ async fn a_request_can_wait_on_one_key_after_another() {
     carol.release();
 }
 
+/// A customer with many waiting requests takes no slot of the service before an earlier request of
+/// another customer, although its requests are first on its own key.
+#[tokio::test(start_paused = true)]
+async fn the_order_of_arrival_holds_across_keys() {
+    let each = rule("each", &["c"], vec![slots(1, TWO_SECONDS, 100)]);
+    let all = rule("all", &[], vec![slots(1, TWO_SECONDS, 100)]);
+    let limiter = limiter(vec![each, all]);
+    let alice = acquire(&limiter, &[("c", "alice")], TWO_SECONDS)
+        .await
+        .unwrap();
+    let mut waiting = Vec::new();
+    for customer in [&[("c", "alice")], &[("c", "bob")], &[("c", "alice")]] {
+        waiting.push(spawn(&limiter, customer, TWO_SECONDS));
+        settle_tasks().await;
+    }
+    let start = Instant::now();
+    let mut held = alice;
+    for next in waiting {
+        held.release();
+        settle_tasks().await;
+        assert!(next.is_finished(), "it is the next one");
+        held = next.await.unwrap().unwrap();
+    }
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    held.release();
+    assert_eq!(limiter.wait_queues().count(), 0);
+}
+
 /// `acquire` waits in the same queue, so a release wakes it at once, and it keeps its place.
 #[tokio::test(start_paused = true)]
 async fn acquire_waits_in_the_same_queue() {

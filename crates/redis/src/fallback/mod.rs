@@ -150,7 +150,9 @@ impl FallbackStore {
                 .denial_cache
                 .find(request.charges, request.now, outcomes);
         is_denied.then(|| {
-            self.counters.count(Source::Cache);
+            if request.accounting != Accounting::Attempt {
+                self.counters.count(Source::Cache);
+            }
             StoreDecision {
                 decision: Decision::Limited,
                 exactness: Exactness::Exact,
@@ -254,7 +256,7 @@ impl FallbackStore {
         now: Timestamp,
         accounting: Accounting,
     ) -> StoreDecision {
-        if accounting != Accounting::Inspection {
+        if !matches!(accounting, Accounting::Inspection | Accounting::Attempt) {
             self.counters.count(Source::Redis);
         }
         if let Some(summary) = self.outage.record_exact(now) {
@@ -417,6 +419,17 @@ impl Store for FallbackStore {
         now: Timestamp,
     ) -> MaybeReady<(), impl Future<Output = ()> + Send> {
         self.settle_with_fallback(charges, receipt, settlements, now)
+    }
+
+    fn count(
+        &self,
+        _now: Timestamp,
+        _charges: &[Charge<'_>],
+        _evaluated: &[Charge<'_>],
+        decided: &StoreDecision,
+        _outcomes: &[Outcome],
+    ) {
+        self.counters.count(decided.source);
     }
 
     fn renew(

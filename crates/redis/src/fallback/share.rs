@@ -124,7 +124,9 @@ impl FallbackStore {
         if accounting == Accounting::Inspection {
             return;
         }
-        self.counters.count(source);
+        if accounting != Accounting::Attempt {
+            self.counters.count(source);
+        }
         if self.outage.record_fallback(source, now) {
             let error = self.redis.health().error.map(|error| error.to_string());
             let problem = error.or_else(|| self.last_server_error(now));

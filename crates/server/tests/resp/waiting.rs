@@ -2,8 +2,10 @@
 
 use std::{thread, time::Duration};
 
+use futures_util::FutureExt as _;
 use tidegate::RateLimiter as _;
 use tidegate_core::{Algorithm, Limit, Rule, RuleSet, SlotWait, Span};
+use tidegate_net::Bounds;
 use tidegate_server::listener::resp;
 
 use crate::{
@@ -15,6 +17,10 @@ use crate::{
 const ATTEMPTS: usize = 30_000;
 
 fn listener() -> TestListener {
+    listener_with(resp::default_bounds())
+}
+
+fn listener_with(bounds: Bounds) -> TestListener {
     let lease = Span::from_secs(60);
     let limit = Limit::new(Algorithm::Concurrency { limit: 1, lease }).unwrap();
     let slot_wait = SlotWait {
@@ -25,7 +31,7 @@ fn listener() -> TestListener {
     let rule = Rule::new("at-work", vec![limit]).unwrap();
     let rule = rule.keyed_by(&["customer"]).unwrap();
     let rules = RuleSet::build(vec![rule], Vec::new()).unwrap();
-    TestListener::with(rules, resp::default_bounds())
+    TestListener::with(rules, bounds)
 }
 
 fn until_waiting(listener: &TestListener, count: usize) {
@@ -112,6 +118,24 @@ fn a_client_that_disconnects_gives_its_turn_on() {
     drop(gone);
     until_waiting(&listener, 1);
     settle(&mut holder, &token);
+    token_of(&patient.value());
+}
+
+/// A connection that waits for its reply is not idle, so it is not closed to make room for another.
+#[test]
+fn a_waiting_connection_is_not_evicted() {
+    let listener = listener_with(Bounds {
+        connections: 1,
+        ..resp::default_bounds()
+    });
+    let token = reserve(&mut listener.connect());
+    let mut patient = listener.connect();
+    send(&mut patient, "TIDEGATE.RESERVE WAIT 30000 customer acme");
+    until_waiting(&listener, 1);
+    assert_eq!(listener.connect().rest(), "", "there is no room");
+    assert_eq!(listener.limiter.wait_queues().count(), 1);
+    let settled = listener.limiter.settle_reservation(&token, 1);
+    settled.now_or_never().unwrap().unwrap();
     token_of(&patient.value());
 }
 

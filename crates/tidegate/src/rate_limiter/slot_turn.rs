@@ -144,7 +144,7 @@ impl<'s> SlotTurn<'s> {
         outcomes: &mut Vec<Outcome>,
         now: Timestamp,
     ) -> Option<TurnDecision<ReceiptOf<L>>> {
-        if queue_ahead(limiter.wait_queues(), charges).is_some() || counts_denied(charges) {
+        if queue_ahead(limiter.wait_queues(), charges, None).is_some() || counts_denied(charges) {
             return None;
         }
         let (original, store) = (charges.clone(), limiter.store());
@@ -283,21 +283,29 @@ fn counts_denied(charges: &[Charge<'_>]) -> bool {
     limits.any(Limit::count_denied)
 }
 
-/// Returns the first queue in which other requests wait for slots that the request needs.
-fn queue_ahead<'c>(waiters: &Waiters, charges: &[Charge<'c>]) -> Option<SlotQueue<'c>> {
+/// Returns the first queue in which earlier requests wait for slots that the request needs. `own`
+/// is the number of the request itself, if it waits. All that wait are earlier than a request that
+/// does not.
+fn queue_ahead<'c>(
+    waiters: &Waiters,
+    charges: &[Charge<'c>],
+    own: Option<u64>,
+) -> Option<SlotQueue<'c>> {
     if waiters.count() == 0 {
         return None;
     }
     let waited = charges
         .iter()
         .filter(|charge| charge.limits.has_slot_wait());
-    waited
-        .filter(|charge| waiters.has_queue(charge.key))
-        .find_map(|charge| {
-            let slot_wait = charge.limits.iter().find_map(Limit::slot_wait)?;
-            let key = charge.key;
-            Some(SlotQueue { key, slot_wait })
-        })
+    let is_ahead = |charge: &&Charge<'c>| match (waiters.first(charge.key), own) {
+        (Some(first), Some(own)) => first < own,
+        (first, _) => first.is_some(),
+    };
+    waited.filter(is_ahead).find_map(|charge| {
+        let slot_wait = charge.limits.iter().find_map(Limit::slot_wait)?;
+        let key = charge.key;
+        Some(SlotQueue { key, slot_wait })
+    })
 }
 
 /// Returns the queue in which a request can wait that was denied with these `outcomes`. Returns
@@ -416,10 +424,9 @@ mod in_line {
             let mut has_peeked = !counts_denied;
             let mut is_last = false;
             loop {
-                let ahead = match &wait {
-                    None if !is_last => queue_ahead(limiter.wait_queues(), &original),
-                    _ => None,
-                };
+                let own = wait.as_ref().map(|wait| wait.ticket.number());
+                let ahead = queue_ahead(limiter.wait_queues(), &original, own);
+                let ahead = ahead.filter(|_| !is_last);
                 let effect = if is_last || (has_peeked && ahead.is_none()) {
                     Effect::Charge
                 } else {
@@ -460,8 +467,8 @@ mod in_line {
                     continue;
                 };
                 has_peeked = !counts_denied;
-                let Some(mut waiting) = Wait::enter(wait.take(), limiter, queue, self.longest_wait)
-                else {
+                let entered = Wait::enter(wait.take(), limiter, queue, self.longest_wait);
+                let Some(mut waiting) = entered else {
                     if effect == Effect::Charge {
                         store.count(now, &original, charges, &turn.decided, outcomes);
                         return turn;
@@ -522,54 +529,48 @@ mod in_line {
     where
         'c: 'l,
     {
-        /// Enters `queue`. A request that has waited in another queue leaves it, and keeps its
-        /// deadline. Returns `None` if the queue is full.
+        /// Enters `queue`. A request that waits in another queue leaves it, and keeps its deadline.
+        /// If `queue` is full, it stays in the other queue. Returns `None` if the request does not
+        /// wait yet, and `queue` is full.
         fn enter(
             former: Option<Self>,
             limiter: &'l L,
             queue: SlotQueue<'c>,
             longest_wait: Span,
         ) -> Option<Self> {
-            if former.as_ref().is_some_and(|wait| wait.key == queue.key) {
-                return former;
-            }
             let longest = Duration::from(queue.slot_wait.longest.min(longest_wait));
             let max = usize::try_from(queue.slot_wait.queue).unwrap_or(usize::MAX);
-            let former = former.map(|wait| {
-                drop(wait.ticket);
-                (wait.deadline, wait.record)
-            });
-            let Ok(ticket) = limiter.wait_queues().enter(queue.key, max) else {
-                if let Some((_, mut record)) = former {
-                    record.end = WaitEnd::Denied;
-                }
-                return None;
+            let waiters = limiter.wait_queues();
+            let Some(mut wait) = former else {
+                let ticket = waiters.enter(queue.key, max).ok()?;
+                let record = WaitRecord {
+                    limiter,
+                    since: limiter.now(),
+                    end: WaitEnd::Cancelled,
+                };
+                return Some(Self {
+                    ticket,
+                    key: queue.key,
+                    deadline: Box::pin(sleep(longest)),
+                    attempts: 0,
+                    is_new: true,
+                    record,
+                });
             };
-            let (deadline, record) = match former {
-                Some((mut deadline, record)) => {
-                    let other = Instant::now() + longest;
-                    if other < deadline.deadline() {
-                        deadline.as_mut().reset(other);
-                    }
-                    (deadline, record)
+            if wait.key != queue.key
+                && let Ok(ticket) = wait.ticket.enter(waiters, queue.key, max)
+            {
+                // This drops the other ticket, so the next request in that queue is first.
+                wait.ticket = ticket;
+                wait.key = queue.key;
+                wait.attempts = 0;
+                wait.is_new = true;
+                let earliest = Instant::now() + longest;
+                if earliest < wait.deadline.deadline() {
+                    wait.deadline.as_mut().reset(earliest);
                 }
-                None => {
-                    let record = WaitRecord {
-                        limiter,
-                        since: limiter.now(),
-                        end: WaitEnd::Cancelled,
-                    };
-                    (Box::pin(sleep(longest)), record)
-                }
-            };
-            Some(Self {
-                ticket,
-                key: queue.key,
-                deadline,
-                attempts: 0,
-                is_new: true,
-                record,
-            })
+            }
+            Some(wait)
         }
 
         /// Waits until the request should be decided again. Returns false if its longest wait is

@@ -13,6 +13,7 @@ use std::{fmt, pin::Pin, sync::Arc, task};
 use futures_util::{StreamExt, stream};
 use tidegate::rate_limiter::CancelSignal;
 use tidegate_limiter::{ServerLimiter, metrics::ListenerKind, trace};
+use tidegate_net::InFlight;
 use tracing::Instrument as _;
 
 use super::{
@@ -30,6 +31,8 @@ pub(super) struct PendingBatch {
     pub(super) can_wait: bool,
     /// Cancel the waits of the requests that need to be told.
     signals: Vec<Arc<CancelSignal>>,
+    /// Protects the connection of a waiting request, which would otherwise seem to be idle.
+    in_flight: Option<InFlight>,
 }
 
 impl fmt::Debug for PendingBatch {
@@ -60,7 +63,13 @@ impl PendingBatch {
             heap_bytes,
             can_wait,
             signals,
+            in_flight: None,
         }
+    }
+
+    /// Keeps `in_flight` until the batch is answered.
+    pub(super) fn hold(&mut self, in_flight: InFlight) {
+        self.in_flight = Some(in_flight);
     }
 
     /// Cancels the requests that wait. Returns true if the store is being called for one of them,

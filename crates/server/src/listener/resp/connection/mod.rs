@@ -195,6 +195,11 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
             turn.read_bytes += ready!(self.poll_read(cx, worker))?;
         }
         self.pending = worker.executor.take_pending(&self.limiter);
+        if let Some(batch) = &mut self.pending
+            && batch.can_wait
+        {
+            batch.hold(self.connection.activity.begin());
+        }
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
         // The number of bytes per turn is bounded. Without a bound, a client that sends faster than
