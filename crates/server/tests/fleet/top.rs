@@ -22,7 +22,7 @@ fn publish(node: &Node, millis: u64) {
     node.run(node.limiter.publish_top());
 }
 
-fn top(node: &Node, query: &str) -> Value {
+pub(crate) fn top(node: &Node, query: &str) -> Value {
     let (status, list) = json(node.open_admin(), "GET", &format!("/v1/top{query}"), "");
     assert_eq!(status, 200, "{list}");
     list

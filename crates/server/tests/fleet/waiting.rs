@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use serde_json::json;
 use tidegate::{RateLimiter as _, rate_limiter::SlotTurn};
 use tidegate_config::Config;
 use tidegate_core::{Cost, Effect, Request, Scratch, Span};
@@ -10,6 +11,7 @@ use tidegate_limiter::reservations::Reservation;
 use crate::{
     node::Node,
     support::{RedisServer, eventually},
+    top::top,
 };
 
 const RULES: &str = "
@@ -55,4 +57,27 @@ fn a_slot_that_another_server_releases_ends_a_wait() {
     let reservation = admitted.recv_timeout(crate::support::PATIENCE).unwrap();
     assert!(reservation.is_some());
     assert_eq!(b.limiter.wait_queues().count(), 0);
+}
+
+/// A request that waits asks Redis several times, and counts as one decision and as one request.
+#[test]
+fn a_request_that_waits_is_counted_once() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    let rules = Config::parse(RULES).unwrap().rules;
+    node.limiter.swap_rules(rules);
+    let reserve = |longest_wait| node.run(reserve(Arc::clone(&node.limiter), longest_wait));
+    let decisions = || {
+        let stats = node.limiter.redis_store().unwrap().stats();
+        stats.decisions.iter().map(|(_, count)| count).sum::<u64>()
+    };
+    let before = decisions();
+    let held = reserve(Span::from_secs(1)).unwrap();
+    assert_eq!(reserve(Span::from_millis(200)), None);
+    assert_eq!(decisions() - before, 2);
+    let counted = json!({"requests": 2, "denied": 1, "cost": 2});
+    assert_eq!(top(&node, "?rule=slots")["total"], counted);
+    let settled = node.limiter.settle_reservation(&held.token, 1);
+    node.run(settled).unwrap();
 }

@@ -86,6 +86,23 @@ fn a_waiting_command_delays_only_its_own_connection() {
     assert_eq!(client.value().to_string(), "+PONG");
 }
 
+/// A transaction is answered when all its commands have been decided.
+#[test]
+fn a_command_of_a_transaction_can_wait() {
+    let listener = listener();
+    let (mut holder, mut client) = (listener.connect(), listener.connect());
+    let token = reserve(&mut holder);
+    for command in ["MULTI", "TIDEGATE.CHECK WAIT 30000 customer acme", "PING"] {
+        client.command(command);
+    }
+    send(&mut client, "EXEC");
+    until_waiting(&listener, 1);
+    settle(&mut holder, &token);
+    let replies = client.value().to_string();
+    assert!(replies.starts_with(r#"[[1, "at-work", 1, 0,"#), "{replies}");
+    assert!(replies.ends_with("+PONG]"), "{replies}");
+}
+
 #[test]
 fn reservations_wait_in_order() {
     let listener = listener();
