@@ -66,11 +66,12 @@ pub use memory::{
     WhenFull,
 };
 pub use rules::{
-    ActiveHours, BlockedRule, Bypass, Condition, CostSource, DESCRIPTOR_KEY, Days, FailedCondition,
-    Headroom, Hours, MAX_KEY_SPACE, Mode, Override, OverrideError, OverrideTarget, Overrides,
-    Parents, Pattern, Replacement, Request, ResponseCost, Rule, RuleError, RuleErrors,
-    RuleOverrides, RuleSet, Scratch, UnusedShare, When, canonical_net, former_key, free_key,
-    free_key_in, free_key_parts,
+    ActiveHours, BlockedRule, BodyCost, BodyNumbers, Bypass, Condition, CostSource, DESCRIPTOR_KEY,
+    Days, FailedCondition, Headroom, Hours, JsonPointer, MAX_KEY_SPACE, Mode, Override,
+    OverrideError, OverrideTarget, Overrides, Parents, Pattern, Replacement, Request, ResponseCost,
+    Rule, RuleError, RuleErrors, RuleOverrides, RuleSet, Scratch, TokenFormula, TokenUsage,
+    USAGE_ENTRIES, UnusedShare, When, canonical_net, former_key, free_key, free_key_in,
+    free_key_parts,
 };
 pub use store::{Accounting, CacheSearch, DecisionAndReceipt, Store, StoreDecision, StoreRequest};
 pub use time::{Calendar, CalendarUnit, Span, Timestamp};

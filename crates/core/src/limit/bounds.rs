@@ -25,6 +25,19 @@ pub const MAX_SLOT_QUEUE: u64 = 10_000;
 /// The maximum number of sub-windows of a sliding counter.
 pub const MAX_BUCKETS: u32 = 1_000;
 
+/// The largest number of tokens of one kind that one request to a language model can use. A larger
+/// number in a response is replaced by this number.
+pub const MAX_TOKENS: u64 = 1_000_000_000;
+
+/// The largest weight in a token formula.
+pub const MAX_TOKEN_WEIGHT: u64 = 1_000_000;
+
+/// The maximum number of JSON pointers of one rule.
+pub const MAX_BODY_POINTERS: usize = 16;
+
+/// The maximum number of levels of a JSON pointer.
+pub const MAX_POINTER_DEPTH: usize = 16;
+
 /// The maximum number of limits of one rule.
 pub const MAX_LIMITS_PER_RULE: usize = 16;
 

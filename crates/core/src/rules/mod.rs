@@ -8,6 +8,7 @@
 mod active_hours;
 mod allow;
 mod blocked_rule;
+mod body_cost;
 mod bypass;
 mod condition;
 mod elastic;
@@ -22,10 +23,12 @@ mod response_cost;
 mod rule;
 mod rule_set;
 mod text;
+mod token_formula;
 
 pub use active_hours::{ActiveHours, Days, Hours};
 use allow::AllowList;
 pub use blocked_rule::BlockedRule;
+pub use body_cost::{BodyCost, BodyNumbers, JsonPointer};
 pub use bypass::Bypass;
 pub use condition::{Condition, When};
 pub use elastic::{Headroom, Parents, UnusedShare};
@@ -38,7 +41,8 @@ pub use overrides::{
 };
 pub use pattern::{Pattern, canonical_net};
 pub use request::Request;
-pub use response_cost::ResponseCost;
+pub use response_cost::{ResponseCost, USAGE_ENTRIES};
 pub use rule::{CostSource, Mode, Rule};
 use rule_set::LookupBuffers;
 pub use rule_set::{RuleSet, Scratch};
+pub use token_formula::{TokenFormula, TokenUsage};

@@ -23,6 +23,7 @@ use crate::{
 pub struct Request<'a> {
     entries: &'a [(&'a str, &'a str)],
     cost: Cost,
+    body_costs: Option<&'a [(u64, Cost)]>,
 }
 
 impl<'a> Request<'a> {
@@ -46,7 +47,23 @@ impl<'a> Request<'a> {
                 return Err(RequestError::new(field(name), problem));
             }
         }
-        Ok(Self { entries, cost })
+        Ok(Self {
+            entries,
+            cost,
+            body_costs: None,
+        })
+    }
+
+    /// Adds the costs that were read from the body of the request, each with the
+    /// [scope](super::Rule::key_scope) of its rule. A rule whose cost depends on the body and that
+    /// is not in the list charges the default of its [`BodyCost`](super::BodyCost). Without this
+    /// call, such a rule charges [`Self::cost`].
+    #[must_use]
+    pub fn with_body_costs(self, costs: &'a [(u64, Cost)]) -> Self {
+        Self {
+            body_costs: Some(costs),
+            ..self
+        }
     }
 
     /// Returns whether [`Self::new`] accepts one more entry with this `value` beside `others` valid
@@ -73,6 +90,11 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn cost(&self) -> Cost {
         self.cost
+    }
+
+    /// Returns the costs that were read from the body, if the body was available.
+    pub(super) fn body_costs(&self) -> Option<&'a [(u64, Cost)]> {
+        self.body_costs
     }
 }
 

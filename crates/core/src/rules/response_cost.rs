@@ -5,7 +5,9 @@
 //! how many tokens were used. When the response is known, the part of the charge that exceeds the
 //! final charge is refunded with the [receipt](crate::Receipt).
 
-use super::{ActiveHours, Request, RuleError, When, condition::check_name};
+use super::{
+    ActiveHours, Request, RuleError, TokenFormula, TokenUsage, When, condition::check_name,
+};
 use crate::{eval::Cost, limit::bounds};
 
 /// The final charge of a request, computed from the entries of its response. The default keeps the
@@ -28,7 +30,20 @@ use crate::{eval::Cost, limit::bounds};
 #[derive(Clone, Debug, Default)]
 pub struct ResponseCost {
     counts: When,
-    cost: Option<Box<str>>,
+    cost: Option<FinalCost>,
+}
+
+/// The entries of a response with the tokens that a language model used: the tokens of
+/// [`TokenUsage::input`], [`TokenUsage::cached`] and [`TokenUsage::output`].
+pub const USAGE_ENTRIES: [&str; 3] = ["usage.input", "usage.cached", "usage.output"];
+
+/// The source of the final charge.
+#[derive(Clone, Debug)]
+enum FinalCost {
+    /// The number in the response entry with this name.
+    Entry(Box<str>),
+    /// The cost of the tokens in the [`USAGE_ENTRIES`].
+    Usage(TokenFormula),
 }
 
 impl ResponseCost {
@@ -48,8 +63,37 @@ impl ResponseCost {
     /// Returns an error for `settle` if `name` cannot be the name of a response entry.
     pub fn costing(mut self, name: &str) -> Result<Self, RuleError> {
         check_name(name).map_err(|error| RuleError::new("settle", error.problem))?;
-        self.cost = Some(name.into());
+        self.cost = Some(FinalCost::Entry(name.into()));
         Ok(self)
+    }
+
+    /// Charges the cost that `formula` computes from the tokens in the [`USAGE_ENTRIES`]. If none
+    /// of these entries is present, the initial charge stays. A single missing entry counts as 0.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use tidegate_core::{Cost, Request, ResponseCost, TokenFormula};
+    ///
+    /// let formula = TokenFormula::parse("input + 4*output").unwrap();
+    /// let cost = ResponseCost::default().costing_usage(formula);
+    /// let answer = [("usage.input", "12"), ("usage.output", "5")];
+    /// let answer = Request::new(&answer, Cost::ONE).unwrap();
+    /// assert_eq!(cost.due(Cost::new(1_000).unwrap(), &answer), 32);
+    /// ```
+    #[must_use]
+    pub fn costing_usage(mut self, formula: TokenFormula) -> Self {
+        self.cost = Some(FinalCost::Usage(formula));
+        self
+    }
+
+    /// Returns the formula of [`Self::costing_usage`].
+    #[must_use]
+    pub fn formula(&self) -> Option<&TokenFormula> {
+        match &self.cost {
+            Some(FinalCost::Usage(formula)) => Some(formula),
+            Some(FinalCost::Entry(_)) | None => None,
+        }
     }
 
     /// Returns true if the charge does not depend on the response.
@@ -70,7 +114,13 @@ impl ResponseCost {
 
     /// Returns the names of all response entries that the final charge depends on.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
-        self.counts.entry_names().chain(self.cost.as_deref())
+        let (entry, usage): (Option<&str>, &[&str]) = match &self.cost {
+            Some(FinalCost::Entry(name)) => (Some(name), &[]),
+            Some(FinalCost::Usage(_)) => (None, &USAGE_ENTRIES),
+            None => (None, &[]),
+        };
+        let cost = entry.into_iter().chain(usage.iter().copied());
+        self.counts.entry_names().chain(cost)
     }
 
     /// Returns the final charge, from 0 to [`bounds::MAX_COUNT`], for a request whose initial
@@ -95,8 +145,27 @@ impl ResponseCost {
         if known.any(|condition| is_final(condition.entry()) && !condition.holds(answer)) {
             return 0;
         }
-        let value = self.cost.as_deref().and_then(|name| answer.entry(name));
-        value.and_then(units).unwrap_or_else(|| charged.units())
+        let cost = self.cost.as_ref().and_then(|cost| cost.of(answer));
+        cost.unwrap_or_else(|| charged.units())
+    }
+}
+
+impl FinalCost {
+    /// Returns the final charge, if the response contains it.
+    fn of(&self, answer: &Request<'_>) -> Option<u64> {
+        match self {
+            Self::Entry(name) => answer.entry(name).and_then(units),
+            Self::Usage(formula) => {
+                let tokens = USAGE_ENTRIES.map(|name| answer.entry(name).and_then(units));
+                tokens.iter().flatten().next()?;
+                let [input, cached, output] = tokens.map(Option::unwrap_or_default);
+                Some(formula.cost(TokenUsage {
+                    input,
+                    cached,
+                    output,
+                }))
+            }
+        }
     }
 }
 

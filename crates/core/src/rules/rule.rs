@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AllowList, Condition, Headroom, Request, ResponseCost, RuleError, UnusedShare, When,
+    AllowList, BodyCost, BodyNumbers, Condition, Headroom, Request, ResponseCost, RuleError,
+    TokenFormula, TokenUsage, UnusedShare, When,
     blocked_rule::BlockedRule,
     condition::check_name,
     key::{self, Scope},
@@ -27,6 +28,9 @@ pub enum CostSource {
     Fixed(Cost),
     /// The value of the entry with this name, a whole number in decimal digits.
     Entry(Box<str>),
+    /// Numbers in the body of the request. A listener that does not see the body charges the cost
+    /// of the request.
+    Body(Arc<BodyCost>),
 }
 
 /// Whether a rule denies requests.
@@ -139,10 +143,22 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// Returns an error for `cost` if `cost` is an entry whose name no request can have.
+    /// Returns an error for `cost` if `cost` is an entry whose name no request can have, or if the
+    /// numbers of a [`BodyCost`] are invalid. Returns an error for `cost` if it is a [`BodyCost`]
+    /// and a limit is a concurrency limit, because tokens are not slots.
     pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
-        if let CostSource::Entry(entry) = &cost {
-            check_name(entry).map_err(|error| RuleError::new("cost", error.problem))?;
+        match &cost {
+            CostSource::Entry(entry) => {
+                check_name(entry).map_err(|error| RuleError::new("cost", error.problem))?;
+            }
+            CostSource::Body(body) => {
+                body.check()?;
+                if self.has_slots() {
+                    let problem = "cannot be read from the body for a concurrency limit; put the concurrency limit into another rule";
+                    return Err(RuleError::new("cost", problem));
+                }
+            }
+            CostSource::Request | CostSource::Fixed(_) => {}
         }
         self.cost = cost;
         Ok(self)
@@ -442,7 +458,7 @@ impl Rule {
     pub(super) fn entry_names(&self) -> impl Iterator<Item = &str> {
         let cost = match &self.cost {
             CostSource::Entry(entry) => Some(&**entry),
-            CostSource::Request | CostSource::Fixed(_) => None,
+            CostSource::Request | CostSource::Fixed(_) | CostSource::Body(_) => None,
         };
         let allowed = self.allow.entry_names();
         let plan = self.plan_entry();
@@ -640,7 +656,33 @@ impl Rule {
                 Cost::new(number)
                     .map_err(|error| RequestError::new(request::field(entry), error.problem))
             }
+            CostSource::Body(body) => {
+                let Some(costs) = request.body_costs() else {
+                    return Ok(request.cost());
+                };
+                let read = costs.iter().find(|(scope, _)| *scope == self.key_scope());
+                let default = || self.expected_cost(body.expected(BodyNumbers::default()));
+                Ok(read.map_or_else(default, |(_, cost)| *cost))
+            }
         }
+    }
+
+    /// Returns the source of the cost if it is the body of the request.
+    #[must_use]
+    pub fn body_cost(&self) -> Option<&BodyCost> {
+        match &self.cost {
+            CostSource::Body(body) => Some(body),
+            CostSource::Request | CostSource::Fixed(_) | CostSource::Entry(_) => None,
+        }
+    }
+
+    /// Returns the cost that the rule charges before the response of a language model is known. The
+    /// cost is computed with the token formula of the rule, or else with [`TokenFormula::SUM`].
+    #[must_use]
+    pub fn expected_cost(&self, expected: TokenUsage) -> Cost {
+        let formula = self.response_cost.formula().unwrap_or(&TokenFormula::SUM);
+        // A formula never returns more than the largest cost, and a request costs at least 1.
+        Cost::new(formula.cost(expected)).unwrap_or(Cost::ONE)
     }
 
     fn append_key<'v>(

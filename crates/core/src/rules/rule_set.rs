@@ -106,6 +106,7 @@ pub struct RuleSet {
     /// Whether any elastic rule depends on how much of another rule's limits is unused.
     has_parents: bool,
     wants_receipts: bool,
+    has_body_costs: bool,
 }
 
 impl RuleSet {
@@ -139,6 +140,7 @@ impl RuleSet {
         costliest.check().map_err(|error| RuleErrors(vec![error]))?;
         let has_parents = rules.iter().any(|rule| rule.unused().is_some());
         let wants_receipts = rules.iter().any(Rule::wants_receipt);
+        let has_body_costs = rules.iter().any(|rule| rule.body_cost().is_some());
         Ok(Self {
             overrides: rules.iter().map(|_| Arc::default()).collect(),
             rules,
@@ -149,6 +151,7 @@ impl RuleSet {
             extra_entry_names: BTreeSet::new(),
             has_parents,
             wants_receipts,
+            has_body_costs,
         })
     }
 
@@ -286,6 +289,44 @@ impl RuleSet {
         // If evaluations were skipped, `is_allowed` is possibly wrong, so treat the request as not
         // listed.
         is_allowed && buffers.work.check().is_ok()
+    }
+
+    /// Returns true if the cost of any rule depends on the body of the request.
+    #[must_use]
+    pub fn has_body_costs(&self) -> bool {
+        self.has_body_costs
+    }
+
+    /// Returns the rules that apply to `request` at `now` and whose cost depends on the body of the
+    /// request, so that a listener reads the body only if it must.
+    ///
+    /// Returns no rules for a request that [`Self::charges`] rejects.
+    pub fn rules_with_body_cost<'a>(
+        &'a self,
+        request: &Request<'_>,
+        now: Timestamp,
+        scratch: &mut Scratch,
+    ) -> Vec<&'a Rule> {
+        if !self.has_body_costs {
+            return Vec::new();
+        }
+        let buffers = &mut scratch.buffers;
+        buffers.work = Work::default();
+        if self.allow.matches(request, now, buffers) {
+            return Vec::new();
+        }
+        let mut found = std::mem::take(&mut buffers.rules);
+        self.index.look_up(request.entries(), &mut found);
+        buffers.work.expect(found.items.len());
+        let candidates = found.items.iter().map(|at| &self.rules[*at]);
+        let rules: Vec<&Rule> = candidates
+            .filter(|rule| rule.body_cost().is_some() && rule.applies(request, now, buffers))
+            .collect();
+        // If evaluations were skipped, the list is possibly wrong, but `charges` then rejects the
+        // request.
+        let is_complete = buffers.work.check().is_ok() && rules.len() <= bounds::MAX_CHARGES;
+        buffers.rules = found;
+        if is_complete { rules } else { Vec::new() }
     }
 
     /// Returns the parent charges of the elastic rules in `charges`. An elastic rule may exceed its

@@ -50,7 +50,8 @@ fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
     match rule.cost() {
         // Excess slots would be held without a holder.
         CostSource::Request if rule.has_slots() => cost.min(reserved),
-        CostSource::Request => cost,
+        // A reservation has no body, so its cost is that of the call.
+        CostSource::Request | CostSource::Body(_) => cost,
         CostSource::Fixed(_) | CostSource::Entry(_) if cost == 0 => 0,
         CostSource::Fixed(_) | CostSource::Entry(_) => reserved,
     }
