@@ -52,15 +52,17 @@ mod denial;
 pub mod headers;
 mod rate_limit;
 mod structured_fields;
+mod usage;
 
 pub use concurrency_limit::{
     ConcurrencyLimit, ConcurrencyLimitFuture, ConcurrencyLimitLayer, ConcurrencyLimiter,
     ConcurrencyPermit, HeadroomCondition, Load, SlotShare,
 };
-pub use denial::{grpc_content_type, overload_response};
+pub use denial::{ErrorFormat, grpc_content_type, overload_response};
 pub use headers::{HeaderWriter, Legacy, RuleNames};
 pub use rate_limit::{
-    DenialInfo, LimitedBody, LongLivedPermit, RateLimit, RateLimitLayer, RateLimitStatus,
-    ResponseEntries, ResponseFuture,
+    BodyCosts, DenialInfo, LimitedBody, LongLivedPermit, RateLimit, RateLimitLayer,
+    RateLimitStatus, ResponseEntries, ResponseFuture, RuleBodyCost,
 };
 pub use tidegate_identity as identity;
+pub use usage::UsageScanner;

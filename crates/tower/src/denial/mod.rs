@@ -1,6 +1,7 @@
 //! Denials. In HTTP, a denial is a status and a problem document (RFC 9457). In gRPC, it is a
 //! status with details.
 
+mod error_format;
 mod grpc;
 
 use std::fmt;
@@ -10,7 +11,7 @@ use http::{HeaderValue, Response, StatusCode, header::CONTENT_TYPE, request::Par
 use serde::Serialize;
 use tidegate_core::{Reason, RetryAfter, Span, Verdict};
 
-pub use self::grpc::call as grpc_content_type;
+pub use self::{error_format::ErrorFormat, grpc::call as grpc_content_type};
 use crate::headers::{self, MAX_SHOWN, RuleNames, policy_text};
 
 // The types of problems that draft-ietf-httpapi-ratelimit-headers registers.
@@ -122,23 +123,30 @@ impl<'v> Denial<'v> {
         matches!(self.cause, Cause::Spent | Cause::Blocked) && self.retry_after.is_none()
     }
 
-    /// Returns the response without the rate limit headers. `call` is the content type if the
-    /// request is a gRPC call.
-    pub(crate) fn response(&self, call: Option<&HeaderValue>) -> Response<Bytes> {
-        match call {
-            Some(content_type) => grpc::response(self, content_type),
-            None => self.http_response(),
+    /// Returns the response without the rate limit headers.
+    pub(crate) fn response(&self, target: &ResponseTarget) -> Response<Bytes> {
+        if let Some(content_type) = &target.call {
+            return grpc::response(self, content_type);
+        }
+        error_format::response(self, target.format).unwrap_or_else(|| self.problem_response())
+    }
+
+    /// Returns the HTTP status.
+    fn status(&self) -> StatusCode {
+        match self.cause {
+            Cause::Spent | Cause::Blocked => StatusCode::TOO_MANY_REQUESTS,
+            Cause::Store | Cause::Busy | Cause::Capacity => StatusCode::SERVICE_UNAVAILABLE,
+            Cause::Malformed => StatusCode::BAD_REQUEST,
         }
     }
 
-    fn http_response(&self) -> Response<Bytes> {
-        let (status, problem_type) = match self.cause {
-            Cause::Spent => (StatusCode::TOO_MANY_REQUESTS, Some(QUOTA_EXCEEDED)),
-            Cause::Blocked => (StatusCode::TOO_MANY_REQUESTS, Some(ABNORMAL_USAGE)),
-            Cause::Store | Cause::Busy | Cause::Capacity => {
-                (StatusCode::SERVICE_UNAVAILABLE, Some(REDUCED_CAPACITY))
-            }
-            Cause::Malformed => (StatusCode::BAD_REQUEST, None),
+    fn problem_response(&self) -> Response<Bytes> {
+        let status = self.status();
+        let problem_type = match self.cause {
+            Cause::Spent => Some(QUOTA_EXCEEDED),
+            Cause::Blocked => Some(ABNORMAL_USAGE),
+            Cause::Store | Cause::Busy | Cause::Capacity => Some(REDUCED_CAPACITY),
+            Cause::Malformed => None,
         };
         let names: Vec<&str> = self.violated.iter().map(|limit| &*limit.name).collect();
         let document = Document {
@@ -159,10 +167,28 @@ impl<'v> Denial<'v> {
     }
 }
 
-/// Returns the response to a request that cannot be counted. `call` is the content type if the
-/// request is a gRPC call.
-pub(crate) fn malformed(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Response<Bytes> {
-    Denial::malformed(error).response(call)
+/// The kind of response that a client understands.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ResponseTarget {
+    /// The content type if the request is a gRPC call.
+    call: Option<HeaderValue>,
+    /// The format of the body if the request is not a gRPC call. It is never `Auto`.
+    format: ErrorFormat,
+}
+
+impl ResponseTarget {
+    /// Returns the kind of response for a request with this head.
+    pub(crate) fn of(head: &Parts, format: ErrorFormat) -> Self {
+        Self {
+            call: grpc_content_type(&head.method, &head.headers).cloned(),
+            format: format.resolve(head),
+        }
+    }
+}
+
+/// Returns the response to a request that cannot be counted.
+pub(crate) fn malformed(error: &dyn fmt::Display, target: &ResponseTarget) -> Response<Bytes> {
+    Denial::malformed(error).response(target)
 }
 
 /// Returns the response to a request with this head when the service is overloaded. It is a 503
@@ -170,7 +196,7 @@ pub(crate) fn malformed(error: &dyn fmt::Display, call: Option<&HeaderValue>) ->
 #[must_use]
 pub fn overload_response(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();
-    let mut response = denial.response(grpc_content_type(&head.method, &head.headers));
+    let mut response = denial.response(&ResponseTarget::of(head, ErrorFormat::Problem));
     headers::put_retry_after(denial.retry_after, response.headers_mut());
     response
 }

@@ -4,14 +4,14 @@
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, Response};
 use tidegate::DecidedRequest;
 use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Verdict};
 
 use super::{admit::Admission, reservation::Reservation};
 use crate::{
     HeaderWriter, RuleNames,
-    denial::{Denial, malformed},
+    denial::{Denial, ErrorFormat, ResponseTarget, malformed},
 };
 
 /// The action that the layer takes for a request.
@@ -99,6 +99,8 @@ pub(super) struct ActionPolicy {
     pub(super) headers: HeaderWriter,
     pub(super) longest_wait: Span,
     pub(super) inserts_status: bool,
+    /// The format of the bodies of denials.
+    pub(super) error_format: ErrorFormat,
 }
 
 impl Default for ActionPolicy {
@@ -107,13 +109,13 @@ impl Default for ActionPolicy {
             headers: HeaderWriter::default(),
             longest_wait: Span::from_secs(30),
             inserts_status: true,
+            error_format: ErrorFormat::default(),
         }
     }
 }
 
 impl ActionPolicy {
-    /// Returns the action for the request in `decided`. `call` is the content type if the request
-    /// is a gRPC call.
+    /// Returns the action for the request in `decided`. `target` is called only for a denial.
     pub(super) fn action(
         &self,
         Admission {
@@ -121,7 +123,7 @@ impl ActionPolicy {
             reservation,
         }: Admission<'_>,
         decided: DecidedRequest<'_>,
-        call: Option<&HeaderValue>,
+        target: impl FnOnce() -> ResponseTarget,
     ) -> Action {
         let mut headers = HeaderMap::new();
         let now = decided.now;
@@ -138,7 +140,7 @@ impl ActionPolicy {
             .rule
             .map_or_else(Vec::new, |rule| decided.key_of(rule));
         let denial = Denial::of(&verdict, self.headers.rule_names());
-        let mut response = denial.response(call);
+        let mut response = denial.response(&target());
         response.headers_mut().extend(headers);
         response.extensions_mut().insert(DenialInfo {
             rule: verdict.rule.map(Box::from),
@@ -150,16 +152,16 @@ impl ActionPolicy {
     }
 
     /// Returns the action for a request that the rules cannot count because of `error`.
-    pub(super) fn uncounted(&self, error: RequestError, call: Option<&HeaderValue>) -> Action {
+    pub(super) fn uncounted(&self, error: RequestError, target: &ResponseTarget) -> Action {
         let error = match self.headers.rule_names() {
             RuleNames::Shown => error,
             RuleNames::Hidden => error.without_cause(),
         };
-        Self::refusal(&error, call)
+        Self::refusal(&error, target)
     }
 
     /// Returns the action for an ambiguous request.
-    pub(super) fn refusal(error: &dyn fmt::Display, call: Option<&HeaderValue>) -> Action {
-        Action::Respond(Box::new(malformed(error, call)))
+    pub(super) fn refusal(error: &dyn fmt::Display, target: &ResponseTarget) -> Action {
+        Action::Respond(Box::new(malformed(error, target)))
     }
 }

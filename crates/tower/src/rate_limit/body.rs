@@ -108,7 +108,9 @@ fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>
         *reservation = Reservation::default();
         return;
     };
-    response.add(frame.data_ref().map_or(0, Bytes::len));
+    if let Some(data) = frame.data_ref() {
+        response.read(data);
+    }
     if let Some(trailers) = frame.trailers_ref() {
         response.learn(trailers);
     }

@@ -17,7 +17,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, HeaderValue, Request, Response, header::ACCEPT_ENCODING};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tokio::time::{Sleep, sleep};
@@ -83,9 +83,19 @@ where
     }
 }
 
-fn insert<B>(request: &mut Request<B>, status: Option<RateLimitStatus>) {
+/// Prepares an admitted request for the inner service.
+fn prepare<B>(
+    request: &mut Request<B>,
+    status: Option<RateLimitStatus>,
+    reservation: &Reservation,
+) {
     if let Some(status) = status {
         request.extensions_mut().insert(status);
+    }
+    if reservation.reads_usage() {
+        // The usage is not read from a compressed response.
+        let identity = HeaderValue::from_static("identity");
+        request.headers_mut().insert(ACCEPT_ENCODING, identity);
     }
 }
 
@@ -102,7 +112,7 @@ where
                 headers,
                 reservation,
             }) => {
-                insert(&mut request, status);
+                prepare(&mut request, status, &reservation);
                 State::calling(|| service.call(request), headers, reservation)
             }
             Action::Forward(forward) => {
@@ -135,7 +145,7 @@ where
             headers,
             reservation,
         } = forward;
-        insert(&mut pending.request, status);
+        prepare(&mut pending.request, status, &reservation);
         if delay.is_zero() {
             return Self::calling(|| pending.call(), headers, reservation);
         }

@@ -42,6 +42,7 @@
 mod action;
 mod admit;
 mod body;
+mod body_costs;
 mod future;
 mod keepalive;
 mod pending_action;
@@ -49,6 +50,7 @@ mod receipt_guard;
 mod reservation;
 mod response;
 mod service;
+mod used_entries;
 
 use std::{fmt, net::IpAddr, sync::Arc};
 
@@ -65,6 +67,7 @@ use self::{action::ActionPolicy, keepalive::LeaseKeepalive};
 pub use self::{
     action::{DenialInfo, RateLimitStatus},
     body::LimitedBody,
+    body_costs::{BodyCosts, RuleBodyCost},
     future::ResponseFuture,
     reservation::LongLivedPermit,
     response::ResponseEntries,
@@ -72,7 +75,7 @@ pub use self::{
 };
 use crate::{
     HeaderWriter,
-    denial::{self, grpc_content_type},
+    denial::{self, ErrorFormat, ResponseTarget},
 };
 
 /// A tower layer that forwards only the requests that a [`RateLimiter`] admits.
@@ -255,6 +258,20 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
+    /// Sets the format of the bodies of denials. The default is a problem document.
+    #[must_use]
+    pub fn error_format(mut self, format: ErrorFormat) -> Self {
+        self.settings().policy.error_format = format;
+        self
+    }
+
+    /// Returns the layer's response to a request with this head that cannot be counted because of
+    /// `error`.
+    pub fn malformed_response(&self, error: &dyn fmt::Display, head: &Parts) -> Response<Bytes> {
+        let target = ResponseTarget::of(head, self.settings.policy.error_format);
+        denial::malformed(error, &target)
+    }
+
     /// Returns true if the condition `when` holds at `now` for the request with this head. The
     /// condition sees the same entries as the rules.
     ///
@@ -268,12 +285,8 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         request: &Parts,
         now: Timestamp,
     ) -> Result<bool, Box<Response<Bytes>>> {
-        let malformed = |error: &dyn fmt::Display| {
-            Box::new(denial::malformed(
-                error,
-                grpc_content_type(&request.method, &request.headers),
-            ))
-        };
+        let malformed =
+            |error: &dyn fmt::Display| Box::new(self.malformed_response(error, request));
         let entries = RequestEntries::new(request, &self.settings.sources);
         let values = when.entry_names().filter_map(|name| {
             let value = entries.entry(name).transpose()?;

@@ -74,6 +74,14 @@ impl Reservation {
         })))
     }
 
+    /// Returns true if the final charges depend on the usage in the body of the response, so that
+    /// the response must not be compressed.
+    pub(super) fn reads_usage(&self) -> bool {
+        let reads = |rule: &Rule| rule.response_cost().formula().is_some();
+        let reserved = self.0.as_ref();
+        reserved.is_some_and(|reserved| reserved.guard.charges().rules().any(reads))
+    }
+
     /// Records that the service receives the request. From now on, only part of the charges is
     /// refunded if the request is cancelled.
     pub(super) fn begin(&mut self) {

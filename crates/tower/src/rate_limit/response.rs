@@ -3,12 +3,14 @@
 use std::{
     borrow::Cow,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, Once, PoisonError},
 };
 
-use http::{HeaderMap, HeaderName, Response};
-use tidegate_core::{Cost, Request, ResponseCost};
+use http::{HeaderMap, HeaderName, Response, header::CONTENT_ENCODING};
+use tidegate_core::{Cost, Request, ResponseCost, USAGE_ENTRIES, bounds};
 use tidegate_identity::{header_text, joined_header};
+
+use crate::usage::UsageScanner;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
@@ -62,6 +64,8 @@ pub(super) struct ResponseState {
     /// The number of body bytes sent so far.
     bytes: u64,
     has_ended: bool,
+    /// Reads the tokens that a language model used, if a final charge depends on them.
+    usage: Option<Box<UsageScanner>>,
 }
 
 impl ResponseState {
@@ -78,6 +82,7 @@ impl ResponseState {
             grpc_status: None,
             bytes: 0,
             has_ended: false,
+            usage: usage_scanner(response.headers(), names),
         };
         state.learn(response.headers());
         state
@@ -88,10 +93,16 @@ impl ResponseState {
         name == "status" || name.starts_with("header.")
     }
 
-    /// Adds to the number of body bytes sent.
-    pub(super) fn add(&mut self, bytes: usize) {
+    /// Reads the next bytes of the body, which are sent to the client.
+    pub(super) fn read(&mut self, bytes: &[u8]) {
         // The length of a buffer in memory fits in 64 bits.
-        self.bytes = self.bytes.saturating_add(bytes as u64);
+        self.bytes = self.bytes.saturating_add(bytes.len() as u64);
+        if let Some(usage) = &mut self.usage {
+            usage.scan(bytes);
+            if usage.was_clamped() {
+                warn_of_implausible_usage();
+            }
+        }
     }
 
     /// Reads the gRPC status from headers or trailers.
@@ -143,10 +154,62 @@ impl ResponseState {
             "status" => Some(Cow::Borrowed(self.status.as_str())),
             "bytes" => Some(Cow::Owned(self.bytes.to_string())),
             "grpc-status" => self.grpc_status.as_deref().map(Cow::Borrowed),
+            _ if USAGE_ENTRIES.contains(&name) => self.tokens(name),
             _ => {
                 let header = self.headers.iter().find(|(known, _)| **known == *name);
                 header.map(|(_, value)| Cow::Borrowed(&**value))
             }
         }
     }
+
+    /// Returns the number of tokens in the entry `name` of [`USAGE_ENTRIES`].
+    fn tokens(&self, name: &str) -> Option<Cow<'_, str>> {
+        let usage = self.usage.as_ref()?.usage_at_end(self.has_ended)?;
+        let [input, cached, _] = USAGE_ENTRIES;
+        let tokens = if name == input {
+            usage.input
+        } else if name == cached {
+            usage.cached
+        } else {
+            usage.output
+        };
+        Some(Cow::Owned(tokens.to_string()))
+    }
+}
+
+/// Returns the scanner for the body of a response with these headers, if `names` contains an entry
+/// with a number of tokens.
+fn usage_scanner(headers: &HeaderMap, names: &[&str]) -> Option<Box<UsageScanner>> {
+    if !names.iter().any(|name| USAGE_ENTRIES.contains(name)) {
+        return None;
+    }
+    let is_plain = headers
+        .get_all(CONTENT_ENCODING)
+        .iter()
+        .all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if !is_plain {
+        warn_of_compressed_response();
+    }
+    is_plain.then(Box::default)
+}
+
+/// Logs a warning, only once, about a compressed response whose usage is not read.
+fn warn_of_compressed_response() {
+    static COMPRESSED: Once = Once::new();
+    COMPRESSED.call_once(|| {
+        tracing::warn!(
+            "compressed-usage: a rule settles by the usage in the response, but a response is compressed although the request accepts only `identity`, so the initial charge stays; disable compression at the upstream; logged once"
+        );
+    });
+}
+
+/// Logs a warning, only once, about a response with an implausible number of tokens.
+fn warn_of_implausible_usage() {
+    static IMPLAUSIBLE: Once = Once::new();
+    IMPLAUSIBLE.call_once(|| {
+        tracing::warn!(
+            max = bounds::MAX_TOKENS,
+            "implausible-usage: a response reports more tokens than the maximum, and is charged for the maximum; logged once"
+        );
+    });
 }

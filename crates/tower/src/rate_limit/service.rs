@@ -2,7 +2,6 @@
 //! each request, and forwards admitted requests.
 
 use std::{
-    borrow::Cow,
     cell::RefCell,
     fmt,
     sync::{Arc, Once},
@@ -10,21 +9,23 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response, request::Parts};
+use http::{Request, Response, request::Parts};
 use http_body::Body;
 use smallvec::SmallVec;
 use tidegate::{DecidedRequest, RateLimiter, rate_limiter::CancelSignal};
 use tidegate_core::{Cost, MaybeReady, RequestError, RuleSet};
-use tidegate_identity::{AmbiguousRequest, RequestEntries};
+use tidegate_identity::RequestEntries;
 use tower_service::Service;
 
 use super::{
     LimitedBody, RateLimitLayer, ResponseFuture,
     action::{Action, ActionPolicy},
     admit::{self, Buffers, PendingCharge},
+    body_costs::BodyCosts,
     pending_action::PendingAction,
+    used_entries::{Few, used_entries},
 };
-use crate::denial::grpc_content_type;
+use crate::denial::ResponseTarget;
 
 thread_local! {
     static BUFFERS: RefCell<Buffers> = RefCell::default();
@@ -92,7 +93,7 @@ where
 impl<L: RateLimiter + 'static> RateLimitLayer<L> {
     fn decide(&self, parts: &Parts) -> MaybeReady<Action, PendingAction> {
         let (limiter, settings) = (&self.limiter, &self.settings);
-        let call = grpc_content_type(&parts.method, &parts.headers);
+        let target = || ResponseTarget::of(parts, settings.policy.error_format);
         let now = limiter.now();
         let rules = limiter.rules();
         let request = RequestEntries::new(parts, &settings.sources);
@@ -100,7 +101,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
         let values = match used_entries(&request, &rules) {
             Ok(values) => values,
             Err(ambiguous) => {
-                return MaybeReady::Ready(ActionPolicy::refusal(&ambiguous, call));
+                return MaybeReady::Ready(ActionPolicy::refusal(&ambiguous, &target()));
             }
         };
         let entries: Few<(&str, &str)> = values
@@ -108,8 +109,10 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
             .map(|(name, value)| (*name, &**value))
             .collect();
         let cost = settings.cost.of(parts);
+        let body_costs = BodyCosts::of(parts, &rules);
         let action = BUFFERS.with_borrow_mut(|buffers| {
             let described = tidegate_core::Request::new(&entries, cost)?;
+            let described = described.with_body_costs(body_costs.as_slice());
             match admit::charge(self, &rules, buffers, &described, now, None) {
                 MaybeReady::Ready(admission) => {
                     let admission = admission?;
@@ -119,14 +122,15 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                         now,
                     };
                     limiter.observe(decided, &admission.verdict);
-                    let action = settings.policy.action(admission, decided, call);
+                    let action = settings.policy.action(admission, decided, target);
                     Ok(MaybeReady::Ready(action))
                 }
                 MaybeReady::Pending(PendingCharge { reserves, .. }) => {
                     let detached = DetachedRequest {
                         entries: owned(&entries),
                         cost,
-                        call: call.cloned(),
+                        body_costs: body_costs.clone(),
+                        target: target(),
                         rules: Arc::clone(&rules),
                     };
                     let signal = Arc::new(CancelSignal::default());
@@ -137,13 +141,14 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
             }
         });
         action.unwrap_or_else(|error: RequestError| {
-            MaybeReady::Ready(settings.policy.uncounted(error, call))
+            MaybeReady::Ready(settings.policy.uncounted(error, &target()))
         })
     }
 
     /// Decides a request for which the store has to wait, or which waits for a concurrency slot.
     async fn decide_detached(self, request: DetachedRequest, signal: Arc<CancelSignal>) -> Action {
-        let (limiter, call) = (&self.limiter, request.call.as_ref());
+        let limiter = &self.limiter;
+        let target = request.target;
         let now = limiter.now();
         let action: Result<Action, RequestError> = async {
             let entries: Vec<(&str, &str)> = request
@@ -152,6 +157,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                 .map(|(name, value)| (&**name, &**value))
                 .collect();
             let described = tidegate_core::Request::new(&entries, request.cost)?;
+            let described = described.with_body_costs(request.body_costs.as_slice());
             let mut buffers = Buffers::default();
             let (rules, signal) = (&request.rules, Some(&*signal));
             let admission = match admit::charge(&self, rules, &mut buffers, &described, now, signal)
@@ -166,10 +172,11 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                 now: limiter.now(),
             };
             limiter.observe(decided, &admission.verdict);
-            Ok(self.settings.policy.action(admission, decided, call))
+            let target = || target.clone();
+            Ok(self.settings.policy.action(admission, decided, target))
         }
         .await;
-        action.unwrap_or_else(|error| self.settings.policy.uncounted(error, call))
+        action.unwrap_or_else(|error| self.settings.policy.uncounted(error, &target))
     }
 }
 
@@ -177,38 +184,14 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
 struct DetachedRequest {
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,
-    call: Option<HeaderValue>,
+    body_costs: BodyCosts,
+    target: ResponseTarget,
     rules: Arc<RuleSet>,
 }
 
 fn owned(entries: &[(&str, &str)]) -> Vec<(Box<str>, Box<str>)> {
     let owned = |(name, value): &(&str, &str)| (Box::from(*name), Box::from(*value));
     entries.iter().map(owned).collect()
-}
-
-/// A list with inline capacity for the usual number of entries that rules use.
-type Few<T> = SmallVec<[T; 4]>;
-
-/// Returns the entries of `request` that `rules` use, and the valid entries among the extra entries
-/// of `rules`.
-fn used_entries<'n, 'r>(
-    request: &'r RequestEntries<'_>,
-    rules: &'n RuleSet,
-) -> Result<Few<(&'n str, Cow<'r, str>)>, AmbiguousRequest> {
-    let mut values = Few::new();
-    for name in rules.entry_names() {
-        if let Some(value) = request.entry(name)? {
-            values.push((name, value));
-        }
-    }
-    for name in rules.extra_entry_names() {
-        if let Ok(Some(value)) = request.entry(name)
-            && tidegate_core::Request::has_room(values.len(), &value)
-        {
-            values.push((name, value));
-        }
-    }
-    Ok(values)
 }
 
 /// Logs an error, only once, if rules are keyed by `ip` and the peer address of a request is

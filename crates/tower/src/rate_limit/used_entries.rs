@@ -1,0 +1,32 @@
+//! The entries of a request that rules use.
+
+use std::borrow::Cow;
+
+use smallvec::SmallVec;
+use tidegate_core::RuleSet;
+use tidegate_identity::{AmbiguousRequest, RequestEntries};
+
+/// A list with inline capacity for the usual number of entries that rules use.
+pub(super) type Few<T> = SmallVec<[T; 4]>;
+
+/// Returns the entries of `request` that `rules` use, and the valid entries among the extra entries
+/// of `rules`.
+pub(super) fn used_entries<'n, 'r>(
+    request: &'r RequestEntries<'_>,
+    rules: &'n RuleSet,
+) -> Result<Few<(&'n str, Cow<'r, str>)>, AmbiguousRequest> {
+    let mut values = Few::new();
+    for name in rules.entry_names() {
+        if let Some(value) = request.entry(name)? {
+            values.push((name, value));
+        }
+    }
+    for name in rules.extra_entry_names() {
+        if let Ok(Some(value)) = request.entry(name)
+            && tidegate_core::Request::has_room(values.len(), &value)
+        {
+            values.push((name, value));
+        }
+    }
+    Ok(values)
+}

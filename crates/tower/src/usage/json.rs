@@ -1,0 +1,339 @@
+//! A tokenizer that finds the usage in JSON documents that arrive in pieces.
+//!
+//! The scanner follows only the path to the members of the usage. Of every other part of the
+//! document it knows only the nesting depth. It does not validate: an upstream that sends invalid
+//! JSON gets no usage, or a wrong one, as an upstream that lies.
+
+use super::{Member, UsageCounts};
+
+/// The longest name of a member that the scanner compares. Longer names match nothing.
+const MAX_NAME: usize = 32;
+
+/// The maximum number of nested [`Place`]s: array, document, wrapper, usage, details.
+const MAX_PLACES: usize = 5;
+
+/// Replaces a character of a name that no known name contains.
+const UNKNOWN: u8 = 0xFF;
+
+/// A container on the path to the usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// An array of documents, as Gemini sends without `alt=sse`.
+    Array,
+    /// The document itself.
+    Document,
+    /// The member `response` of a document.
+    Response,
+    /// The member `message` of a document: Anthropic's first event.
+    Message,
+    /// The member `usage` of a document or of its `response`.
+    Usage,
+    /// The member `usage` of a `message`.
+    FirstUsage,
+    /// The details of OpenAI's input.
+    Details,
+    /// The member `usageMetadata`.
+    UsageMetadata,
+}
+
+impl Place {
+    /// Returns the place of the container that opens with `bracket` as the member `name` of
+    /// `parent`. Returns `None` if the usage is not in this container.
+    fn of(parent: Option<Self>, name: &[u8], bracket: u8) -> Option<Self> {
+        if bracket == b'[' {
+            return parent.is_none().then_some(Self::Array);
+        }
+        match (parent, name) {
+            (None | Some(Self::Array), _) => Some(Self::Document),
+            (Some(Self::Document), b"response") => Some(Self::Response),
+            (Some(Self::Document), b"message") => Some(Self::Message),
+            (Some(Self::Document | Self::Response), b"usage") => Some(Self::Usage),
+            (Some(Self::Message), b"usage") => Some(Self::FirstUsage),
+            (Some(Self::Document | Self::Response), b"usageMetadata") => Some(Self::UsageMetadata),
+            (Some(Self::Usage), b"prompt_tokens_details" | b"input_tokens_details") => {
+                Some(Self::Details)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the member `name` of this place, if it is a number of tokens.
+    fn member(self, name: &[u8]) -> Option<Member> {
+        match (self, name) {
+            (Self::Usage, b"prompt_tokens") => Some(Member::PromptTokens),
+            (Self::Usage, b"completion_tokens") => Some(Member::CompletionTokens),
+            (Self::Usage | Self::FirstUsage, b"input_tokens") => Some(Member::InputTokens),
+            (Self::Usage | Self::FirstUsage, b"output_tokens") => Some(Member::OutputTokens),
+            (Self::Usage | Self::FirstUsage, b"cache_read_input_tokens") => {
+                Some(Member::CacheReadInputTokens)
+            }
+            (Self::Usage | Self::FirstUsage, b"cache_creation_input_tokens") => {
+                Some(Member::CacheCreationInputTokens)
+            }
+            (Self::Details, b"cached_tokens") => Some(Member::CachedTokens),
+            (Self::UsageMetadata, b"promptTokenCount") => Some(Member::PromptTokenCount),
+            (Self::UsageMetadata, b"candidatesTokenCount") => Some(Member::CandidatesTokenCount),
+            (Self::UsageMetadata, b"cachedContentTokenCount") => {
+                Some(Member::CachedContentTokenCount)
+            }
+            (Self::UsageMetadata, b"thoughtsTokenCount") => Some(Member::ThoughtsTokenCount),
+            (Self::UsageMetadata, b"toolUsePromptTokenCount") => {
+                Some(Member::ToolUsePromptTokenCount)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The names of members with generated text, in any place.
+const TEXTS: [&[u8]; 10] = [
+    b"content",
+    b"text",
+    b"delta",
+    b"thinking",
+    b"partial_json",
+    b"arguments",
+    b"reasoning",
+    b"reasoning_content",
+    b"refusal",
+    b"transcript",
+];
+
+/// A name of a member, or the beginning of any other string.
+#[derive(Clone, Copy, Debug, Default)]
+struct Name {
+    bytes: [u8; MAX_NAME],
+    length: usize,
+}
+
+impl Name {
+    fn push(&mut self, byte: u8) {
+        // A name that is too long has a length that no known name has.
+        if let Some(next) = self.bytes.get_mut(self.length) {
+            *next = byte;
+        }
+        self.length = self.length.saturating_add(1);
+    }
+
+    /// Returns the name, or nothing if it is too long.
+    fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.length).unwrap_or_default()
+    }
+}
+
+/// The token in which the scanner is.
+#[derive(Clone, Copy, Debug, Default)]
+enum Token {
+    #[default]
+    None,
+    /// A string, and its length in bytes so far.
+    String { bytes: u64 },
+    /// A string after a backslash.
+    Escape { bytes: u64 },
+    /// A string after `\u`, the number of its hexadecimal digits so far, and their value.
+    Unicode { bytes: u64, digits: u8, code: u32 },
+    /// A number of which only digits were seen, or `None` after another character.
+    Scalar(Option<u64>),
+}
+
+/// A scanner of a sequence of JSON documents.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JsonScanner {
+    token: Token,
+    /// The containers on the path to the usage.
+    places: [Option<Place>; MAX_PLACES],
+    /// The number of `places` that are in use.
+    depth: usize,
+    /// The number of open containers that do not contain the usage, inside the last place.
+    skipped: usize,
+    /// The name of the current member.
+    name: Name,
+    /// Whether the colon after the name was read, so that a value follows.
+    is_value: bool,
+}
+
+impl JsonScanner {
+    pub(super) fn scan(&mut self, bytes: &[u8], counts: &mut UsageCounts) {
+        let mut rest = bytes;
+        while let Some((byte, after)) = rest.split_first() {
+            match self.token {
+                Token::String { bytes } => {
+                    // Most bytes are inside strings, so skip to the end of the string or an escape.
+                    let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\'));
+                    let (text, next) = rest.split_at(end.unwrap_or(rest.len()));
+                    rest = next;
+                    self.read_text(text, bytes, counts, &mut rest);
+                }
+                Token::Escape { .. } | Token::Unicode { .. } => {
+                    self.read_escape(*byte);
+                    rest = after;
+                }
+                Token::Scalar(digits) => {
+                    if is_of_scalar(*byte) {
+                        self.token =
+                            Token::Scalar(digits.and_then(|value| add_digit(value, *byte)));
+                        rest = after;
+                    } else {
+                        self.end_scalar(digits, counts);
+                    }
+                }
+                Token::None => {
+                    self.read_structure(*byte);
+                    rest = after;
+                }
+            }
+        }
+    }
+
+    /// Reads `text`, a part of a string of which `length` bytes were read before. `rest` begins
+    /// with the quote or backslash after it, if that has arrived.
+    fn read_text(&mut self, text: &[u8], length: u64, counts: &mut UsageCounts, rest: &mut &[u8]) {
+        if !self.is_value {
+            for byte in text.iter().take(MAX_NAME + 1) {
+                self.name.push(*byte);
+            }
+        }
+        // The length of a buffer in memory fits in 64 bits.
+        let bytes = length.saturating_add(text.len() as u64);
+        self.token = Token::String { bytes };
+        let Some((end, after)) = rest.split_first() else {
+            return;
+        };
+        *rest = after;
+        if *end == b'\\' {
+            self.token = Token::Escape { bytes };
+            return;
+        }
+        self.token = Token::None;
+        if self.is_value && TEXTS.contains(&self.name.bytes()) {
+            counts.text_bytes = counts.text_bytes.saturating_add(bytes);
+        }
+    }
+
+    fn read_escape(&mut self, byte: u8) {
+        let (escaped, bytes) = match self.token {
+            Token::Escape { bytes } if byte == b'u' => {
+                self.token = Token::Unicode {
+                    bytes: bytes.saturating_add(1),
+                    digits: 0,
+                    code: 0,
+                };
+                return;
+            }
+            Token::Escape { bytes } => {
+                let is_itself = matches!(byte, b'"' | b'\\' | b'/');
+                (if is_itself { byte } else { UNKNOWN }, bytes)
+            }
+            Token::Unicode {
+                bytes,
+                digits,
+                code,
+            } => {
+                let digit = char::from(byte).to_digit(16).unwrap_or_default();
+                let code = code << 4 | digit;
+                if digits < 3 {
+                    self.token = Token::Unicode {
+                        bytes,
+                        digits: digits + 1,
+                        code,
+                    };
+                    return;
+                }
+                let ascii = u8::try_from(code).ok().filter(u8::is_ascii);
+                (ascii.unwrap_or(UNKNOWN), bytes)
+            }
+            Token::None | Token::String { .. } | Token::Scalar(_) => return,
+        };
+        if !self.is_value {
+            self.name.push(escaped);
+        }
+        // An escape counts as one byte of text.
+        self.token = Token::String {
+            bytes: bytes.saturating_add(1),
+        };
+    }
+
+    fn read_structure(&mut self, byte: u8) {
+        match byte {
+            b'"' => {
+                if !self.is_value {
+                    self.name = Name::default();
+                }
+                self.token = Token::String { bytes: 0 };
+            }
+            b':' => self.is_value = true,
+            b',' => self.end_member(),
+            b'{' | b'[' => {
+                self.open(byte);
+                self.end_member();
+            }
+            b'}' | b']' => {
+                self.close();
+                self.end_member();
+            }
+            b' ' | b'\t' | b'\r' | b'\n' => {}
+            digit => self.token = Token::Scalar(add_digit(0, digit)),
+        }
+    }
+
+    fn end_member(&mut self) {
+        self.name = Name::default();
+        self.is_value = false;
+    }
+
+    fn open(&mut self, bracket: u8) {
+        let place = if self.skipped == 0 {
+            Place::of(self.place(), self.name.bytes(), bracket)
+        } else {
+            None
+        };
+        match (place, self.places.get_mut(self.depth)) {
+            (Some(place), Some(next)) => {
+                *next = Some(place);
+                self.depth += 1;
+            }
+            _ => self.skipped = self.skipped.saturating_add(1),
+        }
+    }
+
+    fn close(&mut self) {
+        if self.skipped > 0 {
+            self.skipped -= 1;
+        } else {
+            self.depth = self.depth.saturating_sub(1);
+        }
+    }
+
+    /// Returns the innermost container on the path to the usage.
+    fn place(&self) -> Option<Place> {
+        let last = self.depth.checked_sub(1)?;
+        self.places.get(last).copied().flatten()
+    }
+
+    fn end_scalar(&mut self, digits: Option<u64>, counts: &mut UsageCounts) {
+        self.token = Token::None;
+        if self.skipped > 0 || !self.is_value {
+            return;
+        }
+        let Some(place) = self.place() else { return };
+        if let (Some(tokens), Some(member)) = (digits, place.member(self.name.bytes())) {
+            counts.set(member, tokens);
+            counts.is_final |= place != Place::FirstUsage;
+        }
+    }
+}
+
+/// Returns whether the byte continues a number or a literal such as `null`.
+fn is_of_scalar(byte: u8) -> bool {
+    !matches!(
+        byte,
+        b'"' | b':' | b',' | b'{' | b'}' | b'[' | b']' | b' ' | b'\t' | b'\r' | b'\n'
+    )
+}
+
+/// Returns `value` with another decimal digit. A number that is too large saturates, and any other
+/// character makes the scalar something else than a whole number.
+fn add_digit(value: u64, byte: u8) -> Option<u64> {
+    let digit = char::from(byte).to_digit(10)?;
+    Some(value.saturating_mul(10).saturating_add(u64::from(digit)))
+}

@@ -1,0 +1,197 @@
+//! The tokens that a language model used, read from its response as the response passes.
+//!
+//! [`UsageScanner`] sees the bytes of a response in any pieces, keeps none of them, and recognises
+//! the usage of the OpenAI, Anthropic and Gemini APIs by its content, in a JSON document and in an
+//! event stream. A JSON parser such as `serde_json` needs the whole document, or a thread that
+//! waits for the rest of it. So the scanner has its own tokenizer, which uses a fixed amount of
+//! memory.
+//!
+//! | API | members |
+//! | --- | --- |
+//! | OpenAI chat completions | `usage`: `prompt_tokens`, `completion_tokens` |
+//! | OpenAI responses | `usage` or `response.usage`: `input_tokens`, `output_tokens` |
+//! | Anthropic messages | `usage` or `message.usage`: `input_tokens`, `output_tokens` |
+//! | Gemini | `usageMetadata`: `promptTokenCount`, `candidatesTokenCount`, and more |
+//!
+//! The counts of a stream are cumulative, so the largest value of each member counts.
+
+mod events;
+mod json;
+#[cfg(test)]
+mod tests;
+
+use tidegate_core::{TokenUsage, bounds};
+
+use self::{events::EventStream, json::JsonScanner};
+
+/// The number of bytes of text that count as one output token, if a response is cut.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// Reads the number of tokens from the body of a response of a language model.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_core::TokenUsage;
+/// use tidegate_tower::UsageScanner;
+///
+/// let mut scanner = UsageScanner::default();
+/// for piece in ["data: {\"usage\": {\"prompt_tok", "ens\": 12, \"completion_tokens\": 3}}\n\n"] {
+///     scanner.scan(piece.as_bytes());
+/// }
+/// let expected = TokenUsage { input: 12, cached: 0, output: 3 };
+/// assert_eq!(scanner.usage(), Some(expected));
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct UsageScanner {
+    format: Format,
+    counts: UsageCounts,
+}
+
+/// The format of a body, which its first significant byte determines.
+#[derive(Clone, Debug, Default)]
+enum Format {
+    #[default]
+    Unknown,
+    Json(JsonScanner),
+    EventStream(EventStream),
+}
+
+impl UsageScanner {
+    /// Reads the next bytes of the body.
+    pub fn scan(&mut self, bytes: &[u8]) {
+        let mut rest = bytes;
+        if matches!(self.format, Format::Unknown) {
+            // A byte order mark may precede an event stream.
+            let is_blank =
+                |byte: &u8| matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0xEF | 0xBB | 0xBF);
+            let Some(start) = bytes.iter().position(|byte| !is_blank(byte)) else {
+                return;
+            };
+            // The position was found in the same slice.
+            rest = &bytes[start..];
+            self.format = match bytes[start] {
+                b'{' | b'[' => Format::Json(JsonScanner::default()),
+                _ => Format::EventStream(EventStream::default()),
+            };
+        }
+        match &mut self.format {
+            Format::Json(json) => json.scan(rest, &mut self.counts),
+            Format::EventStream(events) => events.scan(rest, &mut self.counts),
+            Format::Unknown => {}
+        }
+    }
+
+    /// Returns the tokens according to the response so far. Returns `None` if the response has not
+    /// shown any.
+    #[must_use]
+    pub fn usage(&self) -> Option<TokenUsage> {
+        self.counts.usage()
+    }
+
+    /// Returns the tokens of a response that ends here. If the response ends early, or has not
+    /// shown its final usage, each four bytes of the text so far count as at least one output
+    /// token.
+    #[must_use]
+    pub fn usage_at_end(&self, has_ended: bool) -> Option<TokenUsage> {
+        let usage = self.usage()?;
+        if has_ended && self.counts.is_final {
+            return Some(usage);
+        }
+        let seen = self.counts.text_bytes.div_ceil(BYTES_PER_TOKEN);
+        let seen = seen.min(bounds::MAX_TOKENS);
+        Some(TokenUsage {
+            output: usage.output.max(seen),
+            ..usage
+        })
+    }
+
+    /// Returns true if the response contained a number of tokens above [`bounds::MAX_TOKENS`],
+    /// which was replaced by this maximum.
+    #[must_use]
+    pub fn was_clamped(&self) -> bool {
+        self.counts.was_clamped
+    }
+}
+
+/// A member that contains a number of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Member {
+    PromptTokens,
+    CompletionTokens,
+    InputTokens,
+    OutputTokens,
+    /// `cached_tokens` in the details of OpenAI's input. These tokens are a part of the input.
+    CachedTokens,
+    /// Anthropic's cache reads, which are not a part of its `input_tokens`.
+    CacheReadInputTokens,
+    /// Anthropic's cache writes, which are not a part of its `input_tokens`.
+    CacheCreationInputTokens,
+    PromptTokenCount,
+    CandidatesTokenCount,
+    /// Gemini's cached tokens, which are a part of its prompt.
+    CachedContentTokenCount,
+    /// Gemini's reasoning, which is not a part of its candidates.
+    ThoughtsTokenCount,
+    ToolUsePromptTokenCount,
+}
+
+/// The number of variants of [`Member`].
+const MEMBERS: usize = Member::ToolUsePromptTokenCount as usize + 1;
+
+/// The largest value of each member, and what else the scanner remembers of a response.
+#[derive(Clone, Debug, Default)]
+struct UsageCounts {
+    members: [Option<u64>; MEMBERS],
+    /// Whether the final usage was seen. Anthropic's first event contains only a preliminary usage.
+    is_final: bool,
+    was_clamped: bool,
+    /// The number of bytes of generated text, in JSON strings.
+    text_bytes: u64,
+}
+
+impl UsageCounts {
+    fn set(&mut self, member: Member, tokens: u64) {
+        self.was_clamped |= tokens > bounds::MAX_TOKENS;
+        let tokens = tokens.min(bounds::MAX_TOKENS);
+        // The array has an element for each variant.
+        let known = &mut self.members[member as usize];
+        *known = Some(known.map_or(tokens, |known| known.max(tokens)));
+    }
+
+    fn usage(&self) -> Option<TokenUsage> {
+        let known = |member: Member| self.members[member as usize];
+        let count = |member: Member| known(member).unwrap_or_default();
+        let has = |one: Member, other: Member| known(one).is_some() || known(other).is_some();
+        // Each number is at most MAX_TOKENS, so no sum overflows.
+        if has(Member::PromptTokenCount, Member::CandidatesTokenCount) {
+            let prompt = count(Member::PromptTokenCount) + count(Member::ToolUsePromptTokenCount);
+            let cached = count(Member::CachedContentTokenCount);
+            return Some(TokenUsage {
+                input: prompt.saturating_sub(cached),
+                cached,
+                output: count(Member::CandidatesTokenCount) + count(Member::ThoughtsTokenCount),
+            });
+        }
+        if has(Member::PromptTokens, Member::CompletionTokens) {
+            // Some gateways add Anthropic's members to this format. The prompt includes them.
+            let cached = count(Member::CachedTokens).max(count(Member::CacheReadInputTokens));
+            return Some(TokenUsage {
+                input: count(Member::PromptTokens).saturating_sub(cached),
+                cached,
+                output: count(Member::CompletionTokens),
+            });
+        }
+        if has(Member::InputTokens, Member::OutputTokens) {
+            // OpenAI's input includes its cached tokens. Anthropic's input excludes cache reads and
+            // cache writes. A response has the members of one of the two.
+            let fresh = count(Member::InputTokens).saturating_sub(count(Member::CachedTokens));
+            return Some(TokenUsage {
+                input: fresh + count(Member::CacheCreationInputTokens),
+                cached: count(Member::CachedTokens) + count(Member::CacheReadInputTokens),
+                output: count(Member::OutputTokens),
+            });
+        }
+        None
+    }
+}
