@@ -6,6 +6,7 @@
 //! sockets. The code that starts the server reads the variables, and opens the files and sockets.
 //! [`Config::read`] reads the file from disk.
 
+mod body_cost;
 mod candidate;
 mod conditions;
 mod denials;

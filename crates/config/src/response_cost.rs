@@ -1,13 +1,13 @@
 //! `count` and `settle`: the response-based cost of a rule.
 
-use tidegate_core::{Pattern, ResponseCost};
+use tidegate_core::{Pattern, ResponseCost, RuleError, TokenFormula};
 use tidegate_net::input::{advice, shown};
 
 use super::{
     conditions::{self, Comparison, RawCondition, RawPattern},
     report::Report,
     source_span::SourceSpan,
-    value::{Fields, Value},
+    value::{Fields, Shape, Value},
 };
 
 /// The entries of a response that rules in a rules file can use. Further entries, from
@@ -15,13 +15,34 @@ use super::{
 const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 
 /// The entries of a response whose value can be the cost.
-const COSTS: &[&str] = &["bytes", "header.NAME"];
+const COSTS: &[&str] = &["bytes", "header.NAME", USAGE];
 
-/// Returns the position of the first field that makes the cost of a rule depend on the response.
-pub(super) fn response_field(fields: &Fields<'_>) -> Option<SourceSpan> {
-    let mut fields = fields.iter();
-    let (_, value) = fields.find(|(name, _)| matches!(*name, "count" | "settle"))?;
-    Some(value.place().clone())
+/// The value of `settle` for the tokens that a language model used.
+const USAGE: &str = "usage";
+
+/// A field of a rule that only the reverse proxy can apply.
+#[derive(Debug)]
+pub(crate) struct ProxyOnlyField {
+    /// The position of the field.
+    pub(crate) place: SourceSpan,
+    /// What the cost of the rule depends on.
+    pub(crate) source: &'static str,
+}
+
+/// Returns the first field that makes the cost of a rule depend on the response, or on the body of
+/// the request.
+pub(super) fn proxy_only_field(fields: &Fields<'_>) -> Option<ProxyOnlyField> {
+    fields.iter().find_map(|(name, value)| {
+        let source = match *name {
+            "count" | "settle" => "the response",
+            "cost" if value.shape() == Shape::Map => "the body of the request",
+            _ => return None,
+        };
+        Some(ProxyOnlyField {
+            place: value.place().clone(),
+            source,
+        })
+    })
 }
 
 /// Reads the response-based cost of a rule from the fields `count` and `settle`.
@@ -97,7 +118,13 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
 }
 
 fn settle(value: &Value<'_>, response_cost: ResponseCost, report: &mut Report) -> ResponseCost {
-    let what = "the entry of a response that holds its cost, such as bytes";
+    if value.shape() == Shape::Map {
+        let formula = formula(value, report);
+        return formula.map_or_else(Default::default, |formula| {
+            response_cost.costing_usage(formula)
+        });
+    }
+    let what = "the entry of a response that holds its cost, such as bytes, or a map such as {usage: input + 4*output}";
     let Some(entry) = value.text(report, what) else {
         return response_cost;
     };
@@ -110,10 +137,31 @@ fn settle(value: &Value<'_>, response_cost: ResponseCost, report: &mut Report) -
         );
         return response_cost;
     }
+    if entry == USAGE {
+        return response_cost.costing_usage(TokenFormula::SUM);
+    }
     response_cost
         .costing(entry)
         .map_err(|error| value.wrong(report, error.problem))
         .unwrap_or_default()
+}
+
+/// Reads the token formula of `{usage: FORMULA}`.
+fn formula(value: &Value<'_>, report: &mut Report) -> Option<TokenFormula> {
+    let fields = value.fields(report, "a map such as {usage: input + 4*output}", &[USAGE])?;
+    let Some(usage) = fields.get(USAGE) else {
+        if !fields.tries(USAGE) {
+            fields.wrong(
+                report,
+                USAGE,
+                "is missing; write a formula such as input + 4*output",
+            );
+        }
+        return None;
+    };
+    usage.parsed(report, "a formula such as input + 4*output", |text| {
+        TokenFormula::parse(text).map_err(|error: RuleError| error.problem)
+    })
 }
 
 fn is_known(entry: &str, known: &[&str]) -> bool {

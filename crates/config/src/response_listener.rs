@@ -1,4 +1,4 @@
-//! Checks that a listener sees the responses on which the cost of rules depends.
+//! Checks that a listener sees the responses and the bodies on which the cost of rules depends.
 
 use super::{Listen, report::Report, rules::RawRule};
 
@@ -6,8 +6,12 @@ use super::{Listen, report::Report, rules::RawRule};
 /// responses. Warns if other listeners also apply rules that depend on the response.
 pub(super) fn check(rules: &[RawRule<'_>], has_proxy: bool, listen: &Listen, report: &mut Report) {
     let blind = blind_listeners(listen);
-    for field in rules.iter().filter_map(|rule| rule.response_cost.as_ref()) {
-        let why = "depends on the response, which only the reverse proxy sees";
+    for field in rules.iter().filter_map(|rule| rule.proxy_only.as_ref()) {
+        let why = format!(
+            "depends on {}, which only the reverse proxy sees",
+            field.source
+        );
+        let field = &field.place;
         if !has_proxy {
             let advice = "add a `proxy` section, or remove this field";
             field.wrong_key(report, format!("{why}; {advice}"));

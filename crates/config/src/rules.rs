@@ -8,14 +8,15 @@ use tidegate_core::{
 };
 
 use super::{
+    body_cost,
     conditions::{self, RawWhen},
     limits::{self, DefaultAlgorithm, Fallback, RawLimit},
     plans::{self, PlanLimits, RawPlans},
     redis,
     report::Report,
-    response_cost,
+    response_cost::{self, ProxyOnlyField},
     source_span::{Scalar, SourceSpan},
-    value::{Fields, Value},
+    value::{Fields, Shape, Value},
 };
 
 const FIELDS: &[&str] = &[
@@ -61,14 +62,14 @@ pub(crate) struct RawRule<'n> {
     pub(crate) algorithm: Option<SourceSpan>,
     pub(crate) limits: Vec<RawLimit>,
     pub(crate) elastic: RawElastic<'n>,
-    /// The position of the first field that makes the cost depend on the response.
-    pub(crate) response_cost: Option<SourceSpan>,
+    /// The first field that makes the cost depend on the response or on the body of the request.
+    pub(crate) proxy_only: Option<ProxyOnlyField>,
 }
 
 /// The cost of a request, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) enum RawCost<'n> {
-    /// The cost is a number, or the default.
+    /// The cost is a number, the default, or read from the body.
     #[default]
     Fixed,
     /// The cost is the value of the entry with this name.
@@ -294,7 +295,7 @@ fn parts<'n>(
         algorithm: place_of(fields, "algorithm"),
         limits: raw_limits,
         elastic: raw_elastic,
-        response_cost: response_cost::response_field(fields),
+        proxy_only: response_cost::proxy_only_field(fields),
     };
     (raw, parts)
 }
@@ -331,6 +332,12 @@ impl Parts<'_> {
         Some(rule.elastic(percent, room))
     }
 
+    /// Builds a rule with the cost and these limits, or with valid limits if these have a mistake.
+    fn costing(&self) -> Result<Rule, RuleError> {
+        let rule = Rule::new("sound", self.limits.clone()).or_else(|_| sound_rule())?;
+        rule.costing(self.cost.clone())
+    }
+
     /// Builds a rule with these limits and the response-based cost, and otherwise valid fields. So
     /// only an error of the response-based cost is returned.
     fn with_response_cost(&self) -> Option<Result<Rule, RuleError>> {
@@ -342,18 +349,11 @@ impl Parts<'_> {
     /// valid values in place of the other fields. A field that is missing here could not be read,
     /// which is already reported.
     fn errors(&self) -> Vec<RuleError> {
-        let second = Span::from_secs(1);
-        let sound = Limit::new(Algorithm::FixedWindow {
-            limit: 1,
-            window: Window::Epoch(second),
-        });
-        let sound: Vec<Limit> = sound.into_iter().collect();
-        let rule = || Rule::new("sound", sound.clone());
         let tried = [
-            self.name.map(|name| Rule::new(name, sound.clone())),
+            self.name.map(|name| Rule::new(name, sound_limits())),
             (!self.limits.is_empty()).then(|| Rule::new("sound", self.limits.clone())),
-            Some(rule().and_then(|rule| rule.keyed_by(&self.key()))),
-            Some(rule().and_then(|rule| rule.costing(self.cost.clone()))),
+            Some(sound_rule().and_then(|rule| rule.keyed_by(&self.key()))),
+            Some(self.costing()),
             self.stretched(),
             self.with_response_cost(),
         ];
@@ -363,6 +363,20 @@ impl Parts<'_> {
             .filter_map(Result::err)
             .collect()
     }
+}
+
+/// Returns limits without a mistake.
+fn sound_limits() -> Vec<Limit> {
+    let limit = Limit::new(Algorithm::FixedWindow {
+        limit: 1,
+        window: Window::Epoch(Span::from_secs(1)),
+    });
+    limit.into_iter().collect()
+}
+
+/// Builds a rule without a mistake.
+fn sound_rule() -> Result<Rule, RuleError> {
+    Rule::new("sound", sound_limits())
 }
 
 fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<Scalar<'n>> {
@@ -505,7 +519,11 @@ fn cost_source<'n>(value: &Value<'n>, report: &mut Report) -> (RawCost<'n>, Opti
         });
         return (RawCost::Fixed, cost);
     }
-    let what = "a number, or the name of an entry that holds one";
+    if value.shape() == Shape::Map {
+        let cost = body_cost::body_cost(value, report);
+        return (RawCost::Fixed, cost.map(CostSource::Body));
+    }
+    let what = "a number, the name of an entry that holds one, or a map such as {json: /max_tokens, default: 1000}";
     let Some(entry) = value.placed_text(report, what) else {
         return (RawCost::Fixed, None);
     };

@@ -13,6 +13,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use tidegate_core::{Span, notation};
 use tidegate_net::{MAX_HEADERS, TlsFiles};
+use tidegate_tower::ErrorFormat;
 
 use super::{
     Listen,
@@ -39,6 +40,9 @@ const LONGEST: Span = Span::from_secs(86_400);
 /// more than any real request needs.
 const HEAD_BYTES: std::ops::RangeInclusive<usize> = 8_192..=1 << 20;
 
+/// The range of `proxy.max_inspected_body`, in bytes.
+const INSPECTED_BYTES: std::ops::RangeInclusive<usize> = 1 << 10..=64 << 20;
+
 /// The maximum of `proxy.max_headers`.
 const MOST_HEADERS: usize = 1_000;
 
@@ -51,6 +55,8 @@ const FIELDS: &[&str] = &[
     "upstreams",
     "timeouts",
     "max_body",
+    "max_inspected_body",
+    "error_format",
     "max_head",
     "max_headers",
     "max_connections",
@@ -80,6 +86,11 @@ pub struct Proxy {
     /// `proxy.max_body`: the maximum size of a request body, in bytes; the default is no maximum
     /// (`None`).
     pub max_body: Option<u64>,
+    /// `proxy.max_inspected_body`: the maximum size of a request body that a rule reads its cost
+    /// from, 1 KiB to 64 MiB; default 1 MiB.
+    pub max_inspected_body: u64,
+    /// `proxy.error_format`: the format of the bodies of denials; default `auto`.
+    pub error_format: ErrorFormat,
     /// `proxy.max_head`: the maximum size of a request or response head, 8 KiB to 1 MiB; default 64
     /// KiB.
     pub max_head: usize,
@@ -202,6 +213,19 @@ fn settings(
         .get("timeouts")
         .and_then(|value| timeouts(value, report));
     let max_body = fields.get("max_body").and_then(|value| size(value, report));
+    let max_inspected_body = fields
+        .get("max_inspected_body")
+        .and_then(|value| within(size(value, report)?, INSPECTED_BYTES, value, report));
+    let error_formats = [
+        ("auto", ErrorFormat::Auto),
+        ("problem", ErrorFormat::Problem),
+        ("openai", ErrorFormat::OpenAi),
+        ("anthropic", ErrorFormat::Anthropic),
+        ("gemini", ErrorFormat::Gemini),
+    ];
+    let error_format = fields
+        .get("error_format")
+        .and_then(|value| value.choice(report, &error_formats));
     let head = fields
         .get("max_head")
         .and_then(|value| within(size(value, report)?, HEAD_BYTES, value, report));
@@ -228,6 +252,10 @@ fn settings(
         upstreams: upstreams?,
         timeouts: timeouts.unwrap_or_default(),
         max_body: max_body.and_then(|bytes| u64::try_from(bytes).ok()),
+        max_inspected_body: max_inspected_body
+            .and_then(|bytes| u64::try_from(bytes).ok())
+            .unwrap_or(1 << 20),
+        error_format: error_format.unwrap_or(ErrorFormat::Auto),
         max_head: head.unwrap_or(64 << 10),
         max_headers: max_headers.unwrap_or(MAX_HEADERS),
         max_connections: max_connections.unwrap_or(10_000),
@@ -301,7 +329,7 @@ fn time(value: &Value<'_>, report: &mut Report) -> Option<Duration> {
     Some(Duration::from_micros(span.as_micros()))
 }
 
-fn within<T: PartialOrd + Copy + std::fmt::Display>(
+pub(super) fn within<T: PartialOrd + Copy + std::fmt::Display>(
     number: T,
     range: std::ops::RangeInclusive<T>,
     value: &Value<'_>,

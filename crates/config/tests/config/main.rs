@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
 mod answers;
+mod body_cost;
 mod dead_conditions;
 mod denials;
 mod file;

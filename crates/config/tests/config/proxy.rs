@@ -6,7 +6,7 @@ use tidegate_core::{
     Span,
     concurrency::{AdaptiveSettings, Aimd, Gradient, Method},
 };
-use tidegate_tower::{HeadroomCondition, SlotShare};
+use tidegate_tower::{ErrorFormat, HeadroomCondition, SlotShare};
 
 use crate::{mistakes, warnings};
 
@@ -27,6 +27,8 @@ fn omitted_settings_have_their_defaults() {
     );
     assert_eq!(proxy.listen, ([127, 0, 0, 1], 8000).into());
     assert_eq!(proxy.max_body, None);
+    assert_eq!(proxy.max_inspected_body, 1 << 20);
+    assert_eq!(proxy.error_format, ErrorFormat::Auto);
     assert_eq!((proxy.max_head, proxy.max_headers), (64 << 10, 100));
     assert_eq!(proxy.max_connections, 10_000);
     assert_eq!(proxy.forwarded, ForwardedHeaders::XForwarded);
@@ -64,6 +66,8 @@ proxy:
     - {name: app, urls: http://app.internal}
   timeouts: {connect: 2s, head: 1min, idle: 1h, request_head: 5s, keep_alive: 1d, pool: 500ms, upgraded: 2h}
   max_body: 10MB
+  max_inspected_body: 4MiB
+  error_format: gemini
   max_head: 16KiB
   max_headers: 50
   max_connections: 20
@@ -85,6 +89,8 @@ proxy:
         (proxy.max_body, proxy.max_head),
         (Some(10_000_000), 16 << 10)
     );
+    assert_eq!(proxy.max_inspected_body, 4 << 20);
+    assert_eq!(proxy.error_format, ErrorFormat::Gemini);
     assert_eq!((proxy.max_headers, proxy.max_connections), (50, 20));
     assert_eq!(proxy.forwarded, ForwardedHeaders::Both);
     assert_eq!(proxy.heads.underscores, Underscores::Refuse);
