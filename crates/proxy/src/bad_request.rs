@@ -31,15 +31,23 @@ const REASONS: [(StatusCode, &str); 3] = [
 
 /// The errors for which the proxy refuses a request before any rule is evaluated. The names are
 /// those of [`ProxyError::as_str`].
-const EARLY_ERRORS: [&str; 7] = [
+const EARLY_ERRORS: [&str; 12] = [
+    BODY_COST,
+    "body_broke",
+    "body_too_slow",
     "client_full",
     "framing",
     "host",
     "loop",
     "malformed",
+    "overloaded",
+    "too_large",
     "too_many_headers",
     "tunnel",
 ];
+
+/// The reason for a request whose body does not contain the cost that a rule reads from it.
+pub(crate) const BODY_COST: &str = "body_cost";
 
 const REJECTED: Metric<1> = Metric::counter(
     "tidegate_proxy_rejected_total",
@@ -88,10 +96,13 @@ impl BadRequests {
 
     /// Counts a request that the proxy refuses before any rule is evaluated.
     pub(crate) fn count(&self, error: ProxyError) {
-        let at = EARLY_ERRORS
-            .iter()
-            .position(|known| *known == error.as_str());
-        debug_assert!(at.is_some(), "{error:?} is not counted");
+        self.count_reason(error.as_str());
+    }
+
+    /// Counts a request that the proxy refuses for this reason.
+    pub(crate) fn count_reason(&self, reason: &str) {
+        let at = EARLY_ERRORS.iter().position(|known| *known == reason);
+        debug_assert!(at.is_some(), "{reason} is not counted");
         if let Some(at) = at {
             self.refused[at].fetch_add(1, Ordering::Relaxed);
         }
@@ -149,9 +160,14 @@ mod tests {
             ProxyError::Malformed(""),
             ProxyError::TooManyHeaders(1),
             ProxyError::Tunnel,
+            ProxyError::BodyAborted,
+            ProxyError::BodyTooSlow,
+            ProxyError::Overloaded,
+            ProxyError::TooLarge(1),
         ] {
             bad_requests.count(error);
         }
+        bad_requests.count_reason(BODY_COST);
         let text = page_of(bad_requests);
         let counted = text.lines().filter(|line| line.ends_with("\"} 1")).count();
         assert_eq!(counted, EARLY_ERRORS.len(), "{text}");

@@ -26,11 +26,7 @@ use http::{
     header::{CONTENT_LENGTH, UPGRADE, VIA},
     request::Parts,
 };
-use hyper::{
-    Request, Response, StatusCode,
-    body::{Bytes, Incoming},
-    upgrade::OnUpgrade,
-};
+use hyper::{Request, Response, StatusCode, body::Bytes, upgrade::OnUpgrade};
 use tidegate_limiter::trace;
 use tidegate_tower::LongLivedPermit;
 use tower_service::Service;
@@ -41,7 +37,7 @@ use super::{
     error::ProxyError,
     headers::{forwarded::ForwardingHeaders, hop_by_hop, lookup, target},
     permit::Permit,
-    request_body::{Upload, UploadLimits, UploadProgress},
+    request_body::{RequestBody, Upload, UploadLimits, UploadProgress},
     response_body::{self, ResponseBody, StreamingOptions},
     runtime::ProxyRuntime,
     tunnel::{PendingTunnel, Tunnel},
@@ -78,7 +74,7 @@ impl ProxyHandler {
 }
 
 /// The handler is always ready. It never fails, because every error becomes a response.
-impl Service<Request<Incoming>> for ProxyHandler {
+impl Service<Request<RequestBody>> for ProxyHandler {
     type Response = Response<ResponseBody>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
@@ -87,7 +83,7 @@ impl Service<Request<Incoming>> for ProxyHandler {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+    fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
         let context = Arc::clone(&self.0);
         let call = tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
         // Run the synchronous part here, to keep the future that waits for the response small.
@@ -133,7 +129,7 @@ impl From<ProxyError> for RejectedRequest {
 }
 
 impl HandlerContext {
-    fn start(&self, mut request: Request<Incoming>) -> Result<RoutedRequest, RejectedRequest> {
+    fn start(&self, mut request: Request<RequestBody>) -> Result<RoutedRequest, RejectedRequest> {
         // The head is normalised, so an `Upgrade` header here is a valid upgrade request.
         let is_switch = lookup::has_any(request.headers(), &[UPGRADE]);
         let client = is_switch.then(|| hyper::upgrade::on(&mut request));

@@ -11,6 +11,7 @@
 //! downstream    client connections: HTTP/1.1, HTTP/2, TLS, timeouts
 //! access_log    one line per request, if the access log is enabled
 //! admission     normalises the head, sheds load for upstreams at their concurrency limit
+//! body_cost     reads the body of a request whose cost depends on it
 //! rate_limit    the rate limiting layer of `tidegate-tower`: a denied request reaches no upstream
 //! handler       picks the upstream, sends the request, returns the response
 //! upstream      balancing, retries, connection pools, HTTP clients, health
@@ -19,6 +20,7 @@
 mod access_log;
 mod admission;
 mod bad_request;
+mod body_cost;
 mod body_error;
 mod client_limit;
 mod concurrency;
@@ -26,6 +28,8 @@ mod downstream;
 mod error;
 mod handler;
 mod headers;
+mod inspected_bytes;
+mod json_numbers;
 mod metrics;
 mod normalise;
 mod permit;
@@ -60,6 +64,7 @@ pub use self::{
 use self::{
     access_log::{AccessLogService, LogContext},
     admission::{Admission, AdmissionContext},
+    body_cost::{BodyCostContext, BodyCostService},
     client_limit::ClientRegistry,
     downstream::ClientConnection,
     handler::{HandlerContext, ProxyHandler},
@@ -101,7 +106,8 @@ pub fn listen(
         ..Bounds::default()
     };
     let writer = dependencies.headers.writer();
-    let layer = rate_limit::layer(&dependencies.limiter, &dependencies.identity, writer);
+    let layer = rate_limit::layer(&dependencies.limiter, &dependencies.identity, writer)
+        .error_format(settings.error_format);
     let clients = Arc::<ClientRegistry>::default();
     let exempt = dependencies.identity.exempt();
     server.listen_exempting(socket, bounds, exempt, move |stream, connection| {
@@ -160,8 +166,15 @@ impl ConnectionContext {
             bad_requests: Arc::clone(runtime.bad_requests()),
             in_flight,
         };
-        let service = Admission::new(
+        let limited = BodyCostService::new(
             self.layer.layer(handler),
+            BodyCostContext {
+                runtime: Arc::clone(&runtime),
+                layer: self.layer.clone(),
+            },
+        );
+        let service = Admission::new(
+            limited,
             AdmissionContext {
                 runtime,
                 forwarding,

@@ -15,12 +15,13 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
+use http::HeaderMap;
 use hyper::body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint};
 use tidegate_net::{BodyReadError, BoundedBody, IdleTimeout, MinRate};
 
 use super::{
-    body_error::BodyError, error::ProxyError, permit::PermitHandle, stream_slots::StreamSlot,
-    write_stall::StreamReset,
+    body_error::BodyError, error::ProxyError, inspected_bytes::InspectedBytes,
+    permit::PermitHandle, stream_slots::StreamSlot, write_stall::StreamReset,
 };
 
 /// The progress of sending a request body, for the task that waits for the response. The value is
@@ -127,11 +128,72 @@ impl UploadProgress {
     }
 }
 
+/// A request body from the client.
+#[derive(Debug)]
+pub(crate) enum RequestBody {
+    /// A body that the proxy has not read.
+    Incoming(Incoming),
+    /// A body that the proxy has read, because the cost of the request depends on it.
+    Read(ReadBody),
+}
+
+/// A request body that was read completely.
+#[derive(Debug)]
+pub(crate) struct ReadBody {
+    pub(crate) data: Bytes,
+    /// Whether the body had trailers, which are dropped.
+    pub(crate) had_trailers: bool,
+    /// The memory of the data, which is counted until the data is sent.
+    pub(crate) memory: InspectedBytes,
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.get_mut() {
+            Self::Incoming(body) => Pin::new(body).poll_frame(cx),
+            Self::Read(body) => Poll::Ready(body.next().map(Ok)),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Incoming(body) => body.is_end_stream(),
+            Self::Read(body) => body.data.is_empty() && !body.had_trailers,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Incoming(body) => body.size_hint(),
+            // The length of a buffer in memory fits in 64 bits.
+            Self::Read(body) => SizeHint::with_exact(body.data.len() as u64),
+        }
+    }
+}
+
+impl ReadBody {
+    fn next(&mut self) -> Option<Frame<Bytes>> {
+        if !self.data.is_empty() {
+            self.memory = InspectedBytes::default();
+            return Some(Frame::data(std::mem::take(&mut self.data)));
+        }
+        // Empty trailers tell `Upload` that the body had trailers.
+        let had_trailers = std::mem::take(&mut self.had_trailers);
+        had_trailers.then(|| Frame::trailers(HeaderMap::new()))
+    }
+}
+
 /// A request body that is sent to an upstream.
 #[derive(Debug)]
 pub(crate) struct Upload {
     /// The body from the client; `None` after trailers. The proxy's own requests have no body.
-    body: Option<BoundedBody<Incoming>>,
+    body: Option<BoundedBody<RequestBody>>,
     progress: UploadProgress,
     /// The HTTP/2 stream on which the body is sent. It stays reserved until the body is sent.
     stream: Option<Arc<StreamSlot>>,
@@ -151,7 +213,7 @@ pub(crate) struct UploadLimits {
 impl Upload {
     /// Wraps `body` with `limits`. `permit` pauses the concurrency permit while the proxy waits for
     /// more data from the client.
-    pub(crate) fn new(body: Incoming, limits: UploadLimits, permit: PermitHandle) -> Self {
+    pub(crate) fn new(body: RequestBody, limits: UploadLimits, permit: PermitHandle) -> Self {
         // Most requests have no body. They need no allocation for the shared progress.
         let progress = (!body.is_end_stream()).then(Arc::default);
         let idle_timeout = IdleTimeout::with_min_rate(limits.idle, limits.min_rate);

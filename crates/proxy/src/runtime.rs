@@ -124,6 +124,10 @@ impl ProxyRuntime {
                 started.max_connections_per_client == settings.max_connections_per_client,
             ),
             (
+                "proxy.error_format",
+                started.error_format == settings.error_format,
+            ),
+            (
                 "proxy.access_log",
                 started.access_log == settings.access_log,
             ),

@@ -25,6 +25,7 @@ mod health;
 mod http2;
 mod http2_messages;
 mod http2_smuggling;
+mod language_model;
 mod limits;
 mod listener;
 mod normalisation;

@@ -245,6 +245,18 @@ impl ServerConnection {
         Some((head[3], stream))
     }
 
+    /// Reads the body of the request with this head, which has a `Content-Length` or is chunked.
+    /// Returns a chunked body with its framing.
+    pub(crate) fn body(&mut self, head: &str) -> Vec<u8> {
+        if head.contains("transfer-encoding: chunked") {
+            return self.until("0\r\n\r\n").into_bytes();
+        }
+        let length = head
+            .lines()
+            .find_map(|line| line.strip_prefix("content-length: "));
+        length.map_or_else(Vec::new, |length| self.read_bytes(length.parse().unwrap()))
+    }
+
     fn skip_body(&mut self, head: &str) {
         let length = head
             .lines()

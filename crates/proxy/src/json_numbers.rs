@@ -1,0 +1,325 @@
+//! Reads numbers from a JSON document without building the document in memory.
+
+use std::{borrow::Cow, collections::BTreeMap, fmt};
+
+use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use tidegate_core::JsonPointer;
+
+/// The reason why a pointer does not refer to a usable number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NumberError {
+    /// The value is not a whole number from 0 to 2^64 - 1.
+    NotANumber,
+    /// The value, or a member on the path to it, occurs twice. Parsers differ in which of the two
+    /// they use.
+    Duplicate,
+}
+
+/// The numbers in a document to which pointers refer.
+#[derive(Debug, Default)]
+pub(crate) struct JsonNumbers(BTreeMap<Box<str>, Result<u64, NumberError>>);
+
+impl JsonNumbers {
+    /// Reads the numbers to which `pointers` refer from `document`. A pointer that refers to
+    /// nothing or to `null` has no number.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `document` is not exactly one JSON document.
+    pub(crate) fn read<'p>(
+        document: &[u8],
+        pointers: impl Iterator<Item = &'p JsonPointer>,
+    ) -> serde_json::Result<Self> {
+        let mut targets: Vec<Target<'p>> = Vec::new();
+        for pointer in pointers {
+            if targets.iter().all(|target| target.pointer != pointer) {
+                targets.push(Target {
+                    pointer,
+                    tokens: pointer.tokens().collect(),
+                    found: None,
+                });
+            }
+        }
+        let mut deserializer = serde_json::Deserializer::from_slice(document);
+        let active = (0..targets.len()).collect();
+        Reader {
+            targets: &mut targets,
+            active,
+            depth: 0,
+        }
+        .deserialize(&mut deserializer)?;
+        deserializer.end()?;
+        let found = targets
+            .into_iter()
+            .filter_map(|target| Some((target.pointer.as_str().into(), target.found?)));
+        Ok(Self(found.collect()))
+    }
+
+    /// Returns the number to which `pointer` refers.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `pointer` refers to something else than a number, or if the number is ambiguous.
+    pub(crate) fn get(&self, pointer: &str) -> Result<Option<u64>, NumberError> {
+        self.0.get(pointer).copied().transpose()
+    }
+}
+
+/// A pointer, and what was found at it.
+struct Target<'p> {
+    pointer: &'p JsonPointer,
+    tokens: Vec<&'p str>,
+    found: Option<Result<u64, NumberError>>,
+}
+
+/// Reads one value. The value is at the first `depth` tokens of the `active` targets.
+struct Reader<'a, 'p> {
+    targets: &'a mut [Target<'p>],
+    active: Vec<usize>,
+    depth: usize,
+}
+
+impl<'p> Reader<'_, 'p> {
+    /// Records `found` for the targets that end at this value.
+    fn record(&mut self, found: Result<u64, NumberError>) {
+        for at in &self.active {
+            let Some(target) = self.targets.get_mut(*at) else {
+                continue;
+            };
+            if target.tokens.len() == self.depth && target.found.is_none() {
+                target.found = Some(found);
+            }
+        }
+    }
+
+    /// Returns the active targets whose next token is `token`. Marks those as duplicates that are
+    /// in `seen` already.
+    fn matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
+        let mut matching = Vec::new();
+        for at in &self.active {
+            let Some(target) = self.targets.get_mut(*at) else {
+                continue;
+            };
+            if target.tokens.get(self.depth) != Some(&token) {
+                continue;
+            }
+            if seen.contains(at) {
+                target.found = Some(Err(NumberError::Duplicate));
+            } else {
+                seen.push(*at);
+                matching.push(*at);
+            }
+        }
+        matching
+    }
+
+    fn child(&mut self, active: Vec<usize>) -> Reader<'_, 'p> {
+        Reader {
+            targets: self.targets,
+            active,
+            depth: self.depth + 1,
+        }
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Reader<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        if self.active.is_empty() {
+            return deserializer.deserialize_ignored_any(IgnoredAny).map(drop);
+        }
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Reader<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_u64<E: de::Error>(mut self, number: u64) -> Result<(), E> {
+        self.record(Ok(number));
+        Ok(())
+    }
+
+    fn visit_i64<E: de::Error>(mut self, number: i64) -> Result<(), E> {
+        self.record(u64::try_from(number).map_err(|_| NumberError::NotANumber));
+        Ok(())
+    }
+
+    fn visit_f64<E: de::Error>(mut self, _: f64) -> Result<(), E> {
+        self.record(Err(NumberError::NotANumber));
+        Ok(())
+    }
+
+    fn visit_bool<E: de::Error>(mut self, _: bool) -> Result<(), E> {
+        self.record(Err(NumberError::NotANumber));
+        Ok(())
+    }
+
+    fn visit_str<E: de::Error>(mut self, _: &str) -> Result<(), E> {
+        self.record(Err(NumberError::NotANumber));
+        Ok(())
+    }
+
+    fn visit_unit<E: de::Error>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<(), A::Error> {
+        self.record(Err(NumberError::NotANumber));
+        let mut seen = Vec::new();
+        while let Some(name) = map.next_key::<Cow<'de, str>>()? {
+            let active = self.matching(&name, &mut seen);
+            map.next_value_seed(self.child(active))?;
+        }
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<(), A::Error> {
+        self.record(Err(NumberError::NotANumber));
+        let mut seen = Vec::new();
+        let mut index = 0_usize;
+        loop {
+            let active = self.matching(itoa::Buffer::new().format(index), &mut seen);
+            if items.next_element_seed(self.child(active))?.is_none() {
+                return Ok(());
+            }
+            index += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(document: &str, pointer: &str) -> Result<Option<u64>, NumberError> {
+        let pointer = JsonPointer::parse(pointer).unwrap();
+        let numbers = JsonNumbers::read(document.as_bytes(), [&pointer].into_iter()).unwrap();
+        numbers.get(pointer.as_str())
+    }
+
+    #[test]
+    fn a_pointer_refers_to_a_number() {
+        for (document, pointer, expected) in [
+            (r#"{"max_tokens": 12}"#, "/max_tokens", Some(12)),
+            (r#"{"max\u005ftokens": 0}"#, "/max_tokens", Some(0)),
+            (r#"{"a": {"max_tokens": 12}}"#, "/max_tokens", None),
+            (r#"{"max_tokens": null}"#, "/max_tokens", None),
+            (
+                r#"{"a": [{}, {"b/c": 3}], "d": [[]]}"#,
+                "/a/1/b~1c",
+                Some(3),
+            ),
+            (r#"[18446744073709551615]"#, "/0", Some(u64::MAX)),
+            ("7", "/a", None),
+            ("{}", "/a", None),
+        ] {
+            assert_eq!(read(document, pointer), Ok(expected), "{document}");
+        }
+    }
+
+    #[test]
+    fn anything_but_a_whole_number_is_refused() {
+        for value in [
+            "-1",
+            "-0",
+            "1.0",
+            "1e3",
+            "18446744073709551616",
+            "\"12\"",
+            "true",
+            "[1]",
+            "{}",
+        ] {
+            let document = format!("{{\"n\": {value}}}");
+            assert_eq!(
+                read(&document, "/n"),
+                Err(NumberError::NotANumber),
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_member_that_occurs_twice_is_refused() {
+        for document in [
+            r#"{"a": {"n": 1}, "a": {"n": 900}}"#,
+            r#"{"a": {"n": 1}, "a": 5}"#,
+            r#"{"a": {"n": 1, "n": 900}}"#,
+            r#"{"a": {"n": null, "\u006e": 900}}"#,
+        ] {
+            assert_eq!(
+                read(document, "/a/n"),
+                Err(NumberError::Duplicate),
+                "{document}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_document_must_be_complete_json() {
+        let pointer = JsonPointer::parse("/n").unwrap();
+        for document in [
+            "",
+            "{",
+            r#"{"n": 1} {}"#,
+            "n=1",
+            "{'n': 1}",
+            r#"{"n": 01}"#,
+            "\u{feff}{}",
+        ] {
+            let read = JsonNumbers::read(document.as_bytes(), [&pointer].into_iter());
+            assert!(read.is_err(), "{document}");
+        }
+    }
+
+    #[test]
+    fn pointers_of_a_document_do_not_affect_each_other() {
+        let pointers = ["/a", "/a/b", "/a", "/c"].map(|text| JsonPointer::parse(text).unwrap());
+        let numbers = JsonNumbers::read(br#"{"a": {"b": 2}, "c": 3}"#, pointers.iter()).unwrap();
+        assert_eq!(numbers.get("/a"), Err(NumberError::NotANumber));
+        assert_eq!(numbers.get("/a/b"), Ok(Some(2)));
+        assert_eq!(numbers.get("/c"), Ok(Some(3)));
+    }
+
+    fn documents() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<u64>().prop_map(|number| json!(number)),
+            any::<i64>().prop_map(|number| json!(number)),
+            any::<f64>().prop_map(|number| json!(number)),
+            "[ab/~\\\\\"é]{0,3}".prop_map(Value::String),
+        ];
+        leaf.prop_recursive(3, 20, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::Array),
+                prop::collection::btree_map("[ab/~]{1,2}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_number_is_what_serde_json_finds(
+            document in documents(),
+            tokens in prop::collection::vec("[ab/~]{1,2}|[0-3]", 1..4),
+        ) {
+            let escaped = tokens.iter().map(|token| token.replace('~', "~0").replace('/', "~1"));
+            let pointer: String = escaped.map(|token| format!("/{token}")).collect();
+            let expected = match document.pointer(&pointer) {
+                None | Some(Value::Null) => Ok(None),
+                Some(value) => value.as_u64().map(Some).ok_or(NumberError::NotANumber),
+            };
+            prop_assert_eq!(read(&document.to_string(), &pointer), expected);
+        }
+    }
+}
