@@ -13,6 +13,8 @@
 //! | draft 07 | `RateLimit: limit=100, remaining=50, reset=5` |
 //! | drafts 08 to 11 | `RateLimit: "day";r=50;t=30`, `RateLimit-Policy`; also `a` and `w` |
 //! | others | `X-RateLimit-Remaining`, `-Reset` (seconds, or an instant), `-Reset-After` |
+//! | OpenAI | `x-ratelimit-remaining-requests`, `-tokens`; `x-ratelimit-reset-…` (`6m0s`) |
+//! | Anthropic | `anthropic-ratelimit-…-remaining`, `-reset` (RFC 3339) |
 //! | gRPC | `grpc-retry-pushback-ms`; `RetryInfo` in `grpc-status-details-bin` |
 
 use http::{HeaderMap, StatusCode, header};
@@ -20,6 +22,7 @@ use tidegate_core::{Span, Timestamp};
 
 mod grpc;
 mod legacy;
+mod providers;
 mod rate_limit;
 mod retry_after;
 mod structured;
@@ -83,7 +86,9 @@ impl Advice {
         let quota = if is_cached {
             None
         } else {
-            rate_limit::quota(headers).or_else(|| legacy::quota(headers, server_now))
+            rate_limit::quota(headers)
+                .or_else(|| legacy::quota(headers, server_now))
+                .or_else(|| providers::quota(headers, server_now))
         };
         let server_wait = grpc::wait(headers).or_else(|| retry_after::wait(headers, server_now));
         let wait = server_wait.or_else(|| {

@@ -85,7 +85,7 @@ fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
 
 /// Returns the tightest limit. Among exhausted limits, this is the one with the latest reset. If no
 /// limit is exhausted, it is the limit that admits the fewest requests per second until its reset.
-fn tightest(limits: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
+pub(super) fn tightest(limits: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
     limits.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }
 

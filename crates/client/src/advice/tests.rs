@@ -180,6 +180,91 @@ fn a_reset_is_a_wait_or_an_instant_by_its_size() {
 }
 
 #[test]
+fn the_headers_of_model_providers_are_read() {
+    let cases: &[(Lines<'_>, Option<(u64, u64)>)] = &[
+        // The example of OpenAI's documentation. The tokens do not determine the pace.
+        (
+            &[
+                ("x-ratelimit-limit-requests", "60"),
+                ("x-ratelimit-limit-tokens", "150000"),
+                ("x-ratelimit-remaining-requests", "59"),
+                ("x-ratelimit-remaining-tokens", "149984"),
+                ("x-ratelimit-reset-requests", "1s"),
+                ("x-ratelimit-reset-tokens", "6m0s"),
+            ],
+            Some((59, 1_000)),
+        ),
+        (
+            &[
+                ("x-ratelimit-remaining-requests", "59"),
+                ("x-ratelimit-remaining-tokens", "0"),
+                ("x-ratelimit-reset-requests", "1s"),
+                ("x-ratelimit-reset-tokens", "6m0s"),
+            ],
+            Some((0, 360_000)),
+        ),
+        (
+            &[
+                ("anthropic-ratelimit-requests-limit", "1000"),
+                ("anthropic-ratelimit-requests-remaining", "999"),
+                ("anthropic-ratelimit-requests-reset", "2023-11-14T22:13:21Z"),
+                ("anthropic-ratelimit-tokens-remaining", "80000"),
+                ("anthropic-ratelimit-tokens-reset", "2023-11-14T22:14:20Z"),
+            ],
+            Some((999, 1_000)),
+        ),
+        (
+            &[
+                ("date", "Tue, 14 Nov 2023 22:13:50 GMT"),
+                ("anthropic-ratelimit-input-tokens-remaining", "0"),
+                (
+                    "anthropic-ratelimit-input-tokens-reset",
+                    "2023-11-15T00:14:20.5+02:00",
+                ),
+            ],
+            Some((0, 30_500)),
+        ),
+        (
+            &[
+                ("x-ratelimit-remaining-tokens", "100"),
+                ("x-ratelimit-reset-tokens", "6m0s"),
+            ],
+            None,
+        ),
+        (
+            &[
+                ("x-ratelimit-remaining-requests", "0"),
+                ("x-ratelimit-reset-requests", "0s"),
+            ],
+            None,
+        ),
+        (
+            &[
+                ("anthropic-ratelimit-requests-remaining", "1"),
+                ("anthropic-ratelimit-requests-reset", "soon"),
+            ],
+            None,
+        ),
+        (
+            &[
+                ("anthropic-ratelimit-requests-remaining", "-1"),
+                ("anthropic-ratelimit-requests-reset", "2023-11-14T22:13:21Z"),
+            ],
+            None,
+        ),
+    ];
+    for (lines, expected) in cases {
+        assert_eq!(quota(lines), *expected, "{lines:?}");
+    }
+    let spent = [
+        ("x-ratelimit-remaining-tokens", "0"),
+        ("x-ratelimit-reset-tokens", "7.2s"),
+    ];
+    assert_eq!(wait_ms(429, &spent), Some(7_200));
+    assert_eq!(wait_ms(200, &spent), None);
+}
+
+#[test]
 fn no_remaining_quota_is_a_wait_only_after_a_refusal() {
     let spent = [("ratelimit", "\"d\";r=0;t=9")];
     assert_eq!(wait_ms(429, &spent), Some(9_000));
