@@ -237,6 +237,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "events.md",
         "fleet.md",
         "grpc.md",
+        "llm.md",
         "migrate/envoy-ratelimit.md",
         "migrate/governor.md",
         "migrate/ingress-nginx.md",
