@@ -105,7 +105,9 @@ fn put_should_retry(denial: &Denial<'_>, headers: &mut HeaderMap) {
 fn openai(denial: &Denial<'_>) -> Value {
     let (kind, code) = match denial.cause {
         Cause::Spent | Cause::Blocked => ("rate_limit_exceeded", Some("rate_limit_exceeded")),
-        Cause::Store | Cause::Busy => ("server_error", Some("service_unavailable")),
+        Cause::Store | Cause::Busy | Cause::Capacity => {
+            ("server_error", Some("service_unavailable"))
+        }
         Cause::Malformed => ("invalid_request_error", None),
     };
     json!({"error": {"message": denial.detail, "type": kind, "param": null, "code": code}})
@@ -115,7 +117,7 @@ fn anthropic(denial: &Denial<'_>) -> Value {
     let kind = match denial.cause {
         Cause::Spent | Cause::Blocked => "rate_limit_error",
         Cause::Store => "api_error",
-        Cause::Busy => "overloaded_error",
+        Cause::Busy | Cause::Capacity => "overloaded_error",
         Cause::Malformed => "invalid_request_error",
     };
     json!({"type": "error", "error": {"type": kind, "message": denial.detail}})
@@ -124,7 +126,7 @@ fn anthropic(denial: &Denial<'_>) -> Value {
 fn gemini(denial: &Denial<'_>) -> Value {
     let status = match denial.cause {
         Cause::Spent | Cause::Blocked => "RESOURCE_EXHAUSTED",
-        Cause::Store | Cause::Busy => "UNAVAILABLE",
+        Cause::Store | Cause::Busy | Cause::Capacity => "UNAVAILABLE",
         Cause::Malformed => "INVALID_ARGUMENT",
     };
     let mut error = json!({

@@ -11,7 +11,6 @@ use std::{
 use bytes::Bytes;
 use http::{Request, Response, request::Parts};
 use http_body::Body;
-use smallvec::SmallVec;
 use tidegate::{DecidedRequest, RateLimiter, rate_limiter::CancelSignal};
 use tidegate_core::{Cost, MaybeReady, RequestError, RuleSet};
 use tidegate_identity::RequestEntries;
