@@ -40,6 +40,11 @@ fn the_http_page_matches_the_output() {
 }
 
 #[test]
+fn the_overrides_page_matches_the_output() {
+    assert_true("docs/overrides.md");
+}
+
+#[test]
 fn the_reservations_page_matches_the_output() {
     assert_true("docs/reservations.md");
 }
@@ -96,6 +101,7 @@ fn pages_do_not_use_up_the_limits_of_other_pages() {
     for page in [
         "README.md",
         "docs/http.md",
+        "docs/overrides.md",
         "docs/reservations.md",
         "docs/redis-protocol.md",
         "docs/operating.md",
@@ -246,6 +252,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "migrate/throttlecrab.md",
         "migrate/traefik.md",
         "operating.md",
+        "overrides.md",
         "proxy.md",
         "reservations.md",
         "rules-file.md",

@@ -179,3 +179,49 @@ fn assert_set_aside(scratch: Scratch) {
     });
     assert_eq!(aside.count(), 1, "the damaged file is kept");
 }
+
+/// A change of an override is confirmed when the disk has it, so it survives even a server that is
+/// killed.
+#[test]
+fn overrides_survive_a_killed_server() {
+    let server = start(Scratch::new());
+    let command = |server: &Server, arguments: &[&str]| {
+        let output = server.operate(arguments);
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let set = command(
+        &server,
+        &[
+            "override", "api", "u1", "--limit", "2x", "--reason", "launch",
+        ],
+    );
+    assert_eq!(set, "overrode api u1: 2x, until removed (launch)\n");
+    command(
+        &server,
+        &["override", "api", "vip-*", "--limit", "7/h", "--for", "2h"],
+    );
+    command(&server, &["override", "api", "u2", "--limit", "9/h"]);
+    command(&server, &["override", "api", "u2", "--remove"]);
+    for left in (0..10).rev() {
+        assert_eq!(spend(&server, "u1"), left);
+    }
+    server.signal("KILL");
+    let (_, _, scratch) = server.wait();
+    let server = start(scratch);
+    let list = command(&server, &["overrides"]);
+    let lines: Vec<Vec<&str>> = list
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(lines.len(), 3, "{list}");
+    assert_eq!(
+        lines[1],
+        ["api", "u1", "2x", "until", "removed", "-", "launch"]
+    );
+    assert_eq!(lines[2][..3], ["api", "vip-*", "7/h"]);
+    assert_eq!(spend(&server, "vip-3"), 6);
+    assert_eq!(spend(&server, "u2"), 4, "the override was removed");
+    let explained = command(&server, &["explain", "user=vip-3"]);
+    assert!(explained.contains("7/h"), "{explained}");
+}

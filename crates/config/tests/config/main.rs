@@ -8,6 +8,7 @@ mod denials;
 mod file;
 mod grpc;
 mod listeners;
+mod plans;
 mod proxy;
 mod redis;
 mod rules;

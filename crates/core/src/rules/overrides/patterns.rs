@@ -33,8 +33,11 @@ impl PatternOverride {
     /// Returns what the order of patterns depends on: first the number of characters other than
     /// `*`, and then the text, so that the order is the same on all servers.
     fn rank(&self) -> (usize, &[Box<str>]) {
-        let literal = |text: &Box<str>| text.chars().filter(|char| *char != '*').count();
-        (self.texts.iter().map(literal).sum(), &self.texts)
+        let literal = |text: &str| text.chars().filter(|char| *char != '*').count();
+        (
+            self.texts.iter().map(|text| literal(text)).sum(),
+            &self.texts,
+        )
     }
 
     /// Returns whether the pattern matches the key with these `values`, and counts the evaluations

@@ -30,12 +30,15 @@ impl Replacement {
             Self::Plan(name) => return rule.plan(name).map(Arc::clone),
             Self::Limits(texts) => {
                 let like = rule.limits().first();
-                let parse = |text: &Box<str>| {
+                let parse = |text: &str| {
                     Limit::parse_like(text, like).map_err(|error| {
                         RuleError::new("limits", format!("\"{text}\": {}", error.problem))
                     })
                 };
-                texts.iter().map(parse).collect::<Result<_, _>>()?
+                texts
+                    .iter()
+                    .map(|text| parse(text))
+                    .collect::<Result<_, _>>()?
             }
             Self::Factor(factor) => {
                 let scaled = rule.limits().iter().map(|limit| {

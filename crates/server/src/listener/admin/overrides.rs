@@ -206,7 +206,6 @@ fn none(limiter: &ServerLimiter, rules: &RuleSet, rule: &Rule, target: KeyTarget
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "the argument of `map_err`")]
 fn change_problem(error: ChangeOverrideError) -> Problem {
     match error {
         ChangeOverrideError::Override(OverrideError::Invalid(error)) => {
