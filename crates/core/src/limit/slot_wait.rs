@@ -34,3 +34,37 @@ impl SlotWait {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Limit, Limits, Rule};
+
+    fn waiting() -> Limit {
+        let lease = Span::from_secs(60);
+        let limit = Limit::new(Algorithm::Concurrency { limit: 2, lease }).unwrap();
+        let longest = Span::from_secs(2);
+        limit
+            .with_slot_wait(SlotWait { longest, queue: 5 })
+            .unwrap()
+    }
+
+    #[test]
+    fn a_limit_like_another_lets_requests_wait_like_it() {
+        let other = Limit::parse_like("40 at once", &waiting()).unwrap();
+        assert_eq!(other.slot_wait(), waiting().slot_wait());
+    }
+
+    /// A plan of a rule without a key is the capacity of the service, like the rule's own limits.
+    #[test]
+    fn replaced_limits_keep_what_the_rule_says() {
+        let rule = Rule::new("all", vec![waiting()]).unwrap();
+        let replaced = rule.clone().with_limits(vec![waiting()]).unwrap();
+        let keyed = rule.clone().keyed_by(&["user"]).unwrap();
+        let keyed = keyed.with_limits(vec![waiting()]).unwrap();
+        let facts = |limits: &Limits| (limits.is_service_wide(), limits.has_slot_wait());
+        assert_eq!(facts(rule.limits()), (true, true));
+        assert_eq!(facts(replaced.limits()), (true, true));
+        assert_eq!(facts(keyed.limits()), (false, true));
+    }
+}
