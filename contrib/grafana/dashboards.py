@@ -284,7 +284,7 @@ def fleet():
                  (share(f"sum({exact})", every_source), ""), thresholds=[("red", None), ("green", 0.999)]),
             stat("Cluster slots without a node", "Slots of Redis Cluster without a deciding node. "
                  "Always 0 without a cluster.", "short",
-                 (f"max(tidegate_redis_slots_undecided{{{SERVER}}})", ""), thresholds=RED_ABOVE_ZERO),
+                 (f"max(tidegate_redis_slots_unserved{{{SERVER}}})", ""), thresholds=RED_ABOVE_ZERO),
             stat("Alerts", "Alerts of Tidegate that are firing. The list is on the page Alerts of "
                  "Prometheus or in Alertmanager.", "short",
                  (f"count({FIRING}) or vector(0)", ""), thresholds=RED_ABOVE_ZERO),

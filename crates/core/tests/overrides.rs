@@ -1,6 +1,8 @@
 //! Overrides and plans: which limits apply to which request, and that a change of the limits keeps
 //! what was spent.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

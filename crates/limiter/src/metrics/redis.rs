@@ -25,7 +25,7 @@ const SERVERS_UP: Metric = Metric::gauge(
     "Redis servers that are up.",
 );
 const SLOTS_UNDECIDED: Metric = Metric::gauge(
-    "tidegate_redis_slots_undecided",
+    "tidegate_redis_slots_unserved",
     [],
     "Redis Cluster hash slots that no reachable node serves.",
 );

@@ -18,7 +18,7 @@ fn inspecting_a_key_shows_every_limit_and_charges_nothing() {
             "reset_after_ms": reset, "retry_after_ms": retry,
         })
     };
-    let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::"], "mode": "enforce", "block": null, "limits": limits});
+    let standing = |limits: Value| json!({"rule": "r", "key": ["/a b", "::"], "mode": "enforce", "block": null, "override": null, "limits": limits});
     let untouched = standing(json!([
         limit("2/min capacity 2", 2, 2, 0, 0),
         limit("100/h capacity 100", 100, 100, 0, 0),

@@ -70,7 +70,6 @@ fn admitted(node: &Node, user: &str) -> usize {
 
 fn test_fleet(a: &Node, b: &Node) {
     for node in [a, b] {
-        node.until_up(true);
         follow(node);
     }
     assert_eq!(admitted(a, "alice"), 10);
@@ -97,16 +96,20 @@ fn test_fleet(a: &Node, b: &Node) {
 fn a_change_takes_effect_on_all_servers() {
     let redis = RedisServer::start();
     let nodes = [Node::start(&redis.url()), Node::start(&redis.url())];
+    nodes.iter().for_each(|node| node.until_up(true));
     test_fleet(&nodes[0], &nodes[1]);
 }
 
 #[test]
 fn a_change_takes_effect_on_all_servers_of_a_cluster() {
     let cluster = RedisCluster::start();
-    let nodes = [
-        Node::on_cluster(&cluster.url()),
-        Node::on_cluster(&cluster.url()),
-    ];
+    let nodes = [(); 2].map(|()| Node::on_cluster(&cluster.url()));
+    for node in &nodes {
+        eventually("the nodes of the cluster are connected", || {
+            let health = node.limiter.redis_store().unwrap().stats().health;
+            (health.up >= 3 && health.unserved_slots == 0).then_some(())
+        });
+    }
     test_fleet(&nodes[0], &nodes[1]);
 }
 

@@ -32,7 +32,7 @@ fn redis_state(node: &Node, path: &str) -> Value {
 }
 
 #[test]
-fn undecided_slots_are_reported_by_readyz_the_status_and_the_metrics() {
+fn unserved_slots_are_reported_by_readyz_the_status_and_the_metrics() {
     let redis = partial_cluster();
     let node = Node::on_cluster(&redis.url());
     node.until_up(true);
@@ -42,7 +42,7 @@ fn undecided_slots_are_reported_by_readyz_the_status_and_the_metrics() {
     });
     for path in ["/readyz", "/v1/status"] {
         let seen = redis_state(&node, path);
-        assert_eq!(seen["undecided_slots"], 4_384, "{seen}");
+        assert_eq!(seen["unserved_slots"], 4_384, "{seen}");
         assert_eq!(
             (&seen["servers"], &seen["up"]),
             (&json!(1), &json!(1)),
@@ -52,7 +52,7 @@ fn undecided_slots_are_reported_by_readyz_the_status_and_the_metrics() {
         assert_eq!(seen["state"], state);
     }
     let metrics = Client::connect(node.open_admin()).ask("GET", "/metrics", &[], b"");
-    let sample = "\ntidegate_redis_slots_undecided 4384\n";
+    let sample = "\ntidegate_redis_slots_unserved 4384\n";
     assert!(metrics.body.contains(sample), "{}", metrics.body);
     // Only keys in slots without a node are decided locally.
     let decided_in_redis = (0..40)

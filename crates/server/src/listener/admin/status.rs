@@ -171,7 +171,7 @@ fn redis(health: &Health, refusal: Option<String>) -> Value {
         "state": state,
         "servers": health.servers,
         "up": health.up,
-        "undecided_slots": health.unserved_slots,
+        "unserved_slots": health.unserved_slots,
         "problem": problem,
         "warnings": health.warnings,
     })

@@ -150,7 +150,7 @@ export function server(app) {
         state: health,
         servers,
         up,
-        undecided_slots: slots,
+        unserved_slots: slots,
         problem,
         warnings,
       } = status.redis;
