@@ -265,6 +265,18 @@ pub(crate) fn overridden(found: &Value) -> String {
     out
 }
 
+/// Describes the override that applies to a key; `None` if there is none.
+fn applied_override(found: &Value) -> Option<String> {
+    if found.is_null() {
+        return None;
+    }
+    let of = match &found["pattern"] {
+        Value::Null => "override".to_owned(),
+        pattern => format!("override of {}", joined(pattern)),
+    };
+    Some(format!("{of}: {}\n", change(found)))
+}
+
 /// Describes what an override changes, and how long.
 fn change(found: &Value) -> String {
     let reason = text(&found["reason"]);
@@ -355,6 +367,7 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     if !block.is_null() {
         let _ = writeln!(out, "blocked {}", until_and_reason(block));
     }
+    out.extend(applied_override(&inspected["override"]));
     let rows = list(&inspected["limits"]).map(|limit| limit_cells(limit, block));
     out.push_str(&headed(&LIMIT_COLUMNS, rows.collect()));
     out.extend(hint(inspected));
@@ -513,6 +526,10 @@ fn explained_rule(rule: &Value) -> String {
     let block = &rule["block"];
     if !block.is_null() {
         let _ = writeln!(out, "blocked {}", until_and_reason(block));
+    }
+    out.extend(applied_override(&rule["override"]));
+    if let Some(plan) = rule["plan"].as_str() {
+        let _ = writeln!(out, "plan: {}", printable(plan));
     }
     if rule["elastic"] == true {
         out.push_str("elastic: the limits are raised\n");

@@ -49,9 +49,9 @@ rules:
     assert_eq!(
         mistakes(file),
         [
-            "plans.free.api (line 3): expected a rate such as 20/min or 5/10s, got \"often\"",
+            "plans.free.api (line 3): expected a rate such as 20/min or 5/10s, got \"often\"; a slash separates the count and the period",
             "plans.free.none (line 3): there is no rule \"none\"",
-            "plans.team (line 6): expected a map from rules to limits, such as {api: 1000/min}, got 7",
+            "plans.team (line 6): expected a map from rules to limits, such as {api: 1000/min}, got the number 7",
             "rules[0].plan (line 8): expected the entry that names the plan of a request, got a list",
         ]
     );
