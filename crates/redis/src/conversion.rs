@@ -18,11 +18,11 @@ pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 
 /// The converted values, one per charge, with `None` for a value that needs no conversion. The list
 /// is empty if no value needs a conversion.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Conversions(pub(crate) Vec<Option<Conversion>>);
 
 /// A value that was stored under other parameters, or written by a clock that was ahead.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Conversion {
     /// The value as it was stored.
     pub(crate) stored: Vec<u8>,

@@ -55,6 +55,8 @@ enum SlotReply {
     Values {
         now: Timestamp,
         values: Vec<Vec<u8>>,
+        /// The conversions with which the slot has decided.
+        conversions: Conversions,
         receipts: Vec<Vec<u8>>,
     },
     /// A key of the slot is blocked.
@@ -250,11 +252,13 @@ impl RedisStore {
                     } => replies.push(SlotReply::Values {
                         now,
                         values,
+                        conversions: conversions.clone(),
                         receipts,
                     }),
                     CheckReply::Outdated { now, values } => replies.push(SlotReply::Values {
                         now,
                         values,
+                        conversions: Conversions::default(),
                         receipts: Vec::new(),
                     }),
                 }
@@ -303,9 +307,16 @@ impl RedisStore {
         let mut outcomes = Vec::new();
         let decision = match reply {
             SlotReply::Blocked(decision) => decision.clone(),
-            SlotReply::Values { now, values, .. } => {
+            SlotReply::Values {
+                now,
+                values,
+                conversions,
+                ..
+            } => {
                 let replayed = self.replay(&group.charges, values, *now, intent)?;
-                replayed.report(*now, &mut outcomes)
+                let decision = replayed.report(*now, &mut outcomes);
+                conversions.report_exceeded(&group.charges, values, &mut outcomes);
+                decision
             }
         };
         Ok(SlotDecision {
