@@ -13,6 +13,7 @@
 //!   overrides         prefix #{overrides}           the documents by id
 //!                     prefix #{overrides}:changed   the ids by their last change
 //!                     prefix #{overrides}:removed   the ids that were removed
+//!                     prefix #{overrides}:ends      the ids by the end of their override
 //!   guard             prefix #ends { tag of the slot } : id    a reservation has ended
 //! ```
 //!
@@ -119,9 +120,10 @@ pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
 }
 
 /// Returns the Redis keys of the overrides, which share a cluster slot: their documents, the order
-/// of their changes, and the order of their removals.
-pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 3] {
-    ["", ":changed", ":removed"].map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
+/// of their changes, the order of their removals, and their ends.
+pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 4] {
+    ["", ":changed", ":removed", ":ends"]
+        .map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
 }
 
 /// Returns the Redis key of the recent denials of all servers.

@@ -77,7 +77,7 @@ pub use self::{
         FallbackReceipt, FallbackSettings, FallbackStats, FallbackStore, NodeShare, OutageChange,
     },
     keys::{ScanPosition, ScannedKeys},
-    overrides::OverrideChanges,
+    overrides::{OverrideChanges, OverrideVersion},
     server_id::random_server_id,
     store::{
         GUARD_KEPT, RedisReceipt, RedisReservation, RedisStore, ReservationEnd, ReservationStatus,

@@ -1,7 +1,7 @@
 //! Overrides in Redis, which all servers share. The store keeps opaque documents by id, and lists
 //! what has changed since a version, so that each server keeps a copy of all overrides.
 
-use tidegate_core::bounds;
+use tidegate_core::{Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore};
 
@@ -9,11 +9,43 @@ use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::Redi
 /// the call.
 const CHANGES_PER_READ: u64 = 500;
 
+/// The number of removals that Redis remembers. A server that was away for more removals reads all
+/// overrides again.
+const MAX_REMOVALS: u64 = 10_000;
+
+/// The number of overrides that one call of [`RedisStore::sweep_overrides`] removes.
+const SWEPT_PER_CALL: u64 = 500;
+
+/// How far a server has read the changes of the overrides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OverrideVersion {
+    /// All changes up to this version were read.
+    read: u64,
+    /// In a read from the beginning, the newest version when the read began. Removals since then
+    /// must be known.
+    base: Option<u64>,
+}
+
+impl OverrideVersion {
+    /// Returns whether nothing was read yet, so that the next call reads all overrides.
+    #[must_use]
+    pub fn is_beginning(self) -> bool {
+        self.read == 0
+    }
+
+    /// Returns whether a call with this version ends a read from the beginning, given that the reply
+    /// says whether it has more changes.
+    #[must_use]
+    pub fn is_replacing(self, has_more: bool) -> bool {
+        (self.is_beginning() || self.base.is_some()) && !has_more
+    }
+}
+
 /// The changes of the overrides since a version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverrideChanges {
     /// The version up to which the changes are complete.
-    pub version: u64,
+    pub version: OverrideVersion,
     /// Whether there are later changes.
     pub has_more: bool,
     /// The ids of the overrides that were set, with their documents.
@@ -23,51 +55,77 @@ pub struct OverrideChanges {
 }
 
 impl RedisStore {
-    /// Sets the override `id` to `document`. Returns false and changes nothing if there are
-    /// [`bounds::MAX_OVERRIDES`] others.
+    /// Sets the override `id` to `document`. `until` is its end; `None` if it has none. Returns false
+    /// and changes nothing if there are [`bounds::MAX_OVERRIDES`] others.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if the override was not set, or if the outcome is unknown. Retrying is safe.
-    pub async fn put_override(&self, id: Vec<u8>, document: Vec<u8>) -> Result<bool, StoreError> {
+    pub async fn put_override(
+        &self,
+        id: Vec<u8>,
+        document: Vec<u8>,
+        until: Option<Timestamp>,
+    ) -> Result<bool, StoreError> {
+        let until = until.map(|until| text(until.as_micros().div_ceil(1_000)));
         let most = text(bounds::MAX_OVERRIDES as u64);
-        let reply = self
-            .call_overrides(vec![b"put".to_vec(), id, document, most])
-            .await?;
+        let put = vec![
+            b"put".to_vec(),
+            id,
+            document,
+            until.unwrap_or_default(),
+            most,
+        ];
+        let reply = self.call_overrides(put).await?;
         Ok(decode::integer(&reply) == Some(1))
     }
 
-    /// Removes the override `id`, and returns true if it existed. With a `document`, removes the
-    /// override only if it still has this document.
+    /// Removes the override `id`, and returns its document. Returns `None` if there was none.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if the override was not removed, or if the outcome is unknown. Retrying is
     /// safe.
-    pub async fn drop_override(
-        &self,
-        id: Vec<u8>,
-        document: Option<Vec<u8>>,
-    ) -> Result<bool, StoreError> {
-        let drop = vec![b"drop".to_vec(), id, document.unwrap_or_default()];
+    pub async fn drop_override(&self, id: Vec<u8>) -> Result<Option<Vec<u8>>, StoreError> {
+        let drop = vec![b"drop".to_vec(), id, text(MAX_REMOVALS)];
         let reply = self.call_overrides(drop).await?;
-        Ok(decode::integer(&reply) == Some(1))
+        let document = decode::bytes(reply).ok_or_else(StoreError::unexpected_reply)?;
+        Ok((!document.is_empty()).then_some(document))
     }
 
-    /// Returns changes of the overrides after `version`, oldest first. Version 0 stands for the
-    /// beginning. Returns `None` if the changes since `version` are not known, for example because
-    /// Redis has lost its data: then all overrides must be read again from version 0.
+    /// Removes overrides that have ended at `now`. Returns true if there may be more of them.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if Redis cannot be queried.
+    pub async fn sweep_overrides(&self, now: Timestamp) -> Result<bool, StoreError> {
+        let now = text(now.as_micros() / 1_000);
+        let sweep = vec![
+            b"sweep".to_vec(),
+            now,
+            text(SWEPT_PER_CALL),
+            text(MAX_REMOVALS),
+        ];
+        let reply = self.call_overrides(sweep).await?;
+        Ok(decode::integer(&reply) == Some(SWEPT_PER_CALL))
+    }
+
+    /// Returns changes of the overrides after `version`, oldest first. The default version stands
+    /// for the beginning. Returns `None` if the changes since `version` are not known, for example
+    /// because Redis has lost its data: then all overrides must be read again from the beginning.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if Redis cannot be queried.
     pub async fn override_changes(
         &self,
-        version: u64,
+        version: OverrideVersion,
     ) -> Result<Option<OverrideChanges>, StoreError> {
-        let changes = vec![b"changes".to_vec(), text(version), text(CHANGES_PER_READ)];
-        let reply = self.call_overrides(changes).await?;
-        parse(reply).ok_or_else(StoreError::unexpected_reply)
+        let OverrideVersion { read, base } = version;
+        let changes = [read, CHANGES_PER_READ, base.unwrap_or(read)].map(text);
+        let args = std::iter::once(b"changes".to_vec()).chain(changes);
+        let reply = self.call_overrides(args.collect()).await?;
+        parse(reply, version).ok_or_else(StoreError::unexpected_reply)
     }
 
     async fn call_overrides(&self, args: Vec<Vec<u8>>) -> Result<Reply, StoreError> {
@@ -76,20 +134,29 @@ impl RedisStore {
     }
 }
 
-/// Decodes the reply of the operation `changes`.
-fn parse(reply: Reply) -> Option<Option<OverrideChanges>> {
+/// Decodes the reply of the operation `changes` after `version`.
+fn parse(reply: Reply, version: OverrideVersion) -> Option<Option<OverrideChanges>> {
     let Reply::Array(parts) = reply else {
         return None;
     };
     if let [Reply::Int(-1)] = parts.as_slice() {
         return Some(None);
     }
-    let [version, has_more, set, removed] = <[Reply; 4]>::try_from(parts).ok()?;
+    let [read, has_more, set, removed, newest] = <[Reply; 5]>::try_from(parts).ok()?;
+    let has_more = decode::integer(&has_more)? == 1;
+    let newest = decode::integer(&newest)?;
+    let base = match version.is_beginning() {
+        true => Some(newest),
+        false => version.base,
+    };
     let mut texts = decode::keys(set)?.into_iter();
     let pairs = std::iter::from_fn(|| Some((texts.next()?, texts.next()?)));
     Some(Some(OverrideChanges {
-        version: decode::integer(&version)?,
-        has_more: decode::integer(&has_more)? == 1,
+        version: OverrideVersion {
+            read: decode::integer(&read)?,
+            base: base.filter(|_| has_more),
+        },
+        has_more,
         set: pairs.collect(),
         removed: decode::keys(removed)?,
     }))

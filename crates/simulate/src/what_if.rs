@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use tidegate_core::{Algorithm, Limit, Rule};
+use tidegate_core::{Algorithm, Limit, LimitError, LimitSpec, Rule};
 
 use crate::replay::RulesUnderTest;
 
@@ -81,6 +81,9 @@ pub(crate) fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> 
         Some(like) if matches!(like.algorithm(), Algorithm::Concurrency { .. }) => {
             return Err("a concurrency limit is not simulated".to_owned());
         }
+        // The size of the limit determines whether the algorithm is the log or the counter, so that
+        // any size can be tried.
+        Some(like) if is_sliding(like) => by_size(limit, like),
         Some(like) => Limit::parse_like(limit, like),
         None => limit.parse(),
     };
@@ -88,6 +91,24 @@ pub(crate) fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> 
         "rate" | "limit" => error.problem,
         field => format!("{field}: {}", error.problem),
     })
+}
+
+fn is_sliding(limit: &Limit) -> bool {
+    matches!(
+        limit.algorithm(),
+        Algorithm::SlidingWindowLog { .. } | Algorithm::SlidingWindowCounter { .. }
+    )
+}
+
+fn by_size(limit: &str, like: &Limit) -> Result<Limit, LimitError> {
+    let spec = LimitSpec {
+        soft: Some(like.soft_percent()),
+        count_denied: Some(like.count_denied()),
+        ..LimitSpec::parse_shorthand(limit, None)?
+    };
+    let first = |errors: Vec<LimitError>| errors.into_iter().next();
+    spec.build()
+        .or_else(|errors| first(errors).map_or_else(|| limit.parse(), Err))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Parsing of limits that are written as text, with the algorithm and the options of another limit.
 
 use super::{
-    Algorithm, AlgorithmName, Anchor, Limit, LimitSpec, Window,
+    Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Window,
     text::{expected, parse_count},
 };
 use crate::error::LimitError;
@@ -9,9 +9,6 @@ use crate::error::LimitError;
 impl Limit {
     /// Parses a limit in short notation, with the algorithm and the options of `like`: `20/min`,
     /// `100/s burst 20`, `100/s capacity 20`, or `40 at once` for a concurrency limit.
-    ///
-    /// If `like` is a sliding window, the size of the new limit determines whether it uses a log or
-    /// a counter, as for a limit without an algorithm.
     ///
     /// # Errors
     ///
@@ -47,8 +44,20 @@ impl Limit {
                 ..LimitSpec::parse_shorthand(text, Some(AlgorithmName::LeakyBucket))?
             },
             Algorithm::FixedWindow { window, .. } => in_window(text, window)?,
-            Algorithm::SlidingWindowLog { .. } | Algorithm::SlidingWindowCounter { .. } => {
-                LimitSpec::parse_shorthand(text, None)?
+            Algorithm::SlidingWindowLog { .. } => {
+                LimitSpec::parse_shorthand(text, Some(AlgorithmName::SlidingWindowLog))?
+            }
+            Algorithm::SlidingWindowCounter { counting, .. } => {
+                let name = AlgorithmName::SlidingWindowCounter;
+                let spec = LimitSpec::parse_shorthand(text, Some(name))?;
+                match *counting {
+                    Counting::Weighted => spec,
+                    Counting::Buckets { buckets, strict } => LimitSpec {
+                        buckets: Some(buckets),
+                        strict: Some(strict),
+                        ..spec
+                    },
+                }
             }
         };
         let spec = LimitSpec {
@@ -108,7 +117,7 @@ fn parse_slots(text: &str) -> Result<u64, LimitError> {
 mod tests {
     use super::*;
     use crate::{
-        limit::{Counting, RefillMode, rate},
+        limit::{RefillMode, rate},
         time::Span,
     };
 

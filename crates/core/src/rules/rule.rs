@@ -280,7 +280,14 @@ impl Rule {
 
     /// Compiles limits that apply to some requests instead of the rule's own limits, with the
     /// rule's settings. They share the states of keys with the rule's own limits.
-    pub(super) fn other_limits(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
+    fn other_limits(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
+        let other = self.compile_other(limits)?;
+        Ok(other.inheriting_from(&self.limits))
+    }
+
+    /// Compiles limits as [`Self::other_limits`] does, without a history that they share with the
+    /// rule's own limits.
+    pub(super) fn compile_other(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         self.check_refundable(&limits)?;
         let other = self.with_own_settings(limits)?;
         if other.has_slots() != self.limits.has_slots() {
@@ -293,7 +300,7 @@ impl Rule {
             };
             return Err(RuleError::new("limits", problem));
         }
-        Ok(other.inheriting_from(&self.limits))
+        Ok(other)
     }
 
     /// Compiles `limits` with the settings of the rule: its name, mode, fallback policy and elastic

@@ -1,7 +1,9 @@
 //! The form in which an override is kept: a JSON document in Redis, or in a line of a file.
 
 use serde_json::{Value, json};
-use tidegate_core::{Override, OverrideTarget, Replacement, Timestamp, bounds};
+use tidegate_core::{
+    Override, OverrideError, OverrideTarget, Overrides, Replacement, Timestamp, bounds,
+};
 
 /// The separator between the parts of an id. No part contains this byte, because it never occurs in
 /// UTF-8.
@@ -64,8 +66,26 @@ impl OverrideDocument {
         &self.rule
     }
 
-    pub(super) fn target(&self) -> OverrideTarget {
-        self.target.clone()
+    /// Makes the change, and returns the override that it replaces or removes.
+    pub(super) fn apply(
+        self,
+        overrides: &Overrides,
+        now: Timestamp,
+    ) -> Result<Option<Override>, OverrideError> {
+        match self.found {
+            Some(found) => overrides.set(&self.rule, &self.target, found, now),
+            None => Ok(overrides.remove(&self.rule, &self.target)),
+        }
+    }
+
+    /// Returns the id of the override.
+    pub(super) fn id(&self) -> Vec<u8> {
+        id(&self.rule, &self.target)
+    }
+
+    /// Returns whether the document is the removal of an override.
+    pub(super) fn is_removal(&self) -> bool {
+        self.found.is_none()
     }
 
     pub(super) fn into_override(self) -> Option<Override> {

@@ -1,30 +1,30 @@
-//! The file of overrides: one JSON document a line, in the order of the changes. A change is written
-//! before it is confirmed. A start reads the whole file and writes it again without the changes that
-//! later changes have replaced.
+//! The file of overrides: one JSON document a line, in the order of the changes. A change is on the
+//! disk before it takes effect. A file with many lines that later lines have replaced is written
+//! again without them.
 
 use std::{
+    collections::HashMap,
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, BufWriter, Write},
     os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
-use tidegate_core::{Overrides, Rule, RuleOverrides, RuleSet, Timestamp};
+use tidegate_core::{Override, Overrides, Timestamp};
 
-use super::document::OverrideDocument;
+use super::{ChangeOverrideError, document::OverrideDocument};
 
 /// The number of lines at which the file is written again, if fewer than half of its lines are
 /// needed.
 const MIN_LINES: usize = 10_000;
-
-/// The number of overrides of a rule that are listed at a time.
-const PAGE: usize = 10_000;
 
 #[derive(Debug)]
 pub(super) struct OverrideFile {
     path: PathBuf,
     file: File,
     lines: usize,
+    /// The number of lines at which the file is written again.
+    compact_at: usize,
 }
 
 impl OverrideFile {
@@ -35,58 +35,59 @@ impl OverrideFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
             Err(error) => return Err(error),
         };
+        let file = open(path)?;
+        sync_directory(path)?;
         Ok(Self {
             path: path.to_owned(),
-            file: open(path)?,
+            file,
             lines,
+            compact_at: MIN_LINES.max(2 * overrides.len()),
         })
     }
 
-    /// Writes a change at the end of the file, and waits until the disk has it.
-    pub(super) fn append(
+    /// Makes a change: first in the file, and then in `overrides`. Returns the override that it
+    /// replaces or removes. In case of an error, nothing is changed.
+    pub(super) fn change(
         &mut self,
-        document: &[u8],
-        rules: &RuleSet,
+        document: OverrideDocument,
         overrides: &Overrides,
-    ) -> io::Result<()> {
+        now: Timestamp,
+    ) -> Result<Option<Override>, ChangeOverrideError> {
         let before = self.file.metadata()?.len();
+        let line = [&document.encode()[..], b"\n"].concat();
         let written = self
             .file
-            .write_all(&[document, b"\n"].concat())
+            .write_all(&line)
             .and_then(|()| self.file.sync_data());
-        if let Err(error) = written {
-            // A line that is not whole would end the next line, too.
+        let changed = match written {
+            Ok(()) => document
+                .apply(overrides, now)
+                .map_err(ChangeOverrideError::from),
+            Err(error) => Err(error.into()),
+        };
+        if changed.is_err() {
+            // A line that is not whole would spoil the next line, too.
             self.file.set_len(before)?;
-            return Err(error);
+            return changed;
         }
         self.lines += 1;
-        if self.lines > MIN_LINES.max(2 * overrides.len()) {
-            self.compact(rules, overrides);
+        if self.lines >= self.compact_at {
+            self.compact();
         }
-        Ok(())
+        changed
     }
 
-    /// Writes the file again, with the current overrides of the current rules. If this fails, the
-    /// file stays as it is.
-    fn compact(&mut self, rules: &RuleSet, overrides: &Overrides) {
-        // The overrides of rules that do not exist can only be kept by keeping the lines.
-        let known: usize = overrides_of(rules).map(|(_, found)| found.len()).sum();
-        if known < overrides.len() {
-            return;
-        }
-        let mut draft = self.path.clone().into_os_string();
-        draft.push(".draft");
-        let draft = PathBuf::from(draft);
-        let compacted = write_all(&draft, rules)
-            .and_then(|lines| fs::rename(&draft, &self.path).map(|()| lines))
-            .and_then(|lines| Ok((lines, open(&self.path)?)));
-        match compacted {
-            Ok((lines, file)) => (self.lines, self.file) = (lines, file),
+    /// Writes the file again, with only the last line of each override. If this fails, the file
+    /// stays as it is.
+    fn compact(&mut self) {
+        match compact(&self.path) {
+            Ok((file, lines)) => (self.file, self.lines) = (file, lines),
             Err(error) => {
                 let file = self.path.display();
                 tracing::warn!(%file, "failed to compact the file of overrides: {error}");
             }
         }
+        self.compact_at = MIN_LINES.max(2 * self.lines);
     }
 }
 
@@ -98,73 +99,77 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
+/// Waits until the disk has the entry of the file in its folder.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
 /// Reads all lines, and returns their number.
 fn read(file: File, path: &Path, overrides: &Overrides, now: Timestamp) -> io::Result<usize> {
     let mut reader = BufReader::new(file);
     let (mut line, mut number) = (Vec::new(), 0);
     while reader.read_until(b'\n', &mut line)? > 0 {
+        let file = path.display();
+        if line.last() != Some(&b'\n') {
+            // The program ended while it wrote the line, so the change was not confirmed.
+            tracing::warn!(%file, line = number + 1, "an unfinished change of an override was removed");
+            let rest = fs::metadata(path)?.len() - line.len() as u64;
+            OpenOptions::new().write(true).open(path)?.set_len(rest)?;
+            break;
+        }
         number += 1;
-        let is_whole = line.last() == Some(&b'\n');
-        let applied = OverrideDocument::decode(&line).and_then(|document| {
-            let (rule, target) = (document.rule().to_owned(), document.target());
-            let Some(found) = document.into_override() else {
-                overrides.remove(&rule, &target);
-                return Ok(());
-            };
-            let set = overrides.set(&rule, &target, found, now);
-            set.map(drop).map_err(|error| error.to_string())
+        let document = OverrideDocument::decode(&line);
+        let applied = document.and_then(|document| {
+            let applied = document.apply(overrides, now);
+            applied.map_err(|error| error.to_string())
         });
         if let Err(problem) = applied {
-            let file = path.display();
-            if !is_whole {
-                // The program ended while it wrote the line, so the change was not confirmed.
-                tracing::warn!(%file, line = number, "an unfinished override was removed");
-                let rest = fs::metadata(path)?.len() - line.len() as u64;
-                OpenOptions::new().write(true).open(path)?.set_len(rest)?;
-                return Ok(number - 1);
-            }
-            tracing::error!(%file, line = number, "an override cannot be read, and has no effect: {problem}");
+            tracing::error!(%file, line = number, "failed to read an override, so it has no effect: {problem}");
         }
         line.clear();
     }
     Ok(number)
 }
 
-/// Returns the rules with their overrides.
-fn overrides_of(rules: &RuleSet) -> impl Iterator<Item = (&Rule, &RuleOverrides)> {
-    rules
-        .iter()
-        .filter_map(|rule| Some((rule, rules.overrides(rule)?)))
-}
-
-/// Writes all overrides of `rules`, and returns their number.
-fn write_all(path: &Path, rules: &RuleSet) -> io::Result<usize> {
-    let _ = fs::remove_file(path);
-    let mut out = BufWriter::new(open(path)?);
-    let mut lines = 0;
-    for (rule, overrides) in overrides_of(rules) {
-        let mut after = None;
-        loop {
-            let page = overrides.page(rule, after.as_ref(), PAGE, |_, _| true);
-            for (target, found) in &page {
-                out.write_all(&OverrideDocument::new(rule.name(), target, found).encode())?;
-                out.write_all(b"\n")?;
-            }
-            lines += page.len();
-            match page.into_iter().next_back() {
-                Some((last, _)) => after = Some(last),
-                None => break,
-            }
+/// Writes the file at `path` again, with only the last line of each override. Returns the new file
+/// and the number of its lines. Lines that cannot be read are dropped.
+fn compact(path: &Path) -> io::Result<(File, usize)> {
+    let lines = || io::Result::Ok(BufReader::new(File::open(path)?).split(b'\n'));
+    let mut last: HashMap<Vec<u8>, usize> = HashMap::new();
+    for (number, line) in lines()?.enumerate() {
+        match OverrideDocument::decode(&line?) {
+            Ok(document) if document.is_removal() => drop(last.remove(&document.id())),
+            Ok(document) => drop(last.insert(document.id(), number)),
+            Err(_) => {}
         }
     }
-    let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-    file.sync_all()?;
-    Ok(lines)
+    let mut kept: Vec<usize> = last.into_values().collect();
+    kept.sort_unstable();
+    let mut draft_path = path.as_os_str().to_owned();
+    draft_path.push(".draft");
+    let draft_path = PathBuf::from(draft_path);
+    let _ = fs::remove_file(&draft_path);
+    let mut draft = BufWriter::new(open(&draft_path)?);
+    let mut wanted = kept.iter().peekable();
+    for (number, line) in lines()?.enumerate() {
+        if wanted.next_if(|wanted| **wanted == number).is_some() {
+            draft.write_all(&line?)?;
+            draft.write_all(b"\n")?;
+        }
+    }
+    let draft = draft.into_inner().map_err(io::IntoInnerError::into_error)?;
+    draft.sync_all()?;
+    fs::rename(&draft_path, path)?;
+    sync_directory(path)?;
+    Ok((draft, kept.len()))
 }
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{Limit, Override, OverrideTarget, Replacement};
+    use tidegate_core::{OverrideTarget, Replacement};
 
     use super::*;
 
@@ -176,32 +181,17 @@ mod tests {
         path
     }
 
-    fn rules(overrides: &Overrides) -> RuleSet {
-        let limit: Limit = "10/min".parse().unwrap();
-        let rule = Rule::new("api", vec![limit])
-            .unwrap()
-            .keyed_by(&["customer"]);
-        let rules = RuleSet::build(vec![rule.unwrap()], Vec::new()).unwrap();
-        rules.with_overrides(overrides)
-    }
-
     /// Makes changes as the limiter makes them: in the table, and in the file.
     struct Writer {
         file: OverrideFile,
         overrides: Overrides,
-        rules: RuleSet,
     }
 
     impl Writer {
         fn open(path: &Path) -> Self {
             let overrides = Overrides::default();
             let file = OverrideFile::restore(path, &overrides, NOW).unwrap();
-            let rules = rules(&overrides);
-            Self {
-                file,
-                overrides,
-                rules,
-            }
+            Self { file, overrides }
         }
 
         fn set(&mut self, key: &str, quota: usize) {
@@ -211,22 +201,16 @@ mod tests {
                 until: None,
                 reason: "a test".into(),
             };
-            self.overrides
-                .set("api", &target, found.clone(), NOW)
-                .unwrap();
-            let document = OverrideDocument::new("api", &target, &found).encode();
-            self.file
-                .append(&document, &self.rules, &self.overrides)
-                .unwrap();
+            self.change(OverrideDocument::new("api", &target, &found));
+        }
+
+        fn change(&mut self, document: OverrideDocument) {
+            self.file.change(document, &self.overrides, NOW).unwrap();
         }
 
         fn remove(&mut self, key: &str) {
             let target = OverrideTarget::of(&[key]);
-            self.overrides.remove("api", &target);
-            let document = OverrideDocument::removal("api", &target).encode();
-            self.file
-                .append(&document, &self.rules, &self.overrides)
-                .unwrap();
+            self.change(OverrideDocument::removal("api", &target));
         }
 
         fn shown(&self, key: &str) -> Option<String> {

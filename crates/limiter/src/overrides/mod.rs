@@ -21,11 +21,9 @@ use std::{
     time::Duration,
 };
 
-use tidegate_core::{
-    Override, OverrideError, OverrideTarget, Overrides, Rule, Store as _, Timestamp,
-};
+use tidegate_core::{Override, OverrideError, OverrideTarget, Overrides, Rule, Store as _};
 use tidegate_net::prometheus::{Metric, Page, count};
-use tidegate_redis::{OverrideChanges, RedisStore, StoreError};
+use tidegate_redis::{OverrideChanges, OverrideVersion, RedisStore, StoreError};
 
 pub use self::listing::{ListedOverride, OverrideFilter, OverridePage};
 use self::{document::OverrideDocument, file::OverrideFile};
@@ -43,8 +41,8 @@ const SYNC_INTERVAL: Duration = Duration::from_millis(500);
 /// The number of reads after which overrides that have ended are removed: once an hour.
 const READS_PER_CLEANUP: u32 = 7_200;
 
-/// The maximum number of overrides that have ended that one cleanup removes from Redis.
-const MAX_CLEANUP: usize = 1_000;
+/// How often a read from the beginning starts again before it waits for the next interval.
+const MAX_RESTARTS: u32 = 2;
 
 /// The reason why an override was not changed.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +65,7 @@ pub(crate) struct OverrideKeeper {
     file: Option<Arc<Mutex<OverrideFile>>>,
     /// The version of the overrides that this server has read from Redis. A lock, so that an older
     /// change never replaces a newer one.
-    version: tokio::sync::Mutex<u64>,
+    version: tokio::sync::Mutex<OverrideVersion>,
     is_failing: AtomicBool,
 }
 
@@ -115,28 +113,18 @@ impl ServerLimiter {
         new: Override,
     ) -> Result<Option<Override>, ChangeOverrideError> {
         Overrides::check(rule, target, &new.replacement).map_err(OverrideError::from)?;
-        let document = OverrideDocument::new(rule.name(), target, &new).encode();
-        let replaced = self.overrides.of_rule(rule.name()).get(target);
+        self.overrides.check_room(rule.name(), target)?;
         let Some(redis) = self.redis_store() else {
-            let replaced = self.overrides.set(rule.name(), target, new, self.now())?;
-            if let Err(error) = self.append_override(document).await {
-                // What is not kept must not take effect.
-                match replaced {
-                    Some(former) => self
-                        .overrides
-                        .set(rule.name(), target, former, self.now())
-                        .map(drop)?,
-                    None => drop(self.overrides.remove(rule.name(), target)),
-                }
-                return Err(error.into());
-            }
-            return Ok(replaced);
+            let document = OverrideDocument::new(rule.name(), target, &new);
+            return self.change_in_memory(document).await;
         };
-        let id = document::id(rule.name(), target);
-        if !redis.store().put_override(id, document).await? {
+        let replaced = self.overrides.get(rule.name(), target);
+        let (id, until) = (document::id(rule.name(), target), new.until);
+        let document = OverrideDocument::new(rule.name(), target, &new).encode();
+        if !redis.store().put_override(id, document, until).await? {
             return Err(OverrideError::TooMany.into());
         }
-        self.read_override_changes(redis.store()).await?;
+        self.read_own_change(redis.store()).await;
         Ok(replaced)
     }
 
@@ -152,20 +140,44 @@ impl ServerLimiter {
         rule: &str,
         target: &OverrideTarget,
     ) -> Result<Option<Override>, ChangeOverrideError> {
-        let former = self.overrides.of_rule(rule).get(target);
         let Some(redis) = self.redis_store() else {
-            let Some(former) = former else {
-                return Ok(None);
-            };
-            let removal = OverrideDocument::removal(rule, target).encode();
-            self.append_override(removal).await?;
-            self.overrides.remove(rule, target);
-            return Ok(Some(former));
+            let removal = OverrideDocument::removal(rule, target);
+            return self.change_in_memory(removal).await;
         };
-        let id = document::id(rule, target);
-        let was_removed = redis.store().drop_override(id, None).await?;
-        self.read_override_changes(redis.store()).await?;
-        Ok(former.filter(|_| was_removed))
+        let removed = redis
+            .store()
+            .drop_override(document::id(rule, target))
+            .await?;
+        self.read_own_change(redis.store()).await;
+        let removed = removed.map(|document| OverrideDocument::decode(&document));
+        Ok(removed
+            .and_then(Result::ok)
+            .and_then(OverrideDocument::into_override))
+    }
+
+    /// Makes a change of a memory store: first in the file, if there is one, and then in the table.
+    /// Returns the override that it replaces or removes.
+    async fn change_in_memory(
+        &self,
+        document: OverrideDocument,
+    ) -> Result<Option<Override>, ChangeOverrideError> {
+        let (overrides, now) = (self.overrides.clone(), self.now());
+        let Some(file) = self.override_keeper.file.clone() else {
+            return Ok(document.apply(&overrides, now)?);
+        };
+        // The change is made even if the caller does not wait for it.
+        let changed = tokio::task::spawn_blocking(move || {
+            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            file.change(document, &overrides, now)
+        });
+        let shutdown = |_| Err(io::Error::other("the server is shutting down").into());
+        changed.await.unwrap_or_else(shutdown)
+    }
+
+    /// Applies a change that this server has just made in Redis. If Redis cannot be read, the change
+    /// is applied later.
+    async fn read_own_change(&self, store: &RedisStore) {
+        self.record_sync(&self.read_override_changes(store).await);
     }
 
     /// Reads the changes of overrides from Redis again and again, and removes overrides that have
@@ -188,17 +200,29 @@ impl ServerLimiter {
     /// made before it.
     async fn read_override_changes(&self, store: &RedisStore) -> Result<(), StoreError> {
         let mut version = self.override_keeper.version.lock().await;
+        let mut restarts = 0;
         loop {
-            let Some(changes) = store.override_changes(*version).await? else {
-                // Redis has lost its data or has forgotten the removals since then.
-                self.overrides.clear();
-                *version = 0;
+            let before = *version;
+            let Some(changes) = store.override_changes(before).await? else {
+                // Redis has lost its data, or has forgotten the removals since then. The overrides
+                // stay in effect until all were read again.
+                *version = OverrideVersion::default();
+                restarts += 1;
+                if restarts > MAX_RESTARTS {
+                    return Ok(());
+                }
                 continue;
             };
+            if before.is_beginning() {
+                self.overrides.begin_replacement();
+            }
             self.apply_override_changes(&changes);
-            let has_changes = *version != changes.version;
+            let mut removed = 0;
+            if before.is_replacing(changes.has_more) {
+                removed = self.overrides.end_replacement();
+            }
             *version = changes.version;
-            if has_changes {
+            if before != changes.version || removed > 0 {
                 // A cached denial can be one of former limits.
                 self.forget_denials();
             }
@@ -214,21 +238,26 @@ impl ServerLimiter {
                 self.overrides.remove(&rule, &target);
             }
         }
-        for (_, document) in &changes.set {
+        for (id, document) in &changes.set {
             match OverrideDocument::decode(document) {
                 Ok(document) => self.apply_override(document),
                 // A later version of the program can have written a document of another form.
-                Err(problem) => tracing::warn!("an override in Redis cannot be read: {problem}"),
+                Err(problem) => {
+                    let of = document::parse_id(id);
+                    let rule = of.as_ref().map(|(rule, _)| rule.as_str());
+                    tracing::warn!(
+                        rule,
+                        "failed to read an override in Redis, so it has no effect: {problem}"
+                    );
+                    of.map(|(rule, target)| self.overrides.remove(&rule, &target));
+                }
             }
         }
     }
 
     fn apply_override(&self, document: OverrideDocument) {
-        let (rule, target) = (document.rule().to_owned(), document.target());
-        let Some(new) = document.into_override() else {
-            return;
-        };
-        if let Err(problem) = self.overrides.set(&rule, &target, new, self.now()) {
+        let rule = document.rule().to_owned();
+        if let Err(problem) = document.apply(&self.overrides, self.now()) {
             tracing::warn!(rule, "an override was not applied: {problem}");
         }
     }
@@ -250,53 +279,10 @@ impl ServerLimiter {
     async fn remove_ended_overrides(&self) {
         let now = self.now();
         if let Some(redis) = self.redis_store() {
-            for (rule, target, ended) in self.ended_overrides(now) {
-                let document = OverrideDocument::new(&rule, &target, &ended).encode();
-                let id = document::id(&rule, &target);
-                // If the override was changed in between, it has another document and stays.
-                if redis
-                    .store()
-                    .drop_override(id, Some(document))
-                    .await
-                    .is_err()
-                {
-                    return;
-                }
-            }
+            // The other servers read these removals as changes.
+            while let Ok(true) = redis.store().sweep_overrides(now).await {}
+        } else {
+            self.overrides.remove_ended(now);
         }
-        self.overrides.remove_ended(now);
-    }
-
-    fn ended_overrides(&self, now: Timestamp) -> Vec<(Box<str>, OverrideTarget, Override)> {
-        let rules = self.rules();
-        let mut ended = Vec::new();
-        for rule in rules.iter() {
-            let has_ended = |_: &OverrideTarget, found: &Override| {
-                found.until.is_some_and(|until| until <= now)
-            };
-            let overrides = rules.overrides(rule);
-            let page = overrides.map(|found| found.page(rule, None, MAX_CLEANUP, has_ended));
-            ended.extend(
-                page.into_iter()
-                    .flatten()
-                    .map(|(target, found)| (rule.name().into(), target, found)),
-            );
-        }
-        ended
-    }
-
-    async fn append_override(&self, document: Vec<u8>) -> io::Result<()> {
-        let Some(file) = self.override_keeper.file.clone() else {
-            return Ok(());
-        };
-        let overrides = self.overrides.clone();
-        let rules = self.rules();
-        let appended = tokio::task::spawn_blocking(move || {
-            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            file.append(&document, &rules, &overrides)
-        });
-        appended
-            .await
-            .unwrap_or_else(|_| Err(io::Error::other("the server is shutting down")))
     }
 }

@@ -4,33 +4,57 @@
 --          removals has every removal after it
 -- KEYS[2]  a sorted set of the ids by the version of their last change
 -- KEYS[3]  a sorted set of removed ids by the version of their removal
+-- KEYS[4]  a sorted set of the ids of overrides with an end, by their end in milliseconds
 -- ARGV     one of these operations:
---          'put', id, document, maximum number of overrides: returns 1, or 0 if there are too many
---          'drop', id, document: removes the override, unless it has another document; an empty
---          document stands for any; returns 1 if it was removed
---          'changes', version, number: returns the version up to which the reply is complete, 1 if
---          more changes follow, the changed ids each followed by their document, and the removed
---          ids; returns only -1 if the changes since the version are not known
+--          'put', id, document, end or an empty text, maximum number of overrides: returns 1, or 0
+--          if there are too many
+--          'drop', id, number of removals to keep: returns the document of the removed override, or
+--          an empty text
+--          'sweep', milliseconds since 1970, number, number of removals to keep: removes overrides
+--          that have ended, at most the number, and returns how many
+--          'changes', version, number, base: returns the version up to which the reply is complete;
+--          1 if more changes follow; the changed ids, each followed by its document; the removed
+--          ids; and the newest version. Returns only -1 if the changes since the base are not
+--          known. Version 0 stands for the beginning. The base is the version since which the
+--          caller has seen every removal: the version itself or, in a read that begins at 0, the
+--          newest version at its beginning
 --
 -- Versions are milliseconds since 1970 or, if there are several changes in a millisecond, the next
 -- numbers. So versions also increase if Redis has lost its data.
-local call, verb, id, document = redis.call, ARGV[1], ARGV[2], ARGV[3]
-local MAX_REMOVED = 10000
+local call, verb, id = redis.call, ARGV[1], ARGV[2]
 
 local function newest(key)
   return tonumber(call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2] or 0)
 end
 
+local function newest_version()
+  return math.max(newest(KEYS[2]), newest(KEYS[3]))
+end
+
 local function next_version()
   local time = call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local last = math.max(newest(KEYS[2]), newest(KEYS[3]))
-  return string.format('%.0f', math.max(now, last + 1))
+  return string.format('%.0f', math.max(now, newest_version() + 1))
+end
+
+local function remove(removed, most)
+  local version = next_version()
+  call('HDEL', KEYS[1], removed)
+  call('ZREM', KEYS[2], removed)
+  call('ZREM', KEYS[4], removed)
+  call('ZADD', KEYS[3], version, removed)
+  local surplus = call('ZCARD', KEYS[3]) - most
+  if surplus > 0 then
+    local last = call('ZRANGE', KEYS[3], surplus - 1, surplus - 1, 'WITHSCORES')
+    call('ZREMRANGEBYRANK', KEYS[3], 0, surplus - 1)
+    call('HSET', KEYS[1], 'complete_since', last[2])
+  end
 end
 
 if verb == 'put' then
+  local document, ends = ARGV[3], ARGV[4]
   if call('HEXISTS', KEYS[1], id) == 0 then
-    if call('ZCARD', KEYS[2]) >= tonumber(ARGV[4]) then
+    if call('ZCARD', KEYS[2]) >= tonumber(ARGV[5]) then
       return 0
     end
     -- The removals from before the first override are not known.
@@ -39,29 +63,31 @@ if verb == 'put' then
   call('HSET', KEYS[1], id, document)
   call('ZADD', KEYS[2], next_version(), id)
   call('ZREM', KEYS[3], id)
+  if ends == '' then
+    call('ZREM', KEYS[4], id)
+  else
+    call('ZADD', KEYS[4], ends, id)
+  end
   return 1
 elseif verb == 'drop' then
-  local stored = call('HGET', KEYS[1], id)
-  if not stored or document ~= '' and document ~= stored then
-    return 0
+  local document = call('HGET', KEYS[1], id)
+  if not document then
+    return ''
   end
-  local version = next_version()
-  call('HDEL', KEYS[1], id)
-  call('ZREM', KEYS[2], id)
-  call('ZADD', KEYS[3], version, id)
-  local surplus = call('ZCARD', KEYS[3]) - MAX_REMOVED
-  if surplus > 0 then
-    local last = call('ZRANGE', KEYS[3], surplus - 1, surplus - 1, 'WITHSCORES')
-    call('ZREMRANGEBYRANK', KEYS[3], 0, surplus - 1)
-    call('HSET', KEYS[1], 'complete_since', last[2])
+  remove(id, tonumber(ARGV[3]))
+  return document
+elseif verb == 'sweep' then
+  local ended = call('ZRANGEBYSCORE', KEYS[4], '-inf', ARGV[2], 'LIMIT', 0, ARGV[3])
+  for _, removed in ipairs(ended) do
+    remove(removed, tonumber(ARGV[4]))
   end
-  return 1
+  return #ended
 end
 
-local version, number = tonumber(ARGV[2]), tonumber(ARGV[3])
-local last = math.max(newest(KEYS[2]), newest(KEYS[3]))
+local version, number, base = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local last = newest_version()
 local complete_since = tonumber(call('HGET', KEYS[1], 'complete_since') or 0)
-if version > last or version > 0 and version < complete_since then
+if math.max(version, base) > last or base > 0 and base < complete_since then
   return { -1 }
 end
 local function since(key)
@@ -87,4 +113,4 @@ for at = 1, #removed, 2 do
     removals[#removals + 1] = removed[at]
   end
 end
-return { upto, more, changes, removals }
+return { upto, more, changes, removals, last }

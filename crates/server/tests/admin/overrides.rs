@@ -152,6 +152,21 @@ fn bad_overrides_are_rejected() {
     for (path, body, problem) in [
         (
             KEY,
+            r#"{"limits": "1001x"}"#,
+            "limits: expected a factor from 0.001x to 1000x",
+        ),
+        (
+            KEY,
+            r#"{"limits": ["2x", "3x"]}"#,
+            "limits: a factor must be the only item of the list",
+        ),
+        (
+            KEY,
+            r#"{"limits": "2x", "until": "9999-01-01T00:00:00Z"}"#,
+            "until: is more than ten years ahead",
+        ),
+        (
+            KEY,
             "{}",
             "limits: is missing; give limits such as [\"200/min\"] or \"2x\", or a plan",
         ),

@@ -54,14 +54,14 @@ impl FormerState {
     }
 }
 
-/// The limits that the state of a key exceeds, because the state was written under higher or faster
-/// limits. A conversion would lose the excess, so the state is kept in its former units until it
-/// has drained to these limits.
+/// How long the state of a key takes to drain, if it exceeds the limits because it was written under
+/// higher or faster ones. A conversion would lose the excess, so the state is kept in its former
+/// units until it has drained to all limits. Empty if the state does not exceed the limits.
 #[derive(Clone, Debug, Default)]
-pub struct ExceededLimits(Vec<ExceededLimit>);
+pub struct ExceededLimits(Vec<LimitDrain>);
 
 #[derive(Clone, Copy, Debug)]
-struct ExceededLimit {
+struct LimitDrain {
     /// The index of the limit in the rule.
     limit: usize,
     drain: Drain,
@@ -81,11 +81,11 @@ impl ExceededLimits {
     /// Corrects the times in `outcomes`, which were computed after the conversion. `outcomes` are
     /// the outcomes of all limits of the rule.
     pub fn report(&self, outcomes: &mut [Outcome]) {
-        for exceeded in &self.0 {
-            if let Some(outcome) = outcomes.get_mut(exceeded.limit) {
-                outcome.reset_after = exceeded.drain.reset_after;
+        for drain in &self.0 {
+            if let Some(outcome) = outcomes.get_mut(drain.limit) {
+                outcome.reset_after = drain.drain.reset_after;
                 if !outcome.allowed {
-                    outcome.retry_after = exceeded.drain.retry_after;
+                    outcome.retry_after = drain.drain.retry_after;
                 }
             }
         }
@@ -446,7 +446,7 @@ impl Limits {
         if own.eq(terms.iter().copied()) && self.is_compatible(&key_state) {
             return (key_state, ExceededLimits::default());
         }
-        let mut exceeded = Vec::new();
+        let (mut drains, mut is_exceeded) = (Vec::new(), false);
         let kernels = self.groups.iter().map(|group| &group.kernel);
         let key_state = key_state.converted(kernels, |kernel, index, state| {
             let left_in = terms.get(index);
@@ -454,19 +454,30 @@ impl Limits {
                 return state;
             }
             let old = left_in.and_then(|terms| kernel.in_terms(terms));
-            if let Some(drain) = kernel.drain(old.as_ref(), &state, now, cost) {
+            let drain = kernel.drain(old.as_ref(), &state, now, cost);
+            is_exceeded |= drain.is_some();
+            // While one limit is exceeded, the states of all limits drain in their former units.
+            let in_former_units = || {
+                old.as_ref().map(|old| Drain {
+                    retry_after: old.retry(&state, now, 0, cost),
+                    reset_after: old.status(&state, now, 0).reset_after,
+                })
+            };
+            if let Some(drain) = drain.or_else(in_former_units) {
                 let mut groups = self.groups.iter();
                 let group = groups.find(|group| std::ptr::eq(&raw const group.kernel, kernel));
                 let parts = group.map_or(&[][..], |group| &group.parts);
-                let limits = parts.iter().map(|limit| ExceededLimit {
+                drains.extend(parts.iter().map(|limit| LimitDrain {
                     limit: *limit,
                     drain,
-                });
-                exceeded.extend(limits);
+                }));
             }
             kernel.adopt(old.as_ref(), state, now)
         });
-        (key_state, ExceededLimits(exceeded))
+        if !is_exceeded {
+            drains.clear();
+        }
+        (key_state, ExceededLimits(drains))
     }
 
     /// Converts a state that was written under other limits, which `fingerprint` identifies.

@@ -20,7 +20,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU32, AtomicUsize, Ordering},
     },
 };
 
@@ -123,6 +123,8 @@ pub struct Overrides(Arc<Registry>);
 struct Registry {
     by_rule: Mutex<HashMap<Box<str>, Arc<RuleOverrides>>>,
     count: AtomicUsize,
+    /// How often all overrides were replaced.
+    generation: AtomicU32,
 }
 
 impl Overrides {
@@ -201,22 +203,61 @@ impl Overrides {
         now: Timestamp,
     ) -> Result<Option<Override>, OverrideError> {
         let overrides = self.of_rule(rule);
-        if self.len() >= bounds::MAX_OVERRIDES {
-            self.remove_ended(now);
-        }
         if self.len() >= bounds::MAX_OVERRIDES && overrides.get(target).is_none() {
-            return Err(OverrideError::TooMany);
+            self.remove_ended(now);
+            if self.len() >= bounds::MAX_OVERRIDES {
+                return Err(OverrideError::TooMany);
+            }
         }
-        let replaced = overrides.set(target, new)?;
+        let generation = self.0.generation.load(Ordering::Relaxed);
+        let replaced = overrides.set(target, new, generation)?;
         if replaced.is_none() {
             self.0.count.fetch_add(1, Ordering::Relaxed);
         }
         Ok(replaced)
     }
 
+    /// Checks whether an override of `target` for the rule with the name `rule` would fit.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there are too many overrides or patterns, or if a request could need too
+    /// many evaluations of patterns.
+    pub fn check_room(&self, rule: &str, target: &OverrideTarget) -> Result<(), OverrideError> {
+        let overrides = self.of_rule(rule);
+        if overrides.get(target).is_some() {
+            return Ok(());
+        }
+        if self.len() >= bounds::MAX_OVERRIDES {
+            return Err(OverrideError::TooMany);
+        }
+        overrides.check_room(target)
+    }
+
+    /// Returns the override that was set on exactly `target`, even if it has ended.
+    #[must_use]
+    pub fn get(&self, rule: &str, target: &OverrideTarget) -> Option<Override> {
+        let overrides = self.by_rule().get(rule).map(Arc::clone)?;
+        overrides.get(target)
+    }
+
+    /// Begins to replace all overrides: those that are not [set](Self::set) again until
+    /// [`Self::end_replacement`] are then removed. Meanwhile, they stay in effect.
+    pub fn begin_replacement(&self) {
+        self.0.generation.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Removes the overrides that were not set since [`Self::begin_replacement`], and returns their
+    /// number.
+    pub fn end_replacement(&self) -> usize {
+        let generation = self.0.generation.load(Ordering::Relaxed);
+        self.retain(|stored| stored.generation == generation)
+    }
+
     /// Removes the override of `target`, and returns it.
     pub fn remove(&self, rule: &str, target: &OverrideTarget) -> Option<Override> {
-        let removed = self.of_rule(rule).remove(target)?;
+        let overrides = self.by_rule().get(rule).map(Arc::clone)?;
+        let removed = overrides.remove(target)?;
         self.0.count.fetch_sub(1, Ordering::Relaxed);
         Some(removed)
     }
@@ -232,10 +273,11 @@ impl Overrides {
         self.retain(|_| false);
     }
 
-    fn retain(&self, keep: impl Fn(&StoredOverride) -> bool) {
+    fn retain(&self, keep: impl Fn(&StoredOverride) -> bool) -> usize {
         let all: Vec<_> = self.by_rule().values().map(Arc::clone).collect();
         let removed: usize = all.iter().map(|rule| rule.retain(&keep)).sum();
         self.0.count.fetch_sub(removed, Ordering::Relaxed);
+        removed
     }
 
     /// The map is whole between any two operations, so a panic in another thread cannot have

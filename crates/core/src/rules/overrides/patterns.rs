@@ -24,12 +24,25 @@ pub(super) struct PatternOverrides {
 
 #[derive(Debug)]
 struct PatternOverride {
-    texts: Vec<Box<str>>,
-    patterns: Vec<Pattern>,
+    pattern: KeyPattern,
     stored: StoredOverride,
 }
 
-impl PatternOverride {
+/// The patterns of all values of a key.
+#[derive(Debug)]
+struct KeyPattern {
+    texts: Vec<Box<str>>,
+    patterns: Vec<Pattern>,
+}
+
+impl KeyPattern {
+    fn parse(texts: &[Box<str>]) -> Result<Self, RuleError> {
+        Ok(Self {
+            texts: texts.to_vec(),
+            patterns: parse(texts.iter().map(|text| &**text))?,
+        })
+    }
+
     /// Returns what the order of patterns depends on: first the number of characters other than
     /// `*`, and then the text, so that the order is the same on all servers.
     fn rank(&self) -> (usize, &[Box<str>]) {
@@ -51,12 +64,9 @@ impl PatternOverride {
                 .all(|(pattern, value)| pattern.evaluate(Some(value), &mut buffers.work))
     }
 
-    fn weight(&self) -> usize {
-        self.patterns
-            .iter()
-            .map(Pattern::weight)
-            .sum::<usize>()
-            .max(1)
+    fn item(&self) -> Item<'_> {
+        let weight = self.patterns.iter().map(Pattern::weight).sum::<usize>();
+        Item::new(POSITIONS.into_iter().zip(&self.patterns), weight.max(1))
     }
 }
 
@@ -72,7 +82,7 @@ impl PatternOverrides {
     }
 
     pub(super) fn get(&self, texts: &[Box<str>]) -> Option<&StoredOverride> {
-        let item = self.items.iter().find(|item| item.texts == texts);
+        let item = self.items.iter().find(|item| item.pattern.texts == texts);
         item.map(|item| &item.stored)
     }
 
@@ -96,8 +106,8 @@ impl PatternOverrides {
         // The items are in the order of their ranks, so the first match has the longest pattern.
         let mut candidates = found.items.iter().map(|at| &self.items[*at]);
         let item = candidates
-            .find(|item| item.stored.is_active(now) && item.matches(values, buffers))
-            .map(|item| (&item.texts[..], &item.stored));
+            .find(|item| item.stored.is_active(now) && item.pattern.matches(values, buffers))
+            .map(|item| (&item.pattern.texts[..], &item.stored));
         buffers.allowed = found;
         item
     }
@@ -108,33 +118,45 @@ impl PatternOverrides {
         texts: &[Box<str>],
         stored: StoredOverride,
     ) -> Result<Option<StoredOverride>, OverrideError> {
-        if let Some(item) = self.items.iter_mut().find(|item| item.texts == texts) {
+        if let Some(item) = self
+            .items
+            .iter_mut()
+            .find(|item| item.pattern.texts == texts)
+        {
             return Ok(Some(std::mem::replace(&mut item.stored, stored)));
         }
-        if self.items.len() >= bounds::MAX_OVERRIDE_PATTERNS {
-            return Err(OverrideError::TooManyPatterns);
-        }
-        let item = PatternOverride {
-            texts: texts.to_vec(),
-            patterns: parse(texts.iter().map(|text| &**text))?,
-            stored,
-        };
-        let at = self
-            .items
-            .partition_point(|other| other.rank() > item.rank());
-        self.items.insert(at, item);
-        let index = self.build_index();
-        let checked = index.costliest().check();
-        if let Err(error) = checked {
-            self.items.remove(at);
-            return Err(RuleError::new("key", error.problem).into());
-        }
-        self.index = index;
+        let pattern = KeyPattern::parse(texts)?;
+        self.check_index_with(&pattern)?;
+        let ranks_before = |other: &PatternOverride| other.pattern.rank() > pattern.rank();
+        let at = self.items.partition_point(ranks_before);
+        self.items.insert(at, PatternOverride { pattern, stored });
+        // The positions in the index are those of the sorted list.
+        self.index = self.build_index();
         Ok(None)
     }
 
+    /// Checks whether the new pattern `texts` would fit.
+    pub(super) fn check_room(&self, texts: &[Box<str>]) -> Result<(), OverrideError> {
+        self.check_index_with(&KeyPattern::parse(texts)?)
+    }
+
+    /// Checks whether `new` fits: whether there are not too many patterns, and whether no ordinary
+    /// key needs too many evaluations.
+    fn check_index_with(&self, new: &KeyPattern) -> Result<(), OverrideError> {
+        if self.items.len() >= bounds::MAX_OVERRIDE_PATTERNS {
+            return Err(OverrideError::TooManyPatterns);
+        }
+        let known = self.items.iter().map(|item| &item.pattern);
+        let index = Index::new(known.chain([new]).map(KeyPattern::item));
+        let checked = index.costliest().check();
+        Ok(checked.map_err(|error| RuleError::new("key", error.problem))?)
+    }
+
     pub(super) fn remove(&mut self, texts: &[Box<str>]) -> Option<StoredOverride> {
-        let at = self.items.iter().position(|item| item.texts == texts)?;
+        let at = self
+            .items
+            .iter()
+            .position(|item| item.pattern.texts == texts)?;
         let removed = self.items.remove(at);
         self.index = self.build_index();
         Some(removed.stored)
@@ -154,13 +176,10 @@ impl PatternOverrides {
     pub(super) fn iter(&self) -> impl Iterator<Item = (&[Box<str>], &StoredOverride)> {
         self.items
             .iter()
-            .map(|item| (&item.texts[..], &item.stored))
+            .map(|item| (&item.pattern.texts[..], &item.stored))
     }
 
     fn build_index(&self) -> Index {
-        Index::new(self.items.iter().map(|item| {
-            let conditions = POSITIONS.into_iter().zip(&item.patterns);
-            Item::new(conditions, item.weight())
-        }))
+        Index::new(self.items.iter().map(|item| item.pattern.item()))
     }
 }

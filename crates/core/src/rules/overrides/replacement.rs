@@ -24,7 +24,8 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    /// Returns the limits of this replacement for `rule`.
+    /// Returns the limits of this replacement for `rule`. Limits that are not those of a plan do not
+    /// share their history with the rule yet.
     pub(super) fn compile(&self, rule: &Rule) -> Result<Arc<Limits>, RuleError> {
         let limits: Vec<Limit> = match self {
             Self::Plan(name) => return rule.plan(name).map(Arc::clone),
@@ -50,7 +51,7 @@ impl Replacement {
                 scaled.collect::<Result<_, _>>()?
             }
         };
-        rule.other_limits(limits).map(Arc::new)
+        rule.compile_other(limits).map(Arc::new)
     }
 }
 
@@ -110,6 +111,10 @@ impl CompiledReplacement {
             }
         }
         let limits = self.replacement.compile(rule).ok();
+        let limits = limits.map(|limits| {
+            let limits = Limits::clone(&limits);
+            Arc::new(limits.inheriting_from(rule.limits()))
+        });
         let mut compiled = self
             .compiled
             .write()

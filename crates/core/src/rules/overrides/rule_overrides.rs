@@ -115,8 +115,38 @@ impl RuleOverrides {
             return None;
         }
         let (_, bytes) = key::split(key)?;
-        self.limits_of_key(rule, bytes, now)
-            .or_else(|| self.limits_of_pattern(rule, bytes, now, buffers))
+        let compiled = self.compiled_for(rule, bytes, now, buffers)?;
+        compiled.limits(rule)
+    }
+
+    /// Returns the compiled limits of the override that applies to the key with these `bytes` after
+    /// its scope: the override of the key or, if there is none, that of the longest pattern.
+    fn compiled_for(
+        &self,
+        rule: &Rule,
+        bytes: &[u8],
+        now: Timestamp,
+        buffers: &mut LookupBuffers,
+    ) -> Option<Arc<CompiledReplacement>> {
+        if let Some(shard) = self.shard(bytes) {
+            let shard = read(shard);
+            if let Some(stored) = shard.get(bytes).filter(|stored| stored.is_active(now)) {
+                return Some(Arc::clone(&stored.compiled));
+            }
+        }
+        let patterns = read(&self.patterns);
+        if patterns.is_empty() {
+            return None;
+        }
+        let values = rule.decode_values(bytes)?;
+        // The patterns have a bound of their own, so they do not count towards that of the rules.
+        let rules_work = std::mem::take(&mut buffers.work);
+        let found = patterns.find(&values, now, buffers);
+        let found = found.map(|(_, stored)| Arc::clone(&stored.compiled));
+        if buffers.work.check().is_ok() {
+            buffers.work = rules_work;
+        }
+        found
     }
 
     /// Returns the override that applies to `key`, an encoded key of `rule`, with its target.
@@ -142,37 +172,17 @@ impl RuleOverrides {
         ))
     }
 
-    fn limits_of_key(&self, rule: &Rule, bytes: &[u8], now: Timestamp) -> Option<Arc<Limits>> {
-        let shard = read(self.shard(bytes)?);
-        let stored = shard.get(bytes).filter(|stored| stored.is_active(now))?;
-        stored.compiled.limits(rule)
-    }
-
-    fn limits_of_pattern(
-        &self,
-        rule: &Rule,
-        bytes: &[u8],
-        now: Timestamp,
-        buffers: &mut LookupBuffers,
-    ) -> Option<Arc<Limits>> {
-        let patterns = read(&self.patterns);
-        if patterns.is_empty() {
-            return None;
-        }
-        let values = rule.decode_values(bytes)?;
-        let (_, stored) = patterns.find(&values, now, buffers)?;
-        stored.compiled.limits(rule)
-    }
-
     pub(super) fn set(
         &self,
         target: &OverrideTarget,
         new: Override,
+        generation: u32,
     ) -> Result<Option<Override>, OverrideError> {
         let stored = StoredOverride {
             compiled: lock(&self.compiled).get(new.replacement),
             until: new.until.unwrap_or(Timestamp::MAX),
             reason: new.reason,
+            generation,
         };
         let replaced = match target {
             OverrideTarget::Key(values) => {
@@ -189,6 +199,14 @@ impl RuleOverrides {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
         Ok(replaced.map(|stored| stored.to_override()))
+    }
+
+    /// Checks whether a new override of `target` would fit.
+    pub(super) fn check_room(&self, target: &OverrideTarget) -> Result<(), OverrideError> {
+        match target {
+            OverrideTarget::Key(_) => Ok(()),
+            OverrideTarget::Pattern(texts) => read(&self.patterns).check_room(texts),
+        }
     }
 
     pub(super) fn remove(&self, target: &OverrideTarget) -> Option<Override> {

@@ -12,6 +12,8 @@ pub(super) struct StoredOverride {
     /// When the override ends; [`Timestamp::MAX`] if it lasts until it is removed.
     pub(super) until: Timestamp,
     pub(super) reason: Box<str>,
+    /// How often all overrides had been replaced when this one was set.
+    pub(super) generation: u32,
 }
 
 impl StoredOverride {

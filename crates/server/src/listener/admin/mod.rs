@@ -298,7 +298,7 @@ impl Admin {
             Operation::ShowBlock => blocks::show(limiter, target).await,
             Operation::PutBlock => blocks::put(&auditor, target, &read_body(body).await?).await,
             Operation::LiftBlock => blocks::lift(&auditor, target).await,
-            Operation::ListOverrides => overrides::list(limiter, query),
+            Operation::ListOverrides => overrides::list(limiter, query).await,
             Operation::ShowOverride => overrides::show(limiter, target),
             Operation::SetOverride => {
                 overrides::put(&auditor, target, &read_body(body).await?).await

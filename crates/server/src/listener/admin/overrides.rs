@@ -1,11 +1,14 @@
 //! Operations on overrides.
 
+use std::sync::Arc;
+
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 use tidegate_config::EventType;
 use tidegate_core::{
-    Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet, Span, Timestamp,
-    bounds::{MAX_LIMITS_PER_RULE, MAX_REASON_BYTES},
+    LimitError, Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet, Span,
+    Timestamp,
+    bounds::{MAX_LIMITS_PER_RULE, MAX_PERIOD, MAX_REASON_BYTES},
     notation,
 };
 use tidegate_limiter::{
@@ -38,8 +41,21 @@ struct OverrideRequest {
     spelling: Spelling,
 }
 
-/// Serves `GET /v1/overrides`: lists overrides page by page.
-pub(super) fn list(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
+/// Serves `GET /v1/overrides`: lists overrides page by page. A page visits all overrides, so another
+/// thread lists them.
+pub(super) async fn list(
+    limiter: &Arc<ServerLimiter>,
+    query: Option<&str>,
+) -> Result<Answer, Problem> {
+    let (limiter, query) = (Arc::clone(limiter), query.map(str::to_owned));
+    let listed = tokio::task::spawn_blocking(move || list_now(&limiter, query.as_deref()));
+    listed.await.unwrap_or_else(|_| {
+        let detail = "the server is shutting down";
+        Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail))
+    })
+}
+
+fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
     let query = Query::parse(query, &["rule", "search", "after", "n"], None)?;
     let rules = limiter.rules();
     if let Some(name) = query.get("rule")
@@ -351,10 +367,17 @@ fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
         }
         _ => return Err(wrong()),
     };
-    if let [text] = texts.as_slice()
-        && let Ok(factor) = text.parse()
-    {
-        return Ok(Replacement::Factor(factor));
+    // No limit ends with an `x`.
+    if let Some(factor) = texts.iter().find(|text| text.ends_with(['x', 'X'])) {
+        let factor = factor.parse();
+        let factor = factor.map_err(|error: LimitError| Problem::bad("limits", error.problem))?;
+        return match texts.len() {
+            1 => Ok(Replacement::Factor(factor)),
+            _ => Err(Problem::bad(
+                "limits",
+                "a factor must be the only item of the list",
+            )),
+        };
     }
     if texts.len() > MAX_LIMITS_PER_RULE {
         let problem = format!(
@@ -390,6 +413,12 @@ fn instant(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
     })?;
     if at <= now {
         return Err(Problem::bad("until", "is in the past"));
+    }
+    if at.since(now) > MAX_PERIOD {
+        return Err(Problem::bad(
+            "until",
+            "is more than ten years ahead; omit it for an override without an end",
+        ));
     }
     Ok(at)
 }
