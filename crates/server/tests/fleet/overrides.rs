@@ -172,3 +172,69 @@ fn overrides_stay_in_effect_while_redis_is_down() {
     assert!(refused.is_err(), "a change needs Redis");
     assert_eq!(shown(&node), ["alice 40/h"]);
 }
+
+/// Redis remembers only the latest removals. A server that starts later reads all overrides, even if
+/// they are older than the removals that Redis has forgotten.
+#[test]
+fn a_new_server_reads_all_overrides_after_many_removals() {
+    let redis = RedisServer::start();
+    let first = Node::start(&redis.url());
+    first.until_up(true);
+    let store = first.limiter.redis_store().unwrap().store();
+    let id = |number: usize| {
+        let key = format!("user-{number}");
+        [RULE.as_bytes(), b"\xFFk\xFF", key.as_bytes()].concat()
+    };
+    let document = |number: usize| {
+        let document = format!(r#"{{"rule":"{RULE}","key":["user-{number}"],"limits":["20/h"]}}"#);
+        document.into_bytes()
+    };
+    const KEPT: usize = 600;
+    const REMOVED: usize = 10_100;
+    first.run(async {
+        for number in 0..KEPT + REMOVED {
+            assert!(
+                store
+                    .put_override(id(number), document(number), None)
+                    .await
+                    .unwrap()
+            );
+        }
+        for number in KEPT..KEPT + REMOVED {
+            let removed = store.drop_override(id(number)).await.unwrap();
+            assert_eq!(removed, Some(document(number)));
+        }
+    });
+    let second = Node::start(&redis.url());
+    second.until_up(true);
+    follow(&second);
+    eventually("the new server has all overrides", || {
+        (second.limiter.overrides().len() == KEPT).then_some(())
+    });
+    set(&second, "user-7", "30/h");
+    assert_eq!(second.limiter.overrides().len(), KEPT);
+}
+
+#[test]
+fn ended_overrides_are_removed_from_redis_and_from_all_servers() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    node.until_up(true);
+    follow(&node);
+    let ends = tidegate_core::Timestamp::from_micros(1_000);
+    let store = node.limiter.redis_store().unwrap().store();
+    let document = br#"{"rule":"local","key":["alice"],"limits":["20/h"]}"#;
+    let put = store.put_override(
+        b"local\xFFk\xFFalice".to_vec(),
+        document.to_vec(),
+        Some(ends),
+    );
+    assert!(node.run(put).unwrap());
+    agree(&[&node], &["alice 20/h"]);
+    let later = tidegate_core::Timestamp::from_micros(2_000);
+    assert!(
+        !node.run(store.sweep_overrides(later)).unwrap(),
+        "all were removed"
+    );
+    agree(&[&node], &[]);
+}
