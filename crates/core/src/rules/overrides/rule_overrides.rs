@@ -271,12 +271,12 @@ impl RuleOverrides {
 
     fn shard_index(&self, bytes: &[u8]) -> usize {
         use std::hash::BuildHasher as _;
-        // The top six bits of the hash, of which there are as many values as shards.
-        (self.hasher.hash_one(bytes) >> 58) as usize
+        // The table of a shard uses the lowest and the highest bits of a hash that can be the same.
+        let middle_bits = self.hasher.hash_one(bytes) >> 32;
+        // The remainder is below the number of shards, so it fits in a usize.
+        (middle_bits % SHARDS as u64) as usize
     }
 }
-
-const _: () = assert!(SHARDS == 64, "the shard is given by six bits of the hash");
 
 /// The first targets of a listing.
 struct Page<'a> {
