@@ -347,6 +347,28 @@ fn patterns_are_bounded() {
 }
 
 #[test]
+fn overrides_that_have_ended_make_room_for_new_ones() {
+    let overrides = Overrides::default();
+    let end = START.after(Span::from_secs(60));
+    let new = Override {
+        until: Some(end),
+        ..lasting(replacement(&["20/min"]))
+    };
+    for number in 0..bounds::MAX_OVERRIDES {
+        let target = OverrideTarget::of(&[&number.to_string()]);
+        overrides.set("api", &target, new.clone(), START).unwrap();
+    }
+    let target = OverrideTarget::of(&["one more"]);
+    let too_many = Err(OverrideError::TooMany);
+    assert_eq!(overrides.check_room("api", &target, START), too_many);
+    let existing = OverrideTarget::of(&["7"]);
+    assert_eq!(overrides.check_room("api", &existing, START), Ok(()));
+    assert_eq!(overrides.len(), bounds::MAX_OVERRIDES);
+    assert_eq!(overrides.check_room("api", &target, end), Ok(()));
+    assert_eq!(overrides.len(), 0);
+}
+
+#[test]
 fn a_listing_is_sorted_and_complete() {
     let fixture = Fixture::new(vec![api()]);
     let mut expected: Vec<String> = (0..250).map(|number| format!("c{number:03}")).collect();

@@ -181,7 +181,7 @@ mod tests {
         path
     }
 
-    /// Makes changes as the limiter makes them: in the table, and in the file.
+    /// Makes changes as the limiter makes them: in the file, and in the table.
     struct Writer {
         file: OverrideFile,
         overrides: Overrides,

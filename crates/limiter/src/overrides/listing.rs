@@ -44,7 +44,7 @@ pub struct ListedOverride<'r> {
 
 impl ServerLimiter {
     /// Returns a page of the active overrides of `rules`. Returns `None` if [`OverrideFilter::after`]
-    /// is no position.
+    /// is not a position.
     #[must_use]
     pub fn list_overrides<'r>(
         &self,
@@ -72,8 +72,7 @@ impl ServerLimiter {
             // One more than the page has, to know whether another page follows.
             let most = filter.most + 1 - page.overrides.len();
             let select = |target: &OverrideTarget, found: &Override| {
-                let is_active = found.until.is_none_or(|until| until > now);
-                is_active
+                found.is_active(now)
                     && filter
                         .search
                         .is_none_or(|text| contains(target, found, text))

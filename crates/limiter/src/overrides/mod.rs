@@ -113,7 +113,7 @@ impl ServerLimiter {
         new: Override,
     ) -> Result<Option<Override>, ChangeOverrideError> {
         Overrides::check(rule, target, &new.replacement).map_err(OverrideError::from)?;
-        self.overrides.check_room(rule.name(), target)?;
+        self.overrides.check_room(rule.name(), target, self.now())?;
         let Some(redis) = self.redis_store() else {
             let document = OverrideDocument::new(rule.name(), target, &new);
             return self.change_in_memory(document).await;
@@ -180,8 +180,8 @@ impl ServerLimiter {
         self.record_sync(&self.read_override_changes(store).await);
     }
 
-    /// Reads the changes of overrides from Redis again and again, and removes overrides that have
-    /// ended. This function never returns.
+    /// Reads the changes of overrides from Redis twice a second, and removes overrides that have
+    /// ended once an hour. This function never returns.
     pub async fn keep_overrides_current(&self) {
         let mut reads = 0;
         loop {

@@ -77,6 +77,14 @@ pub struct Override {
     pub reason: Box<str>,
 }
 
+impl Override {
+    /// Returns whether the override has not ended at `now`.
+    #[must_use]
+    pub fn is_active(&self, now: Timestamp) -> bool {
+        self.until.is_none_or(|until| until > now)
+    }
+}
+
 /// The reason why an override cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverrideError {
@@ -173,7 +181,7 @@ impl Overrides {
     ///
     /// # Errors
     ///
-    /// Returns an error for `key` if the target is no key and no pattern of `rule`. Returns an
+    /// Returns an error for `key` if the target is neither a key nor a pattern of `rule`. Returns an
     /// error for `limits` or `plan` if the limits are not valid for `rule`.
     pub fn check(
         rule: &Rule,
@@ -203,12 +211,7 @@ impl Overrides {
         now: Timestamp,
     ) -> Result<Option<Override>, OverrideError> {
         let overrides = self.of_rule(rule);
-        if self.len() >= bounds::MAX_OVERRIDES && overrides.get(target).is_none() {
-            self.remove_ended(now);
-            if self.len() >= bounds::MAX_OVERRIDES {
-                return Err(OverrideError::TooMany);
-            }
-        }
+        self.make_room(&overrides, target, now)?;
         let generation = self.0.generation.load(Ordering::Relaxed);
         let replaced = overrides.set(target, new, generation)?;
         if replaced.is_none() {
@@ -217,21 +220,43 @@ impl Overrides {
         Ok(replaced)
     }
 
-    /// Checks whether an override of `target` for the rule with the name `rule` would fit.
+    /// Checks whether an override of `target` for the rule with the name `rule` would fit. If there
+    /// are too many overrides, those that have ended at `now` are removed.
     ///
     /// # Errors
     ///
     /// Returns an error if there are too many overrides or patterns, or if a request could need too
     /// many evaluations of patterns.
-    pub fn check_room(&self, rule: &str, target: &OverrideTarget) -> Result<(), OverrideError> {
+    pub fn check_room(
+        &self,
+        rule: &str,
+        target: &OverrideTarget,
+        now: Timestamp,
+    ) -> Result<(), OverrideError> {
         let overrides = self.of_rule(rule);
+        self.make_room(&overrides, target, now)?;
         if overrides.get(target).is_some() {
             return Ok(());
         }
-        if self.len() >= bounds::MAX_OVERRIDES {
-            return Err(OverrideError::TooMany);
-        }
         overrides.check_room(target)
+    }
+
+    /// Removes overrides that have ended, if there are too many to add one of `target`.
+    fn make_room(
+        &self,
+        overrides: &RuleOverrides,
+        target: &OverrideTarget,
+        now: Timestamp,
+    ) -> Result<(), OverrideError> {
+        if self.len() < bounds::MAX_OVERRIDES || overrides.get(target).is_some() {
+            return Ok(());
+        }
+        self.remove_ended(now);
+        if self.len() < bounds::MAX_OVERRIDES {
+            Ok(())
+        } else {
+            Err(OverrideError::TooMany)
+        }
     }
 
     /// Returns the override that was set on exactly `target`, even if it has ended.
@@ -274,6 +299,9 @@ impl Overrides {
     }
 
     fn retain(&self, keep: impl Fn(&StoredOverride) -> bool) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
         let all: Vec<_> = self.by_rule().values().map(Arc::clone).collect();
         let removed: usize = all.iter().map(|rule| rule.retain(&keep)).sum();
         self.0.count.fetch_sub(removed, Ordering::Relaxed);

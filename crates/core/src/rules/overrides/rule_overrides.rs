@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::BuildHasher as _,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         Weak,
@@ -160,8 +161,7 @@ impl RuleOverrides {
         let (_, bytes) = key::split(key)?;
         let values = rule.decode_values(bytes)?;
         let own = OverrideTarget::Key(values.iter().map(|value| Box::from(*value)).collect());
-        let is_active = |found: &Override| found.until.is_none_or(|until| until > now);
-        if let Some(found) = self.get(&own).filter(is_active) {
+        if let Some(found) = self.get(&own).filter(|found| found.is_active(now)) {
             return Some((own, found));
         }
         let patterns = read(&self.patterns);
@@ -270,8 +270,8 @@ impl RuleOverrides {
     }
 
     fn shard_index(&self, bytes: &[u8]) -> usize {
-        use std::hash::BuildHasher as _;
-        // The table of a shard uses the lowest and the highest bits of a hash that can be the same.
+        // The hasher of the shard's table can return the same hash, of which the table uses the lowest
+        // and the highest bits.
         let middle_bits = self.hasher.hash_one(bytes) >> 32;
         // The remainder is below the number of shards, so it fits in a usize.
         (middle_bits % SHARDS as u64) as usize
@@ -311,7 +311,7 @@ impl Page<'_> {
     }
 }
 
-/// Rejects a target that is no key and no pattern of `rule`.
+/// Rejects a target that is neither a key nor a pattern of `rule`.
 pub(super) fn check_target(rule: &Rule, target: &OverrideTarget) -> Result<(), RuleError> {
     let values: Vec<&str> = target.values().collect();
     if let OverrideTarget::Key(_) = target {

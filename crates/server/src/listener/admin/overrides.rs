@@ -103,7 +103,7 @@ pub(super) fn show(limiter: &ServerLimiter, target: KeyTarget<'_>) -> Result<Ans
     let found = rules
         .overrides(rule)
         .and_then(|overrides| overrides.get(&of));
-    let found = found.filter(|found| is_active(found, limiter.now()));
+    let found = found.filter(|found| found.is_active(limiter.now()));
     match found {
         Some(found) => {
             let document = View::new(limiter).document(rule, &of, &found);
@@ -131,7 +131,7 @@ pub(super) async fn put(
     }
     let replaced = limiter.set_override(rule, &of, new.clone()).await;
     let replaced = replaced.map_err(change_problem)?;
-    let replaced = replaced.filter(|replaced| is_active(replaced, now));
+    let replaced = replaced.filter(|replaced| replaced.is_active(now));
     let view = View::new(limiter);
     let mut document = view.document(rule, &of, &new);
     let before = replaced.as_ref().map(|replaced| view.change(replaced));
@@ -142,8 +142,8 @@ pub(super) async fn put(
     auditor.record_key(EventType::OverrideSet, target, change);
     if !limiter.keeps_overrides() {
         document["hint"] =
-            "a restart of the server removes this override: its memory store has no \
-                            snapshot; set `store.memory.snapshot` to keep overrides and counters"
+            "a restart of the server removes this override: its memory store has no snapshot; set \
+             `store.memory.snapshot` to keep overrides and counters"
                 .into();
     }
     Ok(json(StatusCode::OK, &document))
@@ -199,10 +199,6 @@ pub(super) fn document(
 fn find_rule<'r>(rules: &'r RuleSet, target: KeyTarget<'_>) -> Result<&'r Rule, Problem> {
     let rule = rules.rule(target.rule);
     rule.ok_or_else(|| no_rule(rules, target.rule, target.key))
-}
-
-fn is_active(found: &Override, now: Timestamp) -> bool {
-    found.until.is_none_or(|until| until > now)
 }
 
 /// Builds the 404 response for a key or a pattern without an override of its own.
