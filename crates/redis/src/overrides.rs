@@ -110,9 +110,10 @@ impl RedisStore {
         Ok(decode::integer(&reply) == Some(SWEPT_PER_CALL))
     }
 
-    /// Returns changes of the overrides after `version`, oldest first. The default version stands
-    /// for the beginning. Returns `None` if the changes since `version` are not known, for example
-    /// because Redis has lost its data: then all overrides must be read again from the beginning.
+    /// Returns changes of the overrides after `version`, oldest first; after the default version,
+    /// these are all overrides. Returns `None` if the changes since `version` are not known, for
+    /// example because Redis has lost its data: then all overrides must be read again from the
+    /// beginning.
     ///
     /// # Errors
     ///

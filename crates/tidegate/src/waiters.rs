@@ -5,14 +5,14 @@
 //!
 //! [`QueuedRequest`] waits for any limit, for [`Limiter::acquire`](crate::Limiter::acquire).
 //! [`SlotTurn`](crate::rate_limiter::SlotTurn) waits for concurrency slots, for the layers and the
-//! listeners. Both stand in the same queues. A slot that is released wakes the first request of the
+//! listeners. Both use the same queues. A slot that is released wakes the first request of the
 //! queue of its key.
 //!
 //! ```text
 //!   acquire ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted
 //!                      │ yes                       │ denied
 //!                      ▼                           ▼
-//!              stand in line ─▶ first in line ─▶ charge ─▶ admitted: the next one is first
+//!              enter queue ─▶ first in queue ─▶ charge ─▶ admitted: the next one is first
 //!                                    ▲             │ denied
 //!                                    └─── sleep ◀──┘
 //! ```
@@ -291,8 +291,8 @@ impl<'a> QueuedRequest<'a> {
     /// A request that has to wait in the queue must not be charged yet. Such a request peeks first.
     /// If it can never be admitted, or only after its deadline, it is rejected without waiting.
     pub(crate) fn effect(&mut self) -> Effect {
-        let must_stand_in_line = self.ticket.is_none() && self.waiters.has_queue(self.key);
-        self.effect = if must_stand_in_line {
+        let must_queue = self.ticket.is_none() && self.waiters.has_queue(self.key);
+        self.effect = if must_queue {
             Effect::Peek
         } else {
             Effect::Charge

@@ -4,15 +4,15 @@
 //!   request ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted, or denied by other limits
 //!                   │ yes                          │ denied, and only slots are missing
 //!                   ▼                              ▼
-//!           peek: other limits admit it? ──▶ stand in line ─▶ first in line ─▶ charge ─▶ admitted
+//!           peek: other limits admit it? ──▶ enter queue ─▶ first in queue ─▶ charge ─▶ admitted
 //!                   │ no                           ▲                             │ denied
 //!                   ▼                              └─ a release, or a short delay ◀┘
 //!                denied
 //! ```
 //!
-//! A request that waits has charged nothing. When it is first in line, all its limits are decided
-//! together, at the current time. When its longest wait is over, it is decided once more, and this
-//! decision is its verdict.
+//! A request that waits has charged nothing. When it is first in its queue, all its limits are
+//! decided together, at the current time. When its longest wait is over, it is decided once more,
+//! and this decision is its verdict.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -187,7 +187,7 @@ impl<'s> SlotTurn<'s> {
         #[cfg(feature = "tokio")]
         let turn = if self.can_wait(charges) {
             // Waiting is rare, and its future is large.
-            Box::pin(self.decide_in_line(limiter, charges, outcomes, cache_search)).await
+            Box::pin(self.decide_in_queue(limiter, charges, outcomes, cache_search)).await
         } else {
             self.decide_once(limiter, charges, outcomes, cache_search)
                 .await
@@ -396,7 +396,7 @@ pub fn release_slots(waiters: &Waiters, charges: &OwnedCharges, held: Option<Spa
 }
 
 #[cfg(feature = "tokio")]
-mod in_line {
+mod queued {
     use std::{pin::Pin, time::Duration};
 
     use futures_util::future::select;
@@ -409,8 +409,8 @@ mod in_line {
     };
 
     impl SlotTurn<'_> {
-        /// Decides a request, which waits in line if slots are missing.
-        pub(super) async fn decide_in_line<'c, L: RateLimiter + ?Sized>(
+        /// Decides a request, which waits in a queue if slots are missing.
+        pub(super) async fn decide_in_queue<'c, L: RateLimiter + ?Sized>(
             &self,
             limiter: &L,
             charges: &mut Vec<Charge<'c>>,

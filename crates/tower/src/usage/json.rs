@@ -1,8 +1,8 @@
 //! A tokenizer that finds the usage in JSON documents that arrive in pieces.
 //!
 //! The scanner follows only the path to the members of the usage. Of every other part of the
-//! document it knows only the nesting depth. It does not validate: an upstream that sends invalid
-//! JSON gets no usage, or a wrong one, as an upstream that lies.
+//! document it knows only the nesting depth. It does not validate: the usage in invalid JSON may be
+//! missing or wrong.
 
 use super::{Member, UsageCounts};
 
