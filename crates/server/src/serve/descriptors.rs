@@ -8,6 +8,7 @@
 //! descriptors, the connection limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tidegate_config::{Config, Listeners};
 
 /// The number of descriptors that are not used for connections but for listening sockets, epoll,
 /// files and pipes, with a reserve for DNS lookups.
@@ -19,8 +20,55 @@ const UNLIMITED: u64 = 1 << 20;
 /// The minimum to which a connection limit is lowered.
 const LEAST: u64 = 16;
 
+/// Raises the file descriptor limit. If the limit is still too low, lowers the connection limits to
+/// fit, and returns a warning with the lowered limits.
+pub(super) fn fit_connections(config: &mut Config) -> Option<String> {
+    let count = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let limit = raise_limit();
+    let upstreams = config
+        .proxy
+        .iter()
+        .flat_map(|proxy| &proxy.upstreams)
+        .map(|upstream| upstream.urls.len().saturating_mul(upstream.max_connections));
+    let reserved = upstreams.map(count).fold(
+        count(config.listeners.admin.max_connections)
+            .saturating_add(count(config.listeners.metrics.max_connections)),
+        u64::saturating_add,
+    );
+    let Listeners {
+        http, grpc, resp, ..
+    } = &mut config.listeners;
+    let proxy = config.proxy.as_mut();
+    let bounds = [
+        (
+            "http",
+            config.listen.http.map(|_| &mut http.max_connections),
+        ),
+        (
+            "grpc",
+            config.listen.grpc.map(|_| &mut grpc.max_connections),
+        ),
+        (
+            "resp",
+            config.listen.resp.map(|_| &mut resp.max_connections),
+        ),
+        (
+            "proxy",
+            proxy.map(|proxy| proxy.fitted_connections.insert(proxy.max_connections)),
+        ),
+    ];
+    let bound = |(listener, connections): (&'static str, Option<_>)| {
+        connections.map(|connections| Bound {
+            listener,
+            connections,
+        })
+    };
+    let mut bounds: Vec<Bound<'_>> = bounds.into_iter().filter_map(bound).collect();
+    fit(&mut bounds, reserved, limit)
+}
+
 /// Raises the soft open-file limit to the hard limit, and returns the resulting limit.
-pub(super) fn raise_limit() -> u64 {
+fn raise_limit() -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let hard = limit.maximum.unwrap_or(UNLIMITED);
     let soft = limit.current.unwrap_or(UNLIMITED);
@@ -42,14 +90,14 @@ pub(super) fn raise_limit() -> u64 {
 
 /// A connection limit that can be lowered, with the name of its listener.
 #[derive(Debug)]
-pub(super) struct Bound<'a> {
-    pub(super) listener: &'static str,
-    pub(super) connections: &'a mut usize,
+struct Bound<'a> {
+    listener: &'static str,
+    connections: &'a mut usize,
 }
 
 /// Lowers the connection limits in `bounds` proportionally until they fit into `limit` descriptors
 /// minus the `reserved` descriptors. Returns a warning if a connection limit was lowered.
-pub(super) fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
+fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);
     let wanted = bounds.iter().map(count).fold(0, u64::saturating_add);
     let reserved = reserved.saturating_add(FIXED);

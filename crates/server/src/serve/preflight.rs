@@ -17,7 +17,7 @@ use tidegate_limiter::events::EventsError;
 use tidegate_net::{ClientTlsError, Tls, TlsError, TlsFiles, TlsListener, client_config};
 use tidegate_proxy::check_trust_anchors;
 
-use super::ServeError;
+use super::error::ServeError;
 use crate::{
     geoip::{GeoIp, GeoIpError},
     redis_runtime,
@@ -117,7 +117,7 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
     let log = proxy.access_log.as_ref();
     errors.extend(log.and_then(|log| {
         let source = can_be_written(log.to.as_deref()?).err()?;
-        Some(ServeError::unopened(log, source))
+        Some(ServeError::access_log(log, source))
     }));
     errors
 }

@@ -12,49 +12,14 @@ use std::{
 use socket2::{Domain, SockRef, Socket, Type};
 use tidegate_config::Config;
 
-use super::{ServeError, service_manager};
+use super::{
+    error::{InheritedSocketError, ServeError},
+    service_manager,
+};
 
 /// The maximum number of connections that wait to be accepted. The operating system may have a
 /// lower maximum (`net.core.somaxconn`).
 const BACKLOG: i32 = 4_096;
-
-/// The names of the listeners that the service manager may pass a socket to.
-const NAMES: &str = "http, grpc, resp, admin, metrics and proxy";
-
-/// The reason why the sockets of the service manager cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum InheritedSocketError {
-    /// The variables `LISTEN_FDS`, `LISTEN_PID` and `LISTEN_FDNAMES`, or the descriptors that they
-    /// name, are invalid.
-    #[error("LISTEN_FDS, LISTEN_PID or LISTEN_FDNAMES: {0}; set them as in sd_listen_fds(3)")]
-    Variables(io::Error),
-    /// No listener has the name of the socket.
-    #[error(
-        "socket {0:?}: no listener has this name; set FileDescriptorName= in the socket unit to one of {NAMES}"
-    )]
-    UnknownName(String),
-    /// Two sockets have the same name.
-    #[error(
-        "socket {0:?}: passed twice, and a listener has one socket; write one ListenStream= in its socket unit"
-    )]
-    Duplicate(String),
-    /// The listener of the socket is off in the rules file.
-    #[error(
-        "socket {0:?}: this listener is off; give it an address in the rules file, or disable its socket unit"
-    )]
-    Off(String),
-    /// The descriptor is not a listening TCP socket.
-    #[error(
-        "socket {name:?}: {problem}; set ListenStream= in the socket unit to an IP address and a port"
-    )]
-    NotListening {
-        /// The name of the socket.
-        name: String,
-        /// The problem.
-        problem: String,
-    },
-}
 
 /// The listening sockets; `None` for listeners that are off.
 #[derive(Debug, Default)]

@@ -1,0 +1,59 @@
+//! Starts Envoy's rate limit service with its rules, from files or from a control plane.
+
+use std::sync::Arc;
+
+use tidegate_config::{Envoy, envoy::RuleOrigin};
+use tidegate_envoy::{
+    ConfigFilesError, ConfigWatcher, InitialConfig, RateLimitService, RuleSource, XdsClient,
+};
+use tidegate_limiter::ServerLimiter;
+
+use super::{error::ServeError, preflight};
+use crate::runtime_thread::RuntimeThread;
+
+/// Starts the service. Returns the thread of the connection to its control plane, if there is one.
+pub(super) fn start(
+    envoy: Envoy,
+    limiter: &Arc<ServerLimiter>,
+) -> Result<(Arc<RuleSource>, Option<RuntimeThread>), ServeError> {
+    let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
+    match envoy.rules {
+        RuleOrigin::Files(files) => {
+            let watcher = ConfigWatcher::new(files, service);
+            load_at_start(&watcher, envoy.start_without_config)?;
+            Ok((Arc::new(RuleSource::Files(watcher)), None))
+        }
+        RuleOrigin::Xds(xds) => {
+            // A mistake in the path of a file would otherwise be noticed only in the log.
+            preflight::check_xds(&xds)?;
+            let initial = if envoy.start_without_config {
+                InitialConfig::Optional
+            } else {
+                InitialConfig::Required
+            };
+            let client = Arc::new(XdsClient::new(*xds, service, initial));
+            let thread = RuntimeThread::start("xds")?;
+            let running = Arc::clone(&client);
+            thread.runtime.spawn(async move { running.run().await });
+            Ok((Arc::new(RuleSource::Xds(client)), Some(thread)))
+        }
+    }
+}
+
+/// Loads the files of Envoy's rate limit service. Invalid files prevent the start unless
+/// `start_without_config` is set.
+fn load_at_start(
+    watcher: &ConfigWatcher,
+    start_without_config: bool,
+) -> Result<(), ConfigFilesError> {
+    match watcher.load() {
+        Ok(_) => watcher.log_start(),
+        Err(error) if start_without_config => {
+            tracing::error!(
+                "started without the configuration of Envoy's rate limit service: {error}"
+            );
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
