@@ -183,18 +183,18 @@ impl Input<'_> {
             return Err("its kind of value is unknown");
         }
         let terms = match (kernel, form) {
-            (kernel::SCHEDULE, 0) => Terms::Gcra {
+            (kernel::GCRA, 0) => Terms::Gcra {
                 numerator: self.scaled(3)?,
                 denominator: 1,
             },
-            (kernel::SCHEDULE, 1) => {
+            (kernel::GCRA, 1) => {
                 let number = self.number(2)?;
                 let count = number & ((1 << RATE_COUNT_BITS) - 1);
                 // The two remaining bits index the four periods.
                 let period = usize::try_from(number >> RATE_COUNT_BITS).unwrap_or(0);
                 unit_of(count, RATE_PERIODS[period])
             }
-            (kernel::SCHEDULE, 2) => {
+            (kernel::GCRA, 2) => {
                 let (numerator, denominator) = (self.u56()?, self.u56()?);
                 self.number(1)?;
                 Terms::Gcra {
@@ -243,7 +243,7 @@ impl Input<'_> {
 
     fn state(&mut self, number: u8, fraction_bytes: usize) -> Result<RemoteState, &'static str> {
         match number {
-            kernel::SCHEDULE if fraction_bytes <= 7 => Ok(RemoteState::Gcra(ExactMicros {
+            kernel::GCRA if fraction_bytes <= 7 => Ok(RemoteState::Gcra(ExactMicros {
                 whole: self.number(7)?,
                 part: self.number(fraction_bytes)?,
             })),
@@ -297,7 +297,7 @@ impl Input<'_> {
             let (at, before) = (self.u56()?, sum);
             sum = self.number(3)?;
             let mut cost = sum.wrapping_sub(before) & SUMS;
-            // `log_alone.lua` merges entries, so an entry can cost more than the maximum of one
+            // `single_key_log.lua` merges entries, so an entry can cost more than the maximum of one
             // stamp.
             while cost > MOST {
                 stamps.push((at, MOST));

@@ -2,8 +2,8 @@
 //! states as the values that Redis stores.
 //!
 //! The scripts know seven algorithms ([`kernel`]), each of which implements one or more of
-//! [`tidegate_core::Algorithm`]. For example, `SCHEDULE` is GCRA, with one theoretical arrival
-//! time. `SCHEDULE` also implements continuous token buckets and leaky buckets. A *member* is an
+//! [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token
+//! buckets and leaky buckets. A *member* is an
 //! algorithm with its parameters. Each limit of a rule is one member, except that all sliding logs
 //! of a rule share one member.
 
@@ -229,7 +229,7 @@ pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
 /// Returns the number of the algorithm.
 pub(crate) fn number_of(numbers: &Numbers<'_>) -> u8 {
     match numbers {
-        Numbers::Gcra { .. } => kernel::SCHEDULE,
+        Numbers::Gcra { .. } => kernel::GCRA,
         Numbers::Interval { .. } => kernel::INTERVAL,
         Numbers::Window { .. } => kernel::WINDOW,
         Numbers::Log { .. } => kernel::LOG,

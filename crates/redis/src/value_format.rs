@@ -67,7 +67,7 @@ pub(crate) const CONVERTED: u8 = 0x40;
 
 /// The numbers of the algorithms in the scripts.
 pub(crate) mod kernel {
-    pub(crate) const SCHEDULE: u8 = 0;
+    pub(crate) const GCRA: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;
     pub(crate) const WINDOW: u8 = 2;
     pub(crate) const LOG: u8 = 3;

@@ -34,7 +34,7 @@ use super::{
     breaker::{Breaker, ReconnectBackoff},
     error::ConnectError,
     handshake::{self, ServerKind},
-    pipeline::{self, BatchOutcome, Command, NoReply, QueuedRequest, ReplyResult, RequestQueue},
+    pipeline::{self, BatchOutcome, Command, NoReply, QueuedCommand, ReplyResult, RequestQueue},
     sentinel::Sentinels,
     settings::{Address, RedisSettings},
 };
@@ -137,7 +137,7 @@ impl Node {
             let queue = usize::try_from(hash % count)
                 .ok()
                 .and_then(|at| queues.get(at));
-            let request = QueuedRequest {
+            let request = QueuedCommand {
                 command,
                 asking,
                 reply: sender,

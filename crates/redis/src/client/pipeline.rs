@@ -36,7 +36,7 @@ pub(super) struct Command {
 
 /// A request in the queue of a connection.
 #[derive(Debug)]
-pub(super) struct QueuedRequest {
+pub(super) struct QueuedCommand {
     pub(super) command: Command,
     /// Whether the slot is migrating to this node, so that `ASKING` must precede the command.
     pub(super) asking: bool,
@@ -44,12 +44,12 @@ pub(super) struct QueuedRequest {
 }
 
 /// The sending end of the queue of one connection.
-pub(super) type RequestQueue = mpsc::Sender<QueuedRequest>;
+pub(super) type RequestQueue = mpsc::Sender<QueuedCommand>;
 
 /// Sends the requests from `queue` on `connection`, until the node has dropped all senders of the
 /// queue. Passes the result of each batch to `record`.
 pub(super) async fn run(
-    mut queue: mpsc::Receiver<QueuedRequest>,
+    mut queue: mpsc::Receiver<QueuedCommand>,
     mut connection: MultiplexedConnection,
     record: impl Fn(BatchOutcome),
 ) {
@@ -96,7 +96,7 @@ pub(super) enum BatchOutcome {
 
 /// Takes the commands out of `batch`. Returns them as a pipeline, together with the number of
 /// replies to expect.
-fn build_pipeline(batch: &mut [QueuedRequest]) -> (Pipeline, usize) {
+fn build_pipeline(batch: &mut [QueuedCommand]) -> (Pipeline, usize) {
     let asking = batch.iter().filter(|request| request.asking).count();
     let replies = batch.len() + asking;
     let mut pipeline = Pipeline::with_capacity(replies);
@@ -110,7 +110,7 @@ fn build_pipeline(batch: &mut [QueuedRequest]) -> (Pipeline, usize) {
 }
 
 /// Sends each reply in `values` to the caller of its request in `batch`.
-fn deliver(batch: &mut Vec<QueuedRequest>, values: Vec<Value>) {
+fn deliver(batch: &mut Vec<QueuedCommand>, values: Vec<Value>) {
     let mut values = values.into_iter();
     for request in batch.drain(..) {
         if request.asking {
@@ -127,7 +127,7 @@ fn deliver(batch: &mut Vec<QueuedRequest>, values: Vec<Value>) {
     }
 }
 
-fn fail_all(batch: &mut Vec<QueuedRequest>, reason: NoReply) {
+fn fail_all(batch: &mut Vec<QueuedCommand>, reason: NoReply) {
     for request in batch.drain(..) {
         let _ = request.reply.send(Err(reason));
     }

@@ -32,7 +32,7 @@ use self::{
     block_sync::BlockSync,
     census::Census,
     denial_cache::{DecisionTime, DenialCache, Epoch},
-    outage::{Outage, OutageLog, OutageWatch},
+    outage::{OutageLog, OutageTracker, OutageWatch},
     server_errors::ServerErrors,
     stats::Counters,
 };
@@ -87,7 +87,7 @@ pub struct FallbackStore {
     denial_cache: DenialCache,
     counters: Counters,
     server_errors: Arc<ServerErrors>,
-    outage: Arc<Outage>,
+    outage: Arc<OutageTracker>,
     outage_log: Arc<OutageLog>,
     _outage_watch: OutageWatch,
     /// The count of the servers; present only if the share depends on it.
@@ -110,7 +110,7 @@ impl FallbackStore {
         let census = counts.then(|| Census::start(store.clone(), redis.runtime()));
         let local = Arc::new(local);
         let block_sync = BlockSync::start(store.clone(), Arc::clone(&local), redis.runtime());
-        let outage = Arc::<Outage>::default();
+        let outage = Arc::<OutageTracker>::default();
         let server_errors = Arc::<ServerErrors>::default();
         let outage_log = Arc::<OutageLog>::default();
         let log = Arc::clone(&outage_log);

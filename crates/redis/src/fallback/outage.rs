@@ -40,7 +40,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The current outage, if there is one.
 #[derive(Debug, Default)]
-pub(super) struct Outage {
+pub(super) struct OutageTracker {
     /// Whether there is an outage. Decisions by Redis check this flag first, so that they take no
     /// lock while there is no outage.
     is_ongoing: AtomicBool,
@@ -96,7 +96,7 @@ pub(super) struct OutageSummary {
     pub(super) policy: u64,
 }
 
-impl Outage {
+impl OutageTracker {
     /// Records a decision that `source` made because Redis made none. Returns true if the outage
     /// must be logged now.
     pub(super) fn record_fallback(&self, source: Source, now: Timestamp) -> bool {
@@ -270,7 +270,7 @@ pub(super) struct OutageWatch(AbortHandle);
 impl OutageWatch {
     /// Starts to watch `outage`. `is_back` returns whether Redis is connected and without errors.
     pub(super) fn start(
-        outage: Arc<Outage>,
+        outage: Arc<OutageTracker>,
         is_back: impl Fn() -> bool + Send + 'static,
         log: impl Fn(OutageSummary) + Send + 'static,
         runtime: &Handle,
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn an_outage_is_logged_once_and_its_end_once_with_duration_and_counts() {
-        let outage = Outage::default();
+        let outage = OutageTracker::default();
         assert_eq!(outage.record_exact(at(99_000)), None);
         assert!(outage.record_fallback(Source::Local, at(100_000)));
         for millis in 100_001..104_000 {
@@ -326,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_time_without_requests_is_no_part_of_an_outage() {
-        let outage = Outage::default();
+        let outage = OutageTracker::default();
         assert!(outage.record_fallback(Source::Local, at(100_000)));
         assert!(!outage.record_fallback(Source::Local, at(102_000)));
         let summary = outage.record_exact(at(250_000)).unwrap();
@@ -335,7 +335,7 @@ mod tests {
 
     #[test]
     fn intermittent_replies_are_one_outage() {
-        let outage = Outage::default();
+        let outage = OutageTracker::default();
         let mut logged = 0;
         for step in 0..100 {
             logged += u32::from(outage.record_fallback(Source::Local, at(100_000 + step * 900)));
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn an_outage_soon_after_another_is_logged_only_if_it_lasts() {
-        let outage = Outage::default();
+        let outage = OutageTracker::default();
         assert!(outage.record_fallback(Source::Local, at(100_000)));
         assert!(outage.record_exact(at(101_000)).is_some());
         // A single slow reply is not logged as an outage.
@@ -370,7 +370,7 @@ mod tests {
     /// The outage has only one request, which begins it. Redis is back after a minute.
     #[tokio::test(start_paused = true)]
     async fn the_end_of_an_outage_is_logged_without_a_request() {
-        let outage = Arc::<Outage>::default();
+        let outage = Arc::<OutageTracker>::default();
         let start = Instant::now();
         let is_back = move || start.elapsed() >= Duration::from_secs(60);
         let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
@@ -392,7 +392,7 @@ mod tests {
     /// A request falls back after each check that finds Redis connected.
     #[tokio::test(start_paused = true)]
     async fn an_outage_goes_on_while_decisions_fall_back() {
-        let outage = Arc::<Outage>::default();
+        let outage = Arc::<OutageTracker>::default();
         let (sender, mut ends) = tokio::sync::mpsc::unbounded_channel();
         let log = move |summary| sender.send(summary).unwrap();
         let _watch = OutageWatch::start(Arc::clone(&outage), || true, log, &Handle::current());

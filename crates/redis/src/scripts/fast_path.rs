@@ -33,7 +33,7 @@ struct FastKernel {
 
 const FAST_KERNELS: [FastKernel; 4] = [
     FastKernel {
-        kernel: kernel::SCHEDULE,
+        kernel: kernel::GCRA,
         head_bytes: 4,
         numbers: "duration_N, tau_N, lead_N",
         numbers_format: "I7I7I1",
@@ -41,7 +41,7 @@ const FAST_KERNELS: [FastKernel; 4] = [
         state_format: "I7I1",
         state_bytes: 8,
         written: "arrival_N, lead_N",
-        code: include_str!("fast_path/schedule.lua"),
+        code: include_str!("fast_path/gcra.lua"),
     },
     FastKernel {
         kernel: kernel::INTERVAL,

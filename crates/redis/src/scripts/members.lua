@@ -2,13 +2,13 @@
 -- after them.
 local open_numbers = {}
 
-open_numbers[SCHEDULE] = function(program, at)
-  local lasting, tau, fraction, _, queue, _, behind = struct_unpack(SCHEDULE_NUMBERS, program, at)
+open_numbers[GCRA] = function(program, at)
+  local lasting, tau, fraction, _, queue, _, behind = struct_unpack(GCRA_NUMBERS, program, at)
   local member = {lasting = lasting, lasting_parts = 0, fraction = fraction, format = '>I7I1'}
   member.is_queue = queue == 1
   if fraction > 1 then
     local bytes
-    member.lasting_parts, _, bytes, behind = struct_unpack(SCHEDULE_PARTS, program, behind)
+    member.lasting_parts, _, bytes, behind = struct_unpack(GCRA_PARTS, program, behind)
     member.format = '>I7I' .. bytes .. 'I1'
   end
   return member, behind

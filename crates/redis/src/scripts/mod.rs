@@ -33,16 +33,16 @@ fn expand_markers(text: &str) -> String {
 
 /// Decides one key with one GCRA limit that does not count denied requests, and whose unit is a
 /// whole number of microseconds.
-pub(crate) static SCHEDULE_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(expand_markers(include_str!("schedule_alone.lua"))));
+pub(crate) static SINGLE_KEY_GCRA: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_gcra.lua"))));
 
 /// Decides one key whose limits share one log.
-pub(crate) static LOG_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(expand_markers(include_str!("log_alone.lua"))));
+pub(crate) static SINGLE_KEY_LOG: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_log.lua"))));
 
 /// The code of the algorithms, indexed by the constants of [`kernel`].
 const KERNELS: [&str; 7] = [
-    include_str!("schedule.lua"),
+    include_str!("gcra.lua"),
     include_str!("interval.lua"),
     include_str!("window.lua"),
     include_str!("log.lua"),

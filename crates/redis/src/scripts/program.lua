@@ -6,7 +6,7 @@
 -- count in full the requests that the member itself denies (IN_FULL). The parameters of each
 -- algorithm:
 --
---   schedule  duration of the cost, tau, parts per microsecond, whether the cost ever fits, whether
+--   gcra      duration of the cost, tau, parts per microsecond, whether the cost ever fits, whether
 --             the limit is a queue, how long the request may wait in the queue; if there are
 --             several parts per microsecond, the parts of the duration and of tau, and the number
 --             of bytes that hold parts
@@ -19,10 +19,10 @@
 --   lease
 --   buckets   limit, width, how many are summed, cost
 --   weighted  limit, window, cost
-local SCHEDULE, INTERVAL, WINDOW, LOG, BUCKETS, WEIGHTED, LEASE = 0, 1, 2, 3, 4, 5, 6
+local GCRA, INTERVAL, WINDOW, LOG, BUCKETS, WEIGHTED, LEASE = 0, 1, 2, 3, 4, 5, 6
 local PROGRAM = '>I1I1I2'
 local COUNTED, IN_FULL, EPOCH, FIRST_REQUEST = 1, 2, 0, 1
-local SCHEDULE_NUMBERS, SCHEDULE_PARTS = '>I7I7I7I1I1I7', '>I7I7I1'
+local GCRA_NUMBERS, GCRA_PARTS = '>I7I7I7I1I1I7', '>I7I7I1'
 local INTERVAL_NUMBERS, WINDOW_NUMBERS, CALENDAR_ENDS = '>I7I7I7I7', '>I7I7I7I1I7', '>I7I7I7'
 local LOG_NUMBERS, LOG_WINDOW = '>I1I7', '>I7I7'
 local BUCKETS_NUMBERS, WEIGHTED_NUMBERS = '>I7I7I7I7', '>I7I7I7'

@@ -54,7 +54,7 @@ end
 -- done already. The remaining work is at least the duration of the charge minus the time since the
 -- charge. The remaining work is also at least the time from now to the end of the charge, after
 -- earlier refunds have moved that end forward.
-refund[SCHEDULE] = function(member, part, value, position, mark, since, shift)
+refund[GCRA] = function(member, part, value, position, mark, since, shift)
   local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
   local most, most_rest = part.lasting, part.lasting_parts
   local function exact(bytes, at)

@@ -29,7 +29,7 @@ end
 -- Returns the instant at which a state of the algorithm `kernel` has expired. The state is in
 -- `value`, from `start` up to `behind`.
 local function expiry(kernel, value, start, behind)
-  if kernel == SCHEDULE then
+  if kernel == GCRA then
     -- If there is a fraction of a microsecond, the instant is rounded up. The last byte is the
     -- lead.
     local has_fraction = string.find(sub(value, start + 7, behind - 2), '[^%z]')

@@ -5,7 +5,7 @@ local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 -- The length in bytes of an algorithm's parameters in the header, indexed by the form of the
 -- parameters. The length is 4 for every algorithm that is not listed here.
 local TERMS = {
-  [SCHEDULE] = {[0] = 3, 2, 15},
+  [GCRA] = {[0] = 3, 2, 15},
   [INTERVAL] = {[0] = 8, 8, 14},
   [WINDOW] = {[0] = 4, 4, 7},
 }
@@ -13,7 +13,7 @@ local TERMS = {
 -- Returns the length in bytes of an algorithm's state at `start` of `value`. `fraction` is the
 -- length of the fraction in a GCRA state.
 local function length_of(kernel, value, start, fraction)
-  if kernel == SCHEDULE then
+  if kernel == GCRA then
     return 8 + fraction
   elseif kernel == LOG or kernel == LEASE then
     local _, count, windows = struct_unpack('>I7I4I1', value, start)
@@ -37,9 +37,9 @@ local function states_in(value)
     local kind = byte(value, at)
     local kernel = fmod(kind, 8)
     local form, fraction = (kind - kernel) / 8, 0
-    if kernel == SCHEDULE and form == 1 then
+    if kernel == GCRA and form == 1 then
       fraction = 1
-    elseif kernel == SCHEDULE and form == 2 then
+    elseif kernel == GCRA and form == 2 then
       fraction = byte(value, at + 15)
     end
     states[number] = {kernel, fraction}

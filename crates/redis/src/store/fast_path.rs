@@ -17,8 +17,8 @@ use crate::{
     value_format::kernel,
 };
 
-/// Length in bytes of the value header that `schedule_alone.lua` understands.
-const SCHEDULE_HEAD_BYTES: usize = 4;
+/// Length in bytes of the value header that `single_key_gcra.lua` understands.
+const GCRA_HEAD_BYTES: usize = 4;
 
 /// Result of trying a dedicated script.
 pub(crate) enum FastPathResult {
@@ -92,7 +92,7 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
         for (limit, span) in windows {
             args.extend([*limit, span.as_micros()].map(to_decimal));
         }
-        return Some((&scripts::LOG_ALONE, args));
+        return Some((&scripts::SINGLE_KEY_LOG, args));
     }
     let mut arg = encode::head(charge);
     let head_bytes = arg.len();
@@ -102,7 +102,7 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
         kernels.push(encode::number_of(&member.numbers));
     }
     let (script, expected_head_bytes) = match kernels.as_slice() {
-        [kernel::SCHEDULE] => (&*scripts::SCHEDULE_ALONE, SCHEDULE_HEAD_BYTES),
+        [kernel::GCRA] => (&*scripts::SINGLE_KEY_GCRA, GCRA_HEAD_BYTES),
         kernels => scripts::fast_path(kernels)?,
     };
     // Rare parameters need a longer header, which the fast path does not support.

@@ -25,7 +25,7 @@ use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
 use self::{
     slot_map::{Availability, SlotMap, SlotRange, merge},
-    view::{State, View},
+    view::{ReportedState, View},
 };
 use super::{
     error::ConnectError,
@@ -430,7 +430,7 @@ impl ClusterState {
             };
             match next {
                 Some(Ok(view)) => {
-                    if view.state == State::Ok {
+                    if view.state == ReportedState::Ok {
                         until.get_or_insert_with(|| Instant::now() + OTHER_VIEWS_WAIT);
                     }
                     // Two addresses may lead to the same node.

@@ -7,7 +7,7 @@
 
 use super::{
     super::{hash_slot::SLOTS, settings::Address},
-    view::{Claim, State, View},
+    view::{Claim, ReportedState, View},
 };
 
 /// The slot map, merged from the views of several nodes.
@@ -38,9 +38,9 @@ pub(super) enum Availability {
 
 /// Merges `views`, each of a different node.
 pub(super) fn merge(views: &[View]) -> SlotMap {
-    let is_any_ok = views.iter().any(|view| view.state == State::Ok);
+    let is_any_ok = views.iter().any(|view| view.state == ReportedState::Ok);
     let trusted = || {
-        let usable = move |view: &&View| !is_any_ok || view.state == State::Ok;
+        let usable = move |view: &&View| !is_any_ok || view.state == ReportedState::Ok;
         views.iter().filter(usable)
     };
     let state_of = |id: &str| {
@@ -74,7 +74,7 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
         .zip(&any_claims)
         .map(|(own, any)| own.or(*any));
     let availability = |claim: &Claim| {
-        if is_any_ok && state_of(&claim.owner) != Some(State::Failed) {
+        if is_any_ok && state_of(&claim.owner) != Some(ReportedState::Failed) {
             Availability::Available
         } else {
             Availability::Unavailable
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    fn view(reporter: &str, state: State, claims: &[Claim]) -> View {
+    fn view(reporter: &str, state: ReportedState, claims: &[Claim]) -> View {
         View {
             reporter: reporter.to_owned(),
             state,
@@ -194,9 +194,9 @@ mod tests {
             range(0, 99, "r", Availability::Available),
             range(100, 199, "b", Availability::Available),
         ];
-        for state in [State::Ok, State::Failed] {
-            let (a, b) = (view("a", state, &old), view("b", State::Ok, &new));
-            let r = view("r", State::Ok, &new);
+        for state in [ReportedState::Ok, ReportedState::Failed] {
+            let (a, b) = (view("a", state, &old), view("b", ReportedState::Ok, &new));
+            let r = view("r", ReportedState::Ok, &new);
             for views in [[a.clone(), b.clone(), r.clone()], [r, b, a]] {
                 assert_eq!(owners(&views), expected, "{state:?}");
             }
@@ -207,7 +207,10 @@ mod tests {
     fn slots_of_an_owner_in_a_failed_cluster_are_not_served() {
         let map = [claim("a", 1, 0, 99), claim("b", 2, 100, 199)];
         // `a` is not replaced yet: the other nodes still report `a` as the owner.
-        let (a, b) = (view("a", State::Failed, &map), view("b", State::Ok, &map));
+        let (a, b) = (
+            view("a", ReportedState::Failed, &map),
+            view("b", ReportedState::Ok, &map),
+        );
         assert_eq!(
             owners(&[a.clone(), b]),
             [
@@ -229,10 +232,10 @@ mod tests {
     /// `b` to `d` before.
     #[test]
     fn the_claim_of_a_node_outweighs_the_reports_of_others() {
-        let c = view("c", State::Ok, &[claim("b", 13, 0, 9)]);
+        let c = view("c", ReportedState::Ok, &[claim("b", 13, 0, 9)]);
         let b = view(
             "b",
-            State::Ok,
+            ReportedState::Ok,
             &[claim("b", 13, 0, 4), claim("d", 12, 5, 9)],
         );
         let expected = [
@@ -242,7 +245,7 @@ mod tests {
         assert_eq!(owners(&[c.clone(), b.clone()]), expected);
         let d = view(
             "d",
-            State::Ok,
+            ReportedState::Ok,
             &[claim("b", 12, 0, 4), claim("d", 12, 5, 9)],
         );
         assert_eq!(owners(&[c, b, d]), expected);
@@ -251,8 +254,12 @@ mod tests {
     /// The new owner of a slot does not claim the slot yet, and the old owner no longer claims it.
     #[test]
     fn a_slot_unclaimed_by_its_owner_goes_to_the_node_others_name() {
-        let source = view("a", State::Ok, &[claim("a", 1, 0, 4), claim("b", 2, 5, 5)]);
-        let target = view("b", State::Ok, &[claim("a", 1, 0, 4)]);
+        let source = view(
+            "a",
+            ReportedState::Ok,
+            &[claim("a", 1, 0, 4), claim("b", 2, 5, 5)],
+        );
+        let target = view("b", ReportedState::Ok, &[claim("a", 1, 0, 4)]);
         assert_eq!(
             owners(&[source, target]),
             [
@@ -266,7 +273,7 @@ mod tests {
     fn unclaimed_slots_are_missing() {
         let a = view(
             "a",
-            State::Ok,
+            ReportedState::Ok,
             &[claim("a", 1, 0, 4), claim("a", 1, 10, 12)],
         );
         assert_eq!(

@@ -24,13 +24,13 @@ pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 pub(super) struct View {
     /// The id of the node that answered.
     pub(super) reporter: String,
-    pub(super) state: State,
+    pub(super) state: ReportedState,
     pub(super) claims: Vec<Claim>,
 }
 
 /// The state of the cluster as a node reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ReportedState {
     Ok,
     /// The node answers every key with CLUSTERDOWN.
     Failed,
@@ -106,9 +106,9 @@ fn parse_view(node: &Address, replies: Vec<Value>) -> Result<View, ConnectError>
         return Err(nonsense(problem.to_owned()));
     }
     let state = if info.lines().any(|line| line.trim() == "cluster_state:ok") {
-        State::Ok
+        ReportedState::Ok
     } else {
-        State::Failed
+        ReportedState::Failed
     };
     Ok(View {
         reporter: nodes.myself,
@@ -244,7 +244,10 @@ mod tests {
             parse_view(&here, replies).unwrap()
         };
         let found = view_in("cluster_enabled:1\r\ncluster_state:ok\r\n");
-        assert_eq!((found.reporter.as_str(), found.state), ("aa", State::Ok));
+        assert_eq!(
+            (found.reporter.as_str(), found.state),
+            ("aa", ReportedState::Ok)
+        );
         assert_eq!(
             found.claims[0],
             Claim {
@@ -263,7 +266,10 @@ mod tests {
             found.claims[1].servers,
             [here.with_endpoint("host.internal", 7_001)]
         );
-        assert_eq!(view_in("cluster_state:fail\r\n").state, State::Failed);
+        assert_eq!(
+            view_in("cluster_state:fail\r\n").state,
+            ReportedState::Failed
+        );
     }
 
     #[test]

@@ -1,12 +1,12 @@
 -- GCRA. A state consists of the theoretical arrival time in whole microseconds; the parts of a
 -- microsecond, if the limit needs them; and the lead (lead.lua).
-if kernel == SCHEDULE then
+if kernel == GCRA then
   local lasting, tau, fraction, fits, _, longest
   local lasting_parts, tau_parts, format = 0, 0, '>I7I1'
-  lasting, tau, fraction, fits, _, longest, at = struct_unpack(SCHEDULE_NUMBERS, program, at)
+  lasting, tau, fraction, fits, _, longest, at = struct_unpack(GCRA_NUMBERS, program, at)
   if fraction > 1 then
     local bytes
-    lasting_parts, tau_parts, bytes, at = struct_unpack(SCHEDULE_PARTS, program, at)
+    lasting_parts, tau_parts, bytes, at = struct_unpack(GCRA_PARTS, program, at)
     format = '>I7I' .. bytes .. 'I1'
   end
   local ahead, parts = 0, 0
