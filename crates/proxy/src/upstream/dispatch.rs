@@ -15,7 +15,7 @@ use super::{
     config::RuntimeConfig,
     connection::{OutgoingRequest, ResponseSource, SendError, UpstreamConnection},
     endpoint::{ActiveRequest, Endpoint},
-    retry::{FailedAttempt, Retry, retry},
+    retry::{self, FailedAttempt, Resend},
 };
 use crate::{
     error::ProxyError,
@@ -111,10 +111,10 @@ impl Dispatcher {
                         return Ok((response, checkout));
                     }
                     Err(send_error) => {
-                        let attempt = self.failed_attempt(true, 0, progress);
+                        let attempt = self.failed_attempt(true, 1, progress);
                         let endpoint = checkout.active.endpoint();
                         let (Resend::AnyEndpoint(outgoing) | Resend::OtherEndpoint(outgoing)) =
-                            resend(endpoint, send_error, attempt)?;
+                            after_failure(endpoint, send_error, attempt)?;
                         upstream.metrics.count_retry(self.worker);
                         (outgoing, position)
                     }
@@ -180,7 +180,7 @@ impl Dispatcher {
             };
             stale += u32::from(is_pooled);
             let attempt = self.failed_attempt(is_pooled, stale, progress);
-            outgoing = match resend(endpoint, send_error, attempt)? {
+            outgoing = match after_failure(endpoint, send_error, attempt)? {
                 Resend::AnyEndpoint(outgoing) => outgoing,
                 Resend::OtherEndpoint(outgoing) => {
                     (tried, error) = (tried | 1 << at, ProxyError::BadResponse);
@@ -209,7 +209,7 @@ impl Dispatcher {
         if !endpoint.address.http2 {
             return Ok((self.open(endpoint, until).await?, false));
         }
-        let permission = timeout_at(until, endpoint.pool.opening(self.worker)).await;
+        let permission = timeout_at(until, endpoint.pool.wait_to_open(self.worker)).await;
         // Record no failure here: the task that opens the connection records it for outlier
         // detection.
         let _permission = permission.map_err(|_| ProxyError::ConnectTimeout)?;
@@ -260,40 +260,18 @@ impl Dispatcher {
     }
 }
 
-/// A request that may be sent again.
-enum Resend {
-    AnyEndpoint(OutgoingRequest),
-    OtherEndpoint(OutgoingRequest),
-}
-
-/// Decides whether a request is sent again after `send_error` at `endpoint`. Records the failure
-/// for outlier detection if the endpoint caused it.
-fn resend(
+/// Decides whether and where a request is sent again after `send_error` at `endpoint`. Records the
+/// failure for outlier detection if the endpoint caused it.
+fn after_failure(
     endpoint: &Arc<Endpoint>,
     send_error: SendError,
     attempt: FailedAttempt,
-) -> Result<Resend, ProxyError> {
-    match retry(send_error, attempt) {
-        Retry::AnyEndpoint(outgoing) => Ok(Resend::AnyEndpoint(outgoing)),
-        Retry::OtherEndpoint {
-            request,
-            has_endpoint_failed,
-        } => {
-            if has_endpoint_failed {
-                endpoint.record_failure(ProxyError::BadResponse);
-            }
-            Ok(Resend::OtherEndpoint(request))
-        }
-        Retry::Never {
-            error,
-            has_endpoint_failed,
-        } => {
-            if has_endpoint_failed {
-                endpoint.record_failure(error);
-            }
-            Err(error)
-        }
+) -> Result<Resend<OutgoingRequest>, ProxyError> {
+    let decision = retry::decide(send_error, attempt);
+    if let Some(error) = decision.endpoint_error {
+        endpoint.record_failure(error);
     }
+    decision.action
 }
 
 /// The connect timeout budget of a request. All attempts share the budget, so several unresponsive

@@ -93,7 +93,7 @@ impl ConnectionPool {
         if self.http2 {
             pooled
                 .idle
-                .retain_mut(|(_, connection)| !connection.is_unusable());
+                .retain_mut(|(_, connection)| !connection.probe_unusable());
             // Prefer the first connection with a free stream, so that the last connections become
             // idle.
             return pooled.idle.iter_mut().find_map(|(idle_since, connection)| {
@@ -105,14 +105,17 @@ impl ConnectionPool {
         // Skip connections that the upstream has closed or is about to close.
         std::iter::from_fn(|| pooled.idle.pop()).find_map(|(idle_since, mut connection)| {
             let is_fresh = now.duration_since(idle_since) < timeouts.pool;
-            (is_fresh && !connection.is_unusable()).then_some(connection)
+            (is_fresh && !connection.probe_unusable()).then_some(connection)
         })
     }
 
     /// Waits for permission to open an HTTP/2 connection on `worker`. Only one request at a time
     /// has permission. Requests that arrive in the meantime share the new connection, and do not
     /// open more connections.
-    pub(super) async fn opening(&self, worker: usize) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    pub(super) async fn wait_to_open(
+        &self,
+        worker: usize,
+    ) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         Some(self.workers.get(worker)?.opening.lock().await)
     }
 
@@ -152,7 +155,7 @@ impl ConnectionPool {
         let mut pooled = lock(worker);
         let now = Instant::now();
         pooled.idle.retain_mut(|(idle_since, connection)| {
-            !connection.is_unusable()
+            !connection.probe_unusable()
                 && (connection.is_busy() || now.duration_since(*idle_since) < idle_timeout)
         });
         pooled.has_reaper = !pooled.idle.is_empty();

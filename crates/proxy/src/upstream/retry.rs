@@ -28,51 +28,47 @@ pub(super) struct FailedAttempt {
     pub(super) upload_error: Option<ProxyError>,
 }
 
-/// The next action for the failed request `R`.
+/// The decision about the failed request `R`.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Retry<R> {
-    /// Send the request again, possibly to the same endpoint.
+pub(super) struct RetryDecision<R> {
+    /// Where the request is sent again, or the error with which it is answered.
+    pub(super) action: Result<Resend<R>, ProxyError>,
+    /// The error that outlier detection counts against the endpoint; `None` if the endpoint did not
+    /// fail.
+    pub(super) endpoint_error: Option<ProxyError>,
+}
+
+/// A request that is sent again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Resend<R> {
+    /// To the least loaded endpoint, possibly the same as before.
     AnyEndpoint(R),
-    /// Send the request to another endpoint.
-    OtherEndpoint {
-        request: R,
-        has_endpoint_failed: bool,
-    },
-    /// Give up, and answer the request with `error`.
-    Never {
-        error: ProxyError,
-        has_endpoint_failed: bool,
-    },
+    /// To an endpoint that has not been tried.
+    OtherEndpoint(R),
 }
 
 /// Decides whether and where to send the request again after `error` in this `attempt`.
-pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> {
-    match (error, attempt.upload_error) {
+pub(super) fn decide<R>(error: SendError<R>, attempt: FailedAttempt) -> RetryDecision<R> {
+    let (action, endpoint_error) = match (error, attempt.upload_error) {
         // A pooled connection may be stale. But if a new connection does not accept the request,
         // the endpoint has failed.
-        (SendError::Retryable(request), _) => {
-            if attempt.is_pooled && attempt.stale <= MAX_STALE {
-                return Retry::AnyEndpoint(request);
-            }
-            Retry::OtherEndpoint {
-                request,
-                has_endpoint_failed: !attempt.is_pooled,
-            }
+        (SendError::Retryable(request), _) if !attempt.is_pooled => (
+            Ok(Resend::OtherEndpoint(request)),
+            Some(ProxyError::BadResponse),
+        ),
+        (SendError::Retryable(request), _) if attempt.stale <= MAX_STALE => {
+            (Ok(Resend::AnyEndpoint(request)), None)
         }
+        (SendError::Retryable(request), _) => (Ok(Resend::OtherEndpoint(request)), None),
         // If the client aborted its request body, this abort is the reason why there is no
         // response.
-        (_, Some(error)) => Retry::Never {
-            error,
-            has_endpoint_failed: false,
-        },
-        (SendError::Lost, None) => Retry::Never {
-            error: ProxyError::BadResponse,
-            has_endpoint_failed: false,
-        },
-        (SendError::Failed(error), None) => Retry::Never {
-            error,
-            has_endpoint_failed: true,
-        },
+        (_, Some(upload_error)) => (Err(upload_error), None),
+        (SendError::Lost, None) => (Err(ProxyError::BadResponse), None),
+        (SendError::Failed(error), None) => (Err(error), Some(error)),
+    };
+    RetryDecision {
+        action,
+        endpoint_error,
     }
 }
 
@@ -80,19 +76,24 @@ pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> 
 mod tests {
     use super::*;
 
-    const fn never(error: ProxyError, has_endpoint_failed: bool) -> Retry<()> {
-        Retry::Never {
-            error,
-            has_endpoint_failed,
+    const fn never(error: ProxyError, endpoint_error: Option<ProxyError>) -> RetryDecision<()> {
+        RetryDecision {
+            action: Err(error),
+            endpoint_error,
         }
     }
 
-    const fn other(has_endpoint_failed: bool) -> Retry<()> {
-        Retry::OtherEndpoint {
-            request: (),
-            has_endpoint_failed,
+    const fn other(endpoint_error: Option<ProxyError>) -> RetryDecision<()> {
+        RetryDecision {
+            action: Ok(Resend::OtherEndpoint(())),
+            endpoint_error,
         }
     }
+
+    const ANY: RetryDecision<()> = RetryDecision {
+        action: Ok(Resend::AnyEndpoint(())),
+        endpoint_error: None,
+    };
 
     #[test]
     fn the_policy_is_a_table() {
@@ -101,21 +102,33 @@ mod tests {
         const FAILED: fn() -> SendError<()> = || SendError::Failed(ProxyError::HeadTimeout);
         let upload = Some(ProxyError::BodyAborted);
         for (send_error, is_pooled, stale, upload_error, expected) in [
-            (UNSENT, true, 0, None, Retry::AnyEndpoint(())),
-            (UNSENT, true, MAX_STALE, None, Retry::AnyEndpoint(())),
-            (UNSENT, true, MAX_STALE + 1, None, other(false)),
-            (UNSENT, false, 0, None, other(true)),
-            (UNSENT, true, 1, upload, Retry::AnyEndpoint(())),
-            (LOST, true, 1, None, never(ProxyError::BadResponse, false)),
-            (LOST, true, 1, upload, never(ProxyError::BodyAborted, false)),
-            (FAILED, true, 1, None, never(ProxyError::HeadTimeout, true)),
-            (FAILED, false, 0, None, never(ProxyError::HeadTimeout, true)),
+            (UNSENT, true, 0, None, ANY),
+            (UNSENT, true, MAX_STALE, None, ANY),
+            (UNSENT, true, MAX_STALE + 1, None, other(None)),
+            (UNSENT, false, 0, None, other(Some(ProxyError::BadResponse))),
+            (UNSENT, true, 1, upload, ANY),
+            (LOST, true, 1, None, never(ProxyError::BadResponse, None)),
+            (LOST, true, 1, upload, never(ProxyError::BodyAborted, None)),
+            (
+                FAILED,
+                true,
+                1,
+                None,
+                never(ProxyError::HeadTimeout, Some(ProxyError::HeadTimeout)),
+            ),
+            (
+                FAILED,
+                false,
+                0,
+                None,
+                never(ProxyError::HeadTimeout, Some(ProxyError::HeadTimeout)),
+            ),
             (
                 FAILED,
                 false,
                 0,
                 upload,
-                never(ProxyError::BodyAborted, false),
+                never(ProxyError::BodyAborted, None),
             ),
         ] {
             let attempt = FailedAttempt {
@@ -123,7 +136,7 @@ mod tests {
                 stale,
                 upload_error,
             };
-            assert_eq!(retry(send_error(), attempt), expected, "{attempt:?}");
+            assert_eq!(decide(send_error(), attempt), expected, "{attempt:?}");
         }
     }
 }

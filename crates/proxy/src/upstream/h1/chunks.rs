@@ -4,7 +4,7 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::HeaderMap;
 use httparse::{EMPTY_HEADER, Status};
 
-use super::{Malformed, framing::length_of, head::read_line};
+use super::{InvalidResponse, framing::length_of, head::read_line};
 
 /// The maximum length of a chunk-size line in bytes, including extensions.
 const MAX_LINE_BYTES: usize = 4_096;
@@ -41,7 +41,11 @@ pub(super) enum Piece {
 impl ChunkDecoder {
     /// Decodes the next part of the body from `received`. A trailer section of more than `max`
     /// bytes is an error. The empty line at its end counts towards `max`.
-    pub(super) fn next(&mut self, received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
+    pub(super) fn next(
+        &mut self,
+        received: &mut BytesMut,
+        max: usize,
+    ) -> Result<Piece, InvalidResponse> {
         loop {
             *self = match self {
                 Self::Size => match size(received)? {
@@ -65,7 +69,7 @@ impl ChunkDecoder {
                         Self::Size
                     }
                     [] | [b'\r'] => return Ok(Piece::Incomplete),
-                    _ => return Err(Malformed::Chunk),
+                    _ => return Err(InvalidResponse::Chunk),
                 },
                 Self::Trailers => return trailers(received, max),
             };
@@ -74,34 +78,36 @@ impl ChunkDecoder {
 }
 
 /// Takes a chunk-size line and returns the size; `None` if the line is not complete.
-fn size(received: &mut BytesMut) -> Result<Option<u64>, Malformed> {
+fn size(received: &mut BytesMut) -> Result<Option<u64>, InvalidResponse> {
     let line = &received[..received.len().min(MAX_LINE_BYTES)];
     let Some(end) = line.iter().position(|byte| *byte == b'\n') else {
         let is_too_long = received.len() > MAX_LINE_BYTES;
         return if is_too_long {
-            Err(Malformed::Chunk)
+            Err(InvalidResponse::Chunk)
         } else {
             Ok(None)
         };
     };
-    let line = line[..end].strip_suffix(b"\r").ok_or(Malformed::Chunk)?;
+    let line = line[..end]
+        .strip_suffix(b"\r")
+        .ok_or(InvalidResponse::Chunk)?;
     // Refuse a bare CR, because some parsers accept it as a line end (RFC 9112, section 2.2).
     if line.contains(&b'\r') {
-        return Err(Malformed::Chunk);
+        return Err(InvalidResponse::Chunk);
     }
     // Ignore chunk extensions: a recipient must ignore extensions that it does not know.
     let digits = line.split(|byte| *byte == b';').next().unwrap_or_default();
     let digits = digits.trim_ascii_end();
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return Err(Malformed::Chunk);
+        return Err(InvalidResponse::Chunk);
     }
-    let digits = std::str::from_utf8(digits).map_err(|_| Malformed::Chunk)?;
-    let size = u64::from_str_radix(digits, 16).map_err(|_| Malformed::Chunk)?;
+    let digits = std::str::from_utf8(digits).map_err(|_| InvalidResponse::Chunk)?;
+    let size = u64::from_str_radix(digits, 16).map_err(|_| InvalidResponse::Chunk)?;
     received.advance(end + 1);
     Ok(Some(size))
 }
 
-fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
+fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, InvalidResponse> {
     if received.starts_with(b"\r\n") {
         received.advance(2);
         return Ok(Piece::End);
@@ -117,7 +123,7 @@ fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
             length
         }
         Ok(Status::Partial) if received.len() < max => return Ok(Piece::Incomplete),
-        _ => return Err(Malformed::Trailers),
+        _ => return Err(InvalidResponse::Trailers),
     };
     received.advance(length);
     Ok(Piece::Trailers(trailers))
@@ -129,14 +135,14 @@ mod tests {
 
     /// Decodes `bytes` twice, once all together and once byte by byte, and checks that the results
     /// agree.
-    fn read(bytes: &str) -> Result<(String, Piece), Malformed> {
+    fn read(bytes: &str) -> Result<(String, Piece), InvalidResponse> {
         let whole = read_by(bytes, bytes.len());
         let byte_by_byte = read_by(bytes, 1);
         assert_eq!(whole, byte_by_byte, "{bytes:?}");
         whole
     }
 
-    fn read_by(bytes: &str, step: usize) -> Result<(String, Piece), Malformed> {
+    fn read_by(bytes: &str, step: usize) -> Result<(String, Piece), InvalidResponse> {
         let (mut chunks, mut received, mut text) =
             (ChunkDecoder::default(), BytesMut::new(), String::new());
         for part in bytes.as_bytes().chunks(step) {
@@ -183,17 +189,20 @@ mod tests {
             "1;\r\r\na\r\n",
             "1;a\rb\r\na\r\n",
         ] {
-            assert_eq!(read(bytes), Err(Malformed::Chunk), "{bytes:?}");
+            assert_eq!(read(bytes), Err(InvalidResponse::Chunk), "{bytes:?}");
         }
         let long = format!("5;{}", "x".repeat(MAX_LINE_BYTES));
-        assert_eq!(read(&long), Err(Malformed::Chunk));
+        assert_eq!(read(&long), Err(InvalidResponse::Chunk));
         let many = format!("0\r\na: {}", "x".repeat(64));
-        assert_eq!(read(&many), Err(Malformed::Trailers));
+        assert_eq!(read(&many), Err(InvalidResponse::Trailers));
         // A trailer section may have 64 bytes, including the final empty line, even if all bytes
         // arrive together.
         let section = |length: usize| format!("0\r\na: {}\r\n\r\n", "x".repeat(length - 7));
         assert!(matches!(read(&section(64)), Ok((_, Piece::Trailers(_)))));
-        assert_eq!(read(&section(65)), Err(Malformed::Trailers));
-        assert_eq!(read("0\r\nno colon\r\n\r\n"), Err(Malformed::Trailers));
+        assert_eq!(read(&section(65)), Err(InvalidResponse::Trailers));
+        assert_eq!(
+            read("0\r\nno colon\r\n\r\n"),
+            Err(InvalidResponse::Trailers)
+        );
     }
 }

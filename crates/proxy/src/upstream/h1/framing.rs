@@ -10,7 +10,7 @@ use http::{
 };
 use hyper::body::{Body, Frame};
 
-use super::Malformed;
+use super::InvalidResponse;
 use crate::headers::{hop_by_hop, lookup};
 
 /// The framing of a body, which determines where the body ends.
@@ -44,7 +44,7 @@ impl Framing {
     pub(super) fn of_response(
         response: &mut Response<()>,
         has_no_body: bool,
-    ) -> Result<Self, Malformed> {
+    ) -> Result<Self, InvalidResponse> {
         let status = response.status();
         let is_framed = lookup::has(response.headers(), &TRANSFER_ENCODING);
         let length = length(response.headers())?;
@@ -71,7 +71,7 @@ impl Framing {
             {
                 Ok(Self::Chunked)
             }
-            _ => Err(Malformed::Framing),
+            _ => Err(InvalidResponse::Framing),
         }
     }
 
@@ -125,14 +125,14 @@ pub(super) fn length_of(data: &[u8]) -> u64 {
 
 /// Returns the `Content-Length` of a response. It is an error if there is more than one
 /// `Content-Length`, or if the value is not a number.
-fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+fn length(headers: &HeaderMap) -> Result<Option<u64>, InvalidResponse> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(line) = lines.next() else {
         return Ok(None);
     };
     match (number(line), lines.next()) {
         (Some(length), None) => Ok(Some(length)),
-        _ => Err(Malformed::Framing),
+        _ => Err(InvalidResponse::Framing),
     }
 }
 
@@ -159,7 +159,10 @@ fn invalid_data(problem: &'static str) -> io::Error {
 mod tests {
     use super::*;
 
-    fn framing(status: u16, lines: &[(&'static str, &'static str)]) -> Result<Framing, Malformed> {
+    fn framing(
+        status: u16,
+        lines: &[(&'static str, &'static str)],
+    ) -> Result<Framing, InvalidResponse> {
         let mut response = Response::builder().status(status);
         for (name, value) in lines {
             response = response.header(*name, *value);
@@ -207,7 +210,11 @@ mod tests {
             ],
             &[("transfer-encoding", "identity")],
         ] {
-            assert_eq!(framing(200, lines), Err(Malformed::Framing), "{lines:?}");
+            assert_eq!(
+                framing(200, lines),
+                Err(InvalidResponse::Framing),
+                "{lines:?}"
+            );
         }
     }
 

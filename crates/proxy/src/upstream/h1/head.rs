@@ -11,7 +11,7 @@ use http::{
 use httparse::{Header, ParserConfig, Status};
 use tidegate_config::Proxy;
 
-use super::{Malformed, framing::Framing};
+use super::{InvalidResponse, framing::Framing};
 use crate::headers::{forwarded::ForwardingHeaders, lookup};
 
 /// The maximum size of a response head in bytes, and its maximum number of header lines.
@@ -41,7 +41,7 @@ const MAX_CACHED_LINE_BYTES: usize = 256;
 
 struct CachedHeaderLine {
     /// The line as received, without its CR LF.
-    octets: Bytes,
+    bytes: Bytes,
     name: HeaderName,
     /// A slice of `octets`.
     value: HeaderValue,
@@ -55,22 +55,22 @@ impl HeaderLineCache {
         at: usize,
         header: &Header<'_>,
         head: &[u8],
-    ) -> Result<(HeaderName, HeaderValue), Malformed> {
+    ) -> Result<(HeaderName, HeaderValue), InvalidResponse> {
         let start = header.name.as_ptr().addr() - head.as_ptr().addr();
         let value = header.value.as_ptr().addr() - head.as_ptr().addr();
         // `octets` reaches from the first byte of the name to the last byte of the value.
-        let octets = &head[start..value + header.value.len()];
+        let bytes = &head[start..value + header.value.len()];
         if let Some(Some(line)) = self.0.get(at)
-            && line.octets == octets
+            && line.bytes == bytes
         {
             return Ok((line.name.clone(), line.value.clone()));
         }
-        let octets = Bytes::copy_from_slice(octets);
+        let bytes = Bytes::copy_from_slice(bytes);
         let name = name_of(header)?;
-        let value = HeaderValue::from_maybe_shared(octets.slice(value - start..));
-        let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;
-        let line = (octets.len() <= MAX_CACHED_LINE_BYTES).then(|| CachedHeaderLine {
-            octets,
+        let value = HeaderValue::from_maybe_shared(bytes.slice(value - start..));
+        let value = value.map_err(|_| InvalidResponse::Head(httparse::Error::HeaderValue))?;
+        let line = (bytes.len() <= MAX_CACHED_LINE_BYTES).then(|| CachedHeaderLine {
+            bytes,
             name: name.clone(),
             value: value.clone(),
         });
@@ -148,7 +148,7 @@ pub(super) fn parse(
     received: &mut BytesMut,
     limits: HeadLimits,
     cache: &mut HeaderLineCache,
-) -> Result<Option<Response<()>>, Malformed> {
+) -> Result<Option<Response<()>>, InvalidResponse> {
     if received.is_empty() {
         return Ok(None);
     }
@@ -162,7 +162,7 @@ pub(super) fn parse(
     let Some((length, response)) = head? else {
         // Reject an incomplete head that already exceeds the maximum, without waiting for its end.
         return if received.len() > limits.bytes {
-            Err(Malformed::HeadTooLarge)
+            Err(InvalidResponse::HeadTooLarge)
         } else {
             Ok(None)
         };
@@ -178,22 +178,22 @@ fn read<'b>(
     bytes: usize,
     room: &mut [MaybeUninit<Header<'b>>],
     cache: &mut HeaderLineCache,
-) -> Result<Option<(usize, Response<()>)>, Malformed> {
+) -> Result<Option<(usize, Response<()>)>, InvalidResponse> {
     let mut parsed = httparse::Response::new(&mut []);
     let status =
         ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, received, room);
     let length = match status {
         Ok(Status::Complete(length)) => length,
         Ok(Status::Partial) => return Ok(None),
-        Err(httparse::Error::TooManyHeaders) => return Err(Malformed::HeadTooLarge),
-        Err(error) => return Err(Malformed::Head(error)),
+        Err(httparse::Error::TooManyHeaders) => return Err(InvalidResponse::HeadTooLarge),
+        Err(error) => return Err(InvalidResponse::Head(error)),
     };
     if length > bytes {
-        return Err(Malformed::HeadTooLarge);
+        return Err(InvalidResponse::HeadTooLarge);
     }
     let mut response = Response::new(());
     let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok());
-    *response.status_mut() = status.ok_or(Malformed::Head(httparse::Error::Status))?;
+    *response.status_mut() = status.ok_or(InvalidResponse::Head(httparse::Error::Status))?;
     let is_new = parsed.version == Some(1);
     *response.version_mut() = if is_new {
         Version::HTTP_11
@@ -222,15 +222,15 @@ fn is_keep_alive(header: &Header<'_>) -> bool {
 }
 
 /// Converts a header line without using the cache.
-pub(super) fn read_line(header: &Header<'_>) -> Result<(HeaderName, HeaderValue), Malformed> {
+pub(super) fn read_line(header: &Header<'_>) -> Result<(HeaderName, HeaderValue), InvalidResponse> {
     let value = HeaderValue::from_bytes(header.value);
-    let value = value.map_err(|_| Malformed::Head(httparse::Error::HeaderValue))?;
+    let value = value.map_err(|_| InvalidResponse::Head(httparse::Error::HeaderValue))?;
     Ok((name_of(header)?, value))
 }
 
-fn name_of(header: &Header<'_>) -> Result<HeaderName, Malformed> {
+fn name_of(header: &Header<'_>) -> Result<HeaderName, InvalidResponse> {
     HeaderName::from_bytes(header.name.as_bytes())
-        .map_err(|_| Malformed::Head(httparse::Error::HeaderName))
+        .map_err(|_| InvalidResponse::Head(httparse::Error::HeaderName))
 }
 
 #[cfg(test)]
@@ -244,9 +244,9 @@ mod tests {
         headers: 2,
     };
 
-    fn parsed(octets: &str) -> Result<Option<Response<()>>, Malformed> {
+    fn parsed(bytes: &str) -> Result<Option<Response<()>>, InvalidResponse> {
         parse(
-            &mut BytesMut::from(octets),
+            &mut BytesMut::from(bytes),
             LIMITS,
             &mut HeaderLineCache::default(),
         )
@@ -314,7 +314,7 @@ mod tests {
                 let lines = |response: &Response<()>| format!("{:?}", response.headers());
                 prop_assert_eq!(lines(&after), lines(&alone));
                 prop_assert_eq!(cache.0.len(), alone.headers().len());
-                prop_assert!(cache.0.iter().flatten().all(|line| line.octets.len() <= MAX_CACHED_LINE_BYTES));
+                prop_assert!(cache.0.iter().flatten().all(|line| line.bytes.len() <= MAX_CACHED_LINE_BYTES));
             }
         }
     }
@@ -330,24 +330,24 @@ mod tests {
 
     #[test]
     fn invalid_heads_are_rejected() {
-        for octets in [
+        for bytes in [
             "HTTP/2.0 200 OK\r\n\r\n",
             "HTTP/1.1 99 X\r\n\r\n",
             "SSH-2.0",
             "HTTP/1.1 200 OK\r\na\r\n\r\n",
         ] {
             assert!(
-                matches!(parsed(octets), Err(Malformed::Head(_))),
-                "{octets:?}"
+                matches!(parsed(bytes), Err(InvalidResponse::Head(_))),
+                "{bytes:?}"
             );
         }
         let long = format!("HTTP/1.1 200 OK\r\na: {}", "x".repeat(64));
         let many = "HTTP/1.1 200 OK\r\na: 1\r\nb: 2\r\nc: 3\r\n\r\n";
-        for octets in [&long, &format!("{long}\r\n\r\n"), many] {
+        for bytes in [&long, &format!("{long}\r\n\r\n"), many] {
             assert_eq!(
-                parsed(octets).unwrap_err(),
-                Malformed::HeadTooLarge,
-                "{octets:?}"
+                parsed(bytes).unwrap_err(),
+                InvalidResponse::HeadTooLarge,
+                "{bytes:?}"
             );
         }
     }

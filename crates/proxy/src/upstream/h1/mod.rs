@@ -147,12 +147,12 @@ impl Http1Connection {
         matches!(self.state, ReadState::Nothing)
             && self.keeps_alive
             && self.received.is_empty()
-            && self.writer.is_over()
+            && self.writer.is_written()
     }
 
     /// Returns whether the upstream has closed the connection or has sent data without a request.
     /// This check makes no system call if the connection is quiet.
-    pub(crate) fn is_closed(&mut self) -> bool {
+    pub(crate) fn probe_closed(&mut self) -> bool {
         if self.stream.get_ref().is_quiet() {
             return false;
         }
@@ -211,14 +211,14 @@ impl Http1Connection {
                     // A 101 response before the end of the request is an error: the upstream would
                     // read the rest of the body as the new protocol (RFC 9110, section 7.8).
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS
-                        && !self.writer.is_over()
+                        && !self.writer.is_written()
                     {
-                        return Poll::Ready(Err(malformed(Malformed::EarlySwitch)));
+                        return Poll::Ready(Err(malformed(InvalidResponse::EarlySwitch)));
                     }
                     return Poll::Ready(self.await_body(response));
                 }
                 let counted = self.interim_allowance.spend(Instant::now());
-                counted.map_err(|error| malformed(Malformed::TooManyInterim(error)))?;
+                counted.map_err(|error| malformed(InvalidResponse::TooManyInterim(error)))?;
                 continue;
             }
             if ready!(self.poll_read_more(cx))? == 0 {
@@ -312,7 +312,7 @@ impl Http1Connection {
     }
 
     /// Takes the next piece of the body that has already arrived.
-    fn take_piece(&mut self) -> Result<Piece, Malformed> {
+    fn take_piece(&mut self) -> Result<Piece, InvalidResponse> {
         match &mut self.state {
             ReadState::Nothing | ReadState::Head { .. } => Ok(Piece::End),
             ReadState::Chunked(chunks) => chunks.next(&mut self.received, self.limits.bytes),
@@ -416,14 +416,14 @@ impl AsyncWrite for Http1Connection {
 impl fmt::Debug for Http1Connection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Http1Connection")
-            .field("awaited", &self.state)
+            .field("state", &self.state)
             .finish_non_exhaustive()
     }
 }
 
 /// The ways in which a response can be malformed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum Malformed {
+enum InvalidResponse {
     #[error("the response is not HTTP/1.1: {0}")]
     Head(httparse::Error),
     #[error("the response head is too large")]
@@ -440,7 +440,7 @@ enum Malformed {
     Trailers,
 }
 
-fn malformed(problem: Malformed) -> io::Error {
+fn malformed(problem: InvalidResponse) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, problem)
 }
 
@@ -461,7 +461,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap());
         let mut connection = Http1Connection::new(stream.await.unwrap(), &settings);
         let (upstream, _) = listener.accept().await.unwrap();
-        assert!(!connection.is_closed());
+        assert!(!connection.probe_closed());
         drop(upstream);
         // Wait until the async runtime has recorded the end of the stream.
         assert!(connection.read_u8().await.is_err());
@@ -469,7 +469,7 @@ mod tests {
             while coop::has_budget_remaining() {
                 let _ = pin!(coop::consume_budget()).poll(cx);
             }
-            Poll::Ready(connection.is_closed())
+            Poll::Ready(connection.probe_closed())
         });
         assert!(is_closed.await);
     }

@@ -66,13 +66,13 @@ impl RequestWriter {
     }
 
     /// Returns whether the whole request was written.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.body.is_none() && self.unwritten().is_empty()
     }
 
     /// Returns whether the whole request was written and flushed.
     pub(super) fn is_sent(&self) -> bool {
-        self.is_over() && !self.is_unflushed
+        self.is_written() && !self.is_unflushed
     }
 
     /// Returns whether nothing was written yet.
@@ -303,7 +303,7 @@ mod tests {
             assert_eq!(sent(&mut writer, room).len(), room.min(19));
             let mut again = writer.take_for_retry().unwrap();
             assert_eq!(sent(&mut again, 100), "GET /p HTTP/1.1\r\n\r\n");
-            assert!(again.is_over());
+            assert!(again.is_written());
         }
         let mut writer = writer_for(Method::POST);
         sent(&mut writer, 1);
