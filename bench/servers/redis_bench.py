@@ -26,7 +26,7 @@ from processes import Server, free_port
 from resp_bench import against_target
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-OURS = os.path.join(HERE, "../../crates/redis/src/scripts/schedule_alone.lua")
+OURS = os.path.join(HERE, "../../crates/redis/src/scripts/single_key_gcra.lua")
 EXACT = ("time_get_psetex", "time_get_set")
 MINIMAL = (*EXACT, "pttl_get")
 

@@ -18,7 +18,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
-use self::throttle::Throttled;
+use self::throttle::ThrottledLayer;
 use crate::args::LogFormatName;
 #[cfg(feature = "telemetry")]
 use crate::telemetry::Telemetry;
@@ -65,7 +65,7 @@ pub(crate) fn start(
     #[cfg(not(feature = "telemetry"))]
     let outputs: Vec<BoxedLayer<_>> = vec![stderr];
     // The throttle is behind the filter, so that it counts only records that would be written.
-    let log = Throttled::new(outputs, LogThrottle::real());
+    let log = ThrottledLayer::new(outputs, LogThrottle::real());
     let log = log.with_filter(parse(&with_quiet_libraries(filter))?);
     registry.with(log).init();
     Ok(())
@@ -162,9 +162,9 @@ mod tests {
     struct Log(Arc<Mutex<Vec<u8>>>);
 
     impl io::Write for Log {
-        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(octets);
-            Ok(octets.len())
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -185,7 +185,7 @@ mod tests {
                 layer(format, false, move || log.clone())
             })
             .collect();
-        let throttled = Throttled::new(outputs, LogThrottle::new(clock.clone()));
+        let throttled = ThrottledLayer::new(outputs, LogThrottle::new(clock.clone()));
         // The report of suppressed records is at level `info`, and is written nevertheless.
         let subscriber = tracing_subscriber::registry()
             .with(throttled.with_filter(tracing_subscriber::filter::LevelFilter::WARN));

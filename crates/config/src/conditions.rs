@@ -31,7 +31,7 @@ pub(crate) struct RawWhen<'n> {
 pub(crate) struct RawCondition<'n> {
     pub(crate) entry: &'n str,
     /// The position of the pattern in the file. Its key is the entry.
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     pub(crate) pattern: RawPattern<'n>,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum RawPattern<'n> {
 /// The operators of a pattern, as written in the rules file.
 #[derive(Debug)]
 pub(crate) struct RawOperators<'n> {
-    place: SourceSpan,
+    span: SourceSpan,
     operators: Vec<RawOperator<'n>>,
     /// Whether every key of the map is an operator. Keys that are not operators are already
     /// reported.
@@ -64,7 +64,7 @@ enum RawOperator<'n> {
     /// An operator whose operand is a string or a list of strings.
     OfTexts {
         operator: TextOperator,
-        place: SourceSpan,
+        span: SourceSpan,
         /// The operands. `None` stands for a value that is not a text, which is already reported.
         texts: Vec<Option<Scalar<'n>>>,
     },
@@ -109,7 +109,7 @@ pub(crate) struct PatternText<'r, 'n> {
 /// A problem of a pattern that is correct YAML but cannot be converted to a [`Pattern`].
 #[derive(Debug)]
 pub(crate) struct PatternProblem<'r> {
-    place: &'r SourceSpan,
+    span: &'r SourceSpan,
     problem: String,
 }
 
@@ -160,7 +160,7 @@ impl<'n> RawCondition<'n> {
     pub(super) fn read(entry: &'n str, value: &Value<'n>, report: &mut Report) -> Self {
         Self {
             entry,
-            place: value.place().clone(),
+            span: value.span().clone(),
             pattern: RawPattern::read(value, report),
         }
     }
@@ -171,7 +171,7 @@ impl<'n> RawCondition<'n> {
         let pattern = self.pattern.build(report)?;
         let condition = Condition::new(&entry_name(self.entry), pattern);
         condition
-            .map_err(|error| self.place.wrong(report, error.problem))
+            .map_err(|error| self.span.wrong(report, error.problem))
             .ok()
     }
 }
@@ -182,13 +182,13 @@ impl<'n> RawPattern<'n> {
         match value.shape() {
             Shape::Scalar => {
                 let what = "a value, a list of values, or a map such as {not: …}";
-                let text = value.placed_text(report, what);
+                let text = value.text_with_span(report, what);
                 text.map_or(Self::Unreadable, Self::Text)
             }
             Shape::List => {
                 let items = value.items(report, "a list").unwrap_or_default();
                 let patterns = items.iter().map(|item| Self::read(item, report));
-                Self::AnyOf(value.place().clone(), patterns.collect())
+                Self::AnyOf(value.span().clone(), patterns.collect())
             }
             Shape::Map => {
                 let operators = RawOperators::read(value, report);
@@ -202,8 +202,8 @@ impl<'n> RawPattern<'n> {
     pub(super) fn build(&self, report: &mut Report) -> Option<Pattern> {
         let built = self.convert();
         if let Err(problems) = &built {
-            for PatternProblem { place, problem } in problems {
-                place.wrong(report, problem);
+            for PatternProblem { span, problem } in problems {
+                span.wrong(report, problem);
             }
         }
         built.ok()
@@ -214,10 +214,10 @@ impl<'n> RawPattern<'n> {
     pub(super) fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
         match self {
             Self::Unreadable => Err(Vec::new()),
-            Self::Text(scalar) => accept(Pattern::text(scalar.text), &scalar.place),
-            Self::AnyOf(place, patterns) => {
+            Self::Text(scalar) => accept(Pattern::text(scalar.text), &scalar.span),
+            Self::AnyOf(span, patterns) => {
                 let patterns = all(patterns.iter().map(Self::convert))?;
-                accept(Pattern::any_of(patterns), place)
+                accept(Pattern::any_of(patterns), span)
             }
             Self::AllOf(operators) => operators.convert(),
         }
@@ -257,7 +257,7 @@ impl<'n> RawOperators<'n> {
             }
         });
         Some(Self {
-            place: value.place().clone(),
+            span: value.span().clone(),
             operators: operators.collect(),
             are_known,
         })
@@ -270,7 +270,7 @@ impl<'n> RawOperators<'n> {
         if !self.are_known {
             return Err(Vec::new());
         }
-        accept(Pattern::all_of(patterns), &self.place)
+        accept(Pattern::all_of(patterns), &self.span)
     }
 }
 
@@ -279,10 +279,10 @@ impl<'n> RawOperator<'n> {
         let items = value.one_or_more(report);
         let texts = items
             .iter()
-            .map(|item| item.placed_text(report, operator.operand()));
+            .map(|item| item.text_with_span(report, operator.operand()));
         Self::OfTexts {
             operator,
-            place: value.place().clone(),
+            span: value.span().clone(),
             texts: texts.collect(),
         }
     }
@@ -302,9 +302,9 @@ impl<'n> RawOperator<'n> {
         match self {
             Self::OfTexts {
                 operator,
-                place,
+                span,
                 texts,
-            } => operator.convert(place, texts),
+            } => operator.convert(span, texts),
             Self::Not(pattern) => pattern.convert().map(Pattern::negated),
             Self::Present(Some(true)) => Ok(Pattern::present()),
             Self::Present(Some(false)) => Ok(Pattern::absent()),
@@ -379,7 +379,7 @@ impl TextOperator {
 
     fn convert<'r>(
         self,
-        place: &'r SourceSpan,
+        span: &'r SourceSpan,
         texts: &'r [Option<Scalar<'_>>],
     ) -> Result<Pattern, Vec<PatternProblem<'r>>> {
         let build = |text: &str| match self {
@@ -391,14 +391,14 @@ impl TextOperator {
             Self::Regex => Pattern::regex(text),
         };
         let patterns = all(texts.iter().map(|scalar| match scalar {
-            Some(scalar) => accept(build(scalar.text), &scalar.place),
+            Some(scalar) => accept(build(scalar.text), &scalar.span),
             None => Err(Vec::new()),
         }))?;
         if self == Self::Cidr {
             let networks: Vec<&str> = texts.iter().flatten().map(|scalar| scalar.text).collect();
-            return accept(Pattern::networks(&networks), place);
+            return accept(Pattern::networks(&networks), span);
         }
-        accept(Pattern::any_of(patterns), place)
+        accept(Pattern::any_of(patterns), span)
     }
 }
 
@@ -426,11 +426,11 @@ fn all<'r>(
 /// Converts an error about a pattern to a problem at `place`. Returns a valid pattern unchanged.
 fn accept(
     converted: Result<Pattern, RuleError>,
-    place: &SourceSpan,
+    span: &SourceSpan,
 ) -> Result<Pattern, Vec<PatternProblem<'_>>> {
     converted.map_err(|error| {
         vec![PatternProblem {
-            place,
+            span,
             problem: error.problem,
         }]
     })

@@ -1,7 +1,7 @@
 //! `clients` and `entries`: the settings that identify the client of a request.
 
 use tidegate_core::bounds::MAX_ENTRIES;
-use tidegate_identity::{AddressHeader, DerivedEntry, Proxies, Trust, client_ip::Warning};
+use tidegate_identity::{AddressHeader, DerivedEntry, Proxies, Trust, client_ip::TrustWarning};
 
 use super::{
     Identity,
@@ -53,7 +53,7 @@ fn trust(value: &Value<'_>, report: &mut Report) -> Option<Trust> {
     };
     for warning in trust.warnings() {
         let field = match warning {
-            Warning::RawIpv6 => "ipv6_prefix",
+            TrustWarning::RawIpv6 => "ipv6_prefix",
             _ => "proxies",
         };
         if let Some(value) = fields.get(field) {

@@ -67,7 +67,7 @@ pub use listen::open_listener;
 pub use privacy::KeyPrivacy;
 pub use proxy::{
     AccessLogConfig, Adaptive, Class, Ejection, ForwardedHeaders, Heads, HealthCheck, Proxy,
-    Scheme, Slow, Timeouts, Underscores, Upstream, Url, Via,
+    Scheme, Slow, Timeouts, Underscores, UpstreamConfig, Url, Via,
 };
 pub use record::RecordConfig;
 pub use redis::{Password, RedisConfig};
@@ -111,9 +111,9 @@ const SECTIONS: &[&str] = &[
 #[non_exhaustive]
 pub struct Config {
     /// `listen`: the addresses of the listeners.
-    pub listen: Listen,
+    pub listen: ListenAddresses,
     /// `listen`: connection limits, TLS and authentication of the listeners.
-    pub listeners: Listeners,
+    pub listeners: ListenerSettings,
     /// `store.memory`: the maximum numbers of keys and bytes of the memory store.
     pub memory: MemoryBounds,
     /// `store.memory.snapshot`: the file to which counters are saved, so that they survive
@@ -168,7 +168,7 @@ pub struct Config {
 /// The listener addresses. `None` means that a listener is disabled (`off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Listen {
+pub struct ListenAddresses {
     /// `listen.http`: the listener for rate limit checks and forward-auth; default
     /// `127.0.0.1:8080`.
     pub http: Option<SocketAddr>,
@@ -185,7 +185,7 @@ pub struct Listen {
     pub metrics: Option<SocketAddr>,
 }
 
-impl Listen {
+impl ListenAddresses {
     /// Returns the listeners with their names.
     fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 5] {
         [
@@ -246,7 +246,7 @@ impl Default for ListenerConfig {
 
 /// The settings of all listeners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listeners {
+pub struct ListenerSettings {
     /// `listen.http`.
     pub http: ListenerConfig,
     /// `listen.grpc`. The TLS settings of the gRPC listener are in [`Grpc`].
@@ -259,7 +259,7 @@ pub struct Listeners {
     pub metrics: ListenerConfig,
 }
 
-impl Default for Listeners {
+impl Default for ListenerSettings {
     fn default() -> Self {
         let small = ListenerConfig {
             max_connections: 128,
@@ -276,7 +276,7 @@ impl Default for Listeners {
     }
 }
 
-impl Default for Listen {
+impl Default for ListenAddresses {
     fn default() -> Self {
         let loopback = |port| Some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
         Self {

@@ -55,7 +55,7 @@ impl DefaultAlgorithm {
 /// A limit, as written in the rules file.
 #[derive(Debug)]
 pub(crate) struct RawLimit {
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     /// The fields of the full form, without inherited fields; `None` if the limit is a shorthand.
     pub(crate) full_form: Option<Box<LimitSpec>>,
 }
@@ -113,7 +113,7 @@ fn raw_limit(
     let before = report.count();
     let what = "a rate such as 20/min, or a map with the fields of a limit";
     let mut raw = RawLimit {
-        place: value.place().clone(),
+        span: value.span().clone(),
         full_form: None,
     };
     let read = match value.shape() {

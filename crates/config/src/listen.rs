@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use super::{
-    AdminToken, Config, Headers, LegacyHeaders, Listen, ListenerConfig, Listeners, OperatorToken,
-    Password, TokenScope, grpc,
+    AdminToken, Config, Headers, LegacyHeaders, ListenAddresses, ListenerConfig, ListenerSettings,
+    OperatorToken, Password, TokenScope, grpc,
     report::Report,
     source_span::SourceSpan,
     value::{Fields, Shape, Value},
@@ -69,16 +69,16 @@ const RESP_KEYS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(crate) struct RawListen {
     /// The position of the section.
-    place: Option<SourceSpan>,
+    span: Option<SourceSpan>,
     /// The listeners that are written in the file.
     listeners: Vec<(&'static str, SourceSpan)>,
 }
 
 impl RawListen {
     fn read(value: &Value<'_>, fields: &Fields<'_>) -> Self {
-        let listener = |name: &'static str| Some((name, fields.get(name)?.place().clone()));
+        let listener = |name: &'static str| Some((name, fields.get(name)?.span().clone()));
         Self {
-            place: Some(value.place().clone()),
+            span: Some(value.span().clone()),
             listeners: NAMES.iter().copied().filter_map(listener).collect(),
         }
     }
@@ -86,8 +86,8 @@ impl RawListen {
     /// Returns the position of a listener, if the listener is written in the file.
     fn listener(&self, name: &str) -> Option<&SourceSpan> {
         let mut listeners = self.listeners.iter();
-        let (_, place) = listeners.find(|(known, _)| *known == name)?;
-        Some(place)
+        let (_, span) = listeners.find(|(known, _)| *known == name)?;
+        Some(span)
     }
 }
 
@@ -98,8 +98,8 @@ pub(super) fn listen(
     file: &Fields<'_>,
     has_token: bool,
     report: &mut Report,
-) -> (RawListen, Listen, Listeners) {
-    let (mut listen, mut listeners) = (Listen::default(), Listeners::default());
+) -> (RawListen, ListenAddresses, ListenerSettings) {
+    let (mut listen, mut listeners) = (ListenAddresses::default(), ListenerSettings::default());
     let value = file.get("listen");
     let Some((value, fields)) = value.and_then(|value| {
         let fields = value.fields(report, "a map such as {http: 127.0.0.1:8080}", NAMES)?;
@@ -266,11 +266,11 @@ pub(super) fn warn_of_open(raw: &RawListen, config: &Config, report: &mut Report
             "set `grpc.tls` with `client_ca`",
         ),
     ] {
-        let (Some(place), Some(address)) = (raw.listener(name), address) else {
+        let (Some(span), Some(address)) = (raw.listener(name), address) else {
             continue;
         };
         if let Some(message) = open_listener(address, is_guarded, advice) {
-            place.warn(report, format!("{message}, or listen on 127.0.0.1"));
+            span.warn(report, format!("{message}, or listen on 127.0.0.1"));
         }
     }
 }
@@ -355,14 +355,19 @@ fn port_alone(text: &str) -> Option<u16> {
 }
 
 /// Warns if the server would run without any listener.
-pub(super) fn warn_of_none(raw: &RawListen, has_proxy: bool, listen: &Listen, report: &mut Report) {
+pub(super) fn warn_of_none(
+    raw: &RawListen,
+    has_proxy: bool,
+    listen: &ListenAddresses,
+    report: &mut Report,
+) {
     let are_off = listen.listeners().iter().all(|(_, at)| at.is_none());
-    if let Some(place) = raw.place.as_ref().filter(|_| are_off && !has_proxy) {
+    if let Some(span) = raw.span.as_ref().filter(|_| are_off && !has_proxy) {
         let message = format!(
             "{NO_LISTENER}: every listener is off and there is no `proxy`, so no client can reach this server; enable \
              a listener, or add a `proxy`"
         );
-        place.warn(report, message);
+        span.warn(report, message);
     }
 }
 

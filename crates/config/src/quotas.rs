@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use tidegate_core::notation;
 
 use super::{
-    Listen,
+    ListenAddresses,
     conditions::RawPattern,
     report::Report,
     value::{Fields, Value},
@@ -18,7 +18,11 @@ const FIELDS: &[&str] = &["name", "domain", "bucket", "limit"];
 /// The maximum number of quotas in a file.
 const MAX_QUOTAS: usize = 1_000;
 
-pub(super) fn quotas(file: &Fields<'_>, listen: &Listen, report: &mut Report) -> Vec<QuotaRule> {
+pub(super) fn quotas(
+    file: &Fields<'_>,
+    listen: &ListenAddresses,
+    report: &mut Report,
+) -> Vec<QuotaRule> {
     let Some(value) = file.get("quotas") else {
         return Vec::new();
     };

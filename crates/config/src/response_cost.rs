@@ -24,7 +24,7 @@ const USAGE: &str = "usage";
 #[derive(Debug)]
 pub(crate) struct ProxyOnlyField {
     /// The position of the field.
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     /// What the cost of the rule depends on.
     pub(crate) source: &'static str,
 }
@@ -39,7 +39,7 @@ pub(super) fn proxy_only_field(fields: &Fields<'_>) -> Option<ProxyOnlyField> {
             _ => return None,
         };
         Some(ProxyOnlyField {
-            place: value.place().clone(),
+            span: value.span().clone(),
             source,
         })
     })
@@ -101,7 +101,7 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
         let pattern = Pattern::text(text.scalar.text);
         if pattern.is_ok_and(|pattern| !is_met(&pattern)) {
             let what = text.scalar.describe();
-            text.scalar.place.wrong(report, problem(&what));
+            text.scalar.span.wrong(report, problem(&what));
         }
     }
     // A map of operators can contain a regular expression, so its texts are checked one by one.
@@ -112,7 +112,7 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
             .is_ok_and(|pattern| !is_met(&pattern))
     {
         condition
-            .place
+            .span
             .wrong(report, problem("this combination of conditions"));
     }
 }

@@ -1,17 +1,22 @@
 //! Checks that a listener sees the responses and the bodies on which the cost of rules depends.
 
-use super::{Listen, report::Report, rules::RawRule};
+use super::{ListenAddresses, report::Report, rules::RawRule};
 
 /// Rejects rules that depend on the response if no proxy is configured, because only the proxy sees
 /// responses. Warns if other listeners also apply rules that depend on the response.
-pub(super) fn check(rules: &[RawRule<'_>], has_proxy: bool, listen: &Listen, report: &mut Report) {
+pub(super) fn check(
+    rules: &[RawRule<'_>],
+    has_proxy: bool,
+    listen: &ListenAddresses,
+    report: &mut Report,
+) {
     let blind = blind_listeners(listen);
     for field in rules.iter().filter_map(|rule| rule.proxy_only.as_ref()) {
         let why = format!(
             "depends on {}, which only the reverse proxy sees",
             field.source
         );
-        let field = &field.place;
+        let field = &field.span;
         if !has_proxy {
             let advice = "add a `proxy` section, or remove this field";
             field.wrong_key(report, format!("{why}; {advice}"));
@@ -28,7 +33,7 @@ pub(super) fn check(rules: &[RawRule<'_>], has_proxy: bool, listen: &Listen, rep
 }
 
 /// Returns the names of the listeners that apply rules but never see the response.
-fn blind_listeners(listen: &Listen) -> Vec<&'static str> {
+fn blind_listeners(listen: &ListenAddresses) -> Vec<&'static str> {
     let listeners = [("listen.http", listen.http), ("listen.resp", listen.resp)];
     let open = listeners
         .into_iter()

@@ -50,7 +50,7 @@ pub(crate) struct RawRules<'n> {
 /// The fields of a rule as written in the rules file. Fields that could not be read are missing.
 #[derive(Debug)]
 pub(crate) struct RawRule<'n> {
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     pub(crate) name: Option<Scalar<'n>>,
     pub(crate) when: RawWhen<'n>,
     pub(crate) allow: Vec<RawWhen<'n>>,
@@ -154,7 +154,7 @@ fn default_algorithm(
 
 /// Returns the position of a field, if the field is written in the file.
 fn place_of(fields: &Fields<'_>, name: &str) -> Option<SourceSpan> {
-    fields.get(name).map(|value| value.place().clone())
+    fields.get(name).map(|value| value.span().clone())
 }
 
 /// Reports a rule that has the name of an earlier rule, even if one of the two rules has other
@@ -171,24 +171,22 @@ fn check_name_is_new<'n>(
     let first = *names.entry(name.text).or_insert(at);
     if first != at {
         let message = format!("is already the name of rules[{first}]; give each rule its own name");
-        name.place.wrong(report, message);
+        name.span.wrong(report, message);
     }
 }
 
 /// Reports an elastic rule whose `elastic.unused.rule` is the rule itself or does not exist.
 fn check_parent(rule: &RawRule<'_>, names: &HashMap<&str, usize>, report: &mut Report) {
     let Some(Scalar {
-        place,
-        text: parent,
-        ..
+        span, text: parent, ..
     }) = &rule.elastic.parent
     else {
         return;
     };
     if rule.name.as_ref().is_some_and(|name| name.text == *parent) {
-        place.wrong(report, "must name a different rule");
+        span.wrong(report, "must name a different rule");
     } else if !names.contains_key(parent) {
-        place.wrong(report, format!("there is no rule \"{parent}\""));
+        span.wrong(report, format!("there is no rule \"{parent}\""));
     }
 }
 
@@ -245,7 +243,7 @@ fn parts<'n>(
         .map_or_else(Default::default, |when| conditions::when(when, report));
     let key = fields
         .get("key")
-        .map(|key| (key.place().clone(), key_entries(key, report)));
+        .map(|key| (key.span().clone(), key_entries(key, report)));
     let (raw_cost, cost) = fields
         .get("cost")
         .map_or_else(Default::default, |cost| cost_source(cost, report));
@@ -285,7 +283,7 @@ fn parts<'n>(
         plans,
     };
     let raw = RawRule {
-        place: value.place().clone(),
+        span: value.span().clone(),
         name,
         when: raw_when,
         allow: raw_allow,
@@ -382,7 +380,7 @@ fn sound_rule() -> Result<Rule, RuleError> {
 fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<Scalar<'n>> {
     let what = "a name for the rule";
     match fields.get("name") {
-        Some(name) => name.placed_text(report, what),
+        Some(name) => name.text_with_span(report, what),
         None => {
             fields.wrong(report, "name", "is missing; give each rule its own name");
             None
@@ -471,7 +469,10 @@ fn elastic<'n>(
 
 /// Returns the rule name in `elastic.unused`, even if `unused` has other mistakes.
 fn parent<'n>(unused: &Value<'n>) -> Option<Scalar<'n>> {
-    unused.fields_among(&["rule"])?.get("rule")?.placed_scalar()
+    unused
+        .fields_among(&["rule"])?
+        .get("rule")?
+        .scalar_with_span()
 }
 
 /// Reads `elastic.unused`: another rule, and the percentage of its limits that must be unused.
@@ -506,7 +507,7 @@ fn key_entries<'n>(value: &Value<'n>, report: &mut Report) -> Vec<Scalar<'n>> {
     let items = value.one_or_more(report);
     items
         .iter()
-        .filter_map(|item| item.placed_text(report, "the name of an entry"))
+        .filter_map(|item| item.text_with_span(report, "the name of an entry"))
         .collect()
 }
 
@@ -524,7 +525,7 @@ fn cost_source<'n>(value: &Value<'n>, report: &mut Report) -> (RawCost<'n>, Opti
         return (RawCost::Fixed, cost.map(CostSource::Body));
     }
     let what = "a number, the name of an entry that holds one, or a map such as {json: /max_tokens, default: 1000}";
-    let Some(entry) = value.placed_text(report, what) else {
+    let Some(entry) = value.text_with_span(report, what) else {
         return (RawCost::Fixed, None);
     };
     let name = conditions::entry_name(entry.text).into_owned();

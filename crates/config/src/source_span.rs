@@ -88,7 +88,7 @@ impl SourceSpan {
 /// A text in the file, and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Scalar<'n> {
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     pub(crate) text: &'n str,
     pub(crate) is_quoted: bool,
 }
@@ -102,7 +102,7 @@ impl Scalar<'_> {
 
     /// Returns whether messages must hide the text.
     pub(crate) fn is_secret(&self) -> bool {
-        self.place.is_secret(self.text)
+        self.span.is_secret(self.text)
     }
 
     /// Returns a description of the text for a message. The description never contains a secret.

@@ -28,7 +28,7 @@ const UNITS: [(&str, u64); 8] = [
 
 /// The settings of the section `store`.
 #[derive(Default)]
-pub(super) struct Store {
+pub(super) struct StoreSettings {
     pub(super) memory: MemoryBounds,
     pub(super) snapshot: Option<Snapshot>,
     pub(super) redis: Option<RedisConfig>,
@@ -50,9 +50,9 @@ const FIELDS: &[&str] = &[
     "tls",
 ];
 
-pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> Store {
+pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> StoreSettings {
     let Some(value) = file.get("store") else {
-        return Store::default();
+        return StoreSettings::default();
     };
     let what = "`memory`, or a map such as {redis: \"redis://127.0.0.1:6379\"}";
     if let Shape::Scalar | Shape::List = value.shape() {
@@ -64,10 +64,10 @@ pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> Store {
             Some("memory") | None => {}
             Some(_) => value.expected(report, what),
         }
-        return Store::default();
+        return StoreSettings::default();
     }
     let Some(fields) = value.fields(report, what, FIELDS) else {
-        return Store::default();
+        return StoreSettings::default();
     };
     let (memory, snapshot) = fields
         .get("memory")
@@ -85,7 +85,7 @@ pub(super) fn store(file: &Fields<'_>, report: &mut Report) -> Store {
         let message = "snapshots are not supported with the Redis store, which keeps the counts itself; remove `snapshot`";
         snapshot.wrong(report, message);
     }
-    Store {
+    StoreSettings {
         memory,
         snapshot,
         redis,

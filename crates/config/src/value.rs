@@ -15,7 +15,7 @@ use super::{
 /// A value in the file and its path.
 #[derive(Clone, Debug)]
 pub struct Value<'n> {
-    place: SourceSpan,
+    span: SourceSpan,
     node: &'n Node<'n>,
 }
 
@@ -49,17 +49,17 @@ impl<'n> Value<'n> {
 
     /// Creates the value at `path` whose key is on `key_line`.
     fn new(path: String, node: &'n Node<'n>, key_line: usize) -> Self {
-        let place = SourceSpan {
+        let span = SourceSpan {
             path: path.into_boxed_str(),
             line: node.line,
             key_line,
         };
-        Self { place, node }
+        Self { span, node }
     }
 
     /// Returns the position of the value in the file.
-    pub(crate) fn place(&self) -> &SourceSpan {
-        &self.place
+    pub(crate) fn span(&self) -> &SourceSpan {
+        &self.span
     }
 
     /// Returns the kind of the value.
@@ -74,22 +74,22 @@ impl<'n> Value<'n> {
 
     /// Reports a mistake at this value.
     pub fn wrong(&self, report: &mut Report, message: impl Into<String>) {
-        self.place.wrong(report, message);
+        self.span.wrong(report, message);
     }
 
     /// Adds a warning at this value.
     pub fn warn(&self, report: &mut Report, message: impl Into<String>) {
-        self.place.warn(report, message);
+        self.span.warn(report, message);
     }
 
     /// Reports a mistake in the key of this value.
     pub fn wrong_key(&self, report: &mut Report, message: impl Into<String>) {
-        self.place.wrong_key(report, message);
+        self.span.wrong_key(report, message);
     }
 
     /// Adds a warning about the key of this value.
     pub fn warn_of_key(&self, report: &mut Report, message: impl Into<String>) {
-        self.place.warn_of_key(report, message);
+        self.span.warn_of_key(report, message);
     }
 
     /// Reports that `what` was expected in place of this value.
@@ -107,9 +107,9 @@ impl<'n> Value<'n> {
     }
 
     /// Returns the text of a scalar and its position. Reports any other kind of value.
-    pub(crate) fn placed_text(&self, report: &mut Report, what: &str) -> Option<Scalar<'n>> {
+    pub(crate) fn text_with_span(&self, report: &mut Report, what: &str) -> Option<Scalar<'n>> {
         self.text(report, what)?;
-        self.placed_scalar()
+        self.scalar_with_span()
     }
 
     /// Returns the text of the value, if the value is a scalar.
@@ -122,10 +122,10 @@ impl<'n> Value<'n> {
     }
 
     /// Returns the text of the value and its position, if the value is a scalar.
-    pub(crate) fn placed_scalar(&self) -> Option<Scalar<'n>> {
+    pub(crate) fn scalar_with_span(&self) -> Option<Scalar<'n>> {
         Some(Scalar {
             text: self.scalar()?,
-            place: self.place.clone(),
+            span: self.span.clone(),
             is_quoted: matches!(self.node.content, Content::Quoted(_)),
         })
     }
@@ -241,7 +241,7 @@ impl<'n> Value<'n> {
             Content::Empty => Some(Vec::new()),
             Content::List(items) => {
                 let item = |(at, node): (usize, &'n Node<'n>)| {
-                    Self::new(format!("{}[{at}]", self.place.path), node, node.line)
+                    Self::new(format!("{}[{at}]", self.span.path), node, node.line)
                 };
                 Some(items.iter().enumerate().map(item).collect())
             }
@@ -325,13 +325,13 @@ impl<'n> Value<'n> {
         for (key, node) in pairs {
             let (Content::Plain(name) | Content::Quoted(name)) = &key.content else {
                 mistaken(Mistake {
-                    path: self.place.path.to_string(),
+                    path: self.span.path.to_string(),
                     line: Some(key.line),
                     message: "expected a key, got a list, a map or nothing".to_owned(),
                 });
                 continue;
             };
-            let path = self.place.path_of(name);
+            let path = self.span.path_of(name);
             if seen.insert(&**name) {
                 read.push((&**name, Self::new(path, node, key.line)));
             } else {
@@ -360,25 +360,25 @@ impl<'n> Value<'n> {
         };
         let member = |(key, node): &'n (Node<'n>, Node<'n>)| match &key.content {
             Content::Plain(name) | Content::Quoted(name) => {
-                let value = Self::new(self.place.path_of(name), node, key.line);
+                let value = Self::new(self.span.path_of(name), node, key.line);
                 (Some(&key.content), value)
             }
             Content::Empty | Content::List(_) | Content::Map(_) => {
-                (None, Self::new(self.place.path.to_string(), node, key.line))
+                (None, Self::new(self.span.path.to_string(), node, key.line))
             }
         };
         pairs.iter().map(member).collect()
     }
 
     fn is_secret(&self) -> bool {
-        self.placed_scalar()
+        self.scalar_with_span()
             .is_some_and(|scalar| scalar.is_secret())
     }
 
     /// Returns a description of the value for a message. The description never contains a secret.
     #[must_use]
     pub fn describe(&self) -> String {
-        match (&self.node.content, self.placed_scalar()) {
+        match (&self.node.content, self.scalar_with_span()) {
             (_, Some(scalar)) => scalar.describe(),
             (Content::List(_), None) => "a list".to_owned(),
             (Content::Map(_), None) => "a map".to_owned(),
@@ -414,7 +414,7 @@ impl<'n> Fields<'n> {
         match self.get(name) {
             Some(value) => value.wrong(report, message),
             None => {
-                let map = &self.map.place;
+                let map = &self.map.span;
                 report.mistake(map.at(&map.path_of(name), message.into()));
             }
         }

@@ -26,7 +26,7 @@ pub(super) const OTHER: &str = "other";
     missing_docs,
     reason = "each is the counter of its name in envoyproxy/ratelimit"
 )]
-pub enum Counter {
+pub enum HitCounter {
     TotalHits,
     WithinLimit,
     NearLimit,
@@ -36,7 +36,7 @@ pub enum Counter {
     TotalNegativeHits,
 }
 
-impl Counter {
+impl HitCounter {
     /// All kinds of counters, each with the name of the equivalent counter in envoyproxy/ratelimit.
     pub const ALL: [(&'static str, Self); 7] = [
         ("total_hits", Self::TotalHits),
@@ -63,16 +63,16 @@ impl Counter {
 
 /// The counters of one descriptor path.
 #[derive(Debug, Default)]
-pub(crate) struct Counters([AtomicU64; Counter::ALL.len()]);
+pub(crate) struct Counters([AtomicU64; HitCounter::ALL.len()]);
 
 impl Counters {
-    pub(super) fn add(&self, counter: Counter, hits: u64) {
+    pub(super) fn add(&self, counter: HitCounter, hits: u64) {
         if hits > 0 {
             self.0[counter.index()].fetch_add(hits, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn read(&self, counter: Counter) -> u64 {
+    pub(super) fn read(&self, counter: HitCounter) -> u64 {
         self.0[counter.index()].load(Ordering::Relaxed)
     }
 }
@@ -177,15 +177,15 @@ mod tests {
         for number in 0..MAX_PATHS + 10 {
             registry
                 .counters(&domain, &format!("user_{number}"))
-                .add(Counter::TotalHits, 1);
+                .add(HitCounter::TotalHits, 1);
         }
         let (mut paths, mut hits) = (0, 0);
         for ((_, path), counters) in registry.all() {
             paths += 1;
-            hits += counters.read(Counter::TotalHits);
+            hits += counters.read(HitCounter::TotalHits);
             assert_eq!(
                 &*path == OTHER,
-                counters.read(Counter::TotalHits) == 10,
+                counters.read(HitCounter::TotalHits) == 10,
                 "{path}"
             );
         }

@@ -1,7 +1,7 @@
 //! Updates the metrics of a request's descriptors.
 
 use super::{
-    Counter, RlsError,
+    HitCounter, RlsError,
     applied_limit::DescriptorMatch,
     applied_limit::{AppliedLimit, Hits, LimitResult},
     evaluate::{Evaluator, limited},
@@ -21,11 +21,11 @@ impl Evaluator<'_> {
                 Hits::Charge(cost) => cost.units(),
                 Hits::Refund(cost) => {
                     let refunds = decided.as_ref().map_or(0, |()| cost.units());
-                    applied.counters.add(Counter::TotalNegativeHits, refunds);
+                    applied.counters.add(HitCounter::TotalNegativeHits, refunds);
                     continue;
                 }
             };
-            applied.counters.add(Counter::TotalHits, hits);
+            applied.counters.add(HitCounter::TotalHits, hits);
             if decided.is_ok() {
                 self.count_split(applied, hits);
             }
@@ -35,14 +35,14 @@ impl Evaluator<'_> {
     fn count_split(&self, applied: &AppliedLimit<'_>, hits: u64) {
         let (counters, result) = (&applied.counters, &applied.result);
         let split = self.split(result, hits);
-        counters.add(Counter::WithinLimit, split.within);
-        counters.add(Counter::NearLimit, split.near);
-        counters.add(Counter::OverLimit, split.over);
+        counters.add(HitCounter::WithinLimit, split.within);
+        counters.add(HitCounter::NearLimit, split.near);
+        counters.add(HitCounter::OverLimit, split.over);
         if result.cached_until.is_some() {
-            counters.add(Counter::OverLimitWithLocalCache, split.over);
+            counters.add(HitCounter::OverLimitWithLocalCache, split.over);
         }
         if applied.rule().is_some_and(|rule| rule.shadow) {
-            counters.add(Counter::ShadowMode, split.over);
+            counters.add(HitCounter::ShadowMode, split.over);
         }
     }
 

@@ -17,15 +17,15 @@ const CACHED_LIMITS: usize = 4_096;
 
 /// A cache of limits. The keys are the override and the way in which the limits count denied hits.
 #[derive(Debug)]
-pub(super) struct Overrides(RwLock<BuildCache<(LimitOverride, DeniedHits), Arc<RuleLimits>>>);
+pub(super) struct OverrideCache(RwLock<BuildCache<(LimitOverride, DeniedHits), Arc<RuleLimits>>>);
 
-impl Default for Overrides {
+impl Default for OverrideCache {
     fn default() -> Self {
         Self(RwLock::new(BuildCache::new(CACHED_LIMITS)))
     }
 }
 
-impl Overrides {
+impl OverrideCache {
     /// Returns the limits that `limit_override` describes; `None` if its unit is unknown.
     pub(super) fn limits(
         &self,

@@ -2,13 +2,13 @@
 
 use tidegate_net::prometheus::{Metric, Page, count};
 
-use super::{ConfigWatcher, Counter, RateLimitService, XdsClient};
+use super::{ConfigWatcher, HitCounter, RateLimitService, XdsClient};
 
 /// The metric of each counter. The documentation maps these metrics to the names in
 /// envoyproxy/ratelimit.
-const HITS: [(Counter, Metric<2>); 7] = [
+const HITS: [(HitCounter, Metric<2>); 7] = [
     (
-        Counter::TotalHits,
+        HitCounter::TotalHits,
         Metric::counter(
             "tidegate_envoy_hits_total",
             ["domain", "descriptor"],
@@ -16,7 +16,7 @@ const HITS: [(Counter, Metric<2>); 7] = [
         ),
     ),
     (
-        Counter::WithinLimit,
+        HitCounter::WithinLimit,
         Metric::counter(
             "tidegate_envoy_within_limit_total",
             ["domain", "descriptor"],
@@ -24,7 +24,7 @@ const HITS: [(Counter, Metric<2>); 7] = [
         ),
     ),
     (
-        Counter::NearLimit,
+        HitCounter::NearLimit,
         Metric::counter(
             "tidegate_envoy_near_limit_total",
             ["domain", "descriptor"],
@@ -32,7 +32,7 @@ const HITS: [(Counter, Metric<2>); 7] = [
         ),
     ),
     (
-        Counter::OverLimit,
+        HitCounter::OverLimit,
         Metric::counter(
             "tidegate_envoy_over_limit_total",
             ["domain", "descriptor"],
@@ -40,7 +40,7 @@ const HITS: [(Counter, Metric<2>); 7] = [
         ),
     ),
     (
-        Counter::OverLimitWithLocalCache,
+        HitCounter::OverLimitWithLocalCache,
         Metric::counter(
             "tidegate_envoy_over_limit_cached_total",
             ["domain", "descriptor"],
@@ -48,7 +48,7 @@ const HITS: [(Counter, Metric<2>); 7] = [
         ),
     ),
     (
-        Counter::ShadowMode,
+        HitCounter::ShadowMode,
         Metric::counter(
             "tidegate_envoy_shadow_over_limit_total",
             ["domain", "descriptor"],
@@ -56,7 +56,7 @@ const HITS: [(Counter, Metric<2>); 7] = [
         ),
     ),
     (
-        Counter::TotalNegativeHits,
+        HitCounter::TotalNegativeHits,
         Metric::counter(
             "tidegate_envoy_hits_refunded_total",
             ["domain", "descriptor"],

@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use tidegate_limiter::metrics::ListenerKind;
 use tidegate_net::prometheus::{Metric, Page};
 
-use super::{Counter, RateLimitService};
+use super::{HitCounter, RateLimitService};
 
 const LABELS: [&str; 3] = ["domain", "key1", "key2"];
 
-const HITS: [(Counter, Metric<3>); 5] = [
+const HITS: [(HitCounter, Metric<3>); 5] = [
     (
-        Counter::TotalHits,
+        HitCounter::TotalHits,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_total_hits",
             LABELS,
@@ -20,7 +20,7 @@ const HITS: [(Counter, Metric<3>); 5] = [
         ),
     ),
     (
-        Counter::WithinLimit,
+        HitCounter::WithinLimit,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_within_limit",
             LABELS,
@@ -28,7 +28,7 @@ const HITS: [(Counter, Metric<3>); 5] = [
         ),
     ),
     (
-        Counter::NearLimit,
+        HitCounter::NearLimit,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_near_limit",
             LABELS,
@@ -36,7 +36,7 @@ const HITS: [(Counter, Metric<3>); 5] = [
         ),
     ),
     (
-        Counter::OverLimit,
+        HitCounter::OverLimit,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_over_limit",
             LABELS,
@@ -44,7 +44,7 @@ const HITS: [(Counter, Metric<3>); 5] = [
         ),
     ),
     (
-        Counter::ShadowMode,
+        HitCounter::ShadowMode,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_shadow_mode",
             LABELS,

@@ -21,13 +21,13 @@ use tidegate_limiter::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Code, Counter, Descriptor, LoadedConfig, RateLimitAnswer, RateLimitRequest, RlsError,
+    Code, Descriptor, HitCounter, LoadedConfig, RateLimitAnswer, RateLimitRequest, RlsError,
     applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult, Source},
     counters::{Counters, DomainAndPath, Registry, UnknownDomains},
     evaluate::Evaluator,
     key,
     over_limit_cache::{CacheEpoch, OverLimitCache},
-    overrides::Overrides,
+    overrides::OverrideCache,
     response,
     rules::{Allowance, ChargeMode, Detail, Domain, Domains, MatchedRule, Node, Rule},
     stat_names,
@@ -40,7 +40,7 @@ pub struct RateLimitService {
     settings: RlsSettings,
     domains: ArcSwapOption<Domains>,
     healthy: watch::Sender<bool>,
-    overrides: Overrides,
+    overrides: OverrideCache,
     over: Option<OverLimitCache>,
     registry: Registry,
     unknown_domains: UnknownDomains,
@@ -60,7 +60,7 @@ impl RateLimitService {
             settings,
             domains: ArcSwapOption::empty(),
             healthy,
-            overrides: Overrides::default(),
+            overrides: OverrideCache::default(),
             over,
             registry: Registry::default(),
             unknown_domains: UnknownDomains::default(),
@@ -423,9 +423,9 @@ impl RateLimitService {
     }
 
     /// Calls `each` with every domain, path and counter, in sorted order.
-    pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, Counter, u64)) {
+    pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, HitCounter, u64)) {
         for ((domain, path), counters) in self.counters() {
-            for (_, counter) in Counter::ALL {
+            for (_, counter) in HitCounter::ALL {
                 each(&domain, &path, counter, counters.read(counter));
             }
         }

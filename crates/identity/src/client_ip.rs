@@ -183,14 +183,14 @@ impl Trust {
 
     /// Returns warnings about settings that let clients evade the limits, or use the address of
     /// another client.
-    pub fn warnings(&self) -> impl Iterator<Item = Warning> {
+    pub fn warnings(&self) -> impl Iterator<Item = TrustWarning> {
         let all = match &self.proxies {
             Proxies::Hops(_) => false,
             Proxies::Nets(nets) => nets.iter().any(|net| canonical_net(*net).prefix_len() == 0),
         };
         let raw = self.ipv6_prefix > DEFAULT_IPV6_PREFIX;
-        let all = all.then_some(Warning::TrustAll);
-        all.into_iter().chain(raw.then_some(Warning::RawIpv6))
+        let all = all.then_some(TrustWarning::TrustAll);
+        all.into_iter().chain(raw.then_some(TrustWarning::RawIpv6))
     }
 
     /// Returns the client address that the trusted proxies recorded. The socket's peer counts as
@@ -202,8 +202,7 @@ impl Trust {
             AddressHeader::Single(name) => single(headers, name),
             AddressHeader::XForwardedFor => {
                 let lines = headers.get_all(X_FORWARDED_FOR).iter().rev();
-                let elements =
-                    lines.flat_map(|line| line.as_bytes().rsplit(|octet| *octet == b','));
+                let elements = lines.flat_map(|line| line.as_bytes().rsplit(|byte| *byte == b','));
                 let addresses =
                     elements.map(|element| address::read(std::str::from_utf8(element).ok()?));
                 self.last_known(addresses, skipped)
@@ -243,14 +242,14 @@ impl Trust {
 /// A setting that lets clients evade the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Warning {
+pub enum TrustWarning {
     /// All addresses are trusted as proxies.
     TrustAll,
     /// IPv6 clients are counted by a prefix longer than /64, the usual network of one subscriber.
     RawIpv6,
 }
 
-impl Warning {
+impl TrustWarning {
     /// Returns the code of the warning, which can be searched in logs.
     #[must_use]
     pub const fn code(self) -> &'static str {
@@ -261,7 +260,7 @@ impl Warning {
     }
 }
 
-impl fmt::Display for Warning {
+impl fmt::Display for TrustWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (code, problem) = (
             self.code(),

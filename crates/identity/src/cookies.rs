@@ -53,9 +53,9 @@ fn hides_letters(value: &[u8]) -> bool {
 fn cookies<'r>(headers: &'r HeaderMap, name: &str) -> impl Iterator<Item = &'r [u8]> {
     let lines = headers.get_all(COOKIE).iter();
     let pairs = lines
-        .flat_map(|line| line.as_bytes().split(|octet| *octet == b';'))
+        .flat_map(|line| line.as_bytes().split(|byte| *byte == b';'))
         .filter_map(|pair| {
-            let equals = pair.iter().position(|octet| *octet == b'=')?;
+            let equals = pair.iter().position(|byte| *byte == b'=')?;
             Some((pair[..equals].trim_ascii(), pair[equals + 1..].trim_ascii()))
         });
     let named = pairs.filter(move |(known, _)| *known == name.as_bytes());

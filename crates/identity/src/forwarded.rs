@@ -17,7 +17,7 @@ pub(crate) fn for_from_the_right(line: &[u8]) -> impl Iterator<Item = Option<Str
 
 fn for_of(element: &[u8]) -> Option<String> {
     let pairs = FromTheRight(Some(element), b';').filter_map(|pair| {
-        let equals = pair.iter().position(|octet| *octet == b'=')?;
+        let equals = pair.iter().position(|byte| *byte == b'=')?;
         Some((&pair[..equals], &pair[equals + 1..]))
     });
     let mut values = pairs.filter(|(name, _)| name.trim_ascii().eq_ignore_ascii_case(b"for"));
@@ -58,7 +58,7 @@ impl<'t> Iterator for FromTheRight<'t> {
         for at in (0..rest.len()).rev() {
             match rest[at] {
                 b'"' if !(quoted && is_escaped(rest, at)) => quoted = !quoted,
-                octet if octet == self.1 && !quoted => {
+                byte if byte == self.1 && !quoted => {
                     self.0 = Some(&rest[..at]);
                     return Some(&rest[at + 1..]);
                 }
@@ -71,11 +71,8 @@ impl<'t> Iterator for FromTheRight<'t> {
 }
 
 /// Returns true if the number of backslashes directly before `at` is odd.
-fn is_escaped(octets: &[u8], at: usize) -> bool {
-    let backslashes = octets[..at]
-        .iter()
-        .rev()
-        .take_while(|octet| **octet == b'\\');
+fn is_escaped(bytes: &[u8], at: usize) -> bool {
+    let backslashes = bytes[..at].iter().rev().take_while(|byte| **byte == b'\\');
     backslashes.count() % 2 == 1
 }
 

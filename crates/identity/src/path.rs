@@ -47,9 +47,9 @@ fn decode_unreserved(path: &str) -> String {
     let mut rest = path;
     while let Some(at) = rest.find('%') {
         out.push_str(&rest[..at]);
-        match rest.as_bytes().get(at + 1..at + 3).and_then(octet) {
-            Some(octet) if octet.is_ascii_alphanumeric() || b"-._~".contains(&octet) => {
-                out.push(char::from(octet));
+        match rest.as_bytes().get(at + 1..at + 3).and_then(hex_byte) {
+            Some(byte) if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) => {
+                out.push(char::from(byte));
             }
             // The slice ends at a character boundary, because an escape consists of ASCII
             // characters.
@@ -67,7 +67,7 @@ fn decode_unreserved(path: &str) -> String {
 }
 
 /// Returns the byte that two hexadecimal digits encode.
-pub(crate) fn octet(digits: &[u8]) -> Option<u8> {
+pub(crate) fn hex_byte(digits: &[u8]) -> Option<u8> {
     let value = |digit: u8| char::from(digit).to_digit(16);
     let [high, low] = digits else { return None };
     u8::try_from(value(*high)? * 16 + value(*low)?).ok()

@@ -71,18 +71,18 @@ fn split(uri: &str) -> (&str, &str) {
 
 /// Decodes a query component. For example, `%41` becomes `A`, and `+` becomes a space.
 fn decoded(text: &str) -> String {
-    let mut octets = Vec::with_capacity(text.len());
+    let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
         let escaped = if first == b'%' {
-            tail.get(..2).and_then(path::octet)
+            tail.get(..2).and_then(path::hex_byte)
         } else {
             None
         };
-        octets.push(escaped.unwrap_or(if first == b'+' { b' ' } else { first }));
+        bytes.push(escaped.unwrap_or(if first == b'+' { b' ' } else { first }));
         rest = if escaped.is_some() { &tail[2..] } else { tail };
     }
-    String::from_utf8_lossy(&octets).into_owned()
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

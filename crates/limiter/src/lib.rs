@@ -328,7 +328,7 @@ impl ServerLimiter {
     /// Returns whether a block that is added now would survive a restart of this process. This is
     /// the case with Redis, or if snapshots are configured and the last one was written.
     #[must_use]
-    pub fn keeps_blocks(&self) -> bool {
+    pub fn are_blocks_persistent(&self) -> bool {
         self.redis_store().is_some() || self.snapshots.is_kept()
     }
 
@@ -349,9 +349,9 @@ impl ServerLimiter {
         };
         self.metrics.collect(&stats, page);
         if let Some(top) = &self.top {
-            top.collect_metrics(page);
+            top.collect(page);
         }
-        self.denials.collect_metrics(page);
+        self.denials.collect(page);
         self.collect_candidate(page);
         if let Some(recorder) = &self.recorder {
             recorder.collect(page);

@@ -47,10 +47,10 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
         // In the long form, the length is in the next one or two bytes. Two bytes are enough for a
         // name.
         0x81 | 0x82 => {
-            let (octets, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
-            let length = octets
+            let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
+            let length = bytes
                 .iter()
-                .fold(0, |length, octet| length << 8 | usize::from(*octet));
+                .fold(0, |length, byte| length << 8 | usize::from(*byte));
             (length, rest)
         }
         _ => return None,
@@ -118,9 +118,9 @@ mod tests {
         assert_eq!(common_name(&subject), Some("x"));
         for at in 0..subject.len() {
             common_name(&subject[..at]);
-            for octet in 0..=255 {
+            for byte in 0..=255 {
                 let mut strange = subject;
-                strange[at] = octet;
+                strange[at] = byte;
                 common_name(&strange);
             }
         }

@@ -16,7 +16,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::{
     Bounds, Connection,
-    registry::{Eviction, Limits, Registration, RegistrationResult, Registry},
+    registry::{ConnectionLimits, Eviction, Registration, RegistrationResult, Registry},
     shutdown::{ConnectionCount, Shutdown},
     worker::Jobs,
 };
@@ -102,7 +102,7 @@ impl Listener {
         })))
     }
 
-    fn admit(&self, peer: IpAddr, limits: Limits) -> Option<Registration> {
+    fn admit(&self, peer: IpAddr, limits: ConnectionLimits) -> Option<Registration> {
         let count = |counter: &AtomicU64| counter.fetch_add(1, Ordering::Relaxed);
         match self.0.registry.register(peer, limits) {
             RegistrationResult::Admitted(registration, evicted) => {
@@ -173,7 +173,7 @@ where
 
     fn dispatch(&self, stream: TcpStream, peer: SocketAddr, worker: usize) {
         let per_client = self.bounds.connections_per_client;
-        let limits = Limits {
+        let limits = ConnectionLimits {
             connections: self.bounds.connections,
             per_client: (!(self.exempt)(peer.ip())).then_some(per_client),
         };

@@ -100,14 +100,18 @@ pub(super) enum Eviction {
 
 /// The limits that apply to a new connection.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct ConnectionLimits {
     pub(super) connections: usize,
     /// The limit per client; `None` if this client is exempt from it.
     pub(super) per_client: Option<usize>,
 }
 
 impl Registry {
-    pub(super) fn register(self: &Arc<Self>, peer: IpAddr, limits: Limits) -> RegistrationResult {
+    pub(super) fn register(
+        self: &Arc<Self>,
+        peer: IpAddr,
+        limits: ConnectionLimits,
+    ) -> RegistrationResult {
         let client = network(peer);
         let mut open = self.lock();
         let has = open.clients.get(&client).copied().unwrap_or(0);
@@ -313,14 +317,14 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn limits(connections: usize, per_client: usize) -> Limits {
-        Limits {
+    fn limits(connections: usize, per_client: usize) -> ConnectionLimits {
+        ConnectionLimits {
             connections,
             per_client: Some(per_client),
         }
     }
 
-    fn seat(registry: &Arc<Registry>, client: &str, limits: Limits) -> Registration {
+    fn seat(registry: &Arc<Registry>, client: &str, limits: ConnectionLimits) -> Registration {
         match registry.register(peer(client), limits) {
             RegistrationResult::Admitted(seat, _) => seat,
             refused => panic!("{refused:?}"),

@@ -49,12 +49,12 @@ pub(crate) struct AdmissionContext {
 /// A service that rejects requests for upstreams without free capacity, and passes all other
 /// requests to the rate limits.
 #[derive(Clone, Debug)]
-pub(crate) struct Admission<S> {
+pub(crate) struct AdmissionService<S> {
     inner: S,
     context: Arc<AdmissionContext>,
 }
 
-impl<S> Admission<S> {
+impl<S> AdmissionService<S> {
     pub(crate) fn new(inner: S, context: AdmissionContext) -> Self {
         Self {
             inner,
@@ -70,7 +70,7 @@ type AdmissionResult<R> = Result<Response<LimitedBody<R>>, Infallible>;
 type LocalReply<R> =
     Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> AdmissionResult<R>>;
 
-impl<S, B, R> Service<Request<B>> for Admission<S>
+impl<S, B, R> Service<Request<B>> for AdmissionService<S>
 where
     S: Service<Request<B>, Response = Response<LimitedBody<R>>, Error = Infallible>,
     R: Body<Data = Bytes>,

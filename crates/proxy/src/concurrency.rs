@@ -53,7 +53,7 @@ impl UpstreamConcurrency {
     /// Fails if settings are out of range, which is impossible for a parsed configuration.
     pub(crate) fn inheriting_from(
         settings: &tidegate_config::Adaptive,
-        upstream: &tidegate_config::Upstream,
+        upstream: &tidegate_config::UpstreamConfig,
         previous: Option<&Self>,
         clock: &Clock,
     ) -> Result<Self, LimitError> {

@@ -32,11 +32,11 @@ use tidegate_tower::LongLivedPermit;
 use tower_service::Service;
 
 use super::{
-    access_log::{LoggedUpstream, Session},
+    access_log::{LoggedUpstream, UpgradedSession},
     client_limit::ClientRequests,
     error::ProxyError,
     headers::{forwarded::ForwardingHeaders, hop_by_hop, lookup, target},
-    permit::Permit,
+    permit::PausablePermit,
     request_body::{RequestBody, Upload, UploadLimits, UploadProgress},
     response_body::{self, ResponseBody, StreamingOptions},
     runtime::ProxyRuntime,
@@ -107,7 +107,7 @@ struct RoutedRequest {
     /// The progress of sending the request body.
     progress: UploadProgress,
     /// The request's permit under the upstream's adaptive concurrency limit, if there is one.
-    permit: Option<Permit>,
+    permit: Option<PausablePermit>,
     pending: PendingRequest,
     is_head: bool,
 }
@@ -158,7 +158,10 @@ impl HandlerContext {
             // a stream, not a connection, and gRPC streams may be quiet.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
-        let handle = permit.as_ref().map(Permit::handle).unwrap_or_default();
+        let handle = permit
+            .as_ref()
+            .map(PausablePermit::handle)
+            .unwrap_or_default();
         let upload = Upload::new(body, limits, handle);
         let progress = upload.progress();
         let request = Request::from_parts(head, upload);
@@ -218,7 +221,7 @@ impl HandlerContext {
             }
             response
         });
-        if let Some(permit) = permit.and_then(Permit::take) {
+        if let Some(permit) = permit.and_then(PausablePermit::take) {
             match &result {
                 Ok(response) => permit.finish(response),
                 Err(error) if error.is_of_upstream() => permit.fail(),
@@ -293,7 +296,7 @@ fn build_response(
         hop_by_hop::set_upgrade(&mut head.headers, protocol);
         let lasting = LongLivedPermit::default();
         head.extensions.insert(lasting.clone());
-        let session = Session::default();
+        let session = UpgradedSession::default();
         head.extensions.insert(session.clone());
         context.pending_tunnel.set(Tunnel {
             lasting,
@@ -330,7 +333,7 @@ fn acquire_permit(
     upstream: &Upstream,
     head: &mut Parts,
     max_bytes: u64,
-) -> Result<Option<Permit>, ProxyError> {
+) -> Result<Option<PausablePermit>, ProxyError> {
     if body_length(head).is_some_and(|length| length > max_bytes) {
         return Err(ProxyError::TooLarge(max_bytes));
     }
@@ -338,7 +341,9 @@ fn acquire_permit(
         return Ok(None);
     };
     let permit = concurrency.acquire(&mut head.extensions);
-    Ok(Some(Permit::new(permit.ok_or(ProxyError::Overloaded)?)))
+    Ok(Some(PausablePermit::new(
+        permit.ok_or(ProxyError::Overloaded)?,
+    )))
 }
 
 /// Returns the value of `Content-Length`, if there is one.

@@ -94,7 +94,7 @@ impl<'p> Reader<'_, 'p> {
 
     /// Returns the active targets whose next token is `token`. Marks those as duplicates that are
     /// in `seen` already.
-    fn matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
+    fn take_matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
         let mut matching = Vec::new();
         for at in &self.active {
             let Some(target) = self.targets.get_mut(*at) else {
@@ -173,7 +173,7 @@ impl<'de> Visitor<'de> for Reader<'_, '_> {
         self.record(Err(NumberError::NotANumber));
         let mut seen = Vec::new();
         while let Some(name) = map.next_key::<Cow<'de, str>>()? {
-            let active = self.matching(&name, &mut seen);
+            let active = self.take_matching(&name, &mut seen);
             map.next_value_seed(self.child(active))?;
         }
         Ok(())
@@ -184,7 +184,7 @@ impl<'de> Visitor<'de> for Reader<'_, '_> {
         let mut seen = Vec::new();
         let mut index = 0_usize;
         loop {
-            let active = self.matching(itoa::Buffer::new().format(index), &mut seen);
+            let active = self.take_matching(itoa::Buffer::new().format(index), &mut seen);
             if items.next_element_seed(self.child(active))?.is_none() {
                 return Ok(());
             }

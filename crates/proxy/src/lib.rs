@@ -63,7 +63,7 @@ pub use self::{
 };
 use self::{
     access_log::{AccessLogService, LogContext},
-    admission::{Admission, AdmissionContext},
+    admission::{AdmissionContext, AdmissionService},
     body_cost::{BodyCostContext, BodyCostService},
     client_limit::ClientRegistry,
     downstream::ClientConnection,
@@ -173,7 +173,7 @@ impl ConnectionContext {
                 layer: self.layer.clone(),
             },
         );
-        let service = Admission::new(
+        let service = AdmissionService::new(
             limited,
             AdmissionContext {
                 runtime,

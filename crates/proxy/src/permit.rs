@@ -11,7 +11,7 @@ use tidegate_tower::ConcurrencyPermit;
 
 /// A concurrency permit. The slot is released when the permit is taken or dropped.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<Slot>);
+pub(crate) struct PausablePermit(Arc<Slot>);
 
 /// A handle with which the request body pauses and resumes its permit. The handle does nothing once
 /// the permit is gone.
@@ -21,7 +21,7 @@ pub(crate) struct PermitHandle(Weak<Slot>);
 /// The concurrency permit of a request; `None` once the response head has arrived.
 type Slot = Mutex<Option<ConcurrencyPermit>>;
 
-impl Permit {
+impl PausablePermit {
     pub(crate) fn new(permit: ConcurrencyPermit) -> Self {
         Self(Arc::new(Mutex::new(Some(permit))))
     }

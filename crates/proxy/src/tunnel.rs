@@ -21,7 +21,9 @@ use tidegate_net::LazyTimer;
 use tidegate_tower::LongLivedPermit;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
-use super::{access_log::Session, client_limit::ClientRequest, upstream::checkout::Checkout};
+use super::{
+    access_log::UpgradedSession, client_limit::ClientRequest, upstream::checkout::Checkout,
+};
 
 /// The buffer size for each direction, in bytes.
 const BUFFER_BYTES: usize = 16 << 10;
@@ -49,7 +51,7 @@ pub(crate) struct Tunnel {
     /// tunnel ends.
     pub(crate) checkout: Checkout,
     /// The byte counts for the tunnel's line in the access log.
-    pub(crate) session: Session,
+    pub(crate) session: UpgradedSession,
     /// The rate limit permit of the request. It keeps the leases of concurrency slots until the
     /// tunnel ends.
     pub(crate) lasting: LongLivedPermit,

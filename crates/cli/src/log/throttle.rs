@@ -46,18 +46,18 @@ impl Callsite for NoteCallsite {
 
 /// A layer that passes on only the records that a [`LogThrottle`] admits. The outputs behind it
 /// share the limit.
-pub(super) struct Throttled<L> {
+pub(super) struct ThrottledLayer<L> {
     inner: L,
     throttle: LogThrottle<Identifier>,
 }
 
-impl<L> Throttled<L> {
+impl<L> ThrottledLayer<L> {
     pub(super) fn new(inner: L, throttle: LogThrottle<Identifier>) -> Self {
         Self { inner, throttle }
     }
 }
 
-impl<S, L> Layer<S> for Throttled<L>
+impl<S, L> Layer<S> for ThrottledLayer<L>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     L: Layer<S>,

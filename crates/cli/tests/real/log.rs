@@ -37,7 +37,7 @@ fn unsolicited_ping_acknowledgements_are_not_logged() {
     sent.extend(frame(6, 0, b"the last"));
     client.write_all(&sent).unwrap();
     let mut read = Vec::new();
-    while !read.windows(8).any(|octets| octets == b"the last") {
+    while !read.windows(8).any(|bytes| bytes == b"the last") {
         let mut buffer = [0; 4_096];
         let count = client.read(&mut buffer).unwrap();
         assert_ne!(count, 0, "closed before the answer");

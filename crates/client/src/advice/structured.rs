@@ -92,63 +92,63 @@ struct LastMember<'m, 'a> {
 /// The error for a valid field that this module does not support.
 #[derive(Debug, thiserror::Error)]
 #[error("the field has an inner list, or too many members or parameters")]
-pub(super) struct Unsupported;
+pub(super) struct UnsupportedField;
 
 impl<'a> Members<'a> {
-    fn add(&mut self, key: &'a str) -> Result<LastMember<'_, 'a>, Unsupported> {
+    fn add(&mut self, key: &'a str) -> Result<LastMember<'_, 'a>, UnsupportedField> {
         let members = &mut self.0;
         let fits = members.len() < MAX_MEMBERS;
         fits.then_some(LastMember { key, members })
-            .ok_or(Unsupported)
+            .ok_or(UnsupportedField)
     }
 }
 
 impl<'a> ListVisitor<'a> for Members<'a> {
     type Out = Vec<Member<'a>>;
-    type Error = Unsupported;
+    type Error = UnsupportedField;
 
-    fn entry(&mut self) -> Result<impl EntryVisitor<'a>, Unsupported> {
+    fn entry(&mut self) -> Result<impl EntryVisitor<'a>, UnsupportedField> {
         self.add("")
     }
 
-    fn finish(self) -> Result<Self::Out, Unsupported> {
+    fn finish(self) -> Result<Self::Out, UnsupportedField> {
         Ok(self.0)
     }
 }
 
 impl<'a> DictionaryVisitor<'a> for Members<'a> {
     type Out = Vec<Member<'a>>;
-    type Error = Unsupported;
+    type Error = UnsupportedField;
 
-    fn entry(&mut self, key: &'a KeyRef) -> Result<impl EntryVisitor<'a>, Unsupported> {
+    fn entry(&mut self, key: &'a KeyRef) -> Result<impl EntryVisitor<'a>, UnsupportedField> {
         self.add(key.as_str())
     }
 
-    fn finish(self) -> Result<Self::Out, Unsupported> {
+    fn finish(self) -> Result<Self::Out, UnsupportedField> {
         Ok(self.0)
     }
 }
 
 impl<'a> EntryVisitor<'a> for LastMember<'_, 'a> {
-    type Error = Unsupported;
+    type Error = UnsupportedField;
 
-    fn item(self) -> Result<impl ItemVisitor<'a>, Unsupported> {
+    fn item(self) -> Result<impl ItemVisitor<'a>, UnsupportedField> {
         Ok(self)
     }
 
-    fn inner_list(self) -> Result<impl InnerListVisitor<'a>, Unsupported> {
-        Err::<Never, _>(Unsupported)
+    fn inner_list(self) -> Result<impl InnerListVisitor<'a>, UnsupportedField> {
+        Err::<Never, _>(UnsupportedField)
     }
 }
 
 impl<'a> ItemVisitor<'a> for LastMember<'_, 'a> {
     type Out = ();
-    type Error = Unsupported;
+    type Error = UnsupportedField;
 
     fn bare_item(
         self,
         value: BareItem<'a>,
-    ) -> Result<impl ParameterVisitor<'a, Out = ()>, Unsupported> {
+    ) -> Result<impl ParameterVisitor<'a, Out = ()>, UnsupportedField> {
         let member = Member {
             key: self.key,
             value,
@@ -160,17 +160,17 @@ impl<'a> ItemVisitor<'a> for LastMember<'_, 'a> {
 
 impl<'a> ParameterVisitor<'a> for &mut Member<'a> {
     type Out = ();
-    type Error = Unsupported;
+    type Error = UnsupportedField;
 
-    fn parameter(&mut self, key: &'a KeyRef, value: BareItem<'a>) -> Result<(), Unsupported> {
+    fn parameter(&mut self, key: &'a KeyRef, value: BareItem<'a>) -> Result<(), UnsupportedField> {
         if self.parameters.len() == MAX_PARAMETERS {
-            return Err(Unsupported);
+            return Err(UnsupportedField);
         }
         self.parameters.push((key.as_str(), value));
         Ok(())
     }
 
-    fn finish(self) -> Result<(), Unsupported> {
+    fn finish(self) -> Result<(), UnsupportedField> {
         Ok(())
     }
 }

@@ -51,8 +51,8 @@ pub(crate) fn warn(
                  are not listed"
             )
         };
-        let place = rule.key.as_ref().map_or(&rule.place, |(place, _)| place);
-        place.warn(report, message);
+        let span = rule.key.as_ref().map_or(&rule.span, |(span, _)| span);
+        span.warn(report, message);
     }
 }
 

@@ -16,7 +16,7 @@ use tidegate_net::{
 
 use super::misread::{self, NO_MATCH};
 use crate::{
-    Config, Upstream,
+    Config, UpstreamConfig,
     conditions::{self, Comparison, PatternText, RawCondition, RawWhen},
     proxy::RawUpstream,
     report::Report,
@@ -51,7 +51,7 @@ pub(crate) fn warn(
         .proxy
         .iter()
         .flat_map(|proxy| &proxy.upstreams)
-        .map(Upstream::headroom_entry)
+        .map(UpstreamConfig::headroom_entry)
         .collect();
     let provided = provided(config, &rooms);
     let known = is_closed(config).then_some(&provided);
@@ -67,7 +67,7 @@ pub(crate) fn warn(
     for condition in &conditions {
         let RawCondition {
             entry,
-            place,
+            span,
             pattern,
         } = condition.condition;
         for PatternText {
@@ -75,29 +75,29 @@ pub(crate) fn warn(
         } in pattern.texts()
         {
             let message = text_message(entry, comparison, scalar.text);
-            warnings.of_value(&scalar.place, message);
+            warnings.of_value(&scalar.span, message);
         }
         let meant = misspelt.get(entry).filter(|_| !condition.is_signal);
         let message = meant.map(|meant| misspelt_condition(entry, meant));
-        warnings.of_key(place, message);
-        warnings.of_key(place, wrong_case(entry));
+        warnings.of_key(span, message);
+        warnings.of_key(span, wrong_case(entry));
         // A `headroom.*` entry of an upstream without `adaptive` has a separate warning
         // (`unknown-headroom`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));
         let message = known.and_then(|known| unknown_entry(entry, known));
-        warnings.of_key(place, message);
+        warnings.of_key(span, message);
     }
     for Scalar {
-        place, text: entry, ..
+        span, text: entry, ..
     } in counted
     {
         let meant = misspelt.get(entry);
-        warnings.of_value(place, meant.map(|meant| misspelt_key(entry, meant)));
-        warnings.of_value(place, wrong_case(entry));
+        warnings.of_value(span, meant.map(|meant| misspelt_key(entry, meant)));
+        warnings.of_value(span, wrong_case(entry));
         let known = known.filter(|_| wrong_case(entry).is_none());
-        warnings.of_value(place, known.and_then(|known| unknown_entry(entry, known)));
+        warnings.of_value(span, known.and_then(|known| unknown_entry(entry, known)));
     }
 }
 
@@ -108,21 +108,21 @@ struct Warnings<'r> {
 }
 
 impl Warnings<'_> {
-    fn of_value(&mut self, place: &SourceSpan, message: Option<String>) {
-        if let Some(message) = message.filter(|_| self.has_room()) {
-            place.warn(self.report, message);
+    fn of_value(&mut self, span: &SourceSpan, message: Option<String>) {
+        if let Some(message) = message.filter(|_| self.take_room()) {
+            span.warn(self.report, message);
         }
     }
 
     /// Adds a warning about the key of the value at `place`.
-    fn of_key(&mut self, place: &SourceSpan, message: Option<String>) {
-        if let Some(message) = message.filter(|_| self.has_room()) {
-            place.warn_of_key(self.report, message);
+    fn of_key(&mut self, span: &SourceSpan, message: Option<String>) {
+        if let Some(message) = message.filter(|_| self.take_room()) {
+            span.warn_of_key(self.report, message);
         }
     }
 
     /// Counts one warning. Returns false if the maximum number of warnings was already reached.
-    fn has_room(&mut self) -> bool {
+    fn take_room(&mut self) -> bool {
         let has_room = self.room > 0;
         self.room = self.room.saturating_sub(1);
         has_room
@@ -144,7 +144,7 @@ fn is_closed(config: &Config) -> bool {
 /// [`DERIVED_PREFIXES`].
 fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
     let derived = config.identity.derived.iter().map(|(name, _)| &**name);
-    let places = config.geoip.iter().map(|(place, _)| place.as_str());
+    let places = config.geoip.iter().map(|(span, _)| span.as_str());
     let has_names = |tls: &TlsFiles| tls.client_ca.is_some();
     let tls = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
     let client = tls.is_some_and(has_names).then_some("tls.client");

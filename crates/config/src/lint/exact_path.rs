@@ -26,7 +26,7 @@ const MAX_NAMED: usize = 20;
 pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
     let mut bypassed = rules.iter().filter_map(BypassedRule::find);
     for rule in bypassed.by_ref().take(MAX_NAMED) {
-        rule.place.warn(report, rule.message());
+        rule.span.warn(report, rule.message());
     }
     if let Some(rule) = bypassed.next() {
         let message = match bypassed.count() {
@@ -37,7 +37,7 @@ pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
                 "{CODE}: a client can also bypass this rule and {later} later ones with other spellings of their paths"
             ),
         };
-        rule.place.warn(report, message);
+        rule.span.warn(report, message);
     }
 }
 
@@ -46,7 +46,7 @@ struct BypassedRule<'r> {
     name: &'r str,
     /// The first exact path in the rule's condition on `path`.
     path: &'r str,
-    place: &'r SourceSpan,
+    span: &'r SourceSpan,
     /// The number of further exact paths in the condition.
     others: usize,
 }
@@ -60,11 +60,11 @@ impl<'r> BypassedRule<'r> {
         let path = conditions.find(|condition| condition.entry == "path")?;
         let texts = path.pattern.texts();
         let mut exact = texts.into_iter().filter_map(exact_path);
-        let (place, path) = exact.next()?;
+        let (span, path) = exact.next()?;
         Some(Self {
             name: rule.name.as_ref()?.text,
             path,
-            place,
+            span,
             others: exact.count(),
         })
     }
@@ -109,7 +109,7 @@ fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r SourceSpan, &'r str)
     };
     let has_warning = || dead_conditions::text_message("path", comparison, text).is_some();
     let is_bypassed = !is_negated && exact.len() > 1 && !has_warning();
-    is_bypassed.then_some((&scalar.place, exact))
+    is_bypassed.then_some((&scalar.span, exact))
 }
 
 #[cfg(test)]

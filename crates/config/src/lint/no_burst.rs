@@ -23,7 +23,7 @@ pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
     let limits = rules.flat_map(|rule| &rule.limits);
     let unaware = limits.filter_map(|limit| Some((rate_alone(limit)?, limit)));
     for (rate, limit) in unaware.take(MAX_WARNINGS) {
-        limit.place.warn(report, message(rate));
+        limit.span.warn(report, message(rate));
     }
 }
 

@@ -21,14 +21,14 @@ pub(crate) fn warn(proxy: &Proxy, raw: &[RawUpstream<'_>], rules: &RuleSet, repo
         .iter()
         .position(|upstream| upstream.when.is_always());
     for (at, (upstream, raw)) in upstreams.iter().zip(raw).enumerate() {
-        let place = &raw.place;
+        let span = &raw.span;
         if let Some(all) = first.and_then(|first| upstreams.get(first).filter(|_| at > first)) {
             let message = format!(
                 "{UNREACHABLE_UPSTREAM}: no request reaches `{}`, because every request matches `{}`, which comes first \
                  and has no `when`; move that upstream to the end",
                 upstream.name, all.name
             );
-            place.warn(report, message);
+            span.warn(report, message);
         }
         let is_own_address = |url: &&Url| is_at(url, proxy.listen);
         if let Some(url) = upstream.urls.iter().find(is_own_address) {
@@ -38,14 +38,14 @@ pub(crate) fn warn(proxy: &Proxy, raw: &[RawUpstream<'_>], rules: &RuleSet, repo
                 upstream.name,
                 url.authority()
             );
-            place.warn(report, message);
+            span.warn(report, message);
         }
         let entry = upstream.headroom_entry();
         if upstream.adaptive.is_none() && rules.looks_at(&entry) {
             let message = format!(
                 "{UNKNOWN_HEADROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
             );
-            place.warn(report, message);
+            span.warn(report, message);
         }
     }
 }

@@ -16,7 +16,7 @@ use tidegate_net::{MAX_HEADERS, TlsFiles};
 use tidegate_tower::ErrorFormat;
 
 use super::{
-    Listen,
+    ListenAddresses,
     grpc::tls,
     listen,
     report::Report,
@@ -30,7 +30,7 @@ pub use heads::{Heads, Underscores, Via};
 pub use health::{Ejection, HealthCheck};
 pub use slow::Slow;
 pub(crate) use upstream::RawUpstream;
-pub use upstream::Upstream;
+pub use upstream::UpstreamConfig;
 pub use url::{Scheme, Url};
 
 /// The maximum of every timeout.
@@ -47,7 +47,7 @@ const INSPECTED_BYTES: std::ops::RangeInclusive<usize> = 1 << 10..=64 << 20;
 const MOST_HEADERS: usize = 1_000;
 
 /// The maximum of `max_connections` and of `max_connections_per_client`.
-const MOST_CONNECTIONS: usize = 1_000_000;
+const MAX_CONNECTIONS: usize = 1_000_000;
 
 const FIELDS: &[&str] = &[
     "listen",
@@ -80,7 +80,7 @@ pub struct Proxy {
     pub tls: Option<TlsFiles>,
     /// `proxy.upstreams`: the services behind the proxy. A request goes to the first upstream whose
     /// conditions match.
-    pub upstreams: Vec<Upstream>,
+    pub upstreams: Vec<UpstreamConfig>,
     /// `proxy.timeouts`: the timeouts of client and upstream connections.
     pub timeouts: Timeouts,
     /// `proxy.max_body`: the maximum size of a request body, in bytes; the default is no maximum
@@ -180,7 +180,7 @@ pub(crate) struct RawProxy<'n> {
 /// `None` if the file has no section `proxy`, or if the section has a mistake.
 pub(super) fn proxy<'n>(
     file: &Fields<'n>,
-    listen: &Listen,
+    listen: &ListenAddresses,
     report: &mut Report,
 ) -> (RawProxy<'n>, Option<Proxy>) {
     let mut raw = RawProxy::default();
@@ -206,7 +206,7 @@ fn settings(
     fields: &Fields<'_>,
     address: Option<SocketAddr>,
     tls: Option<TlsFiles>,
-    upstreams: Option<Vec<Upstream>>,
+    upstreams: Option<Vec<UpstreamConfig>>,
     report: &mut Report,
 ) -> Option<Proxy> {
     let timeouts = fields
@@ -234,8 +234,8 @@ fn settings(
         within(value.small_number(report)?, 1..=most, value, report)
     };
     let max_headers = count("max_headers", MOST_HEADERS);
-    let max_connections = count("max_connections", MOST_CONNECTIONS);
-    let per_client = count("max_connections_per_client", MOST_CONNECTIONS);
+    let max_connections = count("max_connections", MAX_CONNECTIONS);
+    let per_client = count("max_connections_per_client", MAX_CONNECTIONS);
     let choices = [
         ("x-forwarded", ForwardedHeaders::XForwarded),
         ("forwarded", ForwardedHeaders::Forwarded),
@@ -268,7 +268,11 @@ fn settings(
     })
 }
 
-fn address(fields: &Fields<'_>, listen: &Listen, report: &mut Report) -> Option<SocketAddr> {
+fn address(
+    fields: &Fields<'_>,
+    listen: &ListenAddresses,
+    report: &mut Report,
+) -> Option<SocketAddr> {
     let what = "an address and port such as 127.0.0.1:8000";
     let Some(value) = fields.get("listen") else {
         if !fields.tries("listen") {

@@ -3,7 +3,7 @@
 
 use tidegate_net::MinRate;
 
-use super::{MOST_CONNECTIONS, time, within};
+use super::{MAX_CONNECTIONS, time, within};
 use crate::{
     report::Report,
     store::size,
@@ -46,7 +46,7 @@ pub(super) fn slow(proxy: &Fields<'_>, report: &mut Report) -> Slow {
     let most = proxy.get("max_requests_per_client").and_then(|value| {
         within(
             value.small_number(report)?,
-            1..=MOST_CONNECTIONS,
+            1..=MAX_CONNECTIONS,
             value,
             report,
         )

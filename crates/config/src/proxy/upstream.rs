@@ -20,7 +20,7 @@ const MAX_UPSTREAMS: usize = 100;
 const MAX_URLS: usize = 64;
 
 /// The maximum of `max_connections` of an upstream.
-const MOST_CONNECTIONS: usize = 65_536;
+const MAX_CONNECTIONS: usize = 65_536;
 
 /// The entries that the conditions of an upstream can use.
 const ENTRIES: &[&str] = &["path", "host", "method"];
@@ -40,7 +40,7 @@ const FIELDS: &[&str] = &[
 /// A service behind the proxy.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Upstream {
+pub struct UpstreamConfig {
     /// `name`: the name of the upstream in logs and metrics, 1 to 64 letters, digits, `-`, `_` and
     /// `.`.
     pub name: Box<str>,
@@ -67,7 +67,7 @@ pub struct Upstream {
     pub adaptive: Option<Adaptive>,
 }
 
-impl Upstream {
+impl UpstreamConfig {
     /// Returns the name of the entry that reports spare capacity of the upstream to rules. The
     /// proxy provides this entry only if the upstream has `adaptive`.
     #[must_use]
@@ -79,7 +79,7 @@ impl Upstream {
 /// An upstream as written in the rules file. Parts that could not be read are missing.
 #[derive(Debug)]
 pub(crate) struct RawUpstream<'n> {
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     pub(crate) when: RawWhen<'n>,
     /// The conditions of the upstream's priority classes.
     pub(crate) classes: Vec<RawWhen<'n>>,
@@ -90,7 +90,7 @@ pub(crate) struct RawUpstream<'n> {
 pub(super) fn upstreams<'n>(
     proxy: &Fields<'n>,
     report: &mut Report,
-) -> (Vec<RawUpstream<'n>>, Option<Vec<Upstream>>) {
+) -> (Vec<RawUpstream<'n>>, Option<Vec<UpstreamConfig>>) {
     let what = "a list of upstreams such as [{name: app, urls: [\"http://127.0.0.1:3000\"]}]";
     let Some(value) = proxy.get("upstreams") else {
         if !proxy.tries("upstreams") {
@@ -131,7 +131,7 @@ pub(super) fn upstreams<'n>(
     if report.count() > before {
         return (raw, None);
     }
-    let upstreams: Vec<Upstream> = upstreams
+    let upstreams: Vec<UpstreamConfig> = upstreams
         .into_iter()
         .map(|(_, upstream)| upstream)
         .collect();
@@ -143,7 +143,7 @@ pub(super) fn upstreams<'n>(
 fn upstream<'n>(
     value: &Value<'n>,
     report: &mut Report,
-) -> Option<(RawUpstream<'n>, Option<Upstream>)> {
+) -> Option<(RawUpstream<'n>, Option<UpstreamConfig>)> {
     let what = "a map such as {name: app, urls: [\"http://127.0.0.1:3000\"]}";
     let fields = value.fields(report, what, FIELDS)?;
     for name in ["name", "urls"] {
@@ -161,7 +161,7 @@ fn upstream<'n>(
     let most = fields.get("max_connections").and_then(|value| {
         within(
             value.small_number(report)?,
-            1..=MOST_CONNECTIONS,
+            1..=MAX_CONNECTIONS,
             value,
             report,
         )
@@ -178,12 +178,12 @@ fn upstream<'n>(
         .get("health")
         .map(|value| health::health(value, report));
     let raw = RawUpstream {
-        place: value.place().clone(),
+        span: value.span().clone(),
         when: raw_when,
         classes,
     };
     let required = || Some((name?, urls?, when?));
-    let upstream = required().map(|(name, urls, when)| Upstream {
+    let upstream = required().map(|(name, urls, when)| UpstreamConfig {
         name,
         urls,
         when,

@@ -1,7 +1,7 @@
 //! Compiles limits into [`Kernel`]s, the implementations of the algorithms. A limit is valid if it
 //! can be compiled, so this module contains the constructors of [`Limit`] that validate numbers.
 
-use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Lease, Log, Weighted};
+use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Lease, Log, WeightedWindow};
 use crate::{
     error::LimitError,
     limit::{
@@ -79,7 +79,7 @@ impl Kernel {
                 window,
                 counting: Counting::Weighted,
                 ..
-            } => Self::Weighted(Weighted::new(hard, *window)?),
+            } => Self::Weighted(WeightedWindow::new(hard, *window)?),
             Algorithm::SlidingWindowCounter {
                 window,
                 counting: Counting::Buckets { buckets, strict },

@@ -85,7 +85,7 @@ pub(crate) struct Interval {
 
 /// The number of tokens missing from a bucket, and the time of the next refill. The number can
 /// exceed the capacity if the bucket was charged under higher limits.
-struct Missing {
+struct MissingUnits {
     tokens: u128,
     next_refill: u64,
 }
@@ -133,10 +133,10 @@ impl Interval {
         (kept, latest)
     }
 
-    fn missing(&self, state: &IntervalState, now: Timestamp) -> Missing {
+    fn missing(&self, state: &IntervalState, now: Timestamp) -> MissingUnits {
         let now = now.as_micros();
         if state.full_at <= now {
-            return Missing {
+            return MissingUnits {
                 tokens: 0,
                 next_refill: now.saturating_add(self.every),
             };
@@ -145,7 +145,7 @@ impl Interval {
         // If the state was written under a limit with a larger refill, its last refill can return
         // more tokens than one refill of this bucket.
         let last = state.last.min(self.refill);
-        Missing {
+        MissingUnits {
             tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),
             next_refill: state.full_at - (refills - 1) * self.every,
         }

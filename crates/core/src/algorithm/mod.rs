@@ -46,7 +46,7 @@ pub(crate) use self::{
     outcome::Drain,
     sliding_buckets::{Buckets, BucketsState},
     sliding_log::{Lease, Log, LogState, Stamp},
-    sliding_weighted::{Weighted, WeightedState},
+    sliding_weighted::{WeightedState, WeightedWindow},
 };
 
 pub use self::{
@@ -441,6 +441,6 @@ kernels! {
     2 Window: FixedWindow => WindowState,
     3 Log: Log => Box<LogState>,
     4 Buckets: Buckets => Box<BucketsState>,
-    5 Weighted: Weighted => Box<WeightedState>,
+    5 Weighted: WeightedWindow => Box<WeightedState>,
     6 Lease: Lease => Box<LogState>,
 }

@@ -105,12 +105,12 @@ impl CounterState for WeightedState {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Weighted {
+pub(crate) struct WeightedWindow {
     limit: u64,
     window: u64,
 }
 
-impl Weighted {
+impl WeightedWindow {
     pub(crate) fn new(limit: u64, window: Span) -> Result<Self, LimitError> {
         check_count("limit", limit, 0)?;
         check_period("window", window)?;
@@ -141,7 +141,7 @@ impl Weighted {
     }
 }
 
-impl Counter for Weighted {
+impl Counter for WeightedWindow {
     type State = WeightedState;
 
     fn numbers(&self, _cost: u64) -> Numbers<'_> {

@@ -41,7 +41,7 @@ use std::mem;
 pub use self::method::{Aimd, Gradient, Method};
 use self::{
     min_latency::MinLatency,
-    window::{Sample, Window},
+    window::{MeasurementWindow, Sample},
 };
 use crate::{
     error::LimitError,
@@ -120,7 +120,7 @@ pub struct AdaptiveLimit {
     settings: AdaptiveSettings,
     /// The limit in fixed-point format, [`Self::PARTS`] per request.
     limit: u64,
-    window: Window,
+    window: MeasurementWindow,
     min_latency: MinLatency,
     /// The average latency in the last measurement window, in microseconds.
     recent: Option<u64>,
@@ -144,7 +144,7 @@ impl AdaptiveLimit {
         Ok(Self {
             settings,
             limit: u64::from(settings.initial) * Self::PARTS,
-            window: Window::default(),
+            window: MeasurementWindow::default(),
             min_latency: MinLatency::default(),
             recent: None,
         })

@@ -4,7 +4,7 @@ use super::AdaptiveSettings;
 use crate::time::{Span, Timestamp};
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Window {
+pub(super) struct MeasurementWindow {
     /// The instant at which the first request of this window ended; `None` if no request has ended
     /// since the previous window.
     began: Option<Timestamp>,
@@ -35,7 +35,7 @@ pub(super) struct WindowStats {
     pub(super) most_in_flight: u32,
 }
 
-impl Window {
+impl MeasurementWindow {
     pub(super) fn record(&mut self, now: Timestamp, in_flight: u32, sample: Sample) {
         self.began.get_or_insert(now);
         match sample {

@@ -119,16 +119,16 @@ impl fmt::Display for FailedCondition<'_> {
                 value,
                 pattern,
             } => {
-                let entry = Shortened(Word(entry));
+                let entry = TruncatedText(Word(entry));
                 match value {
-                    Some(value) => write!(f, "{entry} is {}", Shortened(Word(value)))?,
+                    Some(value) => write!(f, "{entry} is {}", TruncatedText(Word(value)))?,
                     None => write!(f, "the request has no {entry}")?,
                 }
                 match pattern.kind() {
                     Kind::Not(inner) if matches!(inner.kind(), Kind::Present) => {
                         write!(f, ", and the rule wants requests without {entry}")
                     }
-                    _ => write!(f, ", and the rule wants {}", Wanted(pattern)),
+                    _ => write!(f, ", and the rule wants {}", PatternDescription(pattern)),
                 }
             }
             Self::ActiveHours { schedule, now } => {
@@ -140,7 +140,7 @@ impl fmt::Display for FailedCondition<'_> {
                 )
             }
             Self::Key { entry } => {
-                let entry = Shortened(Word(entry));
+                let entry = TruncatedText(Word(entry));
                 write!(
                     f,
                     "the request has no {entry}, which is part of the rule's key"
@@ -150,7 +150,7 @@ impl fmt::Display for FailedCondition<'_> {
                 write!(
                     f,
                     "the request matches the rule's allow list: {}",
-                    Shortened(by)
+                    TruncatedText(by)
                 )
             }
         }
@@ -158,20 +158,20 @@ impl fmt::Display for FailedCondition<'_> {
 }
 
 /// A pattern whose `Display` form describes the values that it matches.
-struct Wanted<'p>(&'p Pattern);
+struct PatternDescription<'p>(&'p Pattern);
 
-impl fmt::Display for Wanted<'_> {
+impl fmt::Display for PatternDescription<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.kind() {
-            Kind::Exact(_) | Kind::Glob(_) => Shortened(self.0).fmt(f),
+            Kind::Exact(_) | Kind::Glob(_) => TruncatedText(self.0).fmt(f),
             Kind::Regex(regex) => {
                 write!(
                     f,
                     "a match of the regular expression {}",
-                    Shortened(regex.as_str())
+                    TruncatedText(regex.as_str())
                 )
             }
-            Kind::Route(route) => write!(f, "the route {}", Shortened(route.as_str())),
+            Kind::Route(route) => write!(f, "the route {}", TruncatedText(route.as_str())),
             Kind::Present => f.write_str("any value"),
             Kind::Cidr(nets) => {
                 f.write_str("an address in ")?;
@@ -180,12 +180,15 @@ impl fmt::Display for Wanted<'_> {
             Kind::Any(any) => {
                 let mut exact: Vec<Exact<'_>> = any.exact().map(|text| Exact(text)).collect();
                 exact.sort_unstable();
-                let exact = exact.iter().map(|text| Shortened(text).to_string());
-                let others = any.others().iter().map(|other| Wanted(other).to_string());
+                let exact = exact.iter().map(|text| TruncatedText(text).to_string());
+                let others = any
+                    .others()
+                    .iter()
+                    .map(|other| PatternDescription(other).to_string());
                 named(f, exact.chain(others))
             }
             Kind::Not(inner) => write!(f, "anything but {}", Self(inner)),
-            Kind::All(_) => Shortened(self.0).fmt(f),
+            Kind::All(_) => TruncatedText(self.0).fmt(f),
         }
     }
 }
@@ -213,9 +216,9 @@ fn named<T: fmt::Display>(
 }
 
 /// A text that is written with at most [`MAX_SHOWN`] characters.
-struct Shortened<T>(T);
+struct TruncatedText<T>(T);
 
-impl<T: fmt::Display> fmt::Display for Shortened<T> {
+impl<T: fmt::Display> fmt::Display for TruncatedText<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
         match text.char_indices().nth(MAX_SHOWN) {

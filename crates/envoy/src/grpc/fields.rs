@@ -13,7 +13,7 @@ use tonic::Status;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Value<'m> {
     Number(u64),
-    Octets(&'m [u8]),
+    LengthDelimited(&'m [u8]),
     /// A value with a wire type that no supported message uses.
     Other,
 }
@@ -59,7 +59,7 @@ impl<'m> Fields<'m> {
             1 => self.take(8).map(|_| Value::Other)?,
             2 => {
                 let length = self.varint()?;
-                Value::Octets(self.take(usize::try_from(length).unwrap_or(usize::MAX))?)
+                Value::LengthDelimited(self.take(usize::try_from(length).unwrap_or(usize::MAX))?)
             }
             5 => self.take(4).map(|_| Value::Other)?,
             _ => return Err(MalformedMessage("a field has an unknown wire type")),
@@ -78,14 +78,14 @@ impl<'m> Fields<'m> {
 
     fn varint(&mut self) -> Result<u64, MalformedMessage> {
         let mut number = 0_u64;
-        for (at, octet) in self.0.iter().enumerate().take(10) {
-            let bits = u64::from(octet & 0x7f);
+        for (at, byte) in self.0.iter().enumerate().take(10) {
+            let bits = u64::from(byte & 0x7f);
             // The tenth byte of a varint has room for only one bit.
             if at == 9 && bits > 1 {
                 break;
             }
             number |= bits << (7 * at);
-            if octet & 0x80 == 0 {
+            if byte & 0x80 == 0 {
                 self.0 = &self.0[at + 1..];
                 return Ok(number);
             }
@@ -96,21 +96,21 @@ impl<'m> Fields<'m> {
 
 impl<'m> Value<'m> {
     /// Returns the bytes of a field; empty if the field has another type.
-    pub(super) const fn octets(self) -> &'m [u8] {
+    pub(super) const fn bytes(self) -> &'m [u8] {
         match self {
-            Self::Octets(octets) => octets,
+            Self::LengthDelimited(bytes) => bytes,
             Self::Number(_) | Self::Other => &[],
         }
     }
 
     pub(super) fn text(self) -> Result<&'m str, MalformedMessage> {
-        std::str::from_utf8(self.octets()).map_err(|_| MalformedMessage("a string is not UTF-8"))
+        std::str::from_utf8(self.bytes()).map_err(|_| MalformedMessage("a string is not UTF-8"))
     }
 
     pub(super) const fn number(self) -> u64 {
         match self {
             Self::Number(number) => number,
-            Self::Octets(_) | Self::Other => 0,
+            Self::LengthDelimited(_) | Self::Other => 0,
         }
     }
 
@@ -142,7 +142,7 @@ mod tests {
             read,
             [
                 (1, Value::Number(150)),
-                (2, Value::Octets(b"hi")),
+                (2, Value::LengthDelimited(b"hi")),
                 (3, Value::Other),
                 (4, Value::Other),
                 (5, Value::Number(1)),
@@ -168,6 +168,6 @@ mod tests {
         ] {
             assert!(all(Fields::of(message)).is_err(), "{message:?}");
         }
-        assert!(Value::Octets(b"\xff").text().is_err());
+        assert!(Value::LengthDelimited(b"\xff").text().is_err());
     }
 }

@@ -78,7 +78,7 @@ fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
         match number {
             1 => request.domain = value.text()?.to_owned(),
             2 if request.descriptors.len() <= MAX_DESCRIPTORS => {
-                request.descriptors.push(descriptor(value.octets())?);
+                request.descriptors.push(descriptor(value.bytes())?);
             }
             3 => request.hits_addend = value.number_32(),
             _ => {}
@@ -93,10 +93,10 @@ fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
     while let Some((number, value)) = fields.next()? {
         match number {
             1 if descriptor.entries.len() <= MAX_DESCRIPTOR_ENTRIES => {
-                descriptor.entries.push(entry(value.octets())?);
+                descriptor.entries.push(entry(value.bytes())?);
             }
-            2 => descriptor.limit = Some(limit(value.octets(), descriptor.limit)?),
-            3 => descriptor.hits_addend = Some(hits(value.octets(), descriptor.hits_addend)?),
+            2 => descriptor.limit = Some(limit(value.bytes(), descriptor.limit)?),
+            3 => descriptor.hits_addend = Some(hits(value.bytes(), descriptor.hits_addend)?),
             4 => descriptor.is_negative_hits = value.number() != 0,
             _ => {}
         }
@@ -300,23 +300,23 @@ mod tests {
 
         #[test]
         fn a_truncated_or_changed_message_is_read_or_rejected(
-            descriptors in vec(wire_descriptor(), 0..6), at: prop::sample::Index, octet: u8, cut: bool,
+            descriptors in vec(wire_descriptor(), 0..6), at: prop::sample::Index, byte: u8, cut: bool,
         ) {
             let wire = WireRequest { domain: "shop".into(), descriptors, hits_addend: 1 };
-            let mut octets = wire.encode_to_vec();
-            let at = at.index(octets.len());
-            octets[at] = octet;
-            octets.truncate(if cut { at } else { octets.len() });
-            if let Ok(read) = request(&octets) {
-                prop_assert!(read.descriptors.len() <= octets.len());
+            let mut bytes = wire.encode_to_vec();
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+            bytes.truncate(if cut { at } else { bytes.len() });
+            if let Ok(read) = request(&bytes) {
+                prop_assert!(read.descriptors.len() <= bytes.len());
             }
         }
     }
 
     #[test]
     fn a_request_of_envoy_is_read() {
-        let octets = b"\x0a\x04shop\x12\x1d\x0a\x1b\x0a\x0eremote_address\x12\x09127.0.0.1\x12\x18\x0a\x16\x0a\x0bgeneric_key\x12\x07catalog";
-        let read = request(octets).unwrap();
+        let bytes = b"\x0a\x04shop\x12\x1d\x0a\x1b\x0a\x0eremote_address\x12\x09127.0.0.1\x12\x18\x0a\x16\x0a\x0bgeneric_key\x12\x07catalog";
+        let read = request(bytes).unwrap();
         let entry = |key: &str, value: &str| vec![(key.to_owned(), value.to_owned())];
         assert_eq!(read.domain, "shop");
         assert_eq!(
@@ -328,17 +328,17 @@ mod tests {
 
     #[test]
     fn a_repeated_message_field_is_merged() {
-        let octets = b"\x12\x06\x12\x02\x08\x05\x12\x00\x12\x08\x12\x02\x08\x05\x12\x02\x10\x02";
-        let read = request(octets).unwrap();
+        let bytes = b"\x12\x06\x12\x02\x08\x05\x12\x00\x12\x08\x12\x02\x08\x05\x12\x02\x10\x02";
+        let read = request(bytes).unwrap();
         let limit = read.descriptors[1].limit.unwrap();
         assert_eq!((limit.requests_per_unit, limit.unit), (5, Unit::Minute));
     }
 
     #[test]
     fn a_small_message_never_becomes_a_large_request() {
-        let octets = b"\x12\x00".repeat(500_000);
+        let bytes = b"\x12\x00".repeat(500_000);
         assert_eq!(
-            request(&octets).unwrap().descriptors.len(),
+            request(&bytes).unwrap().descriptors.len(),
             MAX_DESCRIPTORS + 1
         );
         let many = b"\x0a\x00".repeat(1_000);

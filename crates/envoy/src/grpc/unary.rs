@@ -114,7 +114,7 @@ fn refusal(request: &Request<Incoming>) -> Option<Response<Reply>> {
 /// Reads the single message of a call.
 async fn message(body: Incoming) -> Result<Bytes, Status> {
     let body = BoundedBody::new(body, (PREFIX_BYTES + MAX_MESSAGE_BYTES) as u64);
-    let mut octets = body.read().await.map_err(|error| match error {
+    let mut bytes = body.read().await.map_err(|error| match error {
         BodyReadError::TooLarge => {
             Status::resource_exhausted(format!("the message is over {MAX_MESSAGE_BYTES} bytes"))
         }
@@ -123,35 +123,35 @@ async fn message(body: Incoming) -> Result<Bytes, Status> {
         }
         BodyReadError::IdleTimeout => Status::cancelled(error.to_string()),
     })?;
-    if octets.len() < PREFIX_BYTES {
+    if bytes.len() < PREFIX_BYTES {
         return Err(Status::invalid_argument("the request has no message"));
     }
-    let is_compressed = octets.get_u8() != 0;
-    let length = octets.get_u32();
+    let is_compressed = bytes.get_u8() != 0;
+    let length = bytes.get_u32();
     if is_compressed {
         return Err(Status::unimplemented(
             "the message is compressed; only the identity encoding is supported",
         ));
     }
-    if usize::try_from(length) != Ok(octets.len()) {
+    if usize::try_from(length) != Ok(bytes.len()) {
         return Err(Status::invalid_argument(
             "the length of the message does not match its prefix",
         ));
     }
-    Ok(octets)
+    Ok(bytes)
 }
 
 fn success(message: &impl Message) -> Response<Reply> {
     let length = message.encoded_len();
-    let mut octets = BytesMut::with_capacity(PREFIX_BYTES + length);
-    octets.put_u8(0);
+    let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
+    bytes.put_u8(0);
     // A response is only a few bytes per descriptor longer than its request, so its length fits in
     // 32 bits.
-    octets.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    message.encode_raw(&mut octets);
+    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message.encode_raw(&mut bytes);
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
-    let mut response = Response::new(Reply::Message(Some(octets.freeze()), Some(trailers)));
+    let mut response = Response::new(Reply::Message(Some(bytes.freeze()), Some(trailers)));
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     response
 }

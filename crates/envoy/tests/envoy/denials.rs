@@ -3,7 +3,7 @@
 use tidegate_core::{Mode, RetryAfter, Span};
 use tidegate_envoy::{Descriptor, RateLimitRequest};
 use tidegate_limiter::{
-    denials::{Denial, DenialFilter, DenialReason},
+    denials::{DenialFilter, DenialReason, DenialRecord},
     metrics::ListenerKind,
 };
 
@@ -32,7 +32,7 @@ async fn send(started: &Started, descriptors: &[Descriptor], times: u32) {
     }
 }
 
-fn denials(started: &Started) -> Vec<Denial> {
+fn denials(started: &Started) -> Vec<DenialRecord> {
     let log = started.limiter.denials();
     log.list(&DenialFilter::default(), 100).denials
 }

@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc};
 
 use serde_json::Value;
 use tidegate_envoy::{
-    Counter, Descriptor, LimitOverride, RateLimitRequest, RateLimitService, Unit, Variables,
+    Descriptor, HitCounter, LimitOverride, RateLimitRequest, RateLimitService, Unit, Variables,
 };
 use tidegate_redis::Redis;
 
@@ -153,7 +153,7 @@ fn stat(service: &RateLimitService, name: &str) -> Option<u64> {
     if counter == "domain_not_found" {
         return Some(service.domain_not_found(path));
     }
-    let (_, wanted) = Counter::ALL
+    let (_, wanted) = HitCounter::ALL
         .into_iter()
         .find(|(known, _)| *known == counter)?;
     let mut found = 0;

@@ -50,8 +50,8 @@ async fn a_slow_or_incomplete_preface_times_out() {
         let mut stream = TcpStream::connect(listener.listener.local_addr())
             .await
             .unwrap();
-        for octet in &beginning[..cut] {
-            stream.write_all(&[*octet]).await.unwrap();
+        for byte in &beginning[..cut] {
+            stream.write_all(&[*byte]).await.unwrap();
         }
         until_closed(stream).await;
     }
@@ -72,11 +72,11 @@ async fn a_control_frame_flood_is_disconnected_and_counted() {
             .await
             .unwrap();
         let (mut reader, mut writer) = stream.into_split();
-        let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
-        octets.extend(frame.repeat(20_000));
+        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+        bytes.extend(frame.repeat(20_000));
         let flood = tokio::spawn(async move {
             // The server closes the connection during the write, so the write may fail.
-            let _ = writer.write_all(&octets).await;
+            let _ = writer.write_all(&bytes).await;
             writer
         });
         let mut sent = Vec::new();
@@ -233,7 +233,7 @@ async fn a_call_ends_at_the_deadline_of_its_caller() {
     // The response is a HEADERS frame that ends stream 1.
     let answer = [1, 5, 0, 0, 0, 1];
     let answered = async {
-        while !sent.windows(answer.len()).any(|octets| octets == answer) {
+        while !sent.windows(answer.len()).any(|bytes| bytes == answer) {
             assert_ne!(stream.read_buf(&mut sent).await.unwrap(), 0, "{sent:?}");
         }
     };

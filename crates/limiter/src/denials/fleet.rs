@@ -12,7 +12,7 @@ use std::{
 use tidegate_net::prometheus::Metric;
 
 use super::{
-    Denial, DenialFilter, DenialList, DenialLog, PublishedCounts,
+    DenialFilter, DenialList, DenialLog, DenialRecord, PublishedCounts,
     record::{NewDenial, Record},
 };
 use crate::{KeyMask, ServerLimiter};
@@ -58,9 +58,9 @@ impl OtherDenials {
 
 /// The denials of a publication.
 #[derive(Debug, Default)]
-struct Unpublished {
+struct UnpublishedDenials {
     /// The newest denials since the last publication, oldest first.
-    denials: Vec<Denial>,
+    denials: Vec<DenialRecord>,
     /// The number of other denials since the last publication.
     unpublished: u64,
 }
@@ -73,7 +73,7 @@ impl DenialLog {
     }
 
     /// Returns the denials since the last call.
-    fn take_new(&self) -> Unpublished {
+    fn take_new(&self) -> UnpublishedDenials {
         let mut published = self.published();
         let mut total = std::mem::take(&mut published.failed);
         let mut denials = Vec::new();
@@ -102,14 +102,14 @@ impl DenialLog {
         denials.sort_by_key(|denial| Reverse(denial.at));
         denials.truncate(MAX_PUBLICATION);
         denials.reverse();
-        Unpublished {
+        UnpublishedDenials {
             unpublished: total - length(&denials),
             denials,
         }
     }
 }
 
-fn length(denials: &[Denial]) -> u64 {
+fn length(denials: &[DenialRecord]) -> u64 {
     u64::try_from(denials.len()).unwrap_or(u64::MAX)
 }
 
@@ -127,7 +127,7 @@ impl ServerLimiter {
         let Some(_publication) = log.publisher.begin() else {
             return;
         };
-        let Unpublished {
+        let UnpublishedDenials {
             denials,
             unpublished,
         } = log.take_new();
@@ -192,7 +192,7 @@ impl ServerLimiter {
     }
 }
 
-fn pack(denial: &Denial, server: &str, mask: &KeyMask) -> Vec<u8> {
+fn pack(denial: &DenialRecord, server: &str, mask: &KeyMask) -> Vec<u8> {
     let key: Vec<&str> = denial.key.iter().map(String::as_str).collect();
     let entries = denial.entries.iter();
     let entries: Vec<(&str, &str)> = entries
@@ -242,7 +242,7 @@ impl<'p> PublishedDenial<'p> {
 
     /// Copies the record. The values of the denial are hashed if the server that published it, or
     /// this server, hashes them.
-    fn to_denial(&self, mask: &KeyMask) -> Denial {
+    fn to_denial(&self, mask: &KeyMask) -> DenialRecord {
         let denial = self.record.to_denial();
         if self.is_hashed {
             denial
@@ -253,7 +253,7 @@ impl<'p> PublishedDenial<'p> {
 }
 
 /// Returns whether `filter` selects `denial`, whose values are hashed if `mask` requires it.
-fn selects(filter: &DenialFilter<'_>, denial: &Denial, mask: &KeyMask) -> bool {
+fn selects(filter: &DenialFilter<'_>, denial: &DenialRecord, mask: &KeyMask) -> bool {
     let has_key = || {
         let wanted = filter.key.iter().map(|value| mask.value(value));
         denial.key.len() == filter.key.len() && wanted.zip(&denial.key).all(|(a, b)| a == *b)

@@ -37,7 +37,7 @@ const DOMAIN: &str = "domain";
 
 /// A request that a rule denied, or would have denied in shadow mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Denial {
+pub struct DenialRecord {
     /// The time of the decision.
     pub at: Timestamp,
     /// The listener that answered the request.
@@ -147,7 +147,7 @@ pub struct DescriptorDenial<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DenialList {
     /// The selected denials, newest first.
-    pub denials: Vec<Denial>,
+    pub denials: Vec<DenialRecord>,
     /// The number of denials since the start of the process that are no longer in memory. The
     /// filter does not affect this number.
     pub lost: u64,
@@ -219,7 +219,7 @@ impl DenialLog {
         }
     }
 
-    pub(crate) fn collect_metrics(&self, page: &mut Page<'_>) {
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
         self.publisher.collect(page);
     }
 
@@ -382,8 +382,8 @@ impl DenialLog {
         let shard = self.shards.get(shard::index() % self.shards.len().max(1))?;
         let mut ring = shard.ring();
         let selection = Selection {
-            is_kept: self.is_kept() && ring.takes(now),
-            is_logged: ring.is_logged(self.log_percent),
+            is_kept: self.is_kept() && ring.try_take(now),
+            is_logged: ring.sample_for_log(self.log_percent),
         };
         drop(ring);
         (selection.is_kept || selection.is_logged).then_some(selection)
@@ -433,7 +433,7 @@ impl Shard {
     }
 }
 
-impl Denial {
+impl DenialRecord {
     /// Returns the denial with hashed values in the key and the entries, if `mask` requires it.
     #[must_use]
     pub fn masked(self, mask: &KeyMask) -> Self {

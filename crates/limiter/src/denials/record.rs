@@ -10,7 +10,7 @@
 
 use tidegate_core::{Mode, RetryAfter, Span, Timestamp};
 
-use super::{Denial, DenialReason, ring::MAX_RECORD_BYTES};
+use super::{DenialReason, DenialRecord, ring::MAX_RECORD_BYTES};
 use crate::metrics::ListenerKind;
 
 /// The maximum length of the value of an entry in bytes. A longer value is truncated and ends in
@@ -135,12 +135,12 @@ impl<'b> Record<'b> {
         })
     }
 
-    /// Copies the record into a [`Denial`].
-    pub(super) fn to_denial(&self) -> Denial {
+    /// Copies the record into a [`DenialRecord`].
+    pub(super) fn to_denial(&self) -> DenialRecord {
         let mut input = Input(self.entries.0);
         let count = input.small().unwrap_or(0);
         let entry = |_| Some((input.text()?.to_owned(), input.text()?.to_owned()));
-        Denial {
+        DenialRecord {
             at: self.at,
             listener: self.listener,
             mode: self.mode,

@@ -92,7 +92,7 @@ impl Ring {
     /// [`MAX_PER_SECOND`] requests are kept, and the others count as lost. During a flood, encoding
     /// every denial would take longer than the decision, and the list would reach back only for a
     /// fraction of a second.
-    pub(super) fn takes(&mut self, now: Timestamp) -> bool {
+    pub(super) fn try_take(&mut self, now: Timestamp) -> bool {
         let second = now.as_micros() / 1_000_000;
         if second != self.second {
             (self.second, self.in_second) = (second, 0);
@@ -105,7 +105,7 @@ impl Ring {
 
     /// Returns whether to log the next request, so that `percent` percent of all requests are
     /// logged.
-    pub(super) fn is_logged(&mut self, percent: u32) -> bool {
+    pub(super) fn sample_for_log(&mut self, percent: u32) -> bool {
         self.unlogged_percent += percent;
         let is_due = self.unlogged_percent >= 100;
         if is_due {
@@ -212,10 +212,10 @@ mod tests {
     fn a_flood_fills_only_the_budget_of_its_second() {
         let mut ring = Ring::default();
         let at = |millis: u64| Timestamp::from_micros(millis * 1_000);
-        let kept = (0..50_000).filter(|_| ring.takes(at(5_000))).count();
+        let kept = (0..50_000).filter(|_| ring.try_take(at(5_000))).count();
         assert_eq!((kept, ring.lost()), (10_000, 40_000));
-        assert!(!ring.takes(at(5_999)));
-        assert!(ring.takes(at(6_000)));
+        assert!(!ring.try_take(at(5_999)));
+        assert!(ring.try_take(at(6_000)));
         assert_eq!(ring.lost(), 40_001);
     }
 
@@ -223,7 +223,7 @@ mod tests {
     fn one_record_in_a_hundred_is_logged() {
         let mut ring = Ring::default();
         let logged =
-            |ring: &mut Ring, percent| (0..1_000).filter(|_| ring.is_logged(percent)).count();
+            |ring: &mut Ring, percent| (0..1_000).filter(|_| ring.sample_for_log(percent)).count();
         assert_eq!(logged(&mut ring, 1), 10);
         assert_eq!(logged(&mut ring, 30), 300);
         assert_eq!(logged(&mut ring, 100), 1_000);

@@ -65,7 +65,7 @@ impl Denying {
         self.send(&[("path", "/login"), ("ip", ip), ("user", user), secret])
     }
 
-    fn list(&self, filter: &DenialFilter<'_>) -> Vec<Denial> {
+    fn list(&self, filter: &DenialFilter<'_>) -> Vec<DenialRecord> {
         self.limiter.denials().list(filter, 100).denials
     }
 }
@@ -79,7 +79,7 @@ fn a_denial_names_the_rule_the_key_the_limit_and_the_wait() {
     assert!(!denying.login("192.0.2.1", "ada"));
     let denials = denying.list(&DenialFilter::default());
     let texts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-    let expected = Denial {
+    let expected = DenialRecord {
         at: START.after(Span::from_secs(600)),
         listener: ListenerKind::Http,
         mode: Mode::Enforce,
@@ -94,7 +94,7 @@ fn a_denial_names_the_rule_the_key_the_limit_and_the_wait() {
     };
     let policy = denials[0].policy.clone().unwrap();
     assert!(policy.starts_with("1/h"), "{policy}");
-    let denied = Denial {
+    let denied = DenialRecord {
         policy: expected.policy.clone(),
         ..denials[0].clone()
     };
@@ -111,7 +111,7 @@ fn each_denying_rule_is_recorded_and_shadow_rules_are_marked() {
     for number in 0..3 {
         assert!(denying.login(&format!("192.0.2.{number}"), "ada"));
     }
-    let shadow = |denial: &Denial| (denial.rule.clone().unwrap(), denial.mode);
+    let shadow = |denial: &DenialRecord| (denial.rule.clone().unwrap(), denial.mode);
     let denials = denying.list(&DenialFilter::default());
     let trial = ("trial".to_owned(), Mode::Shadow);
     assert_eq!(

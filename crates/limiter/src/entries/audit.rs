@@ -222,7 +222,8 @@ impl EntryAudit {
         let unknown = names.filter(|name| !self.known.contains_key(*name));
         let of_listener = &self.unknown[audited.listener.index()];
         let total = || metrics.unknown_entries(audited.listener);
-        let Some(due) = of_listener.due(unknown, &self.known, audited.decided.now, total) else {
+        let Some(due) = of_listener.take_due(unknown, &self.known, audited.decided.now, total)
+        else {
             return;
         };
         let listener = audited.listener.as_str();
@@ -287,7 +288,7 @@ impl UnknownEntries {
     /// Returns the unknown `names` that must be logged now, with the known entries that were
     /// probably meant. Usually no name must be logged, and no lock is taken. `total` reads the
     /// number of unknown entries so far.
-    fn due<'n>(
+    fn take_due<'n>(
         &self,
         names: impl Iterator<Item = &'n str> + Clone,
         known: &HashMap<Box<str>, KnownEntry>,
@@ -440,7 +441,7 @@ mod tests {
         names: &[&str],
         secs: u64,
     ) -> Vec<String> {
-        let due = unknown.due(names.iter().copied(), known, at(secs), || 0);
+        let due = unknown.take_due(names.iter().copied(), known, at(secs), || 0);
         due.map(|due| due.names).unwrap_or_default()
     }
 
@@ -484,7 +485,7 @@ mod tests {
     fn records_count_what_earlier_ones_did_not() {
         let (unknown, known) = (UnknownEntries::after(5), known(&["customer"]));
         let due = |names: &[&str], total| {
-            let due = unknown.due(names.iter().copied(), &known, at(0), || total);
+            let due = unknown.take_due(names.iter().copied(), &known, at(0), || total);
             due.map(|due| due.count)
         };
         assert_eq!(due(&["a"], 7), Some(2));
@@ -497,7 +498,7 @@ mod tests {
         let (unknown, known) = (UnknownEntries::after(0), known(&["customer"]));
         let names: Vec<String> = (0..25).map(|number| format!("extra-{number}")).collect();
         let names = names.iter().map(String::as_str);
-        let due = unknown.due(names, &known, at(0), || 25).unwrap();
+        let due = unknown.take_due(names, &known, at(0), || 25).unwrap();
         let records: Vec<_> = due.records().collect();
         let counts: Vec<_> = records.iter().map(|(count, _)| *count).collect();
         assert_eq!(counts, [Some(25), None, None]);

@@ -309,7 +309,7 @@ impl Events {
         kind.as_str().hash(&mut hasher);
         rule.name().hash(&mut hasher);
         rule.key().for_each(|name| value(name).hash(&mut hasher));
-        if !self.onsets.begin(hasher.finish(), decided.now, window) {
+        if !self.onsets.try_begin(hasher.finish(), decided.now, window) {
             return;
         }
         if !self.take_budget(decided.now) {

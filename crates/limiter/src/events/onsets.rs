@@ -39,7 +39,7 @@ impl Onsets {
     /// Returns true if the key with this hash has no quiet period at `now`, and begins one. A quiet
     /// period is as long as `window`, but at least [`MIN_QUIET`] and at most [`MAX_QUIET`]. The
     /// hash must depend on a secret, so that clients cannot choose keys of one set.
-    pub(super) fn begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
+    pub(super) fn try_begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
         let hash = hash.max(1);
         let [shard, set] = split(hash);
         let mut slots = self.0[shard].lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,16 +78,16 @@ mod tests {
     fn a_key_has_one_event_in_each_window() {
         let onsets = Onsets::new();
         let hour = Span::from_secs(3_600);
-        assert!(onsets.begin(7, at(100), hour));
-        assert!(!onsets.begin(7, at(3_699), hour));
-        assert!(onsets.begin(8, at(100), hour));
-        assert!(onsets.begin(7, at(3_700), hour));
+        assert!(onsets.try_begin(7, at(100), hour));
+        assert!(!onsets.try_begin(7, at(3_699), hour));
+        assert!(onsets.try_begin(8, at(100), hour));
+        assert!(onsets.try_begin(7, at(3_700), hour));
         // A short window has one event a minute, and a very long window has one a day.
-        assert!(onsets.begin(9, at(0), Span::from_secs(1)));
-        assert!(!onsets.begin(9, at(59), Span::from_secs(1)));
-        assert!(onsets.begin(9, at(60), Span::from_secs(1)));
-        assert!(onsets.begin(10, at(0), Span::from_secs(30 * 86_400)));
-        assert!(onsets.begin(10, at(86_400), Span::from_secs(1)));
+        assert!(onsets.try_begin(9, at(0), Span::from_secs(1)));
+        assert!(!onsets.try_begin(9, at(59), Span::from_secs(1)));
+        assert!(onsets.try_begin(9, at(60), Span::from_secs(1)));
+        assert!(onsets.try_begin(10, at(0), Span::from_secs(30 * 86_400)));
+        assert!(onsets.try_begin(10, at(86_400), Span::from_secs(1)));
     }
 
     #[test]
@@ -96,10 +96,13 @@ mod tests {
         // Hashes that differ only in the bits above the shard and the set share one set.
         let hash = |key: u64| (key + 1) * (SHARDS * SETS) as u64;
         for key in 0..WAYS as u64 {
-            assert!(onsets.begin(hash(key), at(key), MIN_QUIET));
+            assert!(onsets.try_begin(hash(key), at(key), MIN_QUIET));
         }
-        assert!(onsets.begin(hash(100), at(10), MIN_QUIET));
-        assert!(onsets.begin(hash(0), at(10), MIN_QUIET), "was evicted");
-        assert!(!onsets.begin(hash(2), at(10), MIN_QUIET), "is still known");
+        assert!(onsets.try_begin(hash(100), at(10), MIN_QUIET));
+        assert!(onsets.try_begin(hash(0), at(10), MIN_QUIET), "was evicted");
+        assert!(
+            !onsets.try_begin(hash(2), at(10), MIN_QUIET),
+            "is still known"
+        );
     }
 }

@@ -40,12 +40,12 @@ const FRACTION: u64 = 256;
 
 /// What a surge consists of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Measure {
+pub(super) enum SurgeMeasure {
     Requests,
     Denials,
 }
 
-impl Measure {
+impl SurgeMeasure {
     pub(super) const fn as_str(self) -> &'static str {
         match self {
             Self::Requests => "requests",
@@ -59,7 +59,7 @@ impl Measure {
 pub(super) struct SurgeChange {
     /// The name of the rule; `None` for all rules together.
     pub(super) rule: Option<Box<str>>,
-    pub(super) measure: Measure,
+    pub(super) measure: SurgeMeasure,
     /// Whether the surge began or ended.
     pub(super) began: bool,
     /// The number of requests or denials in the last interval.
@@ -151,8 +151,12 @@ impl Series {
             return;
         }
         let measures = [
-            (Measure::Requests, &mut self.requests, increase.requests),
-            (Measure::Denials, &mut self.denials, increase.denied),
+            (
+                SurgeMeasure::Requests,
+                &mut self.requests,
+                increase.requests,
+            ),
+            (SurgeMeasure::Denials, &mut self.denials, increase.denied),
         ];
         for (measure, usual, count) in measures {
             if let Some(began) = usual.advance(count) {
@@ -268,7 +272,7 @@ mod tests {
         let began = traffic.pass(1_000, 0);
         let expected = |rule: Option<&str>, began, count| SurgeChange {
             rule: rule.map(Box::from),
-            measure: Measure::Requests,
+            measure: SurgeMeasure::Requests,
             began,
             count,
             usual: 100,
@@ -308,7 +312,7 @@ mod tests {
         assert!(
             began
                 .iter()
-                .all(|change| change.measure == Measure::Denials)
+                .all(|change| change.measure == SurgeMeasure::Denials)
         );
     }
 

@@ -24,7 +24,7 @@ use std::{
     },
 };
 
-use rules::Rules;
+use rules::RuleMetrics;
 use shard::Shards;
 use tidegate::DecidedRequest;
 use tidegate_core::{
@@ -220,7 +220,7 @@ fn answer_label(answer: Answer) -> &'static str {
 pub struct Metrics {
     started: Timestamp,
     shards: Shards,
-    rules: Rules,
+    rules: RuleMetrics,
     traffic: traffic::Recorder,
     renewals: [AtomicU64; 3],
     reloads: [AtomicU64; 2],
@@ -252,7 +252,7 @@ impl Metrics {
         Self {
             started,
             shards: Shards::default(),
-            rules: Rules::default(),
+            rules: RuleMetrics::default(),
             traffic: traffic::Recorder::default(),
             renewals: Default::default(),
             reloads: Default::default(),

@@ -89,7 +89,7 @@ const LATENCY_BOUNDS: [(u64, f64); 6] = [
 ];
 
 #[derive(Debug, Default)]
-pub(super) struct Rules(ArcSwap<Table>);
+pub(super) struct RuleMetrics(ArcSwap<Table>);
 
 #[derive(Debug, Default)]
 struct Table {
@@ -109,7 +109,7 @@ struct Counters {
     latency: Histogram<{ LATENCY_BOUNDS.len() + 1 }>,
 }
 
-impl Rules {
+impl RuleMetrics {
     pub(super) fn rename<'n>(&self, names: impl Iterator<Item = &'n str>) {
         let old = self.0.load();
         let names: Vec<Box<str>> = names.take(MAX_RULE_LABELS).map(Box::from).collect();

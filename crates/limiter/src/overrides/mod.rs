@@ -86,7 +86,7 @@ impl ServerLimiter {
     /// # Errors
     ///
     /// Returns the error of the file system.
-    pub fn keep_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
+    pub fn persist_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
         let file = OverrideFile::restore(path, &self.overrides, self.now())?;
         self.override_keeper.file = Some(Arc::new(Mutex::new(file)));
         Ok(self.overrides.len())
@@ -94,7 +94,7 @@ impl ServerLimiter {
 
     /// Returns whether an override that is set now survives a restart of this server.
     #[must_use]
-    pub fn keeps_overrides(&self) -> bool {
+    pub fn are_overrides_persistent(&self) -> bool {
         self.redis_store().is_some() || self.override_keeper.file.is_some()
     }
 
@@ -182,7 +182,7 @@ impl ServerLimiter {
 
     /// Reads the changes of overrides from Redis twice a second, and removes overrides that have
     /// ended once an hour. This function never returns.
-    pub async fn keep_overrides_current(&self) {
+    pub async fn sync_overrides(&self) {
         let mut reads = 0;
         loop {
             if let Some(redis) = self.redis_store() {

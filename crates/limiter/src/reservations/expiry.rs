@@ -8,7 +8,8 @@ use tidegate_core::{Span, Timestamp};
 use tidegate_redis::{GUARD_KEPT, RedisReservation, ReservationEnd, ReservationStatus};
 
 use super::{
-    final_charges::FinalCharges, in_redis::redis_receipt, table::Outstanding, token::ReservationId,
+    final_charges::FinalCharges, in_redis::redis_receipt, table::OutstandingReservation,
+    token::ReservationId,
 };
 use crate::ServerLimiter;
 
@@ -31,10 +32,10 @@ pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
 impl ServerLimiter {
     /// Refunds the reservations that have expired. Returns the instant of the next refund.
-    pub async fn refund_expired_reservations(&self) -> Option<Timestamp> {
+    pub async fn end_expired_reservations(&self) -> Option<Timestamp> {
         loop {
             let now = self.now();
-            let batch: Vec<(ReservationId, Outstanding)> = {
+            let batch: Vec<(ReservationId, OutstandingReservation)> = {
                 let mut table = self.reservations.table();
                 let due = std::iter::from_fn(|| table.remove_due(now));
                 due.take(REFUND_BATCH).collect()
@@ -43,9 +44,9 @@ impl ServerLimiter {
             let mut in_redis = Vec::new();
             for (id, outstanding) in batch {
                 if redis_receipt(outstanding.receipt.as_ref()).is_some() {
-                    in_redis.push(self.refund_in_redis(id, outstanding, now));
+                    in_redis.push(self.end_expired_in_redis(id, outstanding, now));
                 } else {
-                    self.refund_locally(outstanding, now);
+                    self.end_expired_locally(outstanding, now);
                 }
             }
             join_all(in_redis).await;
@@ -60,7 +61,7 @@ impl ServerLimiter {
     /// Refunds reservations as they expire, until the future is dropped.
     pub async fn keep_refunding_reservations(&self) {
         loop {
-            let next = self.refund_expired_reservations().await;
+            let next = self.end_expired_reservations().await;
             let now = self.now();
             let sleep = next.map_or(MAX_SLEEP, |next| next.since(now).min(MAX_SLEEP));
             let sleep = Duration::from_micros(sleep.as_micros());
@@ -69,10 +70,10 @@ impl ServerLimiter {
     }
 
     /// Ends a reservation in Redis that has expired, unless it was settled or renewed.
-    async fn refund_in_redis(
+    async fn end_expired_in_redis(
         &self,
         id: ReservationId,
-        mut outstanding: Outstanding,
+        mut outstanding: OutstandingReservation,
         now: Timestamp,
     ) {
         let (Some(redis_store), Some(receipt)) = (

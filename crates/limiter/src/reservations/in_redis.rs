@@ -7,7 +7,7 @@ use tidegate_redis::{RedisReceipt, RedisReservation, ReservationEnd, Reservation
 use super::{
     error::{EXPIRED, LOST, ReservationError, SETTLED, UNKNOWN},
     final_charges::FinalCharges,
-    table::Outstanding,
+    table::OutstandingReservation,
     token::{ReservationId, SharedCharge},
 };
 use crate::{LimiterReceipt, ServerLimiter};
@@ -101,7 +101,7 @@ impl ServerLimiter {
     /// Settles the charges that a reservation in Redis has made to this server's share.
     pub(super) fn settle_own_share(
         &self,
-        own: Outstanding,
+        own: OutstandingReservation,
         final_charges: &FinalCharges,
         now: Timestamp,
     ) {

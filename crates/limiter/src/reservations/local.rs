@@ -8,7 +8,7 @@ use tidegate_core::{Renewal, Span, Store, Timestamp};
 use super::{
     error::{EXPIRED, LOST, ReservationError, UNKNOWN},
     final_charges::FinalCharges,
-    table::Outstanding,
+    table::OutstandingReservation,
     token::ReservationId,
 };
 use crate::ServerLimiter;
@@ -18,11 +18,11 @@ impl ServerLimiter {
     /// charges.
     pub(super) fn end_locally(
         &self,
-        outstanding: Outstanding,
+        outstanding: OutstandingReservation,
         final_charges: &FinalCharges,
         now: Timestamp,
     ) -> OwnedCharges {
-        let Outstanding {
+        let OutstandingReservation {
             charges: owned,
             mut receipt,
             since,
@@ -39,7 +39,7 @@ impl ServerLimiter {
     }
 
     /// Ends a reservation that has expired.
-    pub(super) fn refund_locally(&self, outstanding: Outstanding, now: Timestamp) {
+    pub(super) fn end_expired_locally(&self, outstanding: OutstandingReservation, now: Timestamp) {
         let on_expiry = self.reservations.settings.on_expiry;
         let final_charges = FinalCharges::of_expired(&outstanding.charges, on_expiry);
         self.end_locally(outstanding, &final_charges, now);
@@ -58,7 +58,7 @@ impl ServerLimiter {
         let mut outstanding = table.remove(id).ok_or(UNKNOWN)?;
         if outstanding.expires <= now {
             drop(table);
-            self.refund_locally(outstanding, now);
+            self.end_expired_locally(outstanding, now);
             return Err(EXPIRED);
         }
         let lease = outstanding.charges.lease();

@@ -46,7 +46,7 @@ use self::{
     expiry::MAX_SLEEP,
     final_charges::FinalCharges,
     in_redis::{redis_receipt, shared_charges},
-    table::{Outstanding, OutstandingTable, Permit},
+    table::{OutstandingReservation, OutstandingTable, ReservationSlot},
     token::{ReservationId, TokenCharges, TokenContents, TokenKeys},
 };
 pub use self::{
@@ -127,7 +127,7 @@ impl Reservations {
     }
 
     /// Adds a reservation at `now`.
-    fn insert(&self, id: ReservationId, outstanding: Outstanding, now: Timestamp) {
+    fn insert(&self, id: ReservationId, outstanding: OutstandingReservation, now: Timestamp) {
         let refund_at = outstanding.refund_at;
         self.table().insert(id, outstanding);
         self.wake_refunds(refund_at, now);
@@ -200,7 +200,7 @@ impl ServerLimiter {
         turn: SlotTurn<'_>,
     ) -> Result<(Verdict<'a>, Option<Reservation>), ReserveError> {
         let max = self.reservations.settings.max;
-        let permit = Permit::take(&self.reservations.permits, max);
+        let permit = ReservationSlot::take(&self.reservations.permits, max);
         let permit = permit.ok_or(ReserveError::TooMany(max))?;
         let now = self.now();
         let mut charges = rules.charges(request, now, scratch)?;
@@ -235,7 +235,7 @@ impl ServerLimiter {
             self.warn_of_own_key();
         }
         if receipt.is_some() {
-            let outstanding = Outstanding {
+            let outstanding = OutstandingReservation {
                 charges,
                 receipt,
                 since,
@@ -284,7 +284,7 @@ impl ServerLimiter {
             TokenCharges::OnServer => {
                 let outstanding = self.reservations.table().remove(&id).ok_or(UNKNOWN)?;
                 if outstanding.expires <= now {
-                    self.refund_locally(outstanding, now);
+                    self.end_expired_locally(outstanding, now);
                     return Err(EXPIRED);
                 }
                 let final_charges = FinalCharges::new(&outstanding.charges, cost);

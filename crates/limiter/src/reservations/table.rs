@@ -16,7 +16,7 @@ use crate::LimiterReceipt;
 
 /// An outstanding reservation.
 #[derive(Debug)]
-pub(super) struct Outstanding {
+pub(super) struct OutstandingReservation {
     pub(super) charges: OwnedCharges,
     /// The receipt of the charges; `None` if nothing was charged.
     pub(super) receipt: Option<LimiterReceipt>,
@@ -28,14 +28,14 @@ pub(super) struct Outstanding {
     /// failed.
     pub(super) refund_at: Timestamp,
     /// Counts the reservation until it is dropped.
-    pub(super) _permit: Permit,
+    pub(super) _permit: ReservationSlot,
 }
 
 /// The permission to have one more outstanding reservation. The number of permits is bounded.
 #[derive(Debug)]
-pub(super) struct Permit(Arc<AtomicUsize>);
+pub(super) struct ReservationSlot(Arc<AtomicUsize>);
 
-impl Permit {
+impl ReservationSlot {
     /// Takes a permit, unless `max` permits are taken.
     pub(super) fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let added = |count| (count < max).then_some(count + 1);
@@ -45,7 +45,7 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for ReservationSlot {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -54,24 +54,27 @@ impl Drop for Permit {
 /// Outstanding reservations by their id, and in the order in which they are refunded.
 #[derive(Debug, Default)]
 pub(super) struct OutstandingTable {
-    by_id: HashMap<ReservationId, Outstanding>,
+    by_id: HashMap<ReservationId, OutstandingReservation>,
     by_refund: BTreeSet<(Timestamp, ReservationId)>,
 }
 
 impl OutstandingTable {
-    pub(super) fn insert(&mut self, id: ReservationId, outstanding: Outstanding) {
+    pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
         self.by_refund.insert((outstanding.refund_at, id));
         self.by_id.insert(id, outstanding);
     }
 
-    pub(super) fn remove(&mut self, id: &ReservationId) -> Option<Outstanding> {
+    pub(super) fn remove(&mut self, id: &ReservationId) -> Option<OutstandingReservation> {
         let outstanding = self.by_id.remove(id)?;
         self.by_refund.remove(&(outstanding.refund_at, *id));
         Some(outstanding)
     }
 
     /// Removes a reservation that is to be refunded at `now`, if there is one.
-    pub(super) fn remove_due(&mut self, now: Timestamp) -> Option<(ReservationId, Outstanding)> {
+    pub(super) fn remove_due(
+        &mut self,
+        now: Timestamp,
+    ) -> Option<(ReservationId, OutstandingReservation)> {
         let (refund_at, id) = *self.by_refund.first()?;
         if refund_at > now {
             return None;

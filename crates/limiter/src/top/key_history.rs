@@ -121,7 +121,7 @@ impl ServerLimiter {
         let key = fleet::without_scope(&query.key);
         let published_key = self.published_key(rule, key);
         let (minute, level) = (minute_of(self.now()), query.over.level());
-        talkers.collect(self.now());
+        talkers.collect_ended(self.now());
         let first = query.over.first_slice(minute);
         let slices = (first..=minute / level.minutes()).map(|number| {
             let mut slice = KeySlice {

@@ -46,8 +46,8 @@ static PUBLICATIONS: Metric<1> = Metric::counter(
 /// The maximum number of shards. If there are more threads, some threads share a shard.
 const MAX_SHARDS: usize = 16;
 
-/// The number of ended time slices that a shard keeps until [`TopTalkers::collect`] takes them. If
-/// [`TopTalkers::collect`] is not called, the worker itself moves the slices to the history.
+/// The number of ended time slices that a shard keeps until [`TopTalkers::collect_ended`] takes them. If
+/// [`TopTalkers::collect_ended`] is not called, the worker itself moves the slices to the history.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.
@@ -212,12 +212,12 @@ impl TopTalkers {
 
     /// Moves the slices that have ended at `now` from the shards to the history. Call this method
     /// every few seconds, on a thread that decides no requests.
-    pub fn collect(&self, now: Timestamp) {
+    pub fn collect_ended(&self, now: Timestamp) {
         self.collect_into(&mut self.closed(), minute_of(now));
     }
 
     /// Adds the metrics of the lists to `page`.
-    pub(crate) fn collect_metrics(&self, page: &mut Page<'_>) {
+    pub(crate) fn collect(&self, page: &mut Page<'_>) {
         page.single(&BYTES, count(self.heap_bytes()));
         self.publisher.collect(page);
     }

@@ -53,7 +53,7 @@ impl LoggedUpstream {
 /// An upgraded connection (for example a WebSocket), stored as a response extension. The log entry
 /// of the upgraded connection is written when the connection ends for any reason.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Session(Arc<SessionState>);
+pub(crate) struct UpgradedSession(Arc<SessionState>);
 
 #[derive(Debug, Default)]
 struct SessionState {
@@ -63,7 +63,7 @@ struct SessionState {
     is_complete: AtomicBool,
 }
 
-impl Session {
+impl UpgradedSession {
     /// Returns the counter of the bytes received from the client.
     pub(crate) fn received(&self) -> &Arc<AtomicU64> {
         &self.0.received
@@ -145,7 +145,7 @@ where
             // this.
             entry.line.complete = response.body().is_end_stream();
             entry.take_extensions(response.extensions_mut());
-            let entry = match response.extensions_mut().remove::<Session>() {
+            let entry = match response.extensions_mut().remove::<UpgradedSession>() {
                 Some(session) => {
                     session.log(entry);
                     None
@@ -158,7 +158,7 @@ where
 }
 
 /// A response body that writes the log entry when the body ends. The body has no entry if the
-/// connection is upgraded: the [`Session`] then writes the entry.
+/// connection is upgraded: the [`UpgradedSession`] then writes the entry.
 #[derive(Debug)]
 pub(crate) struct LoggedBody<B> {
     body: B,

@@ -9,7 +9,7 @@ use std::io;
 
 use tidegate_net::line_log::{LineLog, LineLogSettings};
 
-pub(crate) use self::entry::{AccessLogService, LogContext, LoggedUpstream, Session};
+pub(crate) use self::entry::{AccessLogService, LogContext, LoggedUpstream, UpgradedSession};
 
 /// A handle to the open access log.
 #[derive(Clone, Debug)]

@@ -149,7 +149,7 @@ pub(crate) fn has_token(headers: &HeaderMap, name: &HeaderName, word: &str) -> b
 
 fn tokens(line: &HeaderValue) -> impl Iterator<Item = &[u8]> {
     line.as_bytes()
-        .split(|octet| *octet == b',')
+        .split(|byte| *byte == b',')
         .map(<[u8]>::trim_ascii)
 }
 

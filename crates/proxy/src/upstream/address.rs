@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use rustls::ClientConfig;
-use tidegate_config::{Scheme, Upstream, Url};
+use tidegate_config::{Scheme, UpstreamConfig, Url};
 
 use super::tls::UpstreamTls;
 
@@ -20,7 +20,7 @@ pub(crate) struct EndpointAddress {
 impl EndpointAddress {
     /// Creates the address of `upstream`'s endpoint at `url`. `tls` is used only for an `https`
     /// URL.
-    pub(crate) fn new(url: Url, upstream: &Upstream, tls: Option<&UpstreamTls>) -> Self {
+    pub(crate) fn new(url: Url, upstream: &UpstreamConfig, tls: Option<&UpstreamTls>) -> Self {
         Self {
             tls: tls.filter(|_| url.scheme == Scheme::Https).cloned(),
             url,

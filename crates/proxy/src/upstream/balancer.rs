@@ -52,12 +52,12 @@ impl Upstreams {
     ///
     /// Fails if the trust anchors for TLS cannot be loaded.
     pub(crate) fn inheriting_from(
-        settings: &[tidegate_config::Upstream],
+        settings: &[tidegate_config::UpstreamConfig],
         workers: usize,
         previous: &Self,
         clock: &Clock,
     ) -> Result<Self, TrustAnchorError> {
-        let upstream = |settings: &tidegate_config::Upstream| {
+        let upstream = |settings: &tidegate_config::UpstreamConfig| {
             let previous = previous
                 .iter()
                 .find(|unchanged| unchanged.name == settings.name);
@@ -133,7 +133,7 @@ impl Upstreams {
 
 impl Upstream {
     fn inheriting_from(
-        settings: &tidegate_config::Upstream,
+        settings: &tidegate_config::UpstreamConfig,
         workers: usize,
         previous: Option<&Self>,
         clock: &Clock,

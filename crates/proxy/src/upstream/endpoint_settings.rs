@@ -1,6 +1,6 @@
 //! The settings of an endpoint, which a reload can change.
 
-use tidegate_config::{Ejection, HealthCheck, Upstream};
+use tidegate_config::{Ejection, HealthCheck, UpstreamConfig};
 
 /// The settings that an endpoint takes from its upstream. A reload may change them.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct EndpointSettings {
 }
 
 impl EndpointSettings {
-    pub(crate) fn of(upstream: &Upstream) -> Self {
+    pub(crate) fn of(upstream: &UpstreamConfig) -> Self {
         Self {
             name: upstream.name.clone(),
             max_connections: upstream.max_connections,

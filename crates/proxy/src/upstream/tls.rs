@@ -52,14 +52,16 @@ impl PartialEq for UpstreamTls {
 /// # Errors
 ///
 /// Returns the reason why the trust anchors cannot be loaded.
-pub fn check_trust_anchors(upstream: &tidegate_config::Upstream) -> Result<(), TrustAnchorError> {
+pub fn check_trust_anchors(
+    upstream: &tidegate_config::UpstreamConfig,
+) -> Result<(), TrustAnchorError> {
     connector(upstream).map(drop)
 }
 
 /// Loads the trust anchors of an upstream, and returns the settings for TLS to the upstream.
 /// Returns `None` if no URL of the upstream uses `https`.
 pub(crate) fn connector(
-    upstream: &tidegate_config::Upstream,
+    upstream: &tidegate_config::UpstreamConfig,
 ) -> Result<Option<UpstreamTls>, TrustAnchorError> {
     let mut urls = upstream.urls.iter();
     if urls.all(|url| url.scheme == tidegate_config::Scheme::Http) {
@@ -87,7 +89,9 @@ pub(crate) fn connector(
     }))
 }
 
-fn of_the_system(upstream: &tidegate_config::Upstream) -> Result<RootCertStore, TrustAnchorError> {
+fn of_the_system(
+    upstream: &tidegate_config::UpstreamConfig,
+) -> Result<RootCertStore, TrustAnchorError> {
     let mut roots = RootCertStore::empty();
     // Certificates that do not parse are skipped, as most TLS clients do.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use tidegate_config::{
     AdminToken, Config, DenialsConfig, Envoy, EventsSection, Grpc, Headers, Identity, KeyPrivacy,
-    Listen, Listeners, OperatorToken, RecordConfig, RedisConfig, ReservationsConfig,
-    ShutdownConfig, Snapshot, Top,
+    ListenAddresses, ListenerSettings, OperatorToken, RecordConfig, RedisConfig,
+    ReservationsConfig, ShutdownConfig, Snapshot, Top,
 };
 use tidegate_core::MemoryBounds;
 use tidegate_identity::GeoIpField;
@@ -16,8 +16,8 @@ use super::LoadError;
 #[derive(Clone, Debug, Default)]
 pub struct RestartOnlySettings {
     identity: Identity,
-    listen: Listen,
-    listeners: Listeners,
+    listen: ListenAddresses,
+    listeners: ListenerSettings,
     headers: Headers,
     grpc: Grpc,
     shutdown: ShutdownConfig,

@@ -8,7 +8,7 @@
 //! descriptors, the connection limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tidegate_config::{Config, Listeners};
+use tidegate_config::{Config, ListenerSettings};
 
 /// The number of descriptors that are not used for connections but for listening sockets, epoll,
 /// files and pipes, with a reserve for DNS lookups.
@@ -35,7 +35,7 @@ pub(super) fn fit_connections(config: &mut Config) -> Option<String> {
             .saturating_add(count(config.listeners.metrics.max_connections)),
         u64::saturating_add,
     );
-    let Listeners {
+    let ListenerSettings {
         http, grpc, resp, ..
     } = &mut config.listeners;
     let proxy = config.proxy.as_mut();

@@ -79,7 +79,7 @@ fn restore_overrides(limiter: &mut ServerLimiter, snapshot: &Snapshot) -> Result
     let mut path = snapshot.path.clone().into_os_string();
     path.push(".overrides");
     let path = PathBuf::from(path);
-    match limiter.keep_overrides_in(&path) {
+    match limiter.persist_overrides_in(&path) {
         Ok(0) => Ok(()),
         Ok(count) => {
             tracing::info!(file = %path.display(), count, "overrides restored");

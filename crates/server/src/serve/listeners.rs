@@ -2,7 +2,7 @@
 
 use std::{io, net::TcpListener, sync::Arc};
 
-use tidegate_config::{Config, Grpc, Headers, Identity, ListenerConfig, Listeners};
+use tidegate_config::{Config, Grpc, Headers, Identity, ListenerConfig, ListenerSettings};
 use tidegate_envoy::{
     RuleSource,
     grpc::{self, Http2},
@@ -59,7 +59,7 @@ pub(super) struct ListenerContext<'a> {
     pub(super) headers: Headers,
     pub(super) identity: Arc<Identity>,
     pub(super) grpc: Grpc,
-    pub(super) listeners: Listeners,
+    pub(super) listeners: ListenerSettings,
     pub(super) http_token: Option<String>,
     pub(super) resp_password: Option<String>,
     pub(super) certificates: &'a Certificates,

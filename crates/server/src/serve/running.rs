@@ -122,7 +122,7 @@ impl ServerHandle {
         let limiter = Arc::clone(&self.limiter);
         let refunds = tokio::spawn(async move { limiter.keep_refunding_reservations().await });
         let limiter = Arc::clone(&self.limiter);
-        let overrides = tokio::spawn(async move { limiter.keep_overrides_current().await });
+        let overrides = tokio::spawn(async move { limiter.sync_overrides().await });
         service_manager::ready();
         self.serve(&mut signals, None).await;
         service_manager::stopping();
@@ -168,7 +168,7 @@ impl ServerHandle {
                 _ = check.tick() => {
                     self.limiter.clock().follow();
                     if let Some(top) = self.limiter.top_talkers() {
-                        top.collect(self.limiter.now());
+                        top.collect_ended(self.limiter.now());
                     }
                     let limiter = Arc::clone(&self.limiter);
                     // A slow Redis must not delay the handling of signals.
@@ -216,7 +216,7 @@ impl ServerHandle {
         }
         // Other servers list the requests of the last second and of the drain, too.
         if let Some(top) = limiter.top_talkers() {
-            top.collect(limiter.now());
+            top.collect_ended(limiter.now());
         }
         limiter.publish_top().await;
         limiter.publish_denials().await;

@@ -34,7 +34,7 @@ fn remove(node: &Node, target: &str) -> bool {
 /// Starts to read the changes of overrides, as a running server does.
 fn follow(node: &Node) {
     let limiter = Arc::clone(&node.limiter);
-    node.spawn(async move { limiter.keep_overrides_current().await });
+    node.spawn(async move { limiter.sync_overrides().await });
 }
 
 /// Returns the overrides of a node as text.

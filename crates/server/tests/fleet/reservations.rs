@@ -102,7 +102,7 @@ fn any_server_settles_a_reservation_once() {
     }
     // The server that made the reservation does not refund it, either.
     a.at_millis(61_000);
-    a.run(a.limiter.refund_expired_reservations());
+    a.run(a.limiter.end_expired_reservations());
     assert_eq!(left(&b, "u"), 900);
 }
 
@@ -115,7 +115,7 @@ fn an_expired_reservation_costs_nothing() {
     assert_eq!(late.reason(), "has expired");
     assert_eq!(left(&b, "u"), 400);
     a.at_millis(10_000);
-    a.run(a.limiter.refund_expired_reservations());
+    a.run(a.limiter.end_expired_reservations());
     assert_eq!(left(&b, "u"), 1_000);
 }
 
@@ -129,10 +129,10 @@ fn a_renewal_by_another_server_is_respected() {
     let renewed = b.run(b.limiter.renew_reservation(&reservation.token, ttl));
     let renewed = renewed.unwrap();
     a.at_millis(18_999);
-    a.run(a.limiter.refund_expired_reservations());
+    a.run(a.limiter.end_expired_reservations());
     assert_eq!(left(&b, "u"), 400);
     a.at_millis(19_000);
-    a.run(a.limiter.refund_expired_reservations());
+    a.run(a.limiter.end_expired_reservations());
     assert_eq!(left(&b, "u"), 1_000);
     b.at_millis(19_000);
     assert!(settle(&b, &renewed.token, 1).is_err());
@@ -217,7 +217,7 @@ fn a_reservation_ends_once_although_a_rule_is_removed() {
     b.limiter.swap_rules(gone);
     assert!(settle(&b, &reservation.token, 0).is_err());
     a.at_millis(10_000);
-    a.run(a.limiter.refund_expired_reservations());
+    a.run(a.limiter.end_expired_reservations());
     assert!(settle(&a, &reservation.token, 0).is_err());
     assert_eq!(window_spent(&a, "u"), 100);
 }
@@ -281,7 +281,7 @@ rules:
     let other = reserve(&a, &entries("other"), 900, 10).unwrap();
     assert!(reserve(&b, &entries("third"), 1, 60).is_none());
     a.at_millis(10_000);
-    a.run(a.limiter.refund_expired_reservations());
+    a.run(a.limiter.end_expired_reservations());
     assert!(settle(&b, &other.token, 900).is_err());
     assert!(reserve(&b, &entries("third"), 900, 60).is_some());
 }

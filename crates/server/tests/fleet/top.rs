@@ -18,7 +18,7 @@ fn start(redis: &RedisServer, mask: &KeyMask) -> Node {
 fn publish(node: &Node, millis: u64) {
     node.at_millis(millis);
     let top = node.limiter.top_talkers().unwrap();
-    top.collect(node.limiter.now());
+    top.collect_ended(node.limiter.now());
     node.run(node.limiter.publish_top());
 }
 

@@ -64,8 +64,8 @@ impl Client {
     }
 
     /// Sends raw bytes.
-    pub(crate) fn send(&mut self, octets: impl AsRef<[u8]>) {
-        self.stream.write_all(octets.as_ref()).unwrap();
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        self.stream.write_all(bytes.as_ref()).unwrap();
     }
 
     /// Half-closes the connection. Responses can still be read.
@@ -75,8 +75,8 @@ impl Client {
 
     /// Sends as much as the server accepts. If the server closes the connection, the error is
     /// ignored.
-    pub(crate) fn send_what_fits(&mut self, octets: impl AsRef<[u8]>) {
-        let _ = self.stream.write_all(octets.as_ref());
+    pub(crate) fn send_what_fits(&mut self, bytes: impl AsRef<[u8]>) {
+        let _ = self.stream.write_all(bytes.as_ref());
     }
 
     /// Sends a request with the given headers and body, and reads the response.
@@ -180,8 +180,8 @@ impl Client {
     }
 }
 
-fn find(octets: &[u8], wanted: &[u8]) -> Option<usize> {
-    octets
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes
         .windows(wanted.len())
         .position(|window| window == wanted)
 }

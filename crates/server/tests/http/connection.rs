@@ -41,8 +41,8 @@ fn a_pipeline_is_answered_in_order() {
 fn a_request_in_pieces_and_chunks_is_one_request() {
     let listener = TestListener::open("");
     let mut client = listener.connect();
-    for octet in request(BODY).bytes() {
-        client.send([octet]);
+    for byte in request(BODY).bytes() {
+        client.send([byte]);
     }
     assert_eq!(client.read_answer(false).json()["remaining"], 99);
     let mut chunked =
@@ -133,18 +133,18 @@ fn a_request_has_one_host() {
 #[test]
 fn invalid_http_closes_the_connection() {
     let listener = TestListener::open("");
-    for octets in [
+    for bytes in [
         "*1\r\n$4\r\nPING\r\n",
         "\x16\x03\x01\x02\x00\x01",
         "GET / HTTP/9.9\r\n\r\n",
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ] {
         let mut client = listener.connect();
-        client.send(octets);
+        client.send(bytes);
         let said = client.until_closed();
         assert!(
             said.is_empty() || said.starts_with("HTTP/1.1 400 "),
-            "{octets:?}: {said}"
+            "{bytes:?}: {said}"
         );
     }
     // A request with two lengths, or with both a length and chunking, would be ambiguous and would

@@ -47,13 +47,13 @@ fn an_invalid_response_is_502() {
         "HTTP/1.1 200 OK\r\ncontent-length: 2,\r\n\r\nok",
         "HTTP/1.1 200 OK\r\na: b\r\n folded\r\n\r\n",
     ];
-    for octets in garbage {
+    for bytes in garbage {
         let answer = answer_of(move |connection| {
             connection.head();
-            connection.send(octets);
+            connection.send(bytes);
             connection.until_closed();
         });
-        assert_eq!(answer.status, 502, "{octets:?}");
+        assert_eq!(answer.status, 502, "{bytes:?}");
         let problem = answer.problem();
         assert_eq!(problem, "invalid response from upstream");
     }

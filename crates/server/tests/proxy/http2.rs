@@ -190,11 +190,11 @@ async fn an_idle_connection_is_closed() {
 async fn a_client_that_stalls_in_the_preface_is_disconnected() {
     let upstream = Upstream::ok();
     let listener = TestListener::with(upstream.url(), "timeouts: {request_head: 100ms}");
-    for octets in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM"] {
+    for bytes in ["", "P", "PRI * HTTP/2.0\r\n\r\nSM"] {
         let stream = TcpStream::connect(listener.listener.local_addr()).await;
         let mut stream = stream.unwrap();
-        stream.write_all(octets.as_bytes()).await.unwrap();
-        assert!(is_ended(&mut stream).await, "left open after {octets:?}");
+        stream.write_all(bytes.as_bytes()).await.unwrap();
+        assert!(is_ended(&mut stream).await, "left open after {bytes:?}");
     }
 }
 

@@ -50,10 +50,10 @@ fn a_stream_of_small_messages_is_not_a_flood() {
     stream.set_nodelay(true).unwrap();
     let timeout = Some(Duration::from_secs(30));
     stream.set_read_timeout(timeout).unwrap();
-    let mut octets = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    octets.extend(frame(SETTINGS, 0, 0, &[]));
-    octets.extend(frame(HEADERS, END_HEADERS, 1, &block(&post(&[]))));
-    stream.write_all(&octets).unwrap();
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &[]));
+    bytes.extend(frame(HEADERS, END_HEADERS, 1, &block(&post(&[]))));
+    stream.write_all(&bytes).unwrap();
     let open = u32::try_from(MESSAGE.len()).unwrap().to_be_bytes();
     let exchange = [
         frame(DATA, 0, 1, MESSAGE),

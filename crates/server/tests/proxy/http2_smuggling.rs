@@ -71,10 +71,10 @@ fn send_frames(listener: &TestListener, frames: &[u8]) -> RequestResult {
     let mut stream = TcpStream::connect(listener.listener.local_addr()).unwrap();
     let patience = Some(Duration::from_secs(30));
     stream.set_read_timeout(patience).unwrap();
-    let mut octets = PREFACE.to_vec();
-    octets.extend(frame(SETTINGS, 0, 0, &[]));
-    octets.extend(frames);
-    stream.write_all(&octets).unwrap();
+    let mut bytes = PREFACE.to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &[]));
+    bytes.extend(frames);
+    stream.write_all(&bytes).unwrap();
     loop {
         let mut head = [0; 9];
         if stream.read_exact(&mut head).is_err() {

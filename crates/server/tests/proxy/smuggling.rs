@@ -5,7 +5,7 @@ use crate::{listener::TestListener, upstream::Upstream};
 
 /// Sends these bytes. Returns the bytes that the client receives, and the heads that reach the
 /// upstream.
-fn smuggled(octets: &str) -> (String, Vec<String>) {
+fn smuggled(bytes: &str) -> (String, Vec<String>) {
     let upstream = Upstream::start(|connection| {
         while let Some(head) = connection.head() {
             if head.contains("transfer-encoding: chunked") {
@@ -19,13 +19,13 @@ fn smuggled(octets: &str) -> (String, Vec<String>) {
         "timeouts: {request_head: 300ms, keep_alive: 300ms}",
     );
     let mut client = listener.connect();
-    client.send_what_fits(octets);
+    client.send_what_fits(bytes);
     (client.until_closed(), upstream.heads())
 }
 
 #[test]
 fn an_ambiguous_request_does_not_reach_the_upstream() {
-    for octets in [
+    for bytes in [
         "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello!",
         "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: 5, 6\r\n\r\nhello!",
         "POST / HTTP/1.1\r\nhost: h\r\ncontent-length: +5\r\n\r\nhello",
@@ -51,32 +51,29 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
         "GET / HTTP/9.9\r\nhost: h\r\n\r\n",
         "\0\0\0\0",
     ] {
-        let (answer, heads) = smuggled(octets);
+        let (answer, heads) = smuggled(bytes);
         assert!(
             heads.is_empty(),
-            "{octets:?} reached the upstream: {heads:?}"
+            "{bytes:?} reached the upstream: {heads:?}"
         );
-        assert!(
-            answer.starts_with("HTTP/1.1 400 "),
-            "{octets:?}: {answer:?}"
-        );
+        assert!(answer.starts_with("HTTP/1.1 400 "), "{bytes:?}: {answer:?}");
     }
 }
 
 #[test]
 fn a_request_has_exactly_one_host() {
-    for (octets, status) in [
+    for (bytes, status) in [
         ("GET / HTTP/1.1\r\n\r\n", "400"),
         ("GET / HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", "400"),
         ("GET / HTTP/1.1\r\nhost: \r\n\r\n", "400"),
         ("GET http://u@h/ HTTP/1.1\r\nhost: h\r\n\r\n", "400"),
         ("CONNECT h:443 HTTP/1.1\r\nhost: h:443\r\n\r\n", "501"),
     ] {
-        let (answer, heads) = smuggled(octets);
-        assert!(heads.is_empty(), "{octets:?}");
+        let (answer, heads) = smuggled(bytes);
+        assert!(heads.is_empty(), "{bytes:?}");
         assert!(
             answer.starts_with(&format!("HTTP/1.1 {status} ")),
-            "{octets:?}: {answer}"
+            "{bytes:?}: {answer}"
         );
     }
 }
@@ -89,8 +86,8 @@ fn content_length_beside_transfer_encoding_is_dropped() {
         "content-length: 3\r\ntransfer-encoding: chunked",
         "transfer-encoding: chunked\r\ncontent-length: 3",
     ] {
-        let octets = format!("POST / HTTP/1.1\r\nhost: h\r\n{lengths}\r\n\r\n2\r\nhi\r\n0\r\n\r\n");
-        let (answer, heads) = smuggled(&octets);
+        let bytes = format!("POST / HTTP/1.1\r\nhost: h\r\n{lengths}\r\n\r\n2\r\nhi\r\n0\r\n\r\n");
+        let (answer, heads) = smuggled(&bytes);
         assert_eq!(heads.len(), 1, "{heads:?}");
         assert!(!heads[0].contains("content-length"), "{heads:?}");
         assert!(heads[0].contains("transfer-encoding: chunked"), "{heads:?}");

@@ -221,7 +221,7 @@ impl ServerConnection {
     /// Reads the next line, with its line end; `None` at the end.
     pub(crate) fn line(&mut self) -> Option<String> {
         loop {
-            if let Some(at) = self.received.iter().position(|octet| *octet == b'\n') {
+            if let Some(at) = self.received.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.received.drain(..=at).collect();
                 return Some(String::from_utf8(line).unwrap());
             }
@@ -266,9 +266,9 @@ impl ServerConnection {
         }
     }
 
-    pub(crate) fn send(&mut self, octets: impl AsRef<[u8]>) {
+    pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
         // In some tests the proxy has closed the connection by now.
-        let _ = self.stream.write_all(octets.as_ref());
+        let _ = self.stream.write_all(bytes.as_ref());
     }
 
     /// Closes the connection.

@@ -31,7 +31,7 @@ pub(crate) struct Denial<'v> {
     /// because the key may be secret.
     pub(crate) detail: String,
     /// The limits that deny the request.
-    pub(crate) violated: Vec<Violated<'v>>,
+    pub(crate) violated: Vec<ViolatedLimit<'v>>,
     /// The time after which the same request would be admitted; `None` if waiting does not help.
     pub(crate) retry_after: Option<Span>,
 }
@@ -55,7 +55,7 @@ pub(crate) enum Cause {
 
 /// A limit that denies the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Violated<'v> {
+pub(crate) struct ViolatedLimit<'v> {
     /// The name of the limit's policy in the `RateLimit` headers.
     pub(crate) name: String,
     /// The name of the limit's rule; `None` if clients must not see the name.
@@ -71,9 +71,9 @@ impl<'v> Denial<'v> {
         let lines = verdict.lines.iter().enumerate();
         let enforced = lines.filter(|(_, line)| !line.shadow);
         let denying = enforced.filter(|(_, line)| !line.outcome.allowed);
-        let violated: Vec<Violated<'v>> = denying
+        let violated: Vec<ViolatedLimit<'v>> = denying
             .take(MAX_SHOWN)
-            .map(|(at, line)| Violated {
+            .map(|(at, line)| ViolatedLimit {
                 name: policy_text(&verdict.lines, at, names),
                 rule: line.rule.filter(|_| names == RuleNames::Shown),
                 policy: line.limit.policy(),

@@ -8,7 +8,7 @@ use http::{HeaderMap, Response};
 use tidegate::DecidedRequest;
 use tidegate_core::{Exactness, Reason, RequestError, Source, Span, Verdict};
 
-use super::{admit::Admission, reservation::Reservation};
+use super::{admit::Admission, reservation::RequestReservation};
 use crate::{
     HeaderWriter, RuleNames,
     denial::{Denial, ErrorFormat, ResponseTarget, malformed},
@@ -33,7 +33,7 @@ pub(super) struct Forward {
     /// The headers to add to the response.
     pub(super) headers: HeaderMap,
     /// The charges of the request that may be refunded.
-    pub(super) reservation: Reservation,
+    pub(super) reservation: RequestReservation,
 }
 
 /// The result of the limits for an admitted request. The inner service finds it in the extensions

@@ -11,17 +11,17 @@ use tidegate_core::{
     Store, Timestamp, Verdict,
 };
 
-use super::{RateLimitLayer, receipt_guard::ReceiptGuard, reservation::Reservation};
+use super::{RateLimitLayer, receipt_guard::ReceiptGuard, reservation::RequestReservation};
 
 /// A decided request.
 pub(super) struct Admission<'v> {
     pub(super) verdict: Verdict<'v>,
     /// The charges of the request that may be refunded.
-    pub(super) reservation: Reservation,
+    pub(super) reservation: RequestReservation,
 }
 
 /// A request that is not decided yet, because the store needs to wait for a reply.
-pub(super) struct PendingCharge<F> {
+pub(super) struct PendingAdmission<F> {
     /// Whether charges of the request may be refunded later.
     pub(super) reserves: bool,
     /// The future that resolves to the [`Admission`].
@@ -47,14 +47,14 @@ pub(super) fn charge<'a, L: RateLimiter + 'static>(
     signal: Option<&'a CancelSignal>,
 ) -> MaybeReady<
     Result<Admission<'a>, RequestError>,
-    PendingCharge<impl Future<Output = Admission<'a>> + Send>,
+    PendingAdmission<impl Future<Output = Admission<'a>> + Send>,
 > {
     let Buffers { scratch, outcomes } = buffers;
     let mut charges = match rules.charges(request, now, scratch) {
         Ok(charges) if charges.is_empty() => {
             return MaybeReady::Ready(Ok(Admission {
                 verdict: Verdict::unlimited(),
-                reservation: Reservation::default(),
+                reservation: RequestReservation::default(),
             }));
         }
         Ok(charges) => charges,
@@ -99,7 +99,7 @@ pub(super) fn charge<'a, L: RateLimiter + 'static>(
             reservation: reserved(layer, rules, &charges, turn.receipt),
         }
     };
-    MaybeReady::Pending(PendingCharge {
+    MaybeReady::Pending(PendingAdmission {
         reserves,
         admission,
     })
@@ -110,10 +110,10 @@ fn reserved<L: RateLimiter + 'static>(
     rules: &Arc<RuleSet>,
     charges: &[Charge<'_>],
     receipt: Option<<L::Store as Store>::Receipt>,
-) -> Reservation {
+) -> RequestReservation {
     let reserved = receipt.map(|receipt| {
         let guard = ReceiptGuard::new(&layer.limiter, rules, charges, receipt);
-        Reservation::new(guard, &layer.keepalive)
+        RequestReservation::new(guard, &layer.keepalive)
     });
     reserved.unwrap_or_default()
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-use super::reservation::Reservation;
+use super::reservation::RequestReservation;
 
 pin_project! {
     /// The body of a response, which comes from the inner service or from a denial.
@@ -18,7 +18,7 @@ pin_project! {
         #[pin]
         content: Content<B>,
         // The charges of the request. They are kept until the body has ended.
-        reservation: Reservation,
+        reservation: RequestReservation,
     }
 }
 
@@ -35,13 +35,13 @@ impl<B> LimitedBody<B> {
     pub(crate) fn inner(body: B) -> Self {
         Self {
             content: Content::Inner { body },
-            reservation: Reservation::default(),
+            reservation: RequestReservation::default(),
         }
     }
 
     /// Wraps the body of the inner service. The charges in `reservation` are settled when the body
     /// ends.
-    pub(super) fn ending(body: B, reservation: Reservation) -> Self {
+    pub(super) fn ending(body: B, reservation: RequestReservation) -> Self {
         Self {
             content: Content::Inner { body },
             reservation,
@@ -53,7 +53,7 @@ impl<B> LimitedBody<B> {
     pub fn denial(rest: Bytes) -> Self {
         Self {
             content: Content::Denial { rest },
-            reservation: Reservation::default(),
+            reservation: RequestReservation::default(),
         }
     }
 }
@@ -97,7 +97,11 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
 }
 
 /// Updates the reservation after a frame. Settles the reservation if the frame was the last one.
-fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
+fn note<E>(
+    reservation: &mut RequestReservation,
+    frame: Option<&Result<Frame<Bytes>, E>>,
+    is_end: bool,
+) {
     let Some(response) = reservation.response() else {
         return;
     };
@@ -105,7 +109,7 @@ fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>
         if frame.is_none() {
             response.end();
         }
-        *reservation = Reservation::default();
+        *reservation = RequestReservation::default();
         return;
     };
     if let Some(data) = frame.data_ref() {
@@ -116,6 +120,6 @@ fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>
     }
     if is_end {
         response.end();
-        *reservation = Reservation::default();
+        *reservation = RequestReservation::default();
     }
 }

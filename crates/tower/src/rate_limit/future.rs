@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The future may be dropped in any state. Before Calling, the inner service has not seen the
-//! request, so its charges are refunded: see [`Reservation`].
+//! request, so its charges are refunded: see [`RequestReservation`].
 
 use std::{
     fmt, mem,
@@ -27,7 +27,7 @@ use super::{
     LimitedBody,
     action::{Action, Forward, RateLimitStatus},
     pending_action::PendingAction,
-    reservation::Reservation,
+    reservation::RequestReservation,
 };
 use crate::headers;
 
@@ -52,9 +52,9 @@ pin_project! {
             sleep: Pin<Box<Sleep>>,
             pending: Option<Box<PendingRequest<S, B>>>,
             headers: HeaderMap,
-            reservation: Reservation,
+            reservation: RequestReservation,
         },
-        Calling { #[pin] response: F, headers: HeaderMap, reservation: Reservation },
+        Calling { #[pin] response: F, headers: HeaderMap, reservation: RequestReservation },
         Denied { response: Option<Box<Response<Bytes>>> },
     }
 }
@@ -87,7 +87,7 @@ where
 fn prepare<B>(
     request: &mut Request<B>,
     status: Option<RateLimitStatus>,
-    reservation: &Reservation,
+    reservation: &RequestReservation,
 ) {
     if let Some(status) = status {
         request.extensions_mut().insert(status);
@@ -160,7 +160,7 @@ where
     fn calling(
         call: impl FnOnce() -> S::Future,
         headers: HeaderMap,
-        mut reservation: Reservation,
+        mut reservation: RequestReservation,
     ) -> Self {
         reservation.begin();
         Self::Calling {

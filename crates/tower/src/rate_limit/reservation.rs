@@ -38,7 +38,7 @@ use super::{
 /// The charges of a request until they are settled. Dropping the reservation settles its charges.
 /// The default has no charges.
 #[derive(Debug, Default)]
-pub(super) struct Reservation(Option<Box<ReservedCharges>>);
+pub(super) struct RequestReservation(Option<Box<ReservedCharges>>);
 
 /// The charges of a request, and the stage that the request has reached.
 struct ReservedCharges {
@@ -60,7 +60,7 @@ enum Stage {
     Responded(ResponseState),
 }
 
-impl Reservation {
+impl RequestReservation {
     /// Creates a reservation of the charges in `guard`. `keepalive` renews the leases of
     /// concurrency slots until the reservation is dropped.
     pub(super) fn new(guard: Arc<dyn ChargeGuard>, keepalive: &Arc<LeaseKeepalive>) -> Self {
@@ -125,7 +125,7 @@ impl Reservation {
     }
 }
 
-impl Drop for Reservation {
+impl Drop for RequestReservation {
     fn drop(&mut self) {
         let Some(mut reserved) = self.0.take() else {
             return;
@@ -178,11 +178,11 @@ impl ReservedCharges {
 /// });
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct LongLivedPermit(Arc<Mutex<Vec<Reservation>>>);
+pub struct LongLivedPermit(Arc<Mutex<Vec<RequestReservation>>>);
 
 impl LongLivedPermit {
     /// Keeps `reservation` until the last clone of this extension is dropped.
-    pub(super) fn keep(&self, reservation: Reservation) {
+    pub(super) fn keep(&self, reservation: RequestReservation) {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push(reservation);
     }

@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::{
     LimitedBody, RateLimitLayer, ResponseFuture,
     action::{Action, ActionPolicy},
-    admit::{self, Buffers, PendingCharge},
+    admit::{self, Buffers, PendingAdmission},
     body_costs::BodyCosts,
     pending_action::PendingAction,
     used_entries::{Few, used_entries},
@@ -124,7 +124,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
                     let action = settings.policy.action(admission, decided, target);
                     Ok(MaybeReady::Ready(action))
                 }
-                MaybeReady::Pending(PendingCharge { reserves, .. }) => {
+                MaybeReady::Pending(PendingAdmission { reserves, .. }) => {
                     let detached = DetachedRequest {
                         entries: owned(&entries),
                         cost,
@@ -162,7 +162,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
             let admission = match admit::charge(&self, rules, &mut buffers, &described, now, signal)
             {
                 MaybeReady::Ready(admission) => admission?,
-                MaybeReady::Pending(PendingCharge { admission, .. }) => admission.await,
+                MaybeReady::Pending(PendingAdmission { admission, .. }) => admission.await,
             };
             let decided = DecidedRequest {
                 request: &described,

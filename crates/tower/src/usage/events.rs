@@ -6,7 +6,7 @@ const DATA: &[u8] = b"data:";
 
 /// A scanner of an event stream. It passes the data of all events to a JSON scanner.
 #[derive(Clone, Debug, Default)]
-pub(super) struct EventStream {
+pub(super) struct EventStreamScanner {
     line: LineState,
     /// Whether the last byte was a CR. A LF after it belongs to the same end of line.
     was_cr: bool,
@@ -30,7 +30,7 @@ impl Default for LineState {
     }
 }
 
-impl EventStream {
+impl EventStreamScanner {
     pub(super) fn scan(&mut self, bytes: &[u8], counts: &mut UsageCounts) {
         let mut rest = bytes;
         while let Some((byte, after)) = rest.split_first() {

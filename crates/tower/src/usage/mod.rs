@@ -22,7 +22,7 @@ mod tests;
 
 use tidegate_core::{TokenUsage, bounds};
 
-use self::{events::EventStream, json::JsonScanner};
+use self::{events::EventStreamScanner, json::JsonScanner};
 
 /// The number of bytes of text that count as one output token, if a response is cut.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -54,7 +54,7 @@ enum Format {
     #[default]
     Unknown,
     Json(JsonScanner),
-    EventStream(EventStream),
+    EventStream(EventStreamScanner),
 }
 
 impl UsageScanner {
@@ -72,7 +72,7 @@ impl UsageScanner {
             rest = &bytes[start..];
             self.format = match bytes[start] {
                 b'{' | b'[' => Format::Json(JsonScanner::default()),
-                _ => Format::EventStream(EventStream::default()),
+                _ => Format::EventStream(EventStreamScanner::default()),
             };
         }
         match &mut self.format {

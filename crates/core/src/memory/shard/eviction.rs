@@ -52,7 +52,7 @@ impl Growth {
 
 /// The memory that the current decision has reserved, and the entries to evict for this memory.
 #[derive(Debug, Default)]
-pub(in crate::memory) struct Reservation {
+pub(in crate::memory) struct RoomReservation {
     keys: usize,
     bytes: usize,
     /// The slots of the entries to evict.
@@ -67,7 +67,7 @@ pub(in crate::memory) struct Reservation {
     earliest_expiry: Option<Timestamp>,
 }
 
-impl Reservation {
+impl RoomReservation {
     /// Clears the reservation; returns the number of keys that were reserved.
     #[inline]
     pub(in crate::memory) fn clear(&mut self) -> usize {

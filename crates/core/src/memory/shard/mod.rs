@@ -10,7 +10,7 @@ pub(super) use self::{
     eviction::{Capacity, Full},
 };
 
-use self::eviction::Reservation;
+use self::eviction::RoomReservation;
 use super::{
     MemoryStats, RandomState,
     entry::{Entry, LoadContext},
@@ -66,7 +66,7 @@ pub(super) struct ColdFields {
     pub(super) cursor: usize,
     /// Heap bytes owned by the entries.
     pub(super) heap_bytes: usize,
-    pub(super) reservation: Reservation,
+    pub(super) reservation: RoomReservation,
     pub(super) counts: MemoryStats,
     pub(super) ledger: RefundLedger,
     /// The instant to which time was last set back after a clock jump. Entries that are marked as
@@ -87,7 +87,7 @@ impl Shard {
             capacity,
             cursor: 0,
             heap_bytes: 0,
-            reservation: Reservation::default(),
+            reservation: RoomReservation::default(),
             counts: MemoryStats::default(),
             ledger: RefundLedger::default(),
             rewound: Timestamp::default(),

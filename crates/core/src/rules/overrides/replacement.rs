@@ -74,12 +74,12 @@ const MAX_COMPILED: usize = 4;
 #[derive(Debug)]
 pub(super) struct CompiledReplacement {
     replacement: Replacement,
-    compiled: RwLock<Vec<Compiled>>,
+    compiled: RwLock<Vec<CompiledLimits>>,
 }
 
 /// The limits of a replacement for one version of its rule.
 #[derive(Debug)]
-struct Compiled {
+struct CompiledLimits {
     /// The limits of the rule. Another version of the rule has another object.
     of: Arc<Limits>,
     /// The limits of the replacement; `None` if it is not valid for the rule.
@@ -103,7 +103,7 @@ impl CompiledReplacement {
         if let Replacement::Plan(name) = &self.replacement {
             return rule.plan(name).ok().map(Arc::clone);
         }
-        let is_of_rule = |compiled: &&Compiled| Arc::ptr_eq(&compiled.of, rule.limits());
+        let is_of_rule = |compiled: &&CompiledLimits| Arc::ptr_eq(&compiled.of, rule.limits());
         {
             let compiled = self.compiled.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(compiled) = compiled.iter().find(is_of_rule) {
@@ -127,7 +127,7 @@ impl CompiledReplacement {
         if compiled.len() == MAX_COMPILED {
             compiled.remove(0);
         }
-        compiled.push(Compiled {
+        compiled.push(CompiledLimits {
             of: Arc::clone(rule.limits()),
             limits: limits.clone(),
         });

@@ -40,7 +40,7 @@ pub(super) async fn list(limiter: &ServerLimiter) -> Result<Answer, Problem> {
     let view = BlockView {
         rules: &rules,
         now: limiter.block_clock().await.map_err(store_problem)?,
-        is_persistent: limiter.keeps_blocks(),
+        is_persistent: limiter.are_blocks_persistent(),
     };
     let documents: Vec<Value> = blocks.iter().map(|block| view.document(block)).collect();
     let mut list = json!({"blocks": documents});
@@ -132,7 +132,7 @@ pub(super) async fn put(
         "after": {"until_ms": document["until_ms"], "reason": document["reason"]},
     });
     auditor.record_key(EventType::BlockAdded, target, change);
-    if !limiter.keeps_blocks() {
+    if !limiter.are_blocks_persistent() {
         document["hint"] = not_kept(limiter).into();
     }
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
@@ -303,7 +303,7 @@ pub(super) fn document(
     block: &Block,
     now: Timestamp,
 ) -> Value {
-    let is_persistent = limiter.keeps_blocks();
+    let is_persistent = limiter.are_blocks_persistent();
     let view = BlockView {
         rules,
         now,

@@ -9,7 +9,7 @@ use tidegate_identity::Trust;
 use tidegate_limiter::{
     KeyMask, ServerLimiter,
     date::date,
-    denials::{Denial, DenialFilter, DenialList, OtherDenials},
+    denials::{DenialFilter, DenialList, DenialRecord, OtherDenials},
 };
 use tidegate_net::{
     Problem,
@@ -184,7 +184,7 @@ fn document(limiter: &ServerLimiter, list: &DenialList, problem: Option<&str>) -
     document
 }
 
-fn row(denial: &Denial) -> Value {
+fn row(denial: &DenialRecord) -> Value {
     let entries = denial.entries.iter();
     let entries: Map<String, Value> = entries
         .map(|(name, value)| (name.clone(), value.as_str().into()))

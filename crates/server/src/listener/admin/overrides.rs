@@ -140,7 +140,7 @@ pub(super) async fn put(
     }
     let change = json!({"before": before, "after": view.change(&new)});
     auditor.record_key(EventType::OverrideSet, target, change);
-    if !limiter.keeps_overrides() {
+    if !limiter.are_overrides_persistent() {
         document["hint"] =
             "a restart of the server removes this override: its memory store has no snapshot; set \
              `store.memory.snapshot` to keep overrides and counters"
@@ -244,7 +244,7 @@ impl View {
     fn new(limiter: &ServerLimiter) -> Self {
         Self {
             now: limiter.now(),
-            is_persistent: limiter.keeps_overrides(),
+            is_persistent: limiter.are_overrides_persistent(),
         }
     }
 

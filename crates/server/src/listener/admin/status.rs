@@ -70,7 +70,7 @@ impl Admin {
             "kind": kind,
             "keys_in_process": stats.keys,
             "bytes_in_process": stats.bytes,
-            "persistent": self.limiter.keeps_blocks(),
+            "persistent": self.limiter.are_blocks_persistent(),
             "snapshot": self.limiter.snapshots().is_configured(),
         })
     }

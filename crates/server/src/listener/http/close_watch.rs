@@ -44,7 +44,7 @@ impl CloseWatch {
     ) -> Option<T> {
         let mut waiting = pin!(waiting);
         let mut recheck = pin!(tokio::time::sleep(RECHECK));
-        let _wanted = Wanted::new(&self.0);
+        let _wanted = WatchGuard::new(&self.0);
         poll_fn(|cx| {
             if let Poll::Ready(result) = waiting.as_mut().poll(cx) {
                 return Poll::Ready(Some(result));
@@ -63,16 +63,16 @@ impl CloseWatch {
 }
 
 /// Requests that the connection is checked, until it is dropped.
-struct Wanted<'w>(&'w WatchState);
+struct WatchGuard<'w>(&'w WatchState);
 
-impl<'w> Wanted<'w> {
+impl<'w> WatchGuard<'w> {
     fn new(state: &'w WatchState) -> Self {
         state.is_wanted.set(true);
         Self(state)
     }
 }
 
-impl Drop for Wanted<'_> {
+impl Drop for WatchGuard<'_> {
     fn drop(&mut self) {
         self.0.is_wanted.set(false);
     }

@@ -41,13 +41,13 @@ pub(super) enum CommandKind {
 
 /// The reason why a command is rejected.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum CheckRefusal {
     /// The arguments after the options are not name-value pairs, or there are no such arguments.
     NoPairs,
     Request(RequestError),
 }
 
-impl Refusal {
+impl CheckRefusal {
     /// Replies that the command `name` is rejected.
     pub(super) fn reply(self, context: &mut Context<'_>, name: &str, reply: &mut Reply<'_>) {
         match self {
@@ -57,7 +57,7 @@ impl Refusal {
     }
 }
 
-impl From<RequestError> for Refusal {
+impl From<RequestError> for CheckRefusal {
     fn from(error: RequestError) -> Self {
         Self::Request(error)
     }
@@ -76,7 +76,7 @@ pub(super) struct CheckCommand<'a> {
 }
 
 impl<'a> CheckCommand<'a> {
-    pub(super) fn read(arguments: Arguments<'a>, kind: CommandKind) -> Result<Self, Refusal> {
+    pub(super) fn read(arguments: Arguments<'a>, kind: CommandKind) -> Result<Self, CheckRefusal> {
         let (mut effect, mut spelling, mut given_cost) = (None, None, None);
         let (mut given_ttl, mut given_wait) = (None, None);
         let mut pairs = arguments;
@@ -102,7 +102,7 @@ impl<'a> CheckCommand<'a> {
             }
         }
         if pairs.len() == 0 || !pairs.len().is_multiple_of(2) {
-            return Err(Refusal::NoPairs);
+            return Err(CheckRefusal::NoPairs);
         }
         if effect == Some(Effect::Peek) && given_wait.is_some() {
             let problem =
@@ -119,7 +119,7 @@ impl<'a> CheckCommand<'a> {
         })
     }
 
-    fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), Refusal> {
+    fn decide(self, context: &mut Context<'_>, reply: &mut Reply<'_>) -> Result<(), CheckRefusal> {
         let mut room = [("", ""); MAX_ENTRIES];
         let entries = self.entries(&mut room)?;
         let original = Request::new(entries, self.cost)?;

@@ -19,7 +19,7 @@ use super::{
     super::{parse::Arguments, reply::Reply},
     Context, PendingCommand, PendingReply,
     check::{
-        CheckCommand, CommandKind, OwnedRequest, Refusal, VERDICT_PARTS, audited, number,
+        CheckCommand, CheckRefusal, CommandKind, OwnedRequest, VERDICT_PARTS, audited, number,
         render_parts, ttl,
     },
 };
@@ -46,7 +46,7 @@ pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
     });
     match settle {
         Ok(settle) => run(context, settle, reply),
-        Err(error) => Refusal::Request(error).reply(context, "tidegate.settle", reply),
+        Err(error) => CheckRefusal::Request(error).reply(context, "tidegate.settle", reply),
     }
 }
 
@@ -59,7 +59,7 @@ pub(super) fn renew(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     });
     match renew {
         Ok(renew) => run(context, renew, reply),
-        Err(error) => Refusal::Request(error).reply(context, "tidegate.renew", reply),
+        Err(error) => CheckRefusal::Request(error).reply(context, "tidegate.renew", reply),
     }
 }
 
@@ -100,7 +100,7 @@ pub(in crate::listener::resp) struct ReserveCommand {
 }
 
 impl ReserveCommand {
-    fn read(context: &Context<'_>, arguments: Arguments<'_>) -> Result<Self, Refusal> {
+    fn read(context: &Context<'_>, arguments: Arguments<'_>) -> Result<Self, CheckRefusal> {
         let command = CheckCommand::read(arguments.skip(1), CommandKind::Reserve)?;
         let mut room = [("", ""); MAX_ENTRIES];
         let entries = command.entries(&mut room)?;
