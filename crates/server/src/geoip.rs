@@ -1,6 +1,6 @@
 //! GeoIP databases: loaded at startup and reloaded when their files change.
 //!
-//! A database may be overwritten in place. So a changed file is read only after two consecutive
+//! A database may be overwritten in place, so a changed file is read only after two consecutive
 //! checks have found the same modification time, size and inode. If a new database cannot be used,
 //! the previous database stays in use.
 
@@ -92,8 +92,7 @@ impl GeoIp {
         })
     }
 
-    /// Returns a lookup handle, which uses the databases that are loaded at the time of each
-    /// lookup.
+    /// Returns a lookup handle. Each lookup uses the databases loaded at that time.
     #[must_use]
     pub fn source(&self) -> Arc<dyn GeoIpSource> {
         Arc::clone(&self.databases) as Arc<dyn GeoIpSource>
@@ -197,8 +196,7 @@ impl File {
     fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), stamp(&self.path));
         let is_settled = seen.checked == now;
-        // If the file is missing, it is probably being replaced, so the reload waits until a new
-        // file exists.
+        // A missing file is probably being replaced, so the reload waits for the new file.
         let has_changed = is_settled && now.is_some() && seen.read != now;
         seen.checked = now;
         has_changed

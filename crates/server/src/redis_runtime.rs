@@ -23,7 +23,7 @@ pub enum RedisStartError {
     Certificate {
         /// The file.
         path: PathBuf,
-        /// The error of the operating system.
+        /// The operating system error.
         source: io::Error,
     },
     /// The operating system could not start a thread.

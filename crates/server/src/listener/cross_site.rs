@@ -4,11 +4,11 @@
 //! reach. The page cannot read the response, but the request takes effect. Browsers mark requests
 //! from other sites with `Sec-Fetch-Site` and `Origin`.
 //!
-//! The owner of a site can also let the name of the site resolve to such an address (DNS
-//! rebinding). A request to that name then has the same origin as the page, so the page can read
-//! the response. Therefore a browser must use a host that no attacker controls: an address,
-//! `localhost` or a configured name. The headers alone do not suffice. Browsers send `Origin` with
-//! each `POST`, but send neither `Origin` nor `Sec-Fetch-Site` with a plaintext `GET` to a name.
+//! The owner of a site can also make the site's name resolve to such an address (DNS rebinding). A
+//! request to that name then has the same origin as the page, so the page can read the response.
+//! Therefore a browser must use a host that no attacker controls: an address, `localhost` or a
+//! configured name. The headers alone do not suffice. Browsers send `Origin` with each `POST`, but
+//! send neither `Origin` nor `Sec-Fetch-Site` with a plaintext `GET` to a name.
 
 use std::net::IpAddr;
 

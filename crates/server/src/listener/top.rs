@@ -11,11 +11,11 @@ use tidegate_limiter::{
 use tidegate_net::input::shown;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The number of rows if a query does not specify a number.
+/// The default number of rows.
 const DEFAULT_COUNT: usize = 20;
 
 /// The timeout for reading the counts that other servers have published in Redis. After a timeout,
-/// the answer covers the requests of this server only.
+/// the response covers only this server's requests.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The maximum number of queries that are answered at the same time. Each query may hold megabytes
@@ -62,8 +62,8 @@ fn unknown<const N: usize>(accepted: [&str; N], text: &str) -> String {
     format!("must be {others} or {last}, got `{}`", shown(text))
 }
 
-/// Answers `query` on a thread that decides no requests, because sorting the keys of many time
-/// slices takes milliseconds.
+/// Runs `query` on a thread that serves no requests, because sorting the keys of many time slices
+/// takes milliseconds.
 pub(super) async fn answer(
     limiter: &Arc<ServerLimiter>,
     query: TopQuery,
@@ -93,14 +93,14 @@ pub(super) async fn permit() -> Result<SemaphorePermit<'static>, Failure> {
     permit.map_err(|_| Failure::ShuttingDown)
 }
 
-/// Waits for `read`, which reads the counts of other servers, for at most [`REDIS_TIMEOUT`].
-/// Returns the problem after a timeout.
+/// Waits at most [`REDIS_TIMEOUT`] for `read`, which reads other servers' counts. Returns the
+/// problem after a timeout.
 pub(super) async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, String> {
     let read = tokio::time::timeout(REDIS_TIMEOUT, read).await;
     read.map_err(|_| "Redis did not answer within 2 seconds".to_owned())
 }
 
-/// Runs `query` on a thread that decides no requests. If the client disconnects, the thread still
+/// Runs `query` on a thread that serves no requests. If the client disconnects, the thread still
 /// holds the counts, so it also holds `permit`.
 async fn compute<T: Send + 'static>(
     permit: SemaphorePermit<'static>,
@@ -115,7 +115,7 @@ async fn compute<T: Send + 'static>(
     answered.map_err(Failure::Top)
 }
 
-/// The reason why a query has no answer.
+/// The reason why a query failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error(transparent)]

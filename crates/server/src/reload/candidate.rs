@@ -17,7 +17,7 @@ pub(super) struct CandidateFile {
     seen: Option<FileStamp>,
     /// Whether the file was missing at the last check.
     is_gone: bool,
-    /// The stamp of the file when its rules were applied; `None` if the last read failed.
+    /// The stamp that the file had when its rules were applied; `None` if the last read failed.
     applied: Option<FileStamp>,
 }
 
@@ -55,7 +55,7 @@ pub enum PromoteError {
         "{0} has changed since its rules were compared; look at `tidegate candidate` again, then repeat the command"
     )]
     Changed(PathBuf),
-    /// The file could not be read or has mistakes, so its rules are not compared.
+    /// The file could not be read or has errors, so its rules are not compared.
     #[error("{0} could not be used at the last reload; run `tidegate check {0}`, and fix the file")]
     Unusable(PathBuf),
 }
@@ -83,7 +83,7 @@ impl CandidateFile {
         std::mem::replace(&mut self.seen, now) != now
     }
 
-    /// Reads the candidate rules that the rules file names, unless they are applied already.
+    /// Reads the candidate rules that the rules file names, unless they have already been applied.
     /// `file` is the file of the last reload, and is updated.
     pub(super) fn read(
         file: &mut Option<Self>,
@@ -110,7 +110,7 @@ impl CandidateFile {
         Ok(CandidateChange::Replace(Some(Box::new(read?))))
     }
 
-    /// Checks that the rules that are compared are still those of the file.
+    /// Checks that the file still contains the rules that are being compared.
     pub(super) fn check_unchanged(&self) -> Result<(), PromoteError> {
         let file = &self.config.file;
         match self.applied {
@@ -125,12 +125,12 @@ impl CandidateFile {
     }
 }
 
-/// Reads the candidate rules, and logs the warnings for their file. `identity` are the settings of
-/// the rules file.
+/// Reads the candidate rules, and logs the warnings for their file. `identity` contains the
+/// identity settings of the rules file.
 ///
 /// # Errors
 ///
-/// Returns an error if the file cannot be read or has mistakes.
+/// Returns an error if the file cannot be read or has errors.
 pub(crate) fn read(
     config: &CandidateConfig,
     identity: &Identity,
@@ -149,8 +149,8 @@ pub(crate) fn read(
     })
 }
 
-/// Adds the entries that the candidate rules of `change` or, if they are unchanged, of `limiter`
-/// use to the entries that listeners extract for `rules`.
+/// Adds the entries used by the candidate rules to those that listeners extract for `rules`. If
+/// `change` keeps the candidate rules, the current ones of `limiter` are used.
 pub(super) fn with_extra_entries(
     rules: RuleSet,
     change: &CandidateChange,

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 use tidegate_core::{Mode, Rule, RuleSet};
 
-/// The maximum number of rules in each list of the differences in an event.
+/// The maximum number of rules in each list of an event's differences.
 const MAX_EVENT_RULES: usize = 20;
 
-/// The maximum length in bytes of a text in the differences in an event.
+/// The maximum length of a string in an event's differences, in bytes.
 const MAX_EVENT_TEXT_BYTES: usize = 300;
 
 /// The differences between two sets of rules.
@@ -22,7 +22,7 @@ pub struct RulesDiff {
     pub changed: Vec<RuleChange>,
 }
 
-/// The properties of a rule that differ. Each is the property before and after.
+/// The properties of a rule that differ. Each pair has the old value and the new value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleChange {
     /// The name of the rule.
@@ -41,7 +41,7 @@ pub struct RuleChange {
 }
 
 impl RulesDiff {
-    /// Returns what differs between `old` and `new`.
+    /// Returns the differences between `old` and `new`.
     #[must_use]
     pub fn between(old: &RuleSet, new: &RuleSet) -> Self {
         let names = |rules: &RuleSet| -> BTreeSet<String> {
@@ -56,8 +56,8 @@ impl RulesDiff {
         }
     }
 
-    /// Returns the differences as a member of an event. The document is bounded: long lists and
-    /// texts are truncated, and `not_listed` is the number of rules that are left out.
+    /// Returns the differences as a JSON value for an event. The size is bounded: long lists and
+    /// strings are truncated, and `not_listed` is the number of omitted rules.
     #[must_use]
     pub(crate) fn event_document(&self) -> Value {
         let Self {
@@ -93,7 +93,7 @@ impl RuleChange {
         self.mode == Some([Mode::Shadow, Mode::Enforce])
     }
 
-    /// Returns the JSON document of the change: each property that differs, before and after.
+    /// Formats the change as JSON: the old and the new value of each property that differs.
     pub(crate) fn document(&self) -> Map<String, Value> {
         let Self {
             rule,
@@ -149,7 +149,7 @@ fn changed<T: PartialEq>(values: [T; 2]) -> Option<[T; 2]> {
     (values[0] != values[1]).then_some(values)
 }
 
-/// Truncates every text in `value`.
+/// Truncates every string in `value`.
 fn bounded(value: Value) -> Value {
     match value {
         Value::String(text) => truncated(&text),

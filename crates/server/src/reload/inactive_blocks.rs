@@ -1,13 +1,12 @@
-//! Reports blocks that the active rules do not enforce. An operator who renames a rule may not
-//! expect that the blocks of the rule stop working.
+//! Reports blocks that the active rules do not enforce. Renaming a rule makes its blocks inactive,
+//! which the operator may not expect.
 
 use tidegate_limiter::{ServerLimiter, blocks::InactiveBlocks};
 use tidegate_redis::StoreError;
 
 use super::LOG_TARGET;
 
-/// An error that means that the blocks could not be read, so it is unknown whether some are
-/// inactive.
+/// The blocks could not be read, so it is unknown whether some of them are inactive.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot check whether each block belongs to an active rule: {0}")]
 pub struct UnknownBlocks(StoreError);

@@ -46,7 +46,7 @@ fn warn_of_no_rules(count: usize, former: &RuleSet, file: &Path) {
 /// of a Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum number of mistakes in the event about a failed reload. The log has all mistakes.
+/// The maximum number of errors in the event about a failed reload. The log has all errors.
 const MAX_EVENT_MISTAKES: usize = 20;
 
 /// The reason why a rules file could not be used.
@@ -89,7 +89,7 @@ impl LoadError {
         }
     }
 
-    /// Returns whether the error may disappear although the file does not visibly change.
+    /// Returns whether the error may disappear without a visible change to the file.
     fn may_pass(&self) -> bool {
         let (Self::File(error) | Self::Candidate(error)) = self else {
             return false;
@@ -137,10 +137,10 @@ struct Last {
 }
 
 impl Reloader {
-    /// Creates a reloader of the file at `path`, which has just been loaded into `limiter`,
+    /// Creates a reloader for the file at `path`, which has just been loaded into `limiter`,
     /// `quotas` and, if there is one, `proxy`. `restart_only` contains the settings that need a
-    /// restart to change. `candidate` names the candidate rules, which have also been loaded,
-    /// and has the stamp that their file had before it was read.
+    /// restart to change. `candidate` names the candidate rules, which have also been loaded, and
+    /// has the stamp that their file had before it was read.
     #[must_use]
     pub fn new(
         path: PathBuf,
@@ -168,8 +168,8 @@ impl Reloader {
         }
     }
 
-    /// Reads the file and applies its rules; counters are kept. Returns what was applied. `by` is
-    /// who or what caused the reload, for the audit log.
+    /// Reads the file and applies its rules; counters are kept. Returns a summary of the applied
+    /// file. `by` names the operator or the cause of the reload, for the audit log.
     ///
     /// Changes to listeners, memory bounds and the store take effect only after a restart.
     ///
@@ -185,13 +185,14 @@ impl Reloader {
         self.conclude(loaded, rules_before, &mut last, by)
     }
 
-    /// Returns the settings in `config` that differ from the running ones and need a restart. Opens
-    /// none of the files that `config` names, because a token that permits only reading must not
-    /// make the server read files.
+    /// Returns the settings in `config` that differ from the running ones and need a restart. Does
+    /// not open the files that `config` names, because a read-only token must not make the server
+    /// read files.
     ///
     /// # Errors
     ///
-    /// Returns an error if a reload would reject `config` without reading another file.
+    /// Returns an error if a reload would reject `config`. Errors in the files that `config` names
+    /// are not detected.
     pub(crate) fn check(&self, config: &Config) -> Result<Vec<&'static str>, LoadError> {
         let mut restart_required = self.restart_only.check(config)?;
         match (&self.proxy, &config.proxy) {
@@ -325,7 +326,7 @@ impl Reloader {
         events.emit(kind, self.limiter.now(), &data);
     }
 
-    /// Counts and logs a reload, and keeps its mistakes.
+    /// Counts and logs a reload, and keeps its errors.
     fn report(&self, loaded: &Result<ReloadSummary, LoadError>, last: &mut LastRead<FileStamp>) {
         self.limiter.metrics().count_reload(loaded.is_err());
         let error = loaded.as_ref().err();
@@ -422,7 +423,7 @@ impl Reloader {
         }
     }
 
-    /// Returns the settings of the file in use that differ from the running ones and take effect
+    /// Returns the settings in the current file that differ from the running ones and take effect
     /// only after a restart.
     #[must_use]
     pub fn restart_required(&self) -> Vec<&'static str> {
@@ -435,8 +436,8 @@ impl Reloader {
         &self.path
     }
 
-    /// Returns the mistakes that the last read of the file has found. The list is empty if the file
-    /// was applied.
+    /// Returns the errors found when the file was last read. The list is empty if the file was
+    /// applied.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()

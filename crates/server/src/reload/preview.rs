@@ -1,4 +1,4 @@
-//! What another rules file would change.
+//! Previews the changes that another rules file would make.
 
 use tidegate_config::{Config, Mistake};
 use tidegate_core::RuleSet;
@@ -18,12 +18,13 @@ pub struct RulesPreview {
     pub warnings: Vec<Mistake>,
 }
 
-/// Returns what would change if `text` were the rules file, and `current` are the rules in force.
+/// Returns the changes that `text`, as the rules file, would make to the `current` rules and
+/// settings.
 ///
 /// # Errors
 ///
-/// Returns one line for each problem because of which a reload would reject the file. The files
-/// that `text` names, such as certificates and candidate rules, are not read.
+/// Returns one line for each problem that would make a reload reject the file. The files that
+/// `text` names, such as certificates and candidate rules, are not read.
 pub fn preview(
     current: &RuleSet,
     reloader: Option<&Reloader>,

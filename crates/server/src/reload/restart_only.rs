@@ -67,7 +67,7 @@ impl RestartOnlySettings {
     ///
     /// # Errors
     ///
-    /// Rejects a change of `clients` or `entries`. The new rules may use entries that the server
+    /// Rejects a change to `clients` or `entries`. The new rules may use entries that the server
     /// does not extract with the running settings, and rules keyed by a missing entry never match.
     pub(super) fn check(&self, config: &Config) -> Result<Vec<&'static str>, LoadError> {
         let (ours, theirs) = (&self.identity, &config.identity);

@@ -3,15 +3,14 @@
 //!
 //! Each connection uses a descriptor. With 1,024 descriptors and 10,000 connections per listener,
 //! idle clients of one listener could use up all descriptors. No descriptors would then be left for
-//! the other listeners, including the admin listener, and for connections to upstreams. So the
+//! the other listeners, including the admin listener, or for upstream connections. Therefore the
 //! limit is raised at startup as far as the system allows. If the system allows too few
 //! descriptors, the connection limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_config::{Config, ListenerSettings};
 
-/// The number of descriptors that are not used for connections but for listening sockets, epoll,
-/// files and pipes, with a reserve for DNS lookups.
+/// The number of descriptors reserved for listening sockets, epoll, files, pipes and DNS lookups.
 const FIXED: u64 = 96;
 
 /// The value used if the system has no limit.
@@ -95,8 +94,8 @@ struct Bound<'a> {
     connections: &'a mut usize,
 }
 
-/// Lowers the connection limits in `bounds` proportionally until they fit into `limit` descriptors
-/// minus the `reserved` descriptors. Returns a warning if a connection limit was lowered.
+/// Lowers the connection limits in `bounds` proportionally until they fit into `limit` minus
+/// `reserved` descriptors. Returns a warning if a connection limit was lowered.
 fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);
     let wanted = bounds.iter().map(count).fold(0, u64::saturating_add);

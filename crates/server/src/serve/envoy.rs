@@ -1,4 +1,4 @@
-//! Starts Envoy's rate limit service with its rules, from files or from a control plane.
+//! Starts Envoy's rate limit service, with rules from files or from a control plane.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tidegate_limiter::ServerLimiter;
 use super::{error::ServeError, preflight};
 use crate::runtime_thread::RuntimeThread;
 
-/// Starts the service. Returns the thread of the connection to its control plane, if there is one.
+/// Starts the service. Returns the thread of the control plane connection, if there is one.
 pub(super) fn start(
     envoy: Envoy,
     limiter: &Arc<ServerLimiter>,
@@ -24,7 +24,7 @@ pub(super) fn start(
             Ok((Arc::new(RuleSource::Files(watcher)), None))
         }
         RuleOrigin::Xds(xds) => {
-            // A mistake in the path of a file would otherwise be noticed only in the log.
+            // Without this check, a wrong file path would be reported only in the log.
             preflight::check_xds(&xds)?;
             let initial = if envoy.start_without_config {
                 InitialConfig::Optional

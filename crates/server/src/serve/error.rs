@@ -10,7 +10,7 @@ use tidegate_proxy::TrustAnchorError;
 
 use crate::{geoip::GeoIpError, redis_runtime::RedisStartError, reload::LoadError};
 
-/// The names of the listeners that the service manager may pass a socket to.
+/// The names of the listeners for which the service manager may pass a socket.
 const NAMES: &str = "http, grpc, resp, admin, metrics and proxy";
 
 /// The reason why the server could not start.
@@ -27,10 +27,10 @@ pub enum ServeError {
         listener: &'static str,
         /// The address.
         address: SocketAddr,
-        /// The error of the operating system.
+        /// The operating system error.
         source: io::Error,
     },
-    /// A socket that the service manager passed cannot be used.
+    /// A socket passed by the service manager cannot be used.
     #[error(transparent)]
     InheritedSocket(#[from] InheritedSocketError),
     /// The admin listener would be reachable from other machines without a token.
@@ -38,8 +38,7 @@ pub enum ServeError {
         "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
     )]
     OpenAdmin(SocketAddr),
-    /// Two tokens of the admin listener have the same secret, so that the audit log could not tell
-    /// their owners apart.
+    /// Two admin tokens have the same secret, so the audit log could not distinguish their owners.
     #[error(
         "admin.tokens: the tokens \"{0}\" and \"{1}\" have the same secret; give each token its own secret"
     )]
@@ -56,12 +55,12 @@ pub enum ServeError {
     /// TLS to an upstream cannot be set up, for example because its trust anchors cannot be read.
     #[error(transparent)]
     Authorities(#[from] TrustAnchorError),
-    /// The access log of the proxy could not be opened.
+    /// The proxy's access log could not be opened.
     #[error("proxy.access_log: cannot open {path}: {source}; fix the path or its permissions")]
     AccessLog {
         /// The path of the file, or `stdout`.
         path: String,
-        /// The error of the operating system.
+        /// The operating system error.
         source: io::Error,
     },
     /// The file for recorded requests could not be opened.
@@ -69,16 +68,16 @@ pub enum ServeError {
     Record {
         /// The file.
         path: PathBuf,
-        /// The error of the operating system.
+        /// The operating system error.
         source: io::Error,
     },
-    /// A destination of events cannot be used.
+    /// An event destination cannot be used.
     #[error(transparent)]
     Events(#[from] EventsError),
-    /// The secret of a webhook cannot be used.
+    /// A webhook secret cannot be used.
     #[error("events.webhooks[{index}]: the secret {problem}")]
     WebhookSecret {
-        /// The position of the webhook in the rules file, counted from 0.
+        /// The index of the webhook in the rules file, counted from 0.
         index: usize,
         /// The problem.
         problem: &'static str,
@@ -89,14 +88,14 @@ pub enum ServeError {
     /// A GeoIP database cannot be used.
     #[error(transparent)]
     GeoIp(#[from] GeoIpError),
-    /// The file of overrides could not be read or written.
+    /// The override file could not be read or written.
     #[error(
         "cannot use the file of overrides {path}: {source}; fix its permissions, or change `store.memory.snapshot`"
     )]
     Overrides {
         /// The path of the file.
         path: PathBuf,
-        /// The error of the file system.
+        /// The file system error.
         source: io::Error,
     },
     /// The snapshot could not be read.
@@ -106,7 +105,7 @@ pub enum ServeError {
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// The error of the operating system.
+        /// The operating system error.
         source: io::Error,
     },
     /// The connections to Redis could not be started.
@@ -115,10 +114,10 @@ pub enum ServeError {
     /// Keys cannot be hashed, because the system provides no random bytes.
     #[error("privacy.keys: {0}")]
     Privacy(#[from] NoRandomBytes),
-    /// A secret of reservations is empty or too short.
+    /// A reservation secret is empty or too short.
     #[error("reservations.secret_env: {0}")]
     ReservationSecret(&'static str),
-    /// No key for the tokens of reservations could be created.
+    /// No key for reservation tokens could be created.
     #[error(transparent)]
     Reservations(#[from] NoTokenKey),
     /// The operating system could not start a thread or install a signal handler.
@@ -137,7 +136,7 @@ impl ServeError {
     }
 }
 
-/// The reason why the sockets of the service manager cannot be used.
+/// The reason why the service manager's sockets cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum InheritedSocketError {
@@ -155,7 +154,7 @@ pub enum InheritedSocketError {
         "socket {0:?}: passed twice, and a listener has one socket; write one ListenStream= in its socket unit"
     )]
     Duplicate(String),
-    /// The listener of the socket is off in the rules file.
+    /// The socket's listener is off in the rules file.
     #[error(
         "socket {0:?}: this listener is off; give it an address in the rules file, or disable its socket unit"
     )]

@@ -15,8 +15,8 @@ use tidegate_limiter::{
 use super::{error::ServeError, preflight, secrets::Secrets};
 use crate::{redis_runtime::RedisRuntime, reload::read_candidate};
 
-/// Creates the limiter with the rules of `config`, which are taken out of it, and restores the
-/// counters from the snapshot.
+/// Creates the limiter, moves the rules from `config` into it, and restores the counters from the
+/// snapshot.
 pub(super) fn build(
     config: &mut Config,
     secrets: &Secrets,
@@ -66,7 +66,7 @@ pub(super) fn build(
     Ok(limiter)
 }
 
-/// Creates the reservations that `config` describes.
+/// Creates the reservations that `config` configures.
 fn open_reservations(config: &Config, secrets: Option<&str>) -> Result<Reservations, ServeError> {
     if let Some(secrets) = secrets {
         check_secrets(secrets).map_err(ServeError::ReservationSecret)?;
@@ -74,7 +74,7 @@ fn open_reservations(config: &Config, secrets: Option<&str>) -> Result<Reservati
     Ok(Reservations::new(config.reservations.clone(), secrets)?)
 }
 
-/// Restores the overrides from the file beside the snapshot, and keeps them in it.
+/// Restores the overrides from the file next to the snapshot. Changes are saved to the same file.
 fn restore_overrides(limiter: &mut ServerLimiter, snapshot: &Snapshot) -> Result<(), ServeError> {
     let mut path = snapshot.path.clone().into_os_string();
     path.push(".overrides");
@@ -85,7 +85,7 @@ fn restore_overrides(limiter: &mut ServerLimiter, snapshot: &Snapshot) -> Result
             tracing::info!(file = %path.display(), count, "overrides restored");
             Ok(())
         }
-        // The folder does not exist. The server starts without snapshots, too.
+        // The folder does not exist. A missing folder prevents snapshots too, but not the start.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::warn!(
                 file = %path.display(),
@@ -97,8 +97,7 @@ fn restore_overrides(limiter: &mut ServerLimiter, snapshot: &Snapshot) -> Result
     }
 }
 
-/// Opens the destinations of events. `secrets` are the secrets of the webhooks, in the order of the
-/// rules file.
+/// Opens the event destinations. `secrets` are the webhook secrets, in the order of the rules file.
 fn open_events(
     settings: &EventsConfig,
     secrets: &[String],
@@ -119,8 +118,8 @@ fn open_events(
     Ok(Events::open(settings, webhooks, key_mask.clone(), clock)?)
 }
 
-/// Opens the file for recorded requests. The values of entries are hashed with `key_mask` or, if
-/// that mask shows keys unchanged, with a random secret.
+/// Opens the file for recorded requests. Entry values are hashed with `key_mask`, or with a random
+/// secret if `key_mask` leaves keys unchanged.
 fn open_recorder(record: RecordConfig, key_mask: &KeyMask) -> Result<RequestRecorder, ServeError> {
     let mask = if key_mask.is_hashed() {
         key_mask.clone()
@@ -163,7 +162,7 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
     Ok(())
 }
 
-/// Tests whether the snapshot can be written now, and logs and records an error. So the reported
+/// Checks whether the snapshot can be written now. An error is logged and recorded, so the reported
 /// status is correct even before the first snapshot is written.
 fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
     let path = &snapshot.path;

@@ -48,7 +48,7 @@ use crate::{
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();
 
-/// Starts the listeners that `config` names.
+/// Starts the listeners that are configured in `config`.
 ///
 /// `source` is the rules file from which the configuration was read; without a file, reloads are
 /// not possible. Call [`Signals::install`] before this function. An unreachable Redis does not
@@ -71,7 +71,7 @@ pub fn start(
     let lowered_connections = descriptors::fit_connections(&mut config);
     let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
     let sockets = Sockets::open(&mut config)?;
-    // The address may be that of a socket that the service manager passed.
+    // The address may belong to a socket passed by the service manager.
     check_admin(config.listen.admin, &credentials)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");

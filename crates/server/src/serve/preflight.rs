@@ -25,9 +25,9 @@ use crate::{
 
 /// Returns the errors that would prevent a server with `config` from starting on this machine now.
 ///
-/// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read and that
-/// the access log and the files for recorded requests and events can be written. The files are read
-/// as by a starting server, but no file is created or written, and no listener is opened.
+/// Checks that certificates, trust anchors, GeoIP databases and the snapshot can be read. Also
+/// checks that the access log and the files for recorded requests and events can be written. The
+/// files are read as at startup, but no file is created or written, and no listener is opened.
 ///
 /// This function does not check whether a new log file can be created in its folder or whether
 /// addresses are in use. [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks Envoy's rules.

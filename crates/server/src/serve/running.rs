@@ -150,7 +150,7 @@ impl ServerHandle {
             .map_or(CHECK_INTERVAL, |snapshot| micros(snapshot.every));
         let mut save = ticks(save_every);
         let watchdog = service_manager::watchdog();
-        // Twice as often as the service manager expects it.
+        // Reports twice as often as the service manager requires.
         let alive_every = watchdog.map(|within| (within / 2).max(MIN_WATCHDOG_INTERVAL));
         let mut alive = ticks(alive_every.unwrap_or(CHECK_INTERVAL));
         loop {
@@ -182,8 +182,8 @@ impl ServerHandle {
                 _ = save.tick(), if self.snapshot.is_some() => {
                     self.save();
                 }
-                // The worker that accepts connections reports, so that the service manager notices
-                // if either thread no longer works.
+                // The worker thread that accepts connections sends the report. This way, the
+                // service manager notices if either this thread or the worker hangs.
                 _ = alive.tick(), if watchdog.is_some() => {
                     self.server.spawn(|| async { service_manager::alive() });
                 }
@@ -214,7 +214,8 @@ impl ServerHandle {
         if let Some(events) = limiter.events() {
             events.finish();
         }
-        // Other servers list the requests of the last second and of the drain, too.
+        // Publishes the last counts, so that other servers also list the requests of the last
+        // second and of the drain.
         if let Some(top) = limiter.top_talkers() {
             top.collect_ended(limiter.now());
         }

@@ -8,15 +8,15 @@ use tidegate_limiter::events::WebhookSecret;
 use super::error::ServeError;
 use crate::listener::admin::AdminCredential;
 
-/// Secrets that the rules file specifies by the names of environment variables. The caller of
-/// [`start`](super::start) reads these secrets.
+/// Secrets from the environment variables that the rules file names. The caller of
+/// [`start`](super::start) reads the variables.
 #[derive(Clone, Default)]
 pub struct Secrets {
     /// The admin token, if there is one.
     pub token: Option<String>,
     /// The tokens of [`Config::operator_tokens`], in the same order.
     pub operator_tokens: Vec<String>,
-    /// The secrets of the webhooks of [`Config::events`], in the same order.
+    /// The webhook secrets, in the order of the webhooks in [`Config::events`].
     pub webhook_secrets: Vec<String>,
     /// The password for Redis, if there is one.
     pub password: Option<String>,
@@ -24,9 +24,9 @@ pub struct Secrets {
     pub http_token: Option<String>,
     /// The password of the Redis protocol listener, if there is one.
     pub resp_password: Option<String>,
-    /// The secret with which keys are hashed, if there is one.
+    /// The secret for hashing keys, if there is one.
     pub key_secret: Option<String>,
-    /// The secrets with which the tokens of reservations are sealed, if there are any.
+    /// The secrets for sealing reservation tokens, if there are any.
     pub reservation_secrets: Option<String>,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// Returns the errors in the secrets because of which a server with `config` would not start.
+/// Returns the errors in the secrets that would prevent a server with `config` from starting.
 #[must_use]
 pub fn secret_errors(config: &Config, secrets: &Secrets) -> Vec<ServeError> {
     let credentials = admin_credentials(config, secrets);
@@ -54,7 +54,7 @@ pub fn secret_errors(config: &Config, secrets: &Secrets) -> Vec<ServeError> {
     twins.chain(webhooks).collect()
 }
 
-/// Returns the tokens of the admin listener, first the one without a name.
+/// Returns the tokens of the admin listener. The unnamed token comes first.
 pub(super) fn admin_credentials(config: &Config, secrets: &Secrets) -> Vec<AdminCredential> {
     let unnamed = secrets.token.clone().map(|token| AdminCredential {
         name: "admin".to_owned(),

@@ -1,13 +1,14 @@
-//! The protocols of systemd, as the service manager of this process: notifications
-//! (`sd_notify(3)`), the watchdog (`sd_watchdog_enabled(3)`) and sockets (`sd_listen_fds(3)`).
-//! Without a service manager, which sets the variables of these protocols, they have no effect.
+//! The systemd protocols between a service manager and this process: notifications
+//! (`sd_notify(3)`), the watchdog (`sd_watchdog_enabled(3)`) and sockets (`sd_listen_fds(3)`). A
+//! service manager sets the environment variables of these protocols. Without these variables, the
+//! functions have no effect.
 
 use std::{io, net::TcpListener, time::Duration};
 
 use listenfd::ListenFd;
 use sd_notify::NotifyState;
 
-/// Reports that the server serves requests: after the start, and after a reload.
+/// Reports that the server is ready, after the start or after a reload.
 pub(super) fn ready() {
     notify(&[NotifyState::Ready]);
 }
@@ -15,7 +16,7 @@ pub(super) fn ready() {
 /// Reports that a reload has begun. [`ready`] must follow, because the service manager waits for
 /// it.
 pub(super) fn reloading() {
-    // The service manager ignores the reports that were sent before this time.
+    // The service manager ignores reports sent before this time.
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!("cannot read the monotonic clock: {error}"),
@@ -40,8 +41,7 @@ pub(super) fn alive() {
 
 /// Returns the sockets that the service manager has passed, each with its name.
 pub(super) fn sockets() -> io::Result<Vec<(String, io::Result<TcpListener>)>> {
-    // The variables may be those of another process, for example of the shell that started this
-    // one.
+    // The variables may belong to another process, for example the shell that started this one.
     if sd_notify::listen_fds()?.len() == 0 {
         return Ok(Vec::new());
     }

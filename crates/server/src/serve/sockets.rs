@@ -1,8 +1,8 @@
 //! The listening sockets: bound at startup, or passed by the service manager.
 //!
 //! A service manager may open the sockets itself and pass them to the server (`sd_listen_fds(3)`,
-//! "socket activation"). The name of a socket, in a unit `FileDescriptorName=`, is the name of the
-//! listener that uses it. The other listeners bind the addresses of the rules file.
+//! "socket activation"). The name of a socket (`FileDescriptorName=` in its unit) is the name of
+//! the listener that uses it. The other listeners bind the addresses of the rules file.
 
 use std::{
     io,
@@ -17,8 +17,8 @@ use super::{
     service_manager,
 };
 
-/// The maximum number of connections that wait to be accepted. The operating system may have a
-/// lower maximum (`net.core.somaxconn`).
+/// The maximum number of connections waiting to be accepted. The operating system may have a lower
+/// maximum (`net.core.somaxconn`).
 const BACKLOG: i32 = 4_096;
 
 /// The listening sockets; `None` for listeners that are off.
@@ -33,8 +33,8 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Takes the sockets of the service manager, and binds the addresses of the other listeners of
-    /// `config`. Changes `config.listen` to the addresses of the sockets that were passed.
+    /// Takes the service manager's sockets, and binds the addresses of the other listeners in
+    /// `config`. Changes `config.listen` to the addresses of the passed sockets.
     pub(super) fn open(config: &mut Config) -> Result<Self, ServeError> {
         let mut sockets = Self::default();
         let passed = service_manager::sockets().map_err(InheritedSocketError::Variables)?;
@@ -138,7 +138,7 @@ mod tests {
             TcpStream::connect_timeout(&address, TIMEOUT)
                 .unwrap_or_else(|error| panic!("client {number}: {error}"))
         };
-        // The number of clients is below 1,024, the usual limit of open files of a process.
+        // The number of clients is below 1,024, the usual open file limit of a process.
         let clients: Vec<TcpStream> = (0..900).map(connect).collect();
         assert_eq!(clients.len(), 900);
     }

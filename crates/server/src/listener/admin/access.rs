@@ -3,9 +3,9 @@
 //! If tokens are configured, requests must include one of them, with some exceptions: liveness and
 //! the files of the console need no token. On a loopback address, readiness and metrics need no
 //! token either. Without a token, the server listens only on loopback addresses. Even there, a web
-//! page in a browser on this machine could send requests. So `Host` must be a loopback address or
-//! `localhost`, which prevents DNS rebinding, and the request must not come from a page of another
-//! site.
+//! page in a browser on this machine could send requests. Therefore `Host` must be a loopback
+//! address or `localhost`, which prevents DNS rebinding, and the request must not come from a page
+//! of another site.
 
 use std::{
     fmt, io,
@@ -34,7 +34,7 @@ use crate::listener::{cross_site, http::bearer};
 pub struct AdminCredential {
     /// The name that the audit log shows.
     pub name: String,
-    /// What the token permits.
+    /// The operations that the token permits.
     pub scope: TokenScope,
     /// The token.
     pub token: String,
@@ -81,7 +81,7 @@ impl Operator {
 #[derive(Debug)]
 pub(super) struct Access {
     authenticator: Arc<Authenticator>,
-    /// The senders, in the order of the tokens of the authenticator.
+    /// The senders, in the order of the authenticator's tokens.
     operators: Vec<Operator>,
     /// The host names that browsers may use in addition to `localhost`.
     hosts: Vec<String>,

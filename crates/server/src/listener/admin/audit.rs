@@ -24,8 +24,8 @@ impl<'a> Auditor<'a> {
         self.limiter
     }
 
-    /// Sends an event for a change that has been made. `change` contains its fields, besides the
-    /// name of the operator.
+    /// Sends an event for a change that has been made. `change` contains the event's fields, except
+    /// for the operator's name.
     pub(super) fn record(&self, kind: EventType, mut change: Value) {
         if let Some(events) = self.limiter.events() {
             change["by"] = json!(&*self.operator.name);
@@ -33,7 +33,7 @@ impl<'a> Auditor<'a> {
         }
     }
 
-    /// Sends an event for a change of a key.
+    /// Sends an event for a change to a key.
     pub(super) fn record_key(&self, kind: EventType, target: KeyTarget<'_>, mut change: Value) {
         if let Some(events) = self.limiter.events() {
             change["rule"] = json!(target.rule);

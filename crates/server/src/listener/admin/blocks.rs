@@ -139,8 +139,8 @@ pub(super) async fn put(
 }
 
 /// Refuses a block for `span` if the block `current` lasts longer. The ends of both blocks are
-/// compared by the clock of the store. So a repeated request does not fail if the clock of this
-/// server differs from the clock of the store.
+/// compared by the store's clock, so a repeated request does not fail if this server's clock
+/// differs from it.
 async fn refuse_shorter(
     limiter: &ServerLimiter,
     current: &Block,
@@ -287,7 +287,7 @@ impl BlockView<'_> {
     }
 }
 
-/// Serialises the end of a block. All members are null for a block without an end.
+/// Serialises the end of a block. All fields are null for a block without an end.
 fn end_document(block: &Block, now: Timestamp) -> Value {
     let remaining = block.until.map(|until| until.since(now));
     json!({

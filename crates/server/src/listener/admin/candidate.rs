@@ -19,11 +19,11 @@ use tidegate_net::{
 use super::{audit::Auditor, query::Query};
 use crate::reload::{PromoteError, Reloader};
 
-/// The maximum of `n`, the number of keys in each list, and its default.
+/// The maximum and the default of `n`, the number of keys in each list.
 const MAX_KEYS: usize = 1_000;
 const DEFAULT_KEYS: usize = 20;
 
-/// The note on a rule that is left out.
+/// The note on an omitted rule.
 const LEFT_OUT: &str =
     "not decided: the rule has concurrency slots, a queue, or a cost that depends on the response";
 

@@ -73,12 +73,12 @@ pub(super) async fn list(
     };
     let shutting_down =
         |failure: top::Failure| Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
-    // Reading the denials of other servers takes megabytes and calls to Redis, as top talkers do.
+    // Like top talkers, reading other servers' denials takes megabytes of memory and Redis calls.
     let _permit = top::permit().await.map_err(shutting_down)?;
     let own = own_denials(limiter, wanted.clone()).await?;
     let key = wanted.key();
     let mut filter = wanted.filter(&key);
-    // Older denials of other servers would be cut off below.
+    // If this server alone has enough denials, `merge` would drop older denials of other servers.
     if own.denials.len() >= most
         && let Some(oldest) = own.denials.last()
     {
@@ -120,8 +120,8 @@ fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
     Err(Problem::bad("key", problem))
 }
 
-/// Returns a hint if no denial can have the key, for example because the listeners count an address
-/// in another form.
+/// Returns a hint if no denial can have the key, for example because the listeners normalise an
+/// address to another form.
 fn key_hint(rules: &RuleSet, name: Option<&str>, key: &[&str], trust: &Trust) -> Option<String> {
     if key.iter().any(|value| KeyMask::is_hash(value)) {
         return Some("`key` takes the value itself, and not its hash".to_owned());
@@ -130,7 +130,7 @@ fn key_hint(rules: &RuleSet, name: Option<&str>, key: &[&str], trust: &Trust) ->
     if let Some(rule) = name.and_then(|name| rules.rule(name)) {
         return target(rule.name()).lookup_hint(rule);
     }
-    // Without a rule, a value is possibly the value of any key entry.
+    // If no rule is given, a value can belong to any key entry.
     let possible = rules.iter().filter(|rule| rule.key().len() == key.len());
     possible
         .filter_map(|rule| target(rule.name()).normalized_form_hint(rule))
@@ -143,7 +143,7 @@ async fn own_denials(
     wanted: DenialQuery,
 ) -> Result<DenialList, Problem> {
     let limiter = Arc::clone(limiter);
-    // The search of a full list takes milliseconds, which would delay the decisions of this worker.
+    // Searching a full list takes milliseconds, which would delay the decisions of this worker.
     let listed = tokio::task::spawn_blocking(move || {
         let key = wanted.key();
         let filter = wanted.filter(&key);
@@ -160,7 +160,7 @@ async fn own_denials(
     })
 }
 
-/// Returns the newest denials of both lists, at most `most`.
+/// Returns the newest denials of both lists, up to `most`.
 fn merge(own: DenialList, others: DenialList, most: usize) -> DenialList {
     let mut denials = own.denials;
     denials.extend(others.denials);

@@ -3,7 +3,7 @@
 use hyper::Method;
 use tidegate_net::Problem;
 
-/// What a request asks for.
+/// The operation that a request calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
     Liveness,
@@ -149,8 +149,8 @@ pub(super) struct EndpointMatch<'p> {
 ///
 /// # Errors
 ///
-/// Returns a problem that names all paths if there is no such path, and a problem that names the
-/// allowed methods if the path has no such method.
+/// Returns a problem that lists all paths if the path is unknown. If the path does not allow the
+/// method, the problem lists the allowed methods.
 pub(super) fn find<'p>(
     segments: &'p [&'p str],
     method: &Method,

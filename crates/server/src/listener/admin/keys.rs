@@ -91,7 +91,7 @@ pub(super) async fn reset(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Resul
     ))
 }
 
-/// Resets the counters for `key` of the limits that clients send with their requests. The key is in
+/// Resets the counters of `key` for limits that clients send with their requests. The key is in
 /// database 0 of the Redis protocol.
 pub(super) async fn reset_throttle(auditor: &Auditor<'_>, key: &str) -> Result<Answer, Problem> {
     let limiter = auditor.limiter();
@@ -151,8 +151,8 @@ fn state(policy: &str, current: &Outcome) -> Value {
     })
 }
 
-/// Returns a time after which a limit admits a request of cost 1, if the limit is not charged
-/// before.
+/// Returns the time after which a limit admits a request of cost 1, unless the limit is charged
+/// before then.
 fn recovery(current: &Outcome) -> RetryAfter {
     match current.remaining {
         0 => RetryAfter::After(current.reset_after),

@@ -103,8 +103,8 @@ pub struct AdminContext {
     pub proxy: Option<Arc<ProxyRuntime>>,
     /// The settings for trusting and normalising client addresses.
     pub identity: Arc<Identity>,
-    /// The tokens of which requests must include one. Without tokens, any request from this machine
-    /// is accepted.
+    /// The accepted tokens, one of which each request must include. Without tokens, any request
+    /// from this machine is accepted.
     pub credentials: Vec<AdminCredential>,
     /// The host names that browsers may use in addition to `localhost`, in lower case. Without a
     /// token, this setting has no effect.
@@ -117,8 +117,8 @@ pub struct AdminContext {
 ///
 /// # Errors
 ///
-/// Fails if other machines can reach `socket` and there is no token. Returns the error of the
-/// operating system if `socket` is not a listening socket.
+/// Fails if other machines can reach `socket` and there is no token. Returns the operating system
+/// error if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -154,7 +154,7 @@ pub fn listen(
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system if `socket` is not a listening socket.
+/// Returns the operating system error if `socket` is not a listening socket.
 pub fn listen_metrics(
     server: &Server,
     socket: TcpListener,

@@ -41,8 +41,8 @@ struct OverrideRequest {
     spelling: Spelling,
 }
 
-/// Serves `GET /v1/overrides`: lists overrides page by page. A page visits all overrides, so another
-/// thread lists them.
+/// Serves `GET /v1/overrides`: lists overrides page by page. Each page requires a scan of all
+/// overrides, so the scan runs on another thread.
 pub(super) async fn list(
     limiter: &Arc<ServerLimiter>,
     query: Option<&str>,
@@ -249,7 +249,7 @@ impl View {
     }
 
     /// Serialises an override. `inactive` is present only if the override is not valid for its
-    /// rule, so that the rule's own limits apply.
+    /// rule. In this case, the rule's own limits apply.
     fn document(&self, rule: &Rule, target: &OverrideTarget, found: &Override) -> Value {
         let mut document = self.change(found);
         document["rule"] = json!(rule.name());
@@ -263,7 +263,7 @@ impl View {
         document
     }
 
-    /// Serialises what an override changes: its limits, its end and its reason.
+    /// Serialises the content of an override: its limits, its end and its reason.
     fn change(&self, found: &Override) -> Value {
         let mut document = Map::new();
         let (field, value) = match &found.replacement {
@@ -387,7 +387,7 @@ fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
     ))
 }
 
-/// Sets the end of an override, which only one of `for` and `until` may give.
+/// Sets the end of an override. A request may give `for` or `until`, but not both.
 fn end(until: &mut Option<Timestamp>, field: &str, at: Timestamp) -> Result<(), Problem> {
     match until.replace(at) {
         None => Ok(()),
@@ -398,7 +398,7 @@ fn end(until: &mut Option<Timestamp>, field: &str, at: Timestamp) -> Result<(), 
     }
 }
 
-/// Reads a date in RFC 3339, which must be in the future.
+/// Parses an RFC 3339 date, which must be in the future.
 fn instant(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
     let at = date::parse(text).ok_or_else(|| {
         let problem = format!(

@@ -92,7 +92,7 @@ impl KeyTarget<'_> {
             .or_else(|| self.unlikely_value(rule))
     }
 
-    /// Returns a hint if the listeners count the key in another form.
+    /// Returns a hint if the listeners normalise the key to another form.
     pub(super) fn normalized_form_hint(&self, rule: &Rule) -> Option<String> {
         let foreign = self.foreign_value(rule)?;
         foreign.has_normalized_form.then(|| foreign.lookup_hint())
@@ -212,9 +212,9 @@ impl KeyTarget<'_> {
 /// `raw` can produce such a value.
 struct ForeignValue {
     problem: String,
-    /// The advice for the case that no service sends this value with `raw`.
+    /// The advice if no service sends this value with `raw`.
     instead: String,
-    /// Whether the listeners count the value in another form.
+    /// Whether the listeners normalise the value to another form.
     has_normalized_form: bool,
 }
 
@@ -269,7 +269,7 @@ pub(super) fn no_rule(rules: &RuleSet, wanted: &str, key: &[&str]) -> Problem {
     Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
-/// Describes a value that is not an address, although the key entry `name` is an address.
+/// Describes a value that is not an address, although the key entry `name` requires one.
 fn not_an_address(rule: &Rule, name: &str, value: &str) -> ForeignValue {
     let key: Vec<&str> = rule.key().collect();
     ForeignValue {

@@ -22,8 +22,8 @@ use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as pr
 /// each count reads the counts of all servers.
 const MAX_QUERIES: usize = 20;
 
-/// Returns what would change if the body were the rules file. For each rule that would begin to
-/// deny requests, the document has the requests that it would have denied in the last hour.
+/// Returns the changes that the rules file in the body would make. For each rule that would begin
+/// to deny requests, includes the number of requests that it would have denied in the last hour.
 pub(super) async fn preview(
     limiter: &Arc<ServerLimiter>,
     reloader: Option<&Arc<Reloader>>,
@@ -77,8 +77,8 @@ pub(super) async fn preview(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns the requests of the last hour to which this rule applied, and those that it would have
-/// denied; `None` if there are no lists of top talkers, or the rule has none.
+/// Counts the requests of the last hour to which this rule applied, and those that it would have
+/// denied. Returns `None` if top talkers are off, or if the rule has none.
 async fn shadow_denials(limiter: &Arc<ServerLimiter>, rule: &str) -> Option<Tally> {
     let query = TopQuery {
         rule: Some(rule.to_owned()),

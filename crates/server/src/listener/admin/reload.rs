@@ -35,7 +35,7 @@ impl ReloadTargets {
         rules.is_none() && envoy.is_none() && certificates.is_empty() && geoip.is_none()
     }
 
-    /// Reloads everything, and returns the members of the response. An invalid file does not
+    /// Reloads everything, and returns the JSON fields of the response. An invalid file does not
     /// prevent the reload of other files. `by` is the operator's name.
     pub(super) fn reload(self, by: &str) -> Result<Map<String, Value>, Problem> {
         let rules = self.rules.map(|rules| {

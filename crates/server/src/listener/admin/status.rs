@@ -14,7 +14,7 @@ use crate::{geoip::GeoIp, reload::Reloader};
 #[derive(Debug)]
 struct Readiness {
     is_ready: bool,
-    /// Whether the server waits for its first configuration from a control plane.
+    /// Whether the server is waiting for its first configuration from a control plane.
     is_waiting: bool,
     last_reload: &'static str,
     mistakes: Vec<String>,

@@ -38,12 +38,12 @@ struct Options {
     /// The number of trusted proxies in front of the calling proxy. If set, `clients.proxies` of
     /// the rules file is ignored for this request.
     hops: Option<usize>,
-    /// Whether the response names the rule, for the log of the proxy.
+    /// Whether the response names the rule, for the proxy's log.
     logs_rule: bool,
-    /// Whether the response has the key of the rule, for the log of the proxy.
+    /// Whether the response contains the rule's key, for the proxy's log.
     logs_key: bool,
-    /// The time to live of the reservation that is made. If not set, the request is charged at
-    /// once.
+    /// The time to live of the reservation. If not set, no reservation is made, and the request is
+    /// charged immediately.
     reserve: Option<Span>,
 }
 
@@ -54,7 +54,7 @@ const RULE: HeaderName = HeaderName::from_static("tidegate-rule");
 /// The values of the rule's key, separated by commas.
 const KEY: HeaderName = HeaderName::from_static("tidegate-key");
 
-/// The maximum length of the token of a reservation. By default, nginx accepts 4 KiB for all
+/// The maximum length of a reservation token, in bytes. By default, nginx accepts 4 KiB for all
 /// headers of a response.
 const MAX_TOKEN_BYTES: usize = 2_048;
 
@@ -69,7 +69,7 @@ const MAX_HEADER_BYTES: usize = 1_024;
 const TRUNCATED: &str = "%E2%80%A6";
 
 impl Options {
-    /// Adds the rule and the key to the headers of `answer`, for the log of the proxy.
+    /// Adds the rule and the key to the headers of `answer`, for the proxy's log.
     fn add_log_headers(
         &self,
         answer: &mut Answer,
@@ -117,10 +117,10 @@ fn encoded(values: &[Cow<'_, str>]) -> String {
     text
 }
 
-/// Returns whether no percent-encoded character extends across the position `at` of `text`.
+/// Returns whether `text` can be cut at `at` without splitting a percent-encoded character.
 fn is_between_characters(text: &[u8], at: usize) -> bool {
     let is_inside_escape = text[..at].iter().rev().take(2).any(|byte| *byte == b'%');
-    // A byte from 0x80 to 0xBF continues a character.
+    // A byte from 0x80 to 0xBF continues a UTF-8 character.
     let is_continued = matches!(text[at..], [b'%', b'8' | b'9' | b'A' | b'B', ..]);
     !is_inside_escape && !is_continued
 }
@@ -172,8 +172,8 @@ async fn decide(
         let (verdict, reservation) = limit(context, options, &rules, scratch, &described)
             .await
             .map_err(|error| match error {
-                // The proxy may pass the error on to the client. So if rule names are hidden, the
-                // cause is left out.
+                // The proxy may pass the error on to the client, so the cause is omitted if rule
+                // names are hidden.
                 ReserveError::Request(error) if names == RuleNames::Hidden => {
                     error.without_cause().into()
                 }
@@ -203,7 +203,7 @@ async fn decide(
     .await
 }
 
-/// Decides a request, and reserves it if the options say so.
+/// Evaluates the limits for a request, and makes a reservation if the options ask for one.
 async fn limit<'a>(
     context: &ConnectionContext,
     options: &Options,
@@ -224,15 +224,15 @@ async fn limit<'a>(
     }
 }
 
-/// Adds the token of a reservation to `answer`. A token that the proxy would not accept cannot be
-/// settled, so its reservation is cancelled.
+/// Adds a reservation token to `answer`. A token that the proxy would not accept cannot be settled,
+/// so its reservation is cancelled.
 async fn add_token(
     answer: &mut Answer,
     token: &str,
     context: &ConnectionContext,
 ) -> Result<(), Problem> {
     if token.len() > MAX_TOKEN_BYTES {
-        // If Redis does not answer, the reservation expires.
+        // If Redis does not respond, the reservation expires.
         let _ = context.limiter.settle_reservation(token, 0).await;
         return Err(too_long_token(token.len()));
     }
@@ -243,7 +243,7 @@ async fn add_token(
     Ok(())
 }
 
-/// Returns the problem of a request that cannot be reserved, because the keys of its rules are too
+/// Returns the problem for a request that cannot be reserved, because the keys of its rules are too
 /// long.
 fn too_long_token(bytes: usize) -> Problem {
     let detail = format!(
@@ -375,7 +375,7 @@ mod tests {
 
     use super::*;
 
-    /// Wherever the bound cuts the text, the result is whole characters and the mark.
+    /// Regardless of where the text is cut, the result consists of whole characters and the mark.
     #[test]
     fn a_long_key_is_truncated_between_characters() {
         for letter in ["a", "é", "€", "😀", "%"] {

@@ -14,7 +14,7 @@ pub(crate) async fn read(body: Incoming) -> Result<Bytes, Problem> {
     read_up_to(body, MAX_BODY_BYTES).await
 }
 
-/// Reads the whole of `body`, which has at most `most` bytes.
+/// Reads `body` completely. The body may have at most `most` bytes.
 pub(crate) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Problem> {
     let body = BoundedBody::new(body, most as u64);
     body.read().await.map_err(|error| {

@@ -1,11 +1,11 @@
-//! Builds the limits that are sent with requests, and describes mistakes in them.
+//! Builds the limits that are sent with requests, and describes errors in them.
 
 use tidegate_core::{LimitError, LimitSpec, Limits};
 use tidegate_net::Problem;
 
 use super::fields::FieldLocation;
 
-/// Builds all limits, or reports all mistakes in them. `location` maps an index in `specs` to a
+/// Builds all limits, or reports all errors in them. `location` maps an index in `specs` to a
 /// location in the request.
 pub(super) fn build_limits(
     specs: &[LimitSpec],

@@ -58,7 +58,7 @@ pub(super) async fn check(
         let mut now = limiter.now();
         let verdict = if wait.get() > Span::ZERO {
             let decision = limiter.check_within(rules, scratch, request, effect, wait.get());
-            // Waiting is rarer than a check, and its future is large.
+            // Waiting is rare and its future is large, so the future is boxed.
             let verdict = Box::pin(context.wait_for(decision, || false)).await??;
             now = limiter.now();
             verdict
@@ -106,13 +106,13 @@ pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T)
     decided
 }
 
-/// Parses a body, or reports all mistakes in it.
+/// Parses a body, or reports all errors in it.
 pub(crate) fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Problem> {
     read_with(members, &["entries", "cost", "raw"], |_, _| {})
 }
 
-/// Parses a body whose fields are `known`, or reports all mistakes in it. `read_field` reads the
-/// fields that a check does not have.
+/// Parses a body that may contain the `known` fields, or reports all errors in it. `read_field`
+/// reads the fields that a check does not have.
 pub(super) fn read_with<'j>(
     members: &'j Members<'_>,
     known: &[&str],
@@ -157,7 +157,7 @@ pub(super) fn read_with<'j>(
     }
 }
 
-/// Reads `wait_ms`, the longest time for which the request waits for a concurrency slot.
+/// Reads `wait_ms`, the longest time that the request may wait for a concurrency slot.
 pub(super) fn longest_wait(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Span> {
     let millis = field.number(problems)?;
     let max = MAX_SLOT_WAIT.as_millis_ceil();

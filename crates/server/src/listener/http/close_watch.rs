@@ -1,9 +1,9 @@
-//! Detects that a client disconnects while its request waits.
+//! Detects when a client disconnects while its request is waiting.
 //!
 //! hyper does not read from a connection whose request is being answered, because half-closed
-//! connections are permitted. A request that waits for a concurrency slot must not wait for a
-//! client that has disconnected. So the stream checks the connection while a request waits, each
-//! time that hyper flushes the stream, which is after each poll of the request's future.
+//! connections are permitted. But a request must not keep waiting for a concurrency slot after its
+//! client has disconnected. Therefore, while a request is waiting, the stream checks the connection
+//! whenever hyper flushes the stream, which hyper does after each poll of the request's future.
 
 use std::{
     cell::Cell,
@@ -18,8 +18,8 @@ use std::{
 use tidegate_net::{PeerClosed, TimedStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The interval between checks that no event of the connection causes. The checks are needed if the
-/// client has sent further bytes, which hide the end of the stream.
+/// The interval between periodic checks, which do not depend on events of the connection. They are
+/// needed if the client has sent further bytes, which hide the end of the stream.
 const RECHECK: Duration = Duration::from_secs(1);
 
 /// The connection of a client, as seen by its requests.
@@ -28,15 +28,15 @@ pub(super) struct CloseWatch(Rc<WatchState>);
 
 #[derive(Debug, Default)]
 struct WatchState {
-    /// Whether a request waits, so that the connection has to be checked.
+    /// Whether a request is waiting, so that the connection has to be checked.
     is_wanted: Cell<bool>,
     is_closed: Cell<bool>,
 }
 
 impl CloseWatch {
-    /// Returns the result of `waiting`, or `None` if the client closes the connection, or its side
-    /// of it, before the result is ready. `cancel` is then called after each poll, and `waiting`
-    /// goes on for as long as it returns true.
+    /// Returns the result of `waiting`, or `None` if the client closes or half-closes the
+    /// connection before the result is ready. In this case, `cancel` is called after each poll, and
+    /// `waiting` is polled further as long as `cancel` returns true.
     pub(super) async fn unless_closed<T>(
         &self,
         waiting: impl Future<Output = T>,
@@ -62,8 +62,8 @@ impl CloseWatch {
     }
 }
 
-/// Requests that the connection is checked, until it is dropped.
-struct WatchGuard<'w>(&'w WatchState);
+/// Requests checks of the connection until this value is dropped.
+struct Wanted<'w>(&'w WatchState);
 
 impl<'w> WatchGuard<'w> {
     fn new(state: &'w WatchState) -> Self {

@@ -1,4 +1,4 @@
-//! Typed access to the fields of a JSON body. Mistakes are collected together with their path.
+//! Typed access to the fields of a JSON body. Errors are collected together with their paths.
 
 use std::fmt;
 
@@ -82,7 +82,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// Parses a text field with `parse`. The error of `parse` says what was expected.
+    /// Parses a string field with `parse`. The error of `parse` describes the expected value.
     pub(super) fn parsed<T>(
         self,
         what: &str,
@@ -95,7 +95,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// Returns the value that `choices` assigns to the field's text.
+    /// Returns the value that `choices` assigns to the field's string.
     pub(super) fn choice<T: Copy>(
         self,
         choices: &[(&str, T)],

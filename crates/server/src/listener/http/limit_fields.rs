@@ -64,8 +64,8 @@ pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<
     ));
 }
 
-/// Parses one element of `limits`: an object or a text in shorthand form. `algorithm` is the
-/// default algorithm.
+/// Parses one element of `limits`: an object, or a string in short form. `algorithm` is the default
+/// algorithm.
 pub(super) fn listed(
     index: usize,
     limit: &Json<'_>,
@@ -171,8 +171,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     if unit.is_none() && problems.len() == before {
         field.wrong::<()>("needs `calendar`: day, week or month", problems);
     }
-    // Without a valid unit, the month is assumed, because it has the widest ranges. So the values
-    // that are invalid for every unit are reported too.
+    // Without a valid unit, the month is assumed, because it has the widest ranges. This way,
+    // values that are invalid for every unit are reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for LimitError {
         field: part,

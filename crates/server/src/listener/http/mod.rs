@@ -73,7 +73,7 @@ pub struct HttpContext {
     pub limiter: Arc<ServerLimiter>,
     /// The rate limit headers of responses.
     pub headers: Headers,
-    /// The settings with which forward-auth identifies clients.
+    /// The settings for identifying clients in forward-auth requests.
     pub identity: Arc<Identity>,
     /// The service behind `/json` and `/healthcheck`; without it these paths return 404.
     pub rate_limits: Option<Arc<RateLimitService>>,
@@ -89,7 +89,7 @@ pub struct HttpContext {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system if `socket` is not a listening socket.
+/// Returns the operating system error if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -149,7 +149,8 @@ pub enum Endpoint {
     Renew,
 }
 
-/// Returns the name of the span of a request for a decision.
+/// Returns the name of the trace span for a request to `path`; `None` if the request makes no
+/// decision.
 fn span_name(path: &str) -> Option<&'static str> {
     match path {
         "/v1/check" => Some("check"),
@@ -259,8 +260,8 @@ impl ConnectionContext {
         let own = lines.next().map(HeaderValue::as_bytes);
         // In a forward-auth request, the client chooses `Authorization`. If the proxy appends its
         // own `Tidegate-Token` line, a client can add such a line too. A value that the client
-        // chose does not count as a wrong guess of the proxy, because the client could otherwise
-        // lock out the proxy.
+        // chose does not count as a wrong guess by the proxy. Otherwise, a client could lock out
+        // the proxy.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {
@@ -292,7 +293,8 @@ impl ConnectionContext {
     }
 
     /// Returns the result of a decision for which the request may wait. If the client disconnects,
-    /// the decision is dropped, unless `cancel` returns true because the store is being called.
+    /// the decision is dropped, unless `cancel` returns true because a call to the store is in
+    /// progress.
     async fn wait_for<T>(
         &self,
         decision: impl IntoFuture<Output = T>,

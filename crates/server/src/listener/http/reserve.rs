@@ -67,7 +67,7 @@ fn add_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
     body.extend_from_slice(reservation_members(reservation).as_bytes());
 }
 
-/// Returns the members of a JSON object that describe a reservation, and the end of the object.
+/// Returns the JSON fields of a reservation, followed by the closing brace of the object.
 fn reservation_members(reservation: &Reservation) -> String {
     let Reservation { token, expires_in } = reservation;
     let millis = expires_in.as_millis_ceil();
@@ -175,7 +175,7 @@ pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<An
 
 const A_TOKEN: &str = "the text that /v1/reserve returned";
 
-/// Reads the fields of a body, which are `known`. The first one is required.
+/// Reads the fields of a body. Only the `known` fields are allowed, and the first one is required.
 fn read_fields<'j>(
     members: &'j Members<'_>,
     known: &[&str],
@@ -212,7 +212,7 @@ fn time_to_live(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Spa
     Some(ttl)
 }
 
-/// Returns the problem of a request that is not reserved.
+/// Returns the problem for a request that could not be reserved.
 pub(super) fn refusal(error: ReserveError) -> Problem {
     let status = match error {
         ReserveError::Request(error) => return error.into(),
@@ -222,7 +222,7 @@ pub(super) fn refusal(error: ReserveError) -> Problem {
     Problem::new(status, error.to_string())
 }
 
-/// Returns the problem of a reservation that is not settled or renewed.
+/// Returns the problem for a reservation that could not be settled or renewed.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "this is the argument of `map_err`"

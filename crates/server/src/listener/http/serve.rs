@@ -25,7 +25,7 @@ pub(crate) trait ResponseBody: Body<Data = Bytes, Error = Infallible> {
     fn begin(&mut self, phase: &Phase);
 }
 
-/// A body that is complete is sent at once, so the connection waits for the next request.
+/// A complete body is sent at once, so the connection then waits for the next request.
 impl ResponseBody for Full<Bytes> {
     fn begin(&mut self, phase: &Phase) {
         phase.await_request();
@@ -86,7 +86,7 @@ pub(super) async fn serve_watched<S, F, B>(
         // server cannot distinguish such a client from one that has disconnected entirely. So a
         // disconnected client is still charged, and occupies its connection until the decision is
         // made. If half-closing is allowed, hyper need not watch for the end of the stream during
-        // each decision, which would take a new buffer of 8 KiB.
+        // each decision, which would take a new 8 KiB buffer.
         .half_close(true)
         // The maximum number of header lines is hyper's default, `net::MAX_HEADERS`; an explicit
         // setting would be slower.

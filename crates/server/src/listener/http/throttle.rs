@@ -26,7 +26,7 @@ use super::{
 /// The fields of a request that are not fields of its limit.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
-/// The number of built limits that each worker keeps. Callers rarely use more than a few limits.
+/// The number of parsed limits that each worker caches. Callers rarely use more than a few limits.
 const CACHED_LIMITS: usize = 64;
 
 thread_local! {
@@ -143,7 +143,7 @@ async fn answer(
     Ok(context.verdict(status(&verdict), &verdict, now))
 }
 
-/// Parses a body, or reports all mistakes in it.
+/// Parses a body, or reports all errors in it.
 fn read<'j>(members: &'j Members<'_>) -> Result<ThrottleRequest<'j>, Problem> {
     let mut problems = Vec::new();
     let (mut key, mut cost, mut effect) = (None, Some(Cost::ONE), Some(Effect::Charge));
@@ -203,7 +203,7 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
 }
 
 /// Parses the limits in `list`. Next to `limits`, the only allowed field is `algorithm`, which is
-/// the default algorithm of the limits in `list`. Every field in `beside` is reported as a mistake.
+/// the default algorithm of the limits in `list`. Every field in `beside` is reported as an error.
 fn specs_of(
     list: Field<'_, '_>,
     beside: &[Field<'_, '_>],

@@ -77,7 +77,7 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
     json.raw("}");
 }
 
-/// A member that marks the `retry_after_ms` before it as an estimate.
+/// A JSON field that marks the preceding `retry_after_ms` as an estimate.
 const ESTIMATED: &str = r#","retry_after_estimated":true"#;
 
 /// Returns the number of milliseconds until a retry would succeed; `None` means never.

@@ -40,6 +40,6 @@ pub const MAX_NAME_BYTES: usize = 256;
 /// these reads, the system could reset the connection before the client has read the response.
 pub const LINGER_BYTES: usize = 1 << 20;
 
-/// The maximum number of decisions that Redis makes at the same time for one client. Further
-/// commands are read only when the batch is answered. Further commands of a transaction wait.
+/// The maximum number of concurrent Redis decisions for one client. Further commands are read only
+/// when the batch is answered. Further commands of a transaction wait.
 pub const MAX_WAITING: usize = 1_024;

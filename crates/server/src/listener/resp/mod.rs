@@ -50,7 +50,7 @@ pub fn default_bounds() -> Bounds {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system if `socket` is not a listening socket.
+/// Returns the operating system error if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -96,7 +96,7 @@ impl std::fmt::Debug for RespContext {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system if `socket` is not a listening socket.
+/// Returns the operating system error if `socket` is not a listening socket.
 pub fn listen_guarded(
     server: &Server,
     socket: TcpListener,
@@ -135,8 +135,8 @@ pub fn listen_guarded(
     })
 }
 
-/// Returns the replies to a client with id 1 that sends `input`, without a socket. This function is
-/// for tests and fuzzing, and does not support a Redis-backed limiter.
+/// Returns the replies to a client that has the ID 1 and sends `input`, without a socket. This
+/// function is for tests and fuzzing, and does not support a Redis-backed limiter.
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub fn transcript(limiter: &ServerLimiter, input: &[u8]) -> Vec<u8> {

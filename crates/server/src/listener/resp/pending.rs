@@ -3,10 +3,10 @@
 //!
 //! With the memory store, no decision is pending. With Redis, all decisions of a batch are
 //! requested at the same time, so that they share a pipeline. No more commands are read from the
-//! client until all of these decisions are made. A request that waits for a concurrency slot is
-//! pending, too. If its client disconnects meanwhile, the batch is dropped. A transaction may need more than [`MAX_WAITING`]
-//! decisions. The excess decisions wait in this module, so that no single client can fill the queue
-//! to Redis.
+//! client until all of these decisions are made. A request waiting for a concurrency slot is also
+//! pending. If its client disconnects during the wait, the batch is dropped. A transaction may need
+//! more than [`MAX_WAITING`] decisions. The excess decisions wait in this module, so that no single
+//! client can fill the queue to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
@@ -29,7 +29,7 @@ pub(super) struct PendingBatch {
     pub(super) heap_bytes: usize,
     /// Whether a request of the batch can wait for a concurrency slot.
     pub(super) can_wait: bool,
-    /// Cancel the waits of the requests that need to be told.
+    /// Signals that cancel the waiting requests of the batch.
     signals: Vec<Arc<CancelSignal>>,
     /// Protects the connection of a waiting request, which would otherwise seem to be idle.
     in_flight: Option<InFlight>,
@@ -72,8 +72,8 @@ impl PendingBatch {
         self.in_flight = Some(in_flight);
     }
 
-    /// Cancels the requests that wait. Returns true if the store is being called for one of them,
-    /// so that the batch must not be dropped yet.
+    /// Cancels the waiting requests. Returns true if a store call of one of them is in progress, so
+    /// that the batch must not be dropped yet.
     pub(super) fn cancel(&self) -> bool {
         let calling = self.signals.iter().filter(|signal| signal.cancel());
         calling.count() > 0

@@ -136,7 +136,7 @@ impl Session {
         user.as_bytes().to_vec()
     }
 
-    /// Returns a connection id that is unique in this process.
+    /// Returns a connection ID that is unique in this process.
     pub(super) fn next_id() -> u64 {
         static LAST: AtomicU64 = AtomicU64::new(0);
         LAST.fetch_add(1, Ordering::Relaxed) + 1

@@ -1,4 +1,4 @@
-//! `TIDEGATE.CHECK`: decides a request under the rules.
+//! `TIDEGATE.CHECK`: evaluates the rules for a request.
 
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{
@@ -19,9 +19,9 @@ use super::{
 /// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] [WAIT ms] name value [name value …]`. Replies with
 /// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
-/// The options come first, in any order and each at most once, so an entry may have the name of an
-/// option. A `retry_after_ms` of -1 means that a retry never succeeds. `limit` and `remaining` are
-/// -1 if no limit was evaluated, because no rule applies or the key is blocked.
+/// The options come first, in any order and each at most once, so an entry may have the same name
+/// as an option. A `retry_after_ms` of -1 means that a retry never succeeds. `limit` and
+/// `remaining` are -1 if no limit was evaluated, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = CheckCommand::read(arguments.skip(1), CommandKind::Check)
         .and_then(|command| command.decide(context, reply));
@@ -70,7 +70,7 @@ pub(super) struct CheckCommand<'a> {
     pub(super) spelling: Spelling,
     /// The time to live of a reservation, if it is given.
     pub(super) ttl: Option<Span>,
-    /// The longest time for which the request waits for a concurrency slot.
+    /// The longest time that the request may wait for a concurrency slot.
     pub(super) wait: Span,
     pairs: Arguments<'a>,
 }
@@ -207,7 +207,7 @@ impl OwnedRequest {
     }
 }
 
-/// A check that Redis has to decide, or that waits for a concurrency slot.
+/// A check that is waiting for Redis or for a concurrency slot.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct PendingCheck {
     request: OwnedRequest,
@@ -243,7 +243,7 @@ impl PendingCheck {
         let (effect, scratch) = (self.effect, &mut scratch);
         let decided = if self.wait > Span::ZERO {
             let waiting = limiter.check_within(&rules, scratch, &request, effect, self.wait);
-            // Waiting is rare, and its future is large.
+            // Waiting is rare and its future is large, so the future is boxed.
             Box::pin(waiting.into_future()).await
         } else {
             let decision = limiter.check_after_pending(&rules, scratch, &request, effect);
@@ -292,7 +292,7 @@ fn cost(text: &[u8]) -> Result<Cost, RequestError> {
     Cost::new(number("cost", text)?)
 }
 
-/// Reads the number in an argument that is called `field` in errors.
+/// Parses an integer argument, which errors call `field`.
 pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
     let number = std::str::from_utf8(text)
         .ok()
@@ -301,7 +301,7 @@ pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
         .ok_or_else(|| RequestError::new(field, format!("not a whole number: '{}'", quoted(text))))
 }
 
-/// Reads a time to live in milliseconds.
+/// Parses a time to live in milliseconds.
 pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
     let millis = number("ttl", text)?;
     if millis == 0 {
@@ -310,7 +310,7 @@ pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
     Ok(Span::from_millis(millis))
 }
 
-/// Reads the longest time, in milliseconds, for which a request waits for a concurrency slot.
+/// Parses the longest time, in milliseconds, that a request may wait for a concurrency slot.
 fn longest_wait(text: &[u8]) -> Result<Span, RequestError> {
     let (millis, max) = (number("wait", text)?, MAX_SLOT_WAIT.as_millis_ceil());
     if millis > max {
@@ -325,10 +325,10 @@ fn render(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
     render_parts(verdict, reply);
 }
 
-/// The number of parts of a verdict.
+/// The number of reply elements that encode a verdict.
 pub(super) const VERDICT_PARTS: usize = 6;
 
-/// Writes the parts of a verdict into an array that has begun.
+/// Writes the elements of a verdict into an array whose header has been written.
 pub(super) fn render_parts(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
     let millis = |span: Span| i64::try_from(span.as_millis_ceil()).unwrap_or(i64::MAX);
     let retry_after = verdict.retry_after.span().map_or(-1, millis);

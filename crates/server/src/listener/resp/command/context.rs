@@ -10,13 +10,13 @@ use super::{
     PendingReply,
 };
 
-/// The number of built limits that each worker keeps.
+/// The number of parsed limits that each worker caches.
 const CACHED_LIMITS: usize = 64;
 
 /// Buffers and caches that commands reuse.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct CommandBuffers {
-    /// The built limits that were sent with commands. Applications use the same few limits
+    /// The parsed limits that were sent with commands. Applications use the same few limits
     /// repeatedly.
     pub(in crate::listener::resp) limits: BuildCache<LimitParameters, Arc<Limits>>,
     pub(in crate::listener::resp) outcomes: Vec<Outcome>,

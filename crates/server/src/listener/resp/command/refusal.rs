@@ -25,7 +25,7 @@ pub(super) enum Refusal<'a> {
     Limit(LimitError),
 }
 
-/// Formats the reason of a rejection as redis-cell does.
+/// Formats a rejection reason as redis-cell does.
 pub(super) struct CellRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CellRefusal<'_, '_> {
@@ -40,7 +40,7 @@ impl fmt::Display for CellRefusal<'_, '_> {
     }
 }
 
-/// Formats the reason of a rejection as throttlecrab does.
+/// Formats a rejection reason as throttlecrab does.
 pub(super) struct CrabRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CrabRefusal<'_, '_> {
@@ -63,7 +63,7 @@ impl fmt::Display for CrabRefusal<'_, '_> {
     }
 }
 
-/// Formats the reason of a rejection for which neither redis-cell nor throttlecrab has a message.
+/// Formats the rejection reasons for which neither redis-cell nor throttlecrab has a message.
 impl fmt::Display for Refusal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

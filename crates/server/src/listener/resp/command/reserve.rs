@@ -24,9 +24,9 @@ use super::{
     },
 };
 
-/// Runs `TIDEGATE.RESERVE [RAW] [COST n] [TTL ms] [WAIT ms] name value [name value …]`. Replies with
-/// the six parts of `TIDEGATE.CHECK`, the token, and the milliseconds until the reservation expires.
-/// The token is null and the time is -1 if the request is denied.
+/// Runs `TIDEGATE.RESERVE [RAW] [COST n] [TTL ms] [WAIT ms] name value [name value …]`. Replies
+/// with the six elements of `TIDEGATE.CHECK`, the token, and the milliseconds until the reservation
+/// expires. The token is null and the time is -1 if the request is denied.
 pub(super) fn reserve(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     match ReserveCommand::read(context, arguments) {
         Ok(reserve) => run(context, ReservationCommand::Reserve(reserve), reply),
@@ -50,8 +50,8 @@ pub(super) fn settle(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
     }
 }
 
-/// Runs `TIDEGATE.RENEW token ttl_ms`. Replies with `[token, expires_in_ms]`. The token replaces
-/// the former one.
+/// Runs `TIDEGATE.RENEW token ttl_ms`. Replies with `[token, expires_in_ms]`. The new token
+/// replaces the old one.
 pub(super) fn renew(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let renew = ttl(arguments.get(2).unwrap_or_default()).and_then(|ttl| {
         let token = token(arguments)?;
@@ -69,7 +69,8 @@ fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
     Ok(token.to_owned())
 }
 
-/// Answers a command at once with the memory store, and later with Redis or if it can wait.
+/// Replies immediately if the memory store decides and the command cannot wait. Otherwise, the
+/// reply is pending.
 fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply<'_>) {
     if context.limiter.redis_store().is_some() || command.can_wait() {
         let later = PendingCommand::Reservation(command);
@@ -156,7 +157,7 @@ impl ReservationCommand {
         self.signal().is_some()
     }
 
-    /// Returns the signal that cancels the wait of the command, if it can wait.
+    /// Returns the signal that cancels the command's wait, if it can wait.
     pub(super) fn signal(&self) -> Option<&Arc<CancelSignal>> {
         match self {
             Self::Reserve(reserve) if reserve.wait > Span::ZERO => Some(&reserve.signal),

@@ -1,9 +1,9 @@
 //! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab, where the limit is sent with the
 //! command.
 //!
-//! Each command replies as the documentation of its program says. If a program deviates from its
-//! documentation, the documentation is followed. Seconds are rounded up, so that a client that
-//! waits for the reported time has waited long enough.
+//! The replies follow the documentation of redis-cell and throttlecrab, even where these programs
+//! deviate from their own documentation. Seconds are rounded up, so that the reported wait time is
+//! always long enough.
 
 use std::sync::Arc;
 
@@ -160,7 +160,7 @@ impl<'a> ThrottleCommand<'a> {
     }
 }
 
-/// A throttle command that Redis has to decide.
+/// A throttle command that is waiting for Redis.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct PendingThrottle {
     key: Box<[u8]>,

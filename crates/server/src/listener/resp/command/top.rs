@@ -64,8 +64,8 @@ fn read(arguments: Arguments<'_>) -> Result<TopQuery, String> {
     Ok(query)
 }
 
-/// The assumed size of a row of a reply, in bytes. While a query waits, this size counts towards
-/// the memory of the query.
+/// The assumed size of a reply row, in bytes. While a query waits, this size counts towards the
+/// memory of the query.
 const ROW_BYTES: usize = 128;
 
 /// A query that another thread answers.

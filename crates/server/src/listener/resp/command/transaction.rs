@@ -34,7 +34,7 @@ pub(super) fn discard(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut R
     }
 }
 
-/// Runs the queued commands. Each command is decided separately, with the same timestamp.
+/// Runs the queued commands. Each command is evaluated separately, with the same timestamp.
 pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let Some(transaction) = context.session.transaction.take() else {
         return refuse(context, reply, format_args!("ERR EXEC without MULTI"));

@@ -146,7 +146,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(ConnectionClosed)) => return Poll::Ready(()),
-                // A request that waits for a slot gives its turn to the next one.
+                // The client has disconnected, so its waiting request leaves the queue.
                 Poll::Pending if self.is_waiting() && self.is_peer_closed(cx) => {
                     let calls_store = self.pending.as_ref().is_some_and(PendingBatch::cancel);
                     return if calls_store {
