@@ -2,7 +2,7 @@
 
 use std::{env, fs, path::Path, process::Command};
 
-/// The number of hexadecimal digits of a commit that are printed.
+/// The number of printed hexadecimal digits of a commit ID.
 const DIGITS: usize = 12;
 
 /// The file that `cargo package` writes into the sources of a release.
@@ -11,8 +11,8 @@ const VCS_INFO: &str = ".cargo_vcs_info.json";
 fn main() {
     println!("cargo::rerun-if-env-changed=TIDEGATE_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    // A packager sets the variable, and a release from crates.io has a file. Otherwise the sources
-    // are a clone.
+    // A packager sets the variable, and a release from crates.io contains the file. Otherwise, the
+    // sources are a Git clone.
     let commit = variable().or_else(packaged).or_else(cloned);
     if let Some(commit) = commit {
         println!("cargo::rustc-env=TIDEGATE_BUILD_COMMIT={commit}");
@@ -37,7 +37,7 @@ fn packaged() -> Option<String> {
 }
 
 fn cloned() -> Option<String> {
-    // The sources may be unpacked into a folder of another repository.
+    // If the sources are unpacked inside another repository, Git does not track this file there.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     // Git appends a line to this file when the checked-out commit changes.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;

@@ -10,7 +10,7 @@ use crate::print;
 const DEFAULT_HOST: &str = "127.0.0.1";
 const DEFAULT_PORT: u16 = 8082;
 
-/// The address of the admin listener. The text of the address is `HOST:PORT`.
+/// The address of the admin listener. It is displayed as `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AdminAddress {
     /// A name or an IP address, without the brackets of an IPv6 address.
@@ -43,8 +43,7 @@ impl AdminAddress {
             Some(_) => return Err(not_an_address(given)),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // A password may also contain these characters, but a password is not part of an address
-        // either.
+        // These characters may also be in a password, but an address cannot have a password either.
         if rest.contains(['/', '?', '#']) {
             return Err(format!(
                 "\"{}\" is not an address; remove everything after the host and port; {FORMS}",
@@ -104,8 +103,8 @@ fn split(text: &str) -> (&str, Option<&str>) {
 }
 
 /// Returns a host without brackets; `None` if it is neither an IP address nor a name. Resolvers
-/// take some numbers, such as `8082` or `127.1`, for IPv4 addresses, which is never what the user
-/// means.
+/// interpret some numbers, such as `8082` or `127.1`, as IPv4 addresses, which is never what the
+/// user means.
 fn parse_host(host: &str) -> Option<String> {
     let in_brackets = host
         .strip_prefix('[')

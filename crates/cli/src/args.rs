@@ -371,13 +371,13 @@ pub(crate) struct OverridesOptions {
     /// The maximum number of overrides, 1 to 1000
     #[arg(short = 'n', default_value = "100", value_name = "N")]
     pub(crate) count: String,
-    /// The position at which the list begins, from the end of the list before
+    /// The position to continue from, as printed at the end of an earlier list
     #[arg(long, value_name = "POSITION")]
     pub(crate) after: Option<String>,
 }
 
-/// Returns the usage of a command with a key. The generated one would show every option that has a
-/// value, even if the value is from an environment variable.
+/// Returns the usage line of a command with a key. The line that clap generates would show every
+/// option that has a value, even if the value is from an environment variable.
 fn key_usage(command: &str) -> String {
     format!("tidegate {command} {KEY_USAGE}")
 }
@@ -505,7 +505,7 @@ pub(crate) struct KeyOrThrottle {
     pub(crate) throttle: Option<String>,
 }
 
-/// The admin endpoint of a running server, and how to print its answers.
+/// The admin endpoint of a running server, and how to print its responses.
 #[derive(Debug, Arguments)]
 pub(crate) struct Admin {
     /// The address of the running server's admin endpoint: PORT (of 127.0.0.1), HOST (port 8082),
@@ -551,7 +551,7 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
-    /// Returns the token. An empty one, as in `TIDEGATE_ADMIN_TOKEN=`, is none.
+    /// Returns the token; `None` if the token is empty, as in `TIDEGATE_ADMIN_TOKEN=`.
     pub(crate) fn token(&self) -> Option<&str> {
         self.token.as_deref().filter(|token| !token.is_empty())
     }
@@ -594,7 +594,7 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "FORMAT", value_parser = LogFormat::parse)]
     pub(crate) format: Option<LogFormat>,
     /// Take an entry from another field of the log, such as customer=user.id; `time=FIELD` names
-    /// the field of the time. Can be repeated
+    /// the time field. Can be repeated
     #[arg(long = "entry", value_name = "ENTRY=FIELD", value_parser = EntryMapping::parse)]
     pub(crate) entries: Vec<EntryMapping>,
     /// Compare with another rules file, such as the active rules file, and report which requests
@@ -614,7 +614,8 @@ pub(crate) struct Simulate {
     #[arg(long, value_name = "SHARE", num_args = 0..=1, require_equals = true, default_missing_value = "1%")]
     pub(crate) suggest: Option<Share>,
     /// Show keyed hashes in place of the values of keys, as `privacy: {keys: hashed}` in the rules
-    /// file does. The secret of the hash is that of the file, otherwise random for each run
+    /// file does. The hash secret is the one in the rules file, if there is one, and otherwise
+    /// random for each run
     #[arg(long)]
     pub(crate) hash_keys: bool,
     /// Exit with 3 if a larger share of the requests is denied. With --against and --what-if, only
@@ -643,7 +644,8 @@ pub(crate) struct Serve {
     /// The rules file; without one, only limits sent with requests apply
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// `check` takes the file without an option, so users expect the same here.
+    /// `check` takes the file without an option, so users expect the same here. Always rejected
+    /// with an error that names the option.
     #[arg(hide = true, value_parser = name_the_option)]
     pub(crate) file: Option<Infallible>,
     /// Read the settings from the environment variables of envoyproxy/ratelimit
@@ -686,7 +688,7 @@ mod tests {
 
     use super::*;
 
-    /// The package has another name than the program.
+    /// The package and the program have different names.
     #[test]
     fn the_program_is_named_tidegate() {
         assert_eq!(Args::command().get_name(), "tidegate");

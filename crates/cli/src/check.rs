@@ -55,11 +55,11 @@ struct Findings {
     is_strict: bool,
     collected: Vec<Value>,
     worst: CheckResult,
-    /// The findings of the file that is being checked, for the last line about that file.
+    /// The findings about the current file, for the summary line of that file.
     of_file: FileFindings,
 }
 
-/// The findings of one file that are not mistakes in it.
+/// The findings about one file, except for the errors in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct FileFindings {
     warnings: usize,
@@ -68,8 +68,8 @@ struct FileFindings {
 }
 
 /// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
-/// and limits something; 1 if the configuration has mistakes, or warnings with `--strict`; and 2 if
-/// a file cannot be read. A file or variable that this machine lacks is reported as a note, which
+/// and limits something; 1 if the configuration has errors, or warnings with `--strict`; and 2 if a
+/// file cannot be read. A file or variable that this machine lacks is reported as a note, which
 /// changes the exit code only with `--this-machine`.
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
@@ -108,9 +108,9 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 }
 
 impl Findings {
-    /// Checks a rules file, and the Envoy rules that it refers to. If a certificate or another file
-    /// that the rules file names is missing on this machine, that is only a note, unless the server
-    /// will run on this machine.
+    /// Checks a rules file, and the Envoy rules that it refers to. If this machine lacks a
+    /// certificate or another file that the rules file names, this is only a note, unless the
+    /// server will run on this machine.
     fn check_file(&mut self, file: &Path) {
         let config = match Config::read(file) {
             Ok(config) => config,
@@ -150,7 +150,7 @@ impl Findings {
             self.note(&name, &what, CheckResult::HasWarnings);
         }
         let rules = counted(config.rules.len(), "rule");
-        // A control plane is not asked for its rules.
+        // Rules are not fetched from a control plane.
         let Some(RuleOrigin::Files(folder)) = config.envoy.map(|envoy| envoy.rules) else {
             return self.conclude(&name, &rules);
         };
@@ -267,8 +267,8 @@ impl Findings {
         self.worst = self.worst.max(worst);
     }
 
-    /// Prints the last line about a file that has no mistakes. `content` says what the file
-    /// contains. The line agrees with the exit code.
+    /// Prints the summary line for a file without errors. `content` describes what the file
+    /// contains. The line is consistent with the exit code.
     fn conclude(&mut self, file: &str, content: &str) {
         let FileFindings {
             warnings,

@@ -1,8 +1,8 @@
-//! Secrets of the command line and of the rules file, which name them by an environment variable.
+//! Secrets from the environment variables that the command line and the rules file name.
 //!
 //! A service manager or an orchestrator may pass the secret in a file instead, so that it is not in
-//! the environment: systemd (`LoadCredential=`) in a folder of credentials, containers by a path in
-//! the variable with `_FILE` at the end.
+//! the environment: systemd (`LoadCredential=`) provides the file in a credentials folder, and
+//! containers set the variable with the suffix `_FILE` to the path of the file.
 
 use std::{
     fs::File,
@@ -13,12 +13,12 @@ use std::{
 /// The maximum size of a file with a secret.
 const MAX_SECRET_BYTES: u64 = 64 << 10;
 
-/// The variable of systemd with the folder of the credentials of this process.
+/// The systemd variable with the path of the credentials folder of this process.
 const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
 /// Returns the secret named `name`: the environment variable `name`, the file in the variable
-/// `{name}_FILE`, or the file `name` in the folder of credentials. `field` is the setting that
-/// names the secret, and `what` describes it.
+/// `{name}_FILE`, or the file `name` in the credentials folder. `field` is the setting that names
+/// the secret, and `what` describes the secret.
 ///
 /// # Errors
 ///
@@ -41,7 +41,7 @@ fn find(
         return read_file(Path::new(&path))
             .map_err(|problem| format!("{field}: {file_variable}: {path}: {problem}"));
     }
-    // A name is never a path to a file outside of the folder.
+    // A name must not refer to a file outside the credentials folder.
     let credential = variable(CREDENTIALS_DIRECTORY)
         .filter(|_| !name.contains('/') && name != "..")
         .map(|folder| PathBuf::from(folder).join(name));
@@ -54,7 +54,7 @@ fn find(
     ))
 }
 
-/// Reads a secret, which is the content of a file without the line end after it.
+/// Reads a secret from a file. A line break at the end of the file is not part of the secret.
 fn read_file(path: &Path) -> Result<String, String> {
     let unreadable =
         |error: io::Error| format!("cannot read it: {error}; fix the path or its permissions");
@@ -89,7 +89,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder of this test, which is removed at its end.
+    /// A temporary folder for a test, removed when the test ends.
     struct Folder(PathBuf);
 
     impl Folder {

@@ -1,4 +1,4 @@
-//! Logging: the operator's filter, silenced libraries, the formats, and a rate limit on records
+//! Logging: the operator's filter, silenced libraries, the formats, and a rate limit on the records
 //! that clients can cause.
 
 mod throttle;
@@ -25,7 +25,7 @@ use crate::telemetry::Telemetry;
 
 /// Libraries that log peer input at `warn` and above. Such a library is silent unless the
 /// operator's filter names it. Otherwise, a client could cause one record for every 17 bytes that
-/// the client sends.
+/// it sends.
 const QUIET: [&str; 7] = [
     "h2",
     "hyper",
@@ -104,11 +104,11 @@ fn with_quiet_libraries(filter: &str) -> String {
     let filter = quiet.fold(filter.to_owned(), |filter, library| {
         format!("{filter},{library}=off")
     });
-    // The spans of decisions are exported, and are not part of the log.
+    // Decision spans are exported, but are not part of the log.
     format!("{filter},{}=off", tidegate_limiter::trace::TARGET)
 }
 
-/// The JSON format, in which the field `data` of an event is an object and not a text.
+/// The JSON format. The field `data` of an event is written as an object instead of a string.
 struct JsonFormat(Format<Json>);
 
 impl<S, N> FormatEvent<S, N> for JsonFormat
@@ -125,7 +125,7 @@ where
         if event.metadata().target() != tidegate_limiter::events::LOG_TARGET {
             return self.0.format_event(context, writer, event);
         }
-        // `tracing` has no fields that are objects, so the document is a text up to here.
+        // `tracing` fields cannot be objects, so `data` is a string that contains JSON.
         let mut line = String::new();
         self.0
             .format_event(context, Writer::new(&mut line), event)?;
@@ -136,8 +136,7 @@ where
     }
 }
 
-/// Returns `line` with the member `data` as an object; `None` if the line or its `data` is not
-/// JSON.
+/// Returns `line` with the field `data` as an object; `None` if the line or its `data` is not JSON.
 fn with_object(line: &str) -> Option<serde_json::Value> {
     let mut record: serde_json::Value = serde_json::from_str(line).ok()?;
     let data = serde_json::from_str(record["data"].as_str()?).ok()?;
@@ -172,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Logs 100 records at once and another later, to two outputs in `format`. Returns the log,
+    /// Logs 100 records at once and one more later, to two outputs in `format`. Returns the log,
     /// which is the same in both.
     fn flooded(format: LogFormatName) -> String {
         let at_secs = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
@@ -185,8 +184,9 @@ mod tests {
                 layer(format, false, move || log.clone())
             })
             .collect();
-        let throttled = ThrottledLayer::new(outputs, LogThrottle::new(clock.clone()));
-        // The report of suppressed records is at level `info`, and is written nevertheless.
+        let throttled = Throttled::new(outputs, LogThrottle::new(clock.clone()));
+        // The report of suppressed records has the level `info`, but is written despite this
+        // filter.
         let subscriber = tracing_subscriber::registry()
             .with(throttled.with_filter(tracing_subscriber::filter::LevelFilter::WARN));
         let attack = || tracing::warn!("wrong");

@@ -33,7 +33,7 @@ use crate::args::{Args, Command};
 const NO: u8 = 1;
 const TROUBLE: u8 = 2;
 
-/// The allocator of the packages, which are linked with musl.
+/// The allocator of the release packages, which are linked with musl.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -107,8 +107,8 @@ fn main() -> ExitCode {
     code
 }
 
-/// Returns the arguments of this program. A program that is called `ratelimit` replaces
-/// envoyproxy/ratelimit, so it serves with the settings in the environment.
+/// Returns the arguments of this program. If this program is called as `ratelimit`, it replaces
+/// envoyproxy/ratelimit and serves with the settings in the environment.
 fn arguments(given: Vec<OsString>) -> Vec<OsString> {
     let name = given.first().map(|program| Path::new(program).file_name());
     if name.flatten() != Some("ratelimit".as_ref()) {
@@ -121,13 +121,13 @@ fn arguments(given: Vec<OsString>) -> Vec<OsString> {
         .collect()
 }
 
-/// Returns whether further results would not be read.
+/// Returns whether standard output is closed or has failed, so that further output would be lost.
 fn is_output_closed() -> bool {
     IS_OUTPUT_CLOSED.load(Ordering::Relaxed) || IS_OUTPUT_LOST.load(Ordering::Relaxed)
 }
 
-/// Prints a problem to standard error. Write errors are ignored, because they mean that the output
-/// is not read.
+/// Prints a problem to standard error. Write errors are ignored, because there is no other place to
+/// report them.
 fn complain(problem: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {problem}");
 }

@@ -22,20 +22,20 @@ use crate::{
 /// The time between two lists of `top --watch`.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// The value of `--over` that means the lists of all periods.
+/// The value of `--over` that selects the lists of all periods.
 const EVERY_PERIOD: &str = "all";
 
 /// The time between two requests of `events --follow`.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum time between two attempts of `events --follow` to reach the server again.
+/// The maximum time between two reconnection attempts of `events --follow`.
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(30);
 
-/// The control sequences of terminals that erase the screen and move the cursor to its top.
+/// The terminal control sequences that clear the screen and move the cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
 
-/// The longest response in bytes, so that a wrong address cannot fill the memory. A list of the
-/// maximum of 100,000 blocks is usually about 20 MB long.
+/// The maximum size of a response in bytes. Without a maximum, a wrong address could fill the
+/// memory. A list of the maximum of 100,000 blocks is usually about 20 MB long.
 const MAX_RESPONSE_BYTES: u64 = 1 << 30;
 
 /// The maximum number of keys that the server returns at once.
@@ -63,7 +63,7 @@ pub(crate) struct BlockOptions {
 enum AdminResponse {
     /// Success, with the document.
     Document(Value),
-    /// Something was not found, or a file has mistakes. There is one message per line.
+    /// Something was not found, or a file has errors. Each message is one line.
     Problems(Vec<String>),
 }
 
@@ -78,7 +78,7 @@ pub(crate) fn status(admin: &Admin) -> Result<ExitCode, String> {
 }
 
 /// Reports whether the server is ready, without a token: the metrics listener and an admin listener
-/// on loopback answer everyone.
+/// on loopback accept probes from everyone.
 pub(crate) fn health(admin: &Admin) -> Result<ExitCode, String> {
     let health = get(admin, "check the health", "/readyz").send()?;
     let is_ready = match &health {
@@ -287,7 +287,7 @@ fn overview(
             problems @ AdminResponse::Problems(_) => return Ok(problems),
         }
     }
-    // While Redis is unreachable, the lists of this server are still of use.
+    // While Redis is unreachable, the lists of this server are still useful.
     let (blocks, problem) = match get(admin, "list the blocks", "/v1/blocks").send() {
         Ok(AdminResponse::Document(blocks)) => (blocks.get("blocks").cloned(), None),
         Ok(AdminResponse::Problems(problems)) => (None, Some(problems.join("; "))),
@@ -373,15 +373,15 @@ pub(crate) fn events(admin: &Admin, options: &EventsOptions) -> Result<ExitCode,
     }
 }
 
-/// Returns the id of the newest event in a list.
+/// Returns the ID of the newest event in a list.
 fn newest_id(list: &Value) -> Option<String> {
     let newest = list["events"].as_array()?.last()?;
     newest["id"].as_str().map(str::to_owned)
 }
 
-/// Returns the events after the event with the id `last`. While the server does not answer, for
+/// Returns the events after the event with the ID `last`. While the server does not respond, for
 /// example because it restarts, repeats the request with exponential backoff. A restarted server
-/// does not know the id, and returns all its events.
+/// does not know the ID, and returns all its events.
 fn further_events(admin: &Admin, last: Option<&str>) -> AdminResponse {
     let after = last.map(|last| format!("&after={}", encoded(last)));
     let path = format!("/v1/events?n=1024{}", after.unwrap_or_default());
@@ -469,7 +469,7 @@ pub(crate) fn keys(admin: &Admin, options: &KeysOptions) -> Result<ExitCode, Str
     }
 }
 
-/// Returns a path with parameters.
+/// Appends query parameters to a path.
 fn with_query<'v>(path: &str, parameters: impl Iterator<Item = (&'v str, &'v String)>) -> String {
     let mut path = path.to_owned();
     for (at, (name, value)) in parameters.enumerate() {
@@ -489,7 +489,7 @@ fn get<'a>(admin: &'a Admin, task: &str, path: &str) -> AdminRequest<'a> {
     }
 }
 
-/// Returns a request about a key of a rule, with a path under `/v1/{what}`.
+/// Builds a request about a rule's key, with a path under `/v1/{what}`.
 fn of_key<'a>(admin: &'a Admin, verb: &str, what: &str, key: &Key) -> AdminRequest<'a> {
     let values = key.values.iter();
     let segments: String = values.map(|value| format!("/{}", encoded(value))).collect();
@@ -505,7 +505,7 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Prints the response: as JSON with `--json`, else in the form that `print` returns.
+/// Prints the response: as JSON with `--json`, otherwise as formatted by `print`.
 fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> String) -> ExitCode {
     match response {
         AdminResponse::Document(document) if admin.json => {
@@ -590,7 +590,7 @@ impl AdminRequest<'_> {
     }
 }
 
-/// Interprets a response of the server at `address`.
+/// Interprets a response from the server at `address`.
 fn answered(
     admin: &Admin,
     address: &AdminAddress,
@@ -603,7 +603,7 @@ fn answered(
     let problem = print::printable(detail);
     match status {
         200..=299 if document.is_object() => Ok(AdminResponse::Document(document)),
-        // A server that is not ready answers its probes with 503.
+        // A server that is not ready responds to probes with 503.
         503 if document["ready"] == false => Ok(AdminResponse::Document(document)),
         404 if is_problem && !detail.starts_with("there is nothing at this path") => {
             Ok(AdminResponse::Problems(vec![problem]))
@@ -613,7 +613,7 @@ fn answered(
              program, {}; see `tidegate status`",
             env!("CARGO_PKG_VERSION")
         )),
-        // A file has mistakes. Each mistake is printed on its own line.
+        // A file has errors. Each error is printed on its own line.
         422 if is_problem => {
             let mistakes = document["mistakes"].as_array().into_iter().flatten();
             let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);

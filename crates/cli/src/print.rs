@@ -1,7 +1,7 @@
 //! Prints responses of the admin endpoint in readable form.
 //!
-//! Keys and reasons are untrusted texts. Control characters in such texts are escaped, so that no
-//! text can manipulate the terminal.
+//! Keys and reasons are untrusted input. Control characters in them are escaped, so that they
+//! cannot manipulate the terminal.
 
 use std::fmt::Write as _;
 
@@ -158,7 +158,7 @@ pub(crate) fn rules_preview(preview: &Value) -> String {
     out
 }
 
-/// Returns the line about settings of the rules file that need a restart, if there are any.
+/// Formats a line with the rules file settings that need a restart, if there are any.
 fn restart_required(document: &Value) -> Option<String> {
     let settings: Vec<String> = list(&document["restart_required"]).map(text).collect();
     (!settings.is_empty()).then(|| {
@@ -167,13 +167,13 @@ fn restart_required(document: &Value) -> Option<String> {
     })
 }
 
-/// Returns the hint of a document as a line, if it has one.
+/// Formats the hint of a document as a line, if the document has a hint.
 fn hint(document: &Value) -> Option<String> {
     let hint = document["hint"].as_str()?;
     Some(format!("note: {}\n", printable(hint)))
 }
 
-/// Returns the end of a block.
+/// Formats the end of a block.
 fn until(block: &Value) -> String {
     match &block["until_ms"] {
         Value::Null => "until it is lifted".to_owned(),
@@ -185,7 +185,7 @@ fn until(block: &Value) -> String {
     }
 }
 
-/// Returns the end and the reason of a block.
+/// Formats the end and the reason of a block.
 fn until_and_reason(block: &Value) -> String {
     let until = until(block);
     match block["reason"].as_str() {
@@ -277,7 +277,7 @@ fn applied_override(found: &Value) -> Option<String> {
     Some(format!("{of}: {}\n", change(found)))
 }
 
-/// Describes what an override changes, and how long.
+/// Describes an override: its limits, its end and its reason.
 fn change(found: &Value) -> String {
     let reason = text(&found["reason"]);
     let reason = match reason.as_str() {
@@ -291,7 +291,7 @@ fn change(found: &Value) -> String {
     format!("{}, {end}{reason}", replacement(found))
 }
 
-/// Returns the limits of an override: limits, a factor or a plan.
+/// Formats what an override applies: limits, a factor or a plan.
 fn replacement(found: &Value) -> String {
     let limits = list(&found["limits"])
         .map(text)
@@ -347,7 +347,7 @@ pub(crate) fn overrides(overrides: &Value) -> String {
     out
 }
 
-/// Returns the rule of a block and, if the block is inactive, the reason.
+/// Formats the rule of a block and, if the block is inactive, the reason.
 fn rule_of(block: &Value) -> String {
     match (block["rule"].as_str(), block["inactive"].as_str()) {
         (None, Some(inactive)) => format!("({})", printable(inactive)),
@@ -374,8 +374,8 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     out
 }
 
-/// Formats `/v1/denials`.
-/// Prints events, one on each line. There are no column heads, because more lines can follow.
+/// Formats `/v1/events`, one event per line. There are no column headings, because more lines can
+/// follow.
 pub(crate) fn events(list_of_events: &Value) -> String {
     let mut out = String::new();
     let missed = list_of_events["missed"].as_u64().unwrap_or(0);
@@ -408,7 +408,7 @@ pub(crate) fn events(list_of_events: &Value) -> String {
     out
 }
 
-/// Prints the value of a field of an event.
+/// Formats the value of an event's field.
 fn field(value: &Value) -> String {
     match value {
         Value::Array(_)
@@ -423,6 +423,7 @@ fn field(value: &Value) -> String {
     }
 }
 
+/// Formats `/v1/denials`.
 pub(crate) fn denials(denials: &Value) -> String {
     let head = [
         "AT",
@@ -568,7 +569,7 @@ pub(crate) fn keys(keys: &Value) -> String {
     out
 }
 
-/// Returns the time until a request passes, as part of a sentence.
+/// Formats the time until a request is admitted, as part of a sentence.
 fn passes(wait_ms: &Value) -> String {
     match wait_ms {
         Value::Null => "never passes".to_owned(),
@@ -586,7 +587,7 @@ fn wait_or_never(wait_ms: &Value) -> String {
 /// The columns of [`limit_cells`].
 const LIMIT_COLUMNS: [&str; 5] = ["LIMIT", "REMAINING", "OF", "NEXT REQUEST", "FULL AGAIN"];
 
-/// Returns the cells of a limit, given the block of its key.
+/// Returns the table cells of a limit. `block` is the block on the limit's key, or null.
 fn limit_cells(limit: &Value, block: &Value) -> Vec<String> {
     let is_blocked = !block.is_null();
     let ends_with_block = |wait_ms: &Value| match (wait_ms.as_u64(), block["left_ms"].as_u64()) {
@@ -658,7 +659,7 @@ pub(crate) fn top(list: &Value) -> String {
     out
 }
 
-/// Returns a number with its noun, such as `1 request`.
+/// Formats a number with its noun, such as `1 request`.
 fn counted(number: u64, noun: &str) -> String {
     let ending = if number == 1 { "" } else { "s" };
     format!("{number} {noun}{ending}")
@@ -760,13 +761,13 @@ pub(crate) fn promoted(promoted: &Value) -> String {
     out
 }
 
-/// Returns `part` as a percentage of `whole`, rounded down to a tenth of a percent.
+/// Formats `part` as a percentage of `whole`, rounded down to a tenth of a percent.
 fn share(part: u64, whole: u64) -> String {
     let tenths = u128::from(part) * 1_000 / u128::from(whole.max(1));
     format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
-/// Returns the rule and the values of a key, or the key of a limit that was sent with a request.
+/// Formats the rule and the values of a key, or the key of a limit that was sent with a request.
 fn key(document: &Value) -> String {
     match (&document["rule"], &document["key"]) {
         (Value::Null, key) => joined(key),
@@ -804,7 +805,7 @@ fn number(value: &Value) -> String {
         .map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
-/// Returns a text on one line, with control characters escaped.
+/// Formats `text` as one line, with control characters escaped.
 pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -817,7 +818,7 @@ pub(crate) fn printable(text: &str) -> String {
     out
 }
 
-/// Returns a time relative to now; 0 is "now".
+/// Formats a time relative to now; 0 is "now".
 fn moment(millis: &Value) -> String {
     match millis.as_u64() {
         Some(0) => "now".to_owned(),
@@ -825,19 +826,19 @@ fn moment(millis: &Value) -> String {
     }
 }
 
-/// Returns a duration in its two largest units; `-` if there is none.
+/// Formats a duration in its two largest units, or as `-` if there is none.
 fn wait(millis: &Value) -> String {
     millis.as_u64().map_or_else(|| "-".to_owned(), wait_ms)
 }
 
-/// Returns an instant in milliseconds since 1970 as a date: `2026-11-22T06:25:14Z`.
+/// Formats a time in milliseconds since the Unix epoch as a date: `2026-11-22T06:25:14Z`.
 pub(crate) fn instant(millis: u64) -> String {
     let seconds = i64::try_from(millis / 1_000).ok();
     let instant = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     instant.map_or_else(|| "-".to_owned(), |instant| instant.to_string())
 }
 
-/// Returns a duration in its two largest units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
+/// Formats a duration in its two largest units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
 pub(crate) fn wait_ms(millis: u64) -> String {
     const UNITS: [(u64, &str); 4] = [
         (86_400_000, "d"),
@@ -863,7 +864,7 @@ pub(crate) fn wait_ms(millis: u64) -> String {
     }
 }
 
-/// Formats a table with column names.
+/// Formats a table with column headings.
 pub(crate) fn headed(head: &[&str], rows: Vec<Vec<String>>) -> String {
     let head = head.iter().map(|name| (*name).to_owned()).collect();
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();

@@ -113,8 +113,8 @@ fn default_log() -> String {
     "info".to_owned()
 }
 
-/// Reads the secrets that `config` names by environment variables. The error names all secrets that
-/// are missing, one per line.
+/// Reads the secrets from the environment variables that `config` names. The error lists all
+/// missing secrets, one per line.
 fn secrets(config: &Config) -> Result<Secrets, String> {
     let mut missing = Vec::new();
     let mut found = |secret: Result<Option<String>, String>| {
@@ -171,8 +171,8 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
     }
 }
 
-/// Returns a message for each secret that `config` names by an environment variable and that is
-/// missing. If no secret is missing, returns a message for each secret that cannot be used.
+/// Returns a message for each missing secret among those that `config` names. If no secret is
+/// missing, returns a message for each secret that cannot be used.
 pub(crate) fn secret_problems(config: &Config) -> Vec<String> {
     match secrets(config) {
         Ok(secrets) => {
@@ -196,7 +196,7 @@ fn admin_token(field: &str, token: &AdminToken) -> Result<Option<String>, String
     }
 }
 
-/// Returns the secret of the hash that `privacy` configures, if any.
+/// Returns the hash secret that `privacy` configures, if any.
 pub(crate) fn key_secret(privacy: &KeyPrivacy) -> Result<Option<String>, String> {
     match privacy {
         KeyPrivacy::Plain => Ok(None),

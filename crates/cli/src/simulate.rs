@@ -1,4 +1,4 @@
-//! `simulate`: decides recorded traffic with a rules file, and reports what the rules would deny.
+//! `simulate`: evaluates a rules file on recorded traffic, and reports what the rules would deny.
 
 use std::{
     fmt::Write as _,
@@ -33,7 +33,7 @@ use crate::{
 /// The exit code if more requests are denied than `--fail-over` allows.
 const OVER: u8 = 3;
 
-/// The exit code after Ctrl-C, as shells report the signal.
+/// The exit code after Ctrl-C, which is the code that shells report for this signal.
 const INTERRUPTED: u8 = 130;
 
 /// The interval at which the progress is shown.
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     })
 }
 
-/// Returns a message if the log says too little to decide whether too many requests are denied.
+/// Returns a message if the log does not contain enough information to check `--fail-over`.
 fn undecided(report: &SimulationReport) -> Option<String> {
     let lines = &report.lines;
     let problem = if lines.cut_off {
@@ -170,13 +170,13 @@ fn read_rules(file: &Path) -> Result<RulesUnderTest, String> {
     Ok(RulesUnderTest::new(file.display().to_string(), config))
 }
 
-/// How keys are shown, and the note about it.
+/// The form in which keys are shown, and a note about it.
 struct KeyHash {
     mask: KeyMask,
     note: Option<String>,
 }
 
-/// Hashes keys if `--hash-keys` or one of the rules files says so.
+/// Returns a mask that hashes keys if `--hash-keys` or one of the rules files requires this.
 fn key_hash(
     args: &Simulate,
     rules: &RulesUnderTest,
@@ -222,7 +222,7 @@ fn key_hash(
     })
 }
 
-/// Removes the line of the log from an error, if keys are hashed.
+/// Removes the log line from an error if keys are hashed.
 fn without_keys(mut error: SimulateError, mask: &KeyMask) -> SimulateError {
     if let SimulateError::UnknownFormat { line, .. } = &mut error
         && mask.is_hashed()
@@ -251,7 +251,7 @@ fn interrupt_on_signal(control: &Arc<Control>) {
         });
 }
 
-/// Shows on a terminal how much was read. The display ends when this value is dropped.
+/// Shows on a terminal how much has been read. The display ends when this value is dropped.
 struct Progress {
     thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }

@@ -16,7 +16,7 @@ const OTHER_ADDRESS: &str =
 /// The timeout of a request.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The timeout of the connection that finds out whether a listener has TLS.
+/// The timeout of the connection that tests whether a listener uses TLS.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns the reason why there was no response from `address`, and what to do.
@@ -92,7 +92,7 @@ pub(crate) fn describe(error: &ureq::Error) -> String {
     .to_owned()
 }
 
-/// Returns the message of an error of the operating system, without its number.
+/// Returns the message of an operating system error, without the error number.
 fn system_error(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -107,7 +107,7 @@ fn kind(error: &ureq::Error) -> Option<ErrorKind> {
     }
 }
 
-/// Returns whether the host has no address. The error of the resolver has no kind of its own, so
+/// Returns whether the host has no address. Resolver errors have no `ErrorKind` of their own, so
 /// this function resolves the host again.
 fn is_unknown(address: &AdminAddress, error: &ureq::Error) -> bool {
     let is_of_resolver = match error {
@@ -119,7 +119,7 @@ fn is_unknown(address: &AdminAddress, error: &ureq::Error) -> bool {
     is_of_resolver && !address.is_ip() && resolve().is_err()
 }
 
-/// Returns whether the program at `address` answers a request in cleartext with a TLS alert.
+/// Returns whether the program at `address` responds to a plaintext request with a TLS alert.
 fn has_tls(address: &AdminAddress) -> bool {
     let probe = || {
         let mut found = (address.host.as_str(), address.port).to_socket_addrs()?;
@@ -143,8 +143,8 @@ fn tls_error(error: &ureq::Error) -> Option<&rustls::Error> {
     }
 }
 
-/// Explains a TLS failure. The name that rustls has for the failure is in parentheses, because
-/// search engines know that name.
+/// Explains a TLS failure. The name that rustls uses for the failure is in parentheses, so that
+/// users can search for it.
 fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String) {
     use CertificateError as Invalid;
     let authority = "pass the CA that issued the certificate with --admin-ca or TIDEGATE_ADMIN_CA";

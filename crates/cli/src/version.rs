@@ -1,4 +1,4 @@
-//! The version of the program, with the commit and the features that it was built from.
+//! The version of the program, with the commit and the features of the build.
 
 /// The commit of the sources, if `build.rs` found it.
 const COMMIT: Option<&str> = option_env!("TIDEGATE_BUILD_COMMIT");

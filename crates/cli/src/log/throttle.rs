@@ -21,8 +21,8 @@ const UNTHROTTLED: [&str; 3] = [
 
 const SUPPRESSED: &str = "suppressed records like the next one";
 
-/// The record that reports suppressed records. It bypasses the operator's filter, so it is built
-/// here and not by a macro.
+/// The record that reports suppressed records. It bypasses the operator's filter, so it is
+/// constructed here and not by a macro.
 static NOTE: Metadata<'static> = tracing::metadata! {
     name: "suppressed records",
     target: "tidegate::log",

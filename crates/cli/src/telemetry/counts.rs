@@ -1,4 +1,4 @@
-//! The numbers of exported and lost records.
+//! Counts of exported and lost records.
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ const RECORDS: Metric<2> = Metric::counter(
     "Spans, log records and metric data points for the collector of OpenTelemetry, by state.",
 );
 
-/// The numbers of records of all signals.
+/// The record counts of all signals.
 #[derive(Debug, Default)]
 pub(crate) struct ExportCounts {
     traces: SignalCounts,
@@ -34,7 +34,7 @@ pub(crate) struct ExportCounts {
     metrics: SignalCounts,
 }
 
-/// The numbers of records of one signal.
+/// The record counts of one signal.
 #[derive(Debug, Default)]
 pub(super) struct SignalCounts {
     /// Records that were passed to the queue.
@@ -56,8 +56,7 @@ struct Rejection {
 }
 
 impl SignalCounts {
-    /// Counts an export of this number of records, and logs when exports begin to fail or to
-    /// succeed again.
+    /// Counts an export of `records` records, and logs when exports begin to fail or succeed again.
     fn count_export<E: fmt::Display>(&self, signal: &str, records: usize, error: Option<&E>) {
         let records = u64::try_from(records).unwrap_or(u64::MAX);
         let rejection = self.rejection().take();
@@ -83,7 +82,7 @@ impl SignalCounts {
         self.sent.fetch_add(records - failed, Ordering::Relaxed);
     }
 
-    /// Notes that the collector has accepted an export, except for this number of records.
+    /// Notes that the collector has accepted an export, but has rejected `records` of its records.
     pub(super) fn note_rejection(&self, records: u64, message: String) {
         *self.rejection() = Some(Rejection { records, message });
     }
@@ -104,7 +103,7 @@ impl ExportCounts {
         }
     }
 
-    /// Counts an export of metrics with this number of data points.
+    /// Counts a metrics export of `points` data points.
     pub(super) fn count_metrics(&self, points: usize, error: Option<&String>) {
         let recorded = u64::try_from(points).unwrap_or(u64::MAX);
         self.metrics.recorded.fetch_add(recorded, Ordering::Relaxed);
@@ -112,7 +111,7 @@ impl ExportCounts {
     }
 }
 
-/// Adds the numbers to `page`.
+/// Adds the counts to `page`.
 pub(crate) fn collect(counts: &ExportCounts, page: &mut Page<'_>) {
     let signals = [
         ("traces", &counts.traces),
@@ -130,7 +129,7 @@ pub(crate) fn collect(counts: &ExportCounts, page: &mut Page<'_>) {
     page.family(&RECORDS, samples);
 }
 
-/// An exporter, or a processor in front of one, whose records are counted.
+/// Counts the records of `inner`, which is an exporter or a processor in front of one.
 #[derive(Debug)]
 pub(super) struct RecordCounter<T> {
     inner: T,

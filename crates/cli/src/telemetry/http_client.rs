@@ -10,10 +10,10 @@ use ureq::Agent;
 
 use super::{counts::ExportCounts, variables::Signal};
 
-/// The maximum size of a response of a collector.
+/// The maximum size of a collector's response, in bytes.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 
-/// A client that blocks. The exporters run on threads of their own.
+/// A blocking client. The exporters run on their own threads.
 #[derive(Debug)]
 pub(super) struct UreqClient {
     agent: Agent,
@@ -22,7 +22,7 @@ pub(super) struct UreqClient {
 }
 
 impl UreqClient {
-    /// Creates a client for the export of `signal`.
+    /// Creates a client for exporting `signal`.
     pub(super) fn new(signal: Signal, timeout: Duration, counts: &Arc<ExportCounts>) -> Self {
         Self {
             agent: https_client::agent(timeout),
@@ -42,7 +42,7 @@ impl UreqClient {
         Ok(Response::from_parts(head, bytes.into()))
     }
 
-    /// Notes the records that the collector has rejected, if it accepted only a part of them.
+    /// Notes the number of rejected records if the collector has accepted only some of the records.
     fn note_rejection(&self, response: &[u8]) {
         // The responses of all signals have the same fields.
         let Ok(response) = ExportMetricsServiceResponse::decode(response) else {

@@ -1,6 +1,6 @@
-//! Export of metrics: the page for Prometheus, converted to OTLP.
+//! Metrics export: the Prometheus page, converted to OTLP.
 //!
-//! The page is the only registry of metrics, so both exports have the same names and values.
+//! The page is the only source of metrics, so both exports have the same names and values.
 
 use std::{
     sync::{Arc, mpsc},
@@ -25,7 +25,7 @@ use tidegate_server::MetricsPage;
 
 use super::{counts::ExportCounts, http_client::UreqClient, variables::Signal};
 
-/// The settings of the export.
+/// The settings of the metrics export.
 #[derive(Debug)]
 pub(super) struct MetricsSettings {
     pub(super) url: Uri,
@@ -35,11 +35,11 @@ pub(super) struct MetricsSettings {
     pub(super) resource: Resource,
 }
 
-/// A thread that exports the metrics at an interval, and once more when it stops.
+/// A thread that exports the metrics periodically, and once more when it stops.
 #[derive(Debug)]
 pub(super) struct MetricsExporter {
     stop: mpsc::Sender<()>,
-    /// Disconnected when the thread has ended.
+    /// Disconnected when the thread has finished.
     ended: mpsc::Receiver<()>,
 }
 
@@ -52,7 +52,7 @@ impl MetricsExporter {
         let (stop, stopped) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         thread::spawn(move || {
-            // Dropped when the thread ends.
+            // Dropped when the thread finishes.
             let _end = end;
             let client = UreqClient::new(Signal::Metrics, settings.timeout, &counts);
             let start = unix_nanos(&page);
@@ -71,15 +71,15 @@ impl MetricsExporter {
         Self { stop, ended }
     }
 
-    /// Exports the metrics once more, and waits until the thread has ended, for at most `time`.
-    /// Returns whether it has ended.
+    /// Exports the metrics once more, and waits at most `time` until the thread has finished.
+    /// Returns whether it has finished.
     pub(super) fn stop(self, time: Duration) -> bool {
         let _ = self.stop.send(());
         self.ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Disconnected)
     }
 }
 
-/// Returns the time of the server in nanoseconds since 1970.
+/// Returns the server's current time in nanoseconds since the Unix epoch.
 fn unix_nanos(page: &MetricsPage) -> u64 {
     page.now().as_micros().saturating_mul(1_000)
 }
@@ -142,8 +142,8 @@ fn points(metric: &Metric) -> usize {
     }
 }
 
-/// Converts a page in the text format of Prometheus. The counters began at `start`, and the values
-/// are those of `now`, both in nanoseconds since 1970.
+/// Converts a page in the text format of Prometheus. The counters started at `start`, and the
+/// values were read at `now`. Both times are in nanoseconds since the Unix epoch.
 fn metrics(page: &str, start: u64, now: u64) -> Vec<Metric> {
     let mut metrics: Vec<Metric> = Vec::new();
     let mut help = "";
@@ -165,7 +165,7 @@ fn metrics(page: &str, start: u64, now: u64) -> Vec<Metric> {
     metrics
 }
 
-/// Returns data of this kind without a point.
+/// Returns data of this kind without data points.
 fn empty(kind: &str) -> Data {
     let aggregation_temporality = AggregationTemporality::Cumulative.into();
     match kind {
@@ -182,7 +182,7 @@ fn empty(kind: &str) -> Data {
     }
 }
 
-/// A line of a page.
+/// A sample line of a page.
 #[derive(Debug, PartialEq)]
 struct Sample<'p> {
     name: &'p str,
@@ -221,7 +221,7 @@ impl<'p> Sample<'p> {
     fn add_to(&self, metric: &mut Metric, start: u64, now: u64) {
         match &mut metric.data {
             Some(Data::Sum(sum)) => sum.data_points.push(self.point(start, now)),
-            // A gauge has no start.
+            // A gauge has no start time.
             Some(Data::Gauge(gauge)) => gauge.data_points.push(self.point(0, now)),
             Some(Data::Histogram(histogram)) => {
                 self.add_to_histogram(&mut histogram.data_points, start, now);
@@ -244,8 +244,8 @@ impl<'p> Sample<'p> {
         }
     }
 
-    /// Adds a line of a histogram to its point. The lines of a point are adjacent: its sum, its
-    /// count and its buckets.
+    /// Adds a line of a histogram to its data point. The lines of a data point are adjacent: its
+    /// sum, its count and its buckets.
     fn add_to_histogram(&self, points: &mut Vec<HistogramDataPoint>, start: u64, now: u64) {
         let attributes = self.attributes();
         if points
@@ -277,7 +277,7 @@ impl<'p> Sample<'p> {
     }
 }
 
-/// Reads the value of a label up to its closing quote. Returns the value and the rest of the line.
+/// Parses a label value up to its closing quote. Returns the value and the rest of the line.
 fn unquote(quoted: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut letters = quoted.char_indices();

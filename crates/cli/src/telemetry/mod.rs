@@ -1,8 +1,8 @@
 //! Export of traces, metrics and logs over OTLP (OpenTelemetry), configured by the standard
-//! variables `OTEL_*`. Nothing runs unless an endpoint is set.
+//! `OTEL_*` variables. Nothing runs unless an endpoint is set.
 //!
-//! The exporters have threads and bounded queues of their own. A decision never waits for them. If
-//! a queue is full, records are lost and counted.
+//! The exporters have their own threads and bounded queues. A decision never waits for them. If a
+//! queue is full, records are lost and counted.
 
 mod counts;
 mod http_client;
@@ -44,19 +44,19 @@ use self::{
     variables::{Signal, Variables},
 };
 
-/// The maximum time in which the queues are sent when the server stops.
+/// The maximum time for flushing the queues when the server stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The exporters that run.
+/// The running exporters.
 #[derive(Debug, Default)]
 pub(crate) struct Telemetry {
     traces: Option<SdkTracerProvider>,
     logs: Option<SdkLoggerProvider>,
-    /// The settings of the export of metrics, until it starts.
+    /// The settings of the metrics export, until the export starts.
     metrics: Option<MetricsSettings>,
     exporter: Option<MetricsExporter>,
     counts: Arc<ExportCounts>,
-    /// The warnings about variables, until the log has started.
+    /// The warnings about variables, held until the log has started.
     warnings: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Telemetry {
     ///
     /// # Errors
     ///
-    /// Returns a message with advice if a variable has a value that is not supported.
+    /// Returns a message with advice if a variable has an unsupported value.
     pub(crate) fn start() -> Result<Self, String> {
         let variables = Variables::of_process();
         let mut telemetry = Self::default();
@@ -127,7 +127,7 @@ impl Telemetry {
             .build())
     }
 
-    /// Returns the layer that passes the spans of decisions to the exporter.
+    /// Returns the layer that passes decision spans to the exporter.
     pub(crate) fn trace_layer<S>(&self) -> Option<impl Layer<S> + use<S>>
     where
         S: Subscriber + for<'a> LookupSpan<'a>,
@@ -157,8 +157,7 @@ impl Telemetry {
         }
     }
 
-    /// Starts the export of the metrics of `server`, and adds the numbers of exported records to
-    /// them.
+    /// Starts the metrics export for `server`, and adds the record counts to the server's metrics.
     pub(crate) fn observe(&mut self, server: &ServerHandle) {
         if self.traces.is_some() || self.logs.is_some() || self.metrics.is_some() {
             let counts = Arc::clone(&self.counts);
@@ -172,7 +171,7 @@ impl Telemetry {
         });
     }
 
-    /// Sends what is queued, for at most [`FLUSH_TIMEOUT`], and stops the exporters.
+    /// Flushes the queues, for at most [`FLUSH_TIMEOUT`], and stops the exporters.
     pub(crate) fn stop(self) {
         let Self {
             traces,
@@ -180,7 +179,7 @@ impl Telemetry {
             exporter,
             ..
         } = self;
-        // The exporters stop at the same time, so that the timeout is that of all of them.
+        // The exporters stop concurrently, so that they share one timeout.
         let is_timeout = |result| matches!(result, Err(OTelSdkError::Timeout(_)));
         let has_timed_out = thread::scope(|scope| {
             let traces = traces.map(|traces| {
@@ -194,7 +193,7 @@ impl Telemetry {
             let others = threads.map(|thread| thread.join().unwrap_or(false));
             others.fold(metrics, |any, one| any | one)
         });
-        // Any other error has been logged by the exporters before.
+        // The exporters have already logged any other error.
         if has_timed_out {
             tracing::warn!(
                 "shutdown: not all telemetry could be exported within {} s, and the rest is lost; check the collector",
@@ -212,7 +211,7 @@ fn resource(variables: &Variables) -> Resource {
     if !variables.has_service_name() {
         resource = resource.with_service_name("tidegate");
     }
-    // Without an id, the metrics of all servers of a fleet would be one time series.
+    // Without an ID, the metrics of all servers of a fleet would form one time series.
     if !variables.has_resource_attribute("service.instance.id") {
         let id = KeyValue::new("service.instance.id", tidegate_limiter::random_server_id());
         resource = resource.with_attribute(id);

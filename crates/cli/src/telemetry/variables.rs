@@ -1,4 +1,4 @@
-//! The standard variables `OTEL_*` that the exporters themselves do not check.
+//! The standard `OTEL_*` variables that the exporters themselves do not check.
 
 use std::{env, time::Duration};
 
@@ -30,7 +30,7 @@ impl Signal {
 /// The default of `OTEL_METRIC_EXPORT_INTERVAL`.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The variables of the environment.
+/// The environment variables.
 #[derive(Debug)]
 pub(super) struct Variables(fn(&str) -> Option<String>);
 
@@ -103,7 +103,7 @@ impl Variables {
         self.get("OTEL_SERVICE_NAME").is_some() || self.has_resource_attribute("service.name")
     }
 
-    /// Returns whether the environment sets this attribute of the resource.
+    /// Returns whether the environment sets this resource attribute.
     pub(super) fn has_resource_attribute(&self, name: &str) -> bool {
         let attributes = self.get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
         let mut names = attributes
@@ -157,8 +157,8 @@ impl Variables {
         })
     }
 
-    /// Returns the sampler of traces, and a warning if a variable of the sampler is ignored. The
-    /// specification demands a warning and the default for a value that is not supported.
+    /// Returns the sampler of traces, and a warning if a variable of the sampler is ignored. For an
+    /// unsupported value, the specification requires a warning and the default.
     pub(super) fn sampler(&self) -> (Sampler, Option<String>) {
         let default = || Sampler::ParentBased(Box::new(Sampler::AlwaysOn));
         let Some(name) = self.get("OTEL_TRACES_SAMPLER") else {
@@ -190,7 +190,7 @@ impl Variables {
         }
     }
 
-    /// Returns the share of traces that are sampled, and a warning if the variable is ignored.
+    /// Returns the fraction of traces to sample, and a warning if the variable is ignored.
     fn sampled_ratio(&self) -> (f64, Option<String>) {
         let name = "OTEL_TRACES_SAMPLER_ARG";
         let Some(text) = self.get(name) else {
@@ -316,7 +316,7 @@ mod tests {
         );
     }
 
-    /// Returns the sampler and the warning with this sampler and this argument.
+    /// Returns the sampler and the warning for the variables that `read` returns.
     fn sampler(read: fn(&str) -> Option<String>) -> (String, Option<String>) {
         let (sampler, warning) = Variables::of(read).sampler();
         (format!("{sampler:?}"), warning)
