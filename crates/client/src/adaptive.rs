@@ -14,7 +14,7 @@ use crate::{
     rolling_window::{Counts, RollingWindow},
 };
 
-/// A throttle that rejects locally the requests that the server would most likely refuse.
+/// A throttle that locally rejects requests that the server would most likely refuse.
 ///
 /// With `K` = 2, a server that refuses at most half of the requests gets all requests. A server
 /// that refuses more than half gets up to two requests for each request that it accepts. With a `K`
@@ -40,7 +40,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AdaptiveThrottle {
     k: Fraction,
-    /// The numbers of requests and of accepted requests.
+    /// The counts of all requests and of accepted requests.
     window: RollingWindow,
 }
 
@@ -83,7 +83,7 @@ impl AdaptiveThrottle {
 
     /// Decides whether a request may be sent. Returns false if the throttle rejects the request.
     ///
-    /// A rejected request is counted immediately. A request that is sent is counted by
+    /// A rejected request is counted immediately. A sent request is counted by
     /// [`Self::record_accepted`] or [`Self::record_refused`], because its outcome is unknown while
     /// it is in flight.
     #[must_use]

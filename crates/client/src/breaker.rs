@@ -47,12 +47,11 @@ impl Default for BreakerSettings {
 #[derive(Debug)]
 #[must_use = "a probe that is never recorded keeps the breaker half-open"]
 pub struct BreakerPermit {
-    /// The era of the breaker at the time when the permit was issued. Each change of state begins a
-    /// new era.
+    /// The breaker's era when the permit was issued. Each state change begins a new era.
     era: u64,
 }
 
-/// The conclusion about the health of the server that follows from the result of a request.
+/// The server health that the result of a request indicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthSignal {
     /// The server is healthy.
@@ -86,7 +85,7 @@ pub struct CircuitBreaker {
     state: BreakerState,
     /// The number of state changes so far. A result from an earlier era is ignored.
     era: u64,
-    /// The numbers of results and of failures.
+    /// The counts of results and of failures.
     window: RollingWindow,
 }
 
@@ -158,8 +157,8 @@ impl CircuitBreaker {
         reason = "a permit can be used only once"
     )]
     pub fn record(&mut self, permit: BreakerPermit, signal: HealthSignal, now: Timestamp) {
-        // Ignore the result of a request that was sent before the last change of state, because it
-        // says nothing about the current health of the server.
+        // Ignore the result of a request that was sent before the last state change, because it
+        // says nothing about the server's current health.
         if permit.era != self.era {
             return;
         }
@@ -329,8 +328,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks two visible properties. For `open_for` after the breaker has opened, it issues no
-        /// permit. The number of probes in flight is bounded.
+        /// Checks two properties: a breaker that has opened issues no permit for `open_for`, and
+        /// the number of probes in flight is bounded.
         #[test]
         fn the_breaker_keeps_its_bounds(steps in proptest::collection::vec(step(), 1..300)) {
             let mut breaker = CircuitBreaker::new(SETTINGS);

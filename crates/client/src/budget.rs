@@ -36,7 +36,7 @@ pub struct RetryBudget {
     percent: u64,
     /// The number of free retries per window.
     reserve: u64,
-    /// The numbers of requests and of retries.
+    /// The counts of requests and of retries.
     window: RollingWindow,
 }
 
@@ -95,7 +95,7 @@ impl RetryBudget {
             events: retries,
         } = self.window.sum(now);
         let earned = requests.saturating_mul(self.percent) / 100;
-        // Deposits may expire before the retries that they paid for. So the balance can be
+        // Deposits may expire before the retries that they paid for, so the balance can be
         // negative.
         retries < earned.saturating_add(self.reserve)
     }

@@ -11,7 +11,7 @@ use tokio::time::{Duration, Instant};
 pub struct TokioClock {
     /// The creation time of the clock, in tokio's time.
     started: Instant,
-    /// The time that the clock showed at its creation.
+    /// The clock's time when it was created.
     start: Timestamp,
 }
 

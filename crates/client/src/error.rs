@@ -1,4 +1,4 @@
-//! Errors of requests that have no response.
+//! Errors of requests without a response.
 
 use tidegate_core::Span;
 
@@ -47,12 +47,12 @@ pub enum Error {
         /// The maximum number of waiting requests.
         most: u32,
     },
-    /// The wait would exceed the maximum wait. Nothing was sent. Try again later.
+    /// The wait time would exceed the maximum. Nothing was sent. Try again later.
     #[error("not sent: the wait of at least {wait} exceeds the maximum of {most}")]
     WaitTooLong {
-        /// A lower bound of the wait that would be necessary.
+        /// A lower bound on the necessary wait time.
         wait: Span,
-        /// The maximum wait.
+        /// The maximum wait time.
         most: Span,
     },
     /// The cost of the request exceeds what the client's own limits can ever admit. Nothing was

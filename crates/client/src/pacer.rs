@@ -17,7 +17,7 @@ pub(crate) struct Pacer {
     closed_until: Timestamp,
     /// The spacing between requests. It is computed from the last [`QuotaStatus`].
     spacing: Span,
-    /// The end of the time for which the advice applies. It is the epoch if there is no advice.
+    /// The end of the period to which the advice applies. It is the epoch if there is no advice.
     advice_until: Timestamp,
     /// The end of the time during which requests wait for the response to the probe.
     probing_until: Timestamp,
@@ -25,10 +25,10 @@ pub(crate) struct Pacer {
 }
 
 impl Pacer {
-    /// The longest wait that is honored. Without this maximum, one response could stop all requests
-    /// permanently.
+    /// The longest wait time that is honored. Without this maximum, one response could stop all
+    /// requests permanently.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
-    /// The maximum time for which other requests wait for the response to a probe.
+    /// The maximum time that other requests wait for the response to a probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
 
     /// Returns the earliest time of the next request. A response may change this time.
@@ -39,7 +39,7 @@ impl Pacer {
         spaced.max(blocked_until).max(now)
     }
 
-    /// Admits a request, or returns the time for which the request has to wait.
+    /// Admits a request, or returns the time that the request has to wait.
     pub(crate) fn try_admit(&mut self, now: Timestamp) -> Result<(), Span> {
         let next = self.next_at(now);
         if next > now {
@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         /// If `r` requests remain until `t`, at most `r` requests are sent before `t`. This holds
-        /// whenever the requests arrive.
+        /// regardless of when the requests arrive.
         #[test]
         fn no_more_requests_are_sent_than_remain(
             remaining in 0..50_u64,

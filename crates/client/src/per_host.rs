@@ -19,7 +19,7 @@ pub(crate) struct PerHost<T> {
 
 struct HostTable<T> {
     hosts: HashMap<Box<str>, HostEntry<T>>,
-    /// The number of uses so far. It serves to find the least recently used host.
+    /// The number of uses so far. It is used to find the least recently used host.
     uses: u64,
 }
 

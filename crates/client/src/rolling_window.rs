@@ -11,7 +11,7 @@ const SLOTS: u64 = SLOT_COUNT as u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
-    /// The number of events of another kind than requests: failures, retries or accepted requests.
+    /// The number of other events: failures, retries or accepted requests.
     pub(crate) events: u64,
 }
 

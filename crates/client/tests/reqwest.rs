@@ -25,7 +25,7 @@ use tidegate_client::{
 use tokio::net::TcpListener;
 
 /// Starts a server that responds to the first `refusals` requests with `refusal`. It responds to a
-/// later request with the body of the request. Returns the address of the server and the number of
+/// later request with that request's body. Returns the address of the server and the number of
 /// requests so far.
 async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

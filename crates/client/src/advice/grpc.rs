@@ -1,4 +1,4 @@
-//! Retry advice of a gRPC server: the status, the pushback header, and the details.
+//! Retry advice from a gRPC server: the status, the pushback header, and the details.
 //!
 //! Only headers are read. If a call is refused before any message was sent, its response consists
 //! only of headers (`Trailers-Only`).
@@ -20,7 +20,7 @@ const STATUS: &str = "grpc-status";
 const DETAILS: &str = "grpc-status-details-bin";
 const RETRY_INFO: &str = "google.rpc.RetryInfo";
 
-/// The maximum size of the details that are decoded, in bytes.
+/// The maximum size of decoded details, in bytes.
 const MAX_DETAILS_BYTES: usize = 16 * 1024;
 
 /// A decoder that also accepts Base64 without padding, because some servers omit the padding.
@@ -48,8 +48,8 @@ pub(crate) fn status(headers: &HeaderMap) -> Option<u32> {
     headers.get(STATUS)?.to_str().ok()?.parse().ok()
 }
 
-/// Returns the wait in the pushback header. If there is no pushback, returns the delay in the
-/// details. A negative or malformed pushback means that the client must never retry (gRFC A6).
+/// Returns the wait time in the pushback header. Without a pushback header, returns the delay in
+/// the details. A negative or malformed pushback means that the client must never retry (gRFC A6).
 pub(super) fn wait(headers: &HeaderMap) -> Option<Wait> {
     if let Some(pushback) = headers.get(PUSHBACK) {
         let millis = pushback

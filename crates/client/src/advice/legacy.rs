@@ -5,11 +5,11 @@ use tidegate_core::{Span, Timestamp};
 
 use super::{QuotaStatus, join_lines, seconds};
 
-/// The bound between waits and instants: a reset above this number is an instant. As a wait, this
-/// number of seconds would be 31 years. As an instant, it is in 2001.
+/// The boundary between durations and instants: a reset value above this number is an instant. As a
+/// duration, this number of seconds would be 31 years. As an instant, it is in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
-/// The bound between seconds and milliseconds: an instant above this number is in milliseconds. In
-/// seconds, this number would be in the year 5138.
+/// The boundary between seconds and milliseconds: an instant above this number is in milliseconds.
+/// In seconds, this number would be in the year 5138.
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
 /// Parses the number of remaining requests and the time of the reset. `server_now` is the time from
@@ -32,8 +32,8 @@ pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaS
     })
 }
 
-/// Interprets the number of a reset by its size. It is seconds from now, seconds since the epoch,
-/// or milliseconds since the epoch.
+/// Interprets a reset value by its size: as seconds from now, seconds since the epoch, or
+/// milliseconds since the epoch.
 fn interpret_reset(number: Span, server_now: Timestamp) -> Span {
     let secs = number.as_micros() / 1_000_000;
     if secs <= EPOCH_SECS {

@@ -1,10 +1,10 @@
 //! The advice that a server gives about its limits: the time to retry, the number of remaining
 //! requests, and the time of the reset.
 //!
-//! Servers use a dozen formats, with any status. This module reduces all formats to two values: a
-//! [`Wait`] for the request that was sent, and a [`QuotaStatus`] for later requests. A malformed
-//! header is ignored, as the drafts require. The parsed input is bounded in size, and parsing never
-//! panics.
+//! Servers use a dozen formats, in responses of any status. This module reduces all formats to two
+//! values: a [`Wait`] for the request that was sent, and a [`QuotaStatus`] for later requests. A
+//! malformed header is ignored, as the drafts require. The parsed input is bounded in size, and
+//! parsing never panics.
 //!
 //! | source | headers |
 //! | --- | --- |
@@ -27,7 +27,7 @@ mod rate_limit;
 mod retry_after;
 mod structured;
 
-/// The maximum number of lines that are read of one header.
+/// The maximum number of lines read from one header.
 const MAX_LINES: usize = 16;
 
 /// The time to wait before the request is sent again, according to the server.
@@ -39,7 +39,7 @@ pub enum Wait {
     Never,
 }
 
-/// The state of a limit of the server after a response.
+/// The state of a server's limit after a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
     /// The number of further requests that the limit admits.
@@ -75,8 +75,8 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// Parses the advice in a response that arrived at `now`. `now` is a time of the client's wall
-    /// clock. It is used only if the server sends an instant without a `Date`.
+    /// Parses the advice in a response that arrived at `now`. `now` is the client's wall clock
+    /// time. It is used only if the server sends an instant without a `Date`.
     #[must_use]
     pub fn from_response(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
         let server_now = retry_after::date(headers).unwrap_or(now);

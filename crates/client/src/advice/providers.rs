@@ -1,21 +1,21 @@
-//! The headers of the APIs of language models, which limit requests and tokens.
+//! The rate limit headers of language model APIs, which limit requests and tokens.
 //!
 //! OpenAI sends `x-ratelimit-remaining-requests` with `x-ratelimit-reset-requests`, a duration such
-//! as `6m0s`. Anthropic sends `anthropic-ratelimit-requests-remaining` with `-reset`, a date of RFC
-//! 3339. Both send the same headers for tokens.
+//! as `6m0s`. Anthropic sends `anthropic-ratelimit-requests-remaining` with `-reset`, an RFC 3339
+//! date. Both send the same headers for tokens.
 
 use http::HeaderMap;
 use tidegate_core::{Span, Timestamp};
 
 use super::{QuotaStatus, join_lines, rate_limit::tightest};
 
-/// The limits of Anthropic. The first limit counts requests, and the others count tokens.
+/// Anthropic's limits. The first limit counts requests, and the others count tokens.
 const ANTHROPIC: [&str; 4] = ["requests", "tokens", "input-tokens", "output-tokens"];
 
-/// The limits of OpenAI. The first limit counts requests, and the other counts tokens.
+/// OpenAI's limits. The first limit counts requests, and the other counts tokens.
 const OPENAI: [&str; 2] = ["requests", "tokens"];
 
-/// The units of a duration of OpenAI, in nanoseconds.
+/// The units of OpenAI's durations, in nanoseconds.
 const UNITS: [(&str, u128); 7] = [
     ("ns", 1),
     ("us", 1_000),
@@ -88,7 +88,7 @@ fn scaled(number: &str, scale: u128) -> Option<u128> {
     whole.checked_add(part.div_ceil(denominator))
 }
 
-/// Parses a date of RFC 3339.
+/// Parses an RFC 3339 date.
 fn date(text: &str) -> Option<Timestamp> {
     let date: jiff::Timestamp = text.parse().ok()?;
     let micros = u64::try_from(date.as_microsecond()).ok()?;

@@ -8,8 +8,8 @@ use super::{
     structured::{self, Member},
 };
 
-/// The longest reset that is accepted, which is a century. A larger number is invalid, or is not in
-/// seconds.
+/// The longest accepted time until a reset, which is a century. A larger number is invalid, or is
+/// not in seconds.
 const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
 /// Returns the tightest limit that the headers show.

@@ -1,5 +1,5 @@
-//! Parses lists and dictionaries of items with parameters, which the RateLimit headers consist of.
-//! The crate `sfv` parses structured fields (RFC 9651), and this module bounds their size.
+//! Parses RateLimit headers, which are lists or dictionaries of items with parameters. The crate
+//! `sfv` parses structured fields (RFC 9651), and this module bounds their size.
 //!
 //! A field that does not parse completely is ignored, as the RFC requires. A field with an inner
 //! list is ignored too, because no RateLimit header has inner lists.
@@ -48,7 +48,7 @@ pub(super) fn count(item: &BareItem<'_>) -> Option<u64> {
     u64::try_from(i64::from(item.as_integer()?)).ok()
 }
 
-/// Returns the text of an item, if it is a string or a token.
+/// Returns the value of an item, if it is a string or a token.
 pub(super) fn text<'i>(item: &'i BareItem<'_>) -> Option<&'i str> {
     let string = item.as_string().map(|string| string.as_str());
     string.or_else(|| item.as_token().map(|token| token.as_str()))
@@ -79,11 +79,11 @@ fn parser(field: &str) -> Option<Parser<'_>> {
     (field.len() <= MAX_BYTES).then(|| Parser::new(field))
 }
 
-/// A collector of the members of a field.
+/// Collects the members of a field.
 #[derive(Default)]
 struct Members<'a>(Vec<Member<'a>>);
 
-/// A collector of the parts of the last member in `members`.
+/// Collects the parts of the last member in `members`.
 struct LastMember<'m, 'a> {
     key: &'a str,
     members: &'m mut Vec<Member<'a>>,

@@ -8,7 +8,7 @@ use tidegate_tower::{HeaderWriter, Legacy};
 
 use super::*;
 
-/// The time of the tests: 2023-11-14T22:13:20Z.
+/// The current time in the tests: 2023-11-14T22:13:20Z.
 const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 type Lines<'a> = &'a [(&'static str, &'a str)];
@@ -182,7 +182,7 @@ fn a_reset_is_a_wait_or_an_instant_by_its_size() {
 #[test]
 fn the_headers_of_model_providers_are_read() {
     let cases: &[(Lines<'_>, Option<(u64, u64)>)] = &[
-        // The example of OpenAI's documentation. The tokens do not determine the pace.
+        // The example from OpenAI's documentation. The tokens do not determine the pace.
         (
             &[
                 ("x-ratelimit-limit-requests", "60"),

@@ -1,4 +1,4 @@
-//! A response body of which this crate may already have read the beginning.
+//! A response body whose beginning this crate may already have read.
 
 use std::{
     collections::VecDeque,
@@ -14,7 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 /// A response body that still yields all of its frames, even if this crate has read its
 /// beginning.
 pub struct PeekedBody<B: Body> {
-    /// The frames that were already read.
+    /// The frames that have already been read.
     peeked: VecDeque<Result<Frame<Bytes>, B::Error>>,
     rest: Pin<Box<B>>,
 }

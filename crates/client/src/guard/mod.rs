@@ -34,7 +34,7 @@ pub type TimeoutLayer = GuardLayer<TimeoutGuard>;
 /// A layer with a queue per host, which delays requests that must not be sent yet.
 pub type QueueLayer = GuardLayer<QueueGuard>;
 
-/// A layer that enforces limits on the client's side. Requests over the limits wait. A request that
+/// A layer that enforces limits on the client side. Requests over the limits wait. A request that
 /// cannot wait fails with [`Error::WaitTooLong`] or [`Error::QueueFull`]. A request that the limits
 /// can never admit fails with [`Error::NeverFits`].
 ///

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use super::wait_queue::WaitQueue;
 use crate::TokioClock;
 
-/// The charge of a request to the limits: the store, the limits, the key and the cost.
+/// A request's charge: the store, the limits, the key and the cost.
 pub(super) struct ThrottleCharge<S> {
     pub(super) store: Arc<S>,
     pub(super) limits: Arc<Limits>,

@@ -23,10 +23,10 @@ const SLOT_POLL: Span = Span::from_millis(100);
 /// A guard with limits that a client applies to itself. The limits apply per host, and are counted
 /// in a store that several clients may share.
 ///
-/// Requests over the limits wait in order. The server may refuse a request nevertheless (429, or
-/// gRPC's `RESOURCE_EXHAUSTED`). The queue is then closed until the time in the response. In
-/// addition, the units that the limits would refill until then are charged in the store, so that
-/// other clients of the store slow down too.
+/// Requests over the limits wait in order. The server may still refuse a request (429, or gRPC's
+/// `RESOURCE_EXHAUSTED`). The queue is then closed until the time in the response. In addition, the
+/// units that the limits would refill until then are charged in the store, so that other clients of
+/// the store slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,
@@ -40,9 +40,9 @@ pub struct ThrottleGuard<S> {
     clock: TokioClock,
 }
 
-/// Returns a limit that spaces requests evenly, which suits any algorithm of the server. For
-/// example, with a `rate` of `100/s`, the limit admits one request every 10 ms. So it admits at
-/// most a hundred requests in any window of one second.
+/// Returns a limit that spaces requests evenly, which suits any server algorithm. For example, with
+/// a `rate` of `100/s`, the limit admits one request every 10 ms, and thus at most a hundred
+/// requests in any window of one second.
 ///
 /// # Errors
 ///
@@ -96,7 +96,7 @@ impl<S: Store + 'static> ThrottleLayer<S> {
     }
 }
 
-/// The decision of the limits about one request.
+/// The result of evaluating the limits for one request.
 struct LimitDecision<R> {
     /// The delay of the admitted request. If the limits denied the request, the time after which
     /// they must be evaluated again.
@@ -140,7 +140,7 @@ impl<S: Store + 'static> Guard for ThrottleGuard<S> {
 }
 
 impl<S: Store + 'static> ThrottleGuard<S> {
-    /// Waits until the limits admit the request and its delay is over.
+    /// Waits until the limits admit the request and its delay has passed.
     async fn wait_for_limits(
         &self,
         queue: &Arc<WaitQueue>,

@@ -1,5 +1,5 @@
-//! A queue per host, in which requests wait in order. The number of waiting requests and the time
-//! of waiting are bounded.
+//! A queue per host, in which requests wait in order. The number of waiting requests and their wait
+//! times are bounded.
 
 use std::{future::Future, sync::Mutex};
 
@@ -14,8 +14,8 @@ use crate::{Error, TokioClock, clock::to_duration, pacer::Pacer, sync::lock};
 /// The bounds of the queue for one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueSettings {
-    /// The maximum number of requests that wait at the same time. The default is 256. A further
-    /// request fails with [`Error::QueueFull`].
+    /// The maximum number of waiting requests. The default is 256. A further request fails with
+    /// [`Error::QueueFull`].
     pub max_waiting: u32,
     /// The longest wait. The default is 60 s. A request that would wait longer fails with
     /// [`Error::WaitTooLong`]. It fails immediately if its wait is known.
@@ -90,8 +90,8 @@ impl WaitQueue {
 
     /// Wakes the first request in the queue, which then checks the pacer and the limits again.
     pub(crate) fn wake_head(&self) {
-        // If no request waits now, the notification wakes the next waiting request once without
-        // need.
+        // If no request is waiting now, the notification is stored, and wakes the next waiting
+        // request once unnecessarily.
         self.changed.notify_one();
     }
 
@@ -100,7 +100,7 @@ impl WaitQueue {
         self.changed.notified()
     }
 
-    /// Waits while the server accepts no requests, as an earlier response has said.
+    /// Waits as long as the server accepts no requests according to an earlier response.
     pub(crate) async fn wait_while_closed(&self) {
         loop {
             let wait = self.with_pacer(|pacer| pacer.closed_for(self.clock.now()));
@@ -130,14 +130,13 @@ impl WaitQueue {
         }
     }
 
-    /// Returns the wait of the next request. A response may shorten or lengthen this wait.
+    /// Returns the wait time of the next request. A response may shorten or lengthen it.
     fn next_wait(&self) -> Span {
         let now = self.clock.now();
         self.with_pacer(|pacer| pacer.next_at(now).since(now))
     }
 
-    /// Returns the error for a request that has waited for the longest wait and is not admitted
-    /// yet.
+    /// Returns the error for a request that has waited for the maximum time without being admitted.
     fn timed_out(&self) -> Error {
         let most = self.settings.max_wait;
         let waited = most.as_micros();

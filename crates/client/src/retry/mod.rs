@@ -17,7 +17,7 @@ use crate::{GiveUpReason, Rng, TokioClock, budget::RetryBudget, per_host::PerHos
 /// feature `reqwest`, it is also a middleware for reqwest.
 ///
 /// The policy and the retry budget of the host limit the retries. If the request is not retried,
-/// its response is returned, whatever its status. A response has a [`RetryReport`] among its
+/// its response is returned, regardless of its status. A response has a [`RetryReport`] among its
 /// extensions in two cases: the request was retried, or a retry was needed but not made.
 ///
 /// With tower, the inner service receives requests with a [`ReplayBody`](crate::ReplayBody), and
@@ -112,10 +112,10 @@ impl RetryLayer {
     /// only a refused connection has this meaning, anywhere in the chain of sources. An application
     /// may include further errors, such as a failed name lookup.
     ///
-    /// With reqwest, no error has this meaning by default. reqwest follows redirects by itself. So
-    /// the refused connection may be a connection to a second server, after the first server has
-    /// processed the request. If redirects are disabled, or if the requests to all servers may be
-    /// repeated, use `reqwest::Error::is_connect`.
+    /// With reqwest, no error has this meaning by default. reqwest follows redirects by itself, so
+    /// the refused connection may be to a second server, after the first server has processed the
+    /// request. If redirects are disabled, or if the requests to all servers may be repeated, use
+    /// `reqwest::Error::is_connect`.
     #[must_use]
     pub fn never_sent_if(
         self,

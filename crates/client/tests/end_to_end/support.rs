@@ -103,7 +103,7 @@ impl Server {
     }
 }
 
-/// Returns a clock that shows [`BEGIN`] when it is created.
+/// Returns a clock that starts at [`BEGIN`].
 pub(crate) fn clock() -> TokioClock {
     TokioClock::starting_at(BEGIN)
 }
@@ -127,7 +127,7 @@ pub(crate) fn request(method: &str, body: &'static str) -> Request<Full<Bytes>> 
         .unwrap()
 }
 
-/// Connects to this server, whatever the address.
+/// Connects to this server, regardless of the address.
 impl tower::Service<Uri> for Server {
     type Response = Pipe;
     type Error = io::Error;

@@ -13,8 +13,8 @@ use crate::{
 /// A policy that decides whether to retry a request, and when.
 ///
 /// The wait before a retry is [the wait that the server asks for, plus a
-/// backoff](Backoff::wait_after) with jitter. So a retry is never earlier than the server asks for.
-/// Clients that got the same advice do not retry at the same time.
+/// backoff](Backoff::wait_after) with jitter. Therefore a retry is never earlier than the server
+/// asks for. Clients that got the same advice do not retry at the same time.
 #[derive(Clone, Copy, Debug)]
 pub struct RetryPolicy {
     /// The wait before a retry if the server asks for no wait. Otherwise, this wait is added to the
@@ -30,7 +30,7 @@ pub struct RetryPolicy {
     /// not start before the deadline, the call ends immediately. A try that is in flight at the
     /// deadline is cancelled, unless the body of its response has begun.
     pub deadline: Span,
-    /// The treatment of requests that are not idempotent.
+    /// The treatment of non-idempotent requests.
     pub non_idempotent: NonIdempotentPolicy,
     /// The kinds of retries that are charged to the budget.
     pub budget_scope: BudgetScope,
@@ -40,7 +40,7 @@ pub struct RetryPolicy {
     pub max_replay_bytes: usize,
 }
 
-/// The failures after which a request that is not idempotent is retried.
+/// The failures after which a non-idempotent request is retried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NonIdempotentPolicy {
     /// Retry only if nothing was sent. With gRPC, also retry after a refusal by the server.
@@ -56,7 +56,8 @@ pub enum NonIdempotentPolicy {
 /// The kinds of retries that are charged to the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BudgetScope {
-    /// All retries are charged, so that the bound of the budget holds whatever the server responds.
+    /// All retries are charged, so that the budget's bound holds regardless of the server's
+    /// responses.
     #[default]
     Everything,
     /// All retries are charged, except a retry that the server has scheduled itself. The server
@@ -110,7 +111,7 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Decides what to do after `attempt`. If the decision is to retry, withdraws one retry from
+    /// Decides on the action after `attempt`. If the decision is to retry, withdraws one retry from
     /// `budget`.
     pub fn decide(
         &self,
@@ -183,8 +184,8 @@ impl RetryPolicy {
             | (_, NonIdempotentPolicy::Always, _)
             | (.., OutcomeKind::NeverSent) => true,
             (Idempotency::Grpc, _, OutcomeKind::Refused) => true,
-            // A limit that is checked before the processing causes a refusal with a time. A refusal
-            // without a time may occur after part of the processing.
+            // A refusal with a time to retry is caused by a limit that is checked before
+            // processing. A refusal without such a time may occur after part of the processing.
             (Idempotency::NotIdempotent, NonIdempotentPolicy::Refused, OutcomeKind::Refused) => {
                 has_time
             }
@@ -196,8 +197,8 @@ impl RetryPolicy {
     fn uses_budget(&self, attempt: &Attempt<'_>, kind: OutcomeKind) -> bool {
         let is_scheduled = kind == OutcomeKind::Refused && attempt.advice.wait.is_some();
         match (self.budget_scope, attempt.outcome) {
-            // A server that responds with 503 is failing, even if it sends a time to retry. So the
-            // budget must bound the load on it.
+            // A server that responds with 503 is failing, even if it sends a time to retry.
+            // Therefore the budget must bound the load on it.
             (BudgetScope::AllButScheduled, AttemptOutcome::Response { status, .. })
                 if is_scheduled =>
             {
