@@ -74,8 +74,8 @@ fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
             let answer = listener.ask(method, path, body);
             assert_eq!(answer.status, 200, "{written}: {answer:?}");
             let answer = answer.json();
-            // This store has no snapshot, so the response for each block has another hint, which
-            // says that a restart removes the block.
+            // This store has no snapshot, so the response for each block also has a hint that a
+            // restart removes the block.
             let hint = answer["hint"].as_str();
             let hint = hint.filter(|hint| !hint.starts_with("a restart"));
             assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
@@ -401,7 +401,7 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
     assert_eq!(block["inactive"], Value::Null, "{block}");
 }
 
-/// If a rule gets a different number of key entries, no request has the key of the block.
+/// If a rule gets a different number of key entries, no request can have the key of an old block.
 #[test]
 fn a_reload_that_changes_a_key_reports_its_blocks() {
     let listener = TestListener::open();

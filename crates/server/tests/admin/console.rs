@@ -2,8 +2,8 @@
 
 use crate::{client::Answer, listener::TestListener};
 
-/// Returns the paths of all files that the page loads: the files that its HTML names, and the files
-/// that its scripts import.
+/// Returns the paths of all files that the page loads: those named in its HTML, and those imported
+/// by its scripts.
 fn loaded_files(listener: &TestListener) -> Vec<String> {
     let page = listener.ask("GET", "/", "").body;
     let quoted = |text: &str, before: &str| -> Vec<String> {

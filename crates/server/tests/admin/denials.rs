@@ -8,7 +8,7 @@ use tidegate_limiter::KeyMask;
 
 use crate::listener::{KEY, RULES, START_MILLIS, TestListener};
 
-/// Returns a document without the members that other tests cover.
+/// Returns a document without the fields that other tests cover.
 fn without(mut document: Value, members: &[&str]) -> Value {
     for member in members {
         document.as_object_mut().unwrap().remove(*member);
@@ -59,7 +59,7 @@ fn a_denial_is_listed_with_its_rule_key_limit_and_wait() {
     let hashed = listener.ask("GET", "/v1/denials?key=hash:0123456789abcdef&key=::", "");
     let hint = "`key` takes the value itself, and not its hash";
     assert_eq!(hashed.json()["hint"], hint);
-    // An address in another form is not found, and the hint has the form that is counted.
+    // An address in another form is not found. The hint contains the normalised form.
     for query in [
         "rule=r&key=%2Fa%20b&key=0:0:0:0:0:0:0:0",
         "key=%2Fa%20b&key=0::0",

@@ -64,7 +64,7 @@ impl Follower {
         self.line().split(' ').nth(1).unwrap().parse().unwrap()
     }
 
-    /// Returns the `id` and the document of the next event.
+    /// Returns the ID and the document of the next event.
     fn event(&mut self) -> (String, Value) {
         let mut id = None;
         loop {
@@ -112,7 +112,7 @@ fn a_client_follows_the_events_and_continues_after_a_reconnect() {
         list["events"].as_array().unwrap().len()
     };
     assert_eq!(count("0-2"), 1);
-    // The ids of another process and other texts mean all events.
+    // An ID of another process, or an invalid ID, selects all events.
     for unknown in ["0-4", "1795257701330-2", "2", "x"] {
         assert_eq!(count(unknown), 3, "{unknown}");
     }

@@ -65,8 +65,8 @@ fn a_reload_is_all_or_nothing() {
     }
 }
 
-/// The server reads some settings only at startup. If a reload reported just "ok", the operator
-/// would not notice that changes of these settings are not applied.
+/// The server reads some settings only at startup. If a reload reported only "ok", the operator
+/// would not notice that changes to these settings are not applied.
 #[test]
 fn a_reload_names_the_settings_that_need_a_restart() {
     let listener = TestListener::open();

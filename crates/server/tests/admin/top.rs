@@ -22,7 +22,8 @@ fn top(listener: &TestListener, query: &str) -> Value {
     answer.json()
 }
 
-/// Charges the rule `r` for the address `ip`. The rule admits two requests per minute and address.
+/// Charges the rule `r` for the address `ip`. The rule admits two requests per minute for each
+/// address.
 fn charge(listener: &TestListener, ip: &str, cost: u64) -> bool {
     listener.charge(&[("path", "/"), ("ip", ip)], cost)
 }
@@ -203,8 +204,8 @@ fn each_period_forgets_in_its_time() {
     }
 }
 
-/// Returns the start of each time slice with requests, in minutes after the start, and its numbers
-/// of requests and denials.
+/// Returns each time slice with requests: its start in minutes after the test's start, its number
+/// of requests and its number of denials.
 fn history(listener: &TestListener, over: &str) -> Vec<[u64; 3]> {
     let query = format!("/v1/history?rule=r&key=%2F&key=192.0.2.1&over={over}");
     let answer = listener.ask("GET", &query, "");
@@ -236,7 +237,7 @@ fn the_history_of_a_key_has_its_requests_and_denials_in_each_time_slice() {
     // The rule admits two requests per minute.
     assert_eq!(history(&listener, "5m"), [[0, 1, 0], [1, 3, 1], [3, 2, 0]]);
     assert_eq!(history(&listener, "15m"), history(&listener, "5m"));
-    // The slices of an hour and of a day begin before the start.
+    // In the histories of an hour and of a day, the slices begin before the test's start.
     let of_slices = |over| -> u64 {
         history(&listener, over)
             .iter()
@@ -358,7 +359,7 @@ fn a_reload_keeps_the_lists_of_rules_that_keep_their_key() {
     };
     reload(&RULES.replace("2/min", "3/min"));
     assert_eq!(top(&listener, "?rule=r")["total"]["requests"], 1);
-    // The counts are kept when their time slice ends.
+    // Counts are kept after their time slice has ended.
     listener.at_secs(60);
     assert_eq!(top(&listener, "?rule=r")["total"]["requests"], 1);
     reload(&RULES.replace("key: [path, ip]", "key: [ip]"));

@@ -26,7 +26,7 @@ fn start(redis: &RedisServer) -> Node {
     node
 }
 
-/// Returns the report once `count` requests were compared or lost.
+/// Returns the report once `count` requests have been compared or lost.
 fn report(node: &Node, count: u64) -> Value {
     let admin = node.open_admin();
     eventually("the requests are compared", || {
@@ -68,7 +68,7 @@ fn a_request_that_redis_cannot_decide_is_lost() {
     drop(redis);
     node.until_up(false);
     let http = node.open_http();
-    // The fallback decides the request.
+    // The local fallback makes the decision.
     assert_eq!(json(http, "POST", "/v1/check", BODY).0, 200);
     assert_eq!(report(&node, 1)["lost"], 1);
 }

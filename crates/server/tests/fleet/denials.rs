@@ -1,4 +1,4 @@
-//! Tests of the recent denials of several nodes.
+//! Tests of the lists of recent denials from several nodes.
 
 use serde_json::{Value, json};
 use tidegate_limiter::KeyMask;
@@ -28,8 +28,8 @@ fn publish(node: &Node) {
     node.run(node.limiter.publish_denials());
 }
 
-/// Each page has 250 denials. A node does not stop at pages of its own denials, and not at denials
-/// that it cannot read.
+/// Each page has 250 denials. A node continues past pages of its own denials, and past denials that
+/// it cannot read.
 #[test]
 fn older_pages_are_read_until_a_denial_of_another_node_is_found() {
     let redis = RedisServer::start();
@@ -50,7 +50,7 @@ fn older_pages_are_read_until_a_denial_of_another_node_is_found() {
     assert_eq!(keys(&denials(&a, "?n=1000")).len(), 451);
 }
 
-/// Spends the whole limit of `user`, and `denied` more.
+/// Exhausts the limit of `user`, and sends `denied` further requests, which are denied.
 fn exceed(node: &Node, user: &str, denied: usize) {
     assert_eq!(node.admitted("local", user, 10 + denied), 10);
 }
@@ -63,7 +63,7 @@ fn any_node_lists_the_denials_of_all_and_a_lost_one_loses_the_unpublished() {
         node.at_millis(number as u64 * 1_000);
         exceed(node, &format!("user-{number}"), number + 1);
         publish(node);
-        // There is nothing new, so nothing is published twice.
+        // A second call has nothing new to publish.
         publish(node);
     }
     for node in &nodes {
@@ -116,13 +116,13 @@ fn hashed_values_are_hashed_in_redis_too() {
         assert_eq!(keys(&list), [&*hashed]);
         assert_eq!(list["rows"][0]["entries"]["user"], &*hashed);
     }
-    // The stored denials are binary, so the script searches them.
+    // The stored denials are binary, so the script searches them for strings.
     let script = "local stored = table.concat(redis.call('HVALS', 'test#denials'))
 local function has(text) return tostring(stored:find(text, 1, true) ~= nil) end
 return has(ARGV[1]) .. ' ' .. has('acme')";
     let found = redis.ask(&["EVAL", script, "0", &hashed]);
     assert_eq!(found, "true false");
-    // Another server with other settings hashes what it shows.
+    // A server that stores plain keys does not prevent another server from showing them as hashes.
     let plain = start(&redis, &KeyMask::plain());
     plain.at_millis(1);
     exceed(&plain, "plain-customer", 1);

@@ -56,7 +56,8 @@ fn every_rule_has_its_own_failure_policy() {
     assert_eq!(node.admitted("local_shadow", "u", 20), 20);
 }
 
-/// If Redis is unreachable and the policy denies the request, no rule has made the decision.
+/// If Redis is unreachable and the fallback policy denies the request, the denial is not counted
+/// for a rule.
 #[test]
 fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
@@ -77,7 +78,7 @@ fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
     );
 }
 
-/// The denial has the rule that failed closed, and the reason that marks it.
+/// The listed denial contains the rule that failed closed, and the reason for failing closed.
 #[test]
 fn a_denial_by_the_failure_policy_is_listed_with_its_rule_and_counted_in_top() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
@@ -164,7 +165,7 @@ fn an_outage_has_an_event_at_its_start_and_at_its_end() {
     assert!(lost[0]["data"]["problem"].is_string(), "{lost:?}");
     let _redis = RedisServer::start_on(port, &[]);
     node.until_up(true);
-    // The end is noticed without a request.
+    // The end of the outage is detected without a request.
     let both = eventually("the end of the outage is an event", || {
         Some(outages()).filter(|both| both.len() == 2)
     });

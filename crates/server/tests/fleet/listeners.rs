@@ -88,7 +88,7 @@ fn a_batch_over_the_pending_limit_is_answered_completely() {
     };
     let answers = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000);
     // Because of the leading PING, the batch reaches the maximum number of pending decisions in the
-    // middle of commands that were read together.
+    // middle of commands that were parsed together.
     let asked = [
         (0..3_000).map(line).collect(),
         (0..3_000).map(array).collect::<String>(),
@@ -238,7 +238,7 @@ fn explain_and_denials_work_in_a_fleet() {
             );
             assert_eq!(explained["rules"][0]["limits"][0]["remaining"], 10 - spent);
         }
-        // The charges of all nodes count.
+        // The explanation includes the charges of all nodes.
         assert!(other.spend("local", "u").allowed);
     }
     let explained = explain();

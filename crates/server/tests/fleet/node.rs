@@ -159,7 +159,7 @@ impl Node {
         }
     }
 
-    /// Returns how many of `tries` requests were admitted.
+    /// Sends `tries` requests, and returns the number of admitted requests.
     pub(crate) fn admitted(&self, rule: &str, user: &str, tries: usize) -> usize {
         (0..tries)
             .filter(|_| self.spend(rule, user).allowed)

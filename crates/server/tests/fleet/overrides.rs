@@ -1,4 +1,4 @@
-//! Overrides of servers that share a Redis.
+//! Tests of overrides on servers that share one Redis.
 
 use std::sync::Arc;
 
@@ -31,13 +31,13 @@ fn remove(node: &Node, target: &str) -> bool {
         .is_some()
 }
 
-/// Starts to read the changes of overrides, as a running server does.
+/// Starts following override changes, as a running server does.
 fn follow(node: &Node) {
     let limiter = Arc::clone(&node.limiter);
     node.spawn(async move { limiter.sync_overrides().await });
 }
 
-/// Returns the overrides of a node as text.
+/// Formats the overrides of a node.
 fn shown(node: &Node) -> Vec<String> {
     let rules = node.limiter.rules();
     let rule = rules.rule(RULE).unwrap();
@@ -63,7 +63,7 @@ fn agree(nodes: &[&Node], expected: &[&str]) {
     }
 }
 
-/// Returns the number of requests of `user` that are admitted, up to 100.
+/// Sends 100 requests of `user`, and returns the number of admitted requests.
 fn admitted(node: &Node, user: &str) -> usize {
     node.admitted(RULE, user, 100)
 }
@@ -75,10 +75,10 @@ fn test_fleet(a: &Node, b: &Node) {
     assert_eq!(admitted(a, "alice"), 10);
     assert!(!b.spend(RULE, "alice").allowed);
     assert!(set(a, "alice", "15/h").is_none());
-    // The server that has set the override applies it at once.
+    // The server that has set the override applies it immediately.
     assert_eq!(shown(a), ["alice 15/h"]);
     agree(&[b], &["alice 15/h"]);
-    // The denial that the server has cached is not repeated, and what was spent stays spent.
+    // The server does not use the denial that it has cached. The previous charges still count.
     assert_eq!(admitted(b, "alice"), 5);
     assert!(set(b, "al*", "20/h").is_none());
     assert!(set(b, "alice", "12/h").is_some());
@@ -118,7 +118,7 @@ fn a_new_server_reads_all_overrides_and_a_removal_is_not_missed() {
     let redis = RedisServer::start();
     let first = Node::start(&redis.url());
     first.until_up(true);
-    // More than one call reads.
+    // The number of overrides exceeds the number that one call can read.
     for number in 0..1_201 {
         set(&first, &format!("user-{number:04}"), "20/h");
     }
@@ -158,7 +158,7 @@ fn overrides_stay_in_effect_while_redis_is_down() {
     set(&node, "alice", "40/h");
     redis.kill();
     node.until_up(false);
-    // The share of this server is a half of the limit of the override.
+    // The local share of this server is half of the override's limit.
     assert_eq!(admitted(&node, "alice"), 20);
     let rules = node.limiter.rules();
     let target = OverrideTarget::of(&["bob"]);

@@ -1,4 +1,4 @@
-//! Reservations of servers that share a Redis.
+//! Tests of reservations on servers that share one Redis.
 
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ fn settle(node: &Node, token: &str, cost: u64) -> Result<SettledReservation, Res
     node.run(limiter.settle_reservation(token, cost))
 }
 
-/// Returns how many units the rule `log` still admits. Tries it with reservations that are
-/// cancelled.
+/// Returns the number of units that the rule `log` still admits, found by making and cancelling
+/// reservations.
 fn left(node: &Node, user: &str) -> u64 {
     let (mut low, mut high) = (0, 1_001);
     while high - low > 1 {
@@ -66,7 +66,7 @@ fn left(node: &Node, user: &str) -> u64 {
     low
 }
 
-/// Returns how many units of the rule `window` are spent.
+/// Returns the number of spent units of the rule `window`.
 fn window_spent(node: &Node, user: &str) -> u64 {
     let rules = node.limiter.rules();
     let rule = rules.rule("window").unwrap();
@@ -100,7 +100,7 @@ fn any_server_settles_a_reservation_once() {
         );
         assert_eq!(left(node, "u"), 900);
     }
-    // The server that made the reservation does not refund it, either.
+    // The server that made the reservation does not refund it again.
     a.at_millis(61_000);
     a.run(a.limiter.end_expired_reservations());
     assert_eq!(left(&b, "u"), 900);
@@ -119,7 +119,7 @@ fn an_expired_reservation_costs_nothing() {
     assert_eq!(left(&b, "u"), 1_000);
 }
 
-/// Another server than the one that made the reservation renews it.
+/// The reservation is renewed by a server that did not make it.
 #[test]
 fn a_renewal_by_another_server_is_respected() {
     let (_redis, a, b) = two_nodes();
@@ -152,7 +152,7 @@ fn a_slot_is_released_and_renewed_by_any_server() {
     assert!(reserve(&a, &entries, 1, 60).is_some());
 }
 
-/// A call that does not reach Redis leaves the reservation as it is, so it can be repeated.
+/// A call that does not reach Redis leaves the reservation unchanged, so the call can be repeated.
 #[test]
 fn a_settlement_is_repeated_after_an_outage() {
     let (redis, a, b) = two_nodes();
@@ -222,7 +222,7 @@ fn a_reservation_ends_once_although_a_rule_is_removed() {
     assert_eq!(window_spent(&a, "u"), 100);
 }
 
-/// A guard is kept until the newest token has expired.
+/// Redis records that the reservation has ended, until the newest token has expired.
 #[test]
 fn an_old_token_ends_a_renewed_reservation_once() {
     let (redis, a, b) = two_nodes();
@@ -240,7 +240,7 @@ fn an_old_token_ends_a_renewed_reservation_once() {
     assert_eq!(left(&a, "u"), 900);
 }
 
-/// No server has the charges of a request to which no rule applies.
+/// If no rule applies to a request, the reservation has no charges, so any server can settle it.
 #[test]
 fn any_server_settles_a_reservation_without_charges() {
     let (_redis, a, b) = two_nodes();
@@ -250,7 +250,7 @@ fn any_server_settles_a_reservation_without_charges() {
     assert!(settle(&b, &reservation.token, 2).is_err());
 }
 
-/// The charges of one request are in several slots of a cluster, and all of them end together.
+/// The charges of one request are in several cluster slots, and all of them are settled together.
 #[test]
 fn a_reservation_ends_in_every_slot_of_a_cluster() {
     const RULES: &str = "

@@ -117,7 +117,7 @@ fn setting_and_lifting_a_block_takes_effect_on_all_nodes_at_once() {
     assert_eq!(b.run(b.limiter.unblock(&key)), Ok(false));
 }
 
-/// The clock of the node is years behind the clock of Redis, which determines when a block ends.
+/// The node's clock is years behind the Redis clock, which determines when a block ends.
 #[test]
 fn a_block_can_be_repeated_whatever_the_clock_of_the_node_is() {
     let (_redis, a, b) = two();
@@ -133,7 +133,7 @@ fn a_block_can_be_repeated_whatever_the_clock_of_the_node_is() {
     assert_eq!(put(&b, r#"{"for": "1h"}"#), 409);
 }
 
-/// The clock of the node is years behind the clock of Redis, which determines when a block ends.
+/// The node's clock is years behind the Redis clock, which determines when a block ends.
 #[test]
 fn the_time_left_of_a_block_is_by_the_clock_of_redis() {
     let (_redis, node, _) = two();
@@ -154,7 +154,7 @@ fn the_time_left_of_a_block_is_by_the_clock_of_redis() {
     is_left(&replaced["replaced"]);
 }
 
-/// The reported result concerns the block in Redis, not the local copy.
+/// The reported result is that of the block in Redis, not of the local copy.
 #[test]
 fn a_block_whose_local_copy_does_not_fit_is_set() {
     let (_redis, a, b) = two();

@@ -10,11 +10,11 @@ use crate::{
     support::{RedisServer, SERVER, eventually},
 };
 
-/// The first slot that no node serves. All slots below this one have a node.
+/// The first slot that no node serves. All lower slots are served.
 const FIRST_UNSERVED: u16 = 12_000;
 
-/// Starts a cluster of one node, which serves the slots below [`FIRST_UNSERVED`] although the other
-/// slots have no node.
+/// Starts a cluster of one node. The node serves the slots below [`FIRST_UNSERVED`], and no node
+/// serves the other slots.
 fn partial_cluster() -> RedisServer {
     let redis = RedisServer::node(SERVER, &["--cluster-require-full-coverage", "no"]);
     let last = (FIRST_UNSERVED - 1).to_string();
@@ -23,7 +23,7 @@ fn partial_cluster() -> RedisServer {
     redis
 }
 
-/// Returns the member `redis` of the document at `path`.
+/// Returns the JSON field `redis` of the document at `path`.
 fn redis_state(node: &Node, path: &str) -> Value {
     let (status, document) = json(node.open_admin(), "GET", path, "");
     assert_eq!(status, 200, "a degraded server stays ready");

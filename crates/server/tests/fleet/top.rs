@@ -54,7 +54,7 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     spend(&a, "acme", 3);
     spend(&b, "acme", 4);
     spend(&b, "globex", 12);
-    // The minute is not over, so each node knows only its own requests.
+    // The minute has not ended, so each node knows only its own requests.
     assert_eq!(top(&a, "?rule=local")["total"]["requests"], 3);
     publish(&a, MINUTE_MS);
     publish(&b, MINUTE_MS);

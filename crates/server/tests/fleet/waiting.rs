@@ -1,4 +1,4 @@
-//! Requests that wait for slots which other servers hold.
+//! Tests of requests waiting for slots that other servers hold.
 
 use std::sync::Arc;
 
@@ -59,7 +59,8 @@ fn a_slot_that_another_server_releases_ends_a_wait() {
     assert_eq!(b.limiter.wait_queues().count(), 0);
 }
 
-/// A request that waits asks Redis several times, and counts as one decision and as one request.
+/// A waiting request is evaluated in Redis several times, but counts as one decision and as one
+/// request.
 #[test]
 fn a_request_that_waits_is_counted_once() {
     let redis = RedisServer::start();

@@ -18,7 +18,8 @@ pub(crate) const AUTHORIZATIONS: [(Option<&str>, bool); 10] = [
     (Some("bearer secret"), true),
 ];
 
-/// Headers that a browser sends for pages of this site and of other sites, and the expected status.
+/// Headers that a browser sends from pages of this site and of other sites, and the expected
+/// status.
 pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "cross-site"), 403),
     (("sec-fetch-site", "same-site"), 403),

@@ -1,5 +1,5 @@
 //! Tests that invalid input is rejected with an error that names the field, and that the connection
-//! can be used afterwards.
+//! can still be used afterwards.
 
 use std::sync::Mutex;
 

@@ -152,7 +152,7 @@ fn unmatched_requests_and_unknown_entries_are_counted() {
     assert_eq!(sample(&listener, unmatched), "1");
     assert_eq!(sample(&listener, unknown), "2");
     assert_eq!(sample(&listener, &missing), "1");
-    // A request is not unmatched if a rule counts it or if it is on the allow list.
+    // A request that matches a rule or the allow list does not count as unmatched.
     ask(
         &listener,
         &json!({"path": "/login", "ip": "203.0.113.9"}),

@@ -1,4 +1,4 @@
-//! Tests how clients are identified with the settings `clients` and `entries`.
+//! Tests of client identification with the settings `clients` and `entries`.
 
 use crate::listener::TestListener;
 

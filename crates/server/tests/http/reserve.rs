@@ -1,4 +1,4 @@
-//! Reservations: `/v1/reserve`, `/v1/settle` and `/v1/renew`.
+//! Tests of reservations: `/v1/reserve`, `/v1/settle` and `/v1/renew`.
 
 use std::{sync::Barrier, thread};
 
@@ -37,22 +37,22 @@ fn settle(listener: &TestListener, token: &str, cost: u64) -> (u16, Value) {
     listener.verdict("/v1/settle", &body)
 }
 
-/// Returns how much the rules `tokens` and `requests` have left.
+/// Returns the remaining units of the rules `tokens` and `requests`.
 fn remaining(listener: &TestListener) -> [u64; 2] {
     let body = r#"{"entries": {"customer": "acme"}, "cost": 1}"#;
     let (_, verdict) = listener.verdict("/v1/peek", body);
     let left = |rule: &str| {
         let limits = verdict["limits"].as_array().unwrap();
         let line = limits.iter().find(|line| line["rule"] == rule).unwrap();
-        // A peek reports what would remain.
+        // A peek reports the units that would remain after the request.
         line["remaining"].as_u64().unwrap() + 1
     };
     [left("tokens"), left("requests")]
 }
 
 fn refund_expired(listener: &TestListener) {
-    // With the memory store, the refunds never wait.
-    let refunds = listener.limiter.end_expired_reservations();
+    // With the memory store, the future is ready at the first poll.
+    let refunds = listener.limiter.refund_expired_reservations();
     refunds.now_or_never().unwrap();
 }
 
@@ -87,7 +87,7 @@ fn a_cost_of_zero_cancels_every_charge() {
     assert_eq!(remaining(&listener), [10_000, 100]);
 }
 
-/// The excess is charged as far as the limit admits it, so the limit is never exceeded.
+/// The excess is charged only up to the limit, so the limit is never exceeded.
 #[test]
 fn a_higher_cost_is_charged_as_far_as_the_limit_admits() {
     let listener = TestListener::open(RULES);
@@ -130,7 +130,7 @@ fn an_expired_reservation_costs_nothing() {
 }
 
 /// The task that refunds expired reservations may be late, but a token is not accepted after its
-/// time.
+/// expiry.
 #[test]
 fn a_reservation_cannot_be_settled_after_its_time() {
     let listener = TestListener::open(RULES);

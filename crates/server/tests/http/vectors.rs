@@ -107,7 +107,8 @@ fn throttle_key<'b>(key: &'b str, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], S
     tidegate_limiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
 }
 
-/// Builds a request body. A single limit is placed next to the key, and several limits in a list.
+/// Builds a request body. The fields of a single limit are next to the key, and several limits are
+/// in a list.
 fn body_of(ask: &Ask<'_>) -> Map<String, Value> {
     let mut body = match ask.fields {
         [single] => members(single),
@@ -177,7 +178,7 @@ fn number(number: Number) -> Value {
     }
 }
 
-/// Formats a rate such as `5/1000ms`. A part that is missing in the vector is left out.
+/// Formats a rate such as `5/1000ms`. A part that the test vector lacks is omitted.
 fn rate_of(count: Option<Number>, period_ms: Option<Number>) -> Option<Value> {
     let text = match (count.map(number), period_ms.map(number)) {
         (None, None) => return None,
@@ -242,7 +243,7 @@ fn member<'v>(object: &'v Value, name: &str) -> Result<&'v Value, String> {
     object.get(name).ok_or_else(|| format!("{name}: missing"))
 }
 
-/// Reads an integer or null from the member `name`.
+/// Reads an integer or null from the field `name`.
 fn whole(object: &Value, name: &str) -> Result<Option<u64>, String> {
     let value = member(object, name)?;
     match value.as_u64() {

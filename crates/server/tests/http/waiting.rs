@@ -1,5 +1,5 @@
-//! Requests that wait for concurrency slots: `wait_ms`. The clock is manual, so only releases,
-//! disconnects and the time of the sockets end a wait.
+//! Tests of requests waiting for concurrency slots (`wait_ms`). The clock is manual, so only
+//! releases, disconnects and socket timeouts end a wait.
 
 use std::{thread, time::Duration};
 
@@ -16,12 +16,13 @@ rules:
     limits: {algorithm: concurrency, limit: 1, lease: 60s, wait: 30s, queue: 3}
 ";
 
-/// The number of attempts, a millisecond apart, that are longer than any step takes.
+/// The maximum number of attempts, one per millisecond. In total they take longer than any test
+/// step.
 const ATTEMPTS: usize = 30_000;
 
 const ENTRIES: &str = r#""entries": {"customer": "acme"}"#;
 
-/// Waits until `count` requests wait.
+/// Waits until `count` requests are waiting.
 fn until_waiting(listener: &TestListener, count: usize) {
     for _ in 0..ATTEMPTS {
         if listener.limiter.wait_queues().count() == count {
@@ -67,7 +68,7 @@ fn waiting_requests_get_their_slots_in_order() {
         waiting.push(send(&listener, "/v1/reserve", &waiting_check(30_000)));
         until_waiting(&listener, count);
     }
-    // The queue is full, so the next request is denied at once.
+    // The queue is full, so the next request is denied immediately.
     let (status, verdict) = listener.verdict("/v1/check", &waiting_check(30_000));
     assert_eq!((status, &verdict["allowed"]), (429, &json!(false)));
     for (mut client, left) in waiting.into_iter().zip([2, 1, 0]) {
@@ -77,7 +78,7 @@ fn waiting_requests_get_their_slots_in_order() {
         token = answer.json()["reservation"].as_str().unwrap().to_owned();
         until_waiting(&listener, left);
     }
-    // A check holds its slot until its lease ends, like any check.
+    // A check that had to wait also holds its slot until its lease expires.
     let mut check = send(&listener, "/v1/check", &waiting_check(30_000));
     until_waiting(&listener, 1);
     settle(&listener, &token);
@@ -87,7 +88,7 @@ fn waiting_requests_get_their_slots_in_order() {
         "tidegate_waiting_requests 0\n",
         "tidegate_wait_duration_seconds_count{result=\"admitted\"} 4\n",
         "tidegate_wait_duration_seconds_count{result=\"denied\"} 0\n",
-        // Each request is counted once, however often it was decided.
+        // Each request is counted once, regardless of how often it was evaluated.
         "tidegate_decisions_total{listener=\"http\",outcome=\"allowed\"} 5\n",
         "tidegate_decisions_total{listener=\"http\",outcome=\"limit\"} 1\n",
         "tidegate_rule_decisions_total{rule=\"at-work\",outcome=\"allowed\"} 5\n",
@@ -160,7 +161,8 @@ fn an_expired_reservation_wakes_the_next_request() {
     assert_eq!(waiting.read_answer(false).status, 200);
 }
 
-/// Holding times make the announced time an estimate, instead of the lease's bound.
+/// The retry time is estimated from the times for which slots were held, instead of from the
+/// lease's end.
 #[test]
 fn the_retry_time_comes_from_holding_times() {
     let listener = TestListener::open(RULES);
@@ -180,7 +182,7 @@ fn the_retry_time_comes_from_holding_times() {
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
-/// A rule without a key counts all clients together, so its denial says that the service is busy.
+/// A rule without a key counts all clients together, so its denial means that the service is busy.
 #[test]
 fn a_service_at_its_capacity_is_answered_503() {
     let rules = r"
@@ -199,7 +201,7 @@ rules:
     };
     assert_eq!(check("acme").0, 200);
     assert_eq!(check("other"), (503, json!("limit")));
-    // The client's own limit denies the request as well, so the client must wait anyway.
+    // The client's own limit also denies the request, so the status is 429.
     assert_eq!(check("acme"), (429, json!("limit")));
     let authorize = listener.authorize("", &[("x-forwarded-uri", "/")]);
     assert_eq!(authorize.status, 503);

@@ -1,4 +1,4 @@
-//! Tests of the access log: the fields that it contains, and the data that it omits.
+//! Tests of the access log: its fields, and the data that it must not contain.
 
 use std::{fs, path::Path, sync::Arc, thread::yield_now, time::Duration};
 

@@ -1,5 +1,4 @@
-//! Tests of adaptive concurrency limits, and of headroom for elastic rules. The tests set the
-//! clock.
+//! Tests of adaptive concurrency limits, and of headroom for elastic rules. The clock is manual.
 
 use std::{cmp::Reverse, collections::BinaryHeap, sync::mpsc::Sender};
 
@@ -43,7 +42,7 @@ const IN_FLIGHT: &str = "tidegate_proxy_adaptive_in_flight{upstream=\"app\"}";
 const GET: &str = "GET / HTTP/1.1\r\n";
 
 /// The upstream has 4 workers, each of which takes 10 ms per request. A request arrives every 1,250
-/// µs, which is twice the capacity of the upstream.
+/// µs, which is twice the rate that the upstream can serve.
 #[test]
 fn an_overloaded_upstream_is_at_most_four_times_slower() {
     const WORKERS: usize = 4;

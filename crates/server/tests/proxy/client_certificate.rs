@@ -40,7 +40,7 @@ fn authority(folder: &Path) -> CertificateAuthority {
 }
 
 /// Opens a proxy for clients that have a certificate of the authority in `folder`, with a limit of
-/// one request per hour and name.
+/// one request per hour for each name.
 fn listener(folder: &Path, upstream: &Upstream) -> TestListener {
     let path = |name: &str| folder.join(name).display().to_string();
     TestListener::open(&format!(

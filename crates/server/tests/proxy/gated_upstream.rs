@@ -15,10 +15,10 @@ use crate::{
     upstream::Upstream,
 };
 
-/// A timeout that is longer than any test step takes.
+/// A timeout longer than any test step.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An event of a request. Each request is identified by a number.
+/// An event in the life of a request. Each request is identified by a number.
 pub(crate) enum Event {
     /// The request has reached the upstream. The upstream answers with the text that this channel
     /// delivers.
@@ -32,7 +32,7 @@ pub(crate) enum RequestState {
     Responded(Answer),
 }
 
-/// An upstream, and the requests that it has not answered yet.
+/// An upstream, and its requests without a response.
 pub(crate) struct GatedUpstream {
     pub(crate) upstream: Upstream,
     pub(crate) events: Receiver<Event>,

@@ -223,8 +223,8 @@ fn a_shutdown_does_not_wait_for_silent_clients() {
     }
 }
 
-/// A client can keep its flow-control window closed and still answer pings. So only a timeout of
-/// the stream detects that the client does not read.
+/// A client can keep its flow-control window closed and still answer pings. Therefore only a stream
+/// timeout detects that the client does not read.
 #[tokio::test]
 async fn a_response_that_its_client_does_not_read_is_aborted() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");

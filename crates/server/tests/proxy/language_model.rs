@@ -1,5 +1,5 @@
-//! Tests of language model traffic: the cost is read from the body of the request, and settled by
-//! the usage in the response.
+//! Tests of language model traffic: the cost is read from the request body, and settled by the
+//! usage in the response.
 
 use std::{
     sync::{Arc, Mutex, mpsc},
@@ -15,7 +15,7 @@ use crate::{
     upstream::{ServerConnection, Upstream},
 };
 
-/// A timeout that is longer than any test step takes, so that a hanging test fails.
+/// A timeout longer than any test step, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A rule that charges tokens, with a limit that a test does not reach.
@@ -32,8 +32,8 @@ rules:
 /// A response without tokens, for requests that only read the number of remaining tokens.
 const NOTHING: &str = r#"{"usage":{"prompt_tokens":0,"completion_tokens":0}}"#;
 
-/// A fake model server. It answers a request with the header `x-answer` as that header names, and
-/// records the bodies of all requests.
+/// A fake model server. The request header `x-answer` selects the response. The server records the
+/// bodies of all requests.
 struct Model {
     upstream: Upstream,
     bodies: Arc<Mutex<Vec<Vec<u8>>>>,
@@ -91,7 +91,7 @@ fn send_events(connection: &mut ServerConnection, events: &[&str]) {
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n",
     );
     for event in events {
-        // Cut each event in two, as the network may.
+        // Split each event into two chunks, as the network may.
         let middle = event.len() / 2;
         send_chunk(connection, &event[..middle]);
         send_chunk(connection, &event[middle..]);
@@ -102,7 +102,7 @@ fn end_events(connection: &mut ServerConnection) {
     connection.send("0\r\n\r\n");
 }
 
-/// The path of the requests of most tests.
+/// The request path in most tests.
 const CHAT: &str = "/v1/chat/completions";
 
 fn chat(client: &mut Client, answer: &str, body: &str) -> Answer {
@@ -118,7 +118,7 @@ fn charged(listener: &TestListener, limit: u64) -> u64 {
     let status = answer.header("ratelimit").unwrap();
     let remaining = status.split("r=").nth(1).unwrap();
     let remaining: u64 = remaining.split(';').next().unwrap().parse().unwrap();
-    // The body has 16 bytes, which count as 4 tokens, and 1 token of output.
+    // The request is charged 4 tokens for its 16 bytes and 1 output token.
     limit - remaining - 5
 }
 
@@ -157,7 +157,7 @@ const GEMINI_EVENTS: [&str; 2] = [
     "data: {\"usageMetadata\":{\"promptTokenCount\":4,\"candidatesTokenCount\":9}}\r\n\r\n",
 ];
 
-/// Sends the answer `name`.
+/// Sends the response `name`.
 fn answer(connection: &mut ServerConnection, name: &str) {
     match name {
         "openai" => send_json(connection, OPENAI),
@@ -433,7 +433,7 @@ fn a_stream_that_is_cut_is_charged_for_what_was_seen() {
         other => answer(connection, other),
     });
     let listener = model.behind(TOKENS, "");
-    // The client disconnects after 23 bytes of text: 25 and 40 tokens of input, 6 of output.
+    // The client disconnects after 23 bytes of text: 25 and 40 input tokens, and 6 output tokens.
     let mut client = listener.connect();
     client.send(format!(
         "POST {CHAT} HTTP/1.1\r\nhost: h\r\nx-answer: open\r\ncontent-length: 2\r\n\r\n{{}}"
@@ -444,7 +444,7 @@ fn a_stream_that_is_cut_is_charged_for_what_was_seen() {
     for (name, tokens) in [
         ("upstream-cuts", 71),
         ("anthropic-unfinished", 71),
-        // Without usage, the reserved 5,000 tokens and one token of input stay charged.
+        // Without usage, the reserved 5,000 tokens and one input token stay charged.
         ("before-usage", 5_001),
         ("openai-without-usage", 5_001),
         ("compressed", 5_001),
@@ -607,14 +607,15 @@ rules:
     for _ in 0..3 {
         let answer = chat(&mut listener.connect(), "x", r#"{"max_tokens":100}"#);
         let status = answer.header("ratelimit").unwrap();
-        // 18 bytes are 5 tokens of input.
+        // 18 bytes are 5 input tokens.
         let reserved = 3 * 5 + 15 * 100;
         let expected = 999_999_999_999_999_u64 - spent - reserved;
         assert!(
             status.contains(&format!("r={expected};")),
             "{status} {expected}"
         );
-        // 99,999 tokens of input, 900,001 cached: 299,997 + 270,000.3 + 15,000,000, rounded up.
+        // 99,999 input tokens and 900,001 cached tokens: 299,997 + 270,000.3 + 15,000,000, rounded
+        // up.
         spent += 15_569_998;
     }
 }

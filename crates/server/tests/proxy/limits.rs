@@ -1,4 +1,4 @@
-//! Tests that requests that the rules deny do not reach an upstream.
+//! Tests that denied requests do not reach an upstream.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
-/// A timeout that is longer than any test step takes, so that a hanging test fails.
+/// A timeout longer than any test step, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, TestListener) {
@@ -221,9 +221,10 @@ fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
 /// The concurrency limit in the test [`early_answers`].
 const SLOTS: usize = 20;
 
-/// The state of an upstream that answers uploads before they have ended.
+/// The state of an upstream that responds before uploads are complete.
 struct Uploads {
-    /// The number of uploads that have begun and that the proxy has not ended, answered or not.
+    /// The number of uploads that have begun and that the proxy has not ended, with or without a
+    /// response.
     open: AtomicUsize,
     /// The highest number of open uploads so far.
     peak: AtomicUsize,

@@ -108,7 +108,7 @@ fn rules_see_the_requested_host() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// All entries by which the rules in the property test are keyed.
+/// All entries that the rules in the property test use as keys.
 const ENTRIES: [&str; 18] = [
     "method",
     "path",

@@ -65,7 +65,7 @@ fn a_connection_closed_by_the_upstream_is_not_reused() {
     assert_eq!(upstream.connections(), 3);
 }
 
-/// If an idle connection is closed, a request that must not be sent twice would be lost on it.
+/// A request that must not be sent twice would be lost on a closed idle connection.
 #[test]
 fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     let (send, closed) = channel();

@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::{listener::TestListener, upstream::Upstream};
 
-/// A timeout that is longer than any test step takes, so that a hanging test fails.
+/// A timeout longer than any test step, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 client that never reads a response body.
@@ -53,8 +53,8 @@ fn single_connection(upstream: &Upstream, settings: &str) -> TestListener {
     ))
 }
 
-/// Starts an upstream that answers `/small` with an empty body. Every other path gets `count`
-/// pieces of `piece` bytes.
+/// Starts an upstream that answers `/small` with an empty body. For every other path, the response
+/// has `count` pieces of `piece` bytes.
 fn sized(piece: usize, count: usize) -> Upstream {
     Upstream::start(move |connection| {
         while let Some(head) = connection.head() {

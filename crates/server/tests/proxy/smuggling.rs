@@ -79,7 +79,7 @@ fn a_request_has_exactly_one_host() {
 }
 
 /// `Transfer-Encoding` takes precedence (RFC 9112), and a `Content-Length` in the same request is
-/// dropped. So the upstream knows where the message ends.
+/// dropped. This way, the upstream knows where the message ends.
 #[test]
 fn content_length_beside_transfer_encoding_is_dropped() {
     for lengths in [

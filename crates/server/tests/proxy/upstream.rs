@@ -19,7 +19,7 @@ use hyper::{Request, Response, body::Incoming, server::conn::http2, service::ser
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::runtime;
 
-/// A timeout that is longer than any test step takes, so that a hanging test fails.
+/// A timeout longer than any test step, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server that handles each connection with a function.
@@ -62,7 +62,8 @@ impl Upstream {
         upstream
     }
 
-    /// Answers every request with `answer`, one byte at a time, and keeps the connection open.
+    /// Responds to every request with `answer`, sent one byte at a time, and keeps the connection
+    /// open.
     pub(crate) fn answering(answer: &'static str) -> Self {
         Self::start(move |connection| {
             while let Some(head) = connection.head() {
@@ -138,7 +139,7 @@ impl Upstream {
 
     /// Returns an address without a listener.
     pub(crate) fn closed_address() -> SocketAddr {
-        // The system does not immediately hand out a port again after it was released.
+        // The system does not immediately reuse a port that has been released.
         TcpListener::bind("127.0.0.1:0")
             .unwrap()
             .local_addr()

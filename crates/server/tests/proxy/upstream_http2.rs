@@ -191,8 +191,8 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     assert!(answer.frame().await.is_none());
 }
 
-/// Starts an HTTP/2 upstream. On each connection, it answers the requests with these numbers of
-/// interim responses, each followed by a 200.
+/// Starts an HTTP/2 upstream. On each connection, it responds to the nth request with the nth
+/// number of interim responses, followed by a 200.
 fn hinting(
     counts: impl IntoIterator<Item = usize, IntoIter: Send> + Clone + Send + Sync + 'static,
 ) -> Upstream {

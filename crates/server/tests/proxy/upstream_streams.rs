@@ -27,7 +27,7 @@ use tokio::{
 
 use crate::{listener::TestListener, slow_clients::ZeroWindowClient};
 
-/// A timeout that is longer than any test step takes, so that a hanging test fails.
+/// A timeout longer than any test step, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 upstream that counts its connections.
@@ -168,7 +168,7 @@ async fn a_first_burst_opens_one_connection() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The upstream answers only when all requests have arrived. So requests that find no free stream
+/// The upstream responds only when all requests have arrived, so requests that find no free stream
 /// must use another connection.
 #[tokio::test]
 async fn streams_over_the_limit_use_another_connection() {
@@ -241,7 +241,7 @@ async fn an_unresponsive_connection_gets_no_new_requests() {
     assert_eq!(upstream.connections(), 2);
 }
 
-/// The connection is alive and answers pings. So only a timeout of the request body can detect the
+/// The connection is alive and answers pings, so only a request body timeout can detect the
 /// problem.
 #[tokio::test]
 async fn a_request_body_that_the_upstream_does_not_read_times_out() {

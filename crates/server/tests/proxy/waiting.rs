@@ -1,4 +1,4 @@
-//! Tests of requests that wait in the proxy for a concurrency slot. The clock is manual.
+//! Tests of requests waiting in the proxy for a concurrency slot. The clock is manual.
 
 use std::{sync::mpsc::Sender, thread, time::Duration};
 
@@ -10,10 +10,11 @@ use crate::{
     listener::TestListener,
 };
 
-/// A timeout that is longer than any step takes, so that a hanging test fails.
+/// A timeout longer than any test step, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The number of attempts, a millisecond apart, that are longer than any step takes.
+/// The maximum number of attempts, one per millisecond. In total they take longer than any test
+/// step.
 const ATTEMPTS: usize = 30_000;
 
 fn listener(upstream: &GatedUpstream, limit: &str) -> TestListener {
@@ -43,7 +44,8 @@ fn send(listener: &TestListener, number: usize) -> Client {
     client
 }
 
-/// Returns the number of the next request that reaches the upstream, and its answer.
+/// Returns the number of the next request that reaches the upstream, and the sender of its
+/// response.
 fn arrival(upstream: &GatedUpstream) -> (usize, Sender<&'static str>) {
     match upstream.events.recv_timeout(PATIENCE).unwrap() {
         Event::Arrived(number, answer) => (number, answer),

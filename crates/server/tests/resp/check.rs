@@ -1,4 +1,4 @@
-//! Tests of `TIDEGATE.CHECK`, which decides requests under the rules.
+//! Tests of `TIDEGATE.CHECK`, which evaluates the rules for a request.
 
 use tidegate_core::{
     AlgorithmName, Condition, CostSource, Limit, LimitSpec, Pattern, Rule, RuleSet, Span, When,

@@ -16,7 +16,7 @@ use tidegate_server::listener::resp;
 
 use crate::value::{Value, read_value};
 
-/// A timeout that is longer than any step takes, so that a hanging test fails.
+/// A timeout longer than any test step, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The time at which every test's clock starts.

@@ -12,8 +12,8 @@ fn the_redis_cell_readme_example() {
     assert_eq!(answer.to_string(), "[0, 16, 15, -1, 2]");
 }
 
-/// Recorded replies with a burst of 4 and a rate of one per second. Each case has the time in ms,
-/// the quantity, and the reply: limited, limit, remaining, retry after, reset after.
+/// Recorded replies with a burst of 4 and a rate of one per second. Each case consists of the time
+/// in ms, the quantity, and the reply: limited, limit, remaining, retry after, reset after.
 const RECORDED: [(u64, u64, [i64; 5]); 16] = [
     (0, 6, [1, 5, 5, -1, 0]),
     (0, 1, [0, 5, 4, -1, 1]),

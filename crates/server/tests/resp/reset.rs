@@ -68,7 +68,7 @@ fn databases_have_separate_keys() {
     }
     assert_eq!(listener.limiter.local_store().stats().keys, 8);
     // If a key is reset in one database, the key of the same name in another database keeps its
-    // counter. A connection that was reset uses database 0.
+    // counter. A connection uses database 0 after `RESET`.
     assert_eq!(one.command("DEL k").to_string(), "1");
     assert!(limited(&mut zero, "k") && !limited(&mut one, "k"));
     let line = one.command("CLIENT LIST").to_string();

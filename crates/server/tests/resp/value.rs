@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A reply in RESP2 or RESP3, which is formatted like `[1, "text", nil]`.
+/// A RESP2 or RESP3 reply, which is formatted like `[1, "text", nil]`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Value {
     Simple(String),

@@ -1,4 +1,5 @@
-//! Tests of `WAIT`, with which a request waits for a concurrency slot. The clock is manual.
+//! Tests of the option `WAIT`, which lets a request wait for a concurrency slot. The clock is
+//! manual.
 
 use std::{thread, time::Duration};
 
@@ -13,7 +14,8 @@ use crate::{
     value::Value,
 };
 
-/// The number of attempts, a millisecond apart, that are longer than any step takes.
+/// The maximum number of attempts, one per millisecond. In total they take longer than any test
+/// step.
 const ATTEMPTS: usize = 30_000;
 
 fn listener() -> TestListener {
@@ -67,7 +69,7 @@ fn send(client: &mut Client, command: &str) {
     client.send(&encode(&words));
 }
 
-/// The replies to a pipeline keep their order. Other connections are served meanwhile.
+/// The replies to a pipeline keep their order. During the wait, other connections are served.
 #[test]
 fn a_waiting_command_delays_only_its_own_connection() {
     let listener = listener();
@@ -86,7 +88,7 @@ fn a_waiting_command_delays_only_its_own_connection() {
     assert_eq!(client.value().to_string(), "+PONG");
 }
 
-/// A transaction is answered when all its commands have been decided.
+/// The reply to a transaction is sent when all its commands have been evaluated.
 #[test]
 fn a_command_of_a_transaction_can_wait() {
     let listener = listener();
