@@ -1,6 +1,6 @@
-//! Tests of `contrib/prometheus` and `contrib/grafana`: the syntax, the unit tests of the alerts,
-//! the names of metrics, and the links to the documents. `contrib/prometheus/verify` runs the
-//! alerts and the dashboards with real servers.
+//! Tests of `contrib/prometheus` and `contrib/grafana`: the syntax, the alerts' unit tests, the
+//! metric names, and the links to the documentation. `contrib/prometheus/verify` runs the alerts
+//! and the dashboards with real servers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,17 +22,17 @@ const DASHBOARDS: [&str; 2] = [
     "contrib/grafana/tidegate-fleet.json",
 ];
 
-/// The address of the documents in the rules and the dashboards.
+/// The base URL of the documentation links in the rules and the dashboards.
 const DOCUMENTS: &str = "https://github.com/tidegate/tidegate/blob/main/";
 
-/// What Prometheus and the recording rules add to the names of metrics.
+/// The suffixes that Prometheus and the recording rules add to metric names.
 const SUFFIXES: [&str; 3] = ["_bucket", "_count", "_sum"];
 
 fn read(path: &str) -> String {
     fs::read_to_string(repository().join(path)).unwrap()
 }
 
-/// Runs a program of Prometheus, or a script, in `contrib/prometheus`.
+/// Runs a Prometheus program or a script in `contrib/prometheus`.
 fn in_contrib(program: PathBuf, args: &[&str]) -> Output {
     let folder = repository().join("contrib/prometheus");
     run(Command::new(program).args(args).current_dir(folder))
@@ -65,7 +65,7 @@ fn the_generated_files_are_current() {
     }
 }
 
-/// Every alert is in the table of the page, and the table has no other alerts.
+/// Every alert is in the page's table, and the table has no other alerts.
 #[test]
 fn the_page_lists_exactly_the_alerts() {
     let rules = read(RULES);
@@ -104,7 +104,7 @@ fn the_metrics_of_rules_and_dashboards_are_documented() {
     }
 }
 
-/// Returns the names of metrics in a text. A name with a colon is recorded by a rule.
+/// Returns the metric names in `text`, except for names with a colon, which recording rules create.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     text.split(|char: char| !(char.is_ascii_alphanumeric() || "_:".contains(char)))
         .filter(|word| word.starts_with("tidegate_") && !word.contains(':'))
@@ -147,7 +147,8 @@ fn prometheus_accepts_every_query_of_the_dashboards() {
                 assert!(recorded.contains(name), "no rule records {name}");
             }
         }
-        // promtool 2.42 parses queries only as the expressions of rules. JSON is YAML, too.
+        // promtool 2.42 parses queries only as rule expressions. The rules are written as JSON,
+        // which is also valid YAML.
         let rules: Vec<Value> = queries
             .iter()
             .enumerate()
@@ -176,7 +177,7 @@ fn every_panel_has_a_title_a_unit_and_a_description() {
             assert!(description.ends_with('.'), "{title}: {description}");
             let unit = &panel["fieldConfig"]["defaults"]["unit"];
             assert!(unit.is_string(), "{title} has no unit");
-            // The user chooses the data source in a variable.
+            // The user selects the data source with a dashboard variable.
             assert_eq!(panel["datasource"]["uid"], "${datasource}", "{title}");
         }
     }

@@ -1,4 +1,4 @@
-//! Candidate rules on a running server: compared, changed, promoted.
+//! Tests of candidate rules on a running server: comparison, changes and promotion.
 
 use std::{
     io::{Read as _, Write as _},
@@ -87,7 +87,7 @@ fn a_changed_candidate_is_read_and_an_invalid_one_is_not() {
     let file = server.directory().join("candidate.yaml");
     std::fs::write(&file, CANDIDATE.replace("1/h", "3/h")).unwrap();
     server.wait_for(&["reloaded the rules"]);
-    // The counters of the candidate are kept: one of three was spent.
+    // The candidate's counters are kept: one of three units is spent.
     assert_eq!(report(&server)["compared"], 0);
     assert_eq!([(); 3].map(|()| ask(&server, "a")), [200, 429, 429]);
     let compared = report(&server);
@@ -115,7 +115,7 @@ fn a_promoted_candidate_is_in_force_until_the_next_reload() {
     let said = printed(&server.operate(&["candidate", "promote"]));
     assert!(said.starts_with("promoted: 1 rules of "), "{said}");
     assert!(said.contains("replace the sections"), "{said}");
-    // The spent unit stays spent under the promoted limit of 1.
+    // The unit that was spent before still counts under the promoted limit of 1.
     assert_eq!([ask(&server, "a"), ask(&server, "b")], [429, 200]);
     let status = printed(&server.operate(&["status"]));
     assert!(status.contains("1 active, promoted from "), "{status}");
@@ -154,8 +154,8 @@ fn upstream() -> SocketAddr {
     address
 }
 
-/// The proxy extracts the entries that only the candidate uses. An invalid entry of this kind does
-/// not reject the request.
+/// The proxy also extracts the entries that only the candidate uses. If such an entry is invalid,
+/// the request is not rejected.
 #[test]
 fn the_proxy_extracts_the_entries_of_the_candidate() {
     let scratch = Scratch::new();
@@ -186,14 +186,14 @@ proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
     );
 }
 
-/// A file that is missing is reported once, and is read again when it returns.
+/// A missing file is reported once, and is read again when it reappears.
 #[test]
 fn a_missing_candidate_is_reported_once() {
     let mut server = start();
     let file = server.directory().join("candidate.yaml");
     std::fs::remove_file(&file).unwrap();
     server.wait_for(&["kept the old rules: candidate.rules: cannot read"]);
-    // The file is looked for once a second. After a few checks there is still one report.
+    // The file is checked once per second. After several checks, there is still only one report.
     let uptime = |server: &Server| -> u64 {
         let metrics = server.metrics();
         let mut lines = metrics.lines();

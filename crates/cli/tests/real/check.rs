@@ -1,11 +1,11 @@
-//! Tests that `tidegate check` accepts a valid file and lists all mistakes of an invalid one. Also
+//! Tests that `tidegate check` accepts a valid file and lists all errors in an invalid one. Also
 //! runs `serve` with the same invalid files.
 
 use std::process::Output;
 
 use crate::support::{Scratch, repository, run, tidegate};
 
-/// A file with three mistakes of different kinds.
+/// A file with three errors of different kinds.
 const BAD: &str = "\
 lisen: {http: 127.0.0.1:0}
 rules:
@@ -105,7 +105,7 @@ fn an_envoyproxy_ratelimit_file_is_recognized() {
     assert!(text_of(&output).contains(&hint), "{output:?}");
     let output = run(&mut tidegate(&["check", "--envoy", file]));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    // A directory is not a rules file either.
+    // A directory is not a valid rules file either.
     let output = check(scratch.path().to_str().unwrap());
     let said = text_of(&output);
     assert_eq!(output.status.code(), Some(2), "{said}");
@@ -119,8 +119,8 @@ fn text_of(output: &Output) -> &str {
     text(&output.stderr)
 }
 
-/// The file may be checked on a different machine than the server's, so missing files are neither
-/// mistakes nor warnings.
+/// The file may be checked on another machine than the server's, so missing files are neither
+/// errors nor warnings.
 #[test]
 fn missing_files_and_variables_are_notes() {
     let scratch = Scratch::new();
@@ -160,7 +160,7 @@ proxy:
     assert_eq!(lines.len(), 7, "{said}");
 }
 
-/// Continuous integration machines do not have the secrets.
+/// Continuous integration machines do not have the server's secrets.
 #[test]
 fn strict_does_not_need_the_secrets_of_the_server() {
     let scratch = Scratch::new();
@@ -279,7 +279,7 @@ fn strict_exits_with_1_on_warnings() {
     assert_eq!(strict("nowhere.yaml").status.code(), Some(2));
 }
 
-/// The last line used to be "no mistakes" even if the exit code was 1.
+/// Regression test: the last line used to be "no mistakes" even if the exit code was 1.
 #[test]
 fn the_last_line_agrees_with_the_exit_code() {
     let scratch = Scratch::new();

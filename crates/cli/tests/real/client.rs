@@ -1,4 +1,4 @@
-//! The client example, run against a real server.
+//! Runs the client example against a real server.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use crate::support::{Server, repository};
 #[path = "../../../client/examples/client/calls.rs"]
 mod calls;
 
-/// The example prints the output in its README. The example waits only for the time that the server
-/// asks for, as part of the demonstration.
+/// The example prints the output that its README shows. It waits only as long as the server asks,
+/// which is part of the demonstration.
 #[tokio::test]
 async fn the_client_retries_when_allowed() {
     let server = Server::quickstart();

@@ -1,4 +1,4 @@
-//! The console in a real browser.
+//! Tests of the console in a real browser.
 
 use std::{
     io::{Read as _, Write as _},
@@ -74,7 +74,7 @@ fn assert_no_errors(browser: &mut Browser) {
     assert_eq!(logged, [""; 0]);
 }
 
-/// Returns an expression for the row of the first table that has one with this text.
+/// Returns a JavaScript expression for the first visible table row that contains `text`.
 fn row(text: &str) -> String {
     format!(
         "[...document.querySelectorAll('main tr')].find((row) => row.checkVisibility() && row.innerText.includes({}))",
@@ -133,7 +133,7 @@ fn an_operator_logs_in_and_blocks_a_top_talker() {
     browser.wait_for("0 of 2");
     assert_eq!(server.check(&login_request()).status, 200);
 
-    // A reload of the page keeps the token, and logging out forgets the token.
+    // A page reload keeps the token, and logging out discards the token.
     browser.call("Page.reload", &json!({}));
     browser.wait_for("1 of 2");
     browser.click("Log out");
@@ -145,8 +145,8 @@ fn an_operator_logs_in_and_blocks_a_top_talker() {
     assert!(!browser.text().contains("203.0.113.9"));
 }
 
-/// A token that the server no longer accepts is not sent again: each attempt would count as a wrong
-/// guess, and lock the operator's address out.
+/// A token that the server no longer accepts is not sent again. Each attempt would count as a wrong
+/// guess, and would lock out the operator's address.
 #[test]
 fn an_outdated_token_is_sent_only_once_and_a_read_only_token_hides_the_controls() {
     let server = server_with_token();
@@ -204,8 +204,8 @@ fn keys_with_markup_stay_text() {
     assert_no_errors(&mut browser);
 }
 
-/// A new denial appears without a reload, even that of a shadow rule, and can be explained with the
-/// entries of its request.
+/// A new denial appears without a reload, even if a shadow rule made it, and can be explained with
+/// the entries of its request.
 #[test]
 fn a_denial_appears_and_is_explained() {
     let server = server_with_token();
@@ -299,7 +299,7 @@ fn a_page_of_another_origin_can_do_nothing() {
     browser.open(&format!("http://localhost:{}/", evil.port()));
     browser.wait_until("window.framed");
     assert_eq!(browser.eval("window.results"), json!(vec!["failed"; 6]));
-    // The frame shows an error page of the browser, which logged why.
+    // The frame shows the browser's error page, and the browser has logged the reason.
     let logged = browser.take_logged().join("\n");
     assert!(
         logged.contains("frame-ancestors") || logged.contains("403"),

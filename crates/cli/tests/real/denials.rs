@@ -1,4 +1,4 @@
-//! `denials`, `explain` and `keys` against a running server.
+//! Tests of `denials`, `explain` and `keys` against a running server.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -266,8 +266,8 @@ fn denials_are_logged_if_that_is_set() {
     }
 }
 
-/// The ids of events begin with the start of the server, so that the command knows that the events
-/// of the new process are new.
+/// Event IDs begin with the server's start time, so the command can tell that the events of the new
+/// process are new.
 #[test]
 fn followed_events_survive_a_restart_of_the_server() {
     let port = free_port();

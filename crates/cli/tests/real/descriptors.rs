@@ -1,4 +1,4 @@
-//! A server with few file descriptors, and idle clients that use all of them.
+//! Tests of a server with few file descriptors, and idle clients that use all of them.
 
 use std::{
     io::{Read, Write},
@@ -13,7 +13,7 @@ use crate::{
     support::{Ask, EVERY_DOOR, Process, Scratch, Server},
 };
 
-/// Sends `asked` and returns the response, or its first part.
+/// Sends `asked` and returns the response or its beginning.
 fn answer(address: SocketAddr, asked: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream
@@ -171,7 +171,7 @@ fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
             stream
         };
         let open = [connect(), connect()];
-        // The kernel hands over connections in their order, so this one is the third.
+        // The kernel passes connections to the listener in order, so this one is the third.
         let refused = connect().read(&mut [0; 64]);
         let is_closed = match &refused {
             Ok(count) => *count == 0,

@@ -2,8 +2,8 @@
 //! server with the quickstart file, and compares the output with the documented one.
 //!
 //! Documented ports are replaced by those of the server. A line `...` matches any number of lines.
-//! A time in milliseconds may differ by the delay that a slow machine causes. Dates and durations
-//! in tables may have any value.
+//! A time in milliseconds may differ by up to [`SLOWNESS_MS`], because a slow machine causes
+//! delays. Dates and durations in tables may have any value.
 
 use std::{
     collections::BTreeSet,
@@ -26,7 +26,7 @@ use crate::{
 /// The tolerance for times in milliseconds.
 const SLOWNESS_MS: u64 = 60_000;
 
-/// The texts before absolute times, which differ in every run.
+/// The strings before absolute times, which differ in every run.
 const INSTANTS: [&str; 2] = ["until_ms\":", "at_ms\":"];
 
 #[test]
@@ -94,7 +94,7 @@ fn the_redis_py_example_matches_the_output() {
     assert_true("examples/redis-py/README.md");
 }
 
-/// Readers may follow several pages with the same server, so each page uses its own keys.
+/// Readers may follow several pages with one server, so each page uses its own keys.
 #[test]
 fn pages_do_not_use_up_the_limits_of_other_pages() {
     let server = Server::quickstart();
@@ -169,7 +169,7 @@ fn the_fleet_example_matches_the_output() {
     let redis = RedisServer::start();
     let [first, second] = ["first.yaml", "second.yaml"].map(|name| {
         let text = fs::read_to_string(repository().join("examples/fleet").join(name)).unwrap();
-        // Use the listeners of the test, and a longer timeout than the default for busy machines.
+        // Use the test's own listeners, and a longer timeout than the default for busy machines.
         let (_, store) = text.split_once("\nstore:\n").unwrap();
         let store = store.replace("redis://127.0.0.1:6379", &redis.url());
         let config = format!("{EVERY_DOOR}store:\n  timeout: 2s\n{store}");
@@ -201,7 +201,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         let name = document.strip_prefix(docs).unwrap_or(&document);
         let name = name.to_str().unwrap();
         for lines in blocks(&text, "yaml") {
-            // The settings of Prometheus and of Envoy Gateway are not rules files of Tidegate.
+            // The settings of Prometheus and Envoy Gateway are not Tidegate rules files.
             let is_of_others = ["groups:", "scrape_configs:"].contains(&lines[0])
                 || lines[0].starts_with("apiVersion: gateway.envoyproxy.io/");
             if is_of_others {
@@ -264,8 +264,8 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
     assert!(checked.iter().eq(documents), "{checked:?}");
 }
 
-/// Returns the output of `check --strict` for a rules file or a file of envoyproxy/ratelimit;
-/// `None` if the file passes.
+/// Returns the output of `check --strict` for a rules file or an envoyproxy/ratelimit file; `None`
+/// if the file passes.
 fn strictly_checked(text: &str) -> Option<String> {
     const DOMAIN: &str =
         "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
@@ -394,8 +394,8 @@ fn blocks<'t>(text: &'t str, language: &str) -> Vec<Vec<&'t str>> {
     blocks
 }
 
-/// Runs a command in a shell and returns its output, with the documented ports in place of the real
-/// ones.
+/// Runs a command in a shell and returns its output, in which documented ports replace the real
+/// ports.
 fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<String> {
     let typed = ports
         .iter()

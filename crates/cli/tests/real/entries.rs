@@ -1,4 +1,4 @@
-//! Log records about entries that no rule uses.
+//! Tests of log records about entries that no rule uses.
 
 use std::{
     io::{Read, Write},
@@ -46,8 +46,8 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
     );
 }
 
-/// Regression test: the record of the first listener used to suppress the record about the second
-/// misspelling.
+/// Regression test: the log record from the first listener used to suppress the record about the
+/// second misspelling.
 #[test]
 fn misspelt_entries_are_logged_with_their_listener() {
     let mut server = Server::start(RULES);

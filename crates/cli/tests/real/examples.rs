@@ -1,4 +1,4 @@
-//! nginx and Caddy with the example configurations, in front of a real server.
+//! Tests of nginx and Caddy with the example configurations, in front of a real server.
 
 use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
@@ -21,7 +21,7 @@ impl Proxy {
         Self::start_nginx(Server::quickstart(), "examples/nginx/nginx.conf")
     }
 
-    /// nginx in front of a login of which only failures are limited.
+    /// Starts nginx in front of a login for which only failures are limited.
     pub(crate) fn nginx_login() -> Self {
         let rules = fs::read_to_string(repository().join("examples/nginx-login/rules.yaml"));
         let rules = rules.unwrap().replace("listen: {grpc: off, resp: off}", "");

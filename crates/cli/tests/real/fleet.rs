@@ -1,4 +1,4 @@
-//! Four nodes that share one Redis.
+//! Tests of four nodes that share one Redis.
 
 use std::process::Command;
 
@@ -81,8 +81,8 @@ fn hammer(topology: &[&str]) {
     );
 }
 
-/// Ten failed requests exhaust the limit, whichever proxy handled them. The charges for successful
-/// requests are refunded in Redis.
+/// Ten failed requests exhaust the limit, regardless of which proxies handled them. The charges for
+/// successful requests are refunded in Redis.
 #[test]
 fn proxies_on_one_redis_count_failures_together() {
     let (redis, upstream) = (RedisServer::start(), Server::start(""));
@@ -96,8 +96,8 @@ fn proxies_on_one_redis_count_failures_together() {
         let proxy = proxies[number % SERVERS];
         Ask::get(proxy, path).send().status
     };
-    // A request is charged before the refund. So concurrent requests may exceed the limit for a
-    // short time, but sequential requests do not.
+    // A request is charged before its refund, so concurrent requests may temporarily exhaust the
+    // limit, but sequential requests do not.
     for number in 0..30 {
         eventually("the successes were refunded", || {
             (status(number, "/healthz") == 200).then_some(())

@@ -1,4 +1,4 @@
-//! Hot reload of GeoIP databases.
+//! Tests hot reload of GeoIP databases.
 
 use std::{fs, path::Path};
 

@@ -1,4 +1,4 @@
-//! The limits on log records that clients can cause.
+//! Tests of the limits on log records that clients can cause.
 
 use std::{
     io::{Read, Write},
@@ -32,8 +32,8 @@ fn unsolicited_ping_acknowledgements_are_not_logged() {
     for _ in 0..100 {
         sent.extend(frame(6, 1, b"sentinel"));
     }
-    // The server reads frames in order, so its reply to this ping shows that it has read everything
-    // before.
+    // The server reads frames in order, so its reply to this ping shows that it has read all
+    // earlier frames.
     sent.extend(frame(6, 0, b"the last"));
     client.write_all(&sent).unwrap();
     let mut read = Vec::new();

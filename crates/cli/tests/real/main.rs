@@ -1,5 +1,5 @@
 //! Tests of the built binary from the user's view: its sockets, command line, signals and shutdown,
-//! and the programs of the examples in front of it.
+//! and the example proxies in front of it.
 //!
 //! Every server listens on ephemeral ports and is stopped when its test ends. A test fails if a
 //! program that it needs is missing; `scripts/setup` installs all needed programs.

@@ -1,4 +1,4 @@
-//! Tests of the metrics page with the parsers of Prometheus' own Python client.
+//! Tests of the metrics page with the parsers of Prometheus's Python client.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,7 +41,7 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 /// The `Accept` header that Prometheus 2.42 sends.
 const ACCEPT: &str = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-/// Prints the metrics of a page as JSON.
+/// A Python program that prints the metrics of a page as JSON.
 const PARSE: &str = "
 import json, sys
 if sys.argv[1] == 'openmetrics':
@@ -55,7 +55,7 @@ print(json.dumps([
 ]))
 ";
 
-/// A metric as Prometheus sees it. The name of a counter is without `_total`.
+/// A metric as parsed by Prometheus. The name of a counter does not contain `_total`.
 #[derive(Debug, Deserialize)]
 struct Metric {
     name: String,
@@ -79,7 +79,7 @@ impl Metric {
     }
 }
 
-/// A server with everything that has metrics, and the Redis that it uses.
+/// A server with every component that has metrics, and its Redis.
 struct Everything {
     server: Server,
     _redis: RedisServer,
@@ -167,7 +167,7 @@ fn prometheus_reads_the_same_metrics_in_both_formats() {
     assert_eq!(samples[0].labels["rule"], RULE);
 }
 
-/// The tables of the documents and the page have the same metrics, with the same labels.
+/// The tables in the documentation and the page have the same metrics, with the same labels.
 #[test]
 fn the_page_has_exactly_the_documented_metrics() {
     let everything = Everything::start();
@@ -178,7 +178,7 @@ fn the_page_has_exactly_the_documented_metrics() {
         let documented = documented.unwrap_or_else(|| panic!("{name} is not documented"));
         assert!(!metric.samples.is_empty(), "{name} has no sample");
         for Sample { labels, .. } in &metric.samples {
-            // The buckets of a histogram.
+            // The label `le` belongs to the buckets of a histogram.
             let labels = labels.keys().filter(|label| *label != "le");
             let labels: BTreeSet<String> = labels.cloned().collect();
             match &documented {
@@ -187,19 +187,19 @@ fn the_page_has_exactly_the_documented_metrics() {
             }
         }
     }
-    // Only a server with a control plane has these; the tests of xDS check them.
+    // Only a server with a control plane has these metrics. The xDS tests check them.
     documented.retain(|name, _| !name.starts_with("tidegate_envoy_xds_"));
     assert!(documented.is_empty(), "not on the page: {documented:?}");
 }
 
-/// The second column of a table of metrics.
+/// The second column of a metrics table.
 #[derive(Debug)]
 pub(crate) enum Column {
     Labels(BTreeSet<String>),
     Type(String),
 }
 
-/// Returns the metrics in the tables of the documents.
+/// Returns the metrics in the tables of the documentation.
 pub(crate) fn documented() -> BTreeMap<String, Column> {
     let mut metrics = BTreeMap::new();
     for document in fs::read_dir(repository().join("docs")).unwrap() {
@@ -232,13 +232,13 @@ pub(crate) fn documented() -> BTreeMap<String, Column> {
     metrics
 }
 
-/// Returns the labels in a cell. The texts in parentheses are values of labels.
+/// Returns the labels in a cell. The strings in parentheses are label values.
 fn labels(cell: &str) -> BTreeSet<String> {
     let labels = cell.split('(').next().unwrap();
     quoted(labels).map(str::to_owned).collect()
 }
 
-/// Returns the texts in backticks.
+/// Returns the strings in backticks.
 fn quoted(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }

@@ -1,6 +1,6 @@
-//! Checks the tables of `docs/migrate`: each row names a limit of another program, the limit of
-//! Tidegate that replaces it, and how many of so many requests at once both admit. The test sends
-//! the requests to both.
+//! Checks the tables of `docs/migrate`: each row has a limit of another program and the Tidegate
+//! limit that replaces it. It also has a number of simultaneous requests, and how many of them both
+//! programs admit. The test sends the requests to both programs.
 
 #![expect(
     clippy::disallowed_methods,
@@ -25,31 +25,31 @@ use crate::support::{Ask, Process, Scratch, Server, free_port, repository, run, 
 /// The maximum number of start attempts, if another process takes the port first.
 const STARTS: u32 = 5;
 
-/// A row of the table of a page.
+/// A row of a page's table.
 #[derive(Debug)]
 struct Row {
     /// The quoted parts of each cell.
     cells: Vec<Vec<String>>,
-    /// The number of requests that arrive at once.
+    /// The number of simultaneous requests.
     sent: usize,
     admitted: usize,
 }
 
 impl Row {
-    /// Returns the limit of Tidegate, the first quoted part of the last cell before the number.
+    /// Returns the Tidegate limit, which is the first quoted part in the last quoted cell.
     fn limit(&self) -> &str {
         &self.cells.last().unwrap()[0]
     }
 
-    /// Returns the cost of a request, which is 1 unless the cell of Tidegate names another.
+    /// Returns the cost of a request, which is 1 unless Tidegate's cell has another cost.
     fn cost(&self) -> u64 {
         let parts = self.cells.last().unwrap().iter();
         let mut costs = parts.filter_map(|part| part.strip_prefix("cost: "));
         costs.next().map_or(1, |cost| cost.parse().unwrap())
     }
 
-    /// Asserts that `admitted` of the requests, sent within `elapsed`, is the documented number.
-    /// Limits of these tables admit at most one more request a second.
+    /// Asserts that `admitted` is the documented number. The requests were sent within `elapsed`,
+    /// and the limits in these tables admit at most one more request per second.
     fn assert_admitted(&self, by: &str, admitted: usize, elapsed: Duration) {
         let late = usize::try_from(elapsed.as_secs()).unwrap();
         let expected = self.admitted..=self.admitted + late;
@@ -61,7 +61,7 @@ impl Row {
     }
 }
 
-/// Returns the rows of the table in a page whose last column is "of N at once".
+/// Returns the rows of the page's table whose last column has the form "of N at once".
 fn rows(page: &str) -> Vec<Row> {
     let path = repository().join("docs/migrate").join(page);
     let text = fs::read_to_string(path).unwrap();
@@ -98,10 +98,11 @@ fn rows(page: &str) -> Vec<Row> {
     rows
 }
 
-/// Sends all requests of a row at the same time. Returns how many were admitted, and the duration
-/// in which they were sent.
+/// Sends all requests of a row at the same time. Returns the number of admitted requests, and the
+/// time that sending took.
 fn at_once(count: usize, send: impl Fn() -> u16 + Sync) -> (usize, Duration) {
-    /// Enough to be concurrent, and few enough for the connections of any server.
+    /// The number of client threads: enough for concurrency, and few enough for any server's
+    /// connection limit.
     const THREADS: usize = 32;
     let start = Instant::now();
     let send = &send;
@@ -149,7 +150,8 @@ fn assert_tidegate_admits(rows: &[Row]) {
     }
 }
 
-/// Quotes a shorthand for a list in YAML; a full limit is a map.
+/// Quotes a limit in short form, for use in a YAML list. A limit in full form is a map and needs no
+/// quotes.
 fn quoted(limit: &str) -> String {
     if limit.starts_with('{') {
         limit.to_owned()
@@ -158,8 +160,8 @@ fn quoted(limit: &str) -> String {
     }
 }
 
-/// Starts a program with a configuration that contains the free port in place of `PORT`, and waits
-/// until the program responds with another status than 404.
+/// Starts a program whose configuration has a free port in place of `PORT`, and waits until the
+/// program responds with a status other than 404.
 fn start(
     configuration: &str,
     command: impl Fn(&Scratch) -> Command,
@@ -239,7 +241,7 @@ fn limits_of_nginx_admit_the_same() {
     assert_nginx_admits(&rows, 0);
 }
 
-/// A request that one limit denies is not charged to the others.
+/// A request that one limit denies is not charged to the other limits.
 #[test]
 fn several_limits_of_nginx_are_charged_together() {
     let zones = "limit_req_zone $binary_remote_addr zone=small:1m rate=1r/m;
@@ -267,7 +269,7 @@ location /large {{ {large} try_files /ok.txt =404; }}"
     }
 }
 
-/// ingress-nginx writes `nodelay`, and a burst of the count times the multiplier.
+/// ingress-nginx generates `nodelay` and a burst of the count times the multiplier.
 #[test]
 fn annotations_of_ingress_nginx_admit_the_same() {
     let rows = rows("ingress-nginx.md");
@@ -359,7 +361,7 @@ fn descriptors_of_envoyproxy_ratelimit_admit_the_same() {
     }
 }
 
-/// The formula of redis-cell: `max_burst` requests early, and one at its time.
+/// redis-cell's formula: `max_burst` early requests in addition to one regular request.
 #[test]
 fn commands_of_redis_cell_admit_the_same() {
     let rows = rows("redis-cell.md");
@@ -418,7 +420,7 @@ fn commands_of_throttlecrab_admit_the_same() {
         let (admitted, elapsed) = admitted_by_command(&server, row, &format!("k{number}"), "1");
         row.assert_admitted("THROTTLE", admitted, elapsed);
     }
-    // The page's sentence about a burst of 1.
+    // Checks the page's sentence about a burst of 1.
     let mut limiter = throttlecrab::RateLimiter::new(throttlecrab::PeriodicStore::new());
     let mut decide = || limiter.rate_limit("u1", 1, 1, 3_600, 1, SystemTime::now());
     assert!((0..30).all(|_| decide().unwrap().0));

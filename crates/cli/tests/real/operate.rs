@@ -1,4 +1,4 @@
-//! The operator commands against a running server.
+//! Tests of the operator commands against a running server.
 
 use std::process::{Output, Stdio};
 
@@ -55,8 +55,8 @@ fn a_block_denies_until_it_is_lifted() {
     );
 }
 
-/// A renamed rule does not enforce the blocks of its former name. The rows of such blocks used to
-/// have neither a rule nor a key, and the blocks could not be removed.
+/// A renamed rule does not enforce the blocks of its former name. Regression test: the rows of such
+/// blocks used to have neither a rule nor a key, and the blocks could not be removed.
 #[test]
 fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
     let server = Server::start(RULES);
@@ -229,7 +229,7 @@ fn the_address_may_be_a_port() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Errors name the complete address that was used, even if `--admin` has only a part of it.
+/// Errors contain the complete address that was used, even if `--admin` has only part of it.
 #[test]
 fn errors_name_the_complete_address() {
     let port = crate::support::free_port();
@@ -253,12 +253,12 @@ fn errors_name_the_complete_address() {
 }
 
 /// Accepts one connection, reads the request, sends `response` and closes the connection. Returns
-/// what `tidegate blocks` printed on standard error.
+/// the standard error of `tidegate blocks`.
 fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
     use std::io::{Read as _, Write as _};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    // The client may connect again, to find out whether the listener has TLS.
+    // The client may connect again, to test whether the listener uses TLS.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -332,7 +332,7 @@ fn a_response_that_is_cut_off_is_an_error_in_plain_words() {
     );
 }
 
-/// The HTTP client's own limit of 10 MB is less than a list of 100,000 blocks.
+/// A list of 100,000 blocks exceeds the HTTP client's default limit of 10 MB.
 #[test]
 fn a_long_list_of_blocks_is_printed() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -383,7 +383,7 @@ fn a_closed_output_is_not_an_error() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
-/// A lost result is an error, unlike a closed pipe.
+/// Unlike a closed pipe, lost output is an error.
 #[test]
 fn a_result_that_cannot_be_written_is_an_error() {
     let server = Server::start(RULES);
@@ -632,7 +632,7 @@ note: changes to listen, top take effect after a restart of the server
 fn reload_and_status_name_the_settings_that_need_a_restart() {
     let server = Server::start(RULES);
     let more = "shutdown: {drain: 3s}\n";
-    // Without `listen`, the file specifies other listener addresses than those of this server.
+    // Without `listen`, the file has other listener addresses than this server.
     std::fs::write(server.rules_file(), format!("{more}{RULES}")).unwrap();
     let expected = "note: changes to listen, shutdown take effect after a restart of the server\n";
     let reloaded = printed(&server.operate(&["reload"]));
@@ -654,7 +654,7 @@ fn status_says_why_the_snapshot_fails_and_what_to_do() {
     ] {
         assert!(status.contains(part), "no {part:?} in {status}");
     }
-    // The setting is present, so the output must not advise to set it.
+    // The setting is present, so the output must not recommend setting it.
     assert!(!status.contains("set store.memory.snapshot"), "{status}");
     assert!(
         server
@@ -691,7 +691,7 @@ fn a_block_that_can_never_deny_is_refused() {
     assert!(network.contains(note), "{network}");
 }
 
-/// Users do not know the paths and status codes of the admin API, so errors must not rely on them.
+/// Users do not know the paths and status codes of the admin API, so errors must not refer to them.
 #[test]
 fn errors_say_what_was_asked_and_what_to_do() {
     let server = Server::start(RULES);

@@ -1,4 +1,4 @@
-//! Checks the metadata of the published crates, and the names of the files of a release.
+//! Checks the metadata of the published crates, and the file names of a release.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::support::{Scratch, repository, run};
 
-/// The categories of crates.io that the crates use. An upload with another category fails.
+/// The crates.io categories that the crates use. An upload with another category fails.
 const CATEGORIES: [&str; 11] = [
     "algorithms",
     "asynchronous",
@@ -25,7 +25,7 @@ const CATEGORIES: [&str; 11] = [
     "web-programming::http-server",
 ];
 
-/// Returns the packages of the workspace that are published, by name.
+/// Returns the published packages of the workspace, by name.
 fn published() -> BTreeMap<String, Value> {
     let output = run(Command::new(env!("CARGO"))
         .args([
@@ -86,8 +86,8 @@ fn every_published_crate_has_complete_metadata() {
     }
 }
 
-/// A dependency on a path needs a version too. A dependency for tests may lack the version, and is
-/// then not published, which breaks a cycle.
+/// A path dependency also needs a version. A dev-dependency may lack the version, and is then not
+/// published, which breaks a cycle.
 #[test]
 fn the_crates_can_be_published_in_an_order() {
     let packages = published();
@@ -123,7 +123,7 @@ fn the_crates_can_be_published_in_an_order() {
     }
 }
 
-/// The files of a release are named by `packaging/build`.
+/// `packaging/build` determines the file names of a release.
 #[test]
 fn binstall_downloads_the_archive_that_is_built() {
     let package = &published()["tidegate-cli"];
@@ -189,8 +189,8 @@ fn files_for_users_name_the_version_of_the_crates() {
     }
 }
 
-/// Collects the packages of two architectures, which have the program and the checksums under the
-/// same names.
+/// Collects the packages of two architectures, in which the program and the checksums have the same
+/// names.
 #[test]
 fn the_files_of_a_release_have_checksums_and_notes() {
     let scratch = Scratch::new();

@@ -1,4 +1,5 @@
-//! The reverse proxy example with real programs: curl as the client and nginx as the upstream.
+//! Tests of the reverse proxy example with real programs: curl as the client and nginx as the
+//! upstream.
 
 use std::{
     fs,
@@ -73,8 +74,8 @@ fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
         .replace("127.0.0.1:8002", &other.to_string())
         .replace("127.0.0.1:8000", "127.0.0.1:0");
     let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}proxy:\n{config}"));
-    // The proxy listener is opened before the admin listener, so its log line has already been
-    // read.
+    // The proxy listener is opened before the admin listener, so the proxy's log line has already
+    // been read.
     let said = server.said().replace('"', "");
     let line = said.lines().find(|line| line.contains("listener=proxy"));
     let address = line.and_then(|line| line.split("address=").nth(1)).unwrap();

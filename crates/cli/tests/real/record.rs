@@ -1,4 +1,4 @@
-//! Requests that a server records, and their simulation.
+//! Tests that `simulate` can replay the requests that a server records.
 
 use std::process::Output;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tidegate};
 
-/// A rule for each algorithm that is decided without the response.
+/// A rule for each algorithm whose decisions do not depend on responses.
 const RULES: &str = "
 rules:
   - {name: gcra, key: [user], limits: [{algorithm: gcra, rate: 60/min, burst: 30}]}
@@ -28,7 +28,7 @@ fn start(record: &str) -> (Server, std::path::PathBuf) {
     )
 }
 
-/// Sends 200 requests to `/v1/check`, and returns how many were denied.
+/// Sends 200 requests to `/v1/check`, and returns the number of denied requests.
 fn send(server: &Server) -> u64 {
     let mut denied = 0;
     for at in 0..200_u64 {

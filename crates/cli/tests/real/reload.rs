@@ -113,7 +113,8 @@ fn every_reload_reports_the_warnings_for_the_new_file() {
     assert_eq!(answer.json(), json!({"rules": 1}));
 }
 
-/// The blocks of the former name are not enforced any more, which nobody would notice otherwise.
+/// The blocks of the former name are no longer enforced, which an operator would not notice without
+/// the log record.
 #[test]
 fn a_reload_that_renames_a_rule_logs_its_blocks() {
     let mut server = Server::start(&rules(5));
@@ -125,7 +126,7 @@ fn a_reload_that_renames_a_rule_logs_its_blocks() {
     assert!(said.contains(named), "{said}");
 }
 
-/// Some programs truncate a file before they write it.
+/// Some programs truncate a file before they write to it.
 #[test]
 fn an_empty_file_removes_no_limits() {
     let mut server = Server::start(&rules(5));
@@ -138,7 +139,7 @@ fn an_empty_file_removes_no_limits() {
     }
 }
 
-/// A file that is truncated before its rules is valid, but has no rules.
+/// A file that was cut off before its rules is valid, but has no rules.
 #[test]
 fn removing_all_rules_is_logged() {
     let mut server = Server::start(&rules(5));

@@ -1,10 +1,11 @@
-//! TLS on the Redis protocol listener, with Redis' own programs as clients.
+//! Tests of TLS on the Redis protocol listener, with Redis's own programs as clients.
 
 use std::process::{Command, Output};
 
 use crate::support::{Scratch, Server, authority, run, signed, tool};
 
-/// Starts a server whose listener has a certificate of `ours`, and `more` TLS settings.
+/// Starts a server whose listener has a certificate from the authority `ours`, and `more` TLS
+/// settings.
 fn start(more: &str) -> Server {
     let scratch = Scratch::new();
     for name in ["ours", "other"] {
@@ -19,7 +20,7 @@ fn start(more: &str) -> Server {
     Server::start_in(scratch, &format!("listen: {{{others}, resp: {resp}}}\n"))
 }
 
-/// Runs one of Redis' programs with these arguments.
+/// Runs one of Redis's programs with these arguments.
 fn client(server: &Server, program: &str, args: &str) -> Output {
     let port = server.resp.port().to_string();
     let mut command = Command::new(tool(program));
@@ -32,7 +33,8 @@ fn client(server: &Server, program: &str, args: &str) -> Output {
 fn answer(server: &Server, args: &str) -> String {
     let output = client(server, "redis-cli", args);
     let said = String::from_utf8(output.stdout).unwrap();
-    // With TLS 1.3 a client learns only at its first read that the server refused the handshake.
+    // In TLS 1.3, a client notices only at its first read that the server has rejected the
+    // handshake.
     let is_refused = !output.status.success() || said.starts_with("Error: ");
     if is_refused { String::new() } else { said }
 }
@@ -43,7 +45,7 @@ fn redis_cli_is_answered_over_tls() {
     let tls = "--tls --cacert ours.pem";
     let throttle = format!("{tls} CL.THROTTLE user123 15 30 60");
     assert_eq!(answer(&server, &throttle), "0\n16\n15\n-1\n2\n");
-    // Neither a cleartext client nor a client that trusts another authority gets a reply.
+    // Neither a plaintext client nor a client that trusts another authority gets a reply.
     assert_eq!(answer(&server, "PING"), "");
     assert_eq!(answer(&server, "--tls --cacert other.pem PING"), "");
     assert_eq!(answer(&server, &format!("{tls} PING")), "PONG\n");

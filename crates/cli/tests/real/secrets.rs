@@ -1,4 +1,4 @@
-//! Secrets of the rules file must not appear in the log or on the admin listener.
+//! Tests that secrets of the rules file appear neither in the log nor on the admin listener.
 
 use std::fs;
 

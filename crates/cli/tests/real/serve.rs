@@ -1,4 +1,4 @@
-//! `tidegate serve`: from the start to the first response, and graceful shutdown.
+//! Tests of `tidegate serve`: from the start to the first response, and graceful shutdown.
 
 use std::{
     io::{Read, Write},
@@ -39,7 +39,7 @@ fn the_start_logs_the_active_rules() {
     );
 }
 
-/// Returns a socket that receives the notifications of a server, as that of systemd does.
+/// Returns a socket that receives the server's notifications, like systemd's socket.
 fn notify_socket(path: &Path) -> UnixDatagram {
     let socket = UnixDatagram::bind(path).unwrap();
     socket
@@ -61,7 +61,7 @@ fn the_service_manager_is_notified() {
     let socket = notify_socket(&path);
     let received = || notification(&socket);
     let variable = ("NOTIFY_SOCKET", path.display().to_string());
-    // Long enough that the watchdog does not report between the other notifications.
+    // The interval is long enough that no watchdog report arrives between the other notifications.
     let watchdog = ("WATCHDOG_USEC", (600 * 1_000_000).to_string());
     let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}");
     let server = Server::start_with(scratch, &config, &[variable, watchdog]);
@@ -174,7 +174,8 @@ fn a_socket_that_cannot_be_used_prevents_the_start() {
     );
 }
 
-/// The sockets of another process, which inherited the variables, are not used.
+/// A process may inherit the variables that were set for another process. The sockets are then not
+/// used.
 #[test]
 fn sockets_for_another_process_are_not_used() {
     let scratch = Scratch::new();
@@ -358,7 +359,7 @@ proxy:
         for beginning in beginnings {
             let mut client = connect(listener);
             client.write_all(beginning).unwrap();
-            // The client is idle once it has read a response, or the SETTINGS of HTTP/2.
+            // The client is idle once it has read a response or the HTTP/2 SETTINGS frame.
             if beginning.len() > 5 && !beginning.ends_with(b"HT") {
                 client.read_exact(&mut [0; 7]).unwrap();
             }
@@ -391,7 +392,7 @@ fn a_client_that_never_reads_stops_being_read() {
     assert_eq!(server.check(&json!({"user": "u2"})).status, 200);
 }
 
-/// Takes the best of several starts, because other tests slow the machine down.
+/// Measures the fastest of several starts, because other tests slow down the machine.
 #[test]
 #[expect(
     clippy::disallowed_methods,

@@ -1,4 +1,4 @@
-//! Tests `tidegate simulate` with the access logs that real servers write about a known load.
+//! Tests `tidegate simulate` with the access logs that real servers write for a known load.
 
 use std::{
     fs,
@@ -43,7 +43,7 @@ struct LogServer {
     logs: &'static [AccessLog],
 }
 
-/// An access log, and what the report says about the log.
+/// An access log, and the expected details about it in the report.
 struct AccessLog {
     file: &'static str,
     /// The value of `--format`, if the format is not detected.
@@ -116,7 +116,7 @@ impl LogServer {
                 "{context}"
             );
             assert_eq!(planted["worst"][0]["key"][1], "/api/a", "{context}");
-            // The report says for which limits the precision of the log is too low.
+            // The report lists the limits for which the log's precision is too low.
             let notes = report["rules"][1]["notes"].to_string();
             assert_eq!(
                 notes.contains("imprecise"),
@@ -158,7 +158,7 @@ fn wait_until_ready(address: SocketAddr) {
     panic!("no server is ready on {address}");
 }
 
-/// Waits until the whole load is in a log. A server writes the line of a request after the
+/// Waits until the whole load is in a log. A server writes the line for a request after the
 /// response, so it may not have written the last line when the client has the last response.
 fn wait_until_complete(log: &Path) {
     for _ in 0..3_000 {
@@ -223,7 +223,7 @@ RedirectMatch 410 ^/
 "#,
         )],
         command: || {
-            // A relative path would be that of the system's configuration.
+            // A relative path would refer to the system's configuration.
             shell(
                 tool("apache2"),
                 "exec \"$0\" -f \"$PWD/apache.conf\" -DFOREGROUND",
@@ -288,8 +288,8 @@ frontend front
     .check();
 }
 
-/// The dynamic configuration of Traefik: a service that no server provides, because the log does
-/// not depend on the response.
+/// Traefik's dynamic configuration. Its service has no server, because the log does not depend on
+/// the response.
 const TRAEFIK_ROUTES: &str = "
 http:
   routers: {all: {rule: \"PathPrefix(`/`)\", service: app}}

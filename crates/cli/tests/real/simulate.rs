@@ -18,7 +18,7 @@ rules:
   - {name: flights, key: [ip], limits: [{algorithm: concurrency, limit: 1, lease: 30s}]}
 ";
 
-/// Returns the line of a request in nginx's combined format.
+/// Returns the log line for a request in nginx's combined format.
 fn line(second: u32, ip: &str, path: &str) -> String {
     format!(
         "{ip} - - [22/Nov/2026:06:25:{second:02} +0000] \"GET {path} HTTP/1.1\" 200 12 \"-\" \"curl/8\""
@@ -54,7 +54,7 @@ fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
     serde_json::from_str(out(&output)).unwrap()
 }
 
-/// Returns the error of a simulation that cannot be made.
+/// Returns the error of a simulation that fails.
 fn error(scratch: &Scratch, arguments: &[&str]) -> String {
     let output = simulate(scratch, arguments);
     assert_eq!(
@@ -92,7 +92,7 @@ fn the_report_counts_denials_by_rule_and_key() {
     assert_eq!(worst["first_ms"], 1_795_328_703_000_u64);
     assert_eq!(worst["last_ms"], 1_795_328_705_000_u64);
     assert_eq!(api["limits"][0]["denied"], 3);
-    // A request that another rule denies is not charged, so the shadow rule has room.
+    // A request that another rule denies is not charged, so the shadow rule still admits requests.
     let watched = &report["rules"][1];
     assert_eq!(
         (&watched["mode"], &watched["asked"]),
@@ -225,8 +225,8 @@ fn damaged_lines_are_counted_and_shown() {
     assert!(!printed.contains('\u{1b}'), "{printed}");
 }
 
-/// With one request per second, a second request in the same second is denied, but a second later
-/// it would be admitted.
+/// With a limit of one request per second, a second request in the same second is denied. It would
+/// be admitted one second later.
 #[test]
 fn denials_within_the_precision_of_the_log_are_counted() {
     let scratch = Scratch::new();
@@ -246,8 +246,8 @@ fn denials_within_the_precision_of_the_log_are_counted() {
     scratch.write("rules.yaml", &rules.replace("1/s", "6/min"));
     let report = json(&scratch, &["--log", "access.log"]);
     let rule = &report["rules"][0];
-    // After one request, the next is admitted ten seconds later; at second 9 it is two seconds
-    // early.
+    // After one request, the next request is admitted ten seconds later. At second 9, it is two
+    // seconds early.
     assert_eq!(
         (&rule["denied"], &rule["denied_within_precision"]),
         (&4.into(), &0.into())
@@ -312,7 +312,7 @@ fn requests_that_the_proxy_refuses_are_counted() {
     assert_eq!(report["lines"]["without_request"], 1);
 }
 
-/// The settings that find the client address apply to logs as they do to live requests.
+/// The settings for the client address apply to logs in the same way as to live requests.
 #[test]
 fn trusted_proxies_and_derived_entries_apply() {
     let scratch = Scratch::new();
@@ -370,7 +370,7 @@ rules:
         "{}",
         note(2)
     );
-    // No response was 401, so everything was refunded.
+    // No response was 401, so all charges were refunded.
     assert_eq!(report["rules"][2]["denied"], 0);
     let lacks = report["notes"].as_array().unwrap().iter();
     let lacks: Vec<&str> = lacks
@@ -468,7 +468,7 @@ fn an_unusable_log_is_an_error_that_says_what_to_do() {
     assert!(said.contains("rules.yaml has 1 mistake"), "{said}");
 }
 
-/// If a file is cut off, the report says first that the rest of the file is missing.
+/// If a file is cut off, the report first warns that the rest of the file is missing.
 #[test]
 fn a_truncated_compressed_file_is_reported() {
     let scratch = Scratch::new();
@@ -501,8 +501,8 @@ fn an_interruption_prints_the_results_so_far() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The log has more lines than the pipe and the buffers hold, so that the program is surely
-    // reading.
+    // The log has more lines than the pipe and the buffers hold. Once all lines are written, the
+    // program must be reading.
     for _ in 0..100_000 {
         writeln!(stdin, "{}", line(1, "203.0.113.9", "/api/x")).unwrap();
     }
@@ -724,7 +724,7 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
         "rules.yaml",
         "rules: [{name: api, key: [ip], limits: [1/min]}]\n",
     );
-    // Client number n sends n requests in one minute, and one an hour later.
+    // Client number n sends n requests in one minute, and one more an hour later.
     let mut lines = Vec::new();
     for client in 1..=10_u32 {
         for request in 0..client {
@@ -745,7 +745,7 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
         (10, 10, 1)
     );
     assert_eq!(suggestion["limit"], "9/min");
-    // The suggested limit denies as many keys as the suggestion says.
+    // The suggested limit denies the number of keys that the suggestion predicts.
     let tried = json(
         &scratch,
         &["--log", "access.log", "--what-if", "api.limit=9/min"],
@@ -759,8 +759,8 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
     );
 }
 
-/// The values of keys occur in the table, the JSON report, the HTML report, damaged lines and
-/// errors.
+/// Without hashing, key values occur in the table, the JSON report, the HTML report, damaged lines
+/// and errors.
 #[test]
 fn hashed_keys_occur_nowhere_in_the_reports() {
     let scratch = Scratch::new();
@@ -797,7 +797,7 @@ fn hashed_keys_occur_nowhere_in_the_reports() {
     );
     assert!(printed.contains("203.0.113.9"), "{printed}");
 
-    // A random secret: equal values have equal hashes within a report.
+    // The secret is random, but equal values have equal hashes within a report.
     let (hashed, printed) = simulated(&["--hash-keys"]);
     let of_run = keys(&hashed);
     assert!(
@@ -867,7 +867,7 @@ rules:
   - {name: window, key: [ip], limits: [5/min]}
 ",
     );
-    // Client number n sends n requests at once, and n requests a minute later.
+    // Client number n sends n simultaneous requests, and n more a minute later.
     let mut lines = Vec::new();
     for client in 1..=10_u32 {
         let ip = format!("203.0.113.{client}");
@@ -902,8 +902,8 @@ rules:
             &10.into()
         )
     );
-    // One key of ten may be denied, but not that with 9 requests at once. At 5/min, the backlog of
-    // that key is 9 - 5 + 9 = 13 units after a minute, of which the burst is 12.
+    // One key of ten may be denied, but not the key with 9 simultaneous requests. At 5/min, that
+    // key's backlog is 9 - 5 + 9 = 13 units after a minute, so it needs a burst of 12.
     let points = frontier["points"].as_array().unwrap();
     let limits: Vec<&str> = points
         .iter()
@@ -1070,8 +1070,8 @@ fn start(scratch: &Scratch, config: &str, ready: &str) -> (Process, SocketAddr) 
     panic!("{config} did not start");
 }
 
-/// If the same rules are simulated with the access log of a proxy, they make the same decisions as
-/// the proxy did.
+/// If the same rules are simulated with the proxy's access log, they make the same decisions as in
+/// the proxy.
 #[test]
 fn the_access_log_of_the_proxy_gets_the_same_decisions() {
     let rules = "

@@ -1,4 +1,4 @@
-//! Counters across restarts.
+//! Tests that counters and overrides survive restarts.
 
 use std::fs;
 
@@ -180,8 +180,8 @@ fn assert_set_aside(scratch: Scratch) {
     assert_eq!(aside.count(), 1, "the damaged file is kept");
 }
 
-/// A change of an override is confirmed when the disk has it, so it survives even a server that is
-/// killed.
+/// A change to an override is confirmed once it is on the disk, so it survives even if the server
+/// is killed.
 #[test]
 fn overrides_survive_a_killed_server() {
     let server = start(Scratch::new());

@@ -1,4 +1,4 @@
-//! `tidegate top` against a running server.
+//! Tests of `tidegate top` against a running server.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -115,8 +115,8 @@ fn mistakes_are_explained() {
     }
 }
 
-/// If the output is not a terminal, the lists follow each other without control sequences. The
-/// command ends when the reader closes its end of the pipe.
+/// If the output is not a terminal, the lists are printed one after the other without control
+/// sequences. The command ends when the reader closes its end of the pipe.
 #[test]
 fn a_watched_list_is_repeated_until_it_is_not_read() {
     let server = loaded();

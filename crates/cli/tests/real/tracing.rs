@@ -1,4 +1,4 @@
-//! Traces, metrics and logs over OTLP, received by a collector of our own.
+//! Tests of traces, metrics and logs over OTLP, with a collector in the test.
 
 use std::{
     collections::BTreeSet,
@@ -35,7 +35,7 @@ const PARENT: &str = "b7ad6b7169203331";
 
 const RULES: &str = "rules: [{name: login, when: {path: /login}, key: [ip], limits: [2/h]}]\n";
 
-/// A value of a key, which must not be exported.
+/// A key value, which must not be exported.
 const SECRET: &str = "203.0.113.77";
 
 /// The paths and the bodies of received requests.
@@ -69,7 +69,7 @@ impl Collector {
         Self { address, received }
     }
 
-    /// Returns the variables with which a server exports to this collector.
+    /// Returns the environment variables that make a server export to this collector.
     fn variables(&self) -> Vec<(&'static str, String)> {
         vec![
             (
@@ -243,7 +243,7 @@ fn a_check_continues_the_trace_of_its_caller_to_redis() {
             .any(|(_, span)| attribute(span, "tidegate.outcome") == "limit")
             .then_some(())
     });
-    // No record contains the value of a key.
+    // No record contains a key value.
     let messages = collector.messages("/v1/traces");
     let has_key = |body: &Vec<u8>| {
         body.windows(SECRET.len())
@@ -257,7 +257,8 @@ fn a_check_continues_the_trace_of_its_caller_to_redis() {
     );
 }
 
-/// A command of the Redis protocol has no parent, and the wait for Redis is below its span.
+/// A Redis protocol command has no parent span. The wait for Redis is a child of the command's
+/// span.
 #[test]
 fn a_command_that_waits_for_redis_is_one_trace() {
     let (collector, redis) = (Collector::start(), RedisServer::start());
@@ -345,7 +346,7 @@ fn records_that_the_collector_rejects_count_as_failed() {
     server.wait_for(&["cannot export", "the collector rejected 2 of", "too old"]);
 }
 
-/// The exporters wait for the collector at the same time, for at most 5 seconds.
+/// The exporters wait for the collector concurrently, for at most 5 seconds.
 #[test]
 fn a_collector_that_hangs_delays_the_shutdown_by_5_seconds_at_most() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -508,7 +509,7 @@ descriptors:
   - {key: remote_address, rate_limit: {unit: year, requests_per_unit: 1000}}
 ";
 
-/// Adds tracing to Envoy: its spans go to `collector`.
+/// Returns a bootstrap for an Envoy that exports its spans to `collector`.
 fn traced_bootstrap(collector: SocketAddr) -> String {
     let bootstrap = include_str!("envoy/bootstrap.yaml");
     let tracing = format!(
@@ -558,7 +559,7 @@ fn one_trace_covers_envoy_tidegate_and_redis() {
     assert_eq!(attribute(&decided, "tidegate.outcome"), "allowed");
     let call = collector.span("tidegate", "redis", TRACE);
     assert_eq!(call.parent_span_id, decided.span_id);
-    // The parent of the decision is a span of Envoy.
+    // The parent of the decision span is an Envoy span.
     let parent = hex(&decided.parent_span_id);
     eventually("the span of Envoy has arrived", || {
         let spans = collector.spans();
@@ -571,7 +572,7 @@ fn one_trace_covers_envoy_tidegate_and_redis() {
 
 #[test]
 fn a_collector_that_hangs_delays_no_decision_and_its_losses_are_counted() {
-    // The listener accepts connections and never answers.
+    // The listener accepts connections and never responds.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let variables = [

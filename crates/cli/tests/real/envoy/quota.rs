@@ -1,14 +1,15 @@
-//! Quotas that two Envoys share.
+//! Tests of quotas that two Envoys share.
 
 use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server, repository};
 
 /// A yearly budget, so that its window does not end during the test.
 const LIMIT: usize = 500;
 
-/// The number of requests that may pass between a report and the assignment that answers it.
+/// The number of requests that may be admitted between a report and the assignment in response to
+/// it.
 const SLACK: usize = LIMIT / 100;
 
-/// After this many seconds without an allowed request, both Envoys have reported twice.
+/// The number of seconds without an allowed request after which both Envoys have reported twice.
 const QUIET_SECONDS: u64 = 12;
 
 #[test]

@@ -1,4 +1,4 @@
-//! Hot reload under traffic.
+//! Tests hot reload under traffic.
 
 use std::{
     fs,

@@ -1,5 +1,6 @@
-//! Tidegate in the place of Envoy Gateway's rate limit server: started as `ratelimit` with the same
-//! environment, configured by a control plane in Python, behind a real Envoy, all with mutual TLS.
+//! Tests of Tidegate as a replacement for Envoy Gateway's rate limit server. Tidegate is started as
+//! `ratelimit` with the same environment, and is configured by a control plane in Python. Its
+//! client is a real Envoy. All connections use mutual TLS.
 
 use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, process::Command};
 
@@ -14,7 +15,7 @@ use crate::{
 /// The environment of the container that Envoy Gateway deploys.
 const ENVIRONMENT: &str = include_str!("../../../../envoy/tests/envoy/envoy_gateway.env");
 
-/// Makes `certs` in `scratch`, with the files of the secret that Envoy Gateway mounts.
+/// Creates the folder `certs` in `scratch`, with the files of the secret that Envoy Gateway mounts.
 fn certificates(scratch: &Scratch) {
     let certs = scratch.join("certs");
     fs::create_dir(&certs).unwrap();
@@ -24,7 +25,8 @@ fn certificates(scratch: &Scratch) {
     fs::rename(certs.join("tls.pem"), certs.join("tls.crt")).unwrap();
 }
 
-/// Starts the control plane. Returns it with its port; 0 asks for any port.
+/// Starts the control plane on `port`, or on any free port if `port` is 0. Returns it with its
+/// port.
 fn control_plane(scratch: &Scratch, port: u16) -> (Process, u16) {
     let python = repository().join("target/test-python/bin/python3");
     assert!(python.exists(), "{python:?} is missing; run scripts/setup");
@@ -43,7 +45,7 @@ fn control_plane(scratch: &Scratch, port: u16) -> (Process, u16) {
 }
 
 /// Starts Tidegate as `ratelimit`, with the environment of Envoy Gateway. Only paths and addresses
-/// differ, because a test has no container, and the waits before a new connection are shorter.
+/// differ, because a test has no container, and the reconnection delays are shorter.
 fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
     let program = scratch.join("ratelimit");
     symlink(env!("CARGO_BIN_EXE_tidegate"), &program).unwrap();
@@ -64,7 +66,8 @@ fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
         ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "50ms"),
         ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "50ms"),
         ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "200ms"),
-        // Tidegate can require certificates of Envoys, too. Those of Envoy Gateway present one.
+        // Tidegate also requires client certificates from Envoys. Envoy Gateway's Envoys present
+        // one.
         ("GRPC_CLIENT_TLS_CACERT", "certs/ca.crt"),
         ("REDIS_URL", &redis),
         ("PROMETHEUS_ADDR", "127.0.0.1:0"),
@@ -76,7 +79,7 @@ fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
     ] {
         command.env(name, value);
     }
-    // There is no collector.
+    // The test has no collector.
     command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
     Process::start(&mut command)
 }
@@ -112,7 +115,7 @@ fn bootstrap(scratch: &Scratch) -> String {
     BOOTSTRAP.replacen(cluster, &with_tls, 1)
 }
 
-/// Replaces the resources, as one step.
+/// Replaces the resources atomically.
 fn publish(folder: &Path, resources: &Value) {
     let draft = folder.join("resources.draft");
     fs::write(&draft, resources.to_string()).unwrap();
@@ -144,7 +147,8 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     };
     plane.wait_for(&["SUBSCRIBE", "envoy-ratelimit", "version="]);
 
-    // FORCE_START_WITHOUT_INITIAL_CONFIG: ready, and every request is an error.
+    // With FORCE_START_WITHOUT_INITIAL_CONFIG, the server is ready, and every request gets an
+    // error.
     assert_eq!(Ask::get(http, "/healthcheck").send().status, 200);
     assert_eq!((ask("open"), ask("closed")), (200, 500));
 
@@ -166,7 +170,7 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     let (mut plane, _) = control_plane(&scratch, port);
     plane.wait_for(&["SUBSCRIBE", "version=python-1"]);
     plane.wait_for(&["ACK", "python-1"]);
-    // Six requests were counted: three admitted ones, and three denied ones.
+    // Six requests were counted: three admitted and three denied requests.
     let message = "a raised limit keeps what was counted";
     assert_eq!(ask("closed"), 429, "{message}");
     publish(scratch.path(), &json!([]));

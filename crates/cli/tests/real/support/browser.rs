@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Scratch, tool};
 
-/// The timeout of a condition that becomes true within a second on an idle machine.
+/// The timeout for conditions that become true within a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one open page. The browser is stopped when the test ends.
@@ -36,7 +36,7 @@ impl Browser {
             .arg(tool("chromium"))
             .args(["--headless=new", "--remote-debugging-pipe"])
             // Chromium's sandbox does not work for root, as in a container. The browser opens only
-            // pages of the test.
+            // the test's own pages.
             .args(["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
             .args(["--no-first-run", "--disable-sync", "--disable-extensions"])
             .args([
@@ -81,7 +81,7 @@ impl Browser {
         browser
     }
 
-    /// Calls a method of the protocol and returns its result.
+    /// Calls a protocol method and returns its result.
     pub(crate) fn call(&mut self, method: &str, parameters: &Value) -> Value {
         self.last_id += 1;
         let id = self.last_id;
@@ -115,7 +115,7 @@ impl Browser {
         self.logged.extend(logged);
     }
 
-    /// Returns what the page has logged so far, and forgets it.
+    /// Takes and returns the messages that the page has logged so far.
     pub(crate) fn take_logged(&mut self) -> Vec<String> {
         // The result of this expression arrives after all earlier events.
         self.eval("0");
@@ -157,7 +157,8 @@ impl Browser {
     )]
     pub(crate) fn wait_until(&mut self, expression: &str) {
         let deadline = Instant::now() + PATIENCE;
-        // During a navigation there is no page to ask, or no element yet.
+        // During a navigation, there may be no page or no element yet, so an exception counts as
+        // false.
         let tried = format!(
             "(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         );
@@ -187,8 +188,8 @@ impl Browser {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// Clicks the first visible button or link with this text, as soon as there is one. Links of
-    /// the navigation are not considered.
+    /// Clicks the first visible button or link with this text, as soon as there is one. Links in
+    /// the navigation bar are ignored.
     pub(crate) fn click(&mut self, text: &str) {
         // The page may redraw between two expressions, so one expression finds and clicks.
         self.wait_until(&format!(

@@ -76,7 +76,7 @@ impl Process {
         kilobytes.parse::<u64>().unwrap() * 1_024
     }
 
-    /// Returns the soft limit of the program's open files.
+    /// Returns the program's soft limit for open files.
     pub(crate) fn soft_file_limit(&self) -> u64 {
         let limits = std::fs::read_to_string(format!("/proc/{}/limits", self.child.id())).unwrap();
         let line = limits

@@ -53,7 +53,7 @@ impl Server {
         }
     }
 
-    /// Starts a server with the quickstart file of the README.
+    /// Starts a server with the README's quickstart file.
     pub(crate) fn quickstart() -> Self {
         let file = repository().join("examples/quickstart.yaml");
         let text = std::fs::read_to_string(file).unwrap();
