@@ -63,7 +63,8 @@ struct Findings {
 #[derive(Clone, Copy, Debug, Default)]
 struct FileFindings {
     warnings: usize,
-    /// The reasons why the server would not start on this machine, if it will run on this machine.
+    /// The number of reasons why the server would not start on this machine. They count only with
+    /// `--this-machine`.
     obstacles: usize,
 }
 

@@ -358,7 +358,7 @@ fn rule_of(block: &Value) -> String {
 
 /// Formats `/v1/keys/…`.
 pub(crate) fn inspected(inspected: &Value) -> String {
-    // `inspect` without the values of a key requests the path of the list of keys.
+    // Without key values, `inspect` requests the path that lists the rule's keys.
     if inspected["keys"].is_array() {
         return keys(inspected);
     }

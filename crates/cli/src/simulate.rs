@@ -130,8 +130,8 @@ fn undecided(report: &SimulationReport) -> Option<String> {
     Some(format!("--fail-over cannot be decided: {problem}"))
 }
 
-/// Returns a message if more requests are denied than `--fail-over` allows, or if no request was
-/// decided. A request that only the other rules file decides counts as newly denied.
+/// Returns a message if more requests are denied than `--fail-over` allows, or if no request could
+/// be decided. A request that only the other rules file can decide counts as newly denied.
 fn excess(args: &Simulate, report: &SimulationReport) -> Option<String> {
     let most = args.fail_over?;
     let (what, denied, all) = match &report.comparison {

@@ -88,8 +88,8 @@ impl RequestSender for MiddlewareSender<'_> {
         self.replayable
     }
 
-    /// By default, no error means that nothing was sent. If a chain of redirects ends in a refused
-    /// connection, only the application knows which server refused it.
+    /// By default, no error is taken to mean that nothing was sent. If a chain of redirects ends in
+    /// a refused connection, only the application knows which server refused it.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),

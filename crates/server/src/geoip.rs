@@ -37,7 +37,7 @@ const LAST_LOAD_SUCCESS: Metric<1> = Metric::gauge(
 #[derive(Debug, thiserror::Error)]
 #[error("geoip.{}: cannot use {}: {problem}", field.as_str(), path.display())]
 pub struct GeoIpError {
-    /// The configured use of the database: country or autonomous system.
+    /// The data for which the database is configured: country or autonomous system.
     pub field: GeoIpField,
     /// The file.
     pub path: PathBuf,

@@ -1,4 +1,4 @@
-//! A rate limit on log records that clients can cause, in front of all outputs of the log.
+//! A rate limit on log records that clients can cause, in front of all log outputs.
 
 use tidegate_net::log_throttle::{LogThrottle, ThrottleDecision};
 use tracing::{

@@ -211,7 +211,7 @@ fn resource(variables: &Variables) -> Resource {
     if !variables.has_service_name() {
         resource = resource.with_service_name("tidegate");
     }
-    // Without an ID, the metrics of all servers of a fleet would form one time series.
+    // Without an ID, the metrics of all servers in a fleet would form one time series.
     if !variables.has_resource_attribute("service.instance.id") {
         let id = KeyValue::new("service.instance.id", tidegate_limiter::random_server_id());
         resource = resource.with_attribute(id);

@@ -18,9 +18,8 @@ const DEFAULT_COUNT: usize = 20;
 /// the response covers only this server's requests.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The maximum number of queries that are answered at the same time. Each query may hold megabytes
-/// of counts of other servers and occupies a thread, so a client must not start many queries at
-/// once.
+/// The maximum number of concurrent queries. Each query may hold megabytes of other servers' counts
+/// and occupies a thread, so clients must not run many queries at once.
 const MAX_QUERIES: usize = 2;
 
 static QUERIES: Semaphore = Semaphore::const_new(MAX_QUERIES);
@@ -87,7 +86,7 @@ pub(super) async fn history(
     compute(permit, move || limiter.key_history(&query, &others)).await
 }
 
-/// Waits while [`MAX_QUERIES`] other queries are being answered.
+/// Waits while [`MAX_QUERIES`] other queries are running.
 pub(super) async fn permit() -> Result<SemaphorePermit<'static>, Failure> {
     let permit = QUERIES.acquire().await;
     permit.map_err(|_| Failure::ShuttingDown)

@@ -358,7 +358,7 @@ impl Reloader {
         }
     }
 
-    /// Puts the candidate rules in force instead of the rules of the rules file. Keys of rules with
+    /// Puts the candidate rules in force instead of the rules in the rules file. Keys of rules with
     /// the same name keep their counters. The rules of the rules file return at the next reload or
     /// restart.
     ///
@@ -395,8 +395,8 @@ impl Reloader {
         })
     }
 
-    /// Returns the file whose rules were promoted and are in force instead of the rules of the
-    /// rules file.
+    /// Returns the file whose rules were promoted and are in force instead of those in the rules
+    /// file.
     #[must_use]
     pub fn promoted(&self) -> Option<PathBuf> {
         self.last().promoted.clone()

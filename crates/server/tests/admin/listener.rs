@@ -114,7 +114,7 @@ impl TestListener {
         }
     }
 
-    /// Opens a metrics listener beside the admin listener, and returns its address.
+    /// Opens a metrics listener in addition to the admin listener, and returns its address.
     pub(crate) fn open_metrics(&self) -> SocketAddr {
         let context = AdminContext {
             limiter: Arc::clone(&self.limiter),

@@ -78,7 +78,8 @@ pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     ),
 ];
 
-/// Asserts that `answer` is a 401 that asks for a token, unless the request had the right token.
+/// Asserts that `answer` is a 401 with a request for a token, unless the request had the right
+/// token.
 pub(crate) fn assert_access(answer: &Answer, is_right: bool, asked: impl Debug) {
     assert_eq!(answer.status != 401, is_right, "{asked:?}");
     let asks = answer.header("www-authenticate").is_some();

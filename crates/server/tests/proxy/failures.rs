@@ -103,7 +103,7 @@ fn too_many_interim_responses_are_502() {
     });
     let listener = TestListener::in_front_of(upstream.url());
     assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
-    // Interim responses are counted anew for each request.
+    // Interim responses are counted separately for each request.
     assert_eq!(listener.get(&format!("/{MOST}")).status, 200);
     assert_eq!(upstream.connections(), 1);
     for count in [MOST + 1, 20_000] {

@@ -20,8 +20,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An event in the life of a request. Each request is identified by a number.
 pub(crate) enum Event {
-    /// The request has reached the upstream. The upstream answers with the text that this channel
-    /// delivers.
+    /// The request has reached the upstream. The upstream responds with the string that it receives
+    /// from this channel.
     Arrived(usize, Sender<&'static str>),
     Responded(usize, Answer),
 }

@@ -104,7 +104,7 @@ fn keys_are_listed_to_clients_with_the_password() {
     ] {
         assert_eq!(client.command(command).to_string(), expected);
     }
-    // A transaction also waits for the answer to `TIDEGATE.TOP`.
+    // A transaction also waits for the reply to `TIDEGATE.TOP`.
     for command in ["MULTI", "TIDEGATE.TOP api COUNT 1", "PING"] {
         client.command(command);
     }

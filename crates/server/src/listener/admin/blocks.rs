@@ -29,7 +29,7 @@ struct BlockRequest<'b> {
     span: Option<Span>,
     reason: Option<&'b str>,
     spelling: Spelling,
-    /// Whether the new block may end earlier than the current block of the key.
+    /// Whether the new block may end earlier than the key's current block.
     may_shorten: bool,
 }
 

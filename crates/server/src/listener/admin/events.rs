@@ -36,7 +36,7 @@ use super::{super::http::serve::ResponseBody, query::Query};
 /// The time without an event after which a comment is sent.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// The body of a response of the admin listener.
+/// The body of an admin listener response.
 pub(super) enum AdminBody {
     /// A body that is complete in memory.
     Full(Full<Bytes>),

@@ -23,8 +23,8 @@ struct Readiness {
 }
 
 impl Admin {
-    /// Returns 200 while the server can decide requests, even if it is degraded. A degraded server
-    /// still limits requests, so it should stay in service.
+    /// Returns 200 as long as the server can make decisions, even if it is degraded. A degraded
+    /// server still limits requests, so it should stay in service.
     pub(super) fn readyz(&self) -> Answer {
         let readiness = self.readiness();
         let status = if readiness.is_ready {

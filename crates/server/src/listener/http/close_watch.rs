@@ -1,6 +1,6 @@
 //! Detects when a client disconnects while its request is waiting.
 //!
-//! hyper does not read from a connection whose request is being answered, because half-closed
+//! While hyper handles a request, it does not read from the connection, because half-closed
 //! connections are permitted. But a request must not keep waiting for a concurrency slot after its
 //! client has disconnected. Therefore, while a request is waiting, the stream checks the connection
 //! whenever hyper flushes the stream, which hyper does after each poll of the request's future.

@@ -176,7 +176,7 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
 }
 
-/// The context in which the requests of one connection are answered.
+/// The context for handling the requests of one connection.
 #[derive(Debug)]
 struct ConnectionContext {
     limiter: Arc<ServerLimiter>,
@@ -313,7 +313,8 @@ impl ConnectionContext {
         problem.answer()
     }
 
-    /// Counts and audits `verdict` on a request of a service, which was decided at `now`.
+    /// Counts `verdict`, which was made at `now`, and audits the entries of the service's
+    /// `request`.
     fn observe(
         &self,
         rules: &RuleSet,

@@ -36,7 +36,7 @@ impl ResponseBody for Full<Bytes> {
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Serves one connection until the client has closed the connection and all responses are sent, or
-/// until a shutdown has begun and the current request is answered.
+/// until a shutdown has begun and the response to the current request is sent.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
     connection: &Connection,
@@ -83,10 +83,10 @@ pub(super) async fn serve_watched<S, F, B>(
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
         // A client that half-closes its connection after its request still gets a response. The
-        // server cannot distinguish such a client from one that has disconnected entirely. So a
-        // disconnected client is still charged, and occupies its connection until the decision is
-        // made. If half-closing is allowed, hyper need not watch for the end of the stream during
-        // each decision, which would take a new 8 KiB buffer.
+        // server cannot distinguish such a client from one that has disconnected entirely.
+        // Therefore a disconnected client is still charged, and occupies its connection until the
+        // decision is made. If half-closing is allowed, hyper need not watch for the end of the
+        // stream during each decision, which would take a new 8 KiB buffer.
         .half_close(true)
         // The maximum number of header lines is hyper's default, `net::MAX_HEADERS`; an explicit
         // setting would be slower.

@@ -21,8 +21,8 @@ pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 /// The size of the read buffer, in bytes.
 pub const READ_BYTES: usize = 32_768;
 
-/// The output size in bytes above which no more commands are read or decided until the client has
-/// read the output. A response that crosses this limit is still written completely.
+/// The output size in bytes above which no more commands are read or run until the client has read
+/// the output. A response that crosses this limit is still written completely.
 pub const OUTPUT_BYTES: usize = 65_536;
 
 /// The length in bytes up to which an incomplete command does not count towards [`MAX_HELD_BYTES`].
@@ -41,5 +41,5 @@ pub const MAX_NAME_BYTES: usize = 256;
 pub const LINGER_BYTES: usize = 1 << 20;
 
 /// The maximum number of concurrent Redis decisions for one client. Further commands are read only
-/// when the batch is answered. Further commands of a transaction wait.
+/// when the replies to the batch are complete. Further commands of a transaction wait.
 pub const MAX_WAITING: usize = 1_024;

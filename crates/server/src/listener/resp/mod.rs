@@ -2,11 +2,11 @@
 //! client.
 //!
 //! A command passes through several modules. `connection` does I/O and enforces timeouts, `worker`
-//! answers all complete commands, and `parse` splits a few commands into arguments without copying.
-//! Then `command` runs one command, `reply` writes the reply, and `pending` holds the decisions
-//! that Redis has to make.
+//! handles all complete commands, and `parse` splits a few commands at a time into arguments
+//! without copying. Then `command` runs one command, `reply` writes the reply, and `pending` holds
+//! the decisions that Redis has to make.
 //!
-//! Commands that are read together form a batch, which is parsed, decided and answered together,
+//! Commands that are read together form a batch, which is parsed, evaluated and answered together,
 //! with one `read` and one `write`. The store prefetches the keys of the batch before the first
 //! decision. Batching makes pipelines fast. All decisions of a batch have the same timestamp.
 //!

@@ -1,4 +1,4 @@
-//! `CommandExecutor`: a worker's buffers, and the loop that answers commands.
+//! `CommandExecutor`: a worker's buffers, and the loop that handles commands.
 //!
 //! Each worker has one `CommandExecutor`, which all its connections share. A worker handles one
 //! batch at a time, so the buffers stay in the CPU cache, and a waiting connection occupies little
@@ -22,13 +22,13 @@ use super::{
 pub(super) struct CommandExecutor {
     /// The replies to the current batch.
     pub(super) output: Vec<u8>,
-    /// Decisions that Redis has to make before the batch can be answered.
+    /// Decisions that Redis has to make before the replies to the batch are complete.
     pending: Vec<PendingReply>,
     parser: Parser,
     buffers: CommandBuffers,
 }
 
-/// The part of a batch that has been answered.
+/// The part of a batch that has been handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The number of input bytes that have been consumed.
@@ -48,7 +48,8 @@ impl Progress {
 }
 
 impl CommandExecutor {
-    /// Answers the complete commands in `input`, until [`OUTPUT_BYTES`] of replies are pending.
+    /// Runs the complete commands in `input` and writes their replies to `output`, until
+    /// [`OUTPUT_BYTES`] of replies are pending.
     pub(super) fn answer(
         &mut self,
         limiter: &ServerLimiter,
@@ -117,7 +118,7 @@ impl CommandExecutor {
     }
 }
 
-/// Returns whether more commands may be answered before the pending replies are sent.
+/// Returns whether more commands may be run before the pending replies are sent.
 fn has_room(output: &[u8], pending: &[PendingReply]) -> bool {
     output.len() < OUTPUT_BYTES && pending.len() < MAX_WAITING
 }

@@ -183,7 +183,7 @@ export function trafficChart() {
     );
   }
 
-  // Sums the buckets by minutes of the clock. The first and the last minute are incomplete.
+  // Sums the buckets of each clock minute. The first and the last minute are incomplete.
   function fillNumbers() {
     if (!data || !numbers.open) return;
     const minutes = new Map();

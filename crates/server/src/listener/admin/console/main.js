@@ -56,7 +56,7 @@ const app = {
     return knownRules.promise;
   },
 
-  // Reads all data of the current view again.
+  // Reloads all data of the current view.
   async refresh() {
     if (current) await Promise.all(restart(current));
   },
@@ -71,8 +71,8 @@ const app = {
     }, MESSAGE_MS);
   },
 
-  // Returns the address of an explanation. The explained request has these entries, or the entries
-  // of the key.
+  // Returns a link to the explanation of a request. The request has the given entries or, if there
+  // are none, the entries of the key.
   explainLink(rule, key, entries = {}) {
     const given = Object.entries(entries);
     return `#/explain?${new URLSearchParams(given.length ? given : entriesOf(rule, key))}`;

@@ -30,7 +30,7 @@ use super::{
     reply::{Protocol, Reply},
 };
 
-/// A command that needs Redis or another thread, or that waits.
+/// A command whose reply depends on Redis, on another thread or on a concurrency slot.
 #[derive(Debug)]
 pub(super) enum PendingCommand {
     Check(PendingCheck),

@@ -69,8 +69,8 @@ fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
     Ok(token.to_owned())
 }
 
-/// Replies immediately if the memory store decides and the command cannot wait. Otherwise, the
-/// reply is pending.
+/// With the memory store, replies immediately unless the command can wait. Otherwise, the reply is
+/// pending.
 fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply<'_>) {
     if context.limiter.redis_store().is_some() || command.can_wait() {
         let later = PendingCommand::Reservation(command);

@@ -68,14 +68,14 @@ fn read(arguments: Arguments<'_>) -> Result<TopQuery, String> {
 /// memory of the query.
 const ROW_BYTES: usize = 128;
 
-/// A query that another thread answers.
+/// A query that runs on another thread.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct PendingTop(TopQuery);
 
 impl PendingTop {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         let rule = self.0.rule.as_ref().map_or(0, String::capacity);
-        // The replies to the whole batch are held until the last query is answered.
+        // The replies to the whole batch are held until the last query has finished.
         rule + self.0.count * ROW_BYTES
     }
 

@@ -166,9 +166,8 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         }
     }
 
-    /// Performs one step. If there are unsent replies, writes them. If there are none, answers a
-    /// decided batch or commands that were already read. If there are no such commands either,
-    /// reads and answers new commands.
+    /// Performs one step. First writes any unsent replies. Then either finishes the pending batch,
+    /// runs commands that have already been read, or reads and runs new commands.
     fn poll_step(
         &mut self,
         cx: &mut Context<'_>,
@@ -209,7 +208,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         Poll::Ready(Ok(if is_over { Step::Yield } else { Step::Go }))
     }
 
-    /// Reads once and answers the complete commands. Returns the number of bytes read.
+    /// Reads once and runs the complete commands. Returns the number of bytes read.
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
