@@ -644,8 +644,8 @@ pub(crate) struct Serve {
     /// The rules file; without one, only limits sent with requests apply
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// `check` takes the file without an option, so users expect the same here. Always rejected
-    /// with an error that names the option.
+    /// `check` takes the file without an option, so users expect the same here. This argument is
+    /// always rejected, with an error that names the option.
     #[arg(hide = true, value_parser = name_the_option)]
     pub(crate) file: Option<Infallible>,
     /// Read the settings from the environment variables of envoyproxy/ratelimit

@@ -1,6 +1,6 @@
 //! Secrets from the environment variables that the command line and the rules file name.
 //!
-//! A service manager or an orchestrator may pass the secret in a file instead, so that it is not in
+//! A service manager or an orchestrator may pass a secret in a file instead, so that it is not in
 //! the environment: systemd (`LoadCredential=`) provides the file in a credentials folder, and
 //! containers set the variable with the suffix `_FILE` to the path of the file.
 

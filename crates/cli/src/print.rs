@@ -291,7 +291,7 @@ fn change(found: &Value) -> String {
     format!("{}, {end}{reason}", replacement(found))
 }
 
-/// Formats what an override applies: limits, a factor or a plan.
+/// Formats the limits, the factor or the plan that an override sets.
 fn replacement(found: &Value) -> String {
     let limits = list(&found["limits"])
         .map(text)
