@@ -184,7 +184,7 @@ mod tests {
                 layer(format, false, move || log.clone())
             })
             .collect();
-        let throttled = Throttled::new(outputs, LogThrottle::new(clock.clone()));
+        let throttled = ThrottledLayer::new(outputs, LogThrottle::new(clock.clone()));
         // The report of suppressed records has the level `info`, but is written despite this
         // filter.
         let subscriber = tracing_subscriber::registry()

@@ -52,7 +52,7 @@ fn remaining(listener: &TestListener) -> [u64; 2] {
 
 fn refund_expired(listener: &TestListener) {
     // With the memory store, the future is ready at the first poll.
-    let refunds = listener.limiter.refund_expired_reservations();
+    let refunds = listener.limiter.end_expired_reservations();
     refunds.now_or_never().unwrap();
 }
 

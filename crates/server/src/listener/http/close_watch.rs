@@ -63,7 +63,7 @@ impl CloseWatch {
 }
 
 /// Requests checks of the connection until this value is dropped.
-struct Wanted<'w>(&'w WatchState);
+struct WatchGuard<'w>(&'w WatchState);
 
 impl<'w> WatchGuard<'w> {
     fn new(state: &'w WatchState) -> Self {
