@@ -32,8 +32,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns how long `block` still lasts, measured by the clock of the store that holds the
-    /// block. Returns `None` if the block has no end.
+    /// Returns the remaining time of `block`, measured by the clock of the store that holds the
+    /// block. Returns `None` if the block never expires.
     ///
     /// # Errors
     ///
@@ -45,8 +45,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the current time of the clock that determines when blocks end: the clock of Redis,
-    /// or the clock of this server.
+    /// Returns the current time of the clock by which blocks expire: the Redis clock, or this
+    /// server's clock.
     ///
     /// # Errors
     ///
@@ -61,8 +61,8 @@ impl ServerLimiter {
     /// Blocks `key` for `span`; without a span, the key stays blocked until it is unblocked.
     /// Returns false and changes nothing if there are too many blocks.
     ///
-    /// With Redis, the block also has a local copy. If the copy does not fit, this is only logged,
-    /// because the block is in effect on every node that reaches Redis.
+    /// With Redis, this node also keeps a local copy of the block. If the copy does not fit, only a
+    /// warning is logged, because the block is in effect on every node that can reach Redis.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl ServerLimiter {
         if !redis_store.store().block(key, span, note).await? {
             return Ok(false);
         }
-        // Blocks are listed from Redis, so the local copy does not need the name of the rule.
+        // Blocks are listed from Redis, so the local copy does not need the rule's name.
         if !redis_store.block_locally(key, span, note.reason, self.now()) {
             tracing::warn!(
                 rule = note.rule.map(|rule| &*rule.name),
@@ -109,8 +109,8 @@ impl ServerLimiter {
         Ok(was_blocked)
     }
 
-    /// Resets the counters of `key`. The result is true if there were any counters. Without Redis,
-    /// the result is ready at once. A block on the key stays in effect.
+    /// Resets the counters of `key`. Returns true if the key had counters. Without Redis, the
+    /// result is ready immediately. A block on the key stays in effect.
     ///
     /// # Errors
     ///
@@ -132,9 +132,9 @@ impl ServerLimiter {
         })
     }
 
-    /// Returns the state of the limits without charging them. With [`Effect::Look`], the result is
-    /// the current state, regardless of the cost and of blocks. With [`Effect::Peek`], the result
-    /// is the outcomes that a charge would have now, and is empty for a blocked key.
+    /// Returns the state of the limits without charging them. With [`Effect::Look`], returns the
+    /// current state, regardless of the cost and of blocks. With [`Effect::Peek`], returns the
+    /// outcomes that a charge would have now, or no outcomes for a blocked key.
     ///
     /// # Errors
     ///

@@ -1,8 +1,9 @@
 //! Compares blocks with the current rules.
 //!
-//! A block is identified by its key, which contains a hash of the rule's name. So a block stays in
-//! the store when its rule is renamed, removed or given another key. The block is then inactive,
-//! because no request has its key, except for requests with equal values of other entries.
+//! A block is identified by its key, which contains a hash of the rule's name. A block therefore
+//! stays in the store when its rule is renamed, removed or given different key entries. It is then
+//! usually inactive, because no request has its key any more. The exception is a request whose
+//! values of the new key entries equal the blocked values.
 
 use std::collections::BTreeMap;
 
@@ -24,13 +25,13 @@ pub struct BlockedKey<'a> {
 
 impl<'a> BlockedKey<'a> {
     /// Decodes the key of `block` under the current rule. If the current rule does not match,
-    /// decodes the key under the rule as it was when the block was made.
+    /// decodes the key under the rule as it was when the block was created.
     #[must_use]
     pub fn of(block: &'a Block, rules: &'a RuleSet) -> Self {
         let rule = rules.rule_of(&block.key);
         let former = block.rule.as_ref();
-        // If the rule has another key now, the bytes would decode to values of other entries, or to
-        // wrong values.
+        // If the rule now has different key entries, the bytes would decode to values of other
+        // entries, or to wrong values.
         let has_same_key = former.is_none_or(|former| {
             rule.is_some_and(|rule| rule.key().eq(former.key.iter().map(|entry| &**entry)))
         });
@@ -49,15 +50,15 @@ impl<'a> BlockedKey<'a> {
         Self {
             rule: name.or_else(|| rule.map(tidegate_core::Rule::name)),
             values: block.values(),
-            // The key of a limit that was sent with a request belongs to no rule, so its block is
+            // The key of a limit sent with a request does not belong to a rule, so its block is
             // never inactive.
             inactive: block.is_of_rule().then_some(inactive),
         }
     }
 }
 
-/// The number of inactive blocks, by the name of the rule; the name is `None` if it is not known. A
-/// block is inactive if its rule no longer exists or has another key.
+/// The number of inactive blocks by rule name, which is `None` if unknown. A block is inactive if
+/// its rule no longer exists or now has different key entries.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 
@@ -65,8 +66,8 @@ pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 const MAX_NAMED: usize = 10;
 
 impl InactiveBlocks {
-    /// Describes the inactive blocks, and says how to enforce or remove them; `None` if there are
-    /// no such blocks.
+    /// Describes the inactive blocks, and explains how to enforce or remove them. Returns `None` if
+    /// there are no inactive blocks.
     #[must_use]
     pub fn advice(&self) -> Option<String> {
         let blocks: usize = self.0.values().sum();

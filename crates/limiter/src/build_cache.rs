@@ -1,5 +1,4 @@
-//! A cache of values that take longer to build than a decision takes, such as the limits of a
-//! request.
+//! A cache of values that take longer to build than a decision takes, such as parsed limits.
 
 use std::hash::{BuildHasher as _, Hash};
 
@@ -9,7 +8,7 @@ use foldhash::fast::RandomState;
 const WAYS: usize = 4;
 
 /// A set-associative cache: each key belongs to one set of `WAYS` entries, and a new key replaces
-/// the oldest entry of a full set. So a lookup takes constant time, and the memory is bounded.
+/// the oldest entry of a full set. Lookups take constant time, and the memory is bounded.
 #[derive(Debug)]
 pub struct BuildCache<K, V> {
     sets: Box<[EntrySet<K, V>]>,
@@ -19,7 +18,7 @@ pub struct BuildCache<K, V> {
 #[derive(Debug)]
 struct EntrySet<K, V> {
     entries: Vec<(K, V)>,
-    /// The index of the oldest entry of a full set.
+    /// The index of the oldest entry, once the set is full.
     oldest: usize,
 }
 
@@ -50,7 +49,7 @@ impl<K: Hash + Eq, V> BuildCache<K, V> {
         self.sets[set].insert(key, value)
     }
 
-    /// Returns the value of `key`, and builds it if it is not in the cache.
+    /// Returns the value of `key`. Builds and caches the value if it is not in the cache.
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ pub fn rfc3339(instant: Timestamp) -> String {
     format!("{date:.3}")
 }
 
-/// Parses a date in RFC 3339. Returns `None` if `text` is not a date, or is a date before 1970.
+/// Parses an RFC 3339 date. Returns `None` if `text` is not a date, or is a date before 1970.
 #[must_use]
 pub fn parse(text: &str) -> Option<Timestamp> {
     let date: jiff::Timestamp = text.parse().ok()?;

@@ -31,7 +31,7 @@ pub struct Explanation<'r> {
     pub charges: Vec<ExplainedCharge<'r>>,
     /// The time of the decision.
     pub now: Timestamp,
-    /// The time of the clock that determines when blocks end.
+    /// The time of the clock by which blocks expire.
     pub block_now: Timestamp,
 }
 
@@ -46,7 +46,7 @@ pub struct ExplainedCharge<'r> {
     pub cost: Cost,
     /// Whether the limits are raised, because the rule is elastic and there is headroom.
     pub is_stretched: bool,
-    /// The plan whose limits apply, if they are not those of an override.
+    /// The plan whose limits apply; `None` without a plan, or if the limits of an override apply.
     pub plan: Option<&'r str>,
     /// The override whose limits apply, with its target.
     pub overridden: Option<(OverrideTarget, Override)>,
@@ -72,7 +72,7 @@ pub struct ExplainedCharge<'r> {
 /// The reason why a request cannot be explained.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExplainError {
-    /// A check would reject the request, too.
+    /// The request is invalid; a check would reject it, too.
     Request(RequestError),
     /// Redis cannot be queried for blocks.
     Store(StoreError),
@@ -212,7 +212,7 @@ impl ServerLimiter {
         };
         let decision = Store::decide(self, request, &mut outcomes).await;
         let verdict = decision.verdict(&decided, &outcomes);
-        // The store has removed the charges for which a fallback policy has decided.
+        // The store has removed the charges that a fallback policy has decided.
         let mut rest = outcomes.as_slice();
         let of_charge = |charge: &Charge<'_>| {
             decided.iter().find(|decided| decided.key == charge.key)?;
@@ -227,7 +227,7 @@ impl ServerLimiter {
     }
 }
 
-/// Returns the plan of `rule` whose limits `charge` has.
+/// Returns the plan of `rule` that sets the limits of `charge`.
 fn plan_of<'r>(rule: &'r Rule, charge: &Charge<'_>) -> Option<&'r str> {
     let limits = charge.limits.unstretched();
     let mut plans = rule.plans();
@@ -235,7 +235,7 @@ fn plan_of<'r>(rule: &'r Rule, charge: &Charge<'_>) -> Option<&'r str> {
     plan.map(|(name, _)| name)
 }
 
-/// How one charge would be decided now.
+/// The decision that one charge would get now.
 struct ChargeAnswer {
     /// Why the charge would be denied; `None` if it would be admitted.
     reason: Option<Reason>,
@@ -246,7 +246,7 @@ struct ChargeAnswer {
 }
 
 impl ChargeAnswer {
-    /// Returns the answer that follows from the outcomes of all limits of the charge.
+    /// Derives the answer from the outcomes of all limits of the charge.
     fn of_limits(next: Vec<Outcome>, source: Source) -> Self {
         let is_denied = next.iter().any(|outcome| !outcome.allowed);
         let waits = next.iter().map(|outcome| outcome.retry_after);

@@ -72,7 +72,7 @@ pub struct DecisionRequest<'a> {
     pub now: Timestamp,
     /// The effect of the decision: for example to charge, or only to peek.
     pub effect: Effect,
-    /// The timeout of Redis for this decision, if it is shorter than the configured timeout.
+    /// The Redis timeout for this decision, if it is shorter than the configured timeout.
     pub within: Option<Duration>,
 }
 
@@ -94,7 +94,7 @@ impl<'a> DecisionRequest<'a> {
     }
 }
 
-/// A decided request that was sent with its own limits, for [`ServerLimiter::observe_throttle`].
+/// A decided request that contained its own limits, for [`ServerLimiter::observe_throttle`].
 #[derive(Clone, Copy, Debug)]
 pub struct ThrottledRequest<'a> {
     /// The charge.
@@ -223,8 +223,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Sends events to `events`, including the outages of Redis. By default, and with `None`, there
-    /// are no events.
+    /// Sends events to `events`, including Redis outages. By default, and with `None`, there are no
+    /// events.
     #[must_use]
     pub fn with_events(self, events: Option<Arc<Events>>) -> Self {
         if let (Some(events), Some(redis_store)) = (&events, self.redis_store()) {
@@ -371,8 +371,8 @@ impl ServerLimiter {
         prometheus::encode(Format::Text, move |page| limiter.collect(page))
     }
 
-    /// Counts a verdict that `listener` is about to return, and records the denials in it. Decides
-    /// the request with the candidate rules, and records the request, as configured.
+    /// Counts a verdict that `listener` is about to return, and records the denials in it. If so
+    /// configured, also evaluates the candidate rules on the request, and records the request.
     pub fn observe(
         &self,
         listener: ListenerKind,
@@ -401,14 +401,13 @@ impl ServerLimiter {
         self.audit(audited, verdict);
     }
 
-    /// Audits the entries of a request that was answered with `verdict`, so that entries that no
-    /// rule uses are reported.
+    /// Audits the entries of a request that received `verdict`, so that unused entries are
+    /// reported.
     pub fn audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
-    /// Counts a decision on a limit that was sent with the request; `listener` is about to return
-    /// the decision.
+    /// Counts a decision on a limit sent with the request, which `listener` is about to return.
     pub fn observe_throttle(
         &self,
         listener: ListenerKind,
@@ -474,12 +473,12 @@ impl ServerLimiter {
         Store::decide(self, store_request, outcomes).await
     }
 
-    /// Works like [`Self::decide`], except that an error of Redis is returned instead of applying
-    /// the fallback policy.
+    /// Works like [`Self::decide`], but returns a Redis error instead of applying the fallback
+    /// policy.
     ///
     /// # Errors
     ///
-    /// Returns the error of Redis. No decision was made.
+    /// Returns the Redis error. In that case, no decision was made.
     pub async fn decide_or_fail(
         &self,
         request: DecisionRequest<'_>,
@@ -585,7 +584,7 @@ impl ServerLimiter {
         began.map(|began| self.clock.nanos().saturating_sub(began))
     }
 
-    /// Records the latency of a sampled decision, and how much of their limits its keys have used.
+    /// Records the latency of a sampled decision, and what part of each limit its key has used.
     #[inline]
     fn record_sample(&self, latency: Option<u64>, charges: &[Charge<'_>], outcomes: &[Outcome]) {
         if let Some(nanos) = latency {
@@ -597,11 +596,11 @@ impl ServerLimiter {
     }
 }
 
-/// Wraps the single limit of a throttle request into limits. A throttle request has no rule.
+/// Wraps the single limit of a throttle request, which has no rule, in [`Limits`].
 ///
 /// # Errors
 ///
-/// Never fails for a valid limit.
+/// Never fails if `limit` is valid.
 pub fn single(limit: tidegate_core::Limit) -> Result<Limits, tidegate_core::LimitError> {
     Limits::new(vec![limit])
 }

@@ -1,22 +1,22 @@
-//! The publications of a server: lists that the server writes to Redis, so that any server can
-//! answer for all.
+//! Publications: lists that each server writes to Redis, so that any server can report on all
+//! servers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tidegate_net::prometheus::{Metric, Page};
 use tidegate_redis::{StoreError, random_server_id};
 
-/// The state of the publications of one list of this server.
+/// The publication state of one of this server's lists.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    /// The id of this server, which is different after each start.
+    /// The ID of this server, which is different after each start.
     id: String,
-    /// What is published, for the log.
+    /// The name of the published content, for log records.
     content: &'static str,
     metric: &'static Metric<1>,
     is_publishing: AtomicBool,
     is_failing: AtomicBool,
-    /// The number of publications that succeeded, and the number that failed.
+    /// The numbers of successful and failed publications.
     counts: [AtomicU64; 2],
 }
 
@@ -25,7 +25,8 @@ pub(crate) struct Publisher {
 pub(crate) struct Publication<'p>(&'p Publisher);
 
 impl Publisher {
-    /// Creates the publisher of `content`, whose publications `metric` counts by result.
+    /// Creates the publisher of `content`. The `metric` exports the number of publications by
+    /// result.
     pub(crate) fn new(content: &'static str, metric: &'static Metric<1>) -> Self {
         Self {
             id: random_server_id(),
@@ -37,7 +38,7 @@ impl Publisher {
         }
     }
 
-    /// Returns the id of this server.
+    /// Returns the ID of this server.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
@@ -48,7 +49,7 @@ impl Publisher {
         (!was_publishing).then_some(Publication(self))
     }
 
-    /// Counts a publication, and logs when publications begin to fail or to succeed again.
+    /// Counts a publication, and logs when publications start to fail, and when they succeed again.
     pub(crate) fn record(&self, result: &Result<(), StoreError>) {
         self.counts[usize::from(result.is_err())].fetch_add(1, Ordering::Relaxed);
         let was_failing = self.is_failing.swap(result.is_err(), Ordering::Relaxed);

@@ -6,8 +6,7 @@
 //! {"time":1700000000.000123,"cost":1,"allowed":true,"entries":{"ip":"203.0.113.9","path":"/login"}}
 //! ```
 //!
-//! A separate thread writes the file. If the thread is too slow, requests are not recorded, and are
-//! counted.
+//! A separate thread writes the file. If the thread falls behind, requests are dropped and counted.
 
 use std::{cell::Cell, hash::BuildHasher as _, io};
 
@@ -40,16 +39,17 @@ pub struct RequestRecorder {
 }
 
 impl RequestRecorder {
-    /// Opens the file of `settings`. `mask` hashes the values of the entries in `settings.hash`.
+    /// Opens the file in `settings`. `mask` hashes the values of the entries in `settings.hash`.
     ///
     /// # Errors
     ///
-    /// The operating system's error if the file cannot be opened or the thread cannot be started.
+    /// Returns the operating system's error if the file cannot be opened or the thread cannot be
+    /// started.
     pub fn open(settings: RecordConfig, mask: KeyMask) -> io::Result<Self> {
         let lines = LineLog::open(LineLogSettings {
             name: "record",
             path: Some(settings.to.clone()),
-            // The file has a predecessor of the same size.
+            // One earlier file of the same size is kept, so each file may use half of the maximum.
             rotate_at: Some(settings.max_bytes as u64 / 2),
         })?;
         Ok(Self {
@@ -59,7 +59,7 @@ impl RequestRecorder {
         })
     }
 
-    /// Records a request that was answered with `verdict`, if the request is in the sample.
+    /// Records a request that received `verdict`, if the request is in the sample.
     pub(crate) fn record(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         if self.is_in_sample(decided) {
             let line = self.line(decided, verdict);
@@ -78,8 +78,8 @@ impl RequestRecorder {
             return true;
         }
         let by = self.settings.by.as_deref();
-        // A request without the entry is sampled by itself. Otherwise either all such requests or
-        // none would be recorded.
+        // Each request without the entry is sampled individually. Otherwise, either all such
+        // requests or none would be recorded.
         let number = match by.and_then(|by| decided.request.entry(by)) {
             Some(value) => FixedState::with_seed(SAMPLE_SEED).hash_one(value),
             None => next_number(),
@@ -114,7 +114,7 @@ impl RequestRecorder {
         line
     }
 
-    /// Reopens the file before the next line is written, after another program has moved it.
+    /// Reopens the file before the next line is written, because another program has moved it.
     pub fn reopen(&self) {
         self.lines.reopen();
     }
@@ -129,7 +129,8 @@ impl RequestRecorder {
     }
 }
 
-/// Returns whether values of the entry `name` usually are credentials, which must not be in a file.
+/// Returns whether the values of the entry `name` usually are credentials, which must not be
+/// written to a file.
 fn is_credential(name: &str) -> bool {
     matches!(
         name,
@@ -238,7 +239,7 @@ mod tests {
         };
         let mut lines = recorded(by_ip, &twice);
         let count = lines.len();
-        // Ten standard deviations of a binomial distribution are 300 of 10,000.
+        // For a binomial distribution, the tolerance of 300 in 10,000 is ten standard deviations.
         assert!((2 * 700..=2 * 1_300).contains(&count), "{count}");
         lines.sort();
         assert!(lines.chunks(2).all(|pair| pair[0] == pair[1]));

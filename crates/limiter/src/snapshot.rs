@@ -1,10 +1,10 @@
-//! Snapshots: a file with the content of the memory store, so that counters survive a restart.
+//! Snapshots: files with the contents of the memory store, so that counters survive a restart.
 //!
 //! ```text
 //! magic │ length, checksum, bytes of part 0 │ … of part 1 │ … │ length 0
 //! ```
 //!
-//! A snapshot is written to a temporary file and renamed into place. So a reader sees either the
+//! A snapshot is written to a temporary file and renamed into place, so a reader sees either the
 //! old or the new snapshot, never a partial file. Each part has a CRC-32 checksum. All checksums
 //! and records are verified before the first record is restored. A truncated or corrupted file is
 //! renamed and kept, and the store starts empty.
@@ -39,12 +39,12 @@ pub enum RestoreOutcome {
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
 /// The advice for a snapshot that cannot be written. The advice lists several causes, because some
-/// errors of the file system do not identify the cause.
+/// file system errors do not identify the cause.
 const ADVICE: &str = "check that the folder exists, that the server is allowed to write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
-/// The status of the snapshots, with the error if they fail. Because of snapshots, the counters of
-/// this process survive a restart.
+/// The status of the snapshots, with which the counters of this process survive a restart. Contains
+/// the error if snapshots fail.
 #[derive(Debug, Default)]
 pub struct SnapshotHealth(Mutex<Health>);
 
@@ -189,12 +189,12 @@ fn seconds(span: Span) -> u64 {
 ///
 /// # Errors
 ///
-/// Returns the error of the file system. The previous snapshot is kept.
+/// Returns the file system error. In that case, the previous snapshot is kept.
 pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> {
     let draft = beside(path, ".draft");
     let written = write_all(store, &draft, now).and_then(|()| fs::rename(&draft, path));
     if written.is_err() {
-        // An error of the cleanup is ignored, because the first error is reported.
+        // A cleanup error is ignored, because the first error is reported.
         let _ = fs::remove_file(&draft);
     }
     written
@@ -204,7 +204,7 @@ pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> 
 ///
 /// # Errors
 ///
-/// Returns the error of the file system.
+/// Returns the file system error.
 pub fn try_out(path: &Path) -> io::Result<()> {
     let trial = beside(path, ".trial");
     create_private(&trial)?;
@@ -216,7 +216,7 @@ pub fn try_out(path: &Path) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Returns the error of the file system. A corrupt file is not an error, but gives the result
+/// Returns the file system error. A corrupt file is not an error, but gives the result
 /// [`RestoreOutcome::SetAside`].
 pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<RestoreOutcome> {
     let bytes = match fs::read(path) {
@@ -257,7 +257,7 @@ fn write_all(store: &MemoryStore, draft: &Path, now: Timestamp) -> io::Result<()
 /// Creates a file that only this user can read, because keys contain client addresses and customer
 /// names.
 fn create_private(path: &Path) -> io::Result<File> {
-    // A file that is left over from an earlier attempt may have other permissions.
+    // A file left over from an earlier attempt may have other permissions.
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}

@@ -1,4 +1,4 @@
-//! The limiter's backend, and the implementation of [`Store`] for the limiter, which adds latency
+//! The limiter's backend, and the limiter's implementation of [`Store`], which adds latency
 //! sampling.
 
 use std::sync::Arc;
@@ -97,8 +97,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Counts a decision, which may be one of the Redis-backed store, on the `original` charges for the lists of top
-    /// talkers. `evaluated` are the charges whose limits were evaluated.
+    /// Counts a decision on the `original` charges for the lists of top talkers. The Redis-backed
+    /// store may have made the decision. `evaluated` are the charges whose limits were evaluated.
     fn record_remote(
         &self,
         original: &[Charge<'_>],
@@ -113,8 +113,8 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decided, outcomes);
         }
-        // A fallback policy has decided the other charges. These other charges are placed after the
-        // evaluated charges, so that the outcomes belong to the first charges.
+        // A fallback policy has decided the other charges. They are placed after the evaluated
+        // charges, so that the outcomes belong to the first charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));
         let ordered: SmallVec<[Charge<'_>; 4]> = evaluated.iter().chain(others).copied().collect();
@@ -279,7 +279,7 @@ impl Store for ServerLimiter {
                     });
                 }
             }
-            // A receipt that another backend issued cannot be settled here.
+            // A receipt issued by another backend cannot be settled here.
             (Backend::Memory(_), Some(LimiterReceipt::Redis(_)))
             | (Backend::Redis(_), Some(LimiterReceipt::Memory(_)))
             | (_, None) => {}
@@ -304,7 +304,7 @@ impl Store for ServerLimiter {
             (Backend::Redis(redis_store), LimiterReceipt::Redis(receipt)) => {
                 redis_store.renew(charges, receipt, now).map(observed)
             }
-            // A receipt that another backend issued cannot be renewed here.
+            // A receipt issued by another backend cannot be renewed here.
             (Backend::Memory(_), LimiterReceipt::Redis(_))
             | (Backend::Redis(_), LimiterReceipt::Memory(_)) => {
                 MaybeReady::Ready(observed(Renewal::Unknown))

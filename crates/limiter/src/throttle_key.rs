@@ -1,9 +1,9 @@
-//! The keys of limits that are sent with the request. They never equal the key of a rule.
+//! The keys of limits sent with the request. They never equal the key of a rule.
 
 use tidegate_core::{MAX_KEY_SPACE, RequestError, bounds, free_key_in};
 
-/// A database number of the Redis protocol. Keys of limits that are sent with the request are
-/// separate in each database; rules are the same in all databases.
+/// A database number in the Redis protocol. The keys of limits sent with the request are separate
+/// in each database; the rules are the same in all databases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Database(u8);
 
@@ -23,8 +23,8 @@ impl Database {
     }
 }
 
-/// The maximum length in bytes of the key of a limit that is sent with the request. The encoding of
-/// the key may add one byte, or two bytes in databases other than 0.
+/// The maximum key length of a limit sent with the request, in bytes. Encoding the key may add one
+/// byte, or two bytes in databases other than 0.
 pub const MAX_THROTTLE_KEY_BYTES: usize = bounds::MAX_KEY_BYTES - 1;
 
 /// Encodes a key in the same way as [`throttle_key_in`] does for database 0. The endpoint
@@ -37,9 +37,8 @@ pub fn throttle_key<'b>(key: &'b [u8], buffer: &'b mut Vec<u8>) -> Result<&'b [u
     throttle_key_in(Database::default(), key, buffer)
 }
 
-/// Encodes `key` as the store key of a limit that is sent with the request, in the given
-/// database of the Redis protocol. The result never equals the key of a rule. `buffer` can be
-/// reused between calls.
+/// Encodes `key` as the store key of a limit sent with the request, in the given Redis protocol
+/// database. The result never equals the key of a rule. `buffer` can be reused between calls.
 ///
 /// # Errors
 ///

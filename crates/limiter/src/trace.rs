@@ -1,6 +1,6 @@
 //! Spans of decisions, for distributed tracing.
 //!
-//! The spans are those of the crate `tracing`, with the target [`TARGET`]. They are off until the
+//! They are spans of the `tracing` crate, with the target [`TARGET`]. They are off until the
 //! program calls [`enable`]. While they are off, a decision reads one atomic pointer.
 //!
 //! ```text
@@ -22,7 +22,7 @@ use crate::metrics::ListenerKind;
 /// The target of the spans.
 pub const TARGET: &str = "tidegate::trace";
 
-/// Connects spans with the trace context in headers (W3C Trace Context).
+/// Connects spans to the trace context in headers (W3C Trace Context).
 pub trait Propagator: fmt::Debug + Send + Sync {
     /// Makes the span in `headers` the parent of `span`. Ignores invalid headers.
     fn extract(&self, headers: &HeaderMap, span: &Span);
@@ -30,14 +30,14 @@ pub trait Propagator: fmt::Debug + Send + Sync {
     /// Writes the context of `span` into `headers`.
     fn inject(&self, span: &Span, headers: &mut HeaderMap);
 
-    /// Returns the id of the trace of `span`, as 32 hexadecimal digits; `None` if the trace is not
+    /// Returns the trace ID of `span`, as 32 hexadecimal digits; `None` if the trace is not
     /// exported.
     fn trace_id(&self, span: &Span) -> Option<String>;
 }
 
 static PROPAGATOR: OnceLock<Box<dyn Propagator>> = OnceLock::new();
 
-/// Turns spans on for this process. Returns false if they were on before.
+/// Turns spans on for this process. Returns false if they were already on.
 pub fn enable(propagator: Box<dyn Propagator>) -> bool {
     PROPAGATOR.set(propagator).is_ok()
 }
@@ -75,8 +75,8 @@ pub fn outcome(reason: Option<Reason>) -> &'static str {
     reason.map_or("allowed", Reason::as_str)
 }
 
-/// Returns the span of a request to `listener` that is named `name`, with the parent that `headers`
-/// name. Without tracing, the span is empty.
+/// Creates a span named `name` for a request to `listener`. The trace context in `headers` is its
+/// parent. Without tracing, the span is empty.
 #[must_use]
 pub fn request_span(listener: ListenerKind, name: &'static str, headers: &HeaderMap) -> Span {
     let Some(propagator) = PROPAGATOR.get() else {
@@ -87,8 +87,8 @@ pub fn request_span(listener: ListenerKind, name: &'static str, headers: &Header
     span
 }
 
-/// Returns the span of a decision without a request in HTTP, such as a command of the Redis
-/// protocol. The span has no parent. Without tracing, the span is empty.
+/// Creates a span for a decision without an HTTP request, such as a Redis protocol command. The
+/// span has no parent. Without tracing, the span is empty.
 #[must_use]
 pub fn command_span(listener: ListenerKind) -> Span {
     match PROPAGATOR.get() {
@@ -112,8 +112,8 @@ fn decision_span(listener: ListenerKind, name: &'static str) -> Span {
     )
 }
 
-/// Returns the span of a wait for Redis, below the current span. Without tracing, the span is
-/// empty.
+/// Creates a span for a wait for Redis, as a child of the current span. Without tracing, the span
+/// is empty.
 pub(crate) fn redis_span() -> Span {
     if PROPAGATOR.get().is_none() {
         return Span::none();
@@ -134,16 +134,16 @@ pub(crate) fn record_verdict(listener: ListenerKind, verdict: &Verdict<'_>) {
     }
 }
 
-/// Works like [`record_verdict`], and builds the verdict only if tracing is on.
+/// Works like [`record_verdict`], but calls `verdict` only if tracing is on.
 pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> Verdict<'r>) {
     if PROPAGATOR.get().is_some() {
         record(listener, &TracedOutcome::of(&verdict()));
     }
 }
 
-/// Records the outcome of a decision in the span of its request. A command of the Redis protocol
-/// that does not wait for Redis has no span, so the decision gets a span of its own, without a
-/// duration.
+/// Records the outcome of a decision in the span of its request. A Redis protocol command that does
+/// not wait for Redis has no span, so a separate span without a duration is created for the
+/// decision.
 pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if PROPAGATOR.get().is_none() {
         return;
@@ -168,7 +168,7 @@ pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     }
 }
 
-/// Returns the id of the trace of the current span; `None` without tracing, or if the trace is not
+/// Returns the trace ID of the current span; `None` without tracing, or if the trace is not
 /// exported.
 pub(crate) fn trace_id() -> Option<String> {
     PROPAGATOR.get()?.trace_id(&Span::current())

@@ -1,4 +1,4 @@
-//! Candidate rules never change an answer, and are decided as if they were in force.
+//! Tests that candidate rules never change a response, and are evaluated as if they were in force.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,7 +49,8 @@ fn set_candidate(limiter: &ServerLimiter, text: &str, until: Option<Timestamp>) 
     limiter.set_candidate(Some(read), MemoryBounds::default());
 }
 
-/// Decides a request as a listener does. Returns whether it is admitted, and the verdict as text.
+/// Decides a request as a listener does. Returns whether it is admitted, and the verdict as a
+/// string.
 fn ask(limiter: &ServerLimiter, entries: &[(&str, &str)]) -> (bool, String) {
     let rules = limiter.rules();
     let mut scratch = Scratch::default();

@@ -166,7 +166,7 @@ fn explain<'r>(
     now(limiter.explain(rules, request))
 }
 
-/// Returns the parts of an explanation that a check returns too.
+/// Returns the parts of an explanation that a check also returns.
 fn summary(explained: &Explanation<'_>) -> (bool, Option<Reason>, RetryAfter) {
     (explained.allowed, explained.reason, explained.retry_after)
 }
@@ -250,8 +250,8 @@ proptest! {
     }
 }
 
-/// In a check, a blocked key has no outcomes. So the explanation evaluates each limit without the
-/// block.
+/// In a check, a blocked key has no outcomes. The explanation therefore evaluates each limit
+/// without the block.
 #[test]
 fn a_block_is_explained_with_the_limits_of_all_rules() {
     let rule = |name: &str, key: &str| {

@@ -23,7 +23,7 @@ enum Step {
     Settle { which: usize, cost: u64 },
     /// Renews one of the outstanding or former reservations for a number of milliseconds.
     Renew { which: usize, ttl: u64 },
-    /// Lets a number of milliseconds pass.
+    /// Advances the clock by a number of milliseconds.
     Pass(u64),
 }
 
@@ -36,7 +36,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Units that count from an instant on.
+/// Units charged at an instant.
 #[derive(Clone, Copy, Debug)]
 struct Counted {
     at: u64,
@@ -53,7 +53,7 @@ struct Held {
     is_outstanding: bool,
 }
 
-/// The naive model: a list of all units, of which those in the current window count.
+/// The naive model: a list of all charged units. Only the units in the current window count.
 struct Model {
     is_fixed: bool,
     now: u64,

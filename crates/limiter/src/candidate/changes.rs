@@ -11,7 +11,7 @@ use super::RuleKey;
 use crate::KeyMask;
 
 /// The maximum number of keys for which changed requests are counted. If there are more, the half
-/// of them with the fewest requests is forgotten.
+/// with the fewest requests is forgotten.
 const MAX_KEYS: usize = 10_000;
 
 /// The changed requests, by rule and key.
@@ -19,7 +19,7 @@ const MAX_KEYS: usize = 10_000;
 pub(super) struct ChangedKeys {
     requests: u64,
     keys: HashMap<RuleKey, ChangedRequests>,
-    /// The number of requests of keys that were forgotten.
+    /// The number of requests of forgotten keys.
     uncounted: u64,
 }
 
@@ -36,8 +36,9 @@ struct ChangedRequests {
 pub struct ChangedKeyList {
     /// The keys, by descending number of requests.
     pub keys: Vec<ChangedKey>,
-    /// The number of requests of keys that were forgotten, because there were too many keys. If it
-    /// is 0, the numbers of requests are exact; otherwise a key can have had more.
+    /// The number of requests of keys that were forgotten because there were too many keys. If it
+    /// is 0, the request counts are exact; otherwise, a key may have had more requests than its
+    /// count.
     pub uncounted: u64,
 }
 
@@ -46,7 +47,7 @@ pub struct ChangedKeyList {
 pub struct ChangedKey {
     /// The rule that denies the requests.
     pub rule: String,
-    /// The values of the key of the rule.
+    /// The values of the rule's key.
     pub key: Vec<String>,
     /// The number of requests.
     pub requests: u64,
@@ -78,13 +79,13 @@ impl ChangedKeys {
         }
     }
 
-    /// Forgets the half of the keys with the fewest requests, so that keys which appear later can
-    /// still become those with the most requests.
+    /// Forgets the half of the keys with the fewest requests. This makes room for new keys, which
+    /// may later have the most requests.
     fn forget_half(&mut self) {
         let mut counts: Vec<u64> = self.keys.values().map(|requests| requests.count).collect();
         let (_, median, _) = counts.select_nth_unstable(MAX_KEYS / 2);
         let median = *median;
-        // Of the keys with exactly the median, only as many are kept as fit.
+        // Keys whose count equals the median are kept only as long as there is room.
         let above = self
             .keys
             .values()
@@ -111,7 +112,7 @@ impl ChangedKeys {
         self.requests
     }
 
-    /// Copies the keys with the most requests, at most `most`, in no particular order.
+    /// Copies up to `most` keys, those with the most requests, in no particular order.
     pub(super) fn top(&self, most: usize) -> TopChangedKeys {
         let mut keys: Vec<_> = self.keys.iter().collect();
         if most < keys.len() {
@@ -136,7 +137,7 @@ pub(super) struct TopChangedKeys {
 }
 
 impl TopChangedKeys {
-    /// Sorts the keys, and shows them with `mask`.
+    /// Sorts the keys, and formats their values with `mask`.
     pub(super) fn into_list(mut self, mask: &KeyMask) -> ChangedKeyList {
         self.keys
             .sort_unstable_by(|(key, one), (other_key, other)| {
@@ -197,7 +198,7 @@ mod tests {
         let keys = 10 * MAX_KEYS;
         for number in 0..keys {
             changed.count([key(&number.to_string())], now);
-            // A key among the others, which begins late.
+            // The key `heavy` has requests only in the second half of the test.
             if number > keys / 2 && number % 100 == 0 {
                 changed.count([key("heavy")], now);
             }

@@ -1,16 +1,16 @@
-//! Candidate rules: a second rule set that is decided beside the rules in force, on the same
-//! requests, and that never denies a request.
+//! Candidate rules: a second rule set, which is evaluated on the same requests as the rules in
+//! force. It never denies a request.
 //!
 //! ```text
 //! request ─▶ rules in force ─▶ answer
 //!                 └─▶ candidate rules ─▶ comparison, counters
 //! ```
 //!
-//! The candidate rules have counters of their own: a separate memory store or, with Redis, keys
-//! with a prefix of their own. With the memory store, the candidate decision takes place before the
-//! answer is sent, and takes as long as another decision in memory. With Redis, no answer waits for
-//! it: the candidate decision is sent by a task on the connections of the store, and a bounded
-//! number of these tasks run at the same time.
+//! The candidate rules have separate counters: a second memory store or, with Redis, keys with a
+//! different prefix. With the memory store, the candidate decision is made before the response is
+//! sent, and takes as long as any other decision in memory. With Redis, the response does not wait
+//! for the candidate decision. A background task requests it over the store's connections, and the
+//! number of concurrent tasks is bounded.
 
 mod changes;
 
@@ -36,11 +36,11 @@ use self::changes::ChangedKeys;
 pub use self::changes::{ChangedKey, ChangedKeyList};
 use crate::{Backend, KeyMask, ServerLimiter, metrics::MAX_RULE_LABELS};
 
-/// The maximum number of candidate decisions that wait for Redis at the same time.
+/// The maximum number of candidate decisions waiting for Redis at the same time.
 const MAX_IN_FLIGHT: usize = 1_000;
 
-/// The part of the keys in Redis that follows the prefix of the store. It begins with `#`, like the
-/// keys of the store that belong to no rule.
+/// The part of the Redis keys after the store's own prefix. It begins with `#`, like the store's
+/// other keys that do not belong to a rule.
 const KEY_PREFIX: &str = "#candidate:";
 
 const REQUESTS: Metric<1> = Metric::counter(
@@ -61,11 +61,11 @@ pub struct CandidateRules {
     pub file: PathBuf,
     /// The rules.
     pub rules: RuleSet,
-    /// The instant from which the rules are no longer decided.
+    /// The instant from which the rules are no longer evaluated.
     pub until: Option<Timestamp>,
 }
 
-/// The candidate rules, and the comparison of their decisions with the answers.
+/// The candidate rules, and the comparison of their decisions with the actual ones.
 #[derive(Debug)]
 pub struct Candidate {
     file: PathBuf,
@@ -96,7 +96,7 @@ enum CandidateStore {
     },
 }
 
-/// Counts a candidate decision that waits for Redis, until it is dropped.
+/// Counts a candidate decision waiting for Redis, until this guard is dropped.
 #[derive(Debug)]
 struct InFlight(Arc<AtomicUsize>);
 
@@ -110,7 +110,7 @@ impl Drop for InFlight {
 struct RuleCounts {
     asked: AtomicU64,
     denied: AtomicU64,
-    /// Whether the rule is not decided, because its decisions depend on the responses.
+    /// Whether the rule is not evaluated, because its decisions depend on responses.
     is_left_out: bool,
 }
 
@@ -127,7 +127,7 @@ struct RuleKey {
     key: Vec<String>,
 }
 
-/// The answer to a request under the rules in force.
+/// The decision on a request under the rules in force.
 #[derive(Debug)]
 enum LiveAnswer {
     Admitted,
@@ -150,30 +150,30 @@ pub struct CandidateReport {
     pub file: PathBuf,
     /// The instant of the first comparison.
     pub began: Timestamp,
-    /// The instant from which the rules are no longer decided.
+    /// The instant from which the rules are no longer evaluated.
     pub until: Option<Timestamp>,
     /// The number of requests that both rule sets decided.
     pub compared: u64,
     /// The number of these requests that the candidate rules would have denied.
     pub denied: u64,
-    /// The number of requests that were admitted, and that the candidate rules would have denied.
+    /// The number of admitted requests that the candidate rules would have denied.
     pub newly_denied: u64,
-    /// The number of requests that were denied, and that the candidate rules would have admitted.
+    /// The number of denied requests that the candidate rules would have admitted.
     pub no_longer_denied: u64,
-    /// The number of requests that were not compared, because a block, the failure policy or a rule
-    /// that is left out denied them.
+    /// The number of requests that were not compared, because they were denied by a block, the
+    /// failure policy or a rule that is left out of the comparison.
     pub not_compared: u64,
-    /// The number of requests that the candidate rules reject as invalid, for example because the
-    /// entry with their cost is missing.
+    /// The number of requests that the candidate rules reject as invalid, for example because their
+    /// cost entry is missing.
     pub rejected: u64,
     /// The number of requests that the candidate rules did not decide, because Redis failed or too
     /// many candidate decisions were waiting for Redis.
     pub lost: u64,
     /// The rules, in the order of the file.
     pub rules: Vec<CandidateRule>,
-    /// The keys with the most requests that are newly denied.
+    /// The keys with the most newly denied requests.
     pub newly: ChangedKeyList,
-    /// The keys (of the rules in force) with the most requests that are no longer denied.
+    /// The keys of the rules in force with the most requests that are no longer denied.
     pub no_longer: ChangedKeyList,
 }
 
@@ -182,21 +182,20 @@ pub struct CandidateReport {
 pub struct CandidateRule {
     /// The name.
     pub rule: String,
-    /// The mode in the file.
+    /// The mode of the rule in the file.
     pub mode: Mode,
-    /// Whether the rule is not decided, because it has concurrency slots, a queue, or a cost that
+    /// Whether the rule is not evaluated, because it has concurrency slots, a queue, or a cost that
     /// depends on the response.
     pub is_left_out: bool,
     /// The number of requests to which the rule applies.
     pub asked: u64,
-    /// The number of requests that the limits of the rule deny; in shadow mode, the number that
-    /// they would deny.
+    /// The number of requests that the rule's limits deny (in shadow mode, would deny).
     pub denied: u64,
 }
 
 impl Candidate {
-    /// Creates the candidate for a limiter that decides with `backend`. The counters of `old`, if
-    /// there is an old candidate, are kept. The comparison begins anew.
+    /// Creates the candidate for a limiter with this `backend`. If there is an `old` candidate, its
+    /// counters are kept, but the comparison restarts.
     fn new(
         read: CandidateRules,
         backend: &Backend,
@@ -254,7 +253,8 @@ impl Candidate {
         &self.rules
     }
 
-    /// Decides a request that was answered with `verdict`, and compares the two decisions.
+    /// Evaluates the candidate rules on a request that received `verdict`, and compares the two
+    /// decisions.
     #[cold]
     fn observe(
         self: &Arc<Self>,
@@ -294,7 +294,7 @@ impl Candidate {
         }
     }
 
-    /// Returns whether the candidate rules are no longer decided. Logs the end once.
+    /// Returns whether the candidate rules are no longer evaluated. Logs once that they have ended.
     fn has_ended(&self, now: Timestamp) -> bool {
         let has_ended = self.until.is_some_and(|until| now >= until);
         if has_ended && !self.has_ended.swap(true, Ordering::Relaxed) {
@@ -518,8 +518,8 @@ impl Candidate {
 }
 
 impl LiveAnswer {
-    /// Returns the answer to compare with; `None` if the candidate rules cannot be compared with
-    /// this answer.
+    /// Returns the decision to compare with. Returns `None` if the candidate rules cannot be
+    /// compared with this verdict.
     fn new(decided: DecidedRequest<'_>, verdict: &Verdict<'_>) -> Option<Self> {
         if verdict.allowed {
             return Some(Self::Admitted);
@@ -536,7 +536,7 @@ impl LiveAnswer {
     }
 }
 
-/// A request that a task decides after the original request has been answered.
+/// A copy of a request, for a task that evaluates the candidate rules after the response was sent.
 #[derive(Debug)]
 struct OwnedRequest {
     /// The entries that the candidate rules use.
@@ -569,12 +569,12 @@ fn count(counter: &AtomicU64) {
 }
 
 impl ServerLimiter {
-    /// Replaces the candidate rules; `None` ends the comparison. If there was a candidate, its
-    /// counters are kept, and the comparison begins anew. A memory store for candidate counters
-    /// has the given `bounds`.
+    /// Replaces the candidate rules; `None` ends the comparison. If there already was a candidate,
+    /// its counters are kept, but the comparison restarts. `bounds` limit the memory store that
+    /// counts for the candidate rules.
     ///
-    /// The listeners extract the entries of the candidate rules only if the rules in force name
-    /// these entries: see [`RuleSet::with_extra_entries_of`].
+    /// Listeners extract the entries that the candidate rules use only if the rules in force name
+    /// them, too: see [`RuleSet::with_extra_entries_of`].
     pub fn set_candidate(&self, read: Option<CandidateRules>, bounds: MemoryBounds) {
         let old = self.candidate();
         let now = self.now();
@@ -600,8 +600,7 @@ impl ServerLimiter {
         self.candidate.load_full()
     }
 
-    /// Decides a request that was answered with `verdict` with the candidate rules, if there are
-    /// any.
+    /// Evaluates the candidate rules, if there are any, on a request that received `verdict`.
     #[inline]
     pub(crate) fn observe_with_candidate(
         &self,

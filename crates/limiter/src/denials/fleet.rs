@@ -1,8 +1,8 @@
 //! Recent denials of all servers that share a Redis.
 //!
-//! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server
-//! reads the published denials of the other servers, and merges them with its own. A server that is
-//! killed loses at most the denials of the last second.
+//! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server can
+//! read the other servers' published denials, and merge them with its own. A server that is killed
+//! loses at most the denials of the last second.
 
 use std::{
     cmp::Reverse,
@@ -26,13 +26,14 @@ pub(super) static PUBLICATIONS: Metric<1> = Metric::counter(
 /// The maximum number of denials in one publication. If there are more, the newest are published.
 const MAX_PUBLICATION: usize = 200;
 
-/// The length up to which a published denial has entries, in bytes.
+/// The maximum length of a published denial with entries, in bytes. Entries that would exceed it
+/// are left out.
 const MAX_PUBLISHED_BYTES: usize = 1_536;
 
-/// The length of the id of a server.
+/// The length of a server ID, in bytes.
 const ID_BYTES: usize = 32;
 
-/// The first byte of a published denial: whether its values are hashed.
+/// The first byte of a published denial, which tells whether its values are hashed.
 const PLAIN: u8 = 0;
 const HASHED: u8 = 1;
 
@@ -46,7 +47,7 @@ pub struct OtherDenials {
 }
 
 impl OtherDenials {
-    /// Returns the result that is used if the other servers cannot be read.
+    /// Returns the result to use if the other servers' denials cannot be read.
     #[must_use]
     pub fn unknown(problem: String) -> Self {
         Self {
@@ -56,7 +57,7 @@ impl OtherDenials {
     }
 }
 
-/// The denials of a publication.
+/// The denials in one publication.
 #[derive(Debug, Default)]
 struct UnpublishedDenials {
     /// The newest denials since the last publication, oldest first.
@@ -117,8 +118,8 @@ impl ServerLimiter {
     /// Publishes the denials since the last publication. Has no effect without Redis, or while
     /// another publication is in progress. Call this method every second.
     ///
-    /// Denials are not published again if a publication fails, because it may have succeeded. They
-    /// count as lost.
+    /// If a publication fails, its denials are not published again, because Redis may have received
+    /// them. They count as lost.
     pub async fn publish_denials(&self) {
         let log = self.denials();
         let Some(redis_store) = self.redis_store().filter(|_| log.is_kept()) else {
@@ -149,7 +150,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the newest denials of other servers that `filter` selects, at most `most`. Without
+    /// Returns up to `most` of the newest denials on other servers that `filter` selects. Without
     /// Redis, there are no other servers.
     pub async fn denials_of_others(&self, filter: &DenialFilter<'_>, most: usize) -> OtherDenials {
         let mut others = OtherDenials::default();
@@ -171,7 +172,7 @@ impl ServerLimiter {
             let records = page.denials.iter().map(Vec::as_slice);
             let records: Vec<PublishedDenial<'_>> =
                 records.filter_map(PublishedDenial::decode).collect();
-            // The denials of this server are listed from its memory.
+            // This server's own denials are listed from its memory.
             let of_others = records
                 .iter()
                 .filter(|record| record.server != own_id.as_bytes());
@@ -217,14 +218,14 @@ fn pack(denial: &DenialRecord, server: &str, mask: &KeyMask) -> Vec<u8> {
 
 /// A published denial. Only the fields that every reader needs are decoded in advance.
 struct PublishedDenial<'p> {
-    /// The id of the server that published the denial.
+    /// The ID of the server that published the denial.
     server: &'p [u8],
     is_hashed: bool,
     record: Record<'p>,
 }
 
 impl<'p> PublishedDenial<'p> {
-    /// Decodes the bytes that [`pack`] has written.
+    /// Decodes bytes written by [`pack`].
     fn decode(packed: &'p [u8]) -> Option<Self> {
         let (kind, rest) = packed.split_first()?;
         let (server, record) = rest.split_at_checked(ID_BYTES)?;
@@ -240,9 +241,9 @@ impl<'p> PublishedDenial<'p> {
         })
     }
 
-    /// Copies the record. The values of the denial are hashed if the server that published it, or
-    /// this server, hashes them.
-    fn to_denial(&self, mask: &KeyMask) -> DenialRecord {
+    /// Copies the record into a [`Denial`]. The values are hashed if the publishing server or this
+    /// server hashes values.
+    fn to_denial(&self, mask: &KeyMask) -> Denial {
         let denial = self.record.to_denial();
         if self.is_hashed {
             denial
@@ -252,8 +253,9 @@ impl<'p> PublishedDenial<'p> {
     }
 }
 
-/// Returns whether `filter` selects `denial`, whose values are hashed if `mask` requires it.
-fn selects(filter: &DenialFilter<'_>, denial: &DenialRecord, mask: &KeyMask) -> bool {
+/// Returns whether `filter` selects `denial`. The values of `denial` are already hashed if `mask`
+/// hashes values.
+fn selects(filter: &DenialFilter<'_>, denial: &Denial, mask: &KeyMask) -> bool {
     let has_key = || {
         let wanted = filter.key.iter().map(|value| mask.value(value));
         denial.key.len() == filter.key.len() && wanted.zip(&denial.key).all(|(a, b)| a == *b)

@@ -1,9 +1,9 @@
 //! Recent denials: a bounded list that shows an operator which clients were denied, by which limit,
 //! and until when.
 //!
-//! Like the metrics, each group of threads has its own list, so that a decision never waits for a
-//! lock that another worker holds. For an admitted request, the only work is to check whether a
-//! shadow rule would have denied it.
+//! As for the metrics, each group of threads has its own list, so a decision never waits for
+//! another worker's lock. For an admitted request, the only work is to check whether a shadow rule
+//! would have denied it.
 
 mod fleet;
 mod record;
@@ -48,22 +48,22 @@ pub struct DenialRecord {
     pub reason: DenialReason,
     /// The time from `at` until the same request would be admitted by this rule.
     pub retry_after: RetryAfter,
-    /// The name of the rule; `None` for a limit that was sent with the request, for a descriptor of
-    /// Envoy's rate limit service, and if the store was full.
+    /// The name of the rule; `None` for a limit sent with the request, for an Envoy rate limit
+    /// descriptor, and if the store was full.
     pub rule: Option<String>,
     /// The limit; `None` if a block or the store denied the request.
     pub policy: Option<String>,
-    /// The values of the rule's key, the key that was sent with the limit, or the values of the
-    /// descriptor. Empty if a descriptor is longer than a key can be.
+    /// The values of the rule's key, the key sent with the limit, or the descriptor's values. Empty
+    /// if a descriptor exceeds the maximum length of a key.
     pub key: Vec<String>,
-    /// The entries of the request that the conditions and the key of the rule use, or the domain
-    /// and the entries of the descriptor. Long values are truncated, and entries beyond about 3 KiB
-    /// are left out.
+    /// The request entries that the rule's conditions and key use, or the domain and the
+    /// descriptor's entries. Long values are truncated, and entries beyond about 3 KiB are left
+    /// out.
     pub entries: Vec<(String, String)>,
 }
 
-/// The reason of a denial in the list. It is the [`Reason`] of the verdict, except that an
-/// unreachable store has a reason of its own.
+/// The reason for a listed denial. It is the verdict's [`Reason`], except that an unreachable store
+/// is a separate reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialReason {
     /// A limit is exhausted.
@@ -77,7 +77,7 @@ pub enum DenialReason {
 }
 
 impl DenialReason {
-    /// All reasons, in the order of their numbers in a record.
+    /// All reasons. The position of a reason is its ID in a record.
     const ALL: [Self; 4] = [Self::Limit, Self::Blocked, Self::Store, Self::OnFailure];
 
     /// Returns the name of the reason.
@@ -91,7 +91,7 @@ impl DenialReason {
         }
     }
 
-    /// Returns the reason of a denied request.
+    /// Returns the reason for the denial.
     fn of(verdict: &Verdict<'_>) -> Self {
         match verdict.reason {
             Some(Reason::Store) if verdict.source == Source::Policy => Self::OnFailure,
@@ -129,7 +129,7 @@ pub struct DescriptorDenial<'a> {
     pub listener: ListenerKind,
     /// The domain of the request.
     pub domain: &'a str,
-    /// The keys and the values of the descriptor.
+    /// The descriptor's keys and values.
     pub descriptor: &'a [(String, String)],
     /// The limit in short notation.
     pub policy: &'a str,
@@ -147,9 +147,9 @@ pub struct DescriptorDenial<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DenialList {
     /// The selected denials, newest first.
-    pub denials: Vec<DenialRecord>,
-    /// The number of denials since the start of the process that are no longer in memory. The
-    /// filter does not affect this number.
+    pub denials: Vec<Denial>,
+    /// The number of denials since the process started that are no longer in memory, regardless of
+    /// the filter.
     pub lost: u64,
 }
 
@@ -165,7 +165,7 @@ pub struct DenialLog {
     published: Mutex<PublishedCounts>,
 }
 
-/// What this server has published of its denials.
+/// The progress of this server's publications.
 #[derive(Debug, Default)]
 struct PublishedCounts {
     /// The counts of each shard at the last publication.
@@ -176,7 +176,7 @@ struct PublishedCounts {
     failed: u64,
 }
 
-/// What is done with a denied request.
+/// Whether to keep a denied request in memory, and whether to log it.
 #[derive(Clone, Copy, Debug)]
 struct Selection {
     is_kept: bool,
@@ -195,7 +195,7 @@ pub(crate) fn has_denial(verdict: &Verdict<'_>) -> bool {
 }
 
 impl DenialLog {
-    /// Creates an empty log, which takes no memory before the first denial.
+    /// Creates an empty list of denials, which allocates no record memory before the first denial.
     #[must_use]
     pub fn new(settings: &DenialsConfig) -> Self {
         let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -229,8 +229,8 @@ impl DenialLog {
         self.segments > 0
     }
 
-    /// Returns the newest denials that `filter` selects, at most `most`. Denials of one thread are
-    /// in the order in which they were recorded, even if their times are equal.
+    /// Returns up to `most` of the newest denials that `filter` selects. Denials from one thread
+    /// stay in the order in which they were recorded, even if their times are equal.
     #[must_use]
     pub fn list(&self, filter: &DenialFilter<'_>, most: usize) -> DenialList {
         let mut list = DenialList::default();
@@ -255,7 +255,7 @@ impl DenialLog {
 
     /// Records the denials of a verdict, one for each rule that denied the request. A rule in
     /// shadow mode counts if it would have denied the request. Each record contains the limit that
-    /// takes longest to recover. `fails_closed` returns whether the rule with these limits denies
+    /// takes longest to recover. `fails_closed` returns whether a rule with the given limits denies
     /// requests while the store is unreachable.
     #[cold]
     pub(crate) fn record(
@@ -280,7 +280,7 @@ impl DenialLog {
             entries: &[],
         };
         let mut is_explained = verdict.allowed;
-        // The lines of a rule are adjacent.
+        // The verdict's lines for one rule are adjacent.
         for lines in verdict.lines.chunk_by(|one, other| one.rule == other.rule) {
             let denying = lines.iter().filter(|line| !line.outcome.allowed);
             if let Some(line) = denying.max_by_key(|line| line.outcome.retry_after) {
@@ -296,8 +296,8 @@ impl DenialLog {
                 self.push_for(decided, denied, selection);
             }
         }
-        // No limit denied the request, but a block, the store, or the policy for an unreachable
-        // store.
+        // A block, the store, or the policy for an unreachable store denied the request, not a
+        // limit.
         if denied.reason == DenialReason::OnFailure {
             let (now, mut scratch) = (decided.now, Scratch::default());
             let charges = decided.rules.charges(decided.request, now, &mut scratch);
@@ -376,8 +376,8 @@ impl DenialLog {
         self.push(&recorded, selection);
     }
 
-    /// Selects whether a denied request is kept, and whether it is logged; `None` if it is neither.
-    /// A request that is not kept counts as lost.
+    /// Decides whether a denied request is kept, and whether it is logged. Returns `None` if it is
+    /// neither. A request that is not kept counts as lost.
     fn select(&self, now: Timestamp) -> Option<Selection> {
         let shard = self.shards.get(shard::index() % self.shards.len().max(1))?;
         let mut ring = shard.ring();
@@ -433,8 +433,8 @@ impl Shard {
     }
 }
 
-impl DenialRecord {
-    /// Returns the denial with hashed values in the key and the entries, if `mask` requires it.
+impl Denial {
+    /// Returns the denial, with the values of its key and entries hashed if `mask` requires it.
     #[must_use]
     pub fn masked(self, mask: &KeyMask) -> Self {
         if !mask.is_hashed() {

@@ -5,16 +5,15 @@
 //! | rule | policy | number of key values, 1 | values | number of entries, 1 | names and values |
 //! ```
 //!
-//! Each text is preceded by its length in 2 bytes. If the length of the rule or the policy is 0,
-//! the denial has no rule or no policy.
+//! Each string is preceded by its length in 2 bytes. For the rule and the policy, a length of 0
+//! means that the denial has none.
 
 use tidegate_core::{Mode, RetryAfter, Span, Timestamp};
 
 use super::{DenialReason, DenialRecord, ring::MAX_RECORD_BYTES};
 use crate::metrics::ListenerKind;
 
-/// The maximum length of the value of an entry in bytes. A longer value is truncated and ends in
-/// `…`.
+/// The maximum length of an entry's value in bytes. A longer value is truncated and ends in `…`.
 const MAX_VALUE_BYTES: usize = 256;
 
 /// The encoded wait of a request that is never admitted.
@@ -42,7 +41,7 @@ impl NewDenial<'_> {
         self.encode_within(MAX_RECORD_BYTES, out);
     }
 
-    /// Appends the encoded denial, but no entry that ends after `max` bytes.
+    /// Appends the encoded denial, without the entries that would end after `max` bytes.
     pub(super) fn encode_within(&self, max: usize, out: &mut Vec<u8>) {
         let end = out.len() + max;
         out.extend_from_slice(&self.at.as_micros().to_le_bytes());
@@ -107,7 +106,7 @@ pub(super) struct Record<'b> {
 }
 
 impl<'b> Record<'b> {
-    /// Decodes `bytes`, which [`NewDenial::encode`] has written.
+    /// Decodes `bytes` written by [`NewDenial::encode`].
     pub(super) fn decode(bytes: &'b [u8]) -> Option<Self> {
         let mut input = Input(bytes);
         let at = Timestamp::from_micros(input.number()?);

@@ -1,7 +1,7 @@
-//! A bounded list of records, in which new records replace the oldest records.
+//! A bounded list of records. New records replace the oldest ones.
 //!
 //! Records are kept in segments of fixed size. A full list drops its oldest segment as a whole. A
-//! reader takes references to the full segments, and copies only the last segment. So a reader
+//! reader takes references to the full segments, and copies only the last segment. It therefore
 //! holds the lock only for microseconds, even if the list is large.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -17,7 +17,7 @@ pub(super) const MAX_RECORD_BYTES: usize = SEGMENT_BYTES / 2 - LENGTH_BYTES;
 /// The maximum number of denied requests per second that a ring keeps.
 pub(super) const MAX_PER_SECOND: u32 = 10_000;
 
-/// The size of the length before each record.
+/// The size of the length prefix of a record, in bytes.
 const LENGTH_BYTES: usize = 2;
 
 #[derive(Debug, Default)]
@@ -25,11 +25,11 @@ pub(super) struct Ring {
     /// The full segments, oldest first.
     full: VecDeque<Arc<Segment>>,
     last: Segment,
-    /// The numbers of all denied requests since the start.
+    /// The counts of all denied requests since the start.
     counts: RingCounts,
     /// The number of records that were dropped to make space.
     dropped: u64,
-    /// The sum of the percentages of the requests that were not logged.
+    /// The percentages that have accumulated since a request was last logged.
     unlogged_percent: u32,
     /// The current second, and the number of denied requests in it.
     second: u64,
@@ -43,7 +43,7 @@ pub(super) struct Segment {
     records: u64,
 }
 
-/// The numbers of denied requests of a ring since the start.
+/// The counts of a ring's denied requests since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RingCounts {
     /// The number of records that were added.
@@ -52,7 +52,7 @@ pub(super) struct RingCounts {
     pub(super) unrecorded: u64,
 }
 
-/// The records that a ring contains at one time.
+/// The records of a ring at one point in time.
 #[derive(Debug)]
 pub(super) struct RingSnapshot {
     /// The segments, newest first.
@@ -203,7 +203,7 @@ mod tests {
             let lost = usize::try_from(lost).unwrap();
             let expected: Vec<(usize, usize)> = lengths.iter().copied().enumerate().skip(lost).rev().collect();
             prop_assert_eq!(kept, expected);
-            // All segments except for at most two are more than half full.
+            // At most two segments are half full or less.
             prop_assert!(lost == 0 || (lengths.len() - lost) * MAX_RECORD_BYTES > (segments - 2) * SEGMENT_BYTES / 2);
         }
     }

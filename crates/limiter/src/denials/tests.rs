@@ -22,7 +22,7 @@ rules:
   - {name: all, limits: [5/h], algorithm: fixed_window}
 ";
 
-/// A limiter for tests, whose clock is at `START`.
+/// A test limiter whose clock starts at `START`.
 struct Denying {
     limiter: Arc<ServerLimiter>,
     clock: Clock,

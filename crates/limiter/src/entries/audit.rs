@@ -1,10 +1,9 @@
-//! Audit of the entries of requests: counts and logs requests to which no rule applies, and entries
-//! that no rule uses. Each listener is audited separately. Each name is logged at most once a
-//! minute.
+//! Audit of request entries: counts and logs requests to which no rule applies, and entries that no
+//! rule uses. Each listener is audited separately. Each name is logged at most once a minute.
 //!
-//! A misspelt entry is not limited: for example, no rule applies to `custmer`, and no error is
-//! returned. However, services may also send extra entries on purpose. So an unknown entry that
-//! does not resemble a known entry is logged once, and is only counted from then on.
+//! A misspelt entry escapes the limits: for example, no rule applies to `custmer`, and no error is
+//! returned. However, services may also send extra entries on purpose. An unknown entry that does
+//! not resemble a known entry is therefore logged once, and only counted from then on.
 
 use std::{
     cell::RefCell,
@@ -28,14 +27,14 @@ use crate::metrics::{ListenerKind, Metrics};
 const MAX_UNKNOWN: usize = 32;
 
 /// The maximum number of remembered unknown entries that resemble no known entry. These entries are
-/// remembered for longer than [`PERIOD`], so that they are logged only once. The rest of
-/// [`MAX_UNKNOWN`] is for misspelt entries.
+/// remembered for longer than [`PERIOD`], so that they are logged only once. The remaining slots of
+/// [`MAX_UNKNOWN`] are for misspelt entries.
 const MAX_UNRELATED: usize = 24;
 
 /// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
 
-/// The number of requests after which the log names the key entries that no request has contained.
+/// The number of requests after which the key entries missing from all of them are logged.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
 /// The number of listener kinds.
@@ -47,7 +46,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The entries that requests have contained under one rule set.
+/// The entries seen in requests under one rule set.
 #[derive(Debug)]
 pub(crate) struct EntryAudit {
     known: HashMap<Box<str>, KnownEntry>,
@@ -64,16 +63,16 @@ struct KnownEntry {
     has_arrived: AtomicBool,
 }
 
-/// The entries in requests at one listener that no rule uses.
+/// The request entries at one listener that no rule uses.
 #[derive(Debug, Default)]
 struct UnknownEntries {
     quiet: QuietNames,
     window: Mutex<UnknownWindow>,
 }
 
-/// The names that need not be logged now. A request reads this set without a lock, to find out
-/// whether any of its names must be logged. Only the holder of the [`UnknownWindow`] writes the
-/// set.
+/// The names that need not be logged now. A worker reads this set without a lock to find out
+/// whether any name in a request must be logged. Only the holder of the [`UnknownWindow`] writes
+/// the set.
 #[derive(Debug, Default)]
 struct QuietNames {
     until_micros: AtomicU64,
@@ -85,7 +84,7 @@ struct QuietNames {
 #[derive(Debug, Default)]
 struct UnknownWindow {
     entries: Vec<UnknownEntry>,
-    /// The number of unknown entries that earlier log records have counted.
+    /// The number of unknown entries that are already counted in earlier log records.
     covered: u64,
 }
 
@@ -100,7 +99,7 @@ struct UnknownEntry {
 #[derive(Debug, PartialEq, Eq)]
 struct DueNames {
     names: Vec<String>,
-    /// The number of unknown entries in requests that no earlier log record has counted.
+    /// The number of unknown entries that are not yet counted in a log record.
     count: u64,
 }
 
@@ -144,7 +143,7 @@ impl EntryAudit {
         }
     }
 
-    /// Records the entries of a request that was answered with `verdict`.
+    /// Records the entries of a request that received `verdict`.
     pub(crate) fn observe(
         &self,
         audited: AuditedRequest<'_>,
@@ -154,8 +153,8 @@ impl EntryAudit {
         let mut unknown = 0;
         for (name, _) in audited.decided.request.entries() {
             match self.known.get(*name) {
-                // The flag is loaded before it is stored, because an unconditional store would take
-                // the cache line away from the other workers.
+                // The flag is written only once, because an unconditional write would invalidate
+                // the cache line for the other workers.
                 Some(known) if !known.has_arrived.load(Ordering::Relaxed) => {
                     known.has_arrived.store(true, Ordering::Relaxed);
                 }
@@ -237,8 +236,8 @@ impl EntryAudit {
         }
     }
 
-    /// After [`REQUESTS_WITHOUT_KEY`] requests, logs once the key entries that no request has
-    /// contained.
+    /// After [`REQUESTS_WITHOUT_KEY`] requests, logs once which key entries were missing from all
+    /// of them.
     fn count_request(&self, rules: &RuleSet) {
         if self.requests.load(Ordering::Relaxed) >= REQUESTS_WITHOUT_KEY {
             return;
@@ -286,9 +285,9 @@ impl UnknownEntries {
     }
 
     /// Returns the unknown `names` that must be logged now, with the known entries that were
-    /// probably meant. Usually no name must be logged, and no lock is taken. `total` reads the
-    /// number of unknown entries so far.
-    fn take_due<'n>(
+    /// probably meant. In the usual case, no name must be logged, and no lock is taken. `total`
+    /// reads the number of unknown entries so far.
+    fn due<'n>(
         &self,
         names: impl Iterator<Item = &'n str> + Clone,
         known: &HashMap<Box<str>, KnownEntry>,
@@ -333,8 +332,8 @@ impl UnknownEntries {
 }
 
 impl DueNames {
-    /// Returns the texts to log, each with at most [`MAX_NAMED`] names. Only the first text has the
-    /// count, so that the sum over all log records counts each entry once.
+    /// Splits the names into log records of at most [`MAX_NAMED`] names each. Only the first record
+    /// has the count, so that the sum over all log records counts each entry once.
     fn records(&self) -> impl Iterator<Item = (Option<u64>, String)> {
         let counts = std::iter::once(Some(self.count)).chain(std::iter::repeat(None));
         let names = self.names.chunks(MAX_NAMED);
@@ -352,7 +351,7 @@ impl UnknownWindow {
 }
 
 impl QuietNames {
-    /// Returns whether none of the names with these hashes must be logged.
+    /// Returns whether all names with these hashes can stay unlogged at `now`.
     fn has_all(&self, mut hashes: impl Iterator<Item = u64>, now: Timestamp) -> bool {
         let len = self.len.load(Ordering::Acquire);
         let quiet = &self.hashes[..len.min(MAX_UNKNOWN)];
@@ -360,7 +359,7 @@ impl QuietNames {
         self.is_open(now) && (len >= MAX_UNKNOWN || hashes.all(is_quiet))
     }
 
-    /// Returns whether the current period still lasts.
+    /// Returns whether the current period has not ended yet.
     fn is_open(&self, now: Timestamp) -> bool {
         now.as_micros() < self.until_micros.load(Ordering::Acquire)
     }
@@ -414,7 +413,7 @@ fn is_unmatched(audited: AuditedRequest<'_>, verdict: &Verdict<'_>) -> bool {
     is_unlimited && SCRATCH.with_borrow_mut(|scratch| !rules.is_allow_listed(request, now, scratch))
 }
 
-/// Joins names into one text of limited length.
+/// Joins names into one string of limited length.
 fn listed<'n>(names: impl Iterator<Item = &'n str>) -> String {
     let mut names = names;
     let mut listed: Vec<String> = names.by_ref().take(MAX_NAMED).map(shown).collect();

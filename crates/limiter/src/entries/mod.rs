@@ -2,8 +2,8 @@
 //! and `TIDEGATE.CHECK`.
 //!
 //! Forward-auth and the proxy derive exactly the entries that the rules use, in canonical form. A
-//! service, however, can send any entries. So this module normalises the entries of services, and
-//! counts and logs entries that do not affect a decision.
+//! service, however, can send any entries. This module therefore normalises the entries of
+//! services, and counts and logs entries that do not affect a decision.
 
 mod audit;
 mod throttle;
@@ -35,8 +35,8 @@ pub struct NormalizedEntry<'e> {
     value: Cow<'e, str>,
 }
 
-/// Returns the entries in `entries` that differ once they are normalised, which are usually none.
-/// Header names are always converted to lower case, as in the rules. Values are normalised only for
+/// Returns the normalised form of those `entries` that normalisation changes, usually none. Header
+/// names are always converted to lower case, as in the rules. Values are normalised only for
 /// [`Spelling::Normalized`].
 ///
 /// # Errors

@@ -1,5 +1,4 @@
-//! Events: what happens to keys, traffic, the store and the rules, for operators and other
-//! programs.
+//! Events about keys, traffic, the store and the rules, for operators and other programs.
 //!
 //! ```text
 //! decision ──▶ onset of denials, near limit ─┐
@@ -8,8 +7,8 @@
 //! operator, reload ──────────────────────────┘            └▶ webhooks
 //! ```
 //!
-//! Each destination has a bounded queue and a thread of its own, and drops and counts what it
-//! cannot take. So a decision never waits for a destination.
+//! Each destination has a bounded queue and its own thread. Events that do not fit into the queue
+//! are dropped and counted, so a decision never waits for a destination.
 
 mod onsets;
 mod stream;
@@ -84,7 +83,8 @@ pub struct Events {
     /// The current second, and the number of events about keys in it.
     budget: Mutex<(u64, u64)>,
     surges: Option<Mutex<SurgeDetector>>,
-    /// The number of the last event. The lock also keeps all destinations in the same order.
+    /// The sequence number of the last event. The lock also ensures that all destinations receive
+    /// events in the same order.
     last: Mutex<u64>,
     counts: [AtomicU64; EventType::ALL.len()],
     over_budget: AtomicU64,
@@ -94,17 +94,17 @@ pub struct Events {
     webhooks: Vec<Webhook>,
 }
 
-/// The reason why a destination of events cannot be used.
+/// The reason why an event destination cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum EventsError {
     /// A file cannot be opened.
     #[error("events.{field}: cannot open {path}: {source}; fix the path or its permissions")]
     File {
-        /// The field of the file, `file` or `audit`.
+        /// The configuration field: `file` or `audit`.
         field: &'static str,
         /// The file.
         path: PathBuf,
-        /// The error of the operating system.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The thread of a webhook cannot be started.
@@ -113,8 +113,8 @@ pub enum EventsError {
 }
 
 impl Events {
-    /// Opens the files of `settings`, and starts a thread for each of `webhooks`. Keys are shown
-    /// with `mask`.
+    /// Opens the files in `settings`, and starts a thread for each of `webhooks`. `mask` determines
+    /// how key values are shown.
     ///
     /// # Errors
     ///
@@ -130,7 +130,8 @@ impl Events {
                 let settings = LineLogSettings {
                     name,
                     path: Some(file.to.clone()),
-                    // The file has a predecessor of the same size.
+                    // One earlier file of the same size is kept, so each file may use half of the
+                    // maximum.
                     rotate_at: Some(file.max_bytes as u64 / 2),
                 };
                 LineLog::open(settings).map_err(|source| EventsError::File {
@@ -217,8 +218,8 @@ impl Events {
             .is_some_and(|units| line.outcome.remaining <= units)
     }
 
-    /// Returns how many units a key has left that has used `near_limit` of its limit. Returns
-    /// `None` if that is less than one unit, because then every request would be an event.
+    /// Returns the number of remaining units at which a key has used `near_limit` of its limit.
+    /// Returns `None` if that is less than one unit.
     #[inline]
     fn near_units(&self, line: &Line<'_>) -> Option<u64> {
         let unused = u64::from(100_u32.saturating_sub(self.near_limit_percent?));
@@ -232,7 +233,7 @@ impl Events {
 
     #[cold]
     fn observe_notable(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
-        // The lines of a rule are adjacent.
+        // The verdict's lines for one rule are adjacent.
         for lines in verdict.lines.chunk_by(|one, other| one.rule == other.rule) {
             let Some(rule) = lines[0].rule.and_then(|name| decided.rules.rule(name)) else {
                 continue;
@@ -255,7 +256,7 @@ impl Events {
                 self.observe_near(decided, rule, lines);
             }
         }
-        // A blocked key has no lines.
+        // A blocked key has no lines in the verdict.
         if verdict.reason == Some(Reason::Blocked)
             && let Some(rule) = verdict.rule.and_then(|name| decided.rules.rule(name))
         {
@@ -270,7 +271,7 @@ impl Events {
         }
     }
 
-    /// Sends an event for the first limit of the rule that this request has brought near its end.
+    /// Sends an event for the rule's first limit that this request has nearly exhausted.
     fn observe_near(&self, decided: DecidedRequest<'_>, rule: &Rule, lines: &[Line<'_>]) {
         let Ok(cost) = rule.cost_of(decided.request) else {
             return;
@@ -324,7 +325,7 @@ impl Events {
         self.emit(kind, decided.now, &data);
     }
 
-    /// Returns whether another event about a key may be sent in this second.
+    /// Returns whether another event about a key may be sent in the current second.
     fn take_budget(&self, now: Timestamp) -> bool {
         let second = now.as_micros() / 1_000_000;
         let mut budget = self.budget.lock().unwrap_or_else(PoisonError::into_inner);
@@ -363,7 +364,7 @@ impl Events {
         }
     }
 
-    /// Sends an event for the beginning or the end of an outage of Redis.
+    /// Sends an event for the beginning or the end of a Redis outage.
     pub(crate) fn emit_outage(&self, change: OutageChange<'_>, now: Timestamp) {
         match change {
             OutageChange::Began { problem } => {
@@ -384,28 +385,28 @@ impl Events {
         }
     }
 
-    /// Returns a subscription to the events after the event `after`, or to all recent events if
-    /// this process has sent no such event; `None` if there are [`MAX_SUBSCRIBERS`] already.
+    /// Subscribes to the events after the event `after`, or to all recent events if this process
+    /// has not sent that event. Returns `None` if there are already [`MAX_SUBSCRIBERS`].
     #[must_use]
     pub fn subscribe(&self, after: EventId) -> Option<EventSubscription> {
         self.stream.subscribe(after)
     }
 
-    /// Returns the first `most` of the recent events after the event `after`, or of all recent
-    /// events if this process has sent no such event. Without `after`, returns the last `most`
-    /// events. At most [`MAX_RECENT_EVENTS`] events are in memory.
+    /// Returns the first `most` recent events after the event `after`. If this process has not sent
+    /// that event, the list begins with the oldest recent event. Without `after`, returns the last
+    /// `most` events. At most [`MAX_RECENT_EVENTS`] events are in memory.
     #[must_use]
     pub fn list(&self, after: Option<EventId>, most: usize) -> EventList {
         self.stream.list(after, most)
     }
 
-    /// Reopens the files before the next event is written, after another program has moved them.
+    /// Reopens the files before the next event is written, because another program has moved them.
     pub fn reopen(&self) {
         self.files().for_each(LineLog::reopen);
     }
 
-    /// Waits until the events so far are written and sent: for at most 2 seconds for each file, and
-    /// for at most 2 seconds for all webhooks. Events that were not sent by then are lost.
+    /// Waits until all events so far are written and sent: at most 2 seconds for each file, and at
+    /// most 2 seconds for all webhooks together. Events still unsent after that are lost.
     pub fn finish(&self) {
         self.files().for_each(LineLog::finish);
         webhook::finish(&self.webhooks);
@@ -441,7 +442,7 @@ impl Events {
     }
 }
 
-/// Returns whether the server logs the same with a record of its own, whether events are on or off.
+/// Returns whether the server already logs events of this type separately, even if events are off.
 const fn has_own_record(kind: EventType) -> bool {
     matches!(
         kind,
@@ -453,7 +454,7 @@ const fn has_own_record(kind: EventType) -> bool {
     )
 }
 
-/// Returns what an event of this type means, for the log.
+/// Returns the log message for events of this type.
 const fn message(kind: EventType) -> &'static str {
     match kind {
         EventType::KeyDenied => "a key is being denied",
@@ -474,7 +475,7 @@ const fn message(kind: EventType) -> &'static str {
     }
 }
 
-/// Returns the wait in milliseconds, rounded up; `None` if the request is never admitted.
+/// Returns the wait time in milliseconds, rounded up; `None` if the request is never admitted.
 fn millis(retry_after: RetryAfter) -> Option<u64> {
     retry_after.span().map(Span::as_millis_ceil)
 }

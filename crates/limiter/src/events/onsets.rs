@@ -1,14 +1,14 @@
-//! Remembers for which keys an event was sent recently, so that a key has at most one event of a
-//! type in each window.
+//! Remembers the keys with recent events, so that a key has at most one event of a type in each
+//! window.
 
 use std::sync::{Mutex, PoisonError};
 
 use tidegate_core::{Span, Timestamp};
 
-/// The number of shards, so that threads seldom wait for each other.
+/// The number of shards. With several shards, threads seldom wait for each other.
 const SHARDS: usize = 16;
 
-/// The number of slots that a key can be in.
+/// The number of slots in which a key can be.
 const WAYS: usize = 4;
 
 /// The number of sets of [`WAYS`] slots in each shard. All shards together take 1 MiB.
@@ -22,7 +22,7 @@ const MIN_QUIET: Span = Span::from_secs(60);
 pub(super) const MAX_QUIET: Span = Span::from_secs(24 * 3_600);
 
 /// A set-associative table of keys by their hash. If more keys are denied than fit, the key whose
-/// quiet period ends first is forgotten, and can have another event early.
+/// quiet period ends first is forgotten, and may get its next event early.
 #[derive(Debug)]
 pub(super) struct Onsets(Box<[Mutex<Vec<Slot>>]>);
 
@@ -36,10 +36,10 @@ impl Onsets {
         Self((0..SHARDS).map(shard).collect())
     }
 
-    /// Returns true if the key with this hash has no quiet period at `now`, and begins one. A quiet
-    /// period is as long as `window`, but at least [`MIN_QUIET`] and at most [`MAX_QUIET`]. The
-    /// hash must depend on a secret, so that clients cannot choose keys of one set.
-    pub(super) fn try_begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
+    /// If the key with this hash is not in a quiet period at `now`, begins one and returns true. A
+    /// quiet period is as long as `window`, but at least [`MIN_QUIET`] and at most [`MAX_QUIET`].
+    /// The hash must depend on a secret, so that clients cannot choose keys that share a set.
+    pub(super) fn begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
         let hash = hash.max(1);
         let [shard, set] = split(hash);
         let mut slots = self.0[shard].lock().unwrap_or_else(PoisonError::into_inner);

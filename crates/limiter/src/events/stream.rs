@@ -1,4 +1,4 @@
-//! The recent events, and the clients that follow them.
+//! The recent events, and the clients that subscribe to them.
 
 use std::{
     collections::VecDeque,
@@ -19,9 +19,9 @@ pub const MAX_RECENT_EVENTS: usize = 1_024;
 /// The maximum number of subscribers.
 pub const MAX_SUBSCRIBERS: usize = 32;
 
-/// The id of an event: the time at which the process started, and the number of the event in the
-/// process. Ids of different processes differ, so that a client that continues after a restart of
-/// the server misses no event. The default is the id of no event.
+/// The ID of an event: the start time of the process, and the event's number within the process.
+/// IDs from different processes differ, so a client that resumes after a server restart misses no
+/// event. No event has the default ID.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EventId {
     /// The start in milliseconds since 1970.
@@ -36,7 +36,7 @@ impl fmt::Display for EventId {
     }
 }
 
-/// The text is not the id of an event.
+/// The error for a string that is not an event ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAnEventId;
 
@@ -53,10 +53,10 @@ impl FromStr for EventId {
     }
 }
 
-/// An event with its id.
+/// An event with its ID.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecentEvent {
-    /// The id.
+    /// The ID of the event.
     pub id: EventId,
     /// The event as a JSON document in one line.
     pub json: Arc<str>,
@@ -82,7 +82,7 @@ pub(super) struct EventStream {
 }
 
 impl EventStream {
-    /// Creates an empty stream of a process that starts `now`.
+    /// Creates an empty stream for a process that starts at `now`.
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             start_ms: now.as_micros() / 1_000,
@@ -92,7 +92,8 @@ impl EventStream {
         }
     }
 
-    /// Numbers an event, renders it with its id, and sends it to the subscribers.
+    /// Assigns the next number to an event, formats the event with its ID, and sends it to the
+    /// subscribers.
     pub(super) fn push(
         &self,
         last: &mut u64,
@@ -119,8 +120,8 @@ impl EventStream {
         json
     }
 
-    /// Returns a subscription to the events after the event `after`, or to all events if there is
-    /// no such event in this process; `None` if there are too many subscribers.
+    /// Subscribes to the events after the event `after`, or to all recent events if this process
+    /// has not sent that event. Returns `None` if there are too many subscribers.
     pub(super) fn subscribe(&self, after: EventId) -> Option<EventSubscription> {
         let count = self.subscribers.fetch_add(1, Ordering::Relaxed);
         let slot = SubscriberSlot(Arc::clone(&self.subscribers));
@@ -140,8 +141,9 @@ impl EventStream {
         })
     }
 
-    /// Returns the first `most` events after the event `after`, or of all events if there is no
-    /// such event in this process. Without `after`, returns the last `most` events.
+    /// Returns the first `most` recent events after the event `after`. If this process has not sent
+    /// that event, the list begins with the oldest recent event. Without `after`, returns the last
+    /// `most` events.
     pub(super) fn list(&self, after: Option<EventId>, most: usize) -> EventList {
         let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let after = after.map(|after| self.known(&recent, after));
@@ -155,8 +157,8 @@ impl EventStream {
         }
     }
 
-    /// Returns the number of the event `after`, or 0 if this process has sent no such event. The
-    /// client has then received its events before a restart, or from another server.
+    /// Returns the number of the event `after`, or 0 if this process has not sent that event. In
+    /// that case, the client received its events before a restart, or from another server.
     fn known(&self, recent: &VecDeque<RecentEvent>, after: EventId) -> u64 {
         let last = recent.back().map_or(0, |event| event.id.number);
         let is_known = after.start_ms == self.start_ms && after.number <= last;
@@ -180,7 +182,7 @@ impl Drop for SubscriberSlot {
     }
 }
 
-/// A client that follows the events.
+/// A client's subscription to the events.
 #[derive(Debug)]
 pub struct EventSubscription {
     backlog: VecDeque<RecentEvent>,
@@ -189,12 +191,13 @@ pub struct EventSubscription {
     _slot: SubscriberSlot,
 }
 
-/// What a subscriber receives next.
+/// The next item that a subscriber receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamItem {
     /// An event.
     Event(RecentEvent),
-    /// The subscriber was too slow, and this number of events is no longer in memory.
+    /// The subscriber was too slow, and has missed this number of events, which are no longer in
+    /// memory.
     Missed(u64),
 }
 
@@ -286,7 +289,7 @@ mod tests {
         let list = stream.list(Some(id(0)), 2);
         assert_eq!((numbers(&list), list.missed), (vec![4, 5], 3));
         assert_eq!(numbers(&stream.list(Some(id(last)), 2)), [0; 0]);
-        // No event of this process has such an id.
+        // No event of this process has such an ID.
         let earlier = EventId {
             start_ms: 6,
             number: last,

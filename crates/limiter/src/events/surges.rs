@@ -4,18 +4,18 @@
 //! usual count `u` is an exponential moving average whose time constant is one hour. In the first
 //! hour it is the average since the start, and nothing is reported in the first five minutes.
 //!
-//! - A surge begins after two intervals in a row with a count above `3 u` and above
+//! - A surge begins after two consecutive intervals with a count above `3 u` and above
 //!   `u + 8 √u + 50`.
-//! - A surge ends after three intervals in a row with a count below `1.5 u + 25`.
+//! - A surge ends after three consecutive intervals with a count below `1.5 u + 25`.
 //!
-//! The usual count is not adjusted during the first hour of a surge. After that it is, so that a
-//! lasting change becomes usual.
+//! The usual count is not adjusted during the first hour of a surge. After that it is adjusted
+//! again, so that a lasting change becomes the usual count.
 //!
 //! **False alarms.** If the requests are a Poisson process of constant rate, the count of an
-//! interval has the variance `u`. It is then above `u + 8 √u + 50` with a probability below
-//! 1e-13 (a Chernoff bound), and two intervals in a row are needed. For 1,000 rules, that is less
-//! than one false alarm in a million years. Real traffic varies more than a Poisson process; the
-//! factor 3 covers the usual daily increase within an hour.
+//! interval has the variance `u`. It is then above `u + 8 √u + 50` with a probability below 1e-13
+//! (a Chernoff bound), and two consecutive intervals are needed. For 1,000 rules, that is less than
+//! one false alarm in a million years. Real traffic varies more than a Poisson process; the factor
+//! 3 covers the usual daily increase within an hour.
 
 use foldhash::HashMap;
 use tidegate_core::Timestamp;
@@ -31,14 +31,14 @@ const WARM_UP: u32 = 30;
 /// The time constant of the average, in intervals.
 const MEMORY: u32 = 360;
 
-/// The numbers of intervals in a row that begin and end a surge.
+/// The numbers of consecutive intervals that begin and end a surge.
 const BEGIN_AFTER: u32 = 2;
 const END_AFTER: u32 = 3;
 
 /// The usual count is stored in units of 1/256, so that slow traffic is not rounded to zero.
 const FRACTION: u64 = 256;
 
-/// What a surge consists of.
+/// The quantity that surges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SurgeMeasure {
     Requests,
@@ -71,7 +71,7 @@ pub(super) struct SurgeChange {
 /// The state of the detector for all rules.
 #[derive(Debug, Default)]
 pub(super) struct SurgeDetector {
-    /// The number of intervals between 1970 and the current one.
+    /// The number of the current interval, counted from 1970.
     interval: Option<u64>,
     total: Series,
     rules: HashMap<Box<str>, Series>,
@@ -92,17 +92,17 @@ struct Baseline {
     average: u64,
     /// The number of intervals in the average, at most [`MEMORY`].
     intervals: u32,
-    /// The number of intervals in a row that are above the threshold.
+    /// The number of consecutive intervals above the threshold.
     above: u32,
-    /// The number of intervals in a row, during a surge, that are below the lower threshold.
+    /// The number of consecutive intervals below the lower threshold, during a surge.
     below: u32,
-    /// The number of intervals since the surge began; `None` if there is none.
+    /// The number of intervals since the surge began; `None` if there is no surge.
     surging: Option<u32>,
 }
 
 impl SurgeDetector {
-    /// Takes the current counters. If an interval has ended, returns the surges that began or ended
-    /// in it. Rules that are missing in `rules` are forgotten. Call this method every second.
+    /// Samples the current counters. If an interval has ended, returns the surges that began or
+    /// ended in it. Rules that are missing in `rules` are forgotten. Call this method every second.
     pub(super) fn sample<'n>(
         &mut self,
         now: Timestamp,
@@ -111,7 +111,7 @@ impl SurgeDetector {
     ) -> Vec<SurgeChange> {
         let interval = now.as_micros() / (INTERVAL_SECS * 1_000_000);
         let ended = match self.interval.replace(interval) {
-            // The first interval is incomplete, so only its counters are taken.
+            // The first interval is incomplete, so only its counters are stored.
             None => false,
             Some(before) if before == interval => return Vec::new(),
             // After a pause or a step of the clock, the count belongs to no single interval.
@@ -173,7 +173,8 @@ impl Series {
 }
 
 impl Baseline {
-    /// Takes the count of an interval. Returns true if a surge began, and false if one ended.
+    /// Processes the count of an interval. Returns true if a surge began, false if one ended, and
+    /// `None` otherwise.
     fn advance(&mut self, count: u64) -> Option<bool> {
         let usual = self.average / FRACTION;
         let margin = usual.saturating_add(8 * usual.isqrt()).saturating_add(50);
@@ -208,7 +209,7 @@ impl Baseline {
                 Some(true)
             }
             None => {
-                // The first interval of a surge must not become part of what is usual.
+                // The first interval of a surge must not change the usual count.
                 if !is_above || self.intervals < WARM_UP {
                     self.learn(count);
                 }
@@ -247,7 +248,7 @@ mod tests {
     }
 
     impl Traffic {
-        /// Lets an interval with this many requests pass.
+        /// Simulates one interval with these numbers of requests and denials.
         fn pass(&mut self, requests: u64, denied: u64) -> Vec<SurgeChange> {
             self.counts.requests += requests;
             self.counts.denied += denied;
@@ -294,7 +295,7 @@ mod tests {
                 expected(Some("api"), false, 100)
             ]
         );
-        // One high interval is no surge.
+        // A single high interval is not a surge.
         assert_eq!(traffic.pass_many(5, 100), []);
         assert_eq!(traffic.pass(5_000, 0), []);
         assert_eq!(traffic.pass_many(5, 100), []);

@@ -46,7 +46,7 @@ impl Server {
         }
     }
 
-    /// Decides a request of `ip`, and returns whether it is allowed.
+    /// Decides a request from `ip`, and returns whether it is allowed.
     fn ask(&self, ip: &str, cost: u64) -> bool {
         let (rules, now) = (self.limiter.rules(), self.limiter.now());
         let entries = [("ip", ip)];
@@ -274,7 +274,8 @@ struct Delivery {
     body: Value,
 }
 
-/// An endpoint that answers its requests with `statuses`, one after the other, and passes them on.
+/// Starts an endpoint that responds to its requests with `statuses`, in order, and sends each
+/// request to the returned receiver.
 fn endpoint(statuses: Vec<u16>) -> (String, mpsc::Receiver<Delivery>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/hook?token=t", listener.local_addr().unwrap());

@@ -1,8 +1,8 @@
-//! Sends events to an HTTP endpoint, signed by the [Standard Webhooks] scheme.
+//! Sends events to an HTTP endpoint, signed as [Standard Webhooks] specifies.
 //!
-//! Each endpoint has a thread and a bounded queue, so that no decision and no other endpoint waits
-//! for it. The thread sends events in batches, and retries a failed batch. Events that do not fit
-//! into the queue, and the events of a batch that could not be delivered, are counted as lost.
+//! Each endpoint has its own thread and bounded queue, so that decisions and other endpoints never
+//! wait for it. The thread sends events in batches, and retries a failed batch. Events that do not
+//! fit into the queue, and the events of a batch that could not be delivered, are counted as lost.
 //!
 //! [Standard Webhooks]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 
@@ -36,20 +36,20 @@ const MAX_BATCH: usize = 100;
 /// How long the thread waits for more events after the first event of a batch.
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 
-/// The maximum time of an attempt.
+/// The maximum duration of an attempt.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum number of attempts to deliver a batch. The waits between them add up to about a
+/// The maximum number of attempts to deliver a batch. The delays between attempts add up to about a
 /// minute.
 const MAX_ATTEMPTS: u32 = 7;
 
 /// How long shutdown waits for the queued events of all endpoints to be delivered.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The lengths in bytes of a key in this notation.
+/// The permitted lengths of a key in bytes.
 const KEY_BYTES: RangeInclusive<usize> = 24..=64;
 
-/// The prefix of a secret in the notation of Standard Webhooks.
+/// The prefix of a secret in the Standard Webhooks notation.
 const SECRET_PREFIX: &str = "whsec_";
 
 /// The keys with which the messages of an endpoint are signed.
@@ -57,14 +57,13 @@ pub struct WebhookSecret(Vec<hmac::Key>);
 
 impl WebhookSecret {
     /// Parses one or more secrets, separated by spaces. Each message has a signature for each
-    /// secret, so that the receiver can move from one secret to another. A secret that begins with
-    /// `whsec_` contains the key in base64; of any other secret, the characters are the key.
+    /// secret, so that the receiver can rotate its secret. A secret that begins with `whsec_`
+    /// contains the key in base64. The characters of any other secret are the key itself.
     ///
     /// # Errors
     ///
-    /// Rejects text without a secret, and a secret with invalid base64 or with a key that does not
-    /// have 24 to 64 bytes. The message does not
-    /// contain the secret.
+    /// Rejects a string without a secret, and a secret with invalid base64 or with a key that does
+    /// not have 24 to 64 bytes. The message does not contain the secret.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let keys = text.split_ascii_whitespace().map(|secret| {
             let key = match secret.strip_prefix(SECRET_PREFIX) {
@@ -114,9 +113,9 @@ impl std::fmt::Debug for WebhookSecret {
 pub struct WebhookSettings {
     /// The URL of the endpoint.
     pub url: String,
-    /// The secret of the signatures.
+    /// The secrets that sign the messages.
     pub secret: WebhookSecret,
-    /// The types of events that are sent.
+    /// The event types to send.
     pub types: Vec<EventType>,
 }
 
@@ -184,7 +183,7 @@ impl WebhookState {
     }
 }
 
-/// The numbers of events of an endpoint since the start.
+/// The event counts of an endpoint since the start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct WebhookCounts {
     pub(super) delivered: u64,
@@ -205,7 +204,7 @@ impl Webhook {
     ///
     /// # Errors
     ///
-    /// The operating system's error if the thread cannot be started.
+    /// Returns the operating system's error if the thread cannot be started.
     pub(super) fn start(settings: WebhookSettings, clock: Clock) -> std::io::Result<Self> {
         let (queue, events) = sync_channel(MAX_QUEUED);
         let shared = Arc::<WebhookState>::default();
@@ -217,7 +216,8 @@ impl Webhook {
             url,
             secret,
             clock,
-            // Receivers recognise a repeated message by its id, also after a restart.
+            // Receivers detect a repeated message by its ID, so IDs must differ after a restart,
+            // too.
             run: RandomState::new().hash_one("run"),
             batches: 0,
             reported_lost: 0,
@@ -260,7 +260,7 @@ impl Webhook {
         }
     }
 
-    /// Lets the thread send what is queued, with one attempt for each batch.
+    /// Tells the thread to send the queued events, with only one attempt for each batch.
     fn begin_finish(&self) {
         self.shared.progress().is_stopping = true;
         self.shared.changed.notify_all();
@@ -277,12 +277,12 @@ impl Webhook {
     }
 }
 
-/// Waits until the events queued so far are sent, for at most 2 seconds. Logs the events that were
-/// not sent by then.
+/// Waits until the events queued so far are sent, for at most 2 seconds. Logs how many events were
+/// not delivered in time.
 pub(super) fn finish(webhooks: &[Webhook]) {
-    // All endpoints finish at the same time.
+    // All endpoints finish in parallel, within the same 2 seconds.
     webhooks.iter().for_each(Webhook::begin_finish);
-    // A clock that a test has set does not advance while this function waits.
+    // A test clock does not advance while this function waits.
     let clock = Clock::real();
     let began = clock.nanos();
     for webhook in webhooks {
@@ -311,7 +311,7 @@ struct Sender {
     clock: Clock,
     run: u64,
     batches: u64,
-    /// The number of lost events that the endpoint knows of.
+    /// The number of lost events that were already reported to the endpoint.
     reported_lost: u64,
     shared: Arc<WebhookState>,
 }
@@ -404,7 +404,7 @@ impl Sender {
 
 /// The reason why an attempt failed.
 struct Failure {
-    /// Whether another attempt can succeed without a change of the configuration.
+    /// Whether another attempt can succeed without a configuration change.
     is_temporary: bool,
     text: String,
 }
@@ -429,7 +429,7 @@ fn origin(url: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The test vector of the reference libraries of Standard Webhooks.
+    /// The test vector of the Standard Webhooks reference libraries.
     #[test]
     fn signatures_match_the_reference_libraries() {
         let secret = WebhookSecret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();

@@ -1,4 +1,4 @@
-//! Histograms of numbers, with fixed buckets.
+//! Histograms with fixed buckets.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -8,7 +8,7 @@ use std::{
 use tidegate_net::prometheus::HistogramSample;
 
 /// A histogram with `BUCKETS` buckets: one for each upper bound, and one for all larger numbers.
-/// The bounds are constants that the caller passes in, so that thousands of histograms need no
+/// The caller passes in the bounds, which are constants, so that thousands of histograms need no
 /// memory for them.
 #[derive(Debug)]
 pub(super) struct Histogram<const BUCKETS: usize> {

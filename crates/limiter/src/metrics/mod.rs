@@ -1,9 +1,9 @@
 //! The server's metrics.
 //!
 //! Counting must take only nanoseconds, because the Redis protocol listener makes more than a
-//! million decisions per second on one core. So the counters that every verdict updates are a fixed
-//! array of atomics in a shard that belongs to the thread. Only a verdict that names a rule also
-//! looks up the counters of that rule. The counters are read when the metrics are requested.
+//! million decisions per second on one core. Every verdict therefore updates counters in a fixed
+//! array of atomics, in the thread's own shard. Only a verdict that names a rule also looks up the
+//! counters of that rule. The counters are read when the metrics are requested.
 //!
 //! Latency is measured for one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
 //! take as long as the decision itself.
@@ -188,7 +188,7 @@ impl ListenerKind {
     }
 }
 
-/// The listeners at which services name their own entries, so that the entries are audited.
+/// The listeners at which services name their own entries. These entries are audited.
 const NAMING_LISTENERS: [ListenerKind; 2] = [ListenerKind::Http, ListenerKind::Resp];
 
 /// The result of a decision: `None` if the request was allowed, otherwise the reason for the
@@ -246,7 +246,7 @@ impl fmt::Debug for Collectors {
 }
 
 impl Metrics {
-    /// Creates counters at zero. `started` is the start of the uptime.
+    /// Creates the metrics, with all counters at zero. The uptime is counted from `started`.
     #[must_use]
     pub(crate) fn new(started: Timestamp) -> Self {
         Self {
@@ -311,8 +311,7 @@ impl Metrics {
             .with_counts(|rules| self.traffic.sample(now, total, rules));
     }
 
-    /// Returns the numbers of all decisions since the start. Shadow denials are counted only for
-    /// rules.
+    /// Returns the decision counts since the start. Shadow denials are counted only for rules.
     pub(crate) fn total_traffic(&self) -> TrafficCounts {
         let mut total = TrafficCounts::default();
         for listener in ListenerKind::ALL {
@@ -341,7 +340,7 @@ impl Metrics {
         self.shards.latency()
     }
 
-    /// Calls `read` with the numbers of decisions of each rule since the start.
+    /// Calls `read` with the decision counts of each rule since the start.
     pub(crate) fn with_rule_traffic(
         &self,
         read: impl FnOnce(&mut dyn Iterator<Item = (&str, TrafficCounts)>),
@@ -367,7 +366,8 @@ impl Metrics {
         self.rules.observe_sample(nanos, charges, outcomes);
     }
 
-    /// Keeps the trace of a decision that took `nanos` as an exemplar of the latency.
+    /// Keeps the trace of a decision that took `nanos` nanoseconds as an exemplar for the latency
+    /// histogram.
     pub(crate) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
         self.shards.keep_exemplar(nanos, trace_id, now);
     }
@@ -394,7 +394,7 @@ impl Metrics {
         self.shards.unmatched(listener.index())
     }
 
-    /// Returns the number of entries of requests at `listener` that no rule used.
+    /// Returns the number of request entries at `listener` that no rule used.
     pub(crate) fn unknown_entries(&self, listener: ListenerKind) -> u64 {
         self.shards.unknown_entries(listener.index())
     }

@@ -65,7 +65,7 @@ const LIMIT: Metric<2> = Metric::gauge(
     "The most units that an idle key of a rule can spend at once under a limit.",
 );
 
-/// The upper bounds of the buckets of the utilization, each in percent and as a ratio.
+/// The upper bounds of the utilization buckets, each in percent and as a ratio.
 const UTILIZATION_BOUNDS: [(u64, f64); 8] = [
     (10, 0.1),
     (25, 0.25),
@@ -77,8 +77,8 @@ const UTILIZATION_BOUNDS: [(u64, f64); 8] = [
     (100, 1.0),
 ];
 
-/// The upper bounds of the buckets of a rule's latency, each in nanoseconds and in seconds. There
-/// are fewer than for all decisions, because there can be a thousand rules.
+/// The upper bounds of a rule's latency buckets, each in nanoseconds and in seconds. There are
+/// fewer buckets than in the histogram of all decisions, because there can be a thousand rules.
 const LATENCY_BOUNDS: [(u64, f64); 6] = [
     (1_000, 1e-6),
     (10_000, 1e-5),
@@ -213,7 +213,8 @@ impl RuleMetrics {
             .labelled()
             .map(|(rule, counters)| ([rule], counters.denied_cost.load(Ordering::Relaxed)));
         page.family(&DENIED_COST, denied_costs);
-        // A rule has no histogram before its first sample, because each takes many time series.
+        // A rule has no histogram before its first sample, because each histogram adds many time
+        // series.
         let utilizations = table.labelled().filter_map(|(rule, counters)| {
             let counts = Histogram::sum(std::iter::once(&counters.utilization));
             let sample = || counts.to_sample(&UTILIZATION_BOUNDS, percent_to_ratio);
@@ -227,7 +228,7 @@ impl RuleMetrics {
         });
         page.histograms(&LATENCY, latencies);
         let limits = rules.iter().take(MAX_RULE_LABELS).flat_map(|rule| {
-            // Two equal limits of a rule would be the same time series twice.
+            // Two equal limits of a rule would export the same time series twice.
             let mut limits: Vec<&Limit> = rule.limits().iter().collect();
             limits.sort_by_key(|limit| limit.policy());
             limits.dedup_by_key(|limit| limit.policy());

@@ -1,4 +1,4 @@
-//! Per-thread counters, which avoid contention for cache lines between cores.
+//! Per-thread counters, which avoid cache line contention between cores.
 
 use std::{
     cell::Cell,
@@ -28,7 +28,7 @@ const LATENCY: Metric = Metric::histogram(
     "Decision latency. Each thread measures one in 64 of its decisions.",
 );
 
-/// The upper bounds of the buckets of the latency, each in nanoseconds and in seconds.
+/// The upper bounds of the latency buckets, each in nanoseconds and in seconds.
 const LATENCY_BOUNDS: [(u64, f64); 12] = [
     (100, 1e-7),
     (250, 2.5e-7),
@@ -106,7 +106,7 @@ impl Shard {
 #[derive(Debug, Default)]
 pub(super) struct Shards {
     shards: Box<[Shard; SHARDS]>,
-    /// The latest exemplar of each bucket of the latency.
+    /// The latest exemplar of each latency bucket.
     exemplars: Mutex<[Option<Exemplar>; LATENCY_BOUNDS.len() + 1]>,
 }
 
@@ -115,8 +115,9 @@ impl Shards {
         &self.shards[index()]
     }
 
-    /// Keeps the trace of a decision that took `nanos` as the exemplar of its bucket. A decision
-    /// does not wait while the page is encoded.
+    /// Keeps the trace of a decision that took `nanos` nanoseconds as the exemplar of its bucket.
+    /// If the lock is taken, because the metrics are being read, the exemplar is dropped, so that
+    /// the decision does not wait.
     pub(super) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
         let bucket = bucket_of(&LATENCY_BOUNDS, nanos);
         if let Ok(mut exemplars) = self.exemplars.try_lock() {
@@ -154,7 +155,7 @@ impl Shards {
         page.histograms(&LATENCY, [([], sample)]);
     }
 
-    /// Returns the latency without exemplars.
+    /// Returns the latency histogram without exemplars.
     pub(super) fn latency(&self) -> HistogramSample {
         let latency = Histogram::sum(self.shards.iter().map(|shard| &shard.latency));
         latency.to_sample(&LATENCY_BOUNDS, nanos_to_seconds)

@@ -1,7 +1,7 @@
 //! The traffic of the last 15 minutes by rule, in buckets of five seconds.
 //!
-//! The counts are differences between samples of the counters that each decision updates anyway. So
-//! a decision does no extra work for the traffic. The server takes a sample every second.
+//! The counts are differences between samples of the counters that each decision updates anyway. A
+//! decision therefore does no extra work for the traffic. The server takes a sample every second.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -17,7 +17,7 @@ pub const TRAFFIC_BUCKET: Span = Span::from_secs(5);
 /// The number of buckets that are kept, which together cover 15 minutes.
 pub const TRAFFIC_BUCKETS: usize = 180;
 
-/// The numbers of decisions in a period.
+/// The decision counts of a period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficCounts {
     /// The number of all decisions.
@@ -59,15 +59,15 @@ pub struct Traffic {
     pub from: Timestamp,
     /// The decisions of all listeners, including decisions without a deciding rule.
     pub total: Vec<TrafficCounts>,
-    /// The traffic by the name of the rule. Rules without traffic are left out. A decision is
-    /// counted for the rule that made it, and a shadow denial is counted for the shadow rule.
+    /// The traffic by rule name. Rules without traffic are left out. A decision is counted for the
+    /// rule that made it, and a shadow denial is counted for the shadow rule.
     pub rules: BTreeMap<Arc<str>, Vec<TrafficCounts>>,
 }
 
 /// The counts of one bucket. Rules without traffic have no entry.
 #[derive(Debug, Default)]
 struct Bucket {
-    /// The number of buckets between 1970 and this one.
+    /// The number of this bucket, counted from 1970.
     number: u64,
     total: TrafficCounts,
     rules: HashMap<Arc<str>, TrafficCounts>,

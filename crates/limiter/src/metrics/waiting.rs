@@ -1,4 +1,4 @@
-//! The metrics of requests that wait for concurrency slots.
+//! Metrics of requests waiting for concurrency slots.
 
 use tidegate::{WaitEnd, WaitStats, Waiters};
 use tidegate_core::Span;

@@ -1,15 +1,15 @@
-//! The form in which an override is kept: a JSON document in Redis, or in a line of a file.
+//! The stored form of an override: a JSON document in Redis, or on a line of a file.
 
 use serde_json::{Value, json};
 use tidegate_core::{
     Override, OverrideError, OverrideTarget, Overrides, Replacement, Timestamp, bounds,
 };
 
-/// The separator between the parts of an id. No part contains this byte, because it never occurs in
+/// The separator between the parts of an ID. No part contains this byte, because it never occurs in
 /// UTF-8.
 const SEPARATOR: u8 = 0xFF;
 
-/// Returns the id of the override of `target` for the rule with the name `rule`.
+/// Returns the ID of the override of `target` for the rule with the name `rule`.
 pub(super) fn id(rule: &str, target: &OverrideTarget) -> Vec<u8> {
     let mut id = rule.as_bytes().to_vec();
     id.push(SEPARATOR);
@@ -21,7 +21,7 @@ pub(super) fn id(rule: &str, target: &OverrideTarget) -> Vec<u8> {
     id
 }
 
-/// Returns the rule and the target of an id; `None` if the id is not valid.
+/// Returns the rule and the target of an ID; `None` if the ID is not valid.
 pub(super) fn parse_id(id: &[u8]) -> Option<(String, OverrideTarget)> {
     let mut parts = id.split(|byte| *byte == SEPARATOR);
     let rule = std::str::from_utf8(parts.next()?).ok()?.to_owned();
@@ -66,7 +66,7 @@ impl OverrideDocument {
         &self.rule
     }
 
-    /// Makes the change, and returns the override that it replaces or removes.
+    /// Applies the change, and returns the replaced or removed override.
     pub(super) fn apply(
         self,
         overrides: &Overrides,
@@ -78,7 +78,7 @@ impl OverrideDocument {
         }
     }
 
-    /// Returns the id of the override.
+    /// Returns the ID of the override.
     pub(super) fn id(&self) -> Vec<u8> {
         id(&self.rule, &self.target)
     }
@@ -92,7 +92,7 @@ impl OverrideDocument {
         self.found
     }
 
-    /// Returns the document in one line.
+    /// Formats the document on one line.
     pub(super) fn encode(&self) -> Vec<u8> {
         let values: Vec<&str> = self.target.values().collect();
         let of = if self.target.is_pattern() {
@@ -116,7 +116,7 @@ impl OverrideDocument {
         document.to_string().into_bytes()
     }
 
-    /// Reads a document.
+    /// Parses a document.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let document: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let wrong = |field: &str| format!("`{field}` is missing or has the wrong form");
@@ -194,7 +194,7 @@ mod tests {
             let removal = OverrideDocument::removal("api", &target);
             assert_eq!(OverrideDocument::decode(&removal.encode()), Ok(removal));
             let parsed = parse_id(&id("api", &target));
-            // An id without values is the id of a rule without key entries.
+            // An ID without values belongs to a rule without key entries.
             assert_eq!(parsed, Some(("api".to_owned(), target)));
         }
         assert_eq!(parse_id(b"api"), None);

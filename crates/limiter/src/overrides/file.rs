@@ -1,6 +1,6 @@
-//! The file of overrides: one JSON document a line, in the order of the changes. A change is on the
-//! disk before it takes effect. A file with many lines that later lines have replaced is written
-//! again without them.
+//! The override file: one JSON document per line, in the order of the changes. A change is written
+//! to disk before it takes effect. A file with many lines that later lines have replaced is
+//! compacted.
 
 use std::{
     collections::HashMap,
@@ -14,8 +14,8 @@ use tidegate_core::{Override, Overrides, Timestamp};
 
 use super::{ChangeOverrideError, document::OverrideDocument};
 
-/// The number of lines at which the file is written again, if fewer than half of its lines are
-/// needed.
+/// The minimum number of lines at which the file is compacted. It must also have at least twice as
+/// many lines as after the last compaction.
 const MIN_LINES: usize = 10_000;
 
 #[derive(Debug)]
@@ -23,12 +23,12 @@ pub(super) struct OverrideFile {
     path: PathBuf,
     file: File,
     lines: usize,
-    /// The number of lines at which the file is written again.
+    /// The number of lines at which the file is compacted next.
     compact_at: usize,
 }
 
 impl OverrideFile {
-    /// Reads the overrides of the file at `path` into `overrides`, and opens the file for changes.
+    /// Reads the overrides in the file at `path` into `overrides`, and opens the file for changes.
     pub(super) fn restore(path: &Path, overrides: &Overrides, now: Timestamp) -> io::Result<Self> {
         let lines = match File::open(path) {
             Ok(file) => read(file, path, overrides, now)?,
@@ -45,8 +45,8 @@ impl OverrideFile {
         })
     }
 
-    /// Makes a change: first in the file, and then in `overrides`. Returns the override that it
-    /// replaces or removes. In case of an error, nothing is changed.
+    /// Makes a change, first in the file and then in `overrides`. Returns the replaced or removed
+    /// override. If an error occurs, nothing is changed.
     pub(super) fn change(
         &mut self,
         document: OverrideDocument,
@@ -66,7 +66,7 @@ impl OverrideFile {
             Err(error) => Err(error.into()),
         };
         if changed.is_err() {
-            // A line that is not whole would spoil the next line, too.
+            // The line is removed, because an incomplete line would also corrupt the next one.
             self.file.set_len(before)?;
             return changed;
         }
@@ -77,8 +77,8 @@ impl OverrideFile {
         changed
     }
 
-    /// Writes the file again, with only the last line of each override. If this fails, the file
-    /// stays as it is.
+    /// Compacts the file, so that it has only the last line of each override. If this fails, the
+    /// file is not changed.
     fn compact(&mut self) {
         match compact(&self.path) {
             Ok((file, lines)) => (self.file, self.lines) = (file, lines),
@@ -99,7 +99,7 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Waits until the disk has the entry of the file in its folder.
+/// Waits until the file's directory entry is on disk.
 fn sync_directory(path: &Path) -> io::Result<()> {
     let folder = path
         .parent()
@@ -114,7 +114,8 @@ fn read(file: File, path: &Path, overrides: &Overrides, now: Timestamp) -> io::R
     while reader.read_until(b'\n', &mut line)? > 0 {
         let file = path.display();
         if line.last() != Some(&b'\n') {
-            // The program ended while it wrote the line, so the change was not confirmed.
+            // The process stopped while it was writing this line, so the change was never
+            // confirmed.
             tracing::warn!(%file, line = number + 1, "an unfinished change of an override was removed");
             let rest = fs::metadata(path)?.len() - line.len() as u64;
             OpenOptions::new().write(true).open(path)?.set_len(rest)?;
@@ -134,8 +135,8 @@ fn read(file: File, path: &Path, overrides: &Overrides, now: Timestamp) -> io::R
     Ok(number)
 }
 
-/// Writes the file at `path` again, with only the last line of each override. Returns the new file
-/// and the number of its lines. Lines that cannot be read are dropped.
+/// Rewrites the file at `path` with only the last line of each override. Returns the new file and
+/// its number of lines. Lines that cannot be parsed are dropped.
 fn compact(path: &Path) -> io::Result<(File, usize)> {
     let lines = || io::Result::Ok(BufReader::new(File::open(path)?).split(b'\n'));
     let mut last: HashMap<Vec<u8>, usize> = HashMap::new();
@@ -181,7 +182,7 @@ mod tests {
         path
     }
 
-    /// Makes changes as the limiter makes them: in the file, and in the table.
+    /// Makes changes in the same way as the limiter: in the file, and then in the table.
     struct Writer {
         file: OverrideFile,
         overrides: Overrides,
@@ -266,7 +267,7 @@ mod tests {
     #[test]
     fn a_long_file_is_written_again() {
         let path = path("overrides-long");
-        // Written at once, because each line of a writer waits for the disk.
+        // The lines are written in one call, because `Writer` waits for the disk after each line.
         let line = |key: &str, quota: usize| {
             format!("{{\"rule\":\"api\",\"key\":[\"{key}\"],\"limits\":[\"{quota}/min\"]}}\n")
         };

@@ -6,14 +6,14 @@ use tidegate_core::{Override, OverrideTarget, Rule, RuleSet};
 use super::document;
 use crate::ServerLimiter;
 
-/// Which overrides to list.
+/// A filter that selects the overrides to list.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OverrideFilter<'a> {
     /// The rule; `None` for all rules.
     pub rule: Option<&'a str>,
-    /// A text that occurs in a value of the key, in a pattern or in the reason.
+    /// A string that must occur in a key value, in a pattern or in the reason.
     pub search: Option<&'a str>,
-    /// The position at which the page begins: [`OverridePage::next`] of the page before.
+    /// The position at which the page begins: [`OverridePage::next`] of the previous page.
     pub after: Option<&'a str>,
     /// The maximum number of overrides on the page.
     pub most: usize,
@@ -26,8 +26,8 @@ pub struct OverridePage<'r> {
     pub overrides: Vec<ListedOverride<'r>>,
     /// The position of the next page; `None` after the last page.
     pub next: Option<String>,
-    /// The rules that do not exist but have overrides, with their number. These overrides have no
-    /// effect.
+    /// The names of rules that do not exist, and the number of overrides of each. These overrides
+    /// have no effect.
     pub without_rule: Vec<(Box<str>, usize)>,
 }
 
@@ -69,7 +69,8 @@ impl ServerLimiter {
                 continue;
             }
             let after = after.as_ref().filter(|(rule, _)| **rule == *name);
-            // One more than the page has, to know whether another page follows.
+            // One override more than fits on the page is requested, to find out whether another
+            // page follows.
             let most = filter.most + 1 - page.overrides.len();
             let select = |target: &OverrideTarget, found: &Override| {
                 found.is_active(now)

@@ -1,11 +1,11 @@
-//! Overrides that operators set while the server runs. Where they are kept depends on the store:
+//! Overrides that operators set while the server runs. The store determines where they are kept:
 //!
 //! ```text
 //!   memory store    in this process, and in a file beside the snapshot, if there is one
 //!   Redis           in Redis; every server reads the changes twice a second
 //! ```
 //!
-//! [`Overrides`] in core has the copy with which requests are decided.
+//! Decisions use the copy in [`Overrides`], which is part of the core crate.
 
 mod document;
 mod file;
@@ -35,13 +35,14 @@ const OVERRIDES: Metric = Metric::gauge(
     "Overrides, including those that have ended and are still held.",
 );
 
-/// The interval at which a server reads the changes of overrides from Redis.
+/// The interval at which a server reads override changes from Redis.
 const SYNC_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The number of reads after which overrides that have ended are removed: once an hour.
+/// The number of reads after which expired overrides are removed: once an hour.
 const READS_PER_CLEANUP: u32 = 7_200;
 
-/// How often a read from the beginning starts again before it waits for the next interval.
+/// The maximum number of times that a read starts again from the beginning before the next
+/// interval.
 const MAX_RESTARTS: u32 = 2;
 
 /// The reason why an override was not changed.
@@ -53,7 +54,7 @@ pub enum ChangeOverrideError {
     /// Redis cannot be reached.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The file of overrides cannot be written.
+    /// The override file cannot be written.
     #[error("cannot write the file of overrides: {0}")]
     File(#[from] io::Error),
 }
@@ -61,10 +62,10 @@ pub enum ChangeOverrideError {
 /// Where the overrides are kept.
 #[derive(Debug, Default)]
 pub(crate) struct OverrideKeeper {
-    /// The file of overrides; `None` with Redis, or without snapshots.
+    /// The override file; `None` with Redis, or without snapshots.
     file: Option<Arc<Mutex<OverrideFile>>>,
-    /// The version of the overrides that this server has read from Redis. A lock, so that an older
-    /// change never replaces a newer one.
+    /// The version of the overrides that this server last read from Redis. The lock ensures that an
+    /// older change never replaces a newer one.
     version: tokio::sync::Mutex<OverrideVersion>,
     is_failing: AtomicBool,
 }
@@ -80,32 +81,33 @@ impl ServerLimiter {
         &self.overrides
     }
 
-    /// Keeps the overrides in the file at `path`, and restores those that it has. Without this call,
-    /// the overrides of a memory store do not survive a restart. Returns the number of overrides.
+    /// Keeps the overrides in the file at `path`, and restores the overrides that the file
+    /// contains. Without this call, the overrides of a memory store do not survive a restart.
+    /// Returns the number of overrides.
     ///
     /// # Errors
     ///
-    /// Returns the error of the file system.
-    pub fn persist_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
+    /// Returns the file system error.
+    pub fn keep_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
         let file = OverrideFile::restore(path, &self.overrides, self.now())?;
         self.override_keeper.file = Some(Arc::new(Mutex::new(file)));
         Ok(self.overrides.len())
     }
 
-    /// Returns whether an override that is set now survives a restart of this server.
+    /// Returns whether an override that is set now would survive a restart of this server.
     #[must_use]
     pub fn are_overrides_persistent(&self) -> bool {
         self.redis_store().is_some() || self.override_keeper.file.is_some()
     }
 
     /// Sets the override of `target` for `rule`, and returns the override that it replaces. The
-    /// override takes effect on this server at once, and on the other servers that share its Redis
-    /// within a second.
+    /// override takes effect immediately on this server, and within a second on the other servers
+    /// that share its Redis.
     ///
     /// # Errors
     ///
-    /// [`ChangeOverrideError`] if the override was not set. With an unknown outcome of Redis, it may
-    /// or may not have been set.
+    /// [`ChangeOverrideError`] if the override was not set. If Redis did not confirm the change,
+    /// the override may or may not have been set.
     pub async fn set_override(
         &self,
         rule: &Rule,
@@ -133,8 +135,8 @@ impl ServerLimiter {
     ///
     /// # Errors
     ///
-    /// [`ChangeOverrideError`] if the override was not removed. With an unknown outcome of Redis, it
-    /// may or may not have been removed.
+    /// [`ChangeOverrideError`] if the override was not removed. If Redis did not confirm the
+    /// change, the override may or may not have been removed.
     pub async fn remove_override(
         &self,
         rule: &str,
@@ -155,8 +157,8 @@ impl ServerLimiter {
             .and_then(OverrideDocument::into_override))
     }
 
-    /// Makes a change of a memory store: first in the file, if there is one, and then in the table.
-    /// Returns the override that it replaces or removes.
+    /// Changes an override of a memory store: first in the file, if there is one, and then in the
+    /// table. Returns the replaced or removed override.
     async fn change_in_memory(
         &self,
         document: OverrideDocument,
@@ -165,7 +167,7 @@ impl ServerLimiter {
         let Some(file) = self.override_keeper.file.clone() else {
             return Ok(document.apply(&overrides, now)?);
         };
-        // The change is made even if the caller does not wait for it.
+        // The task completes the change even if the caller stops waiting for it.
         let changed = tokio::task::spawn_blocking(move || {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
             file.change(document, &overrides, now)
@@ -180,9 +182,9 @@ impl ServerLimiter {
         self.record_sync(&self.read_override_changes(store).await);
     }
 
-    /// Reads the changes of overrides from Redis twice a second, and removes overrides that have
-    /// ended once an hour. This function never returns.
-    pub async fn sync_overrides(&self) {
+    /// Reads override changes from Redis twice a second, and removes expired overrides once an
+    /// hour. This function never returns.
+    pub async fn keep_overrides_current(&self) {
         let mut reads = 0;
         loop {
             if let Some(redis) = self.redis_store() {
@@ -196,16 +198,16 @@ impl ServerLimiter {
         }
     }
 
-    /// Applies the changes since the last call. After this call, all changes take effect that were
-    /// made before it.
+    /// Applies the changes since the last call. When it returns, all changes made before the call
+    /// are in effect.
     async fn read_override_changes(&self, store: &RedisStore) -> Result<(), StoreError> {
         let mut version = self.override_keeper.version.lock().await;
         let mut restarts = 0;
         loop {
             let before = *version;
             let Some(changes) = store.override_changes(before).await? else {
-                // Redis has lost its data, or has forgotten the removals since then. The overrides
-                // stay in effect until all were read again.
+                // Redis has lost its data, or no longer lists the removals since that version. The
+                // current overrides stay in effect until all overrides have been read again.
                 *version = OverrideVersion::default();
                 restarts += 1;
                 if restarts > MAX_RESTARTS {
@@ -223,7 +225,7 @@ impl ServerLimiter {
             }
             *version = changes.version;
             if before != changes.version || removed > 0 {
-                // A cached denial can be one of former limits.
+                // A cached denial may be based on the previous limits.
                 self.forget_denials();
             }
             if !changes.has_more {
@@ -241,7 +243,7 @@ impl ServerLimiter {
         for (id, document) in &changes.set {
             match OverrideDocument::decode(document) {
                 Ok(document) => self.apply_override(document),
-                // A later version of the program can have written a document of another form.
+                // A newer version of Tidegate may have written a document in a different format.
                 Err(problem) => {
                     let of = document::parse_id(id);
                     let rule = of.as_ref().map(|(rule, _)| rule.as_str());
@@ -262,7 +264,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Logs when reading the changes begins to fail or to succeed again.
+    /// Logs when reading the changes starts to fail, and when it succeeds again.
     fn record_sync(&self, result: &Result<(), StoreError>) {
         let keeper = &self.override_keeper;
         let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);

@@ -27,12 +27,12 @@ pub enum ReservationError {
     Invalid,
     /// The reservation was settled before, has expired, or is known to another server only.
     NotOutstanding(&'static str),
-    /// Redis did not answer, so the call may be repeated.
+    /// Redis did not respond, so the call may be repeated.
     Unavailable(StoreError),
 }
 
 impl ReservationError {
-    /// Returns what is wrong with the token, or why the call failed, with advice.
+    /// Describes why the token is invalid or why the call failed, and what to do.
     #[must_use]
     pub fn reason(&self) -> &'static str {
         match self {

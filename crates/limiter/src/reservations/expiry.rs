@@ -13,7 +13,7 @@ use super::{
 };
 use crate::ServerLimiter;
 
-/// How late a server may refund a reservation that has expired.
+/// The maximum time after its expiry at which a reservation may still be refunded.
 const MAX_LATENESS: Span = Span::from_secs(30);
 
 const _: () = assert!(
@@ -21,13 +21,13 @@ const _: () = assert!(
     "Redis knows whether a reservation has ended for longer than a server refunds it"
 );
 
-/// The maximum number of reservations that are refunded at the same time.
+/// The maximum number of concurrent refunds.
 const REFUND_BATCH: usize = 64;
 
-/// The delay before a refund that Redis has not answered is tried again.
+/// The delay before a refund to which Redis did not respond is retried.
 const RETRY_DELAY: Span = Span::from_secs(1);
 
-/// The longest time for which the task that refunds expired reservations sleeps.
+/// The maximum time for which the task that refunds expired reservations sleeps.
 pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
 impl ServerLimiter {
@@ -53,7 +53,8 @@ impl ServerLimiter {
             if !is_full {
                 return self.reservations.table().next_refund();
             }
-            // In memory, and if Redis is down, no refund waits, and other tasks need their turn.
+            // The refunds above may complete without waiting, so this task must yield to other
+            // tasks.
             tokio::task::yield_now().await;
         }
     }
@@ -69,8 +70,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Ends a reservation in Redis that has expired, unless it was settled or renewed.
-    async fn end_expired_in_redis(
+    /// Ends an expired reservation in Redis, unless it was settled or renewed.
+    async fn refund_in_redis(
         &self,
         id: ReservationId,
         mut outstanding: OutstandingReservation,

@@ -48,9 +48,9 @@ impl FinalCharges {
 /// is `cost`.
 fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
     match rule.cost() {
-        // Excess slots would be held without a holder.
+        // Slots beyond the reserved ones are not charged, because no request would release them.
         CostSource::Request if rule.has_slots() => cost.min(reserved),
-        // A reservation has no body, so its cost is that of the call.
+        // A reservation has no body, so the cost given in the call applies.
         CostSource::Request | CostSource::Body(_) => cost,
         CostSource::Fixed(_) | CostSource::Entry(_) if cost == 0 => 0,
         CostSource::Fixed(_) | CostSource::Entry(_) => reserved,
@@ -58,8 +58,8 @@ fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
 }
 
 impl ServerLimiter {
-    /// Charges the part of each final amount that exceeds the reserved amount. Returns the largest
-    /// number of units that the limits of a charge did not admit.
+    /// Charges the part of each final amount that exceeds the reserved amount. Returns the number
+    /// of units that the limits did not admit, for the charge with the most such units.
     pub(super) async fn charge_excess_of(
         &self,
         charges: &OwnedCharges,

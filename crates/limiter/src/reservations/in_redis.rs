@@ -16,7 +16,7 @@ use crate::{LimiterReceipt, ServerLimiter};
 pub(super) struct SharedReservation {
     charges: OwnedCharges,
     receipt: RedisReceipt,
-    /// The keys of charges whose rules were removed since.
+    /// The keys of charges whose rules have since been removed.
     former_keys: Vec<Box<[u8]>>,
 }
 

@@ -1,4 +1,4 @@
-//! Reservations whose charges only this server knows.
+//! Reservations whose charges are known only to this server.
 
 use std::sync::atomic::Ordering;
 
@@ -53,7 +53,7 @@ impl ServerLimiter {
         now: Timestamp,
         ttl: Span,
     ) -> Result<Span, ReservationError> {
-        // The table stays locked, so that a settlement at the same time finds the reservation.
+        // The table stays locked, so that a concurrent settlement finds the reservation.
         let mut table = self.reservations.table();
         let mut outstanding = table.remove(id).ok_or(UNKNOWN)?;
         if outstanding.expires <= now {

@@ -8,16 +8,16 @@
 //!                                            └─▶ expired: everything is refunded
 //! ```
 //!
-//! A reservation is charged when it is made, so reserved units and units of other requests together
-//! never exceed a limit, and a retry after the announced time is admitted as always. What a refund
-//! can return is described in the core crate's `receipt.rs`.
+//! A reservation is charged when it is made. Reserved units and the units of other requests
+//! together therefore never exceed a limit, and a retry after the announced time is admitted as
+//! usual. What a refund can return is described in the core crate's `receipt.rs`.
 //!
 //! **One end.** With the memory store, the server takes the reservation out of its table before it
 //! settles it. With Redis, a guard beside the charges records the end, so a reservation ends once,
 //! whichever server ends it.
 //!
 //! **Expiry.** The server that made a reservation refunds it when it expires. If this server is
-//! killed before, the charges stay counted, which is safe. A server that is late by more than
+//! killed before that, the charges stay counted, which is safe. A server that is late by more than
 //! `MAX_LATENESS` does not refund, because Redis no longer knows whether the reservation was
 //! settled.
 
@@ -55,7 +55,7 @@ pub use self::{
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
-/// The time to live of a reservation for which the caller gives none.
+/// The default time to live of a reservation.
 pub const DEFAULT_TTL: Span = Span::from_secs(60);
 
 const OUTSTANDING: Metric = Metric::gauge(
@@ -85,7 +85,7 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Creates reservations that are off.
+    /// Creates the state of a server on which reservations are off.
     pub(crate) fn off() -> Self {
         let settings = ReservationsConfig {
             max: 0,
@@ -94,9 +94,10 @@ impl Reservations {
         Self::with_keys(settings, TokenKeys::default())
     }
 
-    /// Creates the reservations of a server. `secrets` are the secrets with which tokens are
-    /// sealed, separated by spaces: the first one seals, and all of them open. Without secrets,
-    /// only this server accepts its tokens, until it is restarted.
+    /// Creates the reservations of a server. `secrets` contains the secrets that seal tokens,
+    /// separated by spaces. The first secret seals new tokens. Tokens sealed with any of the
+    /// secrets are accepted. Without secrets, only this server accepts its tokens, until it is
+    /// restarted.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl Reservations {
     }
 
     /// Wakes the task that refunds expired reservations, if it would sleep beyond `refund_at`.
-    /// Otherwise it is not woken, because waking it takes longer than a reservation.
+    /// Otherwise, the task is not woken, because waking it takes longer than making a reservation.
     fn wake_refunds(&self, refund_at: Timestamp, now: Timestamp) {
         if refund_at.since(now) < MAX_SLEEP {
             self.added.notify_one();
@@ -181,9 +182,9 @@ pub struct SettledReservation {
 
 impl ServerLimiter {
     /// Decides `request` under `rules`, and reserves its cost for `ttl` if it is admitted. `ttl` is
-    /// shortened to the maximum of the settings, and to the shortest lease of a concurrency slot.
-    /// If no concurrency slot is free, and the limit lets requests wait, the request waits for a
-    /// slot as `turn` says.
+    /// limited to the configured maximum, and to the shortest lease of a concurrency slot. If no
+    /// concurrency slot is free and the limit lets requests wait, the request waits for a slot as
+    /// `turn` specifies.
     ///
     /// With the memory store, the future is ready when it is first polled, unless the request
     /// waits.
@@ -305,8 +306,8 @@ impl ServerLimiter {
         })
     }
 
-    /// Renews the reservation of `token`: it expires after `ttl` from now, which is shortened as in
-    /// [`Self::reserve`]. Also renews the leases of its concurrency slots. The returned token
+    /// Renews the reservation of `token`: it then expires `ttl` from now, where `ttl` is limited as
+    /// in [`Self::reserve`]. Also renews the leases of its concurrency slots. The returned token
     /// replaces `token`.
     ///
     /// # Errors
@@ -339,7 +340,7 @@ impl ServerLimiter {
         })
     }
 
-    /// Warns once if servers that share a Redis cannot settle the reservations of each other.
+    /// Warns once if servers that share a Redis cannot settle each other's reservations.
     fn warn_of_own_key(&self) {
         static ONCE: Once = Once::new();
         if self.reservations.settings.credential == Password::None {
@@ -361,7 +362,7 @@ impl ServerLimiter {
 fn random_id() -> ReservationId {
     let mut id = ReservationId::default();
     if SystemRandom::new().fill(&mut id).is_err() {
-        // The id only has to be unique, because tokens are sealed.
+        // The ID only has to be unique, because tokens are sealed.
         let unique = u128::from_str_radix(&tidegate_redis::random_server_id(), 16);
         id = unique.unwrap_or_default().to_be_bytes();
     }

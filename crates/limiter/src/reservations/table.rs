@@ -31,7 +31,7 @@ pub(super) struct OutstandingReservation {
     pub(super) _permit: ReservationSlot,
 }
 
-/// The permission to have one more outstanding reservation. The number of permits is bounded.
+/// A permit for one outstanding reservation. The number of permits is bounded.
 #[derive(Debug)]
 pub(super) struct ReservationSlot(Arc<AtomicUsize>);
 
@@ -51,7 +51,7 @@ impl Drop for ReservationSlot {
     }
 }
 
-/// Outstanding reservations by their id, and in the order in which they are refunded.
+/// Outstanding reservations, by ID and in the order of their refunds.
 #[derive(Debug, Default)]
 pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
@@ -70,11 +70,8 @@ impl OutstandingTable {
         Some(outstanding)
     }
 
-    /// Removes a reservation that is to be refunded at `now`, if there is one.
-    pub(super) fn remove_due(
-        &mut self,
-        now: Timestamp,
-    ) -> Option<(ReservationId, OutstandingReservation)> {
+    /// Removes a reservation that is due for a refund at `now`, if there is one.
+    pub(super) fn remove_due(&mut self, now: Timestamp) -> Option<(ReservationId, Outstanding)> {
         let (refund_at, id) = *self.by_refund.first()?;
         if refund_at > now {
             return None;

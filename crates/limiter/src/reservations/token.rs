@@ -1,5 +1,5 @@
-//! Tokens of reservations. A token is sealed with HMAC-SHA256, so a client cannot forge one. It is
-//! not encrypted: it shows the keys of its charges to those who hold it.
+//! Reservation tokens. A token is sealed with HMAC-SHA256, so a client cannot forge one. It is not
+//! encrypted, so a client can read the keys of its charges.
 //!
 //! ```text
 //!   | version: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | charge | … | tag: 32 |
@@ -10,7 +10,8 @@
 //!
 //! A token contains the charges only if they were made in Redis, so that every server that shares
 //! the Redis can settle them. Otherwise, the server that made the reservation keeps its charges.
-//! The holder of the charges is 0 for nobody, 1 for this server, and 2 for Redis.
+//! The byte `holder` is 0 if nothing was charged, 1 if the server holds the charges, and 2 if they
+//! are in Redis.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::{hmac, rand::SystemRandom};
@@ -36,7 +37,7 @@ pub(super) type ReservationId = [u8; 16];
 #[derive(Debug)]
 pub(super) struct TokenContents {
     pub(super) id: ReservationId,
-    /// The instant at which the reservation expires, unless it was renewed since.
+    /// The instant at which the reservation expires, unless it has since been renewed.
     pub(super) expires: Timestamp,
     /// The cost of the request.
     pub(super) cost: Cost,
@@ -48,7 +49,7 @@ pub(super) struct TokenContents {
 pub(super) enum TokenCharges {
     /// Nothing was charged.
     None,
-    /// The server that made the reservation has the charges.
+    /// The server that made the reservation holds the charges.
     OnServer,
     /// The charges are in Redis, each with its receipt.
     InRedis(Vec<SharedCharge>),
@@ -61,7 +62,7 @@ pub(super) struct SharedCharge {
     pub(super) receipt: Vec<u8>,
 }
 
-/// The operating system provides no random bytes for a key.
+/// The error if the operating system provides no random bytes for a key.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
     "cannot create a key for the tokens of reservations, because the operating system provides no \
@@ -69,8 +70,8 @@ pub(super) struct SharedCharge {
 )]
 pub struct NoTokenKey;
 
-/// The keys with which tokens are sealed. The first key seals, and every key opens. Without a key,
-/// no token is valid.
+/// The keys that seal tokens. The first key seals new tokens. Tokens sealed with any of the keys
+/// are valid. Without a key, no token is valid.
 #[derive(Default)]
 pub(super) struct TokenKeys(Vec<hmac::Key>);
 
@@ -82,7 +83,7 @@ impl std::fmt::Debug for TokenKeys {
 }
 
 impl TokenKeys {
-    /// Creates the keys from secrets that are separated by spaces.
+    /// Creates the keys from secrets separated by spaces.
     pub(super) fn new(secrets: &str) -> Self {
         let keys = secrets.split_whitespace();
         Self(
@@ -97,7 +98,7 @@ impl TokenKeys {
         Ok(Self(vec![key.map_err(|_| NoTokenKey)?]))
     }
 
-    /// Returns the token with these contents.
+    /// Seals `contents` into a token.
     pub(super) fn seal(&self, contents: &TokenContents) -> String {
         let mut bytes = contents.encode();
         if let Some(key) = self.0.first() {
@@ -107,7 +108,7 @@ impl TokenKeys {
         BASE64_URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// Returns the contents of `token`; `None` if none of the keys has sealed it.
+    /// Returns the contents of `token`; `None` if the token was not sealed with any of the keys.
     pub(super) fn open(&self, token: &str) -> Option<TokenContents> {
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).ok()?;
         let at = bytes.len().checked_sub(TAG_BYTES)?;
@@ -202,17 +203,17 @@ impl TokenContents {
     }
 }
 
-/// Appends `part`, after its length in two bytes.
+/// Appends the length of `part` in two bytes, followed by `part`.
 fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
-    // Keys have at most 1,024 bytes, names of plans 128 bytes, and receipts a few bytes for each
-    // limit of a rule.
+    // Keys have at most 1,024 bytes, plan names 128 bytes, and receipts a few bytes for each limit
+    // of a rule.
     let length =
         u16::try_from(part.len()).expect("keys, plans and receipts are shorter than 64 KiB");
     bytes.extend_from_slice(&length.to_be_bytes());
     bytes.extend_from_slice(part);
 }
 
-/// The bytes that are still to be decoded.
+/// The bytes that have not been decoded yet.
 struct Input<'b>(&'b [u8]);
 
 impl<'b> Input<'b> {

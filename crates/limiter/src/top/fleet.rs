@@ -1,8 +1,8 @@
 //! Top talkers (the keys with the most traffic) of all servers that share a Redis.
 //!
-//! Each server publishes its time slices when they have ended. A slice is published again if a
-//! delayed worker or a later minute adds counts to it. Any server reads the slices of all other
-//! servers, and merges them with its own slices. So the counts of other servers are up to one time
+//! Each server publishes its time slices when they are complete. A slice is published again if a
+//! delayed worker or a later minute adds counts to it. Any server can read the slices of all other
+//! servers, and merge them with its own. The counts of other servers are therefore up to one time
 //! slice old. A server that is killed loses at most the current minute.
 
 use std::collections::BTreeMap;
@@ -20,8 +20,8 @@ use crate::{KeyMask, ServerLimiter};
 /// with fewer keys.
 const MAX_SLICE_BYTES: usize = 256 << 10;
 
-/// The maximum number of slices that one command reads. Decisions that are sent in the same batch
-/// wait for the reply.
+/// The maximum number of slices that one command reads. The number is small, because decisions sent
+/// in the same batch wait for the reply.
 const SLICES_PER_READ: usize = 4;
 
 /// The length of the scope at the start of a rule's key.
@@ -37,7 +37,7 @@ pub struct OtherServers {
 }
 
 impl OtherServers {
-    /// Returns the result that is used if the other servers cannot be read.
+    /// Returns the result to use if the other servers' slices cannot be read.
     #[must_use]
     pub fn unknown(problem: String) -> Self {
         Self {
@@ -83,8 +83,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the slice in the form in which it is published; `None` if the slice no longer
-    /// exists.
+    /// Returns the slice in its published form; `None` if the slice no longer exists.
     fn packed(&self, top: &TopTalkers, level: Level, number: u64) -> Option<PublishedSlice> {
         // The lock is released before the slice is packed.
         let slice = top.closed().history.slice(level, number).cloned();
@@ -122,8 +121,8 @@ impl ServerLimiter {
         if let Err(error) = read.await {
             return OtherServers::unknown(error.to_string());
         }
-        // After a server has restarted, its previous id is still listed for a day, often without
-        // requests in the period.
+        // After a server restart, its previous ID is still listed for a day, often without requests
+        // in the period.
         let slices = servers.into_values();
         OtherServers {
             slices: slices.filter(|slice| slice.total.requests > 0).collect(),
@@ -131,8 +130,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Reads the slices of the period `over` that the other servers have published, and passes each
-    /// one to `take`, with the id of its server and its number. Without Redis, there are none.
+    /// Reads the other servers' published slices of the period `over`. Passes each slice to `take`,
+    /// with the ID of its server and the slice number. Without Redis, there are no such slices.
     pub(super) async fn read_published(
         &self,
         over: Period,
@@ -165,7 +164,8 @@ impl ServerLimiter {
     }
 }
 
-/// Returns the field of a slice. After [`Level::slices`] slices, the field names repeat.
+/// Returns the name of a slice's field in Redis. After [`Level::slices`] slices, the field names
+/// repeat.
 fn field(level: Level, number: u64) -> String {
     let prefix = match level {
         Level::Minutes => 'm',
@@ -189,8 +189,8 @@ pub(super) fn hashed(
         for (key, count, error) in summary.iter() {
             match hashed_key(key, rule, mask) {
                 Some(key) => keys.push((key, count, error)),
-                // The key does not fit the rule, because it was counted while the rule had another
-                // key.
+                // The key does not fit the rule, because it was counted while the rule had
+                // different key entries.
                 None => floor = floor.max(count),
             }
         }

@@ -26,7 +26,7 @@ pub struct HistoryQuery {
 pub struct KeyHistory {
     /// The length of a time slice, in minutes.
     pub slice_minutes: u64,
-    /// All time slices of the period, oldest first. The last one is not over yet.
+    /// All time slices of the period, oldest first. The last one is incomplete.
     pub slices: Vec<KeySlice>,
     /// The number of servers whose requests are counted.
     pub servers: usize,
@@ -39,13 +39,13 @@ pub struct KeyHistory {
 pub struct KeySlice {
     /// The start of the time slice.
     pub start: Timestamp,
-    /// The requests, denied or not.
+    /// All requests, including denied ones.
     pub requests: SumBounds,
     /// The requests that the rule denied, or would have denied if it were not in shadow mode.
     pub denied: SumBounds,
 }
 
-/// The slices that other servers have published, by server and number.
+/// The slices published by other servers, by server ID and slice number.
 #[derive(Debug, Default)]
 pub struct PublishedHistory {
     slices: BTreeMap<(String, u64), ClosedSlice>,
@@ -53,7 +53,7 @@ pub struct PublishedHistory {
 }
 
 impl PublishedHistory {
-    /// Returns the result that is used if the other servers cannot be read.
+    /// Returns the result to use if the other servers' slices cannot be read.
     #[must_use]
     pub fn unknown(problem: String) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl TopTalkers {
     /// Returns the counts of a rule in the time slice `number` of `level`, and in the current
     /// minute of each worker if the slice contains it.
     fn groups_in(&self, scope: u64, level: Level, number: u64, minute: u64) -> Vec<GroupSummaries> {
-        // While `closed` is locked, the recorders move no slice to the history.
+        // While `closed` is locked, no worker can move slices to the history.
         let closed = self.closed();
         let slice = closed.history.slice(level, number);
         let group = slice.and_then(|slice| slice.groups.get(&scope));
@@ -100,7 +100,7 @@ impl TopTalkers {
 
 impl ServerLimiter {
     /// Returns the requests and denials of a key, on this server and on the `others`. The method
-    /// takes milliseconds, so a listener calls it on a thread that decides no requests.
+    /// takes milliseconds, so listeners call it on a thread that does not decide requests.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl ServerLimiter {
         })
     }
 
-    /// Returns `key` as other servers have published it: hashed, if keys are hashed.
+    /// Returns `key` as other servers publish it: hashed, if keys are hashed.
     fn published_key(&self, rule: &Rule, key: &[u8]) -> Vec<u8> {
         if !self.key_mask().is_hashed() {
             return key.to_vec();

@@ -46,8 +46,9 @@ static PUBLICATIONS: Metric<1> = Metric::counter(
 /// The maximum number of shards. If there are more threads, some threads share a shard.
 const MAX_SHARDS: usize = 16;
 
-/// The number of ended time slices that a shard keeps until [`TopTalkers::collect_ended`] takes them. If
-/// [`TopTalkers::collect_ended`] is not called, the worker itself moves the slices to the history.
+/// The maximum number of completed time slices that a shard keeps until [`TopTalkers::collect`]
+/// moves them to the history. If [`TopTalkers::collect`] is not called in time, the worker moves
+/// them itself.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.
@@ -63,13 +64,13 @@ pub struct TopQuery {
     pub count: usize,
 }
 
-/// The answer to a [`TopQuery`].
+/// The result of a [`TopQuery`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopList {
     /// The time from which decisions are counted, which is up to one time slice before the period
     /// begins.
     pub from: Timestamp,
-    /// The time of the answer.
+    /// The time of the query.
     pub until: Timestamp,
     /// The exact totals.
     pub total: Tally,
@@ -96,7 +97,7 @@ pub struct TopRow {
     pub error: u64,
 }
 
-/// The reason why a query has no answer.
+/// The reason why a query fails.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TopError {
     /// Lists of top talkers are off.
@@ -104,7 +105,7 @@ pub enum TopError {
         "top talkers are off: the rules file has `top: off`; remove this setting, and restart the server"
     )]
     Off,
-    /// There is no rule of this name.
+    /// There is no rule with this name.
     #[error("there is no rule \"{0}\"")]
     UnknownRule(String),
     /// The rule exists, but has no list of top talkers.
@@ -124,7 +125,7 @@ pub struct TopTalkers {
     publisher: Publisher,
 }
 
-/// The time slices that have ended.
+/// The completed time slices.
 #[derive(Debug)]
 struct ClosedSlices {
     history: History,
@@ -188,8 +189,7 @@ impl TopTalkers {
                     Decision::Full { .. } if decided.source == Source::Policy => {
                         fails_closed(charge.limits)
                     }
-                    // If the rule is in shadow mode, its limits may deny although the request is
-                    // admitted.
+                    // The limits of a shadow rule may deny a request that is admitted.
                     _ => own.iter().any(|outcome| !outcome.allowed),
                 },
             }
@@ -210,9 +210,9 @@ impl TopTalkers {
         }
     }
 
-    /// Moves the slices that have ended at `now` from the shards to the history. Call this method
-    /// every few seconds, on a thread that decides no requests.
-    pub fn collect_ended(&self, now: Timestamp) {
+    /// Moves the slices that are complete at `now` from the shards to the history. Call this method
+    /// every few seconds, on a thread that does not decide requests.
+    pub fn collect(&self, now: Timestamp) {
         self.collect_into(&mut self.closed(), minute_of(now));
     }
 
@@ -231,7 +231,7 @@ impl TopTalkers {
     }
 
     /// Makes room for lists of the `new` rules. Drops the lists of `old` rules that no longer exist
-    /// or have another key.
+    /// or have different key entries.
     pub(crate) fn swap_rules(&self, old: &RuleSet, new: &RuleSet) {
         let listed = scopes(new);
         let has_same_key = |rule: &&Rule| {
@@ -265,7 +265,7 @@ impl TopTalkers {
     ) -> Result<TopList, TopError> {
         let minute = minute_of(now);
         let listed = |scope| listed_rule(rules, scope);
-        // While `closed` is locked, the recorders move no slice to the history.
+        // While `closed` is locked, no worker can move slices to the history.
         let mut closed = self.closed();
         self.collect_into(&mut closed, minute);
         let view = View {
@@ -409,7 +409,8 @@ impl View<'_> {
         keys.iter().filter_map(|top| self.row(rule, top)).collect()
     }
 
-    /// Returns a row of the list; `None` if the key was counted while the rule had another key.
+    /// Returns a row of the list; `None` if the key was counted while the rule had different key
+    /// entries.
     fn row(&self, rule: Option<&Rule>, top: &TopKey<'_>) -> Option<TopRow> {
         let plain = KeyMask::plain();
         let mask = if self.is_hashed() { &plain } else { self.mask };
@@ -466,7 +467,7 @@ fn scopes(rules: &RuleSet) -> Vec<u64> {
 
 impl ServerLimiter {
     /// Ranks keys by their requests, denials or cost, on this server and on `others`. The ranking
-    /// takes milliseconds, so a listener calls this method on a thread that decides no requests.
+    /// takes milliseconds, so listeners call this method on a thread that does not decide requests.
     ///
     /// # Errors
     ///
