@@ -1,4 +1,4 @@
-//! `cost: {json: …}`: the cost of a rule that is read from the body of a request.
+//! `cost: {json: …}`: a rule's cost, read from the request body.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use super::{
 
 const FIELDS: &[&str] = &["json", "default", "max", "times", "input"];
 
-/// Reads the map `cost` of a rule. Returns `None` if it has a mistake.
+/// Reads a rule's `cost` map. Returns `None` if the map is invalid.
 pub(super) fn body_cost(value: &Value<'_>, report: &mut Report) -> Option<Arc<BodyCost>> {
     let what = "a map such as {json: /max_tokens, default: 1000}";
     let fields = value.fields(report, what, FIELDS)?;
@@ -70,7 +70,7 @@ fn pointers(fields: &Fields<'_>, report: &mut Report) -> Option<Box<[JsonPointer
         return None;
     }
     let pointers = items.iter().map(|item| pointer(item, report));
-    // Read all pointers, so that all mistakes are reported.
+    // Read all pointers, so that all errors are reported.
     let pointers: Vec<Option<JsonPointer>> = pointers.collect();
     pointers.into_iter().collect()
 }

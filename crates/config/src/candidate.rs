@@ -1,4 +1,4 @@
-//! `candidate`: a second rules file, whose rules are decided beside the rules in force and are
+//! `candidate`: a second rules file, whose rules are evaluated alongside the rules in force but
 //! never enforced.
 
 use std::path::PathBuf;
@@ -14,13 +14,14 @@ pub struct CandidateConfig {
     /// directory of the server. Only the sections `rules`, `allow` and `defaults` of this file are
     /// used.
     pub file: PathBuf,
-    /// `until`: the instant from which the candidate rules are no longer decided; `None` is never.
+    /// `until`: the instant from which the candidate rules are no longer evaluated; `None` means
+    /// never.
     pub until: Option<Timestamp>,
 }
 
 impl CandidateConfig {
-    /// Reads the file with the candidate rules. `identity` are the settings of the rules file that
-    /// identify the client of a request, which also apply to the candidate rules.
+    /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
+    /// file that identify the client of a request. They also apply to the candidate rules.
     ///
     /// # Errors
     ///
@@ -60,7 +61,7 @@ fn differs(section: &str) -> Mistake {
     }
 }
 
-/// Reads the section; `None` if the file has no such section, or if the section has a mistake.
+/// Reads the section; `None` if the file has no such section, or if the section is invalid.
 pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<CandidateConfig> {
     let what = "a map such as {rules: candidate.yaml, until: 2027-01-31}";
     let value = file.get("candidate")?;
@@ -82,7 +83,7 @@ pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<Candid
     })
 }
 
-/// Parses a date, which stands for its first instant in UTC, or an instant in RFC 3339.
+/// Parses an RFC 3339 timestamp, or a date, which means its first instant in UTC.
 fn instant(text: &str) -> Result<Timestamp, String> {
     let date = || {
         let date: jiff::civil::Date = text.parse().ok()?;

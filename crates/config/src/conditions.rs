@@ -1,8 +1,8 @@
-//! Conditions of `when` and `allow`, in two forms. The first form is as written in the rules file,
-//! with the line of every part. The second form is the one that rules evaluate.
+//! Conditions in `when` and `allow`, in two forms. The first form is as written in the rules file,
+//! with the line of every part. The second form is what rules evaluate.
 //!
-//! Reading a value builds a [`RawPattern`]. Rules convert the [`RawPattern`] to a [`Pattern`], and
-//! the lints inspect it for warnings.
+//! Reading a value creates a [`RawPattern`]. The code that reads rules converts it to a
+//! [`Pattern`], and the lints check it.
 
 use std::borrow::Cow;
 
@@ -44,7 +44,7 @@ pub(crate) enum RawPattern<'n> {
     AnyOf(SourceSpan, Vec<Self>),
     /// A map of operators, all of which must hold.
     AllOf(RawOperators<'n>),
-    /// A value that is not a pattern. The mistake is already reported.
+    /// A value that is not a pattern. The error has already been reported.
     Unreadable,
 }
 
@@ -64,13 +64,14 @@ enum RawOperator<'n> {
     /// An operator whose operand is a string or a list of strings.
     OfTexts {
         operator: TextOperator,
-        span: SourceSpan,
-        /// The operands. `None` stands for a value that is not a text, which is already reported.
+        place: SourceSpan,
+        /// The operands. `None` stands for a value that is not a string, which has already been
+        /// reported.
         texts: Vec<Option<Scalar<'n>>>,
     },
     Not(RawPattern<'n>),
-    /// The operator `present`. `None` stands for a value that is neither true nor false, which is
-    /// already reported.
+    /// The operator `present`. `None` stands for a value that is neither true nor false, which has
+    /// already been reported.
     Present(Option<bool>),
 }
 
@@ -83,30 +84,30 @@ enum TextOperator {
     Regex,
 }
 
-/// How a text in a pattern is compared with the value of an entry.
+/// How a string in a pattern is compared with an entry's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    /// The text has no operator. The text is compared literally, or as a glob if it contains a `*`.
+    /// The string has no operator. It is compared literally, or as a glob if it contains a `*`.
     Plain,
-    /// The operator `is`: the text is compared literally.
+    /// The operator `is`: the string is compared literally.
     Is,
-    /// The operator `route`: the text is compared in the way in which many web frameworks compare
+    /// The operator `route`: the string is compared in the same way as many web frameworks compare
     /// paths.
     Route,
-    /// The operator `regex`: the text is a regular expression.
+    /// The operator `regex`: the string is a regular expression.
     Regex,
 }
 
-/// A text in a pattern, and how the text is compared.
+/// A string in a pattern, and how the string is compared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PatternText<'r, 'n> {
     pub(crate) scalar: &'r Scalar<'n>,
     pub(crate) comparison: Comparison,
-    /// Whether the text is inside the operand of a `not`.
+    /// Whether the string is inside the operand of a `not`.
     pub(crate) is_negated: bool,
 }
 
-/// A problem of a pattern that is correct YAML but cannot be converted to a [`Pattern`].
+/// A problem in a pattern that is correct YAML but cannot be converted to a [`Pattern`].
 #[derive(Debug)]
 pub(crate) struct PatternProblem<'r> {
     span: &'r SourceSpan,
@@ -114,7 +115,7 @@ pub(crate) struct PatternProblem<'r> {
 }
 
 /// Reads a map of conditions on entries, all of which must hold, and an optional schedule. The
-/// second result is `None` if there is a mistake.
+/// second result is `None` if the map is invalid.
 pub(super) fn when<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
     match value.pairs(report, what) {
@@ -209,8 +210,8 @@ impl<'n> RawPattern<'n> {
         built.ok()
     }
 
-    /// Converts the pattern to a [`Pattern`]. If it has problems, returns those that are not
-    /// reported yet, so the list is possibly empty.
+    /// Converts the pattern to a [`Pattern`]. If it has problems, returns the unreported ones. The
+    /// list is empty if all of them have already been reported.
     pub(super) fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
         match self {
             Self::Unreadable => Err(Vec::new()),
@@ -385,7 +386,7 @@ impl TextOperator {
         let build = |text: &str| match self {
             Self::Is => Pattern::exact(text),
             Self::Route => Pattern::route(text),
-            // Check each network separately, so that a mistake is reported on the line of the
+            // Check each network separately, so that an error is reported on the line of the
             // network.
             Self::Cidr => Pattern::networks(&[text]),
             Self::Regex => Pattern::regex(text),
@@ -436,8 +437,8 @@ fn accept(
     })
 }
 
-/// Returns the name under which rules know `entry`. Header names are case-insensitive, so the name
-/// in `header.NAME` is converted to lower case.
+/// Returns the name that rules use for `entry`. Header names are case-insensitive, so the name in
+/// `header.NAME` is converted to lower case.
 #[must_use]
 pub fn entry_name(entry: &str) -> Cow<'_, str> {
     let is_header = entry.starts_with("header.");
@@ -453,8 +454,8 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
     "timezone", "tz",
 ];
 
-/// Returns whether the author probably meant the key `entry` as part of a schedule. If the key were
-/// treated as an entry, no request would have this entry, so the rule would never apply.
+/// Returns whether the author probably meant the key `entry` as part of a schedule. No request has
+/// an entry with this name, so the rule would never apply.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
@@ -464,8 +465,8 @@ fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
     SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
-/// Builds the schedule of the fields `time`, `days` and `zone`. Returns `None` if both `time` and
-/// `days` are missing.
+/// Creates the schedule from the fields `time`, `days` and `zone`. Returns `None` if both `time`
+/// and `days` are missing.
 fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<ActiveHours> {
     let field = |name| fields.iter().find(|(known, _)| *known == name);
     let [time, days, zone] = SCHEDULE.map(|name| field(name).map(|(_, value)| value));

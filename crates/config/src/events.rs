@@ -38,9 +38,9 @@ pub enum EventType {
     TrafficSurge,
     /// A surge is over.
     TrafficSurgeEnded,
-    /// Redis no longer decides.
+    /// Redis no longer makes the decisions.
     StoreLost,
-    /// Redis decides again.
+    /// Redis makes the decisions again.
     StoreRecovered,
     /// New rules are in force.
     RulesReloaded,
@@ -102,8 +102,8 @@ impl EventType {
         }
     }
 
-    /// Returns whether an event of this type changes what the server enforces, so that it belongs
-    /// in the audit log.
+    /// Returns whether events of this type report a change to what the server enforces. These
+    /// events belong in the audit log.
     #[must_use]
     pub const fn is_change(self) -> bool {
         matches!(
@@ -123,8 +123,8 @@ impl EventType {
 /// Which events are detected, and where they are sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventsConfig {
-    /// `near_limit`: the percentage of a limit whose use is an event, 50 to 99; default 80. `None`
-    /// means that there is no such event (`near_limit: off`).
+    /// `near_limit`: an event is sent when a key has used this percentage of a limit, 50 to 99;
+    /// default 80. `None` means that there is no such event (`near_limit: off`).
     pub near_limit_percent: Option<u32>,
     /// `surges`: whether surges are detected; default true.
     pub surges: bool,
@@ -135,7 +135,7 @@ pub struct EventsConfig {
     pub log: bool,
     /// `file`: the file to which all events are written.
     pub file: Option<EventFile>,
-    /// `audit`: the file to which the changes are written that operators and reloads make.
+    /// `audit`: the file to which changes made by operators and reloads are written.
     pub audit: Option<EventFile>,
     /// `webhooks`: the HTTP endpoints to which events are sent, at most 16.
     pub webhooks: Vec<WebhookConfig>,
@@ -165,12 +165,12 @@ impl Default for EventsSection {
     }
 }
 
-/// A file of events, one JSON document on each line.
+/// An event file, with one JSON document per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventFile {
     /// `to`: the file. The path is relative to the working directory of the server.
     pub to: PathBuf,
-    /// `max_bytes`: the size of the file and of its predecessor together; default 256 MiB.
+    /// `max_bytes`: the maximum size of the file and the earlier file together; default 256 MiB.
     pub max_bytes: usize,
 }
 
@@ -179,9 +179,9 @@ pub struct EventFile {
 pub struct WebhookConfig {
     /// `url`: the URL of the endpoint. It can contain credentials, so it is not logged in full.
     pub url: String,
-    /// `secret` or `secret_env`: the secret of the signatures. Never [`Password::None`].
+    /// `secret` or `secret_env`: the signing secret. Never [`Password::None`].
     pub secret: Password,
-    /// `types`: the types of events that are sent; default all.
+    /// `types`: the event types to send; default all.
     pub types: Vec<EventType>,
 }
 
@@ -352,7 +352,7 @@ fn webhook_url(value: &Value<'_>, report: &mut Report) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Reads the name of a type, or the beginning of such names followed by `*`.
+/// Reads the name of an event type, or a prefix of event type names followed by `*`.
 fn event_types(value: &Value<'_>, report: &mut Report) -> Vec<EventType> {
     let text = value.scalar().unwrap_or_default();
     if let Some(prefix) = text.strip_suffix('*') {

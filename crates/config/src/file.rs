@@ -16,7 +16,7 @@ pub enum ReadError {
     Unreadable {
         /// The path of the file.
         path: PathBuf,
-        /// The error of the file system.
+        /// The file system error.
         source: io::Error,
     },
     /// The file was read, but its content is invalid.
@@ -24,7 +24,7 @@ pub enum ReadError {
     Mistaken {
         /// The path of the file.
         path: PathBuf,
-        /// All mistakes in the file.
+        /// All errors in the file.
         mistakes: Vec<Mistake>,
     },
 }
@@ -34,8 +34,8 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// Returns a [`ReadError`] if the file cannot be read, is larger than [`MAX_FILE_BYTES`], has
-    /// no content, or has mistakes.
+    /// Returns a [`ReadError`] if the file cannot be read, is larger than [`MAX_FILE_BYTES`], is
+    /// empty, or has errors.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, ReadError> {
         let path = path.as_ref();
         let unreadable = |source| ReadError::Unreadable {
@@ -59,14 +59,14 @@ impl Config {
         Self::parse_file(&text).map_err(mistaken)
     }
 
-    /// Parses the content of a file. Unlike [`Self::parse`], rejects content that says nothing.
+    /// Parses the content of a file. Unlike [`Self::parse`], rejects content without any settings.
     ///
     /// # Errors
     ///
-    /// Returns every mistake in the content.
+    /// Returns every error in the content.
     pub fn parse_file(text: &str) -> Result<Self, Vec<Mistake>> {
         // An editor can truncate the file before it writes the new content. Without this check, the
-        // server could read the truncated file in the meantime, and no limit would be in effect.
+        // server could read the truncated file and then enforce no limits.
         if says_nothing(text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
             return Err(vec![Mistake {

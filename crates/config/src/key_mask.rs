@@ -8,8 +8,8 @@ use ring::{
     rand::SystemRandom,
 };
 
-/// The number of bytes of a hash that are shown. The bytes have 64 bits, so the probability that
-/// any two of a million keys have the same hash is about 3 in 100,000,000.
+/// The number of bytes of a hash that are shown. With 64 bits, the probability that any two of a
+/// million keys have the same hash is about 3 in 100,000,000.
 const SHOWN_BYTES: usize = 8;
 
 /// The start of a hash.
@@ -19,8 +19,7 @@ const PREFIX: &str = "hash:";
 #[derive(Clone, Default)]
 pub struct KeyMask(Option<hmac::Key>);
 
-/// An error that means that the operating system provides no random bytes for the secret of the
-/// hash.
+/// The error if the operating system provides no random bytes for the hash secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "cannot create a secret for the hashes of keys, because the operating system provides no random bytes; set \
@@ -79,7 +78,7 @@ impl KeyMask {
     }
 
     /// Works like [`Self::value`], for a value that need not be UTF-8. Different values have
-    /// different hashes, even if a lossy conversion to text would make them equal.
+    /// different hashes, even if a lossy conversion to strings would make them equal.
     #[must_use]
     pub fn bytes<'v>(&self, value: &'v [u8]) -> Cow<'v, [u8]> {
         match &self.0 {

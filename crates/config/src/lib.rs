@@ -1,10 +1,9 @@
 //! Parses and validates the rules file.
 //!
-//! [`Config::parse`] reads the whole file and reports every mistake at once, each with its path in
-//! the file and its line. The result needs no further validation: addresses are parsed, limits are
-//! built and rules are indexed. Parsing reads no environment variables and opens no files or
-//! sockets. The code that starts the server reads the variables, and opens the files and sockets.
-//! [`Config::read`] reads the file from disk.
+//! [`Config::parse`] reads the whole file and reports all errors at once, each with its path in the
+//! file and its line. The result needs no further validation: addresses and limits are parsed, and
+//! rules are indexed. Parsing does not read environment variables, and does not open files or
+//! sockets. The code that starts the server does that. [`Config::read`] reads the file from disk.
 
 mod body_cost;
 mod candidate;
@@ -153,11 +152,11 @@ pub struct Config {
     pub envoy: Option<Envoy>,
     /// `rules` and `allow`, indexed and ready for decisions.
     pub rules: RuleSet,
-    /// `candidate`: the rules that are decided beside `rules` and never enforced; `None` if the
-    /// file has no section `candidate`. [`Config::parse`] does not read the file that the section
-    /// names.
+    /// `candidate`: the rules that are evaluated alongside `rules` but never enforced; `None` if
+    /// the file has no section `candidate`. [`Config::parse`] does not read the file that the
+    /// section names.
     pub candidate: Option<CandidateConfig>,
-    /// `quotas`: limits that are divided among the Envoys that enforce them (RLQS).
+    /// `quotas`: limits that are divided among the Envoy instances that enforce them (RLQS).
     pub quotas: Vec<QuotaRule>,
     /// `proxy`: the reverse proxy; `None` if the file has no section `proxy`.
     pub proxy: Option<Proxy>,
@@ -198,8 +197,8 @@ impl ListenAddresses {
     }
 }
 
-/// The settings of a listener besides its address. The file can set them if the value of the
-/// listener is a map instead of a plain address.
+/// The settings of a listener, except for its address. The file can set them if the listener's
+/// value is a map instead of an address alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenerConfig {
@@ -296,7 +295,7 @@ pub struct Grpc {
     pub tls: Option<TlsFiles>,
     /// `grpc.keep_alive`: the interval of keep-alive pings; default 30 s.
     pub keep_alive: Duration,
-    /// `grpc.keep_alive_timeout`: how long a client may take to answer a ping; default 10 s.
+    /// `grpc.keep_alive_timeout`: how long a client may take to respond to a ping; default 10 s.
     pub keep_alive_timeout: Duration,
     /// `grpc.max_connection_age`: the age of a connection at which the client is asked to
     /// reconnect, with ±10 % jitter; default one day.
@@ -476,20 +475,20 @@ impl fmt::Debug for AdminToken {
     }
 }
 
-/// A mistake or a warning in the rules file, with its position and advice.
+/// An error or a warning about the rules file, with its position and advice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
     /// The path of the value, such as `rules[2].limits[0].refill`; empty for the file as a whole.
     pub path: String,
-    /// The line, from 1; `None` if the problem has no line.
+    /// The line, counted from 1; `None` if the problem has no line.
     pub line: Option<usize>,
     /// The problem, usually the expected and the actual value, and advice.
     pub message: String,
 }
 
 impl Mistake {
-    /// Returns the code at the start of a warning, such as `no-match`. Returns `None` for a mistake
-    /// and for a warning without a code.
+    /// Returns the code at the start of a warning, such as `no-match`. Returns `None` for errors,
+    /// and for warnings without a code.
     #[must_use]
     pub fn code(&self) -> Option<&str> {
         let (code, _) = self.message.split_once(": ")?;
@@ -518,7 +517,8 @@ impl Mistake {
     }
 }
 
-/// Writes, for example, `rules[2].limits[0].refill (line 31): expected a rate such as 20/min`.
+/// Formats the error like this:
+/// `rules[2].limits[0].refill (line 31): expected a rate such as 20/min`.
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.path.as_str(), self.line) {
@@ -531,12 +531,12 @@ impl fmt::Display for Mistake {
 }
 
 impl Config {
-    /// Parses the text of a rules file.
+    /// Parses the contents of a rules file.
     ///
     /// # Errors
     ///
-    /// Returns every mistake in the file, sorted by line. A mistake is, for example, invalid YAML,
-    /// an unknown or repeated key, a missing value, a value of the wrong type, or an invalid limit.
+    /// Returns every error in the file, sorted by line. Examples of errors are invalid YAML, an
+    /// unknown or repeated key, a missing value, a value of the wrong type, or an invalid limit.
     /// The list is never empty.
     ///
     /// # Examples
@@ -574,8 +574,8 @@ impl Config {
         config.warnings = report.finish()?;
         Ok(config)
     }
-    /// Reads all sections of `file`. Some sections are also kept in the form in which they are
-    /// written, because other sections or the lints need this form.
+    /// Reads all sections of `file`. Some sections are also kept as written, because other sections
+    /// or the lints need this form.
     fn fill(&mut self, file: &Fields<'_>, report: &mut Report) {
         (self.admin_token, self.operator_tokens) = listen::admin_tokens(file, report);
         let raw_listen;

@@ -1,4 +1,5 @@
-//! Limits: shorthands such as `20/min` and `100/s burst 20`, and the full form with named fields.
+//! Limits: the short form, such as `20/min` or `100/s burst 20`, and the full form with named
+//! fields.
 
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode, notation,
@@ -21,7 +22,7 @@ pub struct Fallback {
     pub count_denied: Option<bool>,
 }
 
-/// The algorithm of a limit that does not name an algorithm.
+/// The default algorithm, for limits that do not name one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultAlgorithm {
     /// No default is set. The limit is a sliding window, whose implementation depends on the size
@@ -29,7 +30,7 @@ pub enum DefaultAlgorithm {
     BySize,
     /// The algorithm with this name.
     Named(AlgorithmName),
-    /// The named algorithm does not exist, which is already reported as a mistake. Limits that
+    /// The named algorithm does not exist, which has already been reported as an error. Limits that
     /// inherit the algorithm cannot be checked.
     Unreadable,
 }
@@ -55,8 +56,9 @@ impl DefaultAlgorithm {
 /// A limit, as written in the rules file.
 #[derive(Debug)]
 pub(crate) struct RawLimit {
-    pub(crate) span: SourceSpan,
-    /// The fields of the full form, without inherited fields; `None` if the limit is a shorthand.
+    pub(crate) place: SourceSpan,
+    /// The fields of the full form, without inherited fields; `None` if the limit is in the short
+    /// form.
     pub(crate) full_form: Option<Box<LimitSpec>>,
 }
 
@@ -104,7 +106,7 @@ pub fn limit(value: &Value<'_>, fallback: Fallback, report: &mut Report) -> Opti
     limit
 }
 
-/// Reads a limit. Returns the limit as written and, if it has no mistakes, the built limit.
+/// Reads a limit. Returns the limit as written and, if it is valid, the parsed limit.
 fn raw_limit(
     value: &Value<'_>,
     fallback: Fallback,
@@ -152,9 +154,9 @@ fn raw_limit(
     (raw, limit)
 }
 
-/// Builds the limit of `spec`, which was read from `value`. For a limit in the full form, `fields`
-/// are the fields of `value`. If `unread` is true, some fields could not be read. These fields are
-/// already reported, and are not reported again as missing.
+/// Creates the limit from `spec`, which was read from `value`. For a limit in the full form,
+/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. This has
+/// already been reported, so these fields are not reported as missing.
 pub fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
@@ -177,9 +179,9 @@ pub fn build(
     None
 }
 
-/// Returns whether a field is missing only because of a mistake that is already reported. The
-/// mistake is already reported if the file has the field, or the field `anchor` in place of
-/// `window`, but its value could not be read.
+/// Returns whether a field is missing only because of an error that has already been reported. This
+/// is the case if the file has the field, or `anchor` in place of `window`, but its value could not
+/// be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
@@ -250,8 +252,8 @@ pub fn full_form(
     (spec, algorithm)
 }
 
-/// Reads `queue`, which is a truth value for a leaky bucket, and a number of requests for a
-/// concurrency limit.
+/// Reads `queue`, which is a boolean for a leaky bucket, and a number of requests for a concurrency
+/// limit.
 fn queue(fields: &Fields<'_>, report: &mut Report) -> (Option<bool>, Option<u64>) {
     let Some(value) = fields.get("queue") else {
         return (None, None);

@@ -27,8 +27,8 @@ const OPEN: &str = "open-listener";
 /// The code of the warning about a file without a listener.
 const NO_LISTENER: &str = "no-listener";
 
-/// The keys of a listener without further keys. The following constants are the keys of listeners
-/// that have more.
+/// The keys of a basic listener. The constants below contain the keys of listeners with additional
+/// settings.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -69,8 +69,8 @@ const RESP_KEYS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(crate) struct RawListen {
     /// The position of the section.
-    span: Option<SourceSpan>,
-    /// The listeners that are written in the file.
+    place: Option<SourceSpan>,
+    /// The listeners written in the file.
     listeners: Vec<(&'static str, SourceSpan)>,
 }
 
@@ -305,8 +305,8 @@ fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut 
             continue;
         };
         if let Some(other) = taken_by(&listeners[..at], address) {
-            // One of the two addresses can be a default. Report the mistake at the address that is
-            // written in the file.
+            // One of the two addresses may be a default. Report the error at the address written in
+            // the file.
             let (name, other) = if fields.get(name).is_some() {
                 (name, other)
             } else {
@@ -342,7 +342,7 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<Option<SocketAddr>>
     address.map(Some)
 }
 
-/// Returns the port in a text without an IP address, such as `8080`, `:8080`, `*:8080` or
+/// Returns the port in a string without an IP address, such as `8080`, `:8080`, `*:8080` or
 /// `localhost:8080`.
 fn port_alone(text: &str) -> Option<u16> {
     let port = match text.rsplit_once(':') {
@@ -400,11 +400,11 @@ pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
 /// The maximum number of `admin.tokens`.
 const MAX_TOKENS: usize = 100;
 
-/// The names that the audit log shows for changes without a token: by a request from this machine,
-/// by a signal and by a change of the rules file.
+/// The names in the audit log for changes made without a token: by a local request, by a signal,
+/// and by a change to the rules file.
 const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a change of the file"];
 
-/// Reads the section `admin`: the token, and the tokens with names.
+/// Reads the section `admin`: the token, and the named tokens.
 pub(super) fn admin_tokens(
     file: &Fields<'_>,
     report: &mut Report,

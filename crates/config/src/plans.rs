@@ -1,5 +1,5 @@
-//! `plans`: named limits for several rules. A rule's `plan` names the entry of a request that has
-//! the name of its plan.
+//! `plans`: named limits for several rules. A rule's `plan` names the request entry that contains
+//! the plan's name.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The plans of the file, by the rules that they have limits for.
+/// The plans in the file, by the rule for which they set limits.
 #[derive(Debug, Default)]
 pub(super) struct RawPlans<'n> {
     by_rule: HashMap<&'n str, Vec<RawPlan<'n>>>,
@@ -61,7 +61,7 @@ pub(super) fn plans<'n>(file: &Fields<'n>, report: &mut Report) -> RawPlans<'n> 
 
 impl<'n> RawPlans<'n> {
     /// Reads the limits of all plans for the rule with this name. Limits without an algorithm
-    /// inherit that of the rule, as its own limits do.
+    /// inherit the rule's algorithm, as the rule's own limits do.
     pub(super) fn of_rule(
         &self,
         rule: Option<&str>,
@@ -93,8 +93,8 @@ impl<'n> RawPlans<'n> {
     }
 }
 
-/// Adds plans to `rule`; `entry` is the entry that names the plan of a request. Reports limits that
-/// are not valid for the rule.
+/// Adds plans to `rule`; `entry` is the request entry that contains the plan's name. Reports limits
+/// that are not valid for the rule.
 pub(super) fn add(
     rule: Rule,
     entry: Option<&str>,

@@ -1,4 +1,4 @@
-//! Quota rules of the rules file, for Envoy's rate limit quota service (RLQS).
+//! Quota rules in the rules file, for Envoy's rate limit quota service (RLQS).
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tidegate_core::{Pattern, Rate, Span};
 /// The maximum period of a quota: 366 days.
 pub const MAX_QUOTA_PERIOD: Span = Span::from_secs(366 * 86_400);
 
-/// The id of a quota bucket: keys and values such as `service: shop, api_key: alice`, sorted by
+/// The ID of a quota bucket: keys and values such as `service: shop, api_key: alice`, sorted by
 /// key.
 pub type BucketId = BTreeMap<String, String>;
 
@@ -54,7 +54,7 @@ pub struct QuotaRule {
     pub name: Box<str>,
     /// The domain that the RLQS stream must send.
     pub domain: Box<str>,
-    /// The patterns for values of the bucket id, by key. A key without a pattern can have any
+    /// The patterns for values of the bucket ID, by key. A key without a pattern can have any
     /// value.
     pub bucket: Vec<(Box<str>, Pattern)>,
     /// The limit of each bucket that the quota matches.

@@ -1,5 +1,5 @@
-//! `quotas`: limits that Envoy's rate limit quota service (RLQS) divides among the Envoys that
-//! enforce them.
+//! `quotas`: limits that Envoy's rate limit quota service (RLQS) divides among the Envoy instances
+//! that enforce them.
 
 use std::collections::HashSet;
 
@@ -99,7 +99,7 @@ fn text<'n>(fields: &Fields<'n>, name: &str, report: &mut Report) -> Option<&'n 
     Some(text)
 }
 
-/// Reads the patterns for the values of a bucket id, by key.
+/// Reads the patterns for the values of a bucket ID, by key.
 fn bucket(
     value: &Value<'_>,
     report: &mut Report,

@@ -23,11 +23,11 @@ pub struct RecordConfig {
     pub by: Option<String>,
     /// `hash`: the entries whose values are recorded as keyed hashes.
     pub hash: Vec<String>,
-    /// `max_bytes`: the size of the file and of its predecessor together; default 256 MiB.
+    /// `max_bytes`: the maximum size of the file and the earlier file together; default 256 MiB.
     pub max_bytes: usize,
 }
 
-/// Reads the section; `None` if the file has no such section, or if the section has a mistake.
+/// Reads the section; `None` if the file has no such section, or if the section is invalid.
 pub(super) fn record(
     file: &Fields<'_>,
     privacy: &KeyPrivacy,

@@ -18,9 +18,9 @@ const MAX_TIMEOUT: Span = Span::from_secs(5);
 /// maximum is the time that callers tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
-// A decision that waited for Redis can reach the local store with an instant from before the wait.
-// Even if the delays are configured differently, the local store must not conclude from this
-// instant that the clock was set back.
+// A decision that waited for Redis may reach the local store with a timestamp from before the wait.
+// With any permitted timeout, the local store must not conclude from this timestamp that the clock
+// was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
 /// The maximum of `store.denial_cache_ttl`, the time for which a cached denial is used without a
@@ -35,16 +35,16 @@ const MAX_PREFIX_BYTES: usize = 64;
 
 const ONE_OF: &str = "a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]} or {sentinel: [URL, …], primary: NAME}";
 
-/// The Redis settings of the rules file.
+/// The Redis settings in the rules file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisConfig {
     /// `store.redis`: the Redis servers, which are a standalone server, a cluster or Sentinels.
     pub topology: Topology,
     /// The user and password for the Sentinels, from their URLs.
     pub sentinel_login: Login,
-    /// `store.username`, or the user of the URL; `None` means the default user.
+    /// `store.username`, or the user in the URL; `None` means the default user.
     pub username: Option<String>,
-    /// `store.password`, `store.password_env`, or the password of the URL.
+    /// `store.password`, `store.password_env`, or the password in the URL.
     pub password: Password,
     /// `store.tls.ca`: the trust anchors for the servers' certificates; `None` means the trust
     /// anchors of the system.

@@ -1,13 +1,13 @@
-//! The report, which collects all mistakes and warnings while a file is read.
+//! The report, which collects all errors and warnings while a file is read.
 
 use tidegate_net::input::{advice, shown};
 
 use super::Mistake;
 
-/// The maximum number of mistakes in one report.
+/// The maximum number of errors in one report.
 const MAX_MISTAKES: usize = 1_000;
 
-/// The mistakes and the warnings of a file.
+/// The errors and warnings about a file.
 #[derive(Debug, Default)]
 pub struct Report {
     mistakes: Vec<Mistake>,
@@ -16,7 +16,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Adds a mistake.
+    /// Adds an error.
     pub fn mistake(&mut self, mistake: Mistake) {
         if self.mistakes.len() < MAX_MISTAKES {
             self.mistakes.push(mistake);
@@ -30,7 +30,7 @@ impl Report {
         self.warnings.push(warning);
     }
 
-    /// Returns the number of mistakes that were added so far.
+    /// Returns the number of errors added so far.
     #[must_use]
     pub fn count(&self) -> usize {
         self.mistakes.len() + self.unlisted
@@ -40,7 +40,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// If there are mistakes, returns all of them, sorted by line.
+    /// If there are errors, returns all of them, sorted by line.
     pub fn finish(mut self) -> Result<Vec<Mistake>, Vec<Mistake>> {
         if self.mistakes.is_empty() {
             self.warnings.sort_by_key(|warning| warning.line);

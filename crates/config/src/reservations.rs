@@ -18,7 +18,7 @@ const MAX_TTL: Span = Span::from_secs(24 * 3_600);
 /// The minimum length of a secret in bytes.
 const MIN_SECRET_BYTES: usize = 16;
 
-/// The treatment of the charges of a reservation that expires.
+/// The treatment of an expired reservation's charges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservationExpiry {
     /// `refund`: they are refunded, so an expired reservation costs nothing.
@@ -38,9 +38,9 @@ pub struct ReservationsConfig {
     pub max_ttl: Span,
     /// `on_expiry`: whether the charges of an expired reservation are refunded; default `refund`.
     pub on_expiry: ReservationExpiry,
-    /// `secret` or `secret_env`: the secrets with which tokens are sealed, separated by spaces. The
-    /// first secret seals, and all of them open. If neither is set, the server generates a random
-    /// secret at each start, and accepts only its own tokens.
+    /// `secret` or `secret_env`: the secrets that seal tokens, separated by spaces. The first
+    /// secret seals new tokens, and tokens sealed with any of them are accepted. If neither is set,
+    /// the server generates a random secret at each start, and accepts only its own tokens.
     pub credential: Password,
 }
 
@@ -127,7 +127,7 @@ pub(super) fn reservations(
 ///
 /// # Errors
 ///
-/// Returns what is wrong: there is no secret, or one is too short.
+/// Returns an error message if there is no secret, or if one is too short.
 pub fn check_secrets(secrets: &str) -> Result<(), &'static str> {
     let mut secrets = secrets.split_whitespace().peekable();
     if secrets.peek().is_none() {

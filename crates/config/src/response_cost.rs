@@ -17,15 +17,15 @@ const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NA
 /// The entries of a response whose value can be the cost.
 const COSTS: &[&str] = &["bytes", "header.NAME", USAGE];
 
-/// The value of `settle` for the tokens that a language model used.
+/// The value of `settle` for the tokens used by a language model.
 const USAGE: &str = "usage";
 
 /// A field of a rule that only the reverse proxy can apply.
 #[derive(Debug)]
 pub(crate) struct ProxyOnlyField {
     /// The position of the field.
-    pub(crate) span: SourceSpan,
-    /// What the cost of the rule depends on.
+    pub(crate) place: SourceSpan,
+    /// The data on which the rule's cost depends.
     pub(crate) source: &'static str,
 }
 
@@ -104,7 +104,7 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
             text.scalar.span.wrong(report, problem(&what));
         }
     }
-    // A map of operators can contain a regular expression, so its texts are checked one by one.
+    // A map of operators can contain a regular expression, so its strings are checked one by one.
     if let RawPattern::AllOf(_) = &condition.pattern
         && condition
             .pattern

@@ -62,14 +62,14 @@ pub(crate) struct RawRule<'n> {
     pub(crate) algorithm: Option<SourceSpan>,
     pub(crate) limits: Vec<RawLimit>,
     pub(crate) elastic: RawElastic<'n>,
-    /// The first field that makes the cost depend on the response or on the body of the request.
+    /// The first field that makes the cost depend on the response or on the request body.
     pub(crate) proxy_only: Option<ProxyOnlyField>,
 }
 
 /// The cost of a request, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) enum RawCost<'n> {
-    /// The cost is a number, the default, or read from the body.
+    /// The cost is a number or the default, or is read from the body.
     #[default]
     Fixed,
     /// The cost is the value of the entry with this name.
@@ -84,7 +84,7 @@ pub(crate) struct RawElastic<'n> {
     pub(crate) parent: Option<Scalar<'n>>,
 }
 
-/// Reads all rules of the file, and builds the rule set. If the rules have mistakes, reports them
+/// Reads all rules in the file, and returns the rule set. If a rule is invalid, reports the errors
 /// and returns an empty rule set.
 pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<'n>, RuleSet) {
     let before = report.count();
@@ -158,7 +158,7 @@ fn place_of(fields: &Fields<'_>, name: &str) -> Option<SourceSpan> {
 }
 
 /// Reports a rule that has the name of an earlier rule, even if one of the two rules has other
-/// mistakes.
+/// errors.
 fn check_name_is_new<'n>(
     rule: &RawRule<'n>,
     at: usize,
@@ -190,7 +190,7 @@ fn check_parent(rule: &RawRule<'_>, names: &HashMap<&str, usize>, report: &mut R
     }
 }
 
-/// The converted fields of a rule. Fields with mistakes are missing.
+/// The converted fields of a rule. Invalid fields are missing.
 struct Parts<'n> {
     name: Option<&'n str>,
     limits: Vec<Limit>,
@@ -202,13 +202,13 @@ struct Parts<'n> {
     elastic: Option<(u32, Headroom)>,
     on_failure: Option<OnFailure>,
     response_cost: ResponseCost,
-    /// The entry that names the plan of a request.
+    /// The request entry that contains the plan's name.
     plan: Option<Cow<'n, str>>,
     plans: Vec<PlanLimits<'n>>,
 }
 
-/// Reads a rule. Returns the rule as written and, if it has no mistakes, the built rule. Returns
-/// `None` if the value is not a map.
+/// Reads a rule. Returns the rule as written and, if it is valid, the parsed rule. Returns `None`
+/// if the value is not a map.
 fn rule<'n>(
     value: &Value<'n>,
     default: DefaultAlgorithm,
@@ -322,30 +322,30 @@ impl Parts<'_> {
         self.key.iter().map(|entry| &**entry).collect()
     }
 
-    /// Builds a rule with these limits and their `elastic` setting, and otherwise valid fields. So
-    /// only an error of `elastic` is returned.
+    /// Creates a rule with these limits and their `elastic` setting. All other fields are valid, so
+    /// an error can only be about `elastic`.
     fn stretched(&self) -> Option<Result<Rule, RuleError>> {
         let (percent, room) = self.elastic.clone()?;
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.elastic(percent, room))
     }
 
-    /// Builds a rule with the cost and these limits, or with valid limits if these have a mistake.
+    /// Creates a rule with the cost and these limits, or with other limits if these are invalid.
     fn costing(&self) -> Result<Rule, RuleError> {
         let rule = Rule::new("sound", self.limits.clone()).or_else(|_| sound_rule())?;
         rule.costing(self.cost.clone())
     }
 
-    /// Builds a rule with these limits and the response-based cost, and otherwise valid fields. So
-    /// only an error of the response-based cost is returned.
+    /// Creates a rule with these limits and the response-based cost. All other fields are valid, so
+    /// an error can only be about the response-based cost.
     fn with_response_cost(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.with_response_cost(self.response_cost.clone()))
     }
 
-    /// Returns the errors that `tidegate_core` reports for each field. Each field is checked with
-    /// valid values in place of the other fields. A field that is missing here could not be read,
-    /// which is already reported.
+    /// Returns the errors that `tidegate_core` reports for each field. Each field is checked
+    /// together with valid values for the other fields. A field that is missing here could not be
+    /// read, which has already been reported.
     fn errors(&self) -> Vec<RuleError> {
         let tried = [
             self.name.map(|name| Rule::new(name, sound_limits())),
@@ -363,7 +363,7 @@ impl Parts<'_> {
     }
 }
 
-/// Returns limits without a mistake.
+/// Returns valid limits.
 fn sound_limits() -> Vec<Limit> {
     let limit = Limit::new(Algorithm::FixedWindow {
         limit: 1,
@@ -372,7 +372,7 @@ fn sound_limits() -> Vec<Limit> {
     limit.into_iter().collect()
 }
 
-/// Builds a rule without a mistake.
+/// Creates a valid rule.
 fn sound_rule() -> Result<Rule, RuleError> {
     Rule::new("sound", sound_limits())
 }
@@ -467,7 +467,7 @@ fn elastic<'n>(
     (raw, extra.zip(room))
 }
 
-/// Returns the rule name in `elastic.unused`, even if `unused` has other mistakes.
+/// Returns the rule name in `elastic.unused`, even if `unused` has other errors.
 fn parent<'n>(unused: &Value<'n>) -> Option<Scalar<'n>> {
     unused
         .fields_among(&["rule"])?

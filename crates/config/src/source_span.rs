@@ -1,4 +1,4 @@
-//! Places: the positions of values in the rules file, for mistakes and warnings about the values.
+//! Source spans: the positions of values in the rules file, for errors and warnings about them.
 
 use tidegate_net::input::{HIDDEN, may_hold_secret, shown};
 
@@ -17,7 +17,7 @@ pub(crate) struct SourceSpan {
 }
 
 impl SourceSpan {
-    /// Reports a mistake at this value.
+    /// Reports an error at this value.
     pub(crate) fn wrong(&self, report: &mut Report, message: impl Into<String>) {
         report.mistake(self.at(&self.path, message.into()));
     }
@@ -27,7 +27,7 @@ impl SourceSpan {
         report.warn(self.at(&self.path, message.into()));
     }
 
-    /// Reports a mistake in the key of this value.
+    /// Reports an error in the key of this value.
     pub(crate) fn wrong_key(&self, report: &mut Report, message: impl Into<String>) {
         report.mistake(self.at_key(message.into()));
     }
@@ -37,7 +37,7 @@ impl SourceSpan {
         report.warn(self.at_key(message.into()));
     }
 
-    /// Creates a mistake with the path `path`, on the line of this value.
+    /// Creates an error with the path `path`, on the line of this value.
     pub(crate) fn at(&self, path: &str, message: String) -> Mistake {
         Mistake {
             path: path.to_owned(),
@@ -59,7 +59,7 @@ impl SourceSpan {
         format!("{}{dot}{}", self.path, shown(key))
     }
 
-    /// Returns whether messages must hide the value at this place, whose text is `text`. A value
+    /// Returns whether messages must hide the value at this position, whose text is `text`. A value
     /// must be hidden in these cases: it looks like a URL with a password, its section or field is
     /// for passwords and tokens, or it is free text in the Redis settings.
     fn is_secret(&self, text: &str) -> bool {
@@ -71,8 +71,8 @@ impl SourceSpan {
             .iter()
             .any(|name| self.path.ends_with(name));
         // Numbers, durations and choices in the store settings are not secret, and are useful in
-        // messages. Free text is possibly secret: for example, a URL with a password does not look
-        // like a URL if its scheme is missing.
+        // messages. Free text may be secret: for example, a URL with a password does not look like
+        // a URL if its scheme is missing.
         let is_free_text =
             matches!(&*self.path, "store" | "store.prefix") || is_under("store.redis");
         let is_of_hashes = &*self.path == "privacy"
@@ -85,7 +85,7 @@ impl SourceSpan {
     }
 }
 
-/// A text in the file, and its position.
+/// A scalar in the file, and its position.
 #[derive(Clone, Debug)]
 pub(crate) struct Scalar<'n> {
     pub(crate) span: SourceSpan,

@@ -1,4 +1,4 @@
-//! `store`: the store of the counters.
+//! `store`: the store that keeps the counters.
 
 use tidegate_core::{MemoryBounds, Span, WhenFull, notation};
 
@@ -14,7 +14,7 @@ const MIN_SNAPSHOT_INTERVAL: Span = Span::from_secs(1);
 /// The default interval between two snapshots.
 const DEFAULT_SNAPSHOT_INTERVAL: Span = Span::from_secs(30);
 
-/// The units of sizes, with their number of bytes.
+/// The units for sizes, with their number of bytes.
 const UNITS: [(&str, u64); 8] = [
     ("B", 1),
     ("KiB", 1 << 10),

@@ -1,5 +1,5 @@
-//! Typed access to the values of a rules file. Each value has a path, such as `rules[0].name`,
-//! which messages show.
+//! Typed access to the values in a rules file. Each value has a path, such as `rules[0].name`,
+//! which is shown in messages.
 
 use std::collections::HashSet;
 
@@ -24,15 +24,15 @@ pub struct Value<'n> {
 pub struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// The known keys that unknown keys of the map probably mean. Such an unknown key is an old
-    /// name or a probable misspelling.
+    /// The known keys that were probably meant by unknown keys of the map. Such an unknown key is
+    /// an old name or a probable misspelling.
     misspelt: Vec<&'static str>,
 }
 
 /// The kind of a YAML value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// A text, a number or an empty value.
+    /// A string, a number or an empty value.
     Scalar,
     /// A list.
     List,
@@ -72,7 +72,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Reports a mistake at this value.
+    /// Reports an error at this value.
     pub fn wrong(&self, report: &mut Report, message: impl Into<String>) {
         self.span.wrong(report, message);
     }
@@ -82,7 +82,7 @@ impl<'n> Value<'n> {
         self.span.warn(report, message);
     }
 
-    /// Reports a mistake in the key of this value.
+    /// Reports an error in the key of this value.
     pub fn wrong_key(&self, report: &mut Report, message: impl Into<String>) {
         self.span.wrong_key(report, message);
     }
@@ -147,8 +147,8 @@ impl<'n> Value<'n> {
         parse(text)
             .map_err(|error| {
                 let message = error.to_string();
-                // The error message of a parser can repeat the input or a part of it, which is
-                // possibly a secret.
+                // A parser's error message can repeat the input or a part of it, which may be a
+                // secret.
                 let repeats = message.contains("got ") || message.contains(text);
                 if self.is_secret() && repeats {
                     self.expected(report, what);
@@ -165,7 +165,7 @@ impl<'n> Value<'n> {
         matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
     }
 
-    /// Returns a non-negative integer. Reports a quoted number as a mistake.
+    /// Returns a non-negative integer. Reports a quoted number as an error.
     pub(crate) fn number(&self, report: &mut Report) -> Option<u64> {
         let is_digits =
             |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -252,7 +252,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the items of a list. Returns a value that is not a list as the only item.
+    /// Returns the items of a list. A value that is not a list is returned as the only item.
     pub fn one_or_more(&self, report: &mut Report) -> Vec<Self> {
         match self.node.content {
             Content::Empty | Content::List(_) => self.items(report, "a list").unwrap_or_default(),
@@ -313,8 +313,8 @@ impl<'n> Value<'n> {
         self.entries(|_| {}).is_some_and(|pairs| pairs.is_empty())
     }
 
-    /// Returns the keys and values of a map, and calls `mistaken` with a mistake for each key that
-    /// is repeated or is not a text. Returns `None` for a value that is not a map.
+    /// Returns the keys and values of a map, and calls `mistaken` with an error for each key that
+    /// is repeated or is not a string. Returns `None` for a value that is not a map.
     fn entries(&self, mut mistaken: impl FnMut(Mistake)) -> Option<Vec<(&'n str, Self)>> {
         let pairs = match &self.node.content {
             Content::Empty => return Some(Vec::new()),
@@ -402,13 +402,13 @@ impl<'n> Fields<'n> {
     }
 
     /// Returns whether the map has the field `name` or a probable misspelling of `name`. A
-    /// misspelled field is already reported as unknown, so callers do not also report `name` as
-    /// missing.
+    /// misspelled field has already been reported as unknown, so callers do not also report `name`
+    /// as missing.
     pub(crate) fn tries(&self, name: &str) -> bool {
         self.get(name).is_some() || self.misspelt.contains(&name)
     }
 
-    /// Reports a mistake in the field `name`. If the map lacks the field, reports the mistake on
+    /// Reports an error in the field `name`. If the map lacks the field, reports the error on
     /// the line of the map.
     pub(crate) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
         match self.get(name) {
@@ -421,7 +421,7 @@ impl<'n> Fields<'n> {
     }
 }
 
-/// Returns `number`, which `value` contains, if it is not 0.
+/// Returns `number`, which was read from `value`. Reports 0 as an error.
 pub(crate) fn at_least_one(
     number: Option<usize>,
     value: &Value<'_>,

@@ -3,11 +3,11 @@
 //! The parser processes YAML events one by one, so that it rejects a file as soon as the tree of
 //! nodes exceeds a maximum. Rules files must not use aliases, because an alias could multiply the
 //! content of a small file. The parser does not interpret scalars: the code that reads a scalar
-//! decides whether the scalar is a number or a text.
+//! decides whether the scalar is a number or a string.
 //!
-//! The syntax is parsed by the crate `saphyr-parser`. The tree is our own because a configuration
-//! reports all its mistakes at once, each with its line, and a serde reader stops at the first one.
-//! The reason is this report, and not a measurement.
+//! The `saphyr-parser` crate parses the syntax. This module builds its own tree so that all errors
+//! in a file can be reported at once, each with its line. A serde deserializer would stop at the
+//! first error. Performance was not a reason.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -66,26 +66,25 @@ pub enum Content<'t> {
     Map(Vec<(Node<'t>, Node<'t>)>),
 }
 
-/// A list or a map whose end was not parsed yet. For a map, the last element is the key whose value
-/// was not parsed yet.
+/// A list or a map whose end has not been parsed yet. For a map, the last element is the key whose
+/// value has not been parsed yet.
 enum Open<'t> {
     List(Position, Vec<Node<'t>>),
     Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
 }
 
-/// The line of a node, and the number of its anchor. The number 0 means that the node has no
-/// anchor.
+/// The line of a node, and its anchor ID. The ID 0 means that the node has no anchor.
 #[derive(Clone, Copy)]
 struct Position {
     line: usize,
     anchor: usize,
 }
 
-/// Parses the single document in `text`. An empty text is [`Content::Empty`].
+/// Parses the single document in `text`. An empty string is parsed as [`Content::Empty`].
 ///
 /// # Errors
 ///
-/// Returns the first mistake if the text is not YAML, exceeds a maximum, or uses a feature that
+/// Returns the first error if the text is not YAML, exceeds a maximum, or uses a feature that
 /// `dialect` does not allow.
 pub fn parse(text: &str, dialect: Dialect) -> Result<Document<'_>, Mistake> {
     let mut tree = Tree::new(dialect);
@@ -116,7 +115,7 @@ struct Tree<'t> {
     root: Option<Node<'t>>,
     open: Vec<Open<'t>>,
     nodes: usize,
-    /// The nodes with anchors, by anchor number.
+    /// The nodes with anchors, by anchor ID.
     anchored: HashMap<usize, Node<'t>>,
     warnings: Vec<Mistake>,
 }
@@ -244,7 +243,7 @@ impl<'t> Tree<'t> {
 
 /// The operations that only the lenient dialect needs.
 impl<'t> Tree<'t> {
-    /// Inserts a copy of the node with the number `anchor` in place of an alias.
+    /// Inserts a copy of the node with the anchor ID `anchor` in place of an alias.
     fn expand(&mut self, anchor: usize) -> Result<(), String> {
         let anchored = self.anchored.get(&anchor);
         let size = anchored.map(|node| (node.count(), node.depth()));

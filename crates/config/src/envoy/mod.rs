@@ -32,14 +32,14 @@ pub struct ConfigFiles {
 /// domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
-    /// Each domain has one file. A second file with the same domain is a mistake.
+    /// Each domain has one file. A second file with the same domain is rejected.
     #[default]
     One,
     /// The files of a domain are merged, in the order of their names.
     Merged,
 }
 
-/// The origin of the rules of the service.
+/// The source of the service's rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuleOrigin {
     /// Files.
@@ -52,7 +52,7 @@ pub enum RuleOrigin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Envoy {
-    /// `envoy.config` and `envoy.merge_domains`: the origin of the rules of the service.
+    /// `envoy.config` and `envoy.merge_domains`: the source of the service's rules.
     pub rules: RuleOrigin,
     /// The settings of the service, from the other keys of the section `envoy`.
     pub settings: RlsSettings,
@@ -168,7 +168,7 @@ fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {
 }
 
 /// Reads `response_headers`. The value `true` enables the headers of the IETF draft; a map enables
-/// them under other names.
+/// them with other names.
 fn response_headers(fields: &Fields<'_>, report: &mut Report) -> Option<HeaderNames> {
     let value = fields.get("response_headers")?;
     if let Shape::Scalar | Shape::List = value.shape() {

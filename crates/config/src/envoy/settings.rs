@@ -13,7 +13,7 @@ pub struct RlsSettings {
     /// Whether every descriptor is treated as if its rule were in quota mode, unless its rule is
     /// unlimited.
     pub quota_mode: bool,
-    /// The part of a limit, from 0 to 1, from which metrics count hits as near the limit.
+    /// The fraction of a limit, from 0 to 1, from which metrics count hits as near the limit.
     pub near_limit_ratio: Ratio,
     /// The names of the headers with the limit, the remaining hits and the reset time; `None` means
     /// that these headers are not sent.
@@ -29,7 +29,7 @@ pub struct RlsSettings {
     pub local_cache_bytes: usize,
     /// The response while the store is unavailable.
     pub store_failure: StoreFailure,
-    /// Whether the metrics also have the names of envoyproxy/ratelimit.
+    /// Whether metrics are also exported under the names that envoyproxy/ratelimit uses.
     pub ratelimit_metrics: bool,
 }
 

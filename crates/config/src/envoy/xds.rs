@@ -26,10 +26,10 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 20;
 /// The maximum number of additional headers.
 pub const MAX_XDS_HEADERS: usize = 32;
 
-/// The maximum number of entries in the metadata of the node.
+/// The maximum number of entries in the node metadata.
 pub const MAX_NODE_METADATA: usize = 64;
 
-/// The maximum length of the texts that describe the node, in bytes.
+/// The maximum length of the strings that describe the node, in bytes.
 const MAX_NODE_BYTES: usize = 1_024;
 
 /// A control plane that configures the rate limit service.
@@ -40,13 +40,13 @@ pub struct XdsConfig {
     pub server: XdsServer,
     /// `tls`: TLS to the control plane; `None` means plaintext.
     pub tls: Option<XdsTls>,
-    /// `node`: the description of this server, by which the control plane chooses its rules.
+    /// `node`: the description of this server, from which the control plane selects its rules.
     pub node: XdsNode,
-    /// `headers`: headers of the stream, in addition to those of gRPC.
+    /// `headers`: additional headers of the gRPC stream.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// `connect_timeout`: the maximum time to connect, with TLS; default 5 s.
     pub connect_timeout: Duration,
-    /// `backoff`: the wait before the next attempt to connect.
+    /// `backoff`: the wait time before the next connection attempt.
     pub backoff: XdsBackoff,
     /// `keep_alive`: how a dead connection is detected.
     pub keep_alive: KeepAlive,
@@ -102,7 +102,7 @@ pub struct XdsServer {
 }
 
 impl XdsServer {
-    /// Parses an address such as `envoy-gateway:18001`. The prefix `dns:///` of gRPC is accepted.
+    /// Parses an address such as `envoy-gateway:18001`. The gRPC prefix `dns:///` is accepted.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.strip_prefix("dns:///").unwrap_or(text);
@@ -122,7 +122,7 @@ impl XdsServer {
     }
 }
 
-/// Writes the address as it is part of a URL.
+/// Formats the address as in a URL.
 impl fmt::Display for XdsServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
@@ -138,8 +138,8 @@ impl fmt::Display for XdsServer {
 pub struct XdsTls {
     /// `ca`, `certificate` and `key`: the files.
     pub files: ClientTlsFiles,
-    /// `name`: the name that the certificate of the control plane must have; the default is the
-    /// host in `server`.
+    /// `name`: the name that the control plane's certificate must have; the default is the host in
+    /// `server`.
     pub name: Option<String>,
 }
 
@@ -150,7 +150,7 @@ pub struct XdsNode {
     pub id: String,
     /// `cluster`.
     pub cluster: String,
-    /// `metadata`: texts by name.
+    /// `metadata`: string values by name.
     pub metadata: Vec<(String, String)>,
     /// `locality.region`.
     pub region: String,
@@ -160,7 +160,7 @@ pub struct XdsNode {
     pub sub_zone: String,
 }
 
-/// The default id is that of envoyproxy/ratelimit.
+/// The default ID is that of envoyproxy/ratelimit.
 impl Default for XdsNode {
     fn default() -> Self {
         Self {
@@ -193,17 +193,18 @@ impl Default for KeepAlive {
     }
 }
 
-/// The waits before attempts to connect. The wait doubles after each failure, up to a maximum.
+/// The wait times before connection attempts. The wait time doubles after each failure, up to a
+/// maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdsBackoff {
-    /// `connect`: the first wait after a failed attempt to connect; default 3 s.
+    /// `connect`: the first wait time after a failed connection attempt; default 3 s.
     pub connect: Span,
-    /// `initial`: the first wait after a stream has ended; default 10 s.
+    /// `initial`: the first wait time after a stream has ended; default 10 s.
     pub initial: Span,
-    /// `max`: the longest wait; default 60 s.
+    /// `max`: the longest wait time; default 60 s.
     pub max: Span,
-    /// `random_factor`: the part of a wait by which the wait is randomly shorter or longer; default
-    /// 0.5.
+    /// `random_factor`: the fraction by which a wait time is randomly shortened or extended;
+    /// default 0.5.
     pub random_factor: Ratio,
 }
 
@@ -220,8 +221,8 @@ impl Default for XdsBackoff {
 }
 
 impl XdsBackoff {
-    /// Returns the wait before attempt number `attempt`, counted from 0. The wait before the first
-    /// attempt is `first`. `random` is drawn uniformly from the whole range of `u64`.
+    /// Returns the wait time before attempt number `attempt`, counted from 0. The wait time before
+    /// the first attempt is `first`. `random` is drawn uniformly from the whole range of `u64`.
     #[must_use]
     pub fn wait(&self, first: Span, attempt: u32, random: u64) -> Span {
         let factor = 1_u64.checked_shl(attempt).unwrap_or(u64::MAX);
@@ -357,7 +358,7 @@ fn node(value: &Value<'_>, report: &mut Report) -> Option<XdsNode> {
     Some(node)
 }
 
-/// Reads a text that describes the node.
+/// Reads a string that describes the node.
 fn text(value: &Value<'_>, report: &mut Report) -> Option<String> {
     let text = value.text(report, "a text")?;
     if text.len() > MAX_NODE_BYTES {

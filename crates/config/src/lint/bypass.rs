@@ -12,8 +12,8 @@ const CODE: &str = "empty-key";
 /// The prefixes of entries that a client chooses freely and can omit.
 const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 
-/// The maximum number of rules with a full warning. One additional warning tells that later rules
-/// are possibly affected as well.
+/// The maximum number of rules with a full warning. One additional warning says that later rules
+/// may also be affected.
 const MAX_NAMED: usize = 20;
 
 /// Warns about each rule in `set` that a client can bypass by omitting an entry of the rule's key.

@@ -79,9 +79,9 @@ pub(crate) fn warn(
         }
         let meant = misspelt.get(entry).filter(|_| !condition.is_signal);
         let message = meant.map(|meant| misspelt_condition(entry, meant));
-        warnings.of_key(span, message);
-        warnings.of_key(span, wrong_case(entry));
-        // A `headroom.*` entry of an upstream without `adaptive` has a separate warning
+        warnings.of_key(place, message);
+        warnings.of_key(place, wrong_case(entry));
+        // There is a separate warning about a `headroom.*` entry of an upstream without `adaptive`
         // (`unknown-headroom`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
@@ -129,8 +129,8 @@ impl Warnings<'_> {
     }
 }
 
-/// Returns a warning for a `text` that `entry` is compared with, if the text can never match or
-/// does not mean what it seems to mean.
+/// Returns a warning about the pattern string `text` for `entry`, if `text` can never match or is
+/// misleading.
 pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     misread::message(entry, comparison, text).or_else(|| unmatchable_text(entry, comparison, text))
 }
@@ -228,7 +228,7 @@ fn named_otherwise(entry: &str) -> Option<String> {
         let meant = conditions::entry_name(&meant);
         return (meant != conditions::entry_name(entry)).then(|| meant.into_owned());
     }
-    // nginx writes `$` before the names of variables.
+    // The names of nginx variables begin with `$`.
     let name = lower.trim_start_matches('$').replace('-', "_");
     if let Some((_, meant)) = SYNONYMS.iter().find(|(known, _)| *known == name) {
         return Some((*meant).to_owned());
@@ -242,8 +242,7 @@ fn named_otherwise(entry: &str) -> Option<String> {
     is_header.then(|| format!("header.{lower}"))
 }
 
-/// Words that are similar to a standard entry, but are plausible names for an entry of an
-/// application.
+/// Words that are similar to a standard entry, but are plausible names for an application's entry.
 const WORDS: [&str; 8] = [
     "chem", "count", "county", "ghost", "hot", "pat", "patch", "schema",
 ];
@@ -251,16 +250,15 @@ const WORDS: [&str; 8] = [
 /// The maximum number of different names in a file that are compared with each other.
 const MAX_COMPARED: usize = 1_000;
 
-/// All known names of entries, to find the name that the author of a misspelt entry meant. The
-/// names are needed if callers of a listener can send any entries, because an unknown name is not
-/// necessarily a mistake then.
+/// All known entry names, for finding the name that the author of a misspelt entry meant. They are
+/// needed if callers of a listener can send any entries, because an unknown name is then not
+/// necessarily an error.
 struct EntryNames<'p, 'c> {
     /// The entries that the proxy and this file provide.
     provided: &'p [&'p str],
     /// The names that rules use, each with its number of uses and the order of its first use.
     used: HashMap<&'c str, (usize, usize)>,
-    /// For each name in lower case, the spelling (in upper or lower case) that rules use most
-    /// often.
+    /// For each name in lower case, the letter case that rules use most often.
     usual_case: HashMap<String, &'c str>,
 }
 
@@ -391,7 +389,7 @@ fn is_slip_of_standard(word: &str, known: &str) -> bool {
             }
 }
 
-/// Returns whether two names that an application chose probably differ only by a typing error.
+/// Returns whether two names chosen by an application probably differ only by a typing error.
 /// Returns false for short names and for the plural of a name, because they are probably the names
 /// of different entries.
 fn is_slip_between(word: &str, other: &str) -> bool {
@@ -403,8 +401,8 @@ fn is_slip_between(word: &str, other: &str) -> bool {
 }
 
 /// Returns whether `word` is `known` with one letter inserted, one letter missing, or two
-/// neighbouring letters swapped. Returns false if one letter is substituted, because the names are
-/// possibly intended, as `key_a` and `key_b`. The run time is linear in the length of the names.
+/// neighbouring letters swapped. Returns false if one letter is substituted, because both names may
+/// be intended, such as `key_a` and `key_b`. The run time is linear in the length of the names.
 fn is_slip(word: &str, known: &str) -> bool {
     let (word, known) = (word.as_bytes(), known.as_bytes());
     let (short, long) = if word.len() <= known.len() {
@@ -515,8 +513,7 @@ fn looks_like_expression(entry: &str, text: &str) -> bool {
 }
 
 /// Returns a description of the form that a path must have, and `text` rewritten in this form.
-/// Returns `None` if `text` begins with a wildcard, because a text with a leading wildcard cannot
-/// be rewritten.
+/// Returns `None` if `text` begins with a wildcard, because it cannot be rewritten then.
 fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;

@@ -93,8 +93,8 @@ impl<'r> BypassedRule<'r> {
     }
 }
 
-/// Returns the position and the path of a text that matches only one spelling of a path. Returns
-/// `None` for a text for which another lint already warns.
+/// Returns the position and the path of a string that matches only one spelling of a path. Returns
+/// `None` for a string about which another lint already warns.
 fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r SourceSpan, &'r str)> {
     let PatternText {
         scalar,

@@ -36,8 +36,8 @@ pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option
     of_path.or_else(|| part_expression(comparison, text))
 }
 
-/// Returns a warning for a text in the notation of an nginx `location`, such as `~ ^/login`. No
-/// path begins with a modifier such as `~`, so the text never matches.
+/// Returns a warning for a string in nginx `location` notation, such as `~ ^/login`. No path begins
+/// with a modifier such as `~`, so the string never matches.
 fn location(text: &str) -> Option<String> {
     let (modifier, rest) = ["~*", "^~", "~", "="].iter().find_map(|modifier| {
         let rest = text.strip_prefix(modifier)?.trim_start();
@@ -54,8 +54,8 @@ fn location(text: &str) -> Option<String> {
     ))
 }
 
-/// Returns the condition that is equivalent to an nginx `location` with the regular expression
-/// `text`. In nginx, the expression can match any part of a path.
+/// Returns the condition equivalent to an nginx `location` with the regular expression `text`. In
+/// nginx, the expression can match any part of a path.
 fn location_expression(modifier: &str, text: &str) -> String {
     if let Some(path) = exact_expression(text).filter(|_| text.starts_with('^')) {
         let path = shown(path);
@@ -122,7 +122,7 @@ fn path_advice(comparison: Comparison, path: &str) -> String {
 /// Returns a warning for a path with a query, such as `/login?x=1`.
 fn query(text: &str) -> Option<String> {
     let (path, _) = text.split_once('?').filter(|(path, _)| is_path(path))?;
-    // A text that is probably a regular expression gets another warning.
+    // There is another warning for a string that is probably a regular expression.
     if path.contains(['(', '[', '\\']) {
         return None;
     }
@@ -210,7 +210,7 @@ fn expression_advice(expression: &str) -> String {
 fn is_parameter(segment: &str) -> bool {
     let name = |open: &str, close: &str| {
         let name = segment.strip_prefix(open)?.strip_suffix(close)?;
-        // Frameworks allow a type (`<int:id>`) or a regular expression (`{id:[0-9]+}`) beside the
+        // Frameworks allow a type (`<int:id>`) or a regular expression (`{id:[0-9]+}`) next to the
         // name.
         name.starts_with(|first: char| first.is_ascii_alphabetic() || matches!(first, '_' | '*'))
             .then_some(())
@@ -287,8 +287,8 @@ fn is_path(text: &str) -> bool {
     text.starts_with('/')
 }
 
-/// Returns whether `text` has no operator of regular expressions except the dot. Most authors mean
-/// a dot in a path literally.
+/// Returns whether `text` has no regular expression operators except the dot. Most authors mean a
+/// dot in a path literally.
 fn is_literal(text: &str) -> bool {
     !text.contains([
         '\\', '[', ']', '(', ')', '{', '}', '*', '+', '?', '|', '^', '$',
@@ -301,7 +301,7 @@ pub(super) fn without_anchors(text: &str) -> &str {
     text.strip_suffix('$').unwrap_or(text)
 }
 
-/// Returns the path that a regular expression equals, if it has no operators.
+/// Returns the only path that a regular expression matches, if it has no operators.
 pub(super) fn exact_expression(text: &str) -> Option<&str> {
     let path = without_anchors(text);
     (is_path(path) && is_literal(path)).then_some(path)

@@ -1,6 +1,6 @@
-//! A lint that warns about limits such as `{rate: 5/min}`, which look like the shorthand `5/min`.
+//! A lint that warns about limits such as `{rate: 5/min}`, which look like the short form `5/min`.
 //!
-//! The shorthand admits 5 requests in any minute. The limit with the field `rate` uses the GCRA
+//! The short form admits 5 requests in any minute. The limit with the field `rate` uses the GCRA
 //! algorithm, which without `burst` admits one request every 12 seconds. An author who means GCRA
 //! without a burst writes `burst: 0` or `algorithm: gcra`, which disables the warning.
 
@@ -28,7 +28,7 @@ pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
 }
 
 /// Returns the rate of a limit that has neither `burst` nor `algorithm`. Returns `None` for a rate
-/// of one request per period, because GCRA and the shorthand admit the same requests at this rate.
+/// of one request per period, because GCRA and the short form admit the same requests at this rate.
 fn rate_alone(limit: &RawLimit) -> Option<Rate> {
     let spec = limit.full_form.as_ref()?;
     let is_alone = spec.burst.is_none() && spec.algorithm.is_none();

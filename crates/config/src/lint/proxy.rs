@@ -14,7 +14,7 @@ const UNKNOWN_HEADROOM: &str = "unknown-headroom";
 const OWN_ADDRESS: &str = "own-address";
 
 /// Warns about the upstreams of `proxy`, which were read from `raw`, and about `rules` that use an
-/// entry of an upstream. Compares the upstreams with the address on which the proxy listens.
+/// upstream's entry. Compares the upstreams with the address on which the proxy listens.
 pub(crate) fn warn(proxy: &Proxy, raw: &[RawUpstream<'_>], rules: &RuleSet, report: &mut Report) {
     let upstreams = &proxy.upstreams;
     let first = upstreams

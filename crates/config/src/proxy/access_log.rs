@@ -1,4 +1,4 @@
-//! `proxy.access_log`: the file of the access log, and the content of its lines.
+//! `proxy.access_log`: the access log file, and the contents of its lines.
 
 use std::path::PathBuf;
 

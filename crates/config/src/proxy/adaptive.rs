@@ -39,7 +39,7 @@ const FIELDS: &[&str] = &[
     "headroom",
 ];
 
-/// The fields that only one algorithm has.
+/// The fields that are specific to one algorithm.
 const GRADIENT: &[&str] = &["tolerance", "queue", "smoothing"];
 const AIMD: &[&str] = &["backoff", "too_slow"];
 
@@ -70,7 +70,7 @@ pub struct Class {
 }
 
 /// Reads the adaptive concurrency limit. Returns the conditions of its classes as written, and the
-/// limit, which is `None` if the value has a mistake.
+/// limit, which is `None` if the value is invalid.
 pub(super) fn adaptive<'n>(
     value: &Value<'n>,
     report: &mut Report,
@@ -211,7 +211,7 @@ fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, 
     (conditions, classes)
 }
 
-/// Reads a priority class. Returns its conditions as written, and the class if it has no mistakes.
+/// Reads a priority class. Returns its conditions as written, and, if it is valid, the class.
 fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Class>) {
     let what = "a map such as {name: batch, when: {path: /batch/**}, share: 50%}";
     let Some(fields) = value.fields(report, what, &["name", "when", "share"]) else {

@@ -89,7 +89,7 @@ pub struct Proxy {
     /// `proxy.max_inspected_body`: the maximum size of a request body that a rule reads its cost
     /// from, 1 KiB to 64 MiB; default 1 MiB.
     pub max_inspected_body: u64,
-    /// `proxy.error_format`: the format of the bodies of denials; default `auto`.
+    /// `proxy.error_format`: the body format of denials; default `auto`.
     pub error_format: ErrorFormat,
     /// `proxy.max_head`: the maximum size of a request or response head, 8 KiB to 1 MiB; default 64
     /// KiB.
@@ -177,7 +177,7 @@ pub(crate) struct RawProxy<'n> {
 }
 
 /// Reads the section `proxy`. Returns the section as written, and its settings. The settings are
-/// `None` if the file has no section `proxy`, or if the section has a mistake.
+/// `None` if the file has no section `proxy`, or if the section is invalid.
 pub(super) fn proxy<'n>(
     file: &Fields<'n>,
     listen: &ListenAddresses,
@@ -200,8 +200,8 @@ pub(super) fn proxy<'n>(
     (raw, proxy)
 }
 
-/// Reads the other settings of a proxy whose address, certificate and upstreams are already read.
-/// Returns `None` if the address or the upstreams have a mistake.
+/// Reads the remaining settings of a proxy, after its address, certificate and upstreams have been
+/// read. Returns `None` if the address or an upstream is invalid.
 fn settings(
     fields: &Fields<'_>,
     address: Option<SocketAddr>,

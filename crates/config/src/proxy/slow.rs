@@ -16,7 +16,7 @@ const RATES: std::ops::RangeInclusive<u64> = 1..=1 << 30;
 /// The maximum of `response_buffer`, in bytes.
 const MAX_RESPONSE_BUFFER: usize = 16 << 20;
 
-/// The limits on the resources of the proxy and its upstreams that one client can use.
+/// The limits on how much of the proxy's and its upstreams' resources one client can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slow {
     /// `max_requests_per_client`: the maximum number of requests in flight per client address

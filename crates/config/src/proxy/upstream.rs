@@ -85,8 +85,8 @@ pub(crate) struct RawUpstream<'n> {
     pub(crate) classes: Vec<RawWhen<'n>>,
 }
 
-/// Reads the upstreams. Returns the upstreams as written, and the built upstreams, which are `None`
-/// if an upstream has a mistake.
+/// Reads the upstreams. Returns the upstreams as written, and the parsed upstreams, which are
+/// `None` if an upstream is invalid.
 pub(super) fn upstreams<'n>(
     proxy: &Fields<'n>,
     report: &mut Report,
@@ -138,8 +138,8 @@ pub(super) fn upstreams<'n>(
     (raw, Some(upstreams))
 }
 
-/// Reads an upstream. Returns the upstream as written, and the built upstream, which is `None` if
-/// the upstream has a mistake. Returns `None` alone if the value is not a map.
+/// Reads an upstream. Returns the upstream as written, and the parsed upstream, which is `None` if
+/// the upstream is invalid. Returns only `None` if the value is not a map.
 fn upstream<'n>(
     value: &Value<'n>,
     report: &mut Report,
@@ -229,8 +229,8 @@ fn ca(value: &Value<'_>, urls: Option<&[Url]>, report: &mut Report) -> Option<Pa
     Some(path.into())
 }
 
-/// Reads the conditions of an upstream. Returns the conditions as written, and the built
-/// conditions, which are `None` if they have a mistake.
+/// Reads the conditions of an upstream. Returns the conditions as written, and the parsed
+/// conditions, which are `None` if they are invalid.
 fn conditions<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
     let before = report.count();

@@ -64,7 +64,7 @@ fn mistakes_are_reported() {
     );
 }
 
-/// Regression test: the map used to be read twice, so that the mistake was reported twice.
+/// Regression test: the map used to be read twice, so that the error was reported twice.
 #[test]
 fn a_repeated_condition_on_a_response_is_one_mistake() {
     let rules = "rules: [{name: a, limits: [5/min], count: {status: 401, status: 403}}]\n";

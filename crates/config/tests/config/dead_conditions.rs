@@ -3,8 +3,8 @@
 
 use crate::{PROXY, warnings};
 
-/// Returns the warnings for a file with one rule, which has the fields `fields`, and with further
-/// sections `head`. The rule is on line 2.
+/// Returns the warnings for a file with the sections in `head` and one rule with the given
+/// `fields`. The rule is on line 2.
 fn of_rule(head: &str, fields: &str) -> Vec<String> {
     let rules = format!("rules:\n  - {{name: a, {fields}, limits: [9/s]}}\n");
     let said = warnings(&format!("{rules}{head}"));

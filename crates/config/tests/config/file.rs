@@ -1,4 +1,4 @@
-//! Tests of the rules file as a whole: valid files, and files with every kind of mistake.
+//! Tests of the rules file as a whole: valid files, and files with every kind of error.
 
 use proptest::prelude::*;
 use tidegate_config::{AdminToken, Config, LegacyHeaders, MAX_FILE_BYTES};
@@ -150,7 +150,7 @@ rules:
     );
 }
 
-/// A file with one mistake of every kind.
+/// A file with one error of every kind.
 const MISTAKEN: &str = "\
 lisen: {}
 listen: {http: localhost, resp: 127.0.0.1:99999, admin: 192.0.2.1:9090}
@@ -224,8 +224,8 @@ fn every_mistake_is_reported_at_once_with_its_path_and_line() {
     assert_eq!(mistakes(MISTAKEN).join("\n"), REPORT);
 }
 
-/// A mistake in a key has the line of the key, even if the value in block style begins on a later
-/// line.
+/// An error in a key is reported on the key's line, even if the value in block style begins on a
+/// later line.
 #[test]
 fn a_mistake_in_a_key_has_the_line_of_the_key() {
     let file = "\

@@ -234,8 +234,8 @@ fn no_message_shows_a_possible_secret() {
     }
 }
 
-/// The audit log tells changes apart by the names of tokens, and the server knows a token only by
-/// its secret.
+/// The audit log identifies tokens by their names, and the server identifies a token only by its
+/// secret.
 #[test]
 fn the_tokens_of_operators_have_their_own_names_and_secrets() {
     let file = "admin:

@@ -22,7 +22,7 @@ use tidegate_config::Config;
 const PROXY: &str =
     "proxy: {listen: '127.0.0.1:0', upstreams: [{name: app, urls: 'http://127.0.0.1:3000'}]}\n";
 
-/// Returns every mistake in an invalid file.
+/// Returns every error in an invalid file.
 fn mistakes(text: &str) -> Vec<String> {
     let mistakes = Config::parse(text).unwrap_err();
     mistakes.iter().map(ToString::to_string).collect()

@@ -1,4 +1,4 @@
-//! Tests of `store: {redis: …}` in the rules file: valid settings, and every mistake with its line.
+//! Tests of `store: {redis: …}` in the rules file: valid settings, and every error with its line.
 
 use tidegate_config::{Config, Password};
 use tidegate_core::{FallbackShare, OnFailure, Span};
