@@ -1,8 +1,8 @@
 //! The backlog of each key under several rates of a token bucket.
 //!
-//! The backlog of a key is the number of tokens that are missing from a bucket which admits every
-//! request of the key. The bucket denies none of these requests exactly if its capacity is at least
-//! the largest backlog:
+//! The backlog of a key is the number of tokens missing from a bucket that admits every request of
+//! the key. A bucket denies none of these requests if and only if its capacity is at least the
+//! largest backlog:
 //!
 //! ```text
 //! backlog
@@ -15,13 +15,13 @@
 
 use tidegate_core::{Algorithm, Limit, Limits, Rate, RefillMode, Span, bounds};
 
-/// The rates that are tried, as multiples (numerator, denominator) of the rate in the file.
+/// The rates to try, as multiples (numerator, denominator) of the rate in the file.
 const MULTIPLES: [(u64, u64); 7] = [(1, 4), (1, 2), (3, 4), (1, 1), (3, 2), (2, 1), (4, 1)];
 
 /// The common denominator of the multiples.
 const DENOMINATOR: u64 = 4;
 
-/// A rate that is tried for a limit.
+/// A rate to try for a limit.
 #[derive(Clone, Debug)]
 pub(crate) struct TriedRate {
     /// The position of the limit in its rule.
@@ -42,7 +42,7 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// Counts a request `elapsed` after the request before, under the assumption that it is
+    /// Counts a request that arrives `elapsed` after the previous one, and assumes that it is
     /// admitted.
     pub(crate) fn count(&mut self, rate: &TriedRate, elapsed: Span, units: u64) {
         let drained = u128::from(elapsed.as_micros()) * u128::from(rate.l);
@@ -51,13 +51,13 @@ impl Backlog {
         self.peak = self.peak.max(self.now);
     }
 
-    /// Returns the smallest capacity that denies no request of the key.
+    /// Returns the smallest capacity with which no request of the key is denied.
     pub(crate) fn smallest_capacity(&self, rate: &TriedRate) -> u128 {
         self.peak.div_ceil(u128::from(rate.p))
     }
 }
 
-/// Returns the rates that are tried for the buckets among `limits`.
+/// Returns the rates to try for the buckets among `limits`.
 pub(crate) fn tried_rates(limits: &Limits) -> Vec<TriedRate> {
     let mut tried = Vec::new();
     for (at, limit) in limits.iter().enumerate() {
@@ -81,7 +81,8 @@ pub(crate) fn tried_rates(limits: &Limits) -> Vec<TriedRate> {
     tried
 }
 
-/// Returns the rate of a bucket that is refilled continuously and denies without a delay.
+/// Returns the rate of `limit`, if it is a bucket that refills continuously and does not queue
+/// requests.
 fn bucket_rate(limit: &Limit) -> Option<Rate> {
     match limit.algorithm() {
         Algorithm::Gcra { rate, .. }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tidegate_core::{Algorithm, Limit, Limits, Span, Timestamp};
 
-/// The number of parts of a window. A counted window consists of whole parts, so it may be one part
+/// The number of parts in a window. A counted window consists of whole parts, so it may be one part
 /// longer than the window of the limit. A suggested limit is therefore never too low.
 const PARTS: u64 = 60;
 
@@ -13,7 +13,7 @@ const PARTS: u64 = 60;
 pub(crate) struct BusiestWindow {
     /// The parts of the window: the number of each part, and its units.
     parts: VecDeque<(u64, u64)>,
-    /// The sum of the parts. It can exceed `u64`, because a log has any number of requests.
+    /// The sum of the parts. It can exceed `u64`, because a log can have any number of requests.
     sum: u128,
     pub(crate) units: u64,
 }
@@ -40,8 +40,8 @@ impl BusiestWindow {
     }
 }
 
-/// Returns the windows of a rule's limits that count in windows, without repetition. A bucket has
-/// no window: its limits are suggested as rates with bursts.
+/// Returns the distinct window lengths among a rule's limits. A bucket has no window; rates with
+/// bursts are suggested for it instead.
 pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
     let counts_in_windows = |limit: &&Limit| {
         matches!(
@@ -70,8 +70,8 @@ mod tests {
         for second in [0, 59, 60, 61, 200, 201] {
             busiest.count(at(second), window, 1);
         }
-        // The instants 0 and 60 are a window apart. Requests at both instants count together,
-        // because parts are counted as a whole.
+        // The instants 0 and 60 are one window apart. Requests at both instants still count
+        // together, because only whole parts are counted.
         assert_eq!(busiest.units, 3);
         busiest.count(at(202), window, 5);
         assert_eq!(busiest.units, 7);

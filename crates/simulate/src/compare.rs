@@ -10,7 +10,7 @@ use crate::replay::{ReplayDecision, RulesUnderTest, key_values};
 /// The maximum number of keys that are listed for each kind of change.
 const SHOWN_KEYS: usize = 20;
 
-/// The differences between the decisions of the rules file and of another rules file.
+/// The differences between the decisions of this rules file and of another rules file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Comparison {
@@ -18,16 +18,17 @@ pub struct Comparison {
     pub against: String,
     /// The number of requests that both files decided.
     pub compared: u64,
-    /// The number of requests that this file rejects as invalid, for example because the entry with
-    /// their cost is missing, and that the other file decides. They are not in `compared`.
+    /// The number of requests that only the other file decides. This file rejects them as invalid,
+    /// for example because their cost entry is missing. They are not in `compared`.
     pub newly_refused: u64,
     /// The number of requests that this file denies and the other file admits.
     pub newly_denied: u64,
     /// The number of requests that this file admits and the other file denies.
     pub no_longer_denied: u64,
-    /// The rules and keys with the most requests that are newly denied.
+    /// The rules and keys with the most newly denied requests.
     pub newly: Vec<ComparedKey>,
-    /// The rules (of the other file) and keys with the most requests that are no longer denied.
+    /// The rules of the other file, and their keys, with the most requests that are no longer
+    /// denied.
     pub no_longer: Vec<ComparedKey>,
 }
 
@@ -65,7 +66,7 @@ struct ChangedKeys {
     keys: HashMap<RuleKey, ChangedRequests>,
 }
 
-/// The number of requests of a key that are decided differently, and the times of the first and the
+/// The number of a key's requests that are decided differently, and the times of the first and the
 /// last of these requests.
 #[derive(Debug)]
 struct ChangedRequests {
@@ -121,7 +122,7 @@ impl Differences {
         }
     }
 
-    /// Counts a request that only the other file has decided.
+    /// Counts a request that only the other file decides.
     pub(crate) fn count_refused(&mut self) {
         self.newly_refused += 1;
     }

@@ -9,16 +9,16 @@ use crate::timestamp::TimeForm;
 pub(crate) enum Field {
     /// The time at which the request arrived.
     Arrival(TimeForm),
-    /// The time at which the request ended. [`Self::Duration`] is subtracted to get the time of
-    /// arrival.
+    /// The time at which the request was completed. [`Self::Duration`] is subtracted to get the
+    /// arrival time.
     Completion(TimeForm),
     /// The duration of the request, in units of this number of microseconds.
     Duration(u64),
-    /// The address of the client's end of the connection.
+    /// The peer address of the client's connection.
     Peer,
     /// The address, followed by a colon and the port, without brackets around an IPv6 address.
     PeerAndPort,
-    /// `X-Forwarded-For` with the address of the peer as its last element.
+    /// `X-Forwarded-For` with the peer address as its last element.
     ForwardedForAndPeer,
     /// Method, target and version.
     RequestLine,
@@ -47,7 +47,8 @@ pub(crate) enum Field {
 }
 
 impl Field {
-    /// Returns the field that sets the entry `name` of a request. `time` is the time of arrival.
+    /// Returns the field that sets the entry `name` of a request. The name `time` means the arrival
+    /// time.
     pub(crate) fn of_entry(name: &str) -> Option<Self> {
         let header = |name: &str| HeaderName::from_bytes(name.as_bytes()).ok();
         Some(match name {
@@ -93,7 +94,7 @@ impl Field {
     }
 }
 
-/// `--entry NAME=FIELD`: the field of the log that contains an entry.
+/// `--entry NAME=FIELD`: the log field that contains an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EntryMapping {
     /// The name of the field.
@@ -106,7 +107,7 @@ impl EntryMapping {
     ///
     /// # Errors
     ///
-    /// Returns a description of the problem with the text.
+    /// Returns a description of the problem if `text` is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         let expected = "expected ENTRY=FIELD, such as customer=http_x_customer or time=started_at";
         let (entry, field) = text.split_once('=').ok_or(expected)?;

@@ -72,8 +72,8 @@ pub(crate) fn frontiers(replay: &Replay<'_>, share: Share) -> Vec<Frontier> {
     frontiers
 }
 
-/// Returns the smallest burst at this rate, which has number `index`. Returns `None` if a bucket
-/// with this burst would be out of bounds.
+/// Returns the smallest burst at this rate. `index` is the position of the rate among the tried
+/// rates. Returns `None` if a bucket with this burst would be out of bounds.
 fn point(
     limit: &Limit,
     rate: &TriedRate,
@@ -109,7 +109,8 @@ fn point(
     })
 }
 
-/// Returns a bucket with the algorithm and the options of `like`, and another rate and quota.
+/// Returns a bucket with the algorithm and the options of `like`, but with the given rate and
+/// quota.
 fn with_quota(like: &Limit, rate: Rate, quota: u64) -> Result<Limit, LimitError> {
     let algorithm = match like.algorithm() {
         Algorithm::TokenBucket { mode, .. } => Algorithm::TokenBucket {

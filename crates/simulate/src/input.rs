@@ -26,7 +26,7 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// The interval at which a read of standard input checks whether the simulation was interrupted.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The number of blocks of standard input that are read ahead.
+/// The number of standard input blocks that are read ahead.
 const BLOCKS_AHEAD: usize = 4;
 
 /// The state of a simulation that other threads can read and control.
@@ -37,7 +37,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Ends the simulation. The report has the results so far.
+    /// Ends the simulation. The report contains the results so far.
     pub fn interrupt(&self) {
         self.is_interrupted.store(true, Ordering::Relaxed);
     }
@@ -48,8 +48,8 @@ impl Control {
         self.is_interrupted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of bytes that were read from all files. For a compressed file, compressed
-    /// bytes are counted.
+    /// Returns the number of bytes read from all files. For a compressed file, compressed bytes are
+    /// counted.
     #[must_use]
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
@@ -66,7 +66,7 @@ pub enum LogSource {
 }
 
 impl LogSource {
-    /// Returns the source with this name; `-` is standard input.
+    /// Returns the source with this name; `-` means standard input.
     #[must_use]
     pub fn named(name: &Path) -> Self {
         if name == Path::new("-") {
@@ -124,7 +124,7 @@ pub enum InputError {
         "is not a text file: it has NUL bytes; give an access log (one in UTF-16 must be converted to UTF-8 first)"
     )]
     Binary,
-    /// The file is compressed with another program.
+    /// The file is compressed in an unsupported format.
     #[error(
         "is compressed with {program}; decompress it: {program} -dc FILE | tidegate simulate RULES --log -"
     )]
@@ -186,7 +186,7 @@ impl LogReader {
         Ok(Self { lines })
     }
 
-    /// Reads the next line into `line`, without its end.
+    /// Reads the next line into `line`, without its line terminator.
     pub(crate) fn next_line(&mut self, line: &mut Vec<u8>) -> io::Result<Line> {
         line.clear();
         let most = MAX_LINE_BYTES as u64 + 1;
@@ -208,8 +208,8 @@ impl LogReader {
     }
 }
 
-/// Returns whether the beginning of a file is not text. A few NUL bytes are damaged lines, and NUL
-/// bytes at the start are what remains of lines that were cut off in place.
+/// Returns whether the beginning of a file is binary. A few NUL bytes only count as damaged lines.
+/// NUL bytes at the start remain when a log was truncated in place.
 fn is_binary(start: &[u8]) -> bool {
     let text = start.iter().position(|byte| *byte != 0);
     let rest = text.map_or(&[][..], |at| &start[at..]);
@@ -249,7 +249,7 @@ impl Read for CountingReader {
     }
 }
 
-/// The frames of a Zstandard file, one after the other.
+/// The consecutive frames of a Zstandard file.
 enum ZstdFrames<R: BufRead> {
     Between(R),
     In(Box<StreamingDecoder<R, ruzstd::decoding::FrameDecoder>>),
@@ -286,8 +286,8 @@ impl<R: BufRead> Read for ZstdFrames<R> {
     }
 }
 
-/// Skips a skippable frame (RFC 8878, section 3.1.2), which contains no text. Returns whether there
-/// was one. Programs that compress on several cores write such frames.
+/// Skips a skippable frame (RFC 8878, section 3.1.2), which contains no log data. Returns whether
+/// there was one. Programs that compress on several cores write such frames.
 fn skip_frame(stored: &mut impl BufRead) -> io::Result<bool> {
     let [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] = fill(stored)? else {
         return Ok(false);

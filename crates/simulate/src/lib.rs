@@ -1,8 +1,8 @@
 //! Simulates a rules file on recorded traffic.
 //!
-//! [`Simulation`] reads access logs and converts each line to the request that the line describes.
-//! Each request is decided at the time in the log, with the same code that decides live requests.
-//! The report says which keys would have been denied, how often and when.
+//! [`Simulation`] reads access logs and converts each line to the request that it describes. Each
+//! request is decided at the time in the log, with the same code that decides live requests. The
+//! report shows which keys would have been denied, how often and when.
 //!
 //! ```text
 //! input    files, decompression, bounded lines     format   a line becomes a record
@@ -115,7 +115,7 @@ pub enum SimulateError {
         file: String,
         /// The most similar format, or the requested format.
         nearest: String,
-        /// The column of the first difference, from 1.
+        /// The column of the first difference, counted from 1.
         column: usize,
         /// A description of what was expected at this column.
         problem: String,
@@ -183,7 +183,7 @@ impl<'r> Simulation<'r> {
         let mut differences = Differences::default();
         let mut now = Timestamp::default();
         while let Some(request) = stream.next(&extraction) {
-            // The time of the store never goes back: a line that is too late is decided at the
+            // The store's time never goes back, so a line that is too late is decided at the
             // current time.
             now = now.max(request.time);
             let decided = replay.decide(&request, 0, now);

@@ -38,8 +38,7 @@ pub(crate) struct Record<'l> {
     is_garbage: bool,
 }
 
-/// A line that contains no request that a server could serve, such as a TLS handshake on a port for
-/// plaintext.
+/// A line without a request that a server could serve, such as a TLS handshake on a plaintext port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRequest(pub(crate) &'static str);
 
@@ -109,7 +108,7 @@ impl<'l> Record<'l> {
         self.cost.unwrap_or(Cost::ONE)
     }
 
-    /// Adds a line of the header `name`. Redacted values count as absent, because all redacted
+    /// Adds a value of the header `name`. Redacted values count as absent, because all redacted
     /// values are equal.
     pub(crate) fn add_header(&mut self, name: &HeaderName, value: &str) {
         if value.is_empty() || value == REDACTED {
@@ -120,24 +119,24 @@ impl<'l> Record<'l> {
         }
     }
 
-    /// Returns the time in the line, which may be the time of completion.
+    /// Returns the time in the line, which may be the completion time.
     pub(crate) fn time(&self) -> Option<Timestamp> {
         self.time
     }
 
-    /// Returns the time at which the request arrived, as far as the line contains it.
+    /// Returns the arrival time of the request, or the completion time if the line has only that.
     pub(crate) fn arrival(&self) -> Option<Timestamp> {
         let took = self.duration.filter(|_| self.is_completion).unwrap_or(0);
         let time = self.time?.as_micros();
         Some(Timestamp::from_micros(time.saturating_sub(took)))
     }
 
-    /// Returns true if the line contains only the time at which the request ended.
+    /// Returns true if the line contains only the completion time of the request.
     pub(crate) fn has_only_completion(&self) -> bool {
         self.is_completion && self.duration.is_none()
     }
 
-    /// Returns true if the line has the address of the client.
+    /// Returns true if the line has the client's address.
     pub(crate) fn has_peer(&self) -> bool {
         self.peer.is_some()
     }
@@ -235,7 +234,7 @@ fn with_parameters<'t>(target: Cow<'t, str>, parameters: &[String]) -> Cow<'t, s
     Cow::Owned(format!("{target}?{}", parameters.join("&")))
 }
 
-/// Parses an address in any notation that proxies write.
+/// Parses an address in any notation that proxies use.
 fn address(text: &str) -> Option<IpAddr> {
     let text = text.trim();
     if let Ok(ip) = text.parse() {

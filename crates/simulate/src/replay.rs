@@ -49,7 +49,7 @@ impl RulesUnderTest {
         &self.name
     }
 
-    /// Returns how the rules file wants keys to be shown.
+    /// Returns how keys must be shown according to the rules file.
     #[must_use]
     pub fn key_privacy(&self) -> &KeyPrivacy {
         &self.config.key_privacy
@@ -87,7 +87,7 @@ pub(crate) struct KeyCounts {
     pub(crate) backlogs: Vec<Backlog>,
 }
 
-/// The precisions of logs that are coarser than the clock of the server: seconds and milliseconds.
+/// The log time precisions that are coarser than the server's clock: seconds and milliseconds.
 pub(crate) const PRECISIONS: [Span; 2] = [Span::from_secs(1), Span::from_millis(1)];
 
 /// The counts of one rule.
@@ -95,8 +95,7 @@ pub(crate) const PRECISIONS: [Span; 2] = [Span::from_secs(1), Span::from_millis(
 pub(crate) struct RuleCounts {
     /// The number of requests to which the rule applies.
     pub(crate) asked: u64,
-    /// The number of requests that the limits of the rule deny; in shadow mode, the number that
-    /// they would deny.
+    /// The number of requests that the rule's limits deny (in shadow mode, would deny).
     pub(crate) denied: u64,
     /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if
     /// they had arrived later by at most the precision.
@@ -128,7 +127,7 @@ pub(crate) struct Replay<'p> {
     pub(crate) rules: Vec<RuleCounts>,
     /// For each rule, whether it is left out of the simulation.
     pub(crate) is_left_out: Vec<bool>,
-    /// For each entry that the rules use, whether a request had it.
+    /// For each entry that the rules use, whether any request had it.
     pub(crate) has_seen: Vec<bool>,
     pub(crate) seen_response: Vec<Box<str>>,
     pub(crate) decided: u64,
@@ -136,7 +135,7 @@ pub(crate) struct Replay<'p> {
     pub(crate) timeline: Timeline,
     /// The number of requests for which the store had no room.
     pub(crate) full: u64,
-    /// The number of requests that the proxy would answer with 400, and the first reasons.
+    /// The number of requests that the proxy would reject with status 400, and the first reasons.
     pub(crate) refused: u64,
     pub(crate) refusals: Vec<String>,
     /// Whether limits are suggested.
@@ -201,8 +200,8 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Decides `request` at `now`, with the entries for rule set number `plan`. Returns `None` if
-    /// the proxy would refuse the request.
+    /// Decides `request` at `now`, with the entries extracted for the rule set with the index
+    /// `plan`. Returns `None` if the proxy would refuse the request.
     pub(crate) fn decide(
         &mut self,
         request: &LogRequest,
@@ -256,7 +255,7 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Charges a request as the reverse proxy does.
+    /// Charges a request in the same way as the reverse proxy.
     fn charge(
         &mut self,
         described: &Request<'_>,

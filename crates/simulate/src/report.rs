@@ -18,7 +18,7 @@ use crate::{
 /// The number of keys of a rule that are reported by name.
 const WORST_KEYS: usize = 10;
 
-/// A rule with a shorter window is sensitive to times in whole seconds.
+/// The results of rules with shorter windows are inexact if the log has times in whole seconds.
 const COARSE_FOR: Span = Span::from_secs(10);
 
 /// The result of a simulation.
@@ -31,7 +31,7 @@ pub struct SimulationReport {
     pub interrupted: bool,
     /// Whether the values of keys are hashed.
     pub keys_hashed: bool,
-    /// Problems of the log as a whole, the most serious first.
+    /// Problems with the log as a whole, the most serious first.
     pub warnings: Vec<String>,
     /// The lines of the log.
     pub lines: LogLineCounts,
@@ -73,7 +73,7 @@ pub struct LogLineCounts {
     pub without_request: u64,
     /// The number of lines without the address of the client.
     pub without_client: u64,
-    /// The number of lines whose time is earlier than that of a preceding line.
+    /// The number of lines whose time is earlier than the time of a preceding line.
     pub backwards: u64,
     /// The number of lines that were too far out of order to be sorted.
     pub late: u64,
@@ -95,9 +95,9 @@ pub struct Requests {
     pub decided: u64,
     /// The number of decided requests that an enforced rule denied.
     pub denied: u64,
-    /// The number of requests that the proxy would answer with 400.
+    /// The number of requests that the proxy would reject with status 400.
     pub refused: u64,
-    /// The first reasons for such refusals.
+    /// The reasons for the first of these refusals.
     pub refusals: Vec<String>,
 }
 
@@ -113,7 +113,7 @@ pub struct RuleReport {
     pub simulated: bool,
     /// The number of requests to which the rule applies.
     pub asked: u64,
-    /// The number of requests that the rule denies; in shadow mode, the number that it would deny.
+    /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
     /// The number of these denials that depend on the precision of the log: the same request would
     /// have been admitted if it had arrived at most a second later (or a millisecond, if the log
@@ -151,7 +151,7 @@ pub struct LimitReport {
 pub struct WorstKey {
     /// The values of the key entries.
     pub key: Vec<String>,
-    /// The number of requests that are denied.
+    /// The number of denied requests.
     pub denied: u64,
     /// The time of the first denial, in milliseconds since 1970.
     pub first_ms: u64,
@@ -211,7 +211,7 @@ impl SimulationReport {
 }
 
 impl SimulationReport {
-    /// Replaces the values of keys by their hashes, if `mask` hashes values. The text of damaged
+    /// Replaces the values of keys with their hashes, if `mask` hashes values. The text of damaged
     /// lines, which may contain such values, is removed.
     #[must_use]
     pub fn masked(mut self, mask: &KeyMask) -> Self {
@@ -298,7 +298,7 @@ fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<St
             counts.no_request
         ));
     }
-    // A recorded request has no address besides its entries, which can be hashed.
+    // A recorded request has no address except in its entries, which may be hashed.
     if counts.no_peer > 0 && formats.iter().any(|format| format != "record") {
         notes.push(format!(
             "lines without a client address, to which rules that use `ip` do not apply: {}",

@@ -5,7 +5,7 @@ use http::request::Parts;
 use tidegate_core::RuleSet;
 use tidegate_identity::{EntrySources, RequestEntries};
 
-/// The entries of a request that the rules use, each as the index of its name and its value.
+/// The request entries that the rules use, each as the index of its name, and its value.
 pub(crate) type EntryValues = Box<[(usize, Box<str>)]>;
 
 /// Extracts entries for one rule set.

@@ -1,10 +1,10 @@
 //! Reads the requests of several logs, ordered by time.
 //!
-//! Servers write a line when the response has ended, so lines are not in the order of arrival. Each
-//! log is sorted within a window: a line is held back until a line that is [`SORT_WINDOW`] later
-//! has been read. At most [`MAX_HELD`] lines are held back. The logs are merged by time. A log is
-//! opened when the simulation reaches the time of its first lines, so that rotated files are read
-//! one after the other.
+//! Servers write a line when the response is complete, so lines are not in the order of arrival.
+//! Each log is sorted within a window: a line is held back until a line that is [`SORT_WINDOW`]
+//! later has been read. At most [`MAX_HELD`] lines are held back. The logs are merged by time. A
+//! log is opened when the simulation reaches the time of its first lines, so that rotated files are
+//! read one after the other.
 
 use std::{
     cmp::Reverse,
@@ -31,14 +31,14 @@ pub const SORT_WINDOW: Span = Span::from_secs(60);
 const BATCH_LINES: usize = 1_024;
 const BATCH_BYTES: usize = 1 << 20;
 
-/// The maximum number of lines of one log that are held back for sorting.
+/// The maximum number of held-back lines of one log.
 pub const MAX_HELD: usize = 65_536;
 
-/// The maximum size of the values of the lines of one log that are held back, in bytes.
+/// The maximum total size of the values in one log's held-back lines, in bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
-/// A time that is this much later than all lines before it is possibly wrong. It counts only after
-/// the next line has confirmed it.
+/// A time that is later than all previous lines by more than this may be wrong. It is used only
+/// after the next line has confirmed it.
 const JUMP: Span = Span::from_secs(3_600);
 
 /// The number of damaged lines that are reported in full.
@@ -47,12 +47,12 @@ const SHOWN_DAMAGED: usize = 5;
 /// The maximum length of the part of a line that is shown, in characters.
 const SHOWN_CHARS: usize = 200;
 
-/// A line that the format does not match.
+/// A line that does not match the format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DamagedLine {
     /// The log.
     pub file: String,
-    /// The number of the line, from 1.
+    /// The line number, counted from 1.
     pub line: u64,
     /// A description of what does not match.
     pub problem: String,
@@ -99,13 +99,13 @@ pub(crate) struct LineCounts {
     pub(crate) shown: Vec<DamagedLine>,
     /// The number of lines without a valid request.
     pub(crate) no_request: u64,
-    /// The number of lines whose time is earlier than that of a preceding line.
+    /// The number of lines whose time is earlier than the time of a preceding line.
     pub(crate) backwards: u64,
     /// The number of lines that are earlier than a request that was already decided.
     pub(crate) late: u64,
     /// The number of lines without the address of the client.
     pub(crate) no_peer: u64,
-    /// The number of lines that contain the time of completion, but not the time of arrival.
+    /// The number of lines that contain the completion time, but not the arrival time.
     pub(crate) only_completion: u64,
     pub(crate) precision: TimePrecision,
     pub(crate) from: Option<Timestamp>,
@@ -116,7 +116,7 @@ pub(crate) struct LineCounts {
     pub(crate) is_cut_off: bool,
 }
 
-/// The precision unit of time that occurs in a log.
+/// The precision of the times in a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum TimePrecision {
     #[default]
@@ -153,13 +153,13 @@ struct Log {
     format: Format,
     /// `None` until the simulation reaches the time of the log's first lines.
     reader: Option<LogReader>,
-    /// Lines that were read to detect the format, and have not been processed yet.
+    /// Lines that were read to detect the format and have not been processed yet.
     ahead: VecDeque<(Line, Vec<u8>)>,
     /// A lower bound of the times in the log, estimated from the first lines.
     earliest: Timestamp,
-    /// The number of lines that were read.
+    /// The number of lines read so far.
     line_number: u64,
-    /// Lines that were parsed, and have not been processed yet.
+    /// Parsed lines that have not been processed yet.
     parsed: VecDeque<ParsedLine>,
     held: BinaryHeap<Reverse<BufferedRequest>>,
     held_bytes: usize,
@@ -384,7 +384,7 @@ impl Log {
     /// Reads lines until the earliest request of the log is known.
     fn fill(&mut self, extraction: &Extraction<'_>, control: &Control, counts: &mut LineCounts) {
         while !control.is_interrupted() {
-            // The window by which lines may be out of order is full.
+            // The sort window is full, so the earliest held-back request is next.
             if let Some(Reverse(first)) = self.held.peek()
                 && (self.held.len() >= MAX_HELD
                     || self.held_bytes >= MAX_HELD_BYTES
@@ -485,8 +485,8 @@ impl Log {
         }
     }
 
-    /// Advances the latest time of the log. A single line with a wrong time must not end the
-    /// sorting of the following lines.
+    /// Advances the latest time of the log. A single line with a wrong time must not disable
+    /// sorting for the following lines.
     fn advance(&mut self, time: Timestamp) {
         let is_far = self.latest != Timestamp::default() && time > self.latest.after(JUMP);
         let is_confirmed = self
@@ -513,9 +513,9 @@ impl Log {
     }
 }
 
-/// A line that was parsed.
+/// A parsed line.
 struct ParsedLine {
-    /// The number of the line, from 1.
+    /// The line number, counted from 1.
     number: u64,
     content: Content,
 }

@@ -69,7 +69,7 @@ pub(crate) fn suggestions(replay: &Replay<'_>, share: Share) -> Vec<Suggestion> 
     suggestions
 }
 
-/// Returns a period in the notation of the rules file: `min`, `5min`, `90s`.
+/// Formats a period in the notation of the rules file: `min`, `5min`, `90s`.
 fn period(window: Span) -> String {
     const UNITS: [(u64, &str); 4] = [
         (86_400_000, "d"),
@@ -86,7 +86,7 @@ fn period(window: Span) -> String {
     }
 }
 
-/// Returns the suggestions in the notation of a rules file.
+/// Formats the suggestions in the notation of a rules file.
 #[must_use]
 pub fn as_yaml(suggestions: &[Suggestion]) -> String {
     let mut yaml = String::from("rules:\n");

@@ -62,7 +62,7 @@ fn expand(range: &str, from: &str, rest: &str, limits: &mut Vec<Box<str>>) -> Re
     let number = |text: &str| text.trim().parse::<u64>().map_err(|_| expected());
     let (last, step) = rest.rsplit_once("step").ok_or_else(expected)?;
     let (from, step) = (number(from)?, number(step)?);
-    // A burst or a capacity after the rate is that of every limit.
+    // A burst or a capacity after the rate applies to every limit.
     let (last, size) = match last.trim().split_once(char::is_whitespace) {
         Some((last, size)) => (last, format!(" {}", size.trim())),
         None => (last, String::new()),
@@ -150,10 +150,10 @@ pub struct SweepReport {
     pub decided: u64,
     /// The number of keys of all enforced rules.
     pub all_keys: u64,
-    /// What the limits have in common, which is the unit of the curve.
+    /// The horizontal axis of the curve, which depends on what the limits have in common.
     #[serde(skip)]
     pub(crate) axis: Axis,
-    /// The limits, in the order of the option.
+    /// The limits, in the order given in the option.
     pub values: Vec<SweepValue>,
 }
 
@@ -163,7 +163,7 @@ pub struct SweepReport {
 pub struct SweepValue {
     /// The limit in short notation.
     pub limit: String,
-    /// The number of requests that the rule denies; in shadow mode, the number that it would deny.
+    /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
     /// The number of keys of the rule with at least one denied request.
     pub keys_denied: u64,
@@ -179,9 +179,9 @@ pub struct SweepValue {
 /// The horizontal axis of the curve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Axis {
-    /// The limits differ only in their count; the text names the unit.
+    /// The limits differ only in their count; the string names the unit.
     Count(String),
-    /// The limits differ in more than one number, so they are at equal distances.
+    /// The limits differ in more than one number, so they are placed at equal distances.
     Order,
 }
 
@@ -212,7 +212,7 @@ impl Candidates {
                 position,
             }
         });
-        // The numbers of requests and keys do not depend on the limit.
+        // The number of requests and the number of keys do not depend on the limit.
         let first = replays.first();
         let of_rule = first.map(|replay| &replay.rules[self.at]);
         let mode = first.and_then(|replay| replay.rule_set.rule(&self.rule));

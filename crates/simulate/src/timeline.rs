@@ -3,7 +3,7 @@
 use serde::Serialize;
 use tidegate_core::Timestamp;
 
-/// The maximum number of intervals. When a log lasts longer, pairs of intervals are joined.
+/// The maximum number of intervals. If a log covers more time, pairs of intervals are merged.
 const MAX_INTERVALS: usize = 240;
 
 /// Counts over time.
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(timeline.requests.iter().sum::<u64>(), 1_000);
         assert_eq!(timeline.denied.iter().sum::<u64>(), 100);
         assert_eq!(timeline.requests[..3], [8, 8, 8]);
-        // A gap of years does not result in many intervals.
+        // A gap of years does not create many intervals.
         timeline.count(Timestamp::MAX, true);
         assert!(timeline.requests.len() <= MAX_INTERVALS);
     }

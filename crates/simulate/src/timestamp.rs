@@ -1,4 +1,4 @@
-//! Times as servers write them.
+//! Times in the notations that servers use.
 
 use jiff::{civil::DateTime, tz::Offset};
 use tidegate_core::Timestamp;
@@ -8,13 +8,13 @@ const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 
-/// How a time is written.
+/// The notation of a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TimeForm {
-    /// One of the forms that can be recognized: `10/Oct/2026:13:55:36 +0200`, RFC 3339, or the time
-    /// since 1970 in seconds, milliseconds, microseconds or nanoseconds.
+    /// One of the recognizable forms: `10/Oct/2026:13:55:36 +0200`, RFC 3339, or the time since
+    /// 1970 in seconds, milliseconds, microseconds or nanoseconds.
     Any,
-    /// The form that a pattern of `strftime` describes.
+    /// The form described by a `strftime` pattern.
     Pattern(Box<str>),
 }
 

@@ -81,8 +81,8 @@ pub(crate) fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> 
         Some(like) if matches!(like.algorithm(), Algorithm::Concurrency { .. }) => {
             return Err("a concurrency limit is not simulated".to_owned());
         }
-        // The size of the limit determines whether the algorithm is the log or the counter, so that
-        // any size can be tried.
+        // For a sliding window, the size of the limit determines whether it is a sliding window log
+        // or a sliding window counter. This way, any size can be tried.
         Some(like) if is_sliding(like) => by_size(limit, like),
         Some(like) => Limit::parse_like(limit, like),
         None => limit.parse(),

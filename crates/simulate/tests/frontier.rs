@@ -1,4 +1,5 @@
-//! A suggested burst denies at most the given share of the keys, and one less denies more.
+//! Tests that a suggested burst denies at most the given share of the keys, and that a burst
+//! smaller by one denies more.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
@@ -10,7 +11,8 @@ use tidegate_simulate::{FrontierPoint, RulesUnderTest, Share, Simulation};
 
 use self::trace::{log, simulate};
 
-/// A limit in the file: its algorithm, whose fields have other names, and its numbers.
+/// A limit in the file: its algorithm, the names of its fields, which depend on the algorithm, and
+/// its numbers.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     algorithm: &'static str,

@@ -1,5 +1,4 @@
-//! The log of a trace is replayed, and gets the same decisions as the live limiter made for the
-//! trace.
+//! Tests that a replay of a trace's log gives the same decisions as the live limiter.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 

@@ -1,4 +1,4 @@
-//! The results of a sweep are those of separate simulations.
+//! Tests that a sweep gives the same results as separate simulations.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 

@@ -19,7 +19,7 @@ const MAX_COLUMNS: usize = 1_000;
 pub(crate) struct Csv {
     separator: u8,
     columns: Vec<String>,
-    /// The index and the field of each column that is used.
+    /// The index and the field of each used column.
     fields: Vec<(usize, Field)>,
 }
 
@@ -92,7 +92,7 @@ impl Csv {
     }
 }
 
-/// Splits a line into its values. Returns `None` if a quoted value does not end in the line.
+/// Splits a line into its values. Returns `None` if a quoted value is not closed on this line.
 fn split(separator: u8, line: &str) -> Option<Vec<String>> {
     let mut reader: Reader = ReaderBuilder::new().delimiter(separator).build();
     let mut values = vec![0; line.len() + 1];
@@ -106,7 +106,8 @@ fn split(separator: u8, line: &str) -> Option<Vec<String>> {
         written += output_used;
         count += ends_used;
         match result {
-            // All of the line has been read. An empty input, in the next call, ends the record.
+            // The whole line has been read. The next call passes an empty input, which ends the
+            // record.
             ReadRecordResult::InputEmpty if read == line.len() && !input.is_empty() => {}
             ReadRecordResult::Record => break,
             ReadRecordResult::InputEmpty

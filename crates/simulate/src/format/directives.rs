@@ -30,7 +30,7 @@ pub(crate) fn nginx(format: &str) -> Result<Template, String> {
             after: after.into(),
         });
     }
-    // nginx writes `$request_uri`, and its parts only if the format contains them.
+    // If the format contains the whole target, such as `$request_uri`, its parts are not used.
     if variables
         .iter()
         .any(|variable| variable.field == Some(Field::Target))

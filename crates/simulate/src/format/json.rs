@@ -20,8 +20,8 @@ const MAX_NAMES: usize = 1_000;
 pub(crate) struct Json {
     /// The name of the program that writes such logs.
     pub(crate) name: &'static str,
-    /// The path and the field of each value that is used. A path has dots between the keys of
-    /// nested objects.
+    /// The path and the field of each used value. A path has dots between the keys of nested
+    /// objects.
     fields: Vec<(Box<str>, Field)>,
 }
 
@@ -104,7 +104,7 @@ fn parse(line: &str) -> Result<Map<String, Value>, LineError> {
         let problem = error.to_string();
         let problem = problem.split(" at line ").next().unwrap_or_default();
         let problem = if error.is_data() {
-            // The line is another JSON value, which would be repeated in the message.
+            // The line is another kind of JSON value. The parser's message would contain the value.
             "not a JSON object".to_owned()
         } else {
             format!("not a JSON object: {problem}")
@@ -120,7 +120,7 @@ fn parse(line: &str) -> Result<Map<String, Value>, LineError> {
 fn collect_names(object: &Map<String, Value>, prefix: &str, names: &mut BTreeSet<String>) {
     for (key, value) in object {
         let path = format!("{prefix}{key}");
-        // The names of headers differ between lines.
+        // Header names differ between lines.
         if let Value::Object(inner) = value
             && !key.eq_ignore_ascii_case("headers")
         {
@@ -143,7 +143,8 @@ fn find<'v>(object: &'v Map<String, Value>, path: &str) -> Option<&'v Value> {
         })
 }
 
-/// Returns a value as text. For a list, returns its first value; for an object, returns `None`.
+/// Converts a value to a string. For a list, returns its first value; for an object, returns
+/// `None`.
 fn text_of(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.clone()),

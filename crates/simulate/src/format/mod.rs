@@ -45,10 +45,10 @@ const NAMES: &[&str] = &[
     "haproxy",
 ];
 
-/// A line that a format does not match.
+/// The error for a line that does not match a format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LineError {
-    /// The column of the first difference, from 1, in characters.
+    /// The column of the first difference, counted in characters from 1.
     pub(crate) column: usize,
     pub(crate) problem: String,
 }
@@ -83,7 +83,7 @@ impl LogFormat {
     ///
     /// # Errors
     ///
-    /// Returns a description of the problem with the text.
+    /// Returns a description of the problem if `text` is invalid.
     pub fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
         if text == "auto" {
@@ -121,7 +121,7 @@ impl LogFormat {
     }
 }
 
-/// A format that parses lines.
+/// A format, with its parser for lines.
 #[derive(Clone, Debug)]
 pub(crate) struct Format {
     pub(crate) name: String,
@@ -133,11 +133,11 @@ enum Parser {
     Template(Template),
     Json(Json),
     Csv(Csv),
-    /// Requests that a server recorded.
+    /// Requests recorded by a Tidegate server.
     Recorded,
 }
 
-/// A log in which no line matches the format.
+/// The error for a log in which no line matches the format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnknownFormat {
     /// The most similar format, or the requested format.
@@ -147,7 +147,7 @@ pub(crate) struct UnknownFormat {
     pub(crate) line: String,
 }
 
-/// The most similar format for a line that no format matches.
+/// The most similar format for a line that does not match any format.
 struct NearestFormat<'s> {
     line: &'s str,
     nearest: Option<(String, LineError)>,
@@ -347,7 +347,7 @@ impl Format {
     }
 
     fn of_text(name: &str, template: Result<Template, String>) -> Vec<Self> {
-        // A format string was compiled when it was parsed.
+        // A format string given by the user has already been compiled successfully.
         let template = template.ok();
         let format = template.map(|template| Self {
             name: name.to_owned(),
@@ -390,7 +390,7 @@ fn response(name: &str) -> Option<Field> {
     Some(Field::Response(name.into()))
 }
 
-/// Traefik's Common Log Format. The time is the time of arrival.
+/// Traefik's Common Log Format. The time is the arrival time.
 fn traefik() -> Result<Template, String> {
     Template::new(
         "",
@@ -415,9 +415,9 @@ fn traefik() -> Result<Template, String> {
     )
 }
 
-/// Envoy's default format. This format does not contain the address of the peer, but with
-/// `use_remote_address`, Envoy appends the peer's address to `X-Forwarded-For`. Envoy writes
-/// quotation marks and backslashes of the client unchanged.
+/// Envoy's default format. This format does not contain the peer address, but with
+/// `use_remote_address`, Envoy appends the peer address to `X-Forwarded-For`. Envoy does not escape
+/// quotation marks and backslashes in values from the client.
 fn envoy() -> Result<Template, String> {
     let template = Template::new(
         "[",
@@ -448,7 +448,7 @@ fn envoy() -> Result<Template, String> {
     template.map(Template::without_escapes)
 }
 
-/// `option httplog` of HAProxy, after the header of syslog. Captured headers are not used.
+/// HAProxy's `option httplog`, after the syslog header. Captured headers are not used.
 fn haproxy() -> Result<Template, String> {
     let template = Template::new(
         "",

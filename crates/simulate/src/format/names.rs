@@ -1,4 +1,4 @@
-//! Formats whose fields have names: determines the meaning of the fields from their names.
+//! Formats with named fields: determines the meaning of each field from its name.
 
 use http::HeaderName;
 
@@ -160,7 +160,7 @@ const KNOWN: &[Aliases] = &[
     },
 ];
 
-/// The names of times of arrival.
+/// The names of arrival times.
 const STARTS: &[&str] = &[
     "startutc",
     "start_time",
@@ -170,10 +170,10 @@ const STARTS: &[&str] = &[
     "startlocal",
 ];
 
-/// The names of times of arrival or, if the log has the duration, of completion.
+/// The names of arrival times or, if the log has the duration, of completion times.
 const TIMES: &[&str] = &["time", "timestamp", "@timestamp", "datetime", "date", "ts"];
 
-/// The names of durations that say their unit, and the unit in microseconds. nginx logs
+/// The names of durations with a known unit, and the unit in microseconds. nginx logs
 /// `request_time` in seconds.
 const DURATIONS: &[(&str, u64)] = &[
     ("request_time", SECONDS),
@@ -185,7 +185,7 @@ const DURATIONS: &[(&str, u64)] = &[
     ("response_time_ms", MILLISECONDS),
 ];
 
-/// The names of times of completion.
+/// The names of completion times.
 const COMPLETIONS: &[&str] = &["msec", "time_iso8601", "time_local"];
 
 /// Determines the meaning of the fields with these `names`. Returns the index and the meaning of
@@ -222,7 +222,7 @@ pub(crate) fn fields_of(names: &[&str]) -> Vec<(usize, Field)> {
     fields
 }
 
-/// Returns the time and the duration.
+/// Returns the fields with the time and the duration.
 fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
     let completion = |time: usize, duration: Option<usize>| {
         let time = (time, Field::Completion(TimeForm::Any));
@@ -246,7 +246,8 @@ fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
         .iter()
         .find_map(|(name, unit)| Some((at(name)?, Field::Duration(*unit))));
     match duration {
-        // A server that logs the duration logs the line, and usually the time, at the end.
+        // A server that logs the duration writes the line when the request is complete, and usually
+        // logs the time of that moment.
         Some(duration) => vec![(time, Field::Completion(TimeForm::Any)), duration],
         None => vec![(time, Field::Arrival(TimeForm::Any))],
     }

@@ -11,7 +11,7 @@ use crate::{field::Field, record::Record, timestamp::TimeForm};
 /// The name of the format.
 pub(super) const NAME: &str = "record";
 
-/// A line. Further members, such as the answer of the server, are not used.
+/// A line. Further JSON fields, such as the server's decision, are not used.
 #[derive(Debug, Deserialize)]
 struct RecordedRequest {
     time: Number,
@@ -20,11 +20,11 @@ struct RecordedRequest {
 }
 
 /// Parses a line. The entries take precedence over everything else in the request, so that the
-/// simulation decides on the values on which the server decided.
+/// simulation uses the same values as the server did.
 pub(super) fn parse(line: &str) -> Result<Record<'static>, LineError> {
     let parsed: RecordedRequest = serde_json::from_str(line).map_err(|error| {
-        // The text of an error about a value repeats it, which must not be in a report with hashed
-        // keys.
+        // The message of an error about a value contains the value, which must not appear in a
+        // report with hashed keys.
         let text = error.to_string();
         let problem = if error.is_data() && !text.starts_with("missing field") {
             "`time`, `cost` or `entries` is of the wrong kind".to_owned()

@@ -16,7 +16,7 @@ pub(crate) struct Variable {
     pub(crate) name: Box<str>,
     /// The part of the request that the variable contains, if it is used.
     pub(crate) field: Option<Field>,
-    /// The text after the variable; empty only at the end of the line.
+    /// The literal text after the variable; empty only at the end of the line.
     pub(crate) after: Box<str>,
 }
 
@@ -33,15 +33,14 @@ pub(crate) enum Escapes {
 /// A compiled template.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
-    /// The two texts that mark variable text before the actual line, such as the header of syslog.
-    /// If the first text occurs in a line, everything up to the second text is skipped.
+    /// The two strings that delimit a variable prefix of the actual line, such as a syslog header.
+    /// If the first string occurs in a line, everything up to the second string is skipped.
     pub(crate) prefix: Option<(&'static str, &'static str)>,
     escapes: Escapes,
     /// The text before the first variable.
     pub(crate) head: Box<str>,
     pub(crate) variables: Vec<Variable>,
-    /// The index and the field of each variable that is used, in the order in which the fields are
-    /// set.
+    /// The index and the field of each used variable, in the order in which the fields are set.
     fields: Vec<(usize, Field)>,
 }
 
@@ -79,7 +78,7 @@ impl Template {
         }
     }
 
-    /// Reads backslashes as part of the values.
+    /// Treats backslashes as part of the values.
     pub(crate) fn without_escapes(self) -> Self {
         Self {
             escapes: Escapes::None,
@@ -87,7 +86,7 @@ impl Template {
         }
     }
 
-    /// Takes entries from the variables that `mappings` name.
+    /// Takes entries from the variables named in `mappings`.
     pub(crate) fn map(&mut self, mappings: &[EntryMapping]) -> Result<(), String> {
         for EntryMapping { field, meaning } in mappings {
             let at = self

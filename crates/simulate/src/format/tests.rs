@@ -1,4 +1,4 @@
-//! Tests on lines that the servers have written.
+//! Tests on log lines written by real servers.
 
 use tidegate_config::Config;
 
@@ -113,7 +113,7 @@ fn the_default_format_of_envoy() {
         detected(line),
         ("envoy".into(), 1_460_751_420_310, expected.into())
     );
-    // Envoy writes what the client sent.
+    // Envoy logs client values without escapes.
     let line = line.replace("nsq2http", r#"te"st\"#);
     let expected = expected.replace("nsq2http", r#"te"st\"#);
     assert_eq!(detected(&line).2, expected);

@@ -1,4 +1,4 @@
-//! Charts of one number against another, as inline SVG.
+//! Charts that plot one number against another, as inline SVG.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use super::{BOTTOM, HEIGHT, LEFT, TOP, WIDTH, escaped};
 /// The space to the right of the last point, so that its label fits.
 const RIGHT: u64 = 40;
 
-/// The smallest distance of two labels on the horizontal axis, in pixels.
+/// The smallest distance between two labels on the horizontal axis, in pixels.
 const LABEL_DISTANCE: u64 = 90;
 
 /// The positions and labels on the horizontal axis, ascending.
@@ -21,7 +21,7 @@ pub(crate) struct Point {
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) name: &'static str,
-    /// The height at each point, and the text that describes it.
+    /// The height at each point, and its description.
     pub(crate) values: Vec<(u64, String)>,
 }
 
@@ -194,7 +194,7 @@ mod tests {
         let mut out = String::new();
         curves.draw(&mut out);
         assert!(!out.contains("<b>") && !out.contains("<i>"), "{out}");
-        // The first four points are at the same place of this axis.
+        // The first four points are at the same position on this axis.
         assert_eq!(
             out.matches("text-anchor=\"middle\">&lt;").count(),
             2,

@@ -451,14 +451,14 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// Returns an instant as a date.
+/// Formats an instant as a date.
 fn date(millis: u64) -> String {
     let seconds = i64::try_from(millis / 1_000).ok();
     let instant = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());
     instant.map_or_else(|| "-".to_owned(), |instant| instant.to_string())
 }
 
-/// Returns a duration with its unit: `8 s`, `2 min`.
+/// Formats a duration with its unit: `8 s`, `2 min`.
 fn duration(millis: u64) -> String {
     for (unit, name) in [
         (86_400_000, "d"),

@@ -6,7 +6,7 @@ use tidegate_simulate::{
     Control, EntryMapping, LogFormat, LogSource, Logs, Simulation, SimulationReport,
 };
 
-/// A request: the delay after the request before, the number of the client, and the cost.
+/// A request: the delay after the previous request, the client ID, and the cost.
 pub(crate) type Step = (u64, u8, u64);
 
 /// Returns the log of a trace, as JSON lines.
@@ -25,7 +25,7 @@ pub(crate) fn log(steps: &[Step]) -> String {
     log
 }
 
-/// Simulates a log. The entry `units` of a request is its cost.
+/// Simulates a log. The entry `units` is the cost of a request.
 pub(crate) fn simulate(simulation: Simulation<'_>, log: &str) -> SimulationReport {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("log.json");
