@@ -5,7 +5,7 @@ every key is exhausted beforehand and refills one token per month, so each decis
 """
 
 MONTH = 2_592_000
-# The limit of `allowed`. It refills one token in 43 minutes, so next to nothing during a load.
+# The limit of `allowed`. It refills one token in 43 minutes, so almost nothing during a load.
 AMPLE_CAPACITY, AMPLE_COUNT = 1_000_000, 1_000
 KEYS = 100_000
 CHECK_KEYS, CHECK_ATTEMPTS, CHECK_CAPACITY = 50, 40, 10

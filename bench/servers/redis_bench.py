@@ -32,8 +32,8 @@ MINIMAL = (*EXACT, "pttl_get")
 
 # The emission interval and the tolerance of GCRA in microseconds. No request is denied.
 INTERVAL, TOLERANCE = 1_000_000, 10_000_000_000_000
-# The same in the form of our script: the header of the value, both numbers in 7 bytes each, and the
-# lead of the tolerance.
+# The same numbers in the format of our script: the header of the value, both numbers in 7 bytes
+# each, and the lead of the tolerance.
 OURS_NUMBERS = b"head" + INTERVAL.to_bytes(7, "big") + TOLERANCE.to_bytes(7, "big") + b"\xa9"
 
 CPU_OF_MINIMAL, FOUR_OF_ONE, RATE_OF_MINIMAL = 1.1, 1.5, 0.6
@@ -41,8 +41,8 @@ CALLERS = 256
 SINGLE = ("gcra", "interval", "fixed", "weighted")
 SAME, MIXED = ",".join(["gcra"] * 4), ",".join(SINGLE)
 
-# CPU time per decision in an earlier run of both. The ratio converts this run's throttlecrab-server
-# into limitador-server.
+# The CPU time per decision in an earlier run of both servers. Their ratio converts this run's
+# result for throttlecrab-server to an estimate for limitador-server.
 LIMITADOR_US, THROTTLECRAB_US = 60, 17.3
 OF_LIMITADOR = 1 / 3
 OF_MEMORY = 1.1
@@ -84,7 +84,7 @@ def start_tidegate(path, folder, store):
     http, resp = free_port(), free_port()
     name = "memory" if store == "memory" else "redis"
     if store != "memory":
-        # No local fallback, and denials are cached until they end, at most 60 s.
+        # There is no local fallback. Denials are cached until they expire, at most 60 s.
         url = f"redis://127.0.0.1:{store.ports[0]}"
         store = {"redis": url, "timeout": "5s", "on_failure": "closed", "denial_cache_ttl": "60s"}
     config = os.path.join(folder, f"{name}.yaml")
@@ -99,7 +99,7 @@ def start_tidegate(path, folder, store):
     return Server(f"tidegate on {name}", [path, "serve", "--config", config], [http, resp])
 
 
-# Decisions in Redis.
+# Benchmarks of decisions in Redis.
 
 
 def decisions(redis, callers, rounds, seconds):
@@ -262,7 +262,7 @@ def print_rules(cells, counted):
     )
 
 
-# The HTTP listener.
+# Benchmarks of the HTTP listener.
 
 
 def listener(redis, fleet, throttlecrab, rounds, seconds):
@@ -306,7 +306,7 @@ def listener(redis, fleet, throttlecrab, rounds, seconds):
     )
 
 
-# An exhausted key.
+# Benchmarks of an exhausted key.
 
 
 def exhausted_key(redis, fleet, memory, rounds, seconds):

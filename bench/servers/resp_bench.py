@@ -8,8 +8,8 @@ from load import redis_benchmark
 
 DEPTHS = (1, 16, 64)
 
-# Published throughput of the module redis-cell, relative to PING of redis-server in the same
-# measurement.
+# The published throughput of the redis-cell module, relative to that of PING on redis-server in the
+# same measurement.
 REDIS_CELL = {
     16: {"allowed": 258_000 / 1_620_000, "denied": 258_000 / 1_620_000},
     64: {"allowed": 278_000 / 3_150_000, "denied": 641_000 / 3_150_000},

@@ -1,14 +1,14 @@
-//! Load generator for the Redis store: callers on one thread that each send the next request after
-//! a reply. See METHOD.md.
+//! Load generator for the Redis store: concurrent callers on one thread. Each caller sends its next
+//! request after the reply to the previous one. See METHOD.md.
 //!
 //! ```text
 //! callers URL LIMITS CALLERS MILLIS
 //! ```
 //!
 //! LIMITS are the limits of one rule, such as `gcra`, `gcra,gcra,gcra,gcra` or
-//! `gcra,interval,fixed,weighted`. Every decision is on one of 100,000 random keys. None of them
-//! comes near its limit, so each decision must admit. Prints the number of decisions and the time
-//! in seconds.
+//! `gcra,interval,fixed,weighted`. Every decision is on one of 100,000 random keys. No key comes
+//! near its limit, so every request must be admitted. The program prints the number of decisions
+//! and the time in seconds.
 
 use std::{
     cell::Cell,
@@ -27,7 +27,7 @@ use tidegate_redis::{Address, Redis, RedisSettings, RedisStore, Topology};
 
 const KEYS: u64 = 100_000;
 
-/// A capacity that no benchmark exhausts. With a refill of 1,000 per day, next to nothing is
+/// A capacity that no benchmark exhausts. With a refill of 1,000 per day, almost nothing is
 /// refilled during a run.
 const ROOM: u64 = 1_000_000;
 const DAY: Span = Span::from_secs(86_400);
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     };
     let load = Load {
         limits: limits(names),
-        // Each rule has keys of its own.
+        // Each rule has its own keys.
         prefix: names,
         callers: callers.parse().expect("a number of callers"),
         lasting: Duration::from_millis(millis.parse().expect("a number of milliseconds")),
@@ -65,7 +65,7 @@ impl Load<'_> {
     async fn run(&self, url: &str) -> (u64, Duration) {
         let (address, _) = Address::parse(url).expect("a URL");
         let settings = RedisSettings {
-            // Long, so that a pause of the machine is not a failure.
+            // A long timeout, so that a pause of the machine does not count as a failure.
             timeout: Duration::from_secs(5),
             ..RedisSettings::new(Topology::Standalone(address))
         };
@@ -85,7 +85,7 @@ impl Load<'_> {
         (counts.into_iter().sum(), began.elapsed())
     }
 
-    /// Runs one caller, which waits for each reply before the next request.
+    /// Runs one caller, which waits for each reply before it sends the next request.
     async fn call(&self, store: &RedisStore, caller: u64, is_over: &Cell<bool>) -> u64 {
         let (mut random, mut decided, mut outcomes) = (caller + 1, 0, Vec::new());
         while !is_over.get() {
@@ -111,7 +111,7 @@ fn next(state: &mut u64) -> u64 {
 fn limits(names: &str) -> Limits {
     let limits = names.split(',').enumerate();
     let limits = limits.map(|(number, name)| {
-        // Each limit has a different capacity, so that no two are the same.
+        // Each limit has a different capacity, so that no two limits are equal.
         let room = ROOM + u64::try_from(number).expect("a few limits");
         Limit::new(algorithm(name, room)).expect("a limit")
     });

@@ -1,6 +1,6 @@
 //! Baseline for Tidegate's HTTP listener: hyper with the listener's own settings and one runtime
-//! per core. It reads every request, responds with a recorded response of the listener, and decides
-//! nothing.
+//! per core. It reads every request and responds with a recorded response of the listener, without
+//! a decision.
 //!
 //! ```text
 //! hyper-alone PORT            serves on 127.0.0.1:PORT
@@ -82,7 +82,7 @@ async fn serve(mut dealt: UnboundedReceiver<TcpStream>) {
 }
 
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    // An incomplete body gets a response too; its client has disconnected.
+    // The client of an incomplete body has disconnected, so its response does not matter.
     drop(request.into_body().collect().await);
     let mut answer = Response::new(Full::new(Bytes::from_static(BODY.as_bytes())));
     let headers = answer.headers_mut();

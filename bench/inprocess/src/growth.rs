@@ -1,4 +1,4 @@
-//! Cost of a decision as the number of keys grows. A sweep or a rehash in a limiter shows as a
+//! Cost of a decision as the number of keys grows. A sweep or a rehash in a limiter is visible as a
 //! peak.
 
 use std::time::{Duration, Instant};
@@ -23,13 +23,13 @@ pub const FULL: Size = Size {
     rounds: 3,
 };
 
-/// A small run, which shows within a second that the benchmark works.
+/// A small run, which tests within a second that the benchmark works.
 pub const SMOKE: Size = Size {
     steps: &[1_000, 10_000],
     rounds: 2,
 };
 
-/// Number of decisions on known keys in each step.
+/// The number of decisions on known keys in each step.
 const ASKED: usize = 500_000;
 
 /// A capacity that no key exhausts.
@@ -65,8 +65,8 @@ pub fn run(size: &Size) {
     }
 }
 
-/// Prints the lowest of the rounds' worst times: a disturbance of the machine occurs in one round,
-/// a peak of the limiter in every one.
+/// Prints the lowest of the rounds' worst times. A disturbance of the machine occurs in only one
+/// round, but a peak of the limiter occurs in every round.
 fn print(name: &str, size: &Size, rounds: &[Vec<Step>]) {
     for (index, keys) in size.steps.iter().enumerate() {
         let steps: Vec<Step> = rounds.iter().map(|round| round[index]).collect();
@@ -117,7 +117,7 @@ fn grow<L: BenchLimiter>(size: &Size, keys: &[String]) -> Vec<Step> {
         .collect()
 }
 
-/// Returns the mean in nanoseconds, including the clock that times each decision, and the worst
+/// Returns the mean time in nanoseconds, including the time for reading the clock, and the worst
 /// time.
 fn each_timed(keys: &[String], admit: &mut impl FnMut(&String) -> bool) -> (f64, Duration) {
     let start = Instant::now();

@@ -5,12 +5,12 @@ pub fn keys(count: usize) -> Vec<String> {
     (0..count).map(key).collect()
 }
 
-/// Returns the key with this number: 13 bytes, if there are fewer than 10^8 keys.
+/// Returns the key with this number. It has 13 bytes if there are fewer than 10^8 keys.
 pub fn key(number: usize) -> String {
     format!("user:{number:08}")
 }
 
-/// Returns every index below `keys`, `times` times each, in random order.
+/// Returns `times` copies of every index below `keys`, in random order.
 pub fn shuffled(keys: usize, times: usize, seed: u64) -> Vec<u32> {
     let keys = u32::try_from(keys).expect("there are fewer than 2^32 keys");
     let mut order: Vec<u32> = (0..times).flat_map(|_| 0..keys).collect();

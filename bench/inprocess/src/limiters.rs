@@ -1,4 +1,4 @@
-//! The limiters that are compared, behind a common trait, each with its own clock.
+//! The compared limiters behind a common trait. Each uses its own clock.
 
 use std::{
     num::NonZeroU32,
@@ -14,8 +14,8 @@ use tidegate_core::{
     Rate, Span,
 };
 
-/// Refill interval of one token. It is longer than a round, so that the number of admitted requests
-/// is known in advance, exactly.
+/// The refill interval of one token. It is longer than a round, so that the exact number of
+/// admitted requests is known in advance.
 pub const INTERVAL: Duration = Duration::from_secs(60);
 
 /// A keyed GCRA limiter.
@@ -23,15 +23,15 @@ pub trait BenchLimiter: Sync {
     /// The name in the tables.
     const NAME: &'static str;
 
-    /// Whether it limits requests at all; the bare harness does not.
+    /// Whether it limits requests; the bare harness does not.
     const LIMITS: bool = true;
 
-    /// Creates an empty limiter that admits `capacity` requests at once, and one more per
+    /// Creates an empty limiter that admits a burst of `capacity` requests, and one more per
     /// [`INTERVAL`].
     fn new(capacity: u32) -> Self;
 
-    /// Returns a function that decides requests on one thread. It reuses its buffers, as a program
-    /// written for speed does.
+    /// Returns a function that decides requests on one thread. It reuses its buffers, like a
+    /// program that is optimised for speed.
     fn decider(&self) -> impl FnMut(&String) -> bool;
 }
 
@@ -43,7 +43,7 @@ pub struct Tidegate {
 }
 
 impl Tidegate {
-    /// Returns the limit that admits `capacity` requests at once.
+    /// Returns the limit that admits a burst of `capacity` requests.
     fn limit(capacity: u32) -> Limit {
         let rate = Rate {
             count: 1,
@@ -112,7 +112,7 @@ impl BenchLimiter for Governor {
 }
 
 /// throttlecrab's library with its periodic store. Its limiter needs `&mut`, so the threads share
-/// it in a mutex.
+/// it through a mutex.
 pub struct Throttlecrab {
     limiter: Mutex<throttlecrab::RateLimiter<PeriodicStore>>,
     capacity: i64,
@@ -122,8 +122,7 @@ impl BenchLimiter for Throttlecrab {
     const NAME: &'static str = "throttlecrab";
 
     fn new(capacity: u32) -> Self {
-        // The default of 60 s would cause a sweep during a long round; nothing expires within a
-        // round anyway.
+        // The default of 60 s would cause a sweep during a long round, in which nothing expires.
         let store = PeriodicStore::builder()
             .cleanup_interval(Duration::from_secs(3_600))
             .build();

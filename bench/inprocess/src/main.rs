@@ -1,5 +1,4 @@
-//! Benchmark of Tidegate's memory store beside governor and throttlecrab, in one run. See
-//! METHOD.md.
+//! Compares Tidegate's memory store with governor and throttlecrab, in one run. See METHOD.md.
 //!
 //! ```text
 //! inprocess [--smoke]            nanoseconds per decision

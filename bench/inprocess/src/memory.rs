@@ -1,6 +1,8 @@
-//! Bytes per key: the resident memory of the process with keys, minus that without them.
+//! Bytes per key: the resident memory of the process with keys, minus the resident memory without
+//! keys.
 //!
-//! Each limiter is filled in a new process, so that none reuses memory that another has freed.
+//! Each limiter is filled in a new process, so that it cannot reuse memory freed by another
+//! limiter.
 
 use std::{env, fs, process::Command};
 
@@ -15,7 +17,7 @@ use crate::{
     report::verdict,
 };
 
-/// The number of keys, and of logs.
+/// The numbers of keys and of sliding window logs.
 pub struct Size {
     pub keys: usize,
     pub logs: usize,
@@ -27,13 +29,13 @@ pub const FULL: Size = Size {
     logs: 100_000,
 };
 
-/// A small run, which shows within a second that the benchmark works. Its results have no meaning.
+/// A small run, which tests within a second that the benchmark works. Its results have no meaning.
 pub const SMOKE: Size = Size {
     keys: 10_000,
     logs: 1_000,
 };
 
-/// Number of timestamps per log.
+/// The number of timestamps per sliding window log.
 const ENTRIES: usize = 60;
 
 const LOGS: &str = "tidegate logs";
@@ -77,7 +79,7 @@ pub fn run(size: &Size) {
     );
 }
 
-/// Resident memory in bytes, less that of the empty process.
+/// Resident memory in bytes, minus the resident memory of the empty process.
 struct Held {
     now: usize,
     peak: usize,
@@ -108,7 +110,8 @@ fn in_a_fresh_process(name: &str, keys: usize) -> Held {
 ///
 /// # Panics
 ///
-/// If the limiter does not limit every key, because a limiter that forgets keys needs no memory.
+/// Panics if the limiter does not limit every key, because a limiter that forgets keys needs no
+/// memory.
 pub fn child(name: &str, keys: usize) {
     let held = match name {
         Tidegate::NAME => fill::<Tidegate>(keys),
@@ -142,7 +145,8 @@ fn fill<L: BenchLimiter>(keys: usize) -> Held {
     held
 }
 
-/// Fills the logs like real traffic: about one request per second and key, at irregular times.
+/// Fills the sliding window logs like real traffic: about one request per second and key, at
+/// irregular times.
 fn fill_logs(keys: usize) -> Held {
     let minute = Span::from_secs(60);
     let limit = Limit::new(Algorithm::SlidingWindowLog {
@@ -168,8 +172,8 @@ fn fill_logs(keys: usize) -> Held {
     for pass in 0..ENTRIES {
         for turn in 0..keys {
             micros += step;
-            // Each pass visits the keys in a different order. 7,919 is prime, and coprime to the
-            // numbers of keys.
+            // Each pass visits the keys in a different order. 7,919 is a prime that does not divide
+            // the number of keys.
             let number = (turn * 7_919 + pass * 31_337) % keys;
             assert!(
                 admit(number, micros),

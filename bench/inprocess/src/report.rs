@@ -1,10 +1,10 @@
 //! The result tables, in Markdown.
 
-/// Column of the limiter with which the others are compared.
+/// The column of the limiter with which the others are compared.
 const PEER: usize = 0;
-/// Column of Tidegate's store.
+/// The column of Tidegate's store.
 const OURS: usize = 1;
-/// Column of the library on that store.
+/// The column of the library on that store.
 const LIBRARY: usize = 2;
 /// The library's target, as a share of the store's time.
 const LIBRARY_TARGET: f64 = 1.05;
@@ -26,8 +26,8 @@ impl Cell {
         }
     }
 
-    /// Returns the median over the rounds of the ratio within each round, so that disturbances that
-    /// affect both cancel out.
+    /// Returns the median of the ratios within each round. Disturbances that affect both limiters
+    /// cancel out.
     fn ratio(&self, limiter: usize, peer: usize) -> f64 {
         let ratios = self.nanos[limiter]
             .iter()
@@ -85,7 +85,7 @@ pub fn print_speed(names: &[&str], cells: &[Cell]) {
     }
 }
 
-/// Returns whether a measurement is within its target, as text.
+/// Formats whether a measurement is within its target.
 pub fn verdict(measured: f64, most: f64) -> &'static str {
     if measured <= most {
         "reached"
@@ -98,7 +98,7 @@ pub fn verdict(measured: f64, most: f64) -> &'static str {
 ///
 /// # Panics
 ///
-/// If `values` is empty.
+/// Panics if `values` is empty.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

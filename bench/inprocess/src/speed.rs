@@ -1,9 +1,9 @@
 //! Nanoseconds per decision and thread, at several numbers of keys and threads.
 //!
-//! In each round every limiter starts empty and is charged once for every key, which is not
-//! measured. The measured part asks for every key the same number of times, in random order. Half
-//! of these requests are allowed and half denied. The exact number is known in advance and checked,
-//! because a limiter that admits everything would be fast.
+//! In each round, every limiter starts empty and is charged once for every key, which is not
+//! measured. The measured part requests every key the same number of times, in random order. Half
+//! of these requests are allowed and half are denied. The exact number is known in advance and
+//! checked, because a limiter that admits everything would be fast.
 
 use std::{
     sync::Barrier,
@@ -33,14 +33,14 @@ pub const FULL: Size = Size {
     rounds: 7,
 };
 
-/// A small run, which shows within seconds that the benchmark works. Its times have no meaning.
+/// A small run, which tests within seconds that the benchmark works. Its times have no meaning.
 pub const SMOKE: Size = Size {
     keys: &[1, 1_000],
     decisions: 20_000,
     rounds: 2,
 };
 
-/// The size for the library beside its store, whose difference is small.
+/// The size for comparing the library with its store, because their difference is small.
 pub const LIBRARY: Size = Size {
     keys: &[1, 10_000],
     decisions: 4_000_000,
@@ -103,7 +103,7 @@ fn measure_round(round: usize, load: &Load, cell: &mut Cell, limiters: &[(&str, 
     }
 }
 
-/// The keys of a round, and the orders in which they are requested.
+/// The keys of a round, and the orders of the requests.
 struct Load {
     keys: Vec<String>,
     filling: Vec<u32>,
@@ -122,7 +122,7 @@ impl Load {
         }
     }
 
-    /// Returns the capacity per key: one unit for the fill, and half of the attempts.
+    /// Returns the capacity per key: one unit for the fill, and one for every second attempt.
     fn capacity(&self) -> u32 {
         u32::try_from(self.attempts / 2 + 1).expect("attempts are fewer than 2^32")
     }
@@ -172,7 +172,7 @@ fn ask<L: BenchLimiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
 }
 
 /// Checks that exactly half of the attempts were admitted. On a very slow machine, tokens refilled
-/// in the meantime may be admitted too.
+/// during the round may admit additional requests.
 fn assert_admitted<L: BenchLimiter>(
     load: &Load,
     threads: usize,

@@ -1,6 +1,7 @@
-//! Benchmark of a page with the metrics of rules: six series for each rule, one more than the
-//! server has. ADR 0017 has its figures. The settings keep freed memory in the process. Without
-//! them, page faults take most of the time, and which encoder has them depends on their order.
+//! Benchmark of a page with per-rule metrics: six series for each rule, one more than in the
+//! server. The results are in ADR 0017. The environment variables keep freed memory in the process.
+//! Without them, page faults take most of the time, and the order of the encoders determines which
+//! of them causes the page faults.
 //!
 //! ```sh
 //! MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TOP_PAD_=100000000 \

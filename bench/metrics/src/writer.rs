@@ -1,8 +1,8 @@
-//! The writer of the Prometheus text format that `prometheus-client` replaced.
+//! The writer for the Prometheus text format that Tidegate used before `prometheus-client`.
 
 use std::fmt::Write as _;
 
-/// A page of metrics. Writing to a `String` cannot fail, so those results are ignored.
+/// A page of metrics. Writing to a `String` cannot fail, so the results are ignored.
 #[derive(Debug, Default)]
 pub struct Text(String);
 

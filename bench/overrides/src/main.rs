@@ -1,9 +1,9 @@
-//! Measures decisions with and without a million overrides, in the same run, and the memory of an
-//! override.
+//! Measures decisions with and without a million overrides, in the same run, and the memory that an
+//! override takes.
 //!
 //! Each round decides the same 1,000,000 requests on 10,000 keys with three rule sets: without
-//! overrides; with 1,000,000 overrides of other keys; and with overrides of all keys that are used.
-//! A decision includes the lookup of the rules. The times are medians of the rounds.
+//! overrides, with 1,000,000 overrides for other keys, and with overrides for all requested keys. A
+//! decision includes the lookup of the rules. The times are medians of the rounds.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -22,12 +22,12 @@ const REQUESTS: usize = 1_000_000;
 const ROUNDS: usize = 15;
 const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// Counts the bytes that are allocated.
+/// An allocator that counts the allocated bytes.
 struct Counting;
 
 static ALLOCATED: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the allocator of the system.
+// SAFETY: every call is forwarded to the system allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size(), Ordering::Relaxed);
@@ -68,7 +68,7 @@ impl Subject {
         let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
         let began = Instant::now();
         for number in 0..REQUESTS {
-            // A step that is prime to the number of keys, so that successive keys are far apart.
+            // The step is coprime to the number of keys, so that successive keys are far apart.
             let key = &keys[number * 7_919 % keys.len()];
             let entries = [("customer", key.as_str())];
             let request = Request::new(&entries, Cost::ONE).expect("a request");

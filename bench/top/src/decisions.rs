@@ -1,4 +1,5 @@
-//! Decisions of the memory store, with and without recording their keys, to count instructions.
+//! Makes decisions with the memory store, with and without recording their keys, so that their
+//! instructions can be counted.
 //!
 //! ```sh
 //! cargo build --release -p top
@@ -10,8 +11,9 @@
 //! done
 //! ```
 //!
-//! The difference of the two totals, divided by [`DECISIONS`], is the cost of recording. The keys
-//! are skewed. 500 keys all fit into a sketch; of 10,000 it keeps a tenth, so that decisions evict.
+//! The difference between the two totals, divided by [`DECISIONS`], is the cost of recording. The
+//! keys are skewed. 500 keys all fit into a sketch. Of 10,000 keys, it keeps a tenth, so decisions
+//! evict keys.
 
 use std::sync::Mutex;
 
@@ -23,7 +25,7 @@ use tidegate_core::{
 
 const DECISIONS: usize = 1_000_000;
 
-/// Makes the decisions on this many keys. `mode` is `plain` or `recorded`.
+/// Makes the decisions on `count` keys. `mode` is `plain` or `recorded`.
 pub(crate) fn run(mode: &str, count: usize, skewed: &[u32]) {
     let rate = notation::rate("10/s").expect("a rate");
     let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra)

@@ -1,8 +1,8 @@
-//! Tidegate's sketch for top talkers beside the three sketches of the crate `heavykeeper`.
+//! Compares Tidegate's sketch for top talkers with the three sketches in the `heavykeeper` crate.
 //!
 //! Each sketch is asked for the 100 most frequent of 1,000,000 keys after 4,000,000 additions. The
-//! table has the time of an addition, the memory, how many of the 100 are found, and how wrong
-//! their numbers are. `--smoke` uses 40,000 additions and shows only that everything works.
+//! table lists the time per addition, the memory, how many of the 100 keys are found, and the
+//! errors of their counts. `--smoke` uses 40,000 additions and only tests that the benchmark works.
 
 mod decisions;
 
@@ -26,14 +26,14 @@ const KEYS: u32 = 1_000_000;
 /// The number of keys that each sketch keeps.
 const KEPT: usize = 1_000;
 
-/// The width and depth of the sketches of `heavykeeper`, as in its own benchmarks.
+/// The width and depth of the `heavykeeper` sketches, as in its own benchmarks.
 const WIDTH: usize = 4_096;
 const DEPTH: usize = 4;
 const DECAY: f64 = 0.9;
 
 const ROUNDS: usize = 5;
 
-/// A key of a list with its estimate and the error that the sketch states, if it does.
+/// A key of a list, with its estimate and the sketch's error bound, if it reports one.
 type Row = (Vec<u8>, u64, Option<u64>);
 
 /// The result of a sketch for a stream.
@@ -57,12 +57,12 @@ fn timed<S>(
     (nanos / additions.len() as f64, sketch)
 }
 
-/// Runs the sketch of Tidegate with its default size.
+/// Runs Tidegate's sketch with its default size.
 fn tidegate(additions: &[u32], keys: &[Vec<u8>]) -> Answer {
     space_saving(additions, keys, KEPT)
 }
 
-/// The same with about the memory of the other sketches.
+/// Runs Tidegate's sketch with about as much memory as the other sketches have.
 fn tidegate_large(additions: &[u32], keys: &[Vec<u8>]) -> Answer {
     space_saving(additions, keys, 4 * KEPT)
 }
@@ -85,7 +85,7 @@ fn space_saving(additions: &[u32], keys: &[Vec<u8>], kept: usize) -> Answer {
     }
 }
 
-/// Runs a sketch of `heavykeeper`, which all have the same functions and no common trait.
+/// Runs a `heavykeeper` sketch. All of them have the same functions, but no common trait.
 macro_rules! heavykeeper {
     ($name:ident, $sketch:ident) => {
         fn $name(additions: &[u32], keys: &[Vec<u8>]) -> Answer {
@@ -109,7 +109,7 @@ heavykeeper!(top_k, TopK);
 heavykeeper!(bucketed, BucketedTopK);
 heavykeeper!(cuckoo, CuckooTopK);
 
-/// A generator of random numbers (SplitMix64).
+/// A random number generator (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -153,7 +153,8 @@ fn uniform(count: usize) -> Vec<u32> {
         .collect()
 }
 
-/// 100 heavy keys, each with one in 1,000 additions, in a flood of keys that occur a few times.
+/// 100 heavy keys, each in one of 1,000 additions, among a flood of keys that occur only a few
+/// times.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the remainder is below the number of keys"
