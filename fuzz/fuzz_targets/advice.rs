@@ -1,5 +1,5 @@
-//! Arbitrary response headers as rate limit advice. Parsing never panics and is deterministic, and
-//! a retry policy never waits longer than its own bounds or less than it was asked to.
+//! Arbitrary response headers as rate limit headers. Parsing never panics and is deterministic. A
+//! retry policy never waits longer than its own bounds, or less than the headers request.
 //!
 //! The first line of the input is the status, and every other line is a header.
 

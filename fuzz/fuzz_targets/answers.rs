@@ -1,10 +1,10 @@
 //! Arbitrary bytes as the responses of an upstream on a keep-alive connection. They are parsed or
 //! rejected, and never cause a panic. The result is the same whether they arrive whole or in
-//! pieces, and on this connection or on a new one. A response that is parsed is parsed to the same
-//! result after it is written in canonical form.
+//! pieces, and on this connection or on a new one. If a parsed response is written in canonical
+//! form and parsed again, the result is the same.
 //!
-//! Each frame is a response. Its sender selects the method of the request, and its seconds the size
-//! of the pieces.
+//! Each frame is a response. The frame's sender selects the request method, and its seconds select
+//! the size of the pieces.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
-//! Arbitrary texts as configuration files of Envoy's rate limit service: they are rejected with
-//! printable errors, or load into rules that can decide requests, also after a reload.
+//! Arbitrary strings as configuration files of Envoy's rate limit service: they are rejected with
+//! printable errors, or loaded as rules that can decide requests, also after a reload.
 //!
-//! The first byte says whether a domain may be in several files. A zero byte ends a file.
+//! The first byte determines whether a domain may be in several files. A zero byte ends a file.
 
 #![no_main]
 
@@ -63,7 +63,7 @@ fn service() -> RateLimitService {
     RateLimitService::new(Arc::new(limiter), RlsSettings::default())
 }
 
-/// Decides requests that the rules of the seeds match. Any decision is accepted.
+/// Decides requests that match the rules in the seeds. Any decision is accepted.
 fn ask(service: &RateLimitService) {
     let one = |key: &str, value: &str| (key.to_owned(), value.to_owned());
     let descriptor = |entries| Descriptor {

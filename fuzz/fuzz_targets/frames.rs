@@ -11,7 +11,7 @@ pub struct Frame<'i> {
     pub message: &'i [u8],
 }
 
-/// Returns the messages; the last may be shorter than its length says.
+/// Returns the messages. The last one may be shorter than its length field says.
 pub fn frames(mut input: &[u8]) -> impl Iterator<Item = Frame<'_>> {
     std::iter::from_fn(move || {
         let (&[seconds, sender, high, low], rest) = input.split_first_chunk()?;

@@ -1,6 +1,6 @@
 //! Arbitrary usage reports on four quota streams, while quotas are added and removed by reloads.
-//! They are accepted or rejected, and never cause a panic. When all streams are closed, none is
-//! left in the counts.
+//! They are accepted or rejected, and never cause a panic. When all streams are closed, the stream
+//! counts are zero.
 
 #![no_main]
 
@@ -18,7 +18,7 @@ use tidegate_envoy::{grpc::QuotaStream, quota::Quotas};
 const START: u64 = 1_700_000_040_000_000;
 const STREAMS: usize = 4;
 
-/// From this sender on, a frame is a reload: the last three bits select the quotas.
+/// A frame from this or a higher sender is a reload: the last three bits select the quotas.
 const RELOADS: usize = 248;
 
 /// A rate, a budget, and a quota of a single request, which three of the streams cannot get.

@@ -1,5 +1,5 @@
 //! Arbitrary messages to `ShouldRateLimit`, in sequence. Each gets a response or an error with a
-//! reason, never a panic, and a service in the same state gives the same one.
+//! reason, and never causes a panic. A service in the same state gives the same result.
 //!
 //! The first byte sets the settings of the service, one per bit. The rest are frames.
 
@@ -34,7 +34,7 @@ descriptors:
   - {key: d, detailed_metric: true, descriptors: [{key: e, rate_limit: {unit: hour, requests_per_unit: 1}}]}
 ";
 
-/// Two rules that are charged all or nothing.
+/// Two rules of which either both or none are charged.
 const TOGETHER: &str = "
 domain: together
 all_or_nothing: true

@@ -1,6 +1,6 @@
 //! Arbitrary bytes as the body of a request. Each gets a verdict, a settlement or a problem
-//! document, never a panic. A server in the same state gives the same response on a thread that has
-//! not parsed a body before.
+//! document, and never causes a panic. A server in the same state gives the same response on a
+//! thread that has not parsed a body before.
 //!
 //! The first byte selects the endpoint: `c`heck, `p`eek, `t`hrottle, `r`eserve, `s`ettle or
 //! re`n`ew. No body settles or renews a reservation, because no body contains a sealed token.
@@ -40,7 +40,8 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     };
     let (server, same) = (limiter(), limiter());
     let answer = transcript(&server, endpoint, body);
-    // The parser caches the shapes of bodies per thread, so a new thread starts without any.
+    // The parser caches the shapes of bodies per thread, so a new thread starts with an empty
+    // cache.
     let anew = thread::scope(|scope| {
         let reading = scope.spawn(|| transcript(&same, endpoint, body));
         reading
@@ -48,7 +49,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
             .expect("a transcript, or a printed finding")
     });
     if endpoint == Endpoint::Reserve {
-        // The tokens differ.
+        // The tokens differ, so only the statuses are compared.
         assert_eq!(answer.0, anew.0);
     } else {
         assert_eq!(answer, anew);

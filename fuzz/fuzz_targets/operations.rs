@@ -1,4 +1,4 @@
-//! Arbitrary limits and operations: the store gives the same answers as the naive reference
+//! Arbitrary limits and operations: the store gives the same results as the naive reference
 //! implementations, field by field.
 
 #![no_main]
@@ -76,7 +76,7 @@ enum Clock {
     BeforeReset,
 }
 
-/// Clocks stay below the year 2128, so that no wait ends after the last representable instant.
+/// Clocks stay below the year 2128, so that no wait time ends after the last representable instant.
 const LATEST: u64 = 5_000_000_000_000_000;
 
 fuzz_target!(|input: Input| {
@@ -142,7 +142,7 @@ fn run(rules: &[Rule], input: &Input) {
     }
 }
 
-/// Builds the rules from the numbers. Rules that are rejected are skipped.
+/// Creates the rules from the numbers. Invalid rules are skipped.
 fn rules(input: &Input) -> Vec<Rule> {
     let built = input.rules.iter().take(3).enumerate();
     built
@@ -231,8 +231,8 @@ impl Numbers {
         }
     }
 
-    /// One of three calendars: a day in a zone with daylight saving time, a week from Wednesday on,
-    /// a month from its last day on.
+    /// One of three calendars: a day in a zone with daylight saving time, a week that begins on
+    /// Wednesday, or a month that begins on its last day.
     fn calendar(&self) -> Calendar {
         let (unit, zone, day) = match self.buckets % 3 {
             0 => (CalendarUnit::Day, "Europe/Berlin", None),
@@ -264,8 +264,8 @@ impl Clock {
         let then = match self {
             Self::Stay => now,
             Self::Forward(micros) => now + u64::from(*micros),
-            // 64 operations then go back by less than ten seconds, the clock lag of a thread that
-            // the store tolerates.
+            // In 64 operations, the clock then goes back by less than ten seconds, the clock lag of
+            // a thread that the store tolerates.
             Self::Back(micros) => now.saturating_sub(u64::from(*micros % 150_000)),
             Self::ToRetry => now + retry.unwrap_or(1),
             Self::BeforeRetry => now + retry.unwrap_or(1).saturating_sub(1),

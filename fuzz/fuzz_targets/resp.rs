@@ -1,4 +1,4 @@
-//! Arbitrary bytes on a connection of the Redis protocol. They get a reply, never a panic, and a
+//! Arbitrary bytes on a Redis protocol connection. They get a reply, and never cause a panic. A
 //! server in the same state gives the same reply.
 
 #![no_main]

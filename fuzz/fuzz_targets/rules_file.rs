@@ -1,4 +1,5 @@
-//! Arbitrary text as a rules file: it is a valid configuration, or has printable errors.
+//! Arbitrary text as a rules file: it is a valid configuration, or is rejected with printable
+//! errors.
 
 #![no_main]
 

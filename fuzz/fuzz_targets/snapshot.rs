@@ -40,7 +40,7 @@ fuzz_target!(|bytes: &[u8]| {
     );
 });
 
-/// Returns one of each kind of state. The seeds of the corpus were saved with these limits.
+/// Returns limits for each kind of state. The seeds in the corpus were saved with these limits.
 fn all_limits() -> Vec<Limits> {
     let limit = |text: &str, name| -> Limit {
         let rate = notation::rate(text).expect("a rate");

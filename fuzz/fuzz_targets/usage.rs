@@ -1,6 +1,6 @@
-//! Arbitrary bytes as the response of a language model. The usage is the same whether the bytes
-//! arrive whole or in pieces, and scanning never panics. If the bytes are a JSON document, the
-//! usage is that of the document, parsed as a whole.
+//! Arbitrary bytes as the response of a language model. Scanning never panics, and the token usage
+//! is the same whether the bytes arrive whole or in pieces. If the bytes are a JSON document,
+//! parsing the whole document gives the same usage.
 //!
 //! The first byte selects the size of the pieces.
 
@@ -23,12 +23,12 @@ fuzz_target!(|input: &[u8]| {
     }
     assert_eq!(whole.was_clamped(), cut.was_clamped(), "in pieces");
     if let Some(usage) = whole.usage() {
-        // Two members of the usage are added at most.
+        // At most two JSON fields of the usage are added up.
         let most = 2 * bounds::MAX_TOKENS;
         assert!(usage.input <= most && usage.cached <= most && usage.output <= most);
     }
     if let Ok(document @ Value::Object(_)) = serde_json::from_slice(body) {
-        // The canonical form has no member twice.
+        // The canonical form has no duplicate JSON fields.
         let canonical = document.to_string();
         let scanned = scan([canonical.as_bytes()].into_iter());
         assert_eq!(scanned.usage(), naive(&document), "{canonical}");
@@ -52,7 +52,7 @@ fn count(document: &Value, pointers: &[&str]) -> Option<u64> {
     numbers.max()
 }
 
-/// Returns a number that is written with digits only. A number above 64 bits saturates.
+/// Returns a number written only with digits. A number that does not fit in 64 bits saturates.
 fn whole_number(value: &Value) -> Option<u64> {
     let Value::Number(number) = value else {
         return None;
@@ -62,7 +62,7 @@ fn whole_number(value: &Value) -> Option<u64> {
     is_whole.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Returns the usage of a document that is parsed as a whole.
+/// Returns the usage in a document that has been parsed as a whole.
 fn naive(document: &Value) -> Option<TokenUsage> {
     let at = |prefixes: &[&str], member: &str| {
         let pointers: Vec<String> = prefixes.iter().map(|prefix| format!("{prefix}/{member}")).collect();
