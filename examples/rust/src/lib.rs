@@ -1,4 +1,4 @@
-//! Code shared by the applications: the algorithm, and the stores.
+//! Code shared by the applications: the limits and the stores.
 
 use std::{error::Error, sync::Arc};
 
@@ -30,27 +30,27 @@ pub mod greeter {
     tonic::include_proto!("greeter");
 }
 
-/// Creates a strict sliding window limit, such as `3/min`.
+/// Creates a sliding window log limit, such as `3/min`.
 ///
 /// # Errors
 ///
-/// `rate` is not a rate, or its numbers are out of range.
+/// Fails if `rate` is not a rate, or if its numbers are out of range.
 pub fn limit(rate: &str) -> Result<Limit, LimitError> {
     Limit::shorthand(AlgorithmName::SlidingWindowLog, rate)
 }
 
-/// Creates a store in this process. Its limits are not shared.
+/// Creates a store in this process. Its counters are not shared.
 #[must_use]
 pub fn in_memory() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
 
-/// Creates a store in the Redis at `url`. All processes on that Redis share one limit. While Redis
-/// is out of reach, each process uses its share of the limit.
+/// Creates a store in the Redis at `url`. All processes that use this Redis share their limits.
+/// While Redis is unreachable, each process enforces its share of each limit.
 ///
 /// # Errors
 ///
-/// `url` is not a valid URL.
+/// Fails if `url` is not a valid URL.
 pub fn in_redis(url: &str) -> Result<FallbackStore, Box<dyn Error>> {
     let (address, login) = Address::parse(url)?;
     let settings = RedisSettings {

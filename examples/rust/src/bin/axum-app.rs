@@ -30,7 +30,7 @@ fn rules() -> Result<RuleSet, Box<dyn Error>> {
     Ok(RuleSet::build(vec![login, api], Vec::new())?)
 }
 
-/// Adds the verified customer as an entry for the limiter, which runs after this.
+/// Adds the verified customer as an entry for the limiter, which runs after this middleware.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let token = request.headers().get("authorization");
     if token.is_some_and(|token| token == "Bearer acme-secret") {
@@ -55,7 +55,7 @@ async fn serve(listener: TcpListener, store: impl Store + 'static) -> Result<(),
         .route("/login", post(login))
         .route("/api/orders", get(|| async { "no orders\n" }))
         .layer(limits)
-        // The layer that is added last runs first. The limiter needs the entry that this one adds.
+        // The layer added last runs first. The limiter needs the entry that this layer adds.
         .layer(middleware::from_fn(authenticate));
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
     Ok(axum::serve(listener, app).await?)

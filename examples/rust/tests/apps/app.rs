@@ -14,7 +14,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// Starts `program`. It shares its counters through `redis` if that is given.
+    /// Starts `program`. It shares its counters through `redis`, if given.
     pub(crate) fn start(program: &str, redis: Option<&str>) -> Self {
         let mut process = Command::new(program)
             .arg("127.0.0.1:0")
@@ -66,8 +66,8 @@ impl Drop for App {
 
 /// Waits until each of `apps` counts its requests in `redis`, then clears the counters.
 ///
-/// An application that is not connected yet uses its share of the limits. That is correct, and not
-/// what the tests check.
+/// An application that is not connected yet enforces its share of the limits. That is correct, but
+/// the tests need shared counters.
 pub(crate) fn until_shared(redis: &RedisServer, apps: &[App], mut ask: impl FnMut(&App)) {
     for app in apps {
         redis.ask(&["FLUSHALL"]);

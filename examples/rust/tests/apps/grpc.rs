@@ -1,4 +1,4 @@
-//! tonic.
+//! Tests of the tonic application.
 
 use std::time::Duration;
 

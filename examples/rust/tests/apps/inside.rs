@@ -1,4 +1,5 @@
-//! Applications in this process, limited in memory and in Redis. Their handlers count calls.
+//! Tests of applications in this process, limited in memory and in Redis. Their handlers count
+//! calls.
 
 use std::{
     future,
@@ -37,7 +38,7 @@ use crate::support::{PATIENCE, RedisServer};
 const SHORT: &str = "short";
 const LONG: &str = "long";
 
-/// The number of calls of a handler.
+/// The number of calls to a handler.
 type Calls = Arc<AtomicUsize>;
 
 struct App<S> {
@@ -158,7 +159,7 @@ fn status(mut stream: TcpStream) -> String {
     answer.split(' ').nth(1).unwrap().to_owned()
 }
 
-/// Three pass, and the handler knows of no more.
+/// Three requests pass, and the handler is not called for the denied ones.
 async fn denied_requests_do_not_reach_the_handler<S: Store + 'static>(
     store: impl Fn() -> S,
     source: Source,
@@ -184,7 +185,7 @@ async fn denied_requests_do_not_reach_the_handler<S: Store + 'static>(
     assert_eq!(app.calls(), 4);
 }
 
-/// A queue that serves one request an hour, and holds one waiting.
+/// A queue that serves one request an hour, and holds one waiting request.
 fn queue() -> Limit {
     let leak = Rate {
         count: 1,
@@ -257,7 +258,7 @@ async fn a_disconnected_client_frees_its_slot<S: Store + 'static>(
     assert_eq!(app.calls(), 6);
 }
 
-/// A store with a long timeout, so that the fallback does not answer on a busy machine.
+/// A store with a long timeout, so that a busy machine does not cause a fallback.
 fn in_redis(url: &str) -> FallbackStore {
     let (address, login) = Address::parse(url).unwrap();
     let settings = RedisSettings {

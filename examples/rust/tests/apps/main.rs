@@ -1,4 +1,4 @@
-//! The applications as they are printed, each a process of its own.
+//! Tests that run each application as a separate process.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
