@@ -26,8 +26,8 @@ impl CandidateConfig {
     /// # Errors
     ///
     /// Returns the same errors as [`Config::read`], and rejects a file whose sections `clients` or
-    /// `entries` differ from those of the rules file: its rules could use entries that no request
-    /// has, and would then never apply.
+    /// `entries` differ from those in the main rules file. Otherwise, its rules could use entries
+    /// that no request has, and would never apply.
     pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
         let config = Config::read(&self.file)?;
         let (own, empty) = (&config.identity, Identity::default());

@@ -1,5 +1,5 @@
 //! Conditions in `when` and `allow`, in two forms. The first form is as written in the rules file,
-//! with the line of every part. The second form is what rules evaluate.
+//! with the line of every part. Rules evaluate the second form.
 //!
 //! Reading a value creates a [`RawPattern`]. The code that reads rules converts it to a
 //! [`Pattern`], and the lints check it.
@@ -53,8 +53,7 @@ pub(crate) enum RawPattern<'n> {
 pub(crate) struct RawOperators<'n> {
     span: SourceSpan,
     operators: Vec<RawOperator<'n>>,
-    /// Whether every key of the map is an operator. Keys that are not operators are already
-    /// reported.
+    /// Whether every key of the map is an operator. Other keys have already been reported.
     are_known: bool,
 }
 
@@ -454,8 +453,8 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
     "timezone", "tz",
 ];
 
-/// Returns whether the author probably meant the key `entry` as part of a schedule. No request has
-/// an entry with this name, so the rule would never apply.
+/// Returns whether the author probably meant the key `entry` as part of a schedule. As an entry,
+/// the key would hardly be present in any request, so the rule would never apply.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }

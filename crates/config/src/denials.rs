@@ -17,7 +17,7 @@ pub struct DenialsConfig {
     /// `denials.max_bytes`: the memory for recent denials, 256 KiB to 1 GiB; default 4 MiB. The
     /// value 0 means that no denials are kept (`denials: off`).
     pub max_bytes: usize,
-    /// `denials.log`: the percentage of denials that are logged; default 0 (`off`).
+    /// `denials.log`: the percentage of denials to log; default 0 (`off`).
     pub log_percent: u32,
 }
 

@@ -218,7 +218,7 @@ pub struct ListenerConfig {
     /// `default`.
     pub username: Option<String>,
     /// `hosts`, for the HTTP and admin listeners: the host names, in lower case, under which
-    /// browsers are allowed to reach the listener in addition to `localhost`.
+    /// browsers may reach the listener. The name `localhost` is always allowed.
     pub hosts: Vec<String>,
     /// `top`, for the RESP listener: whether clients are allowed to list the keys of all clients;
     /// default false.
@@ -365,7 +365,7 @@ impl Default for Headers {
 }
 
 impl Headers {
-    /// Creates a writer for the headers that are enabled.
+    /// Creates a writer for the enabled headers.
     #[must_use]
     pub fn writer(self) -> HeaderWriter {
         let legacy = match self.legacy {
@@ -385,8 +385,8 @@ impl Headers {
 /// The settings that identify the client of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
-    /// `clients`: the proxies that are trusted to report the client's address. By default, only the
-    /// proxy that sends the forward-auth request is trusted.
+    /// `clients`: the proxies trusted to report the client's address. By default, only the proxy
+    /// that sends the forward-auth request is trusted.
     pub trust: Trust,
     /// `entries`: the derived entries, each with its name and the part of another entry from which
     /// it is derived.
@@ -418,7 +418,7 @@ pub enum LegacyHeaders {
     Epoch,
 }
 
-/// The token that a client of the admin listener must send.
+/// The token that admin listener clients must send.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum AdminToken {
     /// No token is required, because the listener is on loopback.
@@ -437,13 +437,13 @@ pub enum AdminToken {
 pub struct OperatorToken {
     /// `name`: the name that the audit log shows.
     pub name: String,
-    /// `scope`: what the token permits; default `read`.
+    /// `scope`: the permissions of the token; default `read`.
     pub scope: TokenScope,
     /// `token` or `token_env`. Never [`AdminToken::None`].
     pub token: AdminToken,
 }
 
-/// What a token of the admin listener permits.
+/// The permissions of an admin listener token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TokenScope {
     /// Reading.

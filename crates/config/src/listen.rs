@@ -485,8 +485,8 @@ fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToke
     })
 }
 
-/// Reads a secret from one of two keys: either the key of the secret itself, or the key that names
-/// an environment variable with the secret.
+/// Reads a secret from one of two keys: the first contains the secret itself, and the second names
+/// an environment variable.
 pub(super) fn secret(
     fields: &Fields<'_>,
     (in_file, in_environment): (&'static str, &'static str),

@@ -21,8 +21,8 @@ pub enum KeyPrivacy {
 }
 
 impl KeyPrivacy {
-    /// Returns the mask with which keys are shown. `secret` is the secret that [`Self::Hashed`]
-    /// configures, if any.
+    /// Returns the mask that determines how keys are shown. `secret` is the secret that
+    /// [`Self::Hashed`] configures, if any.
     ///
     /// # Errors
     ///

@@ -15,8 +15,8 @@ const MAX_BYTES: usize = 1 << 40;
 pub struct RecordConfig {
     /// `to`: the file. The path is relative to the working directory of the server.
     pub to: PathBuf,
-    /// `sample`: the percentage of requests, or of values of `by`, that are recorded; 1 to 100,
-    /// default 100.
+    /// `sample`: the percentage of requests, or of values of `by`, to record; 1 to 100, default
+    /// 100.
     pub sample_percent: u32,
     /// `by`: the entry whose values are sampled. All requests with a value in the sample are
     /// recorded. With `None`, each request is sampled independently.

@@ -60,9 +60,8 @@ impl Report {
     }
 }
 
-/// The keys that were renamed before the first release, each with its old and its new name. A key
-/// counts as renamed only in a map that has the new name, because another map can still use the old
-/// name.
+/// The keys renamed before the first release, each with its old and its new name. A key counts as
+/// renamed only in a map that has the new name, because another map can still use the old name.
 const RENAMED: &[(&str, &str)] = &[
     ("by", "extra"),
     ("denials", "denial_cache_ttl"),

@@ -123,7 +123,7 @@ pub(super) fn reservations(
     settings
 }
 
-/// Checks the secrets, which are separated by spaces.
+/// Checks one or more secrets, separated by spaces.
 ///
 /// # Errors
 ///

@@ -97,8 +97,8 @@ pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<
     raw.allow = raw_allow;
     let plans = plans::plans(file, report);
     let values = file.get("rules").and_then(|rules| {
-        // A null value comes from a list that was commented out or from an empty template. Reject
-        // it, so that the server does not run without any limit by accident.
+        // A null value may come from a commented-out list or from an empty template. Reject it, so
+        // that the server does not run without any limit by accident.
         if rules.is_null() {
             rules.wrong(report, "has no value; write `rules: []` to limit nothing");
         }

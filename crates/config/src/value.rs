@@ -285,7 +285,7 @@ impl<'n> Value<'n> {
         })
     }
 
-    /// Returns only the fields in `known`. Mistakes in other keys are not reported here, because
+    /// Returns only the fields in `known`. Errors in other keys are not reported here, because
     /// other code reads those keys.
     #[must_use]
     pub fn fields_among(&self, known: &[&'static str]) -> Option<Fields<'n>> {

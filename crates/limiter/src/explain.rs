@@ -21,7 +21,7 @@ pub struct Explanation<'r> {
     pub reason: Option<Reason>,
     /// The time until the request would be admitted.
     pub retry_after: RetryAfter,
-    /// How exact the decision would be.
+    /// The exactness of the decision.
     pub exactness: Exactness,
     /// The component that would decide.
     pub source: Source,

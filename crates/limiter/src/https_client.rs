@@ -7,8 +7,8 @@ use ureq::{
     tls::{Certificate, RootCerts, TlsConfig},
 };
 
-/// Returns a client that trusts the certificate authorities of the system, and whose requests take
-/// at most `timeout`. The client follows no redirects.
+/// Returns a client that trusts the system's certificate authorities, and whose requests take at
+/// most `timeout`. The client does not follow redirects.
 #[must_use]
 pub fn agent(timeout: Duration) -> Agent {
     let certificates = rustls_native_certs::load_native_certs().certs;

@@ -2,7 +2,7 @@
 //!
 //! A decision may need a call to Redis, so its result is a [`MaybeReady`]. The result is ready if
 //! the memory store decides, or if no call to Redis is needed. A caller that is not async uses a
-//! ready result at once, and passes a pending result to a task.
+//! ready result immediately, and passes a pending result to a task.
 
 mod admin_ops;
 pub mod blocks;
@@ -584,7 +584,7 @@ impl ServerLimiter {
         began.map(|began| self.clock.nanos().saturating_sub(began))
     }
 
-    /// Records the latency of a sampled decision, and what part of each limit its key has used.
+    /// Records the latency of a sampled decision, and the used part of each limit.
     #[inline]
     fn record_sample(&self, latency: Option<u64>, charges: &[Charge<'_>], outcomes: &[Outcome]) {
         if let Some(nanos) = latency {

@@ -32,8 +32,8 @@ impl From<StoreError> for ListError {
 
 impl ServerLimiter {
     /// Returns about `most` keys of `rule` that the store holds. The listing continues at the
-    /// position `after`, or starts at the beginning. The work of one call is bounded: a call visits
-    /// at most 16,384 slots of the memory store, or sends at most 100 `SCAN` commands to Redis.
+    /// position `after`, or starts at the beginning. The work of one call is bounded. It visits at
+    /// most 16,384 slots of the memory store, or sends at most 100 `SCAN` commands to Redis.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl ServerLimiter {
     ) -> Result<KeyListing, ListError> {
         let scope = rule.key_prefix();
         let Some(redis_store) = self.redis_store() else {
-            // The hashes differ in each process, so a position contains the id of the process.
+            // The hashes differ in each process, so a position contains the ID of the process.
             let process = self.metrics.started().as_micros();
             let from = after.map(|after| parse_cursor(after, process));
             let from = from.transpose()?.unwrap_or_default();

@@ -4,10 +4,10 @@
 //! magic │ length, checksum, bytes of part 0 │ … of part 1 │ … │ length 0
 //! ```
 //!
-//! A snapshot is written to a temporary file and renamed into place, so a reader sees either the
-//! old or the new snapshot, never a partial file. Each part has a CRC-32 checksum. All checksums
-//! and records are verified before the first record is restored. A truncated or corrupted file is
-//! renamed and kept, and the store starts empty.
+//! A snapshot is written to a temporary file and renamed into place. A reader therefore sees either
+//! the old or the new snapshot, never a partial file. Each part has a CRC-32 checksum. All
+//! checksums and records are verified before the first record is restored. A truncated or corrupted
+//! file is renamed and kept, and the store starts empty.
 
 use std::{
     ffi::OsString,

@@ -49,8 +49,8 @@ fn set_candidate(limiter: &ServerLimiter, text: &str, until: Option<Timestamp>) 
     limiter.set_candidate(Some(read), MemoryBounds::default());
 }
 
-/// Decides a request as a listener does. Returns whether it is admitted, and the verdict as a
-/// string.
+/// Decides a request in the same way as a listener. Returns whether it is admitted, and the verdict
+/// as a string.
 fn ask(limiter: &ServerLimiter, entries: &[(&str, &str)]) -> (bool, String) {
     let rules = limiter.rules();
     let mut scratch = Scratch::default();

@@ -94,7 +94,7 @@ impl Model {
         true
     }
 
-    /// Refunds the reservations that have expired.
+    /// Refunds the expired reservations.
     fn expire(&mut self) {
         for held in &mut self.held {
             if held.is_outstanding && held.expires <= self.now {

@@ -70,7 +70,7 @@ impl Via {
         })
     }
 
-    /// Returns the element for a message that was received over `version`.
+    /// Returns the element for a message received over `version`.
     #[must_use]
     pub const fn element(&self, version: Version) -> &HeaderValue {
         match version {

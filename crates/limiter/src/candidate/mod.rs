@@ -160,8 +160,8 @@ pub struct CandidateReport {
     pub newly_denied: u64,
     /// The number of denied requests that the candidate rules would have admitted.
     pub no_longer_denied: u64,
-    /// The number of requests that were not compared, because they were denied by a block, the
-    /// failure policy or a rule that is left out of the comparison.
+    /// The number of denied requests that were not compared, because a block, the failure policy or
+    /// a rule that is left out denied them.
     pub not_compared: u64,
     /// The number of requests that the candidate rules reject as invalid, for example because their
     /// cost entry is missing.
@@ -366,7 +366,7 @@ impl Candidate {
         Some(Ok(self.count_charges(&charges, &decision, &outcomes)))
     }
 
-    /// Returns the charges of the rules that are not left out.
+    /// Returns the charges of the evaluated rules, without those of left-out rules.
     fn charges<'a>(
         &'a self,
         request: &Request<'_>,

@@ -1,8 +1,8 @@
 //! Recent denials of all servers that share a Redis.
 //!
 //! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server can
-//! read the other servers' published denials, and merge them with its own. A server that is killed
-//! loses at most the denials of the last second.
+//! read the other servers' published denials, and merge them with its own. A killed server loses at
+//! most the denials of the last second.
 
 use std::{
     cmp::Reverse,
@@ -93,7 +93,7 @@ impl DenialLog {
             let added = counts.added - last.added;
             total += added + (counts.unrecorded - last.unrecorded);
             *last = counts;
-            // A record that was dropped since the last publication is not in the snapshot.
+            // Records dropped since the last publication are not in the snapshot.
             let newest = usize::try_from(added).unwrap_or(usize::MAX);
             let records = snapshot.segments.iter();
             let records = records.flat_map(|segment| segment.newest_first());

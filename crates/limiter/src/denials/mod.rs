@@ -40,7 +40,7 @@ const DOMAIN: &str = "domain";
 pub struct DenialRecord {
     /// The time of the decision.
     pub at: Timestamp,
-    /// The listener that answered the request.
+    /// The listener that handled the request.
     pub listener: ListenerKind,
     /// Whether the rule denied the request, or would have denied it in shadow mode.
     pub mode: Mode,
@@ -125,7 +125,7 @@ pub struct DenialFilter<'a> {
 /// A descriptor of Envoy's rate limit service that is over its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct DescriptorDenial<'a> {
-    /// The listener that answered the request.
+    /// The listener that handled the request.
     pub listener: ListenerKind,
     /// The domain of the request.
     pub domain: &'a str,
@@ -314,7 +314,7 @@ impl DenialLog {
         }
     }
 
-    /// Records the denial of a request that was sent with its own limits.
+    /// Records the denial of a request that contained its own limits.
     #[cold]
     pub(crate) fn record_throttle(
         &self,

@@ -16,7 +16,7 @@ use crate::metrics::ListenerKind;
 /// The maximum length of an entry's value in bytes. A longer value is truncated and ends in `…`.
 const MAX_VALUE_BYTES: usize = 256;
 
-/// The encoded wait of a request that is never admitted.
+/// The encoded wait time of a request that is never admitted.
 const NEVER: u64 = u64::MAX;
 
 /// A denial to be recorded.

@@ -27,9 +27,9 @@ pub(super) struct Ring {
     last: Segment,
     /// The counts of all denied requests since the start.
     counts: RingCounts,
-    /// The number of records that were dropped to make space.
+    /// The number of records dropped to make space.
     dropped: u64,
-    /// The percentages that have accumulated since a request was last logged.
+    /// An accumulator of percentages. Each time it reaches 100, a request is logged.
     unlogged_percent: u32,
     /// The current second, and the number of denied requests in it.
     second: u64,
@@ -46,9 +46,9 @@ pub(super) struct Segment {
 /// The counts of a ring's denied requests since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RingCounts {
-    /// The number of records that were added.
+    /// The number of added records.
     pub(super) added: u64,
-    /// The number of denied requests that were not recorded.
+    /// The number of unrecorded denied requests.
     pub(super) unrecorded: u64,
 }
 

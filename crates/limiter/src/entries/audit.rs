@@ -22,8 +22,7 @@ use tidegate_net::input::{nearest, shown};
 use super::throttle::{EventLogThrottle, PERIOD};
 use crate::metrics::{ListenerKind, Metrics};
 
-/// The maximum number of distinct unknown entries that are logged within [`PERIOD`] for one
-/// listener.
+/// The maximum number of distinct unknown entries logged within one [`PERIOD`] for one listener.
 const MAX_UNKNOWN: usize = 32;
 
 /// The maximum number of remembered unknown entries that resemble no known entry. These entries are
@@ -115,7 +114,7 @@ pub enum Origin {
 /// A decided request.
 #[derive(Clone, Copy, Debug)]
 pub struct AuditedRequest<'a> {
-    /// The listener that answered the request.
+    /// The listener that handled the request.
     pub listener: ListenerKind,
     /// The source of the request's entry names.
     pub origin: Origin,

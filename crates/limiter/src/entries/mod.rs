@@ -27,7 +27,7 @@ pub enum Spelling {
     Raw,
 }
 
-/// A normalised entry that differs from the entry that was sent.
+/// A normalised entry that differs from the original entry.
 #[derive(Debug)]
 pub struct NormalizedEntry<'e> {
     at: usize,

@@ -7,8 +7,8 @@ use tidegate_core::{Span, Timestamp};
 /// The minimum time between two records of one kind.
 pub(super) const PERIOD: Span = Span::from_secs(60);
 
-/// A throttle for one kind of log record: the time at which a record may be logged again, and the
-/// number of events that earlier records have counted.
+/// A throttle for one kind of log record. Keeps the time at which a record may be logged again, and
+/// the number of events counted in earlier records.
 #[derive(Debug, Default)]
 pub(super) struct EventLogThrottle {
     next_micros: AtomicU64,

@@ -405,8 +405,8 @@ impl Events {
         self.files().for_each(LineLog::reopen);
     }
 
-    /// Waits until all events so far are written and sent: at most 2 seconds for each file, and at
-    /// most 2 seconds for all webhooks together. Events still unsent after that are lost.
+    /// Waits until all events so far are written and sent. Waits at most 2 seconds for each file,
+    /// and at most 2 seconds for all webhooks together. Events still unsent after that are lost.
     pub fn finish(&self) {
         self.files().for_each(LineLog::finish);
         webhook::finish(&self.webhooks);

@@ -38,7 +38,7 @@ const END_AFTER: u32 = 3;
 /// The usual count is stored in units of 1/256, so that slow traffic is not rounded to zero.
 const FRACTION: u64 = 256;
 
-/// The quantity that surges.
+/// The quantity whose surges are detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SurgeMeasure {
     Requests,
@@ -114,7 +114,7 @@ impl SurgeDetector {
             // The first interval is incomplete, so only its counters are stored.
             None => false,
             Some(before) if before == interval => return Vec::new(),
-            // After a pause or a step of the clock, the count belongs to no single interval.
+            // After a pause or a clock step, the count does not belong to a single interval.
             Some(before) => interval == before + 1,
         };
         let mut changes = Vec::new();

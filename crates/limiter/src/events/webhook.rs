@@ -46,13 +46,13 @@ const MAX_ATTEMPTS: u32 = 7;
 /// How long shutdown waits for the queued events of all endpoints to be delivered.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The permitted lengths of a key in bytes.
+/// The permitted lengths of a key after `whsec_`, in bytes.
 const KEY_BYTES: RangeInclusive<usize> = 24..=64;
 
 /// The prefix of a secret in the Standard Webhooks notation.
 const SECRET_PREFIX: &str = "whsec_";
 
-/// The keys with which the messages of an endpoint are signed.
+/// The keys that sign an endpoint's messages.
 pub struct WebhookSecret(Vec<hmac::Key>);
 
 impl WebhookSecret {
@@ -62,8 +62,9 @@ impl WebhookSecret {
     ///
     /// # Errors
     ///
-    /// Rejects a string without a secret, and a secret with invalid base64 or with a key that does
-    /// not have 24 to 64 bytes. The message does not contain the secret.
+    /// Rejects a string without a secret. Also rejects a secret that begins with `whsec_`, if its
+    /// base64 is invalid or its key does not have 24 to 64 bytes. The message does not contain the
+    /// secret.
     pub fn parse(text: &str) -> Result<Self, &'static str> {
         let keys = text.split_ascii_whitespace().map(|secret| {
             let key = match secret.strip_prefix(SECRET_PREFIX) {

@@ -116,8 +116,8 @@ impl Shards {
     }
 
     /// Keeps the trace of a decision that took `nanos` nanoseconds as the exemplar of its bucket.
-    /// If the lock is taken, because the metrics are being read, the exemplar is dropped, so that
-    /// the decision does not wait.
+    /// If another thread holds the lock, for example to read the metrics, the exemplar is dropped,
+    /// so that the decision does not wait.
     pub(super) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
         let bucket = bucket_of(&LATENCY_BOUNDS, nanos);
         if let Ok(mut exemplars) = self.exemplars.try_lock() {

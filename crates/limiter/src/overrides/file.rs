@@ -15,7 +15,7 @@ use tidegate_core::{Override, Overrides, Timestamp};
 use super::{ChangeOverrideError, document::OverrideDocument};
 
 /// The minimum number of lines at which the file is compacted. It must also have at least twice as
-/// many lines as after the last compaction.
+/// many lines as overrides when it was opened or last compacted.
 const MIN_LINES: usize = 10_000;
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! Refunds of reservations that have expired.
+//! Refunds of expired reservations.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -31,8 +31,8 @@ const RETRY_DELAY: Span = Span::from_secs(1);
 pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
 impl ServerLimiter {
-    /// Refunds the reservations that have expired. Returns the instant of the next refund.
-    pub async fn end_expired_reservations(&self) -> Option<Timestamp> {
+    /// Refunds the expired reservations. Returns the instant of the next refund.
+    pub async fn refund_expired_reservations(&self) -> Option<Timestamp> {
         loop {
             let now = self.now();
             let batch: Vec<(ReservationId, OutstandingReservation)> = {

@@ -10,11 +10,11 @@
 //!
 //! A reservation is charged when it is made. Reserved units and the units of other requests
 //! together therefore never exceed a limit, and a retry after the announced time is admitted as
-//! usual. What a refund can return is described in the core crate's `receipt.rs`.
+//! usual. The core crate's `receipt.rs` describes which units a refund can return.
 //!
 //! **One end.** With the memory store, the server takes the reservation out of its table before it
-//! settles it. With Redis, a guard beside the charges records the end, so a reservation ends once,
-//! whichever server ends it.
+//! settles it. With Redis, a guard next to the charges records the end. A reservation therefore
+//! ends only once, whichever server ends it.
 //!
 //! **Expiry.** The server that made a reservation refunds it when it expires. If this server is
 //! killed before that, the charges stay counted, which is safe. A server that is late by more than
@@ -168,13 +168,12 @@ pub struct Reservation {
     pub expires_in: Span,
 }
 
-/// A reservation that was settled.
+/// A settled reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SettledReservation {
     /// The final cost of the request, without the units that the limits did not admit.
     pub settled: u64,
-    /// The number of reserved units that were not used. They are refunded, as far as the limits
-    /// still count them.
+    /// The number of unused reserved units. They are refunded if the limits still count them.
     pub released: u64,
     /// The number of units of the final cost beyond the reserved ones.
     pub over: u64,
@@ -306,8 +305,8 @@ impl ServerLimiter {
         })
     }
 
-    /// Renews the reservation of `token`: it then expires `ttl` from now, where `ttl` is limited as
-    /// in [`Self::reserve`]. Also renews the leases of its concurrency slots. The returned token
+    /// Renews the reservation of `token`, which then expires after `ttl`. `ttl` is limited as in
+    /// [`Self::reserve`]. Also renews the leases of its concurrency slots. The returned token
     /// replaces `token`.
     ///
     /// # Errors

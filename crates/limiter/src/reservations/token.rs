@@ -27,7 +27,7 @@ const VERSION: u8 = 1;
 const IS_STRETCHED: u8 = 1;
 const HAS_PLAN: u8 = 2;
 
-/// The number of bytes of the HMAC at the end of a token.
+/// The length of the HMAC at the end of a token, in bytes.
 const TAG_BYTES: usize = 32;
 
 /// A random number that identifies a reservation.

@@ -3,7 +3,7 @@
 //! Each server publishes its time slices when they are complete. A slice is published again if a
 //! delayed worker or a later minute adds counts to it. Any server can read the slices of all other
 //! servers, and merge them with its own. The counts of other servers are therefore up to one time
-//! slice old. A server that is killed loses at most the current minute.
+//! slice old. A killed server loses at most the current minute.
 
 use std::collections::BTreeMap;
 
@@ -175,8 +175,8 @@ fn field(level: Level, number: u64) -> String {
     format!("{prefix}{}", number % level.slices())
 }
 
-/// Returns the counts with hashed values in the keys. `rule` is `None` for limits that are sent
-/// with requests.
+/// Returns the counts with hashed values in the keys. `rule` is `None` for limits sent with
+/// requests.
 pub(super) fn hashed(
     group: &GroupSummaries,
     rule: Option<&Rule>,

@@ -77,8 +77,8 @@ impl KeySlice {
 }
 
 impl TopTalkers {
-    /// Returns the counts of a rule in the time slice `number` of `level`, and in the current
-    /// minute of each worker if the slice contains it.
+    /// Returns the counts of a rule in the time slice `number` of `level`. If the slice contains
+    /// the current minute, the counts of each worker in this minute are included.
     fn groups_in(&self, scope: u64, level: Level, number: u64, minute: u64) -> Vec<GroupSummaries> {
         // While `closed` is locked, no worker can move slices to the history.
         let closed = self.closed();

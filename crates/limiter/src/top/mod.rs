@@ -85,11 +85,11 @@ pub struct TopList {
 /// A key of a [`TopList`]. The true value is in `estimate - error ..= estimate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopRow {
-    /// The rule; `None` for a limit that was sent with the request.
+    /// The rule; `None` for a limit sent with the request.
     pub rule: Option<Box<str>>,
     /// The values of the key, hashed if `privacy` requires it.
     pub key: Vec<String>,
-    /// The database of the Redis protocol, for a limit that was sent with the request.
+    /// The Redis protocol database, for a limit sent with the request.
     pub database: u8,
     /// The upper bound of the value.
     pub estimate: u64,
@@ -189,7 +189,7 @@ impl TopTalkers {
                     Decision::Full { .. } if decided.source == Source::Policy => {
                         fails_closed(charge.limits)
                     }
-                    // The limits of a shadow rule may deny a request that is admitted.
+                    // The limits of a shadow rule may deny an admitted request.
                     _ => own.iter().any(|outcome| !outcome.allowed),
                 },
             }
