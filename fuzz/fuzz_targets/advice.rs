@@ -1,5 +1,5 @@
 //! Arbitrary response headers as rate limit headers. Parsing never panics and is deterministic. A
-//! retry policy never waits longer than its own bounds, or less than the headers request.
+//! retry policy never waits longer than its own bounds, or less than the headers require.
 //!
 //! The first line of the input is the status, and every other line is a header.
 

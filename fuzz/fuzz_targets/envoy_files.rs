@@ -1,4 +1,4 @@
-//! Arbitrary strings as configuration files of Envoy's rate limit service: they are rejected with
+//! Arbitrary strings as configuration files of Envoy's rate limit service. They are rejected with
 //! printable errors, or loaded as rules that can decide requests, also after a reload.
 //!
 //! The first byte determines whether a domain may be in several files. A zero byte ends a file.

@@ -31,7 +31,7 @@ pub trait BenchLimiter: Sync {
     fn new(capacity: u32) -> Self;
 
     /// Returns a function that decides requests on one thread. It reuses its buffers, like a
-    /// program that is optimised for speed.
+    /// program optimised for speed.
     fn decider(&self) -> impl FnMut(&String) -> bool;
 }
 

@@ -85,7 +85,7 @@ pub fn print_speed(names: &[&str], cells: &[Cell]) {
     }
 }
 
-/// Formats whether a measurement is within its target.
+/// Describes whether a measurement is within its target.
 pub fn verdict(measured: f64, most: f64) -> &'static str {
     if measured <= most {
         "reached"

@@ -1,8 +1,8 @@
 //! Compares Tidegate's sketch for top talkers with the three sketches in the `heavykeeper` crate.
 //!
-//! Each sketch is asked for the 100 most frequent of 1,000,000 keys after 4,000,000 additions. The
-//! table lists the time per addition, the memory, how many of the 100 keys are found, and the
-//! errors of their counts. `--smoke` uses 40,000 additions and only tests that the benchmark works.
+//! Each sketch lists the 100 most frequent of 1,000,000 keys after 4,000,000 additions. The table
+//! lists the time per addition, the memory, how many of the 100 keys are found, and the errors of
+//! their counts. `--smoke` uses 40,000 additions and only tests that the benchmark works.
 
 mod decisions;
 

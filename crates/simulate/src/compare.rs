@@ -7,7 +7,7 @@ use tidegate_core::{RuleSet, Timestamp};
 
 use crate::replay::{ReplayDecision, RulesUnderTest, key_values};
 
-/// The maximum number of keys that are listed for each kind of change.
+/// The maximum number of listed keys for each kind of change.
 const SHOWN_KEYS: usize = 20;
 
 /// The differences between the decisions of this rules file and of another rules file.

@@ -26,11 +26,11 @@ pub(crate) enum Field {
     Method,
     /// The path with the query, or a URI.
     Target,
-    /// The path, which is used if the line has no target.
+    /// The path, used only if the line has no target.
     Path,
-    /// The query, which is used if the line has no target; with or without its question mark.
+    /// The query, with or without its question mark, used only if the line has no target.
     Query,
-    /// The host, which is used if the line has no `Host` header.
+    /// The host, used only if the line has no `Host` header.
     Host,
     /// A request header.
     Header(HeaderName),

@@ -232,7 +232,7 @@ fn fill<R: BufRead>(reader: &mut R) -> io::Result<&[u8]> {
     reader.fill_buf()
 }
 
-/// Counts the bytes that are read.
+/// A reader that counts the bytes read.
 struct CountingReader {
     inner: Box<dyn Read + Send>,
     control: Arc<Control>,

@@ -117,7 +117,7 @@ pub enum SimulateError {
         nearest: String,
         /// The column of the first difference, counted from 1.
         column: usize,
-        /// A description of what was expected at this column.
+        /// A description of the difference at this column.
         problem: String,
         /// The start of the first line.
         line: String,

@@ -21,7 +21,7 @@ use crate::{
 /// The longest time that a queue may delay a request, as in the reverse proxy.
 const LONGEST_WAIT: Span = Span::from_secs(30);
 
-/// The maximum number of refused requests that are reported with their reason.
+/// The maximum number of refused requests reported with their reason.
 const SHOWN_REFUSALS: usize = 5;
 
 /// A rules file to be simulated.

@@ -15,7 +15,7 @@ use crate::{
     timeline::Timeline,
 };
 
-/// The number of keys of a rule that are reported by name.
+/// The maximum number of a rule's keys reported by name.
 const WORST_KEYS: usize = 10;
 
 /// The results of rules with shorter windows are inexact if the log has times in whole seconds.
@@ -91,7 +91,7 @@ pub struct LogLineCounts {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Requests {
-    /// The number of requests that were decided.
+    /// The number of decided requests.
     pub decided: u64,
     /// The number of decided requests that an enforced rule denied.
     pub denied: u64,
@@ -115,9 +115,9 @@ pub struct RuleReport {
     pub asked: u64,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
-    /// The number of these denials that depend on the precision of the log: the same request would
-    /// have been admitted if it had arrived at most a second later (or a millisecond, if the log
-    /// has milliseconds). The effects on later requests are not included.
+    /// The number of these denials that depend on the precision of the log. These requests would
+    /// have been admitted if they had arrived at most a second later, or a millisecond if the log
+    /// has milliseconds. The effects on later requests are not included.
     pub denied_within_precision: u64,
     /// The number of requests that a queue delays.
     pub delayed: u64,

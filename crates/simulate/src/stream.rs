@@ -27,7 +27,7 @@ use crate::{
 /// Lines are sorted by time within this window.
 pub const SORT_WINDOW: Span = Span::from_secs(60);
 
-/// The maximum number of lines, and of bytes, that are parsed together.
+/// The maximum number of lines, and of bytes, parsed together.
 const BATCH_LINES: usize = 1_024;
 const BATCH_BYTES: usize = 1 << 20;
 
@@ -41,7 +41,7 @@ const MAX_HELD_BYTES: usize = 256 << 20;
 /// after the next line has confirmed it.
 const JUMP: Span = Span::from_secs(3_600);
 
-/// The number of damaged lines that are reported in full.
+/// The maximum number of damaged lines reported in full.
 const SHOWN_DAMAGED: usize = 5;
 
 /// The maximum length of the part of a line that is shown, in characters.
@@ -54,7 +54,7 @@ pub struct DamagedLine {
     pub file: String,
     /// The line number, counted from 1.
     pub line: u64,
-    /// A description of what does not match.
+    /// A description of the difference.
     pub problem: String,
     /// The start of the line.
     pub text: String,
@@ -82,7 +82,7 @@ impl LogRequest {
     }
 }
 
-/// The entries that are extracted from each line.
+/// The entries extracted from each line.
 #[derive(Debug)]
 pub(crate) struct Extraction<'p> {
     /// The extractor of request entries for each rule set.

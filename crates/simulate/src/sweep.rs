@@ -102,7 +102,7 @@ struct Candidate {
 }
 
 impl RulesUnderTest {
-    /// Returns these rules, once for each limit of `sweep`.
+    /// Returns a copy of these rules for each limit of `sweep`.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ pub struct SweepReport {
     pub asked: u64,
     /// The number of keys of the rule.
     pub keys: u64,
-    /// The number of requests that were decided.
+    /// The number of decided requests.
     pub decided: u64,
     /// The number of keys of all enforced rules.
     pub all_keys: u64,

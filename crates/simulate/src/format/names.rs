@@ -247,7 +247,7 @@ fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
         .find_map(|(name, unit)| Some((at(name)?, Field::Duration(*unit))));
     match duration {
         // A server that logs the duration writes the line when the request is complete, and usually
-        // logs the time of that moment.
+        // logs that time.
         Some(duration) => vec![(time, Field::Completion(TimeForm::Any)), duration],
         None => vec![(time, Field::Arrival(TimeForm::Any))],
     }
