@@ -14,7 +14,7 @@ pub struct CandidateConfig {
     /// directory of the server. Only the sections `rules`, `allow` and `defaults` of this file are
     /// used.
     pub file: PathBuf,
-    /// `until`: the instant from which the candidate rules are no longer evaluated; `None` means
+    /// `until`: the instant at which the evaluation of the candidate rules ends; `None` means
     /// never.
     pub until: Option<Timestamp>,
 }

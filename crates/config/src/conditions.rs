@@ -64,12 +64,12 @@ enum RawOperator<'n> {
     OfTexts {
         operator: TextOperator,
         place: SourceSpan,
-        /// The operands. `None` stands for a value that is not a string, which has already been
-        /// reported.
+        /// The operands. `None` stands for a value that is not a string. This error has already
+        /// been reported.
         texts: Vec<Option<Scalar<'n>>>,
     },
     Not(RawPattern<'n>),
-    /// The operator `present`. `None` stands for a value that is neither true nor false, which has
+    /// The operator `present`. `None` stands for a value that is not a boolean. This error has
     /// already been reported.
     Present(Option<bool>),
 }
@@ -453,8 +453,8 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
     "timezone", "tz",
 ];
 
-/// Returns whether the author probably meant the key `entry` as part of a schedule. As an entry,
-/// the key would hardly be present in any request, so the rule would never apply.
+/// Returns whether the author probably meant the key `entry` as part of a schedule. Treated as an
+/// entry, the key would be missing in all requests, so the rule would never apply.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }

@@ -115,8 +115,8 @@ pub struct Config {
     pub listeners: ListenerSettings,
     /// `store.memory`: the maximum numbers of keys and bytes of the memory store.
     pub memory: MemoryBounds,
-    /// `store.memory.snapshot`: the file to which counters are saved, so that they survive
-    /// restarts; `None` means that counters are not saved.
+    /// `store.memory.snapshot`: the file that keeps the counters across restarts; `None` means that
+    /// counters are not saved.
     pub snapshot: Option<Snapshot>,
     /// `store.redis`: the Redis servers in which several nodes share their counts; `None` means
     /// that the counts are kept in the memory of this process.
@@ -397,8 +397,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns a predicate that is true for peers that are exempt from the connection limit per
-    /// client. Trusted proxies are exempt, because they forward requests of many clients.
+    /// Returns a predicate that is true for peers exempt from the per-client connection limit.
+    /// Trusted proxies are exempt, because they forward requests of many clients.
     #[must_use]
     pub fn exempt(self: &Arc<Self>) -> Exempt {
         let identity = Arc::clone(self);

@@ -345,7 +345,7 @@ impl Parts<'_> {
 
     /// Returns the errors that `tidegate_core` reports for each field. Each field is checked
     /// together with valid values for the other fields. A field that is missing here could not be
-    /// read, which has already been reported.
+    /// read. This error has already been reported.
     fn errors(&self) -> Vec<RuleError> {
         let tried = [
             self.name.map(|name| Rule::new(name, sound_limits())),

@@ -32,7 +32,7 @@ pub enum Dialect {
     Lenient,
 }
 
-/// A parsed file. Its warnings are about content that the lenient dialect interprets in a possibly
+/// A parsed file. Its warnings are about content that the lenient dialect may interpret in an
 /// unexpected way.
 #[derive(Debug)]
 pub struct Document<'t> {

@@ -240,7 +240,7 @@ proptest! {
                     prop_assert_eq!(&charge.next, &outcomes);
                 }
             }
-            // A request that a limit denies must pass at the time that the explanation states.
+            // A request denied by a limit must pass at the time stated in the explanation.
             if let (Some(Reason::Limit), RetryAfter::After(wait)) = (explained.reason, explained.retry_after) {
                 clock.set(limiter.now().after(wait));
                 let later = explain(&limiter, &rules, &request).unwrap();

@@ -51,7 +51,7 @@ impl Backlog {
         self.peak = self.peak.max(self.now);
     }
 
-    /// Returns the smallest capacity with which no request of the key is denied.
+    /// Returns the smallest capacity that denies none of the key's requests.
     pub(crate) fn smallest_capacity(&self, rate: &TriedRate) -> u128 {
         self.peak.div_ceil(u128::from(rate.p))
     }

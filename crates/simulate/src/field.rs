@@ -7,10 +7,10 @@ use crate::timestamp::TimeForm;
 /// The meaning of a field of a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
-    /// The time at which the request arrived.
+    /// The arrival time of the request.
     Arrival(TimeForm),
-    /// The time at which the request was completed. [`Self::Duration`] is subtracted to get the
-    /// arrival time.
+    /// The completion time of the request. [`Self::Duration`] is subtracted to get the arrival
+    /// time.
     Completion(TimeForm),
     /// The duration of the request, in units of this number of microseconds.
     Duration(u64),

@@ -101,7 +101,7 @@ pub(crate) struct LineCounts {
     pub(crate) no_request: u64,
     /// The number of lines whose time is earlier than the time of a preceding line.
     pub(crate) backwards: u64,
-    /// The number of lines that are earlier than a request that was already decided.
+    /// The number of lines that are earlier than an already decided request.
     pub(crate) late: u64,
     /// The number of lines without the address of the client.
     pub(crate) no_peer: u64,

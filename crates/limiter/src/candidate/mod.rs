@@ -61,7 +61,7 @@ pub struct CandidateRules {
     pub file: PathBuf,
     /// The rules.
     pub rules: RuleSet,
-    /// The instant from which the rules are no longer evaluated.
+    /// The instant at which the evaluation of the rules ends; `None` means never.
     pub until: Option<Timestamp>,
 }
 
@@ -150,7 +150,7 @@ pub struct CandidateReport {
     pub file: PathBuf,
     /// The instant of the first comparison.
     pub began: Timestamp,
-    /// The instant from which the rules are no longer evaluated.
+    /// The instant at which the evaluation of the rules ends; `None` means never.
     pub until: Option<Timestamp>,
     /// The number of requests that both rule sets decided.
     pub compared: u64,
@@ -161,7 +161,7 @@ pub struct CandidateReport {
     /// The number of denied requests that the candidate rules would have admitted.
     pub no_longer_denied: u64,
     /// The number of denied requests that were not compared, because a block, the failure policy or
-    /// a rule that is left out denied them.
+    /// a left-out rule denied them.
     pub not_compared: u64,
     /// The number of requests that the candidate rules reject as invalid, for example because their
     /// cost entry is missing.

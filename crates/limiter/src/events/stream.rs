@@ -74,7 +74,7 @@ pub struct EventList {
 /// The recent events of a process.
 #[derive(Debug)]
 pub(super) struct EventStream {
-    /// The time at which the process started, in milliseconds since 1970.
+    /// The start time of the process, in milliseconds since 1970.
     start_ms: u64,
     recent: Mutex<VecDeque<RecentEvent>>,
     sender: broadcast::Sender<RecentEvent>,

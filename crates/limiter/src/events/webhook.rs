@@ -2,7 +2,7 @@
 //!
 //! Each endpoint has its own thread and bounded queue, so that decisions and other endpoints never
 //! wait for it. The thread sends events in batches, and retries a failed batch. Events that do not
-//! fit into the queue, and the events of a batch that could not be delivered, are counted as lost.
+//! fit into the queue, and the events of an undeliverable batch, are counted as lost.
 //!
 //! [Standard Webhooks]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 

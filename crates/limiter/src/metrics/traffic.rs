@@ -14,7 +14,7 @@ use tidegate_core::{Span, Timestamp};
 /// The length of a bucket.
 pub const TRAFFIC_BUCKET: Span = Span::from_secs(5);
 
-/// The number of buckets that are kept, which together cover 15 minutes.
+/// The number of kept buckets. Together, they cover 15 minutes.
 pub const TRAFFIC_BUCKETS: usize = 180;
 
 /// The decision counts of a period.

@@ -26,8 +26,8 @@ pub struct OverridePage<'r> {
     pub overrides: Vec<ListedOverride<'r>>,
     /// The position of the next page; `None` after the last page.
     pub next: Option<String>,
-    /// The names of rules that do not exist, and the number of overrides of each. These overrides
-    /// have no effect.
+    /// The names of nonexistent rules with overrides, and the number of these overrides, which have
+    /// no effect.
     pub without_rule: Vec<(Box<str>, usize)>,
 }
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::ServerLimiter;
 
-/// The maximum time after its expiry at which a reservation may still be refunded.
+/// The maximum delay between the expiry of a reservation and its refund.
 const MAX_LATENESS: Span = Span::from_secs(30);
 
 const _: () = assert!(
@@ -24,10 +24,10 @@ const _: () = assert!(
 /// The maximum number of concurrent refunds.
 const REFUND_BATCH: usize = 64;
 
-/// The delay before a refund to which Redis did not respond is retried.
+/// The delay before the retry of a refund to which Redis did not respond.
 const RETRY_DELAY: Span = Span::from_secs(1);
 
-/// The maximum time for which the task that refunds expired reservations sleeps.
+/// The maximum sleep time of the task that refunds expired reservations.
 pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
 impl ServerLimiter {

@@ -162,7 +162,7 @@ impl Reservations {
 /// An admitted request whose charges are reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reservation {
-    /// The token with which the reservation is settled.
+    /// The token for settling the reservation.
     pub token: String,
     /// The time until the reservation expires.
     pub expires_in: Span,
