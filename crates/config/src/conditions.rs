@@ -63,7 +63,7 @@ enum RawOperator<'n> {
     /// An operator whose operand is a string or a list of strings.
     OfTexts {
         operator: TextOperator,
-        place: SourceSpan,
+        span: SourceSpan,
         /// The operands. `None` stands for a value that is not a string. This error has already
         /// been reported.
         texts: Vec<Option<Scalar<'n>>>,

@@ -56,7 +56,7 @@ impl DefaultAlgorithm {
 /// A limit, as written in the rules file.
 #[derive(Debug)]
 pub(crate) struct RawLimit {
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     /// The fields of the full form, without inherited fields; `None` if the limit is in the short
     /// form.
     pub(crate) full_form: Option<Box<LimitSpec>>,

@@ -69,7 +69,7 @@ const RESP_KEYS: &[&str] = &[
 #[derive(Debug, Default)]
 pub(crate) struct RawListen {
     /// The position of the section.
-    place: Option<SourceSpan>,
+    span: Option<SourceSpan>,
     /// The listeners written in the file.
     listeners: Vec<(&'static str, SourceSpan)>,
 }

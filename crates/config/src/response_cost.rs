@@ -24,7 +24,7 @@ const USAGE: &str = "usage";
 #[derive(Debug)]
 pub(crate) struct ProxyOnlyField {
     /// The position of the field.
-    pub(crate) place: SourceSpan,
+    pub(crate) span: SourceSpan,
     /// The data on which the rule's cost depends.
     pub(crate) source: &'static str,
 }

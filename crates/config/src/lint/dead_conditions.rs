@@ -79,8 +79,8 @@ pub(crate) fn warn(
         }
         let meant = misspelt.get(entry).filter(|_| !condition.is_signal);
         let message = meant.map(|meant| misspelt_condition(entry, meant));
-        warnings.of_key(place, message);
-        warnings.of_key(place, wrong_case(entry));
+        warnings.of_key(span, message);
+        warnings.of_key(span, wrong_case(entry));
         // There is a separate warning about a `headroom.*` entry of an upstream without `adaptive`
         // (`unknown-headroom`).
         let known = known

@@ -241,9 +241,9 @@ impl<'p> PublishedDenial<'p> {
         })
     }
 
-    /// Copies the record into a [`Denial`]. The values are hashed if the publishing server or this
-    /// server hashes values.
-    fn to_denial(&self, mask: &KeyMask) -> Denial {
+    /// Copies the record into a [`DenialRecord`]. The values are hashed if the publishing server or
+    /// this server hashes values.
+    fn to_denial(&self, mask: &KeyMask) -> DenialRecord {
         let denial = self.record.to_denial();
         if self.is_hashed {
             denial
@@ -255,7 +255,7 @@ impl<'p> PublishedDenial<'p> {
 
 /// Returns whether `filter` selects `denial`. The values of `denial` are already hashed if `mask`
 /// hashes values.
-fn selects(filter: &DenialFilter<'_>, denial: &Denial, mask: &KeyMask) -> bool {
+fn selects(filter: &DenialFilter<'_>, denial: &DenialRecord, mask: &KeyMask) -> bool {
     let has_key = || {
         let wanted = filter.key.iter().map(|value| mask.value(value));
         denial.key.len() == filter.key.len() && wanted.zip(&denial.key).all(|(a, b)| a == *b)

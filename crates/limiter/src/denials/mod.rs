@@ -147,7 +147,7 @@ pub struct DescriptorDenial<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DenialList {
     /// The selected denials, newest first.
-    pub denials: Vec<Denial>,
+    pub denials: Vec<DenialRecord>,
     /// The number of denials since the process started that are no longer in memory, regardless of
     /// the filter.
     pub lost: u64,
@@ -433,7 +433,7 @@ impl Shard {
     }
 }
 
-impl Denial {
+impl DenialRecord {
     /// Returns the denial, with the values of its key and entries hashed if `mask` requires it.
     #[must_use]
     pub fn masked(self, mask: &KeyMask) -> Self {

@@ -286,7 +286,7 @@ impl UnknownEntries {
     /// Returns the unknown `names` that must be logged now, with the known entries that were
     /// probably meant. In the usual case, no name must be logged, and no lock is taken. `total`
     /// reads the number of unknown entries so far.
-    fn due<'n>(
+    fn take_due<'n>(
         &self,
         names: impl Iterator<Item = &'n str> + Clone,
         known: &HashMap<Box<str>, KnownEntry>,

@@ -39,7 +39,7 @@ impl Onsets {
     /// If the key with this hash is not in a quiet period at `now`, begins one and returns true. A
     /// quiet period is as long as `window`, but at least [`MIN_QUIET`] and at most [`MAX_QUIET`].
     /// The hash must depend on a secret, so that clients cannot choose keys that share a set.
-    pub(super) fn begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
+    pub(super) fn try_begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
         let hash = hash.max(1);
         let [shard, set] = split(hash);
         let mut slots = self.0[shard].lock().unwrap_or_else(PoisonError::into_inner);

@@ -88,7 +88,7 @@ impl ServerLimiter {
     /// # Errors
     ///
     /// Returns the file system error.
-    pub fn keep_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
+    pub fn persist_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
         let file = OverrideFile::restore(path, &self.overrides, self.now())?;
         self.override_keeper.file = Some(Arc::new(Mutex::new(file)));
         Ok(self.overrides.len())
@@ -184,7 +184,7 @@ impl ServerLimiter {
 
     /// Reads override changes from Redis twice a second, and removes expired overrides once an
     /// hour. This function never returns.
-    pub async fn keep_overrides_current(&self) {
+    pub async fn sync_overrides(&self) {
         let mut reads = 0;
         loop {
             if let Some(redis) = self.redis_store() {

@@ -32,7 +32,7 @@ pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
 impl ServerLimiter {
     /// Refunds the expired reservations. Returns the instant of the next refund.
-    pub async fn refund_expired_reservations(&self) -> Option<Timestamp> {
+    pub async fn end_expired_reservations(&self) -> Option<Timestamp> {
         loop {
             let now = self.now();
             let batch: Vec<(ReservationId, OutstandingReservation)> = {
@@ -71,7 +71,7 @@ impl ServerLimiter {
     }
 
     /// Ends an expired reservation in Redis, unless it was settled or renewed.
-    async fn refund_in_redis(
+    async fn end_expired_in_redis(
         &self,
         id: ReservationId,
         mut outstanding: OutstandingReservation,

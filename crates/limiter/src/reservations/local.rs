@@ -39,7 +39,7 @@ impl ServerLimiter {
     }
 
     /// Ends an expired reservation.
-    pub(super) fn refund_locally(&self, outstanding: Outstanding, now: Timestamp) {
+    pub(super) fn end_expired_locally(&self, outstanding: OutstandingReservation, now: Timestamp) {
         let on_expiry = self.reservations.settings.on_expiry;
         let final_charges = FinalCharges::of_expired(&outstanding.charges, on_expiry);
         self.end_locally(outstanding, &final_charges, now);

@@ -71,7 +71,10 @@ impl OutstandingTable {
     }
 
     /// Removes a reservation that is due for a refund at `now`, if there is one.
-    pub(super) fn remove_due(&mut self, now: Timestamp) -> Option<(ReservationId, Outstanding)> {
+    pub(super) fn remove_due(
+        &mut self,
+        now: Timestamp,
+    ) -> Option<(ReservationId, OutstandingReservation)> {
         let (refund_at, id) = *self.by_refund.first()?;
         if refund_at > now {
             return None;

@@ -46,9 +46,9 @@ static PUBLICATIONS: Metric<1> = Metric::counter(
 /// The maximum number of shards. If there are more threads, some threads share a shard.
 const MAX_SHARDS: usize = 16;
 
-/// The maximum number of completed time slices that a shard keeps until [`TopTalkers::collect`]
-/// moves them to the history. If [`TopTalkers::collect`] is not called in time, the worker moves
-/// them itself.
+/// The maximum number of completed time slices that a shard keeps until
+/// [`TopTalkers::collect_ended`] moves them to the history. If it is not called in time, the worker
+/// moves them itself.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.
@@ -212,7 +212,7 @@ impl TopTalkers {
 
     /// Moves the slices that are complete at `now` from the shards to the history. Call this method
     /// every few seconds, on a thread that does not decide requests.
-    pub fn collect(&self, now: Timestamp) {
+    pub fn collect_ended(&self, now: Timestamp) {
         self.collect_into(&mut self.closed(), minute_of(now));
     }
 
