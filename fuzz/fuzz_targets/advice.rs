@@ -16,7 +16,10 @@ const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
 fuzz_target!(|input: &[u8]| -> Corpus {
     let mut lines = input.split(|byte| *byte == b'\n');
-    let Some(status) = lines.next().and_then(|line| StatusCode::from_bytes(line).ok()) else {
+    let Some(status) = lines
+        .next()
+        .and_then(|line| StatusCode::from_bytes(line).ok())
+    else {
         return Corpus::Reject;
     };
     let Some(headers) = lines.map(header).collect::<Option<HeaderMap>>() else {
@@ -25,7 +28,11 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     let advice = Advice::from_response(status, &headers, NOW);
     assert_eq!(advice, Advice::from_response(status, &headers, NOW));
     assert_ne!(advice.wait, Some(Wait::After(Span::ZERO)));
-    assert!(advice.quota.is_none_or(|quota| quota.reset_after > Span::ZERO));
+    assert!(
+        advice
+            .quota
+            .is_none_or(|quota| quota.reset_after > Span::ZERO)
+    );
     assert_bounded(status, &headers, advice);
     Corpus::Keep
 });

@@ -39,7 +39,11 @@ fuzz_target!(|input: &[u8]| {
         let length = usize::try_from(frame.seconds).unwrap_or_default().max(1);
         let parsed = whole.send(method.clone(), [frame.message.to_vec()]);
         let pieces = frame.message.chunks(length).map(<[u8]>::to_vec);
-        assert_alike(&parsed, &cut.send(method.clone(), pieces), "when it arrives in pieces");
+        assert_alike(
+            &parsed,
+            &cut.send(method.clone(), pieces),
+            "when it arrives in pieces",
+        );
         let mut first = ScriptedConnection::open(&settings);
         let alone = first.send(method.clone(), [frame.message.to_vec()]);
         assert_alike(&parsed, &alone, "on a new connection");
@@ -49,7 +53,10 @@ fuzz_target!(|input: &[u8]| {
         if !whole.is_ready() {
             return;
         }
-        assert_eq!(parsed.problem, None, "a connection whose response failed is not reused");
+        assert_eq!(
+            parsed.problem, None,
+            "a connection whose response failed is not reused"
+        );
     }
 });
 
@@ -76,19 +83,38 @@ fn assert_sound(parsed: &ParsedResponse, method: &Method, wide: &Proxy) {
         return;
     };
     let headers = head.headers();
-    for name in ["connection", "transfer-encoding", "keep-alive", "te", "upgrade"] {
+    for name in [
+        "connection",
+        "transfer-encoding",
+        "keep-alive",
+        "te",
+        "upgrade",
+    ] {
         assert!(!headers.contains_key(name), "{name}");
     }
     let length = headers.get(CONTENT_LENGTH);
-    let length = length.map(|length| length.to_str().expect("a number").parse::<u64>().expect("a number"));
+    let length = length.map(|length| {
+        length
+            .to_str()
+            .expect("a number")
+            .parse::<u64>()
+            .expect("a number")
+    });
     let has_body = *method != Method::HEAD
         && !head.status().is_informational()
         && head.status() != StatusCode::NOT_MODIFIED;
     let came = u64::try_from(parsed.body.len()).expect("a length");
     match (length, &parsed.problem) {
-        (Some(length), None) if has_body => assert_eq!(came, length, "exactly Content-Length bytes"),
-        (Some(length), Some(_)) if has_body => assert!(came < length, "fewer than Content-Length bytes"),
-        _ => assert!(has_body || came == 0, "a body on a response that cannot have one"),
+        (Some(length), None) if has_body => {
+            assert_eq!(came, length, "exactly Content-Length bytes")
+        }
+        (Some(length), Some(_)) if has_body => {
+            assert!(came < length, "fewer than Content-Length bytes")
+        }
+        _ => assert!(
+            has_body || came == 0,
+            "a body on a response that cannot have one"
+        ),
     }
     if parsed.problem.is_none() && head.status() != StatusCode::SWITCHING_PROTOCOLS {
         let mut again = ScriptedConnection::open(wide);
@@ -100,7 +126,10 @@ fn assert_sound(parsed: &ParsedResponse, method: &Method, wide: &Proxy) {
 
 /// Writes the response in canonical form: with a body in one chunk, if it can have a body.
 fn plainly(parsed: &ParsedResponse, has_body: bool) -> Vec<u8> {
-    let head = parsed.head.as_ref().expect("a complete response has a head");
+    let head = parsed
+        .head
+        .as_ref()
+        .expect("a complete response has a head");
     let mut octets = format!("HTTP/1.1 {}\r\n", head.status().as_u16()).into_bytes();
     let write = |octets: &mut Vec<u8>, headers: &HeaderMap| {
         for (name, value) in headers {
@@ -123,7 +152,10 @@ fn plainly(parsed: &ParsedResponse, has_body: bool) -> Vec<u8> {
         octets.extend(b"\r\n");
     }
     octets.extend(b"0\r\n");
-    write(&mut octets, parsed.trailers.as_ref().unwrap_or(&HeaderMap::new()));
+    write(
+        &mut octets,
+        parsed.trailers.as_ref().unwrap_or(&HeaderMap::new()),
+    );
     octets.extend(b"\r\n");
     octets
 }
@@ -140,7 +172,10 @@ fn plain(parsed: &ParsedResponse) -> ParsedResponse {
     ParsedResponse {
         head,
         body: parsed.body.clone(),
-        trailers: parsed.trailers.clone().filter(|trailers| !trailers.is_empty()),
+        trailers: parsed
+            .trailers
+            .clone()
+            .filter(|trailers| !trailers.is_empty()),
         problem: parsed.problem.clone(),
     }
 }

@@ -8,11 +8,11 @@ mod frames;
 
 use std::sync::Arc;
 
-use libfuzzer_sys::fuzz_target;
-use tidegate_core::{Span, Timestamp};
-use tidegate::Clock;
 use frames::frames;
+use libfuzzer_sys::fuzz_target;
+use tidegate::Clock;
 use tidegate_config::Config;
+use tidegate_core::{Span, Timestamp};
 use tidegate_envoy::{grpc::QuotaStream, quota::Quotas};
 
 const START: u64 = 1_700_000_040_000_000;

@@ -11,11 +11,11 @@ use std::{sync::Arc, thread};
 
 use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::Value;
-use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate::Clock;
-use tidegate_server::listener::http::{Endpoint, transcript};
 use tidegate_config::{Config, ReservationsConfig};
+use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_limiter::{ServerLimiter, reservations::Reservations};
+use tidegate_server::listener::http::{Endpoint, transcript};
 
 /// The rules for check and peek.
 const RULES: &str = "
@@ -44,9 +44,7 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     // cache.
     let anew = thread::scope(|scope| {
         let reading = scope.spawn(|| transcript(&same, endpoint, body));
-        reading
-            .join()
-            .expect("a transcript, or a printed finding")
+        reading.join().expect("a transcript, or a printed finding")
     });
     if endpoint == Endpoint::Reserve {
         // The tokens differ, so only the statuses are compared.
@@ -59,7 +57,11 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     }
     assert_sound(answer.0, &answer.1);
     if endpoint == Endpoint::Peek {
-        assert_eq!(server.local_store().stats().keys, 0, "a peek leaves a key behind");
+        assert_eq!(
+            server.local_store().stats().keys,
+            0,
+            "a peek leaves a key behind"
+        );
         let check = transcript(&server, Endpoint::Check, body);
         assert_eq!(answer, check, "a peek answers what the check answers");
     }

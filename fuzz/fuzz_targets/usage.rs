@@ -19,7 +19,11 @@ fuzz_target!(|input: &[u8]| {
     let cut = scan(body.chunks(usize::from(*size).max(1)));
     assert_eq!(whole.usage(), cut.usage(), "in pieces");
     for has_ended in [false, true] {
-        assert_eq!(whole.usage_at_end(has_ended), cut.usage_at_end(has_ended), "in pieces");
+        assert_eq!(
+            whole.usage_at_end(has_ended),
+            cut.usage_at_end(has_ended),
+            "in pieces"
+        );
     }
     assert_eq!(whole.was_clamped(), cut.was_clamped(), "in pieces");
     if let Some(usage) = whole.usage() {
@@ -65,7 +69,10 @@ fn whole_number(value: &Value) -> Option<u64> {
 /// Returns the usage in a document that has been parsed as a whole.
 fn naive(document: &Value) -> Option<TokenUsage> {
     let at = |prefixes: &[&str], member: &str| {
-        let pointers: Vec<String> = prefixes.iter().map(|prefix| format!("{prefix}/{member}")).collect();
+        let pointers: Vec<String> = prefixes
+            .iter()
+            .map(|prefix| format!("{prefix}/{member}"))
+            .collect();
         let pointers: Vec<&str> = pointers.iter().map(String::as_str).collect();
         count(document, &pointers)
     };
@@ -75,11 +82,13 @@ fn naive(document: &Value) -> Option<TokenUsage> {
     let (prompt, candidates) = (gemini("promptTokenCount"), gemini("candidatesTokenCount"));
     if prompt.or(candidates).is_some() {
         let cached = gemini("cachedContentTokenCount").unwrap_or_default();
-        let input = prompt.unwrap_or_default() + gemini("toolUsePromptTokenCount").unwrap_or_default();
+        let input =
+            prompt.unwrap_or_default() + gemini("toolUsePromptTokenCount").unwrap_or_default();
         return Some(TokenUsage {
             input: input.saturating_sub(cached),
             cached,
-            output: candidates.unwrap_or_default() + gemini("thoughtsTokenCount").unwrap_or_default(),
+            output: candidates.unwrap_or_default()
+                + gemini("thoughtsTokenCount").unwrap_or_default(),
         });
     }
     let cached = usual("prompt_tokens_details/cached_tokens")

@@ -24,7 +24,11 @@ use messages::envoy::{
 
 mod messages {
     #![allow(clippy::all, unused_qualifications, reason = "generated")]
-    #![allow(clippy::allow_attributes_without_reason, clippy::use_self, reason = "generated")]
+    #![allow(
+        clippy::allow_attributes_without_reason,
+        clippy::use_self,
+        reason = "generated"
+    )]
     include!(concat!(env!("OUT_DIR"), "/messages.rs"));
 }
 
@@ -49,7 +53,10 @@ impl RateLimitService for Echo {
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         let descriptors = request.into_inner().descriptors.into_iter();
-        let status = |_| DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() };
+        let status = |_| DescriptorStatus {
+            code: Code::Ok.into(),
+            ..DescriptorStatus::default()
+        };
         Ok(Response::new(RateLimitResponse {
             overall_code: Code::Ok.into(),
             statuses: descriptors.map(status).collect(),
@@ -78,12 +85,18 @@ async fn ask(port: &str, value: &str, count: u32) -> Result<(), Box<dyn Error>> 
 /// Returns the request that Envoy sends for a route with two actions.
 fn request(value: &str) -> RateLimitRequest {
     let descriptor = |key: &str, value: &str| RateLimitDescriptor {
-        entries: vec![Entry { key: key.to_owned(), value: value.to_owned() }],
+        entries: vec![Entry {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        }],
         ..RateLimitDescriptor::default()
     };
     RateLimitRequest {
         domain: "bench".to_owned(),
-        descriptors: vec![descriptor("remote_address", "127.0.0.1"), descriptor("generic_key", value)],
+        descriptors: vec![
+            descriptor("remote_address", "127.0.0.1"),
+            descriptor("generic_key", value),
+        ],
         hits_addend: 0,
     }
 }

@@ -72,10 +72,17 @@ impl Subject {
             let key = &keys[number * 7_919 % keys.len()];
             let entries = [("customer", key.as_str())];
             let request = Request::new(&entries, Cost::ONE).expect("a request");
-            let charges = self.rules.charges(&request, NOW, &mut scratch).expect("charges");
-            black_box(self.store.check(&charges, NOW, Effect::Charge, &mut outcomes));
+            let charges = self
+                .rules
+                .charges(&request, NOW, &mut scratch)
+                .expect("charges");
+            black_box(
+                self.store
+                    .check(&charges, NOW, Effect::Charge, &mut outcomes),
+            );
         }
-        self.nanos.push(began.elapsed().as_secs_f64() * 1e9 / REQUESTS as f64);
+        self.nanos
+            .push(began.elapsed().as_secs_f64() * 1e9 / REQUESTS as f64);
     }
 
     fn median(&mut self) -> f64 {
@@ -91,12 +98,20 @@ fn set(overrides: &Overrides, key: &str) {
         reason: "launch".into(),
     };
     let target = OverrideTarget::of(&[key]);
-    overrides.set("api", &target, new, NOW).expect("room for the override");
+    overrides
+        .set("api", &target, new, NOW)
+        .expect("room for the override");
 }
 
 fn main() {
-    let keys: Vec<String> = (0..KEYS).map(|number| format!("customer-{number:07}")).collect();
-    let (none, others, used) = (Overrides::default(), Overrides::default(), Overrides::default());
+    let keys: Vec<String> = (0..KEYS)
+        .map(|number| format!("customer-{number:07}"))
+        .collect();
+    let (none, others, used) = (
+        Overrides::default(),
+        Overrides::default(),
+        Overrides::default(),
+    );
     let before = ALLOCATED.load(Ordering::Relaxed);
     for number in 0..MAX_OVERRIDES {
         set(&others, &format!("customer-{:07}", KEYS + number));

@@ -12,7 +12,9 @@ use std::{env, error::Error, net::IpAddr, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use pingora_core::{
-    Error as ProxyError, ErrorType::HTTPStatus, Result as ProxyResult,
+    Error as ProxyError,
+    ErrorType::HTTPStatus,
+    Result as ProxyResult,
     server::{Server, configuration::ServerConf},
     upstreams::peer::HttpPeer,
 };
@@ -43,7 +45,11 @@ impl ProxyHttp for Proxy {
     async fn request_filter(&self, session: &mut Session, (): &mut ()) -> ProxyResult<bool> {
         let client = Self::client(session);
         let is_checked = session.req_header().uri.path().starts_with("/checked");
-        let rate = if is_checked { &self.checked } else { &self.room };
+        let rate = if is_checked {
+            &self.checked
+        } else {
+            &self.room
+        };
         if rate.observe(&client, 1) > CHECKED_LIMIT && is_checked {
             return Err(ProxyError::new(HTTPStatus(429)));
         }
@@ -51,7 +57,11 @@ impl ProxyHttp for Proxy {
     }
 
     async fn upstream_peer(&self, _: &mut Session, (): &mut ()) -> ProxyResult<Box<HttpPeer>> {
-        Ok(Box::new(HttpPeer::new(("127.0.0.1", self.upstream), false, String::new())))
+        Ok(Box::new(HttpPeer::new(
+            ("127.0.0.1", self.upstream),
+            false,
+            String::new(),
+        )))
     }
 
     async fn upstream_request_filter(
