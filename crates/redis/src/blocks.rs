@@ -7,7 +7,7 @@ use tidegate_core::{Block, BlockNote, BlockedRule, Span, Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 
-/// Length in bytes of the end time of a block, the first field of an index entry.
+/// Length in bytes of a block's end time, the first field of an index entry.
 const END_BYTES: usize = 7;
 
 /// The separator between the strings of an index entry. No string contains this byte, because it
@@ -66,7 +66,7 @@ impl RedisStore {
         Ok(was_blocked)
     }
 
-    /// Returns the keys in `keys` for which the index has no block in effect.
+    /// Returns the keys in `keys` that have no active block in the index.
     ///
     /// # Errors
     ///
@@ -99,10 +99,11 @@ impl RedisStore {
         }))
     }
 
-    /// Returns how long `block` still lasts; `None` if it has no end.
+    /// Returns the remaining duration of `block`; `None` if the block has no end.
     ///
-    /// The time left is measured by the clock that [`Self::block`] uses for the end of a block.
-    /// Directly after `block` with a span, `time_left` is therefore at most that span.
+    /// The duration is measured by the same clock with which [`Self::block`] computes the end.
+    /// Directly after a call of `block` with a span, the remaining duration is therefore at most
+    /// that span.
     ///
     /// # Errors
     ///
@@ -145,8 +146,8 @@ impl RedisStore {
         }
     }
 
-    /// Removes the blocks that have ended from the index. Reads the index page by page, so that no
-    /// single call runs long.
+    /// Removes expired blocks from the index. Reads the index page by page, so that no single call
+    /// runs long.
     async fn remove_ended_blocks(&self) -> Result<(), StoreError> {
         let mut cursor = b"0".to_vec();
         loop {
@@ -167,7 +168,7 @@ impl RedisStore {
     }
 }
 
-/// Parses `entries`, a map from keys to index entries, and omits the blocks that have ended.
+/// Parses `entries`, a map from keys to index entries, and omits expired blocks.
 fn parse_entries(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Block> {
     entries
         .into_iter()
@@ -175,7 +176,7 @@ fn parse_entries(entries: HashMap<Vec<u8>, Vec<u8>>, now: Timestamp) -> Vec<Bloc
         .collect()
 }
 
-/// Parses an entry of the index; `None` if the block has ended.
+/// Parses an index entry; returns `None` if the block has expired.
 fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     let (end, note) = entry.split_at_checked(END_BYTES)?;
     let end = end.iter().fold(0, |end, byte| end << 8 | u64::from(*byte));
@@ -190,9 +191,9 @@ fn parse_entry(key: Vec<u8>, entry: &[u8], now: Timestamp) -> Option<Block> {
     })
 }
 
-/// Encodes the note of an index entry. The note has the reason of the block. If the block belongs
-/// to a rule, the note also has the rule's name and the names of its key entries. A [`SEPARATOR`]
-/// precedes each name. Earlier versions store only the reason.
+/// Encodes the note of an index entry. The note contains the reason for the block. If the block
+/// belongs to a rule, the note also contains the rule's name and the names of its key entries. A
+/// [`SEPARATOR`] precedes each name. Earlier versions store only the reason.
 fn encode_note(note: BlockNote<'_>) -> Vec<u8> {
     let mut bytes = note.reason.as_bytes().to_vec();
     if let Some(rule) = note.rule {
@@ -220,7 +221,7 @@ fn decode_note(note: &[u8]) -> (String, Option<BlockedRule>) {
 mod tests {
     use super::*;
 
-    /// If a scan returns an entry twice, the list has one block, taken from the last copy.
+    /// If a scan returns an entry twice, the list contains the block once, as in the last copy.
     #[test]
     fn an_entry_that_is_scanned_twice_is_one_block() {
         let entry = |end: u8, reason: &[u8]| [&[0, 0, 0, 0, 0, 0, end], reason].concat();

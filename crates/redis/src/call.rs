@@ -4,11 +4,11 @@ use std::{fmt, sync::Arc};
 
 use tidegate_core::Effect;
 
-/// A Lua script and its digest. Once the text has been sent to the server, the digest identifies
+/// A Lua script and its digest. Once the source has been sent to the server, the digest identifies
 /// the script.
 pub(crate) struct Script {
     pub(crate) text: String,
-    /// SHA-1 of the text, as 40 hexadecimal digits.
+    /// SHA-1 of the source, as 40 hexadecimal digits.
     pub(crate) sha: String,
 }
 
@@ -64,7 +64,7 @@ impl Call {
 /// The reply of a script.
 pub(crate) type Reply = redis::Value;
 
-/// The operation that a call of the script `check` performs.
+/// The operation that a call to the script `check` performs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
     /// Charge the limits if the request is admitted.
@@ -76,7 +76,7 @@ pub(crate) enum Intent {
     /// Charge only the limits that count denied requests, because another cluster slot has denied
     /// the request.
     Deny,
-    /// Charge nothing, and return the answer that a charge would get.
+    /// Charge nothing, and return the decision that a charge would get.
     Peek,
     /// Charge nothing, and report the current state of the limits.
     Look,
@@ -91,13 +91,13 @@ impl Intent {
         }
     }
 
-    /// Returns whether the script is allowed to store a state that the client has converted to new
-    /// limit parameters. If not, the script uses the converted state only for the reply.
+    /// Returns whether the script may store a state that the client has converted to new limit
+    /// parameters. If not, the script uses the converted state only for the reply.
     pub(crate) fn can_store_conversion(self) -> bool {
         matches!(self, Self::Charge | Self::Reserve | Self::Deny)
     }
 
-    /// Returns the name of the operation in the script.
+    /// Returns the operation's name in the script.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Charge => "charge",

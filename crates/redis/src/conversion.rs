@@ -1,5 +1,5 @@
-//! Converts stored states that the scripts cannot use: states under other parameters, and states that
-//! were written by a clock that was ahead.
+//! Converts stored states that the scripts cannot use: states stored under other parameters, and
+//! states written by a clock that was ahead.
 
 use tidegate_core::{
     Charge, Effect, Limit, Outcome, Span, Timestamp, Window,
@@ -21,24 +21,24 @@ pub(crate) const LEDGER_MICROS: u64 = 60_000_000;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Conversions(pub(crate) Vec<Option<Conversion>>);
 
-/// A value that was stored under other parameters, or written by a clock that was ahead.
+/// A value stored under other parameters, or written by a clock that was ahead.
 #[derive(Clone, Debug)]
 pub(crate) struct Conversion {
     /// The value as it was stored.
     pub(crate) stored: Vec<u8>,
-    /// The value converted to the parameters of the charge, and clamped if a clock that was ahead
-    /// has written it.
+    /// The value converted to the charge's parameters. A value written by a clock that was ahead is
+    /// also clamped.
     pub(crate) converted: Vec<u8>,
     /// How long the converted state is kept if nothing is charged. `None` if the state exceeds the
-    /// limits of the charge, because the conversion would lose the excess. A state with such an
-    /// excess is not replaced until the excess has drained, not even to count a denied request.
+    /// charge's limits, because the conversion would lose the excess. Such a state is not replaced
+    /// until the excess has drained, not even to count a denied request.
     pub(crate) keep_until: Option<Timestamp>,
     /// The limits that the state exceeds.
     pub(crate) exceeded: ExceededLimits,
 }
 
 impl Conversion {
-    /// Returns the three arguments of the script for this conversion.
+    /// Returns the three script arguments for this conversion.
     pub(crate) fn args(conversion: Option<&Self>) -> [Vec<u8>; 3] {
         let Some(conversion) = conversion else {
             return [const { Vec::new() }; 3];
@@ -56,14 +56,14 @@ impl Conversion {
 }
 
 impl Conversions {
-    /// Returns whether one of the converted states is kept if nothing is charged.
+    /// Returns whether any converted state is kept if nothing is charged.
     pub(crate) fn is_any_kept(&self) -> bool {
         let mut conversions = self.0.iter().flatten();
         conversions.any(|conversion| conversion.keep_until.is_some())
     }
 
-    /// Corrects the times in `outcomes` for the limits that a stored state exceeds, so that they are
-    /// the times that the stored state takes to drain.
+    /// For limits that a stored state exceeds, corrects `reset_after` and `retry_after` in
+    /// `outcomes` to the times that the stored state takes to drain.
     pub(crate) fn report_exceeded(
         &self,
         charges: &[Charge<'_>],
@@ -84,8 +84,8 @@ impl Conversions {
 }
 
 impl StoredValue {
-    /// Opens a [`Replay`] of `charge` on the stored states. If a clock that was ahead has written
-    /// the states, they are clamped first.
+    /// Opens a [`Replay`] of `charge` on the stored states. States written by a clock that was
+    /// ahead are clamped first.
     pub(crate) fn replay<'a>(
         &self,
         charge: &Charge<'a>,
@@ -100,7 +100,7 @@ impl StoredValue {
         }
     }
 
-    /// Returns whether a clock that was ahead of `now` has written any of the states.
+    /// Returns whether any of the states was written by a clock that was ahead of `now`.
     ///
     /// A GCRA state that is within the limits of `charge` at `now` never counts as written by a
     /// clock that was ahead. The scripts make the same check, so every state that they return
@@ -122,8 +122,8 @@ impl StoredValue {
     }
 }
 
-/// Works like [`StoredValue::is_from_ahead`], for one state. `numbers` are the parameters of the
-/// limits if the state was stored under them.
+/// Works like [`StoredValue::is_from_ahead`], for one state. `numbers` are the limit's parameters;
+/// `None` if the state was stored under other parameters.
 fn is_from_ahead(
     terms: &Terms,
     state: &RemoteState,
@@ -175,13 +175,13 @@ fn end_at(grid: &Window, at: Timestamp) -> u64 {
     }
 }
 
-/// Returns the ledger of a state that was converted at `now` from the parameters of `stored` to
-/// other parameters. The ledger is empty if nothing in `stored` can be refunded.
+/// Returns the refund ledger of a state that was converted at `now` from the parameters of `stored`
+/// to other parameters. The ledger is empty if nothing in `stored` can be refunded.
 ///
-/// A receipt from before the conversion does not name this ledger, so it is not refunded. Even if
-/// the parameters are changed back, such a receipt is not refunded, because the charge may have
-/// drained at another rate in between. The ledger is kept until every charge from before the
-/// conversion would have drained without the conversion.
+/// A receipt from before the conversion does not name this ledger, so its charge is not refunded.
+/// It is not refunded even if the parameters are changed back, because the charge may have drained
+/// at another rate in between. The ledger is kept until every charge from before the conversion
+/// would have drained without the conversion.
 pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let until = refundable_until(stored).max(stored.ledger_until());
     let mut ledger = Vec::new();
@@ -195,9 +195,8 @@ pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> 
     ledger
 }
 
-/// Returns when everything that a refund could take from the states of `stored` has expired. Leases
-/// are left out, because they are identified by their start and can be released under any
-/// parameters.
+/// Returns the instant at which all refundable charges in `stored` have expired. Leases are
+/// excluded, because they are identified by their start and can be released under any parameters.
 fn refundable_until(stored: &StoredValue) -> Timestamp {
     let states = stored.states.iter().flatten().map(|(_, state)| state);
     let refundable = states.filter(|state| !matches!(state, RemoteState::Lease { .. }));
@@ -205,13 +204,13 @@ fn refundable_until(stored: &StoredValue) -> Timestamp {
     remote_eval::expires(&refundable)
 }
 
-/// Returns the ledger of a state of `charge` that was clamped at `now`, because a clock that was
-/// ahead had written it as `stored`.
+/// Returns the refund ledger of a state of `charge` that was clamped at `now`. A clock that was
+/// ahead had written the state, as part of the value `stored`.
 ///
-/// Leases that were acquired while that clock was ahead count as acquired at `now`, and the ledger
-/// stores `now`. The ledger is kept for at least the duration of a lease, so that receipts still
-/// find these leases. If the states were converted, too, the ledger is also kept until charges from
-/// before the conversion have expired.
+/// Leases acquired while that clock was ahead count as acquired at `now`, and the ledger stores
+/// `now`. The ledger is kept for at least the duration of a lease, so that receipts can still
+/// identify these leases. If the states were also converted, the ledger is kept at least until
+/// charges from before the conversion have expired.
 pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;

@@ -1,5 +1,5 @@
-//! Decodes values into states, and decodes the replies of the scripts. The decoders check every
-//! length that they read.
+//! Decodes values into states, and decodes script replies. The decoders check every length that
+//! they read.
 
 use tidegate_core::{
     Timestamp,
@@ -25,11 +25,11 @@ pub(crate) struct StoredValue {
     pub(crate) ledger: Vec<u8>,
     /// The value without the block and the ledger.
     pub(crate) encoded_states: Vec<u8>,
-    /// The states, each with the parameters that it was stored under; `None` for a key that has
-    /// spent nothing.
+    /// The states, each with the parameters that it was stored under; `None` if nothing is spent on
+    /// the key.
     pub(crate) states: Option<Vec<StoredState>>,
     /// The lead of each state, in the encoding of `lead.rs`; 0 for a state without a lead. A lead
-    /// is an upper bound of how far the state was ahead of the clock when it was written.
+    /// is an upper bound on how far the state was ahead of the clock when it was written.
     pub(crate) leads: Vec<u8>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) fn stored_value(key: &[u8], bytes: &[u8]) -> Result<StoredValue, Stor
     })
 }
 
-/// Decodes a value; the error says what is wrong with the value.
+/// Decodes a value; the error describes the defect.
 fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
     let mut stored = StoredValue::default();
     let Some((first, rest)) = bytes.split_first() else {
@@ -115,7 +115,7 @@ fn parse_value(bytes: &[u8]) -> Result<StoredValue, &'static str> {
     Ok(stored)
 }
 
-/// The highest cost of one stamp (an entry in a decoded sliding log).
+/// The maximum cost of one stamp (an entry of a decoded sliding window log).
 const MOST: u64 = 2_047;
 
 fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
@@ -128,7 +128,7 @@ fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
 /// A state and the parameters that it was stored under.
 pub(crate) type StoredState = (Terms, RemoteState);
 
-/// The bytes of a value that are still to be read.
+/// The unread bytes of a value.
 struct Input<'b>(&'b [u8]);
 
 impl Input<'_> {
@@ -140,7 +140,7 @@ impl Input<'_> {
             .fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// Reads the states of a value without a block and a ledger, each with its parameters and its
+    /// Reads the states of a value without a block or a ledger, each with its parameters and its
     /// lead.
     fn states(mut self) -> Result<Vec<(StoredState, u8)>, &'static str> {
         let mut kinds = Vec::new();
@@ -284,7 +284,7 @@ impl Input<'_> {
         })
     }
 
-    /// Reads a sliding log. Returns its longest window and its entries.
+    /// Reads a sliding window log. Returns its longest window and its entries.
     fn log(&mut self) -> Result<(u64, Stamps), &'static str> {
         let (longest, entries) = (self.u56()?, self.number(4)?);
         let (windows, mut sum) = (self.number(1)?, self.number(3)?);
@@ -338,7 +338,7 @@ pub(crate) enum CheckReply {
     },
     /// The server's time is outside the calendar windows that the call listed; nothing was decided.
     OutsideCalendar { now: Timestamp },
-    /// The slot of the keys is migrating and some keys are on another node already; nothing was
+    /// The slot of the keys is migrating and some keys are already on another node; nothing was
     /// decided.
     SplitSlot,
 }
@@ -391,14 +391,14 @@ pub(crate) fn check_reply(reply: Reply, charges: usize) -> Option<CheckReply> {
     }
 }
 
-/// Entries of a sliding log, each with its instant and its cost.
+/// Entries of a sliding window log, each with its instant and its cost.
 type Stamps = Vec<(u64, u64)>;
 
-/// A reply of a fast-path script, which decides a single key.
+/// A reply of a fast-path script. Such a script evaluates the limits of a single key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FastPathReply {
-    /// The script made a decision. Before the decision, the theoretical arrival time of the GCRA
-    /// state was ahead of the clock by this number of microseconds.
+    /// The script made a decision. Contains how far the theoretical arrival time of the GCRA state
+    /// was ahead of the clock before the decision, in microseconds.
     AheadBy(u64),
     /// The script made a decision at `now`. `value` is the stored value before the decision.
     Decided { now: Timestamp, value: Vec<u8> },
@@ -463,7 +463,7 @@ pub(crate) fn renewals(reply: Reply, charges: usize) -> Option<Vec<ChargeRenewal
     (renewals.len() == charges).then_some(renewals)
 }
 
-/// A page of a scan of the index of blocks.
+/// A page from a scan of the block index.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct ScanPage {
     /// The cursor of the next page.
@@ -507,7 +507,7 @@ pub(crate) fn integer(reply: &Reply) -> Option<u64> {
     }
 }
 
-/// Returns the integers in `reply`; `None` if it is not an array of integers from 0.
+/// Returns the integers in `reply`; `None` if it is not an array of non-negative integers.
 pub(crate) fn integers(reply: &Reply) -> Option<Vec<u64>> {
     match reply {
         Reply::Array(parts) => parts.iter().map(integer).collect(),

@@ -1,19 +1,19 @@
-//! Remembers which limits have recently denied a request. Before the slots of these limits are
-//! charged, the store peeks: it asks them for their decision without a charge.
+//! Remembers which limits have recently denied a request. Before the store charges these limits, it
+//! peeks: it evaluates them without a charge.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use tidegate_core::{Charge, remote_eval::fingerprint};
 
-/// After a denial, this many requests in a row are peeked (decided without a charge) before they
-/// are charged.
+/// After a denial, this many consecutive requests are peeked (evaluated without a charge) before
+/// they are charged.
 const PEEKED_REQUESTS: u8 = 16;
 
 /// Number of counters. Requests on the same limits share a counter. If unrelated limits share a
 /// counter, the only cost is an extra peek.
 const COUNTERS: usize = 64;
 
-/// For each counter, the number of coming requests to peek before they are charged.
+/// For each counter, the number of upcoming requests to peek before they are charged.
 #[derive(Debug)]
 pub(crate) struct DenialHints([AtomicU8; COUNTERS]);
 

@@ -10,33 +10,32 @@ use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::Redi
 /// How long the denials are kept after the last publication.
 const EXPIRES_AFTER: Duration = Duration::from_secs(24 * 3_600);
 
-/// The number of denials of all servers that Redis keeps.
+/// The maximum number of denials that Redis keeps, for all servers together.
 pub const MAX_PUBLISHED_DENIALS: u64 = 10_000;
 
-/// The number of denials that one call reads. Decisions that are sent in the same batch wait for
-/// the call.
+/// The maximum number of denials that one call reads. Decisions in the same batch wait for the
+/// call.
 const DENIALS_PER_READ: u64 = 250;
 
-/// A page of the denials that the servers have published, newest first.
+/// A page of published denials, newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PublishedDenials {
-    /// The denials, in the encoding of their servers.
+    /// The denials, as encoded by the servers that published them.
     pub denials: Vec<Vec<u8>>,
     /// The position after which the next page begins; `None` after the last page.
     pub next: Option<u64>,
-    /// The number of denials that are not kept: those that no server published, and those that
-    /// newer denials have replaced.
+    /// The number of lost denials: those that were never published, and those that newer denials
+    /// have overwritten.
     pub lost: u64,
 }
 
 impl RedisStore {
-    /// Publishes `denials`, oldest first, and adds `lost` to the number of denials that were not
-    /// published.
+    /// Publishes `denials`, oldest first, and adds `lost` to the number of unpublished denials.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the denials may not have been published. They may have been published
-    /// nevertheless, so a retry may publish them twice.
+    /// [`StoreError`] if the denials were not published, or if the outcome is unknown. A retry may
+    /// publish them twice.
     pub async fn publish_denials(
         &self,
         denials: Vec<Vec<u8>>,
@@ -51,7 +50,7 @@ impl RedisStore {
     }
 
     /// Returns a page of the published denials: the newest ones, or those after the position
-    /// `after`, which is the member `next` of the page before.
+    /// `after`, which is `next` of the previous page.
     ///
     /// # Errors
     ///
@@ -90,7 +89,7 @@ fn page(reply: Reply, after: Option<u64>) -> Option<PublishedDenials> {
         .filter_map(decode::bytes)
         .zip((0..before).rev());
     let denials = denials.filter_map(|(bytes, number)| {
-        // Another field means that the hash was written by a former version or another program.
+        // A field without this number was written by an earlier version or by another program.
         let denial = bytes.strip_prefix(format!("{number} ").as_bytes())?;
         Some(denial.to_vec())
     });

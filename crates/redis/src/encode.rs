@@ -2,10 +2,10 @@
 //! states as the values that Redis stores.
 //!
 //! The scripts know seven algorithms ([`kernel`]), each of which implements one or more of
-//! [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token
-//! buckets and leaky buckets. A *member* is an
-//! algorithm with its parameters. Each limit of a rule is one member, except that all sliding logs
-//! of a rule share one member.
+//! [`tidegate_core::Algorithm`]. For example, `SCHEDULE` implements GCRA, continuous token buckets
+//! and leaky buckets, all with one theoretical arrival time as the state. A *member* is an
+//! algorithm with its parameters. Each limit of a rule is one member, except that all sliding
+//! window logs of a rule share one member.
 
 use tidegate_core::{
     Charge, Span, Timestamp, Window,
@@ -20,14 +20,14 @@ use crate::{
     },
 };
 
-/// The header of a value without a block and a ledger: the algorithms and their parameters.
+/// The header of a value without a block or a ledger: the algorithms and their parameters.
 pub(crate) type Head = Vec<u8>;
 
 /// Number of calendar windows in a program. The first window contains the latest known instant.
 /// Further windows follow because the server's clock may have passed the end of the first window.
 const CALENDAR_WINDOWS: usize = 3;
 
-/// Returns the header of values that are stored under the limits of `charge`.
+/// Returns the header of values stored under the limits of `charge`.
 pub(crate) fn head(charge: &Charge<'_>) -> Head {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let mut head = Vec::with_capacity(2 + 5 * members.len());
@@ -75,8 +75,8 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
     }
 }
 
-/// Encodes a unit of `numerator / denominator` microseconds as a number of units per period of
-/// [`RATE_PERIODS`]. Returns `None` if the number does not fit for any period.
+/// Encodes a GCRA unit of `numerator / denominator` microseconds as a rate: the number of units in
+/// one of the [`RATE_PERIODS`]. Returns `None` if the number does not fit for any of these periods.
 fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
     let mut periods = (0..).zip(RATE_PERIODS);
     periods.find_map(|(number, period)| {
@@ -86,8 +86,8 @@ fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
     })
 }
 
-/// Encodes a number as a mantissa in `bits` bits and a decimal exponent in four bits, if it fits.
-/// The exponent is always the largest possible.
+/// Encodes a number as a mantissa in `bits` bits and a decimal exponent in four bits; returns
+/// `None` if the number does not fit. The exponent is always the largest possible one.
 fn scaled(mut number: u64, bits: u32) -> Option<u64> {
     let mut power = 0;
     while power < 15 && number > 0 && number.is_multiple_of(10) {
@@ -117,7 +117,7 @@ pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
         .any(|member| member.denials != DenialCounting::Forgotten)
 }
 
-/// Returns the value of a key with these states, one per member of `charge`, without a block and a
+/// Returns the value of a key with these states, one per member of `charge`, without a block or a
 /// ledger. The leads are computed for a value that is written at `now`.
 pub(crate) fn value(charge: &Charge<'_>, states: &[RemoteState], now: Timestamp) -> Vec<u8> {
     let mut value = head(charge);
@@ -144,7 +144,7 @@ pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u
     value
 }
 
-/// Appends a state in the format that the script of its algorithm reads.
+/// Appends a state in the format that its algorithm's script reads.
 fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, now: Timestamp) {
     let lead = |end: u64| u64::from(lead_of(end.saturating_sub(now.as_micros())));
     let mut wide = |numbers: &[u64]| put_all(value, numbers);
@@ -226,7 +226,7 @@ pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
     })
 }
 
-/// Returns the number of the algorithm.
+/// Returns the algorithm's ID in the scripts.
 pub(crate) fn number_of(numbers: &Numbers<'_>) -> u8 {
     match numbers {
         Numbers::Gcra { .. } => kernel::GCRA,
@@ -293,15 +293,15 @@ fn put_member(
     }
 }
 
-/// Returns the longest time that the request accepts to wait in a queue, in microseconds. If the
-/// request sets no such bound, returns the latest instant, which no wait exceeds.
+/// Returns the longest queue wait that the request accepts, in microseconds. If the request sets no
+/// bound, returns the latest possible instant, which no wait exceeds.
 fn longest_wait(charge: &Charge<'_>, queue: bool) -> u64 {
     let longest = charge.longest_wait.filter(|_| queue).map(Span::as_micros);
     let latest = Timestamp::MAX.as_micros();
     longest.map_or(latest, |longest| longest.min(latest))
 }
 
-/// Appends the windows of a sliding log.
+/// Appends the windows of a sliding window log.
 fn put_windows(program: &mut Vec<u8>, windows: &[(u64, Span)], cost: u64) {
     put(program, windows.len() as u64, 1);
     put_all(program, &[cost]);
@@ -310,8 +310,8 @@ fn put_windows(program: &mut Vec<u8>, windows: &[(u64, Span)], cost: u64) {
     }
 }
 
-/// Appends the number of the window grid, and its parameters. The grid determines when windows
-/// begin: at multiples of their length since the epoch, at the first request, or by the calendar.
+/// Appends the ID and the parameters of the window grid. The grid determines when windows begin: at
+/// multiples of their length since the epoch, at the first request, or by the calendar.
 fn put_grid(program: &mut Vec<u8>, grid: &Window, around: Timestamp) {
     let (number, span) = match grid {
         Window::Epoch(span) => (0, span.as_micros()),

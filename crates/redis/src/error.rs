@@ -23,7 +23,7 @@ pub enum StoreError {
     Foreign {
         /// The key in Redis, with bytes outside of printable ASCII escaped.
         key: String,
-        /// The defect of the value.
+        /// A description of the defect.
         problem: String,
     },
 }

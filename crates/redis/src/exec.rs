@@ -59,7 +59,7 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Fails if some keys are on servers that are not known, with the reason.
+    /// Returns the reason if some keys are on unknown servers.
     fn servers(&self) -> Result<Vec<String>, ExecError>;
 
     /// Runs a read-only command on the server with this name.
@@ -70,7 +70,7 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>>;
 }
 
-/// The form in which a command names its script: as a digest or as text.
+/// The form in which a command names its script: by its digest, or as source code.
 #[derive(Clone, Copy)]
 pub(crate) enum ScriptForm {
     Sha,
@@ -90,7 +90,7 @@ pub(crate) fn command(call: &Call, form: ScriptForm) -> Cmd {
     command
 }
 
-/// Returns whether the server does not know the script, and so did not run it.
+/// Returns whether the server did not run the script because it does not know the digest.
 pub(crate) fn is_no_script(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
 }
@@ -101,7 +101,7 @@ pub(crate) fn parse_reply(reply: Value) -> Result<Reply, ExecError> {
         return Ok(reply);
     };
     let kind = error.kind();
-    // An error raised inside a script has its code in the middle of the text.
+    // An error raised inside a script has its error code in the middle of the message.
     let says = |text: &str| {
         error.code() == text
             || error

@@ -11,11 +11,11 @@ use crate::{
     store::RedisStore,
 };
 
-/// The maximum number of `SCAN` commands of one call.
+/// The maximum number of `SCAN` commands per call.
 const SCANS_PER_CALL: usize = 100;
 
-/// The minimum number of keys that one `SCAN` visits. With fewer, a listing in small pages would
-/// take as many commands as the server has keys.
+/// The minimum number of keys that one `SCAN` visits. With fewer, listing in small pages could take
+/// one command for each key of the server.
 const MIN_KEYS_PER_SCAN: usize = 100;
 
 /// A position in a listing of keys. The default position is the beginning of the listing.

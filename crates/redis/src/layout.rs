@@ -49,15 +49,15 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// Returns the Redis key of the guard of the reservation `id` in this cluster slot; without a slot,
-/// Redis is not a cluster.
+/// Returns the Redis key of the guard of the reservation `id` in this cluster slot; `slot` is
+/// `None` if Redis is not a cluster.
 pub(crate) fn guard_key(prefix: &[u8], slot: Option<u16>, id: &[u8; 16]) -> Vec<u8> {
     let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let tag = slot.map_or_else(String::new, |slot| SLOT_TAGS[usize::from(slot)].to_string());
     [prefix, format!("#ends{{{tag}}}:{id}").as_bytes()].concat()
 }
 
-/// For each cluster slot, a number that is a hash tag of the slot.
+/// For each cluster slot, a number that hashes to the slot when it is used as a hash tag.
 static SLOT_TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     let mut tags = vec![None; usize::from(SLOTS)];
     let mut missing = tags.len();
@@ -74,7 +74,7 @@ static SLOT_TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     tags.into_iter().flatten().collect()
 });
 
-/// Returns the pattern of `SCAN` for the Redis keys of the rule with this scope.
+/// Returns the `SCAN` pattern for the Redis keys of the rule with this scope.
 pub(crate) fn rule_pattern(prefix: &[u8], scope: [u8; SCOPE_BYTES]) -> Vec<u8> {
     let mut pattern = Vec::new();
     let literal = |text: &[u8], pattern: &mut Vec<u8>| {
@@ -91,15 +91,15 @@ pub(crate) fn rule_pattern(prefix: &[u8], scope: [u8; SCOPE_BYTES]) -> Vec<u8> {
     pattern
 }
 
-/// Returns the key of the rule that is stored under the Redis key `whole`; `None` if `whole` is not
-/// a key of the rule with this scope.
+/// Returns the rule's key that is stored under the Redis key `whole`; `None` if `whole` does not
+/// belong to the rule with this scope.
 pub(crate) fn rule_key(prefix: &[u8], scope: [u8; SCOPE_BYTES], whole: &[u8]) -> Option<Vec<u8>> {
     let values = whole.strip_prefix(prefix)?.strip_prefix(b"{")?;
     let values = values.strip_suffix(&scope)?.strip_suffix(b"}")?;
     Some([&scope, values].concat())
 }
 
-/// Returns the Redis key of the index of blocks.
+/// Returns the Redis key of the block index.
 pub(crate) fn index_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#blocks"].concat()
 }
@@ -119,8 +119,8 @@ pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
     [prefix, b"#top:", server.as_bytes()].concat()
 }
 
-/// Returns the Redis keys of the overrides, which share a cluster slot: their documents, the order
-/// of their changes, the order of their removals, and their ends.
+/// Returns the Redis keys of the overrides, which share a cluster slot: the documents, the order of
+/// changes, the order of removals, and the end times.
 pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 4] {
     ["", ":changed", ":removed", ":ends"]
         .map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())

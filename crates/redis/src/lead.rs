@@ -2,12 +2,12 @@
 //! clock of this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
-//! log, or the index of a window. A GCRA limit and an interval bucket contain only the instant at
-//! which they are full again. If a server with a larger limit has charged the key, the instant of
-//! refill can be far ahead even of a correct clock. Therefore these states also contain a byte with
-//! their *lead*: an upper bound of how far that instant was ahead of the clock when the state was
-//! written. The fast path does not compute this distance, and always stores the lead of a
-//! completely charged key.
+//! sliding window log, or the index of a window. A GCRA limit and an interval bucket contain only
+//! the instant at which they are full again. If a server with a larger limit has charged the key,
+//! the instant of refill can be far ahead even of a correct clock. Therefore these states also
+//! contain a byte with their *lead*: an upper bound on how far that instant was ahead of the clock
+//! when the state was written. The fast path does not compute this distance, and always stores the
+//! lead of a fully charged key.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead
@@ -15,9 +15,9 @@
 //!   ───┼──────────────────────┼──▶
 //! ```
 //!
-//! The scripts detect such states (`lead.lua`) and return them without a decision. The store clamps
-//! them with the algorithms of the memory store and runs the script again. The store treats a state
-//! that was stored under other parameters in the same way.
+//! The scripts detect states from a clock that was ahead (`lead.lua`) and return them without a
+//! decision. The store clamps them with the algorithms of the memory store and runs the script
+//! again. The store treats a state that was stored under other parameters in the same way.
 
 use tidegate_core::{Timestamp, remote_eval::CLOCK_JUMP};
 
@@ -38,7 +38,7 @@ pub(crate) fn lead_of(ahead: u64) -> u8 {
     u8::try_from(lead).unwrap_or(u8::MAX)
 }
 
-/// Returns the upper bound of the range that `lead` stands for, in microseconds.
+/// Returns the largest distance that `lead` stands for, in microseconds.
 fn longest(lead: u8) -> u64 {
     let (exponent, mantissa) = (lead >> MANTISSA_BITS, u64::from(lead) % LEAST_MANTISSA);
     let units = ((mantissa + LEAST_MANTISSA + 1) << exponent) - LEAST_MANTISSA;

@@ -1,9 +1,9 @@
 //! Rate-limit decisions made inside Redis or Valkey, for a fleet of servers that share their
 //! counters.
 //!
-//! A [`RedisStore`] gives the same answers as the in-memory store, field by field, on the clock of
-//! the Redis server. Each decision is one call of a Lua script. The script reads the states of all
-//! keys, decides, and charges either all keys or none; nothing else writes to these keys. The
+//! A [`RedisStore`] makes the same decisions as the in-memory store, equal in every field, by the
+//! Redis server's clock. Each decision is one call of a Lua script. The script reads the states of
+//! all keys, decides, and charges either all keys or none; nothing else writes to these keys. The
 //! client does all multiplications in advance, so that the script only adds, carries and compares.
 //! The script returns the states that it has read, and [`tidegate_core::remote_eval`] computes from
 //! them every number that a caller sees.
@@ -36,13 +36,15 @@
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
 //! In Redis a GCRA limit takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes. Together with
-//! the entries in the tables of keys and of expiries, the limit takes 145 bytes of the server's
-//! memory; `docs/fleet.md` has the breakdown. 100,000 logs of 60 requests take 77 MB.
+//! its entries in the tables of keys and expiry times, the limit takes 145 bytes of the server's
+//! memory; `docs/fleet.md` has the breakdown. 100,000 sliding window logs of 60 requests each take
+//! 77 MB.
 //!
-//! A log takes 10 bytes per request. If all limits of a rule are logs that do not count denied
-//! requests, a decision reads and writes only a few positions even of a long log. Every peek reads
-//! the whole log. So does every decision if the log counts denied requests or is combined with
-//! other algorithms. `docs/fleet.md` has the cost of reading a whole log.
+//! A sliding window log takes 10 bytes per request. If all limits of a rule are logs that do not
+//! count denied requests, a decision reads and writes only a few positions, even in a long log.
+//! Every peek reads the whole log. Every decision also reads the whole log if the log counts denied
+//! requests or is combined with other algorithms. `docs/fleet.md` has the cost of reading a whole
+//! log.
 
 mod blocks;
 mod call;

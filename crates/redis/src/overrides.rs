@@ -1,62 +1,62 @@
 //! Overrides in Redis, which all servers share. The store keeps opaque documents by id, and lists
-//! what has changed since a version, so that each server keeps a copy of all overrides.
+//! the changes since a version, so that each server can keep a copy of all overrides.
 
 use tidegate_core::{Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::RedisStore};
 
-/// The number of changes that one call reads. Decisions that are sent in the same batch wait for
-/// the call.
+/// The maximum number of changes that one call reads. Decisions in the same batch wait for the
+/// call.
 const CHANGES_PER_READ: u64 = 500;
 
-/// The number of removals that Redis remembers. A server that was away for more removals reads all
+/// The number of removals that Redis remembers. A server that has missed more removals reads all
 /// overrides again.
 const MAX_REMOVALS: u64 = 10_000;
 
-/// The number of overrides that one call of [`RedisStore::sweep_overrides`] removes.
+/// The maximum number of overrides that one call of [`RedisStore::sweep_overrides`] removes.
 const SWEPT_PER_CALL: u64 = 500;
 
-/// How far a server has read the changes of the overrides.
+/// The position up to which a server has read the override changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverrideVersion {
-    /// All changes up to this version were read.
+    /// All changes up to this version have been read.
     read: u64,
-    /// In a read from the beginning, the newest version when the read began. Removals since then
-    /// must be known.
+    /// During a read of all overrides, the newest version at the start of the read. Removals since
+    /// that version must be known.
     base: Option<u64>,
 }
 
 impl OverrideVersion {
-    /// Returns whether nothing was read yet, so that the next call reads all overrides.
+    /// Returns whether nothing has been read yet, so that the next call reads all overrides.
     #[must_use]
     pub fn is_beginning(self) -> bool {
         self.read == 0
     }
 
-    /// Returns whether a call with this version ends a read from the beginning, given that the reply
-    /// says whether it has more changes.
+    /// Returns whether a call with this version completes a read of all overrides. `has_more` is
+    /// the value in the reply to that call.
     #[must_use]
     pub fn is_replacing(self, has_more: bool) -> bool {
         (self.is_beginning() || self.base.is_some()) && !has_more
     }
 }
 
-/// The changes of the overrides since a version.
+/// The override changes since a version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverrideChanges {
     /// The version up to which the changes are complete.
     pub version: OverrideVersion,
     /// Whether there are later changes.
     pub has_more: bool,
-    /// The ids of the overrides that were set, with their documents.
+    /// The overrides that were set: their ids and documents.
     pub set: Vec<(Vec<u8>, Vec<u8>)>,
     /// The ids of the overrides that were removed.
     pub removed: Vec<Vec<u8>>,
 }
 
 impl RedisStore {
-    /// Sets the override `id` to `document`. `until` is its end; `None` if it has none. Returns false
-    /// and changes nothing if there are [`bounds::MAX_OVERRIDES`] others.
+    /// Sets the override `id` to `document`. `until` is its end; `None` if it has none. Returns
+    /// false and changes nothing if there are already [`bounds::MAX_OVERRIDES`] other overrides.
     ///
     /// # Errors
     ///
@@ -93,7 +93,8 @@ impl RedisStore {
         Ok((!document.is_empty()).then_some(document))
     }
 
-    /// Removes overrides that have ended at `now`. Returns true if there may be more of them.
+    /// Removes overrides that have expired by `now`. Returns true if more expired overrides may
+    /// remain.
     ///
     /// # Errors
     ///
@@ -110,10 +111,10 @@ impl RedisStore {
         Ok(decode::integer(&reply) == Some(SWEPT_PER_CALL))
     }
 
-    /// Returns changes of the overrides after `version`, oldest first; after the default version,
-    /// these are all overrides. Returns `None` if the changes since `version` are not known, for
-    /// example because Redis has lost its data: then all overrides must be read again from the
-    /// beginning.
+    /// Returns the override changes after `version`, oldest first. For the default version, these
+    /// are all overrides. Returns `None` if the changes since `version` are not known, for example
+    /// because Redis has lost its data. In this case, all overrides must be read again, starting
+    /// with the default version.
     ///
     /// # Errors
     ///

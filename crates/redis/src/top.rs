@@ -1,8 +1,9 @@
-//! Publishes and reads slices of the lists of top talkers. Each server publishes the slices of its
+//! Publishes and reads time slices of the top-talker lists. Each server publishes the slices of its
 //! own list for all other servers.
 //!
-//! Each server has a hash with one field per time slice. A new slice overwrites the slice of the
-//! previous day, so the hash stays bounded. The hash expires if the server no longer publishes.
+//! Each server has a hash with one field per time slice. A new slice overwrites the slice for the
+//! same time on the previous day, so the hash stays bounded. The hash expires if the server no
+//! longer publishes.
 
 use std::time::Duration;
 
@@ -20,12 +21,13 @@ const MAX_SERVERS: usize = 1_000;
 pub type PublishedSlice = (String, Vec<u8>);
 
 impl RedisStore {
-    /// Publishes a slice of the server with this id. Decisions that are sent in the same batch wait
-    /// for the call, so each call publishes only one slice.
+    /// Publishes a slice of the server with this id. Decisions in the same batch wait for the call,
+    /// so each call publishes only one slice.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if the slice may not have been published. Retrying is safe.
+    /// [`StoreError`] if the slice was not published, or if the outcome is unknown. Retrying is
+    /// safe.
     pub async fn publish_slice(
         &self,
         server: &str,

@@ -30,7 +30,7 @@
 //! | any other | 0 | a digest, 4 bytes; the state itself contains what a conversion needs |
 //!
 //! The state of a GCRA limit or of an interval bucket ends with its lead, 1 byte. The lead is an
-//! upper bound of how far the state was ahead of the clock when it was written (`lead.rs`).
+//! upper bound on how far the state was ahead of the clock when it was written (`lead.rs`).
 //!
 //! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes, which is the most
 //! that the smallest string allocation of Redis holds. Every number has exactly one encoding, so
@@ -38,7 +38,7 @@
 
 use tidegate_core::remote_eval::Terms;
 
-/// The algorithm number in the header of a value with several members.
+/// The code in the header of a value with several members, in place of an algorithm ID.
 pub(crate) const SEVERAL: u8 = 7;
 
 /// Flag in the first byte of the value of a blocked key.
@@ -47,8 +47,9 @@ pub(crate) const BLOCKED: u8 = 0x80;
 /// Flag in the first byte of a value with a ledger.
 pub(crate) const HAS_LEDGER: u8 = 0x40;
 
-/// The number of low bits of a byte that hold the algorithm, and the number of bits above them that
-/// hold the form of its parameters.
+/// The number of low bits of a byte that hold the algorithm ID, and the number of bits above them
+/// that hold the form of its parameters. All eight codes of `KERNEL_BITS` are in use: seven
+/// algorithms ([`kernel`]) and [`SEVERAL`]. An eighth algorithm needs a new value format.
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 
@@ -65,7 +66,8 @@ pub(crate) const CLAMPED: u8 = 0x80;
 /// to other parameters.
 pub(crate) const CONVERTED: u8 = 0x40;
 
-/// The numbers of the algorithms in the scripts.
+/// The algorithm IDs in the scripts and in stored values. They are equal to the IDs in the core
+/// crate's snapshots, but they need not be, because no code compares the two.
 pub(crate) mod kernel {
     pub(crate) const GCRA: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;
@@ -76,11 +78,10 @@ pub(crate) mod kernel {
     pub(crate) const LEASE: u8 = 6;
 }
 
-/// Mask for the running sum of the costs in a sliding log, which is counted modulo 2^24.
+/// Mask for the running sum of the costs in a sliding window log, which is counted modulo 2^24.
 pub(crate) const SUMS: u64 = (1 << 24) - 1;
 
-/// Returns the unit of a rate of `count` per `period`. Neither `count`
-/// nor `period` may be zero.
+/// Returns the unit of a rate of `count` per `period`. Neither `count` nor `period` may be zero.
 pub(crate) fn unit_of(count: u64, period: u64) -> Terms {
     let (mut divisor, mut rest) = (period, count);
     while rest != 0 {

@@ -1,4 +1,4 @@
-//! The circuit breaker of a server, and the backoff between attempts to connect.
+//! The circuit breaker of a server, and the backoff between connection attempts.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -24,8 +24,8 @@ const MAX_CONSECUTIVE: u32 = 3;
 pub(super) struct Breaker(AtomicU32);
 
 impl Breaker {
-    /// Records whether a batch failed. Returns true if the breaker opens; the server must not be
-    /// used from then on.
+    /// Records whether a batch failed. Returns true if the breaker opens. Once the breaker is open,
+    /// the server must not be used.
     pub(super) fn record(&self, failed: bool) -> bool {
         let shifted = |recent: u32| (recent << 1 | u32::from(failed)) & ((1 << WINDOW) - 1);
         let before = self
@@ -43,7 +43,7 @@ impl Breaker {
     }
 }
 
-/// The backoff between attempts to connect, with jitter so that nodes do not all reconnect at the
+/// The backoff between connection attempts, with jitter so that nodes do not all reconnect at the
 /// same time.
 #[derive(Debug, Default)]
 pub(super) struct ReconnectBackoff {
@@ -53,8 +53,8 @@ pub(super) struct ReconnectBackoff {
 impl ReconnectBackoff {
     const BACKOFF: Backoff = Backoff::new(Span::from_millis(50), Span::from_secs(1), Jitter::Equal);
 
-    /// Returns the wait before the next attempt. The first attempt has no wait. Each later wait is
-    /// between half of the exponential backoff and all of it.
+    /// Returns the wait time before the next attempt, which is zero for the first attempt. Each
+    /// later wait time is between 50 and 100 percent of the exponential backoff.
     pub(super) fn next_wait(&mut self) -> Duration {
         let attempts = self.attempts;
         self.attempts = attempts.saturating_add(1);

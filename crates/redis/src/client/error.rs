@@ -13,13 +13,13 @@ pub enum ConnectError {
     Unreachable {
         /// The server's address.
         address: Address,
-        /// The error of the operating system.
+        /// The operating system's error message.
         problem: String,
     },
     /// The connection to the server was lost.
     #[error("the connection to Redis at {0} was lost; reconnecting")]
     Lost(Address),
-    /// The server answers, but later than the timeout of a decision.
+    /// The server replies, but later than the timeout of a decision.
     #[error(
         "Redis at {address} timed out ({problem}); check its load and the network, or raise `store.timeout`"
     )]
@@ -78,10 +78,10 @@ pub enum ConnectError {
     NoPrimary {
         /// The configured name of the primary.
         primary: String,
-        /// The error of the Sentinel that answered last.
+        /// The error of the Sentinel that replied last.
         problem: String,
     },
-    /// The server does not have the database that the URL names.
+    /// The server does not have the database in the URL.
     #[error("Redis at {address} rejected SELECT ({problem}); check the database number in the URL")]
     NoDatabase {
         /// The server's address.
@@ -89,15 +89,15 @@ pub enum ConnectError {
         /// The server's error message.
         problem: String,
     },
-    /// The reply is not one that Redis sends.
+    /// The reply is not a valid Redis reply.
     #[error("unexpected reply from {address}: {problem}; is this a Redis server?")]
     UnexpectedReply {
         /// The server's address.
         address: Address,
-        /// The defect of the reply.
+        /// A description of the defect.
         problem: String,
     },
-    /// Some slots of the cluster have no node that serves them.
+    /// Some cluster slots are not served by any node.
     #[error(
         "the Redis Cluster does not serve {0} of its 16384 hash slots; check `CLUSTER INFO` and `CLUSTER NODES` on its primaries"
     )]

@@ -91,8 +91,8 @@ impl Redis {
         };
         let mut reply = self.send(key, command(ScriptForm::Sha)).await;
         if reply.as_ref().is_ok_and(exec::is_no_script) {
-            // `NOSCRIPT` means that the script did not run. `EVAL` sends the text of the script,
-            // which the server stores for later calls.
+            // `NOSCRIPT` means that the script did not run. `EVAL` sends the script's source, which
+            // the server caches for later calls.
             reply = self.send(key, command(ScriptForm::Source)).await;
         }
         match reply {

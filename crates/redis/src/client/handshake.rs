@@ -25,9 +25,9 @@ pub(super) enum ServerKind {
 /// Connects to `address`, and checks that the server is of the expected `kind` and can run the
 /// scripts.
 ///
-/// The last step is a command that must be answered within the timeout of a decision, so that a
-/// slow server is not used again. `on_disconnect` is called when the connection breaks, even while
-/// it is idle.
+/// The last step is a command to which the server must reply within the timeout of a decision, so
+/// that a slow server is not used again. `on_disconnect` is called when the connection breaks, even
+/// while it is idle.
 pub(super) async fn connect(
     settings: &RedisSettings,
     address: &Address,
@@ -40,7 +40,7 @@ pub(super) async fn connect(
     Ok(connection)
 }
 
-/// Returns the policy by which the server evicts keys when its memory is full. Returns `None` if
+/// Returns the server's eviction policy, which applies when its memory is full. Returns `None` if
 /// the server does not evict keys, or if its policy cannot be read.
 ///
 /// The policy is read with `INFO`, because managed services forbid `CONFIG GET`.
@@ -50,7 +50,8 @@ pub(super) async fn eviction_policy(connection: &mut MultiplexedConnection) -> O
     parse_eviction_policy(&info)
 }
 
-/// Returns the policy in `INFO memory`, if it evicts keys and `maxmemory` is set.
+/// Returns the eviction policy in the reply to `INFO memory`, if the policy evicts keys and
+/// `maxmemory` is set.
 fn parse_eviction_policy(info: &str) -> Option<String> {
     let field = |name: &str| {
         let mut lines = info.lines();
@@ -130,7 +131,7 @@ async fn say_hello(
         .await
         .map_err(|error| ConnectError::from_library(address, &error))?;
     // The reply to `CLIENT SETNAME` is ignored: the name is informational, and a user without that
-    // permission can still decide.
+    // permission can still run the scripts.
     match replies.into_iter().nth(1) {
         Some(Value::Map(pairs)) => Ok(HelloReply::parse(pairs)),
         Some(Value::ServerError(error)) => Err(ConnectError::from_library(address, &error.into())),
@@ -181,7 +182,7 @@ impl HelloReply {
     }
 }
 
-/// Returns the text of a simple string, a bulk string or a verbatim string.
+/// Returns the content of a simple string, a bulk string or a verbatim string.
 pub(super) fn as_text(value: &Value) -> Option<String> {
     match value {
         Value::SimpleString(text) => Some(text.clone()),

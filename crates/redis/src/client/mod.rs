@@ -32,7 +32,7 @@ pub use self::{
     settings::{Address, Login, RedisSettings, RedisTls, Topology, Transport},
 };
 
-/// The servers, and the tasks that keep the connections to them open.
+/// The servers, and the tasks that maintain the connections to them.
 #[derive(Debug)]
 pub struct Redis {
     routes: Routes,
@@ -56,18 +56,18 @@ pub struct Health {
     pub unserved_slots: usize,
     /// The current problem, as an error that says how to fix it; `None` without a problem.
     pub error: Option<ConnectError>,
-    /// Warnings about server settings that will lose counts sooner or later. Each warning says how
-    /// to fix the setting.
+    /// Warnings about server settings that will eventually cause counts to be lost. Each warning
+    /// says how to fix the setting.
     pub warnings: Vec<String>,
     /// The number of times that the circuit breaker of a server opened.
     pub circuit_opens: u64,
-    /// Number of batches that were sent.
+    /// Number of batches to which the servers replied, or that were lost.
     pub batches: u64,
 }
 
 impl Redis {
-    /// Starts to connect, with tasks on `runtime`, and returns immediately. [`Self::health`] shows
-    /// whether the servers are reachable.
+    /// Starts tasks on `runtime` that connect to the servers, and returns immediately.
+    /// [`Self::health`] shows whether the servers are reachable.
     #[must_use]
     pub fn start(settings: RedisSettings, runtime: &Handle) -> Self {
         let settings = Arc::new(settings);
@@ -89,7 +89,7 @@ impl Redis {
         }
     }
 
-    /// Returns the runtime on which the tasks that keep the connections open run.
+    /// Returns the runtime of the tasks that maintain the connections.
     pub(crate) fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -111,7 +111,7 @@ impl Redis {
         }
     }
 
-    /// Waits until the first attempt to connect has ended.
+    /// Waits until the first connection attempt has completed.
     ///
     /// # Errors
     ///

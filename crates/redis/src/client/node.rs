@@ -10,8 +10,8 @@
 //! ```
 //!
 //! While the server is down, requests fail immediately instead of waiting, and change nothing
-//! because they are never sent. A probe opens a new connection and sends a command that changes
-//! nothing; a decision is never used as a probe.
+//! because they are never sent. A probe opens a new connection and sends a command that has no
+//! effect on the data; a decision is never used as a probe.
 
 use std::{
     sync::{
@@ -39,7 +39,7 @@ use super::{
     settings::{Address, RedisSettings},
 };
 
-/// Minimum uptime of a server after which the reconnect backoff restarts at zero.
+/// Minimum time for which a server must be up before the reconnect backoff restarts at zero.
 const STEADY: Duration = Duration::from_secs(1);
 
 /// The source from which a node gets its address.
@@ -61,12 +61,12 @@ impl AddressSource {
     }
 }
 
-/// A server, and the task that keeps its connections open.
+/// A server, and the task that maintains the connections to it.
 #[derive(Debug)]
 pub(super) struct Node {
     state: Arc<NodeState>,
     address: Option<Address>,
-    /// Whether the first attempt to connect has ended, with or without success.
+    /// Whether the first connection attempt has completed, successfully or not.
     was_attempted: watch::Receiver<bool>,
     task: AbortHandle,
     timeout: Duration,
@@ -120,7 +120,7 @@ impl Node {
     /// Sends a request to the server. `hash` selects the connection, so that all requests for a key
     /// use the same connection.
     ///
-    /// Waits for the first attempt to connect to a new server, but not for a server that is known
+    /// Waits for the first connection attempt to a new server, but not for a server that is known
     /// to be down.
     pub(super) async fn send(&self, hash: u64, command: Command, asking: bool) -> ReplyResult {
         // This code checks the connections first, because every decision runs it and reading the
@@ -142,8 +142,8 @@ impl Node {
                 asking,
                 reply: sender,
             };
-            // A request in a full queue would time out before its turn, so a full queue is treated
-            // like a server that is down.
+            // A request at the end of a full queue would time out before it is sent, so a full
+            // queue is treated like a server that is down.
             queue
                 .ok_or(NoReply::NotSent)?
                 .try_send(request)
@@ -156,9 +156,9 @@ impl Node {
         }
     }
 
-    /// Waits until the first attempt to connect has ended.
+    /// Waits until the first connection attempt has completed.
     pub(super) async fn wait_for_first_attempt(&self) {
-        // The task that connects owns the sender, and lives as long as the node.
+        // The connecting task owns the sender, and lives as long as the node.
         let _ = self.was_attempted.clone().wait_for(|was| *was).await;
     }
 
@@ -177,7 +177,7 @@ impl Node {
         lock(&self.state.error).clone()
     }
 
-    /// Returns the warning about a server setting that will lose counts sooner or later.
+    /// Returns the warning about a server setting that will eventually cause counts to be lost.
     pub(super) fn warning(&self) -> Option<String> {
         lock(&self.state.warning).clone()
     }
@@ -202,12 +202,12 @@ impl Node {
         self.state.open_circuit();
     }
 
-    /// Returns how often the server changed from up to down.
+    /// Returns the number of times that the server changed from up to down.
     pub(super) fn circuit_opens(&self) -> u64 {
         self.state.circuit_opens.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of batches that were answered or lost.
+    /// Returns the number of batches to which the server replied, or that were lost.
     pub(super) fn batches(&self) -> u64 {
         self.state.batches.load(Ordering::Relaxed)
     }
@@ -229,7 +229,7 @@ impl NodeState {
         }
     }
 
-    /// Takes the connections out of use.
+    /// Takes the connections out of service.
     fn open_circuit(&self) {
         if self.connections.swap(None).is_some() {
             self.circuit_opens.fetch_add(1, Ordering::Relaxed);
@@ -355,7 +355,7 @@ async fn serve(
             state.connections.store(None);
         }
     }
-    // The senders are dropped, so the pipelines finish the queued requests and end. Replies to
+    // The senders are dropped, so the pipelines fail the queued requests and stop. Replies to
     // requests that were already sent may still arrive.
     let _ = tokio::time::timeout(settings.timeout, async {
         while tasks.join_next().await.is_some() {}

@@ -1,17 +1,17 @@
 //! One connection, and the queue of requests for it. All requests in the queue are sent as one
 //! pipeline.
 //!
-//! A batch is sent once all replies to the previous batch have arrived. Under low load each request
-//! is sent immediately and alone. The higher the load, the more requests share a packet, so a
-//! higher load increases the throughput rather than the latency. Requests for one key always use
-//! the same connection and keep their order.
+//! A batch is sent once all replies to the previous batch have arrived. Under low load, each
+//! request is sent immediately and on its own. The higher the load, the more requests share a
+//! packet, so a higher load increases the throughput rather than the latency. Requests for one key
+//! always use the same connection and keep their order.
 
 use redis::{Cmd, Pipeline, Value, aio::MultiplexedConnection};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::call::OnLateReply;
 
-/// The maximum number of requests in one batch. Redis answers a full batch within a fraction of a
+/// The maximum number of requests in one batch. Redis processes a full batch within a fraction of a
 /// millisecond.
 const MAX_BATCH: usize = 256;
 
@@ -20,7 +20,7 @@ const MAX_BATCH: usize = 256;
 pub(super) enum NoReply {
     /// The request was never sent, so it changed nothing.
     NotSent,
-    /// The request may or may not have arrived, so the request must not be sent again.
+    /// The request may have reached the server, so it must not be sent again.
     Unknown,
 }
 
@@ -43,11 +43,11 @@ pub(super) struct QueuedCommand {
     pub(super) reply: oneshot::Sender<ReplyResult>,
 }
 
-/// The sending end of the queue of one connection.
-pub(super) type RequestQueue = mpsc::Sender<QueuedCommand>;
+/// The sending end of a connection's queue.
+pub(super) type RequestQueue = mpsc::Sender<QueuedRequest>;
 
-/// Sends the requests from `queue` on `connection`, until the node has dropped all senders of the
-/// queue. Passes the result of each batch to `record`.
+/// Sends the requests from `queue` on `connection`, until the node has dropped all of the queue's
+/// senders. Passes the result of each batch to `record`.
 pub(super) async fn run(
     mut queue: mpsc::Receiver<QueuedCommand>,
     mut connection: MultiplexedConnection,
@@ -56,7 +56,7 @@ pub(super) async fn run(
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while queue.recv_many(&mut batch, MAX_BATCH).await > 0 {
         // A caller that has stopped waiting treats the outcome of its request as unknown. If the
-        // request were sent now, it would be charged although nobody uses the decision.
+        // request were sent now, it would be charged without any use of the decision.
         batch.retain(|request| !request.reply.is_closed());
         if batch.is_empty() {
             continue;

@@ -1,15 +1,15 @@
 //! Redis Sentinel: finds the current primary, and notices its replacement after a failover.
 //!
-//! A Sentinel that was paused or partitioned reports a former primary. Each configuration has an
-//! epoch, for which a majority of the Sentinels has voted. So a configuration with a higher epoch
-//! is always newer, no matter which Sentinel reports it.
+//! A Sentinel that was paused or partitioned may report a former primary. Each configuration has an
+//! epoch, for which a majority of the Sentinels has voted. Therefore a configuration with a higher
+//! epoch is always newer, no matter which Sentinel reports it.
 //!
 //! - A working primary is replaced in two cases: a Sentinel reports a higher epoch, or a majority
 //!   of the *configured* Sentinels names another server with an epoch that is not lower. Missing
-//!   answers and a stale minority change nothing.
-//! - If no primary is known, the highest epoch wins, and among equal epochs the most votes. While
-//!   no primary is known, one answer is sufficient, so that a server can start even if most
-//!   Sentinels are down.
+//!   replies and a stale minority have no effect.
+//! - If no primary is known, the highest epoch wins, and among equal epochs the server with the
+//!   most votes. One reply is then sufficient, so that a server can start even if most Sentinels
+//!   are down.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -26,13 +26,13 @@ use super::{
     settings::{Address, RedisSettings},
 };
 
-/// Interval at which the Sentinels are asked for the primary. Polling is necessary because a former
-/// primary that is partitioned from the Sentinels does not know that it was replaced, and still
-/// answers.
+/// Interval at which the Sentinels are queried for the primary. Polling is necessary because a
+/// former primary that is partitioned from the Sentinels does not know that it was replaced, and
+/// still serves requests.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Timeout of a query to one Sentinel, including the connection. This timeout is independent of the
-/// timeout of a decision, because no decision waits for a Sentinel.
+/// Timeout of a query to one Sentinel, including the time to connect. This timeout is independent
+/// of the timeout of a decision, because no decision waits for a Sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configured Sentinels of one primary.
@@ -70,7 +70,7 @@ impl Sentinels {
     }
 
     /// Finds the primary to connect to. Returns as soon as a majority of the Sentinels agrees, and
-    /// otherwise when all Sentinels have answered or timed out.
+    /// otherwise once all Sentinels have replied or timed out.
     pub(super) async fn find_primary(&self) -> Result<Address, ConnectError> {
         let known = self.epoch.load(Ordering::Relaxed);
         let (reports, problem) = self
@@ -154,9 +154,9 @@ impl Sentinels {
         let login = &self.settings.sentinel_login;
         let connected = handshake::open(&self.settings, sentinel, login, || {}).await;
         let mut connection = connected.map_err(|error| error.to_string())?;
-        // During a failover, the first command already names the new primary. The second command
-        // still names the old primary, but with the new epoch. So the address is taken from the
-        // first reply, and the epoch from the second.
+        // During a failover, the reply to the first command already names the new primary. The
+        // reply to the second command still names the old primary, but with the new epoch.
+        // Therefore the address is taken from the first reply, and the epoch from the second.
         let mut pipeline = Pipeline::with_capacity(2);
         for subcommand in ["GET-MASTER-ADDR-BY-NAME", "MASTER"] {
             pipeline.cmd("SENTINEL").arg(subcommand).arg(&self.primary);
@@ -211,8 +211,8 @@ fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
         let same = reports.iter().filter(|other| other == report);
         (report.epoch, same.count())
     };
-    // The order is reversed because `max_by_key` returns the last of equal reports, and the report
-    // that arrived first is needed.
+    // The order is reversed because `max_by_key` returns the last of several equal reports, and the
+    // earliest report should win.
     let current = reports.iter().filter(|report| report.epoch >= known).rev();
     let majority = || {
         reports
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// For each epoch a majority has voted, so a single report of a higher epoch is sufficient.
+    /// A majority has voted for each epoch, so a single report of a higher epoch is sufficient.
     #[test]
     fn one_report_with_a_higher_epoch_replaces_a_working_primary() {
         for of in [
@@ -295,8 +295,8 @@ mod tests {
         assert!(!replaces(("now", 5), &[("now", 6)]));
     }
 
-    /// A majority reports another primary with an equal epoch after an operator has reconfigured
-    /// the Sentinels, because that does not increase the epoch.
+    /// After an operator has reconfigured the Sentinels, a majority reports another primary with an
+    /// equal epoch, because reconfiguration does not increase the epoch.
     #[test]
     fn a_majority_with_an_equal_epoch_replaces_a_working_primary() {
         for of in [

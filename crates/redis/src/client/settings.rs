@@ -20,9 +20,10 @@ pub struct RedisSettings {
     pub tls: RedisTls,
     /// Timeout of a decision, from the request to the reply; default 25 ms.
     pub timeout: Duration,
-    /// Timeout of connecting, with TLS and login; default 1 s.
+    /// Timeout for connecting, including TLS and login; default 1 s.
     pub connect_timeout: Duration,
-    /// Connections to each server, at least 1; default 2. A key always uses the same connection.
+    /// Number of connections to each server, at least 1; default 2. A key always uses the same
+    /// connection.
     pub connections: usize,
     /// Length of the queue of each connection, at least 1; default 4,096. Requests beyond it are
     /// not sent.
@@ -57,8 +58,8 @@ pub enum Topology {
     /// A primary whose address the Sentinels report.
     Sentinel {
         /// All Sentinels of the primary. A working primary is replaced only by a server that a
-        /// majority of the Sentinels names, or that a newer configuration names. To find the first
-        /// primary, the answer of one Sentinel is sufficient.
+        /// majority of the Sentinels or a newer configuration names. To find the first primary, the
+        /// reply of one Sentinel is sufficient.
         sentinels: Vec<Address>,
         /// The name by which the Sentinels know the primary.
         primary: String,
@@ -79,7 +80,7 @@ pub struct Address {
     pub port: u16,
     /// The transport.
     pub transport: Transport,
-    /// The number of the database; 0 in a cluster.
+    /// The database number; 0 in a cluster.
     pub database: i64,
 }
 
@@ -124,7 +125,7 @@ impl fmt::Debug for Login {
     }
 }
 
-/// TLS certificates in PEM. Without a CA certificate, the trust anchors of the system are used.
+/// TLS certificates in PEM. Without a CA certificate, the system's trust anchors are used.
 #[derive(Clone, Default)]
 pub struct RedisTls {
     /// Trust anchors (CA certificates) for the server's certificate.
@@ -149,7 +150,7 @@ impl Address {
     ///
     /// # Errors
     ///
-    /// A message that says what is wrong with the text, and what is expected.
+    /// A message that says what is wrong with the URL, and what is expected.
     pub fn parse(url: &str) -> Result<(Self, Login), String> {
         let expected = || {
             "expected a URL such as redis://127.0.0.1:6379, or rediss:// for TLS, with an optional user:password@ before the host".to_owned()

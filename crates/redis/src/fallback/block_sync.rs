@@ -1,9 +1,9 @@
 //! Lifts this node's local copies of blocks that were lifted in Redis.
 //!
 //! A node copies each block that it enforces to its local store, which keeps enforcing it while
-//! Redis is unreachable. The node is not told when another node lifts the block. So every few
-//! seconds the node asks the index in Redis which of its local blocks are still in force, and lifts
-//! the other blocks.
+//! Redis is slow or unreachable. The node is not notified when another node lifts the block.
+//! Therefore every few seconds, the node checks its local blocks against the index in Redis, and
+//! lifts those that are no longer in force.
 
 use std::{
     collections::HashSet,
@@ -19,11 +19,11 @@ use crate::{RedisStore, StoreError};
 /// Interval between two calls.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Interval between attempts while Redis does not answer.
+/// Interval between attempts while Redis does not reply.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Maximum number of blocks in one call. A node with more blocks asks about the rest in the next
-/// calls, so that the load on Redis stays small.
+/// Maximum number of blocks in one call. A node with more blocks checks the remaining blocks in the
+/// next calls, so that the load on Redis stays small.
 const BLOCKS_PER_CALL: usize = 1_000;
 
 /// Makes local copies of blocks, and lifts the copies of blocks that were lifted in Redis. Dropping
@@ -35,7 +35,7 @@ pub(super) struct BlockSync {
 }
 
 impl BlockSync {
-    /// Starts to compare the blocks in `local` with the blocks in `store`.
+    /// Starts comparing the blocks in `local` with the blocks in `store`.
     pub(super) fn start(store: RedisStore, local: Arc<MemoryStore>, runtime: &Handle) -> Self {
         let copies = Arc::new(LocalCopies::new(local));
         let task = runtime.spawn(keep_synced(store, Arc::clone(&copies)));
@@ -125,9 +125,9 @@ async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
     }
 }
 
-/// Asks Redis about the last keys of `unchecked`, lifts the copies of blocks that are no longer in
-/// force, and removes these keys from `unchecked`. If Redis does not answer, `unchecked` keeps its
-/// keys.
+/// Queries Redis for the last keys of `unchecked`, lifts the copies of blocks that are no longer in
+/// force, and removes the queried keys from `unchecked`. If Redis does not reply, `unchecked` is
+/// not changed.
 async fn lift_batch(
     store: &RedisStore,
     copies: &LocalCopies,
@@ -219,7 +219,8 @@ mod tests {
         Arc::new(local)
     }
 
-    /// A node that has more copies than fit into one call lifts the rest with the next call.
+    /// A node that has more copies than fit into one call lifts the remaining copies after the next
+    /// call.
     #[tokio::test(start_paused = true)]
     async fn each_call_lifts_a_thousand_copies() {
         let (redis, local) = (Arc::new(AllLifted::default()), local(BLOCKS_PER_CALL + 1));
@@ -231,7 +232,7 @@ mod tests {
         assert_eq!(local.blocked_keys().len(), 0);
     }
 
-    /// A key is blocked again before the reply arrives that reports its former block as lifted.
+    /// A key is blocked again while the reply that reports its former block as lifted is in flight.
     #[tokio::test]
     async fn a_block_that_is_set_during_a_call_is_kept() {
         let redis = Arc::new(AllLifted {

@@ -1,8 +1,8 @@
 //! Counts the servers that share this Redis, so that each server knows its share of the limits
-//! while Redis is unreachable.
+//! while Redis is slow or unreachable.
 //!
 //! Every few seconds each server writes its id into a sorted set, scored by the store's clock. Ids
-//! that are not refreshed are removed. While Redis is unreachable, the last known count stays in
+//! that are not refreshed are removed. While Redis does not reply, the last known count stays in
 //! use.
 
 use std::{
@@ -22,7 +22,7 @@ use crate::{RedisStore, scripts, server_id::random_server_id};
 /// Interval between heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Interval between attempts while Redis does not answer.
+/// Interval between attempts while Redis does not reply.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long a server is counted after its last heartbeat, measured by the store's clock.
@@ -32,9 +32,9 @@ const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 /// server, then two, until all servers have written their ids again.
 const DECREASE_DELAY: Duration = Duration::from_secs(15);
 
-/// How long a server uses at most the default share after its first heartbeat. Redis may have lost
-/// its data before that heartbeat. The other servers write their ids again within one heartbeat
-/// interval; the rest of this time is a margin for late heartbeats.
+/// The time after its first heartbeat in which a server uses at most the default share. Redis may
+/// have lost its data before that heartbeat. The other servers write their ids again within one
+/// heartbeat interval; the rest of this time is a margin for late heartbeats.
 const STARTUP_PERIOD: Duration = Duration::from_secs(15);
 
 /// Upper bound of the count.
@@ -50,7 +50,7 @@ pub(super) struct Census {
 /// The latest count.
 #[derive(Debug, Default)]
 struct LatestCount {
-    /// The server count in use; 0 if the servers were never counted.
+    /// The server count in use; 0 if the servers have never been counted.
     servers: AtomicU32,
     /// Whether the count has been stable for long enough that a server may use more than the
     /// default share.
@@ -58,7 +58,7 @@ struct LatestCount {
 }
 
 impl LatestCount {
-    /// Records a counted number of servers, and returns the number that is used now.
+    /// Records a newly counted number of servers, and returns the server count in use.
     fn record(&self, count: &mut SteadyCount, counted: u32, now: Instant) -> u32 {
         let servers = count.record(counted, now);
         self.servers.store(servers, Ordering::Relaxed);
@@ -74,8 +74,8 @@ impl LatestCount {
         }
     }
 
-    /// Returns the share of one server. The default share is returned if the servers have never
-    /// been counted, or if this server has just started and has counted only itself.
+    /// Returns this server's share. This is the default share if the servers have never been
+    /// counted, or if this server has just started and has counted only itself.
     fn share(&self) -> FallbackShare {
         match self.servers() {
             None => FallbackShare::default(),
@@ -86,7 +86,8 @@ impl LatestCount {
 }
 
 impl Census {
-    /// Starts to count the servers whose keys have the prefix of `store`, including this server.
+    /// Starts counting the servers whose keys have the same prefix as `store`, including this
+    /// server.
     pub(super) fn start(store: RedisStore, runtime: &Handle) -> Self {
         let latest = Arc::<LatestCount>::default();
         let task = runtime
@@ -100,7 +101,7 @@ impl Census {
         self.latest.servers()
     }
 
-    /// Returns the share of one server.
+    /// Returns this server's share.
     pub(super) fn share(&self) -> FallbackShare {
         self.latest.share()
     }
@@ -137,7 +138,7 @@ async fn keep_counting(store: RedisStore, latest: Arc<LatestCount>) {
     }
 }
 
-/// Sends a heartbeat, and returns how many servers are alive; `None` if Redis does not answer.
+/// Sends a heartbeat, and returns the number of live servers; `None` if Redis does not reply.
 async fn send_heartbeat(store: &RedisStore, id: &str) -> Option<u32> {
     let expiry = EXPIRES_AFTER.as_millis().to_string();
     let args = vec![id.as_bytes().to_vec(), expiry.into_bytes()];
@@ -161,7 +162,7 @@ struct SteadyCount {
     start: StartPhase,
 }
 
-/// Whether the first counts may come from a Redis that has lost its data.
+/// The phase after a start, in which counts may come from a Redis that has lost its data.
 #[derive(Clone, Copy, Debug, Default)]
 enum StartPhase {
     #[default]
@@ -205,14 +206,14 @@ impl SteadyCount {
         self.servers
     }
 
-    /// Returns whether the first counts were confirmed by later counts.
+    /// Returns whether later counts have confirmed the first counts.
     fn is_settled(&self) -> bool {
         matches!(self.start, StartPhase::Over)
     }
 
-    /// Records that Redis did not answer. When Redis answers again, it may have lost its data, so
-    /// two delays restart: the delay before a lower server count is accepted, and the delay after a
-    /// start.
+    /// Records that Redis did not reply. When Redis replies again, it may have lost its data, so
+    /// two delays restart: the delay before a lower server count is used, and, if it is not over
+    /// yet, the delay after a start.
     fn record_failure(&mut self) {
         self.decrease = None;
         if !self.is_settled() {
@@ -231,7 +232,7 @@ mod tests {
         let at = |secs: u64| start + Duration::from_secs(secs);
         assert_eq!(count.record(1, at(0)), 1);
         assert_eq!(count.record(50, at(5)), 50);
-        // Redis was restarted and is empty: the servers register again one after the other.
+        // Redis was restarted and is empty: the servers register again, one after another.
         for (second, counted) in [(10, 1), (11, 20), (15, 45), (20, 50)] {
             assert_eq!(count.record(counted, at(second)), 50);
         }

@@ -1,5 +1,5 @@
-//! A store with a local fallback: Redis makes the decisions, and this server decides while Redis is
-//! unreachable.
+//! A store with a local fallback: Redis makes the decisions, and this server decides if Redis is
+//! slow or unreachable, or refuses the call.
 //!
 //! ```text
 //! request ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
@@ -7,8 +7,8 @@
 //!                  └─▶ denied, without a call
 //! ```
 //!
-//! Requests that Redis admits are also charged to this node's share of the limits. So if Redis
-//! becomes unreachable, a client that has spent its limit does not get a fresh one.
+//! Requests that Redis admits are also charged to this node's share of the limits. Therefore, if
+//! Redis becomes slow or unreachable, a client that has spent its limit does not get a fresh one.
 
 mod block_sync;
 mod census;
@@ -39,18 +39,19 @@ use self::{
 pub use self::{outage::OutageChange, receipt::FallbackReceipt, stats::FallbackStats};
 use crate::{Redis, RedisStore, StoreError};
 
-/// Retry-after of a denial by the `closed` policy.
+/// The retry-after time of a denial by the `closed` policy.
 const CLOSED_RETRY_AFTER: Span = Span::from_secs(1);
 
-/// The settings for decisions while Redis is unreachable.
+/// The settings for decisions while Redis is slow or unreachable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FallbackSettings {
     /// The failure policy of rules that do not set their own; default [`OnFailure::Local`].
     pub on_failure: OnFailure,
-    /// This node's share of every limit while Redis is unreachable; default [`NodeShare::Auto`].
+    /// This node's share of every limit while Redis is slow or unreachable; default
+    /// [`NodeShare::Auto`].
     pub share: NodeShare,
     /// Maximum time to live of a cached denial; zero disables the cache. The default is 1 s. This
-    /// node may take up to that time to notice a reset or a lifted block on another node.
+    /// node may take up to that long to notice that another node has reset a key or lifted a block.
     pub denial_ttl: Span,
 }
 
@@ -64,12 +65,12 @@ impl Default for FallbackSettings {
     }
 }
 
-/// A node's share of every limit while Redis is unreachable.
+/// A node's share of every limit while Redis is slow or unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeShare {
     /// 1/n of every limit, where n is the last counted number of servers that use the same Redis
-    /// and the same prefix. The share is one half if the servers were never counted, because Redis
-    /// has been unreachable since the start.
+    /// and the same prefix. The share is one half if the servers have never been counted, because
+    /// Redis has not replied since the start.
     #[default]
     Auto,
     /// A fixed share.
@@ -77,7 +78,7 @@ pub enum NodeShare {
 }
 
 /// A store that decides in Redis, and falls back to the local counts of this server (a node of the
-/// fleet that shares Redis) while Redis is unreachable.
+/// fleet that shares Redis) while Redis is slow or unreachable.
 #[derive(Debug)]
 pub struct FallbackStore {
     store: RedisStore,
@@ -90,14 +91,14 @@ pub struct FallbackStore {
     outage: Arc<OutageTracker>,
     outage_log: Arc<OutageLog>,
     _outage_watch: OutageWatch,
-    /// The count of the servers; present only if the share depends on it.
+    /// The server count; present only if the share depends on it.
     census: Option<Census>,
     block_sync: BlockSync,
 }
 
 impl FallbackStore {
     /// Creates a store that decides in `redis`, under keys that begin with `prefix`. `local` is
-    /// this node's own memory store, which decides requests while Redis is unreachable.
+    /// this node's own memory store, which decides requests while Redis is slow or unreachable.
     #[must_use]
     pub fn new(
         redis: Arc<Redis>,
@@ -117,7 +118,7 @@ impl FallbackStore {
         let (watched, errors) = (Arc::clone(&redis), Arc::clone(&server_errors));
         let outage_watch = OutageWatch::start(
             Arc::clone(&outage),
-            // A Redis that refuses commands is connected, but makes no decisions.
+            // A Redis server that refuses commands is connected, but makes no decisions.
             move || watched.health().error.is_none() && !errors.has_recent(),
             move |summary| log.end(summary),
             redis.runtime(),
@@ -215,9 +216,9 @@ impl FallbackStore {
         }
     }
 
-    /// Waits for Redis, at most for the timeout of a decision (which may need several calls), and
-    /// at most for `within`. If `within` has already passed, Redis is not called, because the
-    /// caller would never learn of the charge.
+    /// Waits for `call`, at most for the timeout of a decision (which may need several calls), and
+    /// at most for `within`. If `within` is zero, Redis is not called, because the caller would
+    /// never learn of the charge.
     async fn with_timeout<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -269,13 +270,13 @@ impl FallbackStore {
         }
     }
 
-    /// Calls `observer` when an outage of Redis begins or ends. Only the first observer is kept.
-    /// The observer is called on the thread of a decision, so it must not block.
+    /// Calls `observer` when a Redis outage begins or ends. Only the first observer is kept. The
+    /// observer is called on the thread of a decision, so it must not block.
     pub fn observe_outages(&self, observer: impl Fn(OutageChange<'_>) + Send + Sync + 'static) {
         self.outage_log.observe(Box::new(observer));
     }
 
-    /// Returns the store, for operators' commands.
+    /// Returns the Redis store, for operator commands.
     #[must_use]
     pub fn store(&self) -> &RedisStore {
         &self.store
@@ -289,20 +290,21 @@ impl FallbackStore {
         RedisStore::with_executor(Arc::clone(&self.redis) as Arc<_>, &prefix)
     }
 
-    /// Returns the runtime of the connections.
+    /// Returns the runtime that serves the connections to Redis.
     #[must_use]
     pub fn runtime(&self) -> &Handle {
         self.redis.runtime()
     }
 
-    /// Returns this node's own memory store, which decides requests while Redis is unreachable.
+    /// Returns this node's own memory store, which decides requests while Redis is slow or
+    /// unreachable.
     #[must_use]
     pub fn local(&self) -> &MemoryStore {
         &self.local
     }
 
     /// Copies a block that is in force in Redis to this node, which enforces the copy while Redis
-    /// is unreachable. Returns false and changes nothing if there are too many blocks.
+    /// is slow or unreachable. Returns false and changes nothing if there are too many blocks.
     pub fn block_locally(
         &self,
         key: &[u8],
@@ -320,7 +322,7 @@ impl FallbackStore {
         self.counters.stats(self.redis.health(), servers)
     }
 
-    /// Returns this node's share of every limit while Redis is unreachable.
+    /// Returns this node's share of every limit while Redis is slow or unreachable.
     #[must_use]
     pub fn share(&self) -> FallbackShare {
         match (self.settings.share, &self.census) {
@@ -337,8 +339,8 @@ impl FallbackStore {
         self.server_errors.latest(now)
     }
 
-    /// Copies the result of a decision by Redis: a block is copied to the local store, and a denial
-    /// to the cache. The request was sent at `began`, after `epoch` was read.
+    /// Copies the result of a decision by Redis: a block to the local store, and a denial to the
+    /// denial cache. The request was sent at `began`, after `epoch` was read.
     fn cache_result(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -373,16 +375,16 @@ impl FallbackStore {
 }
 
 /// Returns the time `now`, read at `began`, plus the time that has elapsed since. The local store
-/// must not get a time from before a call, because a long call would look like a clock that was set
-/// back.
+/// must not receive the time from before a call, because after a long call that time would look
+/// like a clock that was set back.
 fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))
 }
 
-/// An operation is ready at once if it needs no call to Redis. No call is needed if a cached denial
-/// is valid, or if every server is down and the rules' failure policies decide. The futures that
-/// call Redis are boxed, which keeps the futures of the callers small.
+/// An operation completes immediately if it needs no call to Redis. No call is needed if a cached
+/// denial is valid, or if every server is down and the rules' failure policies decide. The futures
+/// that call Redis are boxed, which keeps the futures of the callers small.
 impl Store for FallbackStore {
     type Receipt = FallbackReceipt;
 

@@ -1,5 +1,5 @@
-//! Detects when decisions by Redis stop and when they are exact again, so that the start and the
-//! end of an outage are logged with one line each.
+//! Detects when Redis stops making decisions and when decisions are exact again, so that the start
+//! and the end of an outage are logged with one line each.
 //!
 //! ```text
 //!            a decision fell back               Redis is back, and no fallback for STEADY
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Redis counts as recovered once it makes a decision, or once [`OutageWatch`] finds it connected
-//! and without errors. So the end of an outage is logged even if there are no requests.
+//! and without errors. Therefore the end of an outage is logged even if there are no requests.
 //!
-//! An outage that begins shortly after the end of the previous one is logged only if it lasts for a
-//! while. So a Redis that answers only intermittently does not fill the log.
+//! An outage that begins shortly after the end of the previous one is logged only if it lasts for
+//! [`MIN_LOGGED`]. Otherwise, a Redis server that replies only intermittently would fill the log.
 
 use std::{
     fmt,
@@ -26,13 +26,13 @@ use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
 use super::add_elapsed;
 
-/// Minimum time without a fallback decision after which decisions count as exact again.
+/// The time without a fallback decision after which decisions count as exact again.
 const STEADY: Span = Span::from_secs(1);
 
-/// How long after an outage a new outage is logged only if it lasts for [`MIN_LOGGED`].
+/// The time after an outage in which a new outage is logged only if it lasts for [`MIN_LOGGED`].
 const QUIET: Span = Span::from_secs(10);
 
-/// The minimum duration of an outage that begins within [`QUIET`] before it is logged.
+/// The minimum duration of an outage that begins within [`QUIET`]; a shorter one is not logged.
 const MIN_LOGGED: Span = Span::from_secs(1);
 
 /// Interval at which an [`OutageWatch`] checks Redis during an outage.
@@ -72,7 +72,7 @@ struct OngoingOutage {
     /// The time at which `latest` was recorded. The current time is `latest` plus the time that has
     /// elapsed since.
     recorded: Instant,
-    /// The last instant at which Redis was known to be unreachable.
+    /// The last instant at which Redis was known to be slow or unreachable.
     down_until: Timestamp,
     /// The first instant after the latest fallback decision at which Redis was known to have
     /// recovered.
@@ -88,7 +88,7 @@ struct OngoingOutage {
 pub(super) struct OutageSummary {
     /// The duration of the outage, from the first fallback decision. The outage ends when Redis has
     /// recovered after the last fallback decision, or [`STEADY`] after Redis was last known to be
-    /// unreachable, if that is earlier.
+    /// slow or unreachable, if that is earlier.
     pub(super) lasted: Span,
     /// Number of decisions during the outage on this server's share of the limits.
     pub(super) local: u64,
@@ -96,9 +96,8 @@ pub(super) struct OutageSummary {
     pub(super) policy: u64,
 }
 
-impl OutageTracker {
-    /// Records a decision that `source` made because Redis made none. Returns true if the outage
-    /// must be logged now.
+impl Outage {
+    /// Records a fallback decision by `source`. Returns true if the outage must be logged now.
     pub(super) fn record_fallback(&self, source: Source, now: Timestamp) -> bool {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
         self.is_ongoing.store(true, Ordering::Relaxed);
@@ -135,8 +134,8 @@ impl OutageTracker {
         logs_now
     }
 
-    /// Records whether a check during an outage found that Redis has recovered. If an outage that
-    /// was logged is over, returns the summary to log.
+    /// Records whether a check during an outage found that Redis has recovered. If a logged outage
+    /// is over, returns the summary to log.
     fn record_check(&self, is_back: bool) -> Option<OutageSummary> {
         let now = {
             let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);
@@ -154,8 +153,7 @@ impl OutageTracker {
         self.record_exact(now)
     }
 
-    /// Records that Redis decides again. If an outage that was logged is over, returns the summary
-    /// to log.
+    /// Records that Redis decides again. If a logged outage is over, returns the summary to log.
     pub(super) fn record_exact(&self, now: Timestamp) -> Option<OutageSummary> {
         if !self.is_ongoing.load(Ordering::Relaxed) {
             return None;
@@ -191,7 +189,7 @@ impl OutageTracker {
     }
 }
 
-/// The beginning or the end of an outage of Redis.
+/// The beginning or the end of a Redis outage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutageChange<'a> {
     /// Redis no longer decides.
@@ -210,7 +208,7 @@ pub enum OutageChange<'a> {
     },
 }
 
-/// A function that is called for each outage that is logged.
+/// A function that is called for each logged outage.
 type OutageObserver = Box<dyn Fn(OutageChange<'_>) + Send + Sync>;
 
 /// Logs outages, and passes them on to an observer.
@@ -268,7 +266,7 @@ impl OutageLog {
 pub(super) struct OutageWatch(AbortHandle);
 
 impl OutageWatch {
-    /// Starts to watch `outage`. `is_back` returns whether Redis is connected and without errors.
+    /// Starts watching `outage`. `is_back` returns whether Redis is connected and without errors.
     pub(super) fn start(
         outage: Arc<OutageTracker>,
         is_back: impl Fn() -> bool + Send + 'static,
@@ -357,7 +355,7 @@ mod tests {
         // A single slow reply is not logged as an outage.
         assert!(!outage.record_fallback(Source::Local, at(103_000)));
         assert_eq!(outage.record_exact(at(104_000)), None);
-        // An outage that lasts is logged.
+        // An outage that persists is logged.
         assert!(!outage.record_fallback(Source::Local, at(106_000)));
         assert!(!outage.record_fallback(Source::Local, at(106_999)));
         assert!(outage.record_fallback(Source::Local, at(107_000)));
@@ -389,7 +387,7 @@ mod tests {
         assert_eq!(ends.recv().await.unwrap().1.policy, 1);
     }
 
-    /// A request falls back after each check that finds Redis connected.
+    /// After each check that finds Redis connected, a request falls back.
     #[tokio::test(start_paused = true)]
     async fn an_outage_goes_on_while_decisions_fall_back() {
         let outage = Arc::<OutageTracker>::default();

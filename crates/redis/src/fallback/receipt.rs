@@ -1,8 +1,8 @@
-//! Reserves and settles charges (refunds the unused units), whether Redis is reachable or not.
+//! Reserves charges and settles them (refunds the unused units), whether Redis is reachable or not.
 //!
-//! A charge that Redis makes is also made to this node's share of the limits, and is settled in
-//! both places. If Redis is unreachable, only this node's share is charged. A charge that was made
-//! without Redis is settled on the share only, even if Redis is reachable again by then.
+//! A charge in Redis is also made to this node's share of the limits, and is settled in both
+//! stores. If Redis is slow or unreachable, only this node's share is charged. Such a charge is
+//! settled only on the share, even if Redis is reachable again.
 
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,
@@ -13,15 +13,15 @@ use tokio::time::Instant;
 use super::{FallbackStore, add_elapsed, denial_cache::InvalidationGuard};
 use crate::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError};
 
-/// The charges of a decision, in Redis and to this node's share.
+/// The receipts of a decision's charges, in Redis and on this node's share.
 #[derive(Debug)]
 pub struct FallbackReceipt(ReceiptKind);
 
 #[derive(Debug)]
 enum ReceiptKind {
-    /// The charges were made both in Redis and to this node's share.
+    /// The charges were made both in Redis and on this node's share.
     Redis(ReceiptPair),
-    /// The charges were made to this node's share only.
+    /// The charges were made only on this node's share.
     Local(Receipt),
 }
 
@@ -180,7 +180,7 @@ impl FallbackStore {
         }
     }
 
-    /// Settles the charges to this node's share that belong to charges in Redis.
+    /// Settles the charges on this node's share that correspond to charges in Redis.
     fn settle_shares(
         &self,
         charges: &[Charge<'_>],
@@ -216,8 +216,8 @@ impl FallbackStore {
         self.with_timeout(call, None, now).await
     }
 
-    /// Settles what a reservation of `charges` charged to this node's share, after Redis has ended
-    /// the reservation.
+    /// Settles the charges that a reservation of `charges` made on this node's share. Call this
+    /// method after Redis has ended the reservation.
     pub fn settle_own_share(
         &self,
         charges: &[Charge<'_>],
@@ -274,7 +274,8 @@ impl FallbackStore {
         for (charge, receipt) in charges.iter().zip(local) {
             self.renew_share(std::slice::from_ref(charge), receipt, now);
         }
-        // No request waits for a renewal, so only the timeout of each call bounds it.
+        // No request waits for a renewal, so the only bound on its duration is the timeout of each
+        // call.
         let renewed = self.store.renew(charges, redis).await;
         let renewed = renewed.inspect_err(|error| {
             self.counters.count_failure(error);
@@ -284,7 +285,7 @@ impl FallbackStore {
         renewed.unwrap_or(Renewal::Unknown)
     }
 
-    /// Renews the leases that were charged to this node's share.
+    /// Renews the leases on this node's share.
     fn renew_share(
         &self,
         charges: &[Charge<'_>],
@@ -294,7 +295,7 @@ impl FallbackStore {
         self.with_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
-    /// Settles a receipt that was charged to this node's share only.
+    /// Settles the receipt of a charge on this node's share.
     fn settle_share(
         &self,
         charges: &[Charge<'_>],
@@ -308,8 +309,8 @@ impl FallbackStore {
         });
     }
 
-    /// Returns the guard that, after the refund, invalidates the cached denials that the refund can
-    /// lift.
+    /// Returns a guard that, when dropped after the refund, invalidates the cached denials that the
+    /// refund can lift.
     fn invalidate_refunded(
         &self,
         charges: &[Charge<'_>],

@@ -1,5 +1,5 @@
-//! Records the errors with which a reachable Redis refuses calls. The health of the connections
-//! does not show these errors.
+//! Records the errors with which a reachable Redis server refuses calls. The connection health does
+//! not include these errors.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -10,12 +10,12 @@ use crate::StoreError;
 use tidegate_core::{Span, Timestamp};
 use tokio::time::Instant;
 
-/// How long a refusal is shown to operators. In the same time, further errors of its kind are not
-/// logged.
+/// How long a refusal is shown to operators. During this time, further errors of the same kind are
+/// not logged.
 const WINDOW: Span = Span::from_secs(60);
 
-/// How long Redis counts as failing after it has refused a call, unless it decides a request in
-/// that time.
+/// How long Redis counts as failing after it has refused a call, unless it makes a decision in that
+/// time.
 const FAILING: Duration = Duration::from_secs(60);
 
 /// The maximum number of error kinds that are logged within [`WINDOW`]. Normally there are one or
@@ -29,16 +29,16 @@ pub(super) struct ServerErrors(Mutex<ErrorHistory>);
 #[derive(Debug, Default)]
 struct ErrorHistory {
     latest: Option<(StoreError, Timestamp)>,
-    /// When the latest refusal was recorded.
+    /// The time at which the latest refusal was recorded.
     refused_at: Option<Instant>,
-    /// The error kinds that were logged, each with the time.
+    /// The error kinds that were logged recently, each with its time.
     logged: Vec<(Box<str>, Timestamp)>,
 }
 
 impl ServerErrors {
     /// Records `error` if an operator has to act on it. Logs the error, unless an error of the same
-    /// kind was logged recently. Ignores the errors of servers that are unreachable or failing
-    /// over, because the health of the servers shows them.
+    /// kind was logged recently. Ignores errors from servers that are slow, unreachable or failing
+    /// over, because the server health includes these errors.
     pub(super) fn record(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
         let mut history = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +88,7 @@ mod tests {
         errors.0.lock().unwrap().logged.len()
     }
 
-    /// If Redis refuses a call, Redis makes no decisions although it is reachable.
+    /// A Redis server that refuses calls makes no decisions, although it is reachable.
     #[test]
     fn a_refusal_is_recent_for_a_while() {
         let (errors, now) = (ServerErrors::default(), Timestamp::from_micros(1));

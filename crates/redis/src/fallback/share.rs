@@ -1,5 +1,5 @@
 //! This node's share of every limit. Requests are charged to the share in addition to Redis, and
-//! the share decides while Redis is unreachable.
+//! the share decides while Redis is slow or unreachable.
 
 use std::sync::Arc;
 
@@ -11,11 +11,11 @@ use tidegate_core::{
 use super::{CLOSED_RETRY_AFTER, FallbackStore};
 
 impl FallbackStore {
-    /// Applies a decision of Redis to this node's share. Charges the units that Redis admitted, as
-    /// far as the share has room for them. Refunds the units that Redis refunded, as far as they
-    /// were charged to the share.
+    /// Applies a decision by Redis to this node's share. Charges the units that Redis admitted, at
+    /// most as many as fit into the share. Refunds the units that Redis refunded, at most as many
+    /// as were charged to the share.
     ///
-    /// `now` is the time at which Redis answered.
+    /// `now` is the time at which the reply arrived.
     pub(super) fn update_share(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -32,7 +32,7 @@ impl FallbackStore {
     }
 
     /// Calls `charge_local` with this node's share of `charge`, if the share decides while Redis is
-    /// unreachable.
+    /// slow or unreachable.
     pub(super) fn apply_to_share(
         &self,
         charge: &Charge<'_>,
@@ -73,6 +73,10 @@ impl FallbackStore {
         answer(&shared)
     }
 
+    /// Decides `request` without Redis, by the failure policies of its rules. If a rule is
+    /// [`OnFailure::Closed`] and the request's effect can deny, the request is denied. Otherwise,
+    /// only the [`OnFailure::Local`] rules remain in the request, and are decided on this node's
+    /// share. If no rule remains, the request is admitted.
     pub(super) fn fall_back(
         &self,
         request: &mut StoreRequest<'_, '_>,
@@ -118,8 +122,8 @@ impl FallbackStore {
         }
     }
 
-    /// Counts a decision that `source` makes because Redis makes none, and logs the outage if one
-    /// begins. An inspection is no decision.
+    /// Counts a fallback decision by `source`, and logs the outage if one begins. An inspection
+    /// does not count as a decision.
     fn count_fallback(&self, source: Source, accounting: Accounting, now: Timestamp) {
         if accounting == Accounting::Inspection {
             return;
@@ -139,8 +143,8 @@ impl FallbackStore {
         self.failure_policy(charge.limits)
     }
 
-    /// Returns the policy that decides about `limits` while Redis is unreachable. Limits in shadow
-    /// mode never deny.
+    /// Returns the failure policy of `limits`, which decides while Redis is slow or unreachable.
+    /// Limits in shadow mode never deny.
     #[must_use]
     pub fn failure_policy(&self, limits: &Limits) -> OnFailure {
         let policy = limits.on_failure().unwrap_or(self.settings.on_failure);

@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::{Health, StoreError};
 use tidegate_core::Source;
 
-/// The sources of the decisions.
+/// The sources of decisions.
 const SOURCES: [Source; 4] = [Source::Redis, Source::Cache, Source::Local, Source::Policy];
 
-/// The reasons why Redis requests fail, as labels of a metric.
+/// The reasons why Redis requests fail, as metric labels.
 const FAILURES: [&str; 4] = ["not_executed", "unknown", "refused", "unavailable"];
 
 /// Index of `unavailable` in `FAILURES`.
@@ -23,10 +23,11 @@ pub(super) struct Counters {
 /// The counters of a [`FallbackStore`](crate::FallbackStore), and the health of Redis.
 #[derive(Clone, Debug)]
 pub struct FallbackStats {
-    /// Number of decisions by Redis, from the denial cache, on this node's share, and by policy.
+    /// Number of decisions by source: by Redis, from the denial cache, on this node's share, and by
+    /// policy.
     pub decisions: [(Source, u64); SOURCES.len()],
-    /// Number of requests to Redis that were `not_executed`, of `unknown` outcome, `refused` by
-    /// Redis, or not sent because every server was known to be down (`unavailable`).
+    /// Number of failed requests to Redis by reason: `not_executed`, `unknown` (the outcome),
+    /// `refused` by Redis, or `unavailable` (not sent because every server was known to be down).
     pub failures: [(&'static str, u64); FAILURES.len()],
     /// Number of servers that share this Redis, according to the last count; `None` if no count
     /// exists.
@@ -46,8 +47,8 @@ impl Counters {
         let at = match error {
             StoreError::NotExecuted(_) => 0,
             StoreError::Unknown(_) => 1,
-            // The remaining errors need an operator: Redis has refused the call, or the value was
-            // not written by Tidegate.
+            // The other errors require action by an operator: Redis has refused the call, or the
+            // value was not written by Tidegate.
             _ => 2,
         };
         self.failures[at].fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Decides requests that no single script call can decide. Either the keys of such a request are in
-//! several slots of a cluster, or their slot is migrating.
+//! Decides requests that no single script call can decide. Either the request's keys are in several
+//! cluster slots, or their slot is migrating.
 //!
 //! ```text
 //!   every slot charges ─▶ all admit:   admitted, after one round trip
@@ -12,14 +12,14 @@
 //! `receipt.rs` explains why. For one minute, the value also holds a refund ledger, which records
 //! the refunds of other clients.
 //!
-//! **Denials by a charge that is refunded.** A charge that will be refunded can deny other requests
-//! for one round trip. If every denied request charged some slots first, a client far over its own
-//! limit would repeatedly occupy units of a limit that it shares with others. So if the same limits
-//! have denied one of the last sixteen requests, the store first peeks. A peek asks all slots
-//! without charging them. The store then charges only if no slot denies. A peek followed by a
-//! charge takes two round trips, but a request that the peek denies is never charged. Limits that
-//! count denied requests are always peeked first, because only the peek shows whether there is a
-//! denial to count.
+//! **Denials caused by a charge that is refunded.** Until its refund arrives, one round trip later,
+//! such a charge can cause other requests to be denied. If every denied request charged some slots
+//! first, a client far over its own limit would repeatedly occupy units of a limit that it shares
+//! with others. So if the same limits have denied one of the last sixteen requests, the store first
+//! peeks. A peek evaluates the limits in all slots without charging them. The store then charges
+//! only if no slot denies. A peek followed by a charge takes two round trips, but a request that
+//! the peek denies is never charged. Limits that count denied requests are always peeked first,
+//! because only the peek shows whether there is a denial to count.
 //!
 //! **Unknown outcomes.** No call is sent twice. If the reply to a charge or a refund is lost, the
 //! cost can stay charged in that slot. All slots whose reply arrives are refunded, even if the
@@ -55,7 +55,7 @@ enum SlotReply {
     Values {
         now: Timestamp,
         values: Vec<Vec<u8>>,
-        /// The conversions with which the slot has decided.
+        /// The conversions that the slot used for its decision.
         conversions: Conversions,
         receipts: Vec<Vec<u8>>,
     },
@@ -78,8 +78,8 @@ impl<'c> SlotGroup<'c> {
         self.indices
     }
 
-    /// Makes one group per charge. This is needed for a slot that is migrating and has some of its
-    /// keys on another node already.
+    /// Creates one group per charge. This is needed if the slot is migrating and some of its keys
+    /// are already on another node.
     pub(crate) fn one_per_charge(charges: &[Charge<'c>]) -> Vec<Self> {
         let groups = charges.iter().enumerate().map(|(index, charge)| Self {
             indices: vec![index],

@@ -1,5 +1,5 @@
 //! Fast path for the most common decisions: one charge whose limits a small dedicated script can
-//! decide.
+//! evaluate.
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp, Window,
@@ -71,7 +71,7 @@ impl RedisStore {
 
 /// Returns the script for `charge`, and its arguments without the instant, if there is one.
 ///
-/// There is a script for a sliding log, and one for each sequence of up to
+/// There is a script for a sliding window log, and one for each sequence of up to
 /// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms with states of a fixed size. The unit of a GCRA
 /// limit must be a whole number of microseconds, a window must not be a calendar window, and no
 /// limit may count denied requests.
@@ -155,7 +155,7 @@ fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) ->
     Some(())
 }
 
-/// Encodes a number in decimal digits, as an argument of a script.
+/// Encodes a number in decimal digits, as a script argument.
 fn to_decimal(number: u64) -> Vec<u8> {
     number.to_string().into_bytes()
 }

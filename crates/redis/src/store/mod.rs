@@ -112,7 +112,7 @@ impl RedisStore {
         }
     }
 
-    /// Returns the same store on the server's clock.
+    /// Returns a clone of the store that uses the server's clock instead of a pinned one.
     #[must_use]
     pub fn unpinned(&self) -> Self {
         Self {
@@ -122,8 +122,8 @@ impl RedisStore {
     }
 
     /// Pins the clock for tests and simulations: from here on, decisions are made at `now` instead
-    /// of at the server's time. An instant earlier than the pinned one has no effect. Keys then
-    /// live a day longer than they need to.
+    /// of at the server's time. An instant earlier than the pinned one has no effect. While the
+    /// clock is pinned, keys live a day longer than necessary.
     pub fn pin_clock(&self, now: Timestamp) {
         let _ = self
             .pinned
@@ -267,8 +267,7 @@ impl RedisStore {
             } else {
                 Vec::new()
             };
-            // A converted state that has expired is not kept just because its refund ledger has
-            // not.
+            // An expired state is not kept, even if its refund ledger has not expired.
             let keep_until = if expires > now {
                 expires.max(decode::kept_until(&ledger))
             } else {
@@ -440,7 +439,7 @@ impl RedisStore {
     }
 }
 
-/// A decision of the script that is repeated with the algorithms of the memory store.
+/// A script's decision, repeated with the memory store's algorithms.
 pub(crate) struct ReplayedDecision<'a> {
     replays: Vec<Replay<'a>>,
     admitted: bool,

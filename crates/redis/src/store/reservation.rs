@@ -1,4 +1,4 @@
-//! Reservations: charges that end once, whichever server ends them. A guard in the cluster slot of
+//! Reservations: charges that can be ended only once, by any server. A guard in the cluster slot of
 //! the charges records that a reservation was renewed or has ended (`guard.lua`). If the charges
 //! are in several slots, each slot has its own guard.
 
@@ -17,8 +17,8 @@ use crate::{
     layout, scripts,
 };
 
-/// For how long a guard is kept after its reservation expires. After that time, it is unknown
-/// whether the reservation has ended.
+/// How long a guard is kept after its reservation expires. After that time, it is unknown whether
+/// the reservation has ended.
 pub const GUARD_KEPT: Span = Span::from_secs(60);
 
 /// A reservation of charges in Redis.
@@ -26,15 +26,15 @@ pub const GUARD_KEPT: Span = Span::from_secs(60);
 pub struct RedisReservation<'r> {
     /// A random number that identifies the reservation.
     pub id: [u8; 16],
-    /// The instant at which the reservation expires, by the clocks of the servers, unless it was
-    /// renewed since.
+    /// The instant at which the reservation expires, by the clocks of the servers, unless it has
+    /// been renewed since.
     pub expires: Timestamp,
     /// The charges under the rules in force.
     pub charges: &'r [Charge<'r>],
     /// The receipt of `charges`.
     pub receipt: &'r RedisReceipt,
-    /// The keys of charges whose rules were removed since. Nothing is refunded to them, but they
-    /// determine the slots of the guards.
+    /// The keys of charges whose rules have since been removed. Nothing is refunded to them, but
+    /// they determine the slots of the guards.
     pub former_keys: &'r [Box<[u8]>],
 }
 
@@ -52,7 +52,7 @@ pub enum ReservationEnd {
 pub enum ReservationStatus {
     /// The call has ended the reservation.
     Ended,
-    /// The reservation had ended before in this way.
+    /// An earlier call had already ended the reservation, in this way.
     EndedBefore(ReservationEnd),
     /// The reservation has expired. The call has not refunded it.
     Expired,
@@ -69,8 +69,8 @@ struct ReservedSlot {
 
 impl RedisStore {
     /// Ends `reservation`, and refunds the unused units in `settlements`. Does nothing if the
-    /// reservation has ended before, or if `end` does not apply to it. A call with an unknown
-    /// result may be repeated: it then completes what is not done yet.
+    /// reservation has ended before, or if `end` does not apply to it. A call whose result is
+    /// unknown may be repeated: the repeated call completes the remaining work.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl RedisStore {
     }
 
     /// Runs a call that ends a reservation in one slot. If the slot is migrating, the guard may be
-    /// on another node than the keys, so it is asked in a call of its own.
+    /// on another node than the keys, so a separate call updates the guard.
     async fn end_in_slot(&self, call: &Call) -> Result<ReservationStatus, StoreError> {
         match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) => {}
@@ -158,8 +158,8 @@ impl RedisStore {
         combine(statuses.collect(), ReservationEnd::Expired)
     }
 
-    /// Returns the charges of `reservation` in each slot; a single slot without a number if Redis
-    /// is not a cluster.
+    /// Groups the charges of `reservation` by slot. If Redis is not a cluster, there is a single
+    /// group without a slot number.
     fn reserved_slots(
         &self,
         reservation: &RedisReservation<'_>,
@@ -182,8 +182,8 @@ impl RedisStore {
     }
 }
 
-/// Combines the statuses of all slots. If some slots had ended before in the same way as the others
-/// have ended now, an earlier call has ended them, and this call has completed it.
+/// Combines the statuses of all slots. If an earlier call had ended some slots in the same way in
+/// which this call ended the others, this call has completed the earlier one.
 fn combine(
     statuses: Vec<Result<ReservationStatus, StoreError>>,
     end: ReservationEnd,
@@ -234,7 +234,7 @@ fn attempt(reservation: &RedisReservation<'_>, end: ReservationEnd, now: Timesta
     attempt
 }
 
-/// Returns for how many milliseconds to keep the guard of a reservation that expires at `until`.
+/// Returns how long to keep the guard of a reservation that expires at `until`, in milliseconds.
 fn kept_ms(until: Timestamp, now: Timestamp) -> u64 {
     until.after(GUARD_KEPT).since(now).as_millis_ceil()
 }

@@ -1,10 +1,10 @@
 //! A client for Redis Cluster: keeps the slot map, and follows redirections when the map has
 //! changed.
 //!
-//! The client library has a cluster client too, but it pipelines only one slot at a time, and has a
-//! single retry counter for redirections and lost connections. Tidegate's cluster client can put
-//! commands for all slots of a node into one batch. A command is sent again only if the reply says
-//! that it was not executed.
+//! The client library also has a cluster client, but that client pipelines only one slot at a time,
+//! and has a single retry counter for redirections and lost connections. Tidegate's cluster client
+//! can put commands for all slots of a node into one batch. A command is sent again only if the
+//! reply says that it was not executed.
 
 mod slot_map;
 mod view;
@@ -45,19 +45,19 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between refreshes while a problem persists.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Wait between a redirection and the refresh of the map, so that several redirections cause one
+/// Delay between a redirection and the refresh of the map, so that several redirections cause one
 /// refresh.
 const REFRESH_DELAY: Duration = Duration::from_millis(20);
 
-/// The maximum number of nodes that are asked at the same time for their view of the cluster.
+/// The maximum number of nodes that one refresh queries for their view of the cluster.
 const MAX_QUERIED: usize = 16;
 
-/// The minimum number of nodes that are asked for their view of the cluster. A smaller cluster is
-/// asked completely.
+/// The minimum number of nodes that one refresh queries for their view of the cluster. In a smaller
+/// cluster, all nodes are queried.
 const MIN_QUERIED: usize = 3;
 
-/// After the first node has answered with `cluster_state:ok`, how long to wait for the answers of
-/// the other nodes.
+/// How long to wait for the replies of the other nodes, after the first node has replied with
+/// `cluster_state:ok`.
 const OTHER_VIEWS_WAIT: Duration = Duration::from_millis(200);
 
 /// The nodes of a cluster, and the task that refreshes the slot map.
@@ -76,12 +76,12 @@ struct ClusterState {
     map: ArcSwapOption<RoutingTable>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     error: Mutex<Option<ConnectError>>,
-    /// The number of refreshes of the map. In a large cluster each refresh asks a different set of
-    /// nodes.
+    /// The number of refreshes of the map. In a large cluster, each refresh queries a different set
+    /// of nodes.
     refreshes: AtomicUsize,
     /// Notifies the refresh task when a reply shows that the map may be stale.
     stale: Notify,
-    /// True once the first refresh of the map has ended, with or without success.
+    /// True once the first refresh of the map has completed, successfully or not.
     was_refreshed: tokio::sync::watch::Sender<bool>,
 }
 
@@ -90,7 +90,7 @@ struct ClusterState {
 struct RoutingTable {
     owners: Vec<Option<Arc<Node>>>,
     nodes: Vec<NodeSlots>,
-    /// Every node, including replicas. Each node can be asked for the next map.
+    /// Every node, including replicas. Each node can be queried for the next map.
     addresses: Vec<Address>,
 }
 
@@ -160,7 +160,7 @@ impl Cluster {
         }
     }
 
-    /// Sends a command to the node that has the slot of `key`, and follows redirections within the
+    /// Sends a command to the node that owns the slot of `key`, and follows redirections within the
     /// timeout of a decision.
     pub(super) async fn send(&self, key: &[u8], hash: u64, command: Command) -> ReplyResult {
         let deadline = Instant::now() + self.timeout;
@@ -199,8 +199,8 @@ impl Cluster {
         error.or_else(|| self.nodes().iter().find_map(|node| node.error()))
     }
 
-    /// Returns the number of slots that no node serves. The owner of such a slot is unknown,
-    /// unreachable, or reports a failed cluster. Zero until the first map has been read.
+    /// Returns the number of slots that no node serves; zero until the first map has been read. The
+    /// owner of an unserved slot is unknown, unreachable, or reports that the cluster has failed.
     pub(super) fn unserved_slots(&self) -> usize {
         let map = self.state.map.load();
         map.as_ref().map_or(0, |map| map.unserved_slots())
@@ -211,9 +211,9 @@ impl Cluster {
         self.timeout
     }
 
-    /// Waits until the first attempt to read the map has ended.
+    /// Waits until the first attempt to read the map has completed.
     pub(super) async fn wait_for_first_attempt(&self) {
-        // The sender lives in the shared state.
+        // The wait cannot fail, because the shared state owns the sender.
         let _ = self
             .state
             .was_refreshed
@@ -256,7 +256,7 @@ impl Cluster {
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         if self.state.map.load().is_none() && !*self.state.was_refreshed.borrow() {
-            // At start-up, waits for the first map. The load below shows whether the map has
+            // At start-up, waits for the first map. The code below checks whether the map has
             // arrived.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
         }
@@ -291,7 +291,8 @@ impl Redirection {
     }
 }
 
-/// Parses an address such as `3999 127.0.0.1:6381`. An empty host stands for the node that replied.
+/// Parses an address such as `3999 127.0.0.1:6381`. An empty host means the node that sent the
+/// reply.
 fn parse_target(details: Option<&str>) -> Option<(String, u16)> {
     let (_, address) = details?.split_once(' ')?;
     let (host, port) = address.rsplit_once(':')?;
@@ -318,7 +319,7 @@ impl ClusterState {
         Arc::clone(node)
     }
 
-    /// Returns an address that has the transport of the seeds.
+    /// Returns an address with the same transport as the seeds.
     fn address_like_seed(&self, host: &str, port: u16) -> Address {
         match self.seeds.first() {
             Some(seed) => seed.with_endpoint(host, port),
@@ -331,7 +332,7 @@ impl ClusterState {
         }
     }
 
-    /// Puts a new map in use, and closes the connections to nodes that no longer have slots.
+    /// Activates a new map, and closes the connections to nodes that no longer have slots.
     fn install(&self, new: SlotMap) {
         let mut owners = vec![None; usize::from(SLOTS)];
         let mut nodes: Vec<NodeSlots> = Vec::new();
@@ -372,10 +373,10 @@ impl ClusterState {
         map.as_ref().is_some_and(|map| map.unserved_slots() == 0)
     }
 
-    /// Returns the nodes to ask for their view of the cluster, which are usually the nodes that
+    /// Returns the nodes to query for their view of the cluster. Usually, these are the nodes that
     /// have slots. If there is a problem, or if few nodes have slots, the other known nodes and the
-    /// seeds are asked too. If a cluster has more nodes than one refresh asks, each refresh asks a
-    /// different set.
+    /// seeds are added. If a cluster has more nodes than one refresh queries, each refresh queries
+    /// a different set.
     fn nodes_to_query(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut chosen: Vec<Address> = Vec::new();
@@ -407,9 +408,9 @@ impl ClusterState {
         chosen
     }
 
-    /// Returns the views that several nodes have of the cluster, and the error of a node that
-    /// returned no view. Waits for slow nodes until a node in the majority of the cluster has
-    /// answered.
+    /// Returns several nodes' views of the cluster, and the error of a node that returned no view.
+    /// Waits for slow nodes until a node has replied with `cluster_state:ok`, and for
+    /// [`OTHER_VIEWS_WAIT`] after that.
     async fn collect_views(&self) -> (Vec<View>, Option<ConnectError>) {
         let addresses = self.nodes_to_query();
         let queries = addresses.iter().map(|address| {
@@ -433,7 +434,7 @@ impl ClusterState {
                     if view.state == ReportedState::Ok {
                         until.get_or_insert_with(|| Instant::now() + OTHER_VIEWS_WAIT);
                     }
-                    // Two addresses may lead to the same node.
+                    // Two addresses may belong to the same node.
                     if views.iter().all(|known| known.reporter != view.reporter) {
                         views.push(view);
                     }

@@ -1,9 +1,9 @@
 //! Merges the views that several nodes have of the cluster into one slot map.
 //!
 //! A node that is partitioned from its cluster keeps its last map, and cannot know that a replica
-//! has taken over its slots. So each slot is assigned to the node that claims it with the highest
-//! configuration epoch, which is how the nodes themselves resolve conflicts. Views of nodes that
-//! report `cluster_state:fail` are used only if every node that answered reports it.
+//! has taken over its slots. Therefore each slot is assigned to the node that claims it with the
+//! highest configuration epoch, which is how the nodes themselves resolve conflicts. Views of nodes
+//! that report `cluster_state:fail` are used only if every node that replied reports it.
 
 use super::{
     super::{hash_slot::SLOTS, settings::Address},
@@ -16,7 +16,7 @@ pub(super) struct SlotMap {
     /// Ranges of adjacent slots with one owner, in ascending order. Slots that no node claims are
     /// missing.
     pub(super) ranges: Vec<SlotRange>,
-    /// Every address that a view names, including replicas.
+    /// Every address in any of the views, including replicas.
     pub(super) addresses: Vec<Address>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct SlotRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,
-    /// The owner reports `cluster_state:fail`, or every node that answered reports it.
+    /// The owner reports `cluster_state:fail`, or every node that replied reports it.
     Unavailable,
 }
 
@@ -61,8 +61,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
             }
         }
     }
-    // A slot may have no owner that claims it, for example briefly during a migration. A slot
-    // without such a claim goes to the best claim that any node reports.
+    // A slot may not be claimed by its own owner, for example briefly during a migration. Such a
+    // slot goes to the claim with the highest epoch that any node reports.
     let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         assign(&mut any_claims, claim, |current| {
@@ -96,8 +96,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     }
 }
 
-/// Assigns the slots of `claim` to it, as far as they are free. A slot that has another claim is
-/// assigned only if `replaces` returns true for that claim.
+/// Assigns the unassigned slots of `claim` to this claim. A slot that already has another claim is
+/// reassigned only if `replaces` returns true for the other claim.
 fn assign<'c>(
     slots: &mut [Option<&'c Claim>],
     claim: &'c Claim,
@@ -218,7 +218,7 @@ mod tests {
                 range(100, 199, "b", Availability::Available)
             ]
         );
-        // Only nodes in the partition answer.
+        // Only partitioned nodes reply.
         assert_eq!(
             owners(&[a]),
             [
@@ -228,8 +228,8 @@ mod tests {
         );
     }
 
-    /// `c` knows that `b` has a new epoch. `c` does not know yet that slots 5 to 9 had moved from
-    /// `b` to `d` before.
+    /// `c` knows the new epoch of `b`, but does not know yet that slots 5 to 9 have moved from `b`
+    /// to `d`.
     #[test]
     fn the_claim_of_a_node_outweighs_the_reports_of_others() {
         let c = view("c", ReportedState::Ok, &[claim("b", 13, 0, 9)]);
@@ -251,7 +251,7 @@ mod tests {
         assert_eq!(owners(&[c, b, d]), expected);
     }
 
-    /// The new owner of a slot does not claim the slot yet, and the old owner no longer claims it.
+    /// The old owner no longer claims a slot, and the new owner does not claim it yet.
     #[test]
     fn a_slot_unclaimed_by_its_owner_goes_to_the_node_others_name() {
         let source = view(

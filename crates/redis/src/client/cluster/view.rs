@@ -2,7 +2,7 @@
 //!
 //! `CLUSTER SLOTS` returns the endpoints for clients, `CLUSTER NODES` the configuration epochs, and
 //! `CLUSTER INFO` whether the node serves keys at all. A node that is partitioned from the majority
-//! reports `cluster_state:fail`, and answers every key with CLUSTERDOWN.
+//! reports `cluster_state:fail`, and rejects commands for any key with CLUSTERDOWN.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,14 +15,14 @@ use super::super::{
     settings::{Address, RedisSettings},
 };
 
-/// Timeout of reading one node's view, including the connection. This timeout is independent of the
-/// timeout of a decision, because no decision waits for a view.
+/// Timeout for reading one node's view, including the time to connect. This timeout is independent
+/// of the timeout of a decision, because no decision waits for a view.
 pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One node's view of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct View {
-    /// The id of the node that answered.
+    /// The id of the node that returned this view.
     pub(super) reporter: String,
     pub(super) state: ReportedState,
     pub(super) claims: Vec<Claim>,
@@ -32,7 +32,7 @@ pub(super) struct View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReportedState {
     Ok,
-    /// The node answers every key with CLUSTERDOWN.
+    /// The node rejects commands for any key with CLUSTERDOWN.
     Failed,
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn read(
             None => handshake::connect(settings, node, ServerKind::ClusterNode, || {}).await?,
         };
         connection.set_response_timeout(VIEW_TIMEOUT);
-        // The three commands are sent as one pipeline, so that the node answers them without
+        // The three commands are sent as one pipeline, so that the node executes them without
         // processing cluster messages in between.
         let mut pipeline = Pipeline::with_capacity(3);
         pipeline.cmd("CLUSTER").arg("SLOTS");
@@ -158,8 +158,8 @@ fn parse_claims(slots: &Value, nodes: &NodeTable, node: &Address) -> Option<Vec<
         .collect()
 }
 
-/// Parses `[first, last, [host, port, id, …], …]`. A missing host stands for the node that
-/// answered.
+/// Parses `[first, last, [host, port, id, …], …]`. A missing host means the node that sent the
+/// reply.
 fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim> {
     let Value::Array(parts) = entry else {
         return None;
@@ -179,8 +179,8 @@ fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim
     Some(Claim {
         first,
         last,
-        // The node joined the cluster between the replies to the two commands. The epoch of this
-        // node is not known yet, so any other claim wins.
+        // An unknown owner joined the cluster between the replies to the two commands. Its epoch is
+        // not known yet, so any other claim wins.
         epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
         owner,
         servers: servers.into_iter().map(|(address, _)| address).collect(),

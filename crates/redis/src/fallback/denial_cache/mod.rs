@@ -7,8 +7,8 @@
 //! concurrency limits are not cached, because their leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. A denial is cached only if no denial of its
-//! keys was invalidated since the request was sent. The cache has a fixed number of slots, each
-//! with the latest denial that hashes to it.
+//! keys was invalidated since the request was sent. The cache has a fixed number of slots, each of
+//! which holds the latest denial that hashes to it.
 
 use std::{
     hash::{BuildHasher, Hash, Hasher, RandomState},
@@ -45,8 +45,7 @@ pub(super) struct DenialCache {
     slots: Box<[ArcSwapOption<CachedDenial>]>,
     /// The number of times that the whole cache was invalidated.
     full_invalidations: AtomicU64,
-    /// The number of times that the denials of a key were invalidated, indexed by the hash of the
-    /// key.
+    /// For each hash of a key, the number of times that the key's denials were invalidated.
     key_invalidations: Box<[AtomicU64]>,
 }
 
@@ -64,8 +63,8 @@ struct CachedDenial {
     outcomes: Box<[Outcome]>,
 }
 
-/// Sum of the invalidation counters of a request's keys when its decision began. The counters only
-/// increase, so an equal sum means that no counter has changed.
+/// Sum of the invalidation counters of a request's keys, read before its decision began. The
+/// counters only increase, so an equal sum means that no counter has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
@@ -78,7 +77,7 @@ struct ChargeKey {
     longest_wait: Option<Span>,
 }
 
-/// The time of a decision by Redis, as far as this server knows it.
+/// The bounds on the time of a decision by Redis.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecisionTime {
     /// When the request was sent.
@@ -158,8 +157,8 @@ impl DenialCache {
         self.slots[slot_index(hash)].store(Some(Arc::new(denial)));
     }
 
-    /// Returns whether a cached denial of `charges` is valid. If so, writes its outcomes, with the
-    /// waits that remain, to `outcomes`.
+    /// Returns whether a valid denial of `charges` is cached. If so, writes its outcomes, with the
+    /// remaining waits, to `outcomes`.
     pub(super) fn find(
         &self,
         charges: &[Charge<'_>],
@@ -185,9 +184,9 @@ impl DenialCache {
     }
 
     /// Invalidates the denials of the keys of `charges` when the returned guard is dropped. A
-    /// refund holds the guard, because the units that it returns may admit a request that was
-    /// denied. A charge holds the guard too, because after a charge a denied request would have to
-    /// wait longer. The guard is disarmed once it is known that nothing was charged.
+    /// refund holds the guard, because the refunded units may be enough to admit a request that was
+    /// denied. A charge also holds the guard, because after a charge a denied request must wait
+    /// longer. The guard is disarmed once it is known that nothing was charged.
     pub(super) fn invalidate_on_drop<'c>(
         &self,
         charges: impl Iterator<Item = &'c Charge<'c>>,
@@ -223,7 +222,7 @@ impl DenialCache {
     }
 }
 
-/// Guard that invalidates, when dropped, every denial of the keys with these counters.
+/// A guard that, when dropped, invalidates every denial of the keys with these counters.
 #[derive(Debug)]
 pub(super) struct InvalidationGuard<'d> {
     cache: &'d DenialCache,
@@ -289,7 +288,8 @@ fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> 
     }
     let wait = |outcome: &Outcome| match outcome.retry_after {
         RetryAfter::After(span) => span,
-        // The caller bounds the wait by its maximum, so the longest span can represent "never".
+        // The caller limits the wait to the maximum time to live, so the longest span can represent
+        // "never".
         RetryAfter::Never => Span::from_micros(u64::MAX),
     };
     // A limit in shadow mode is also reported as denying, until its own wait has passed.
@@ -310,7 +310,7 @@ fn shorten_waits(outcome: &Outcome, passed: Span) -> Outcome {
     }
 }
 
-/// Returns the index of the slot for a denial.
+/// Returns the slot index for a denial.
 fn slot_index(hash: u64) -> usize {
     usize::try_from(hash >> 32).unwrap_or(0) % SLOTS
 }

@@ -45,8 +45,8 @@ fn time(sent_at: Timestamp, elapsed: Span) -> DecisionTime {
     DecisionTime { sent_at, elapsed }
 }
 
-/// Caches a denial that Redis makes at time 0. The keys are not invalidated between the request and
-/// the reply.
+/// Caches a denial that Redis issued at time 0. The keys are not invalidated between the request
+/// and the reply.
 fn insert(cache: &DenialCache, charges: &[Charge<'_>], outcomes: &[Outcome], max_ttl: Span) {
     let epoch = cache.epoch(charges);
     cache.insert(charges, outcomes, epoch, time(at(0), Span::ZERO), max_ttl);
@@ -65,8 +65,7 @@ fn a_denial_found_before_a_refund_is_not_cached() {
     assert!(cache.find(&[charge], at(1), &mut outcomes));
 }
 
-/// A refund to one client invalidates the denials that the refund can lift, and keeps other
-/// denials.
+/// A refund to one client invalidates the denials that the refund can lift, but no other denials.
 #[test]
 fn a_refund_of_one_key_keeps_the_denials_of_others() {
     let (cache, limits, mut outcomes) = (DenialCache::default(), limits("2/h"), Vec::new());

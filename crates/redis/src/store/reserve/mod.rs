@@ -16,10 +16,10 @@ use crate::{
     scripts,
 };
 
-/// A record of the charges of a decision. A receipt can be used once, for the charges for which it
-/// was issued.
+/// A record of a decision's charges. A receipt can be used once, for the charges for which it was
+/// issued.
 ///
-/// A receipt that is dropped refunds nothing, which is safe.
+/// Dropping a receipt refunds nothing, which is safe.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
