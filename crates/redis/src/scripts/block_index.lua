@@ -2,21 +2,21 @@
 -- this index.
 --
 -- KEYS[1]  the index
--- ARGV     the instant, empty for the server's own clock; how many milliseconds the index outlives
---          its last block; and one of these operations:
---          'put', key, microseconds or 0 for no end, note, maximum number of blocks: returns the
---          end of the block, 0 for no end, or -1 if there are too many blocks
+-- ARGV     the instant, empty for the server's own clock; the time in milliseconds by which the
+--          index outlives its last block; and one of these operations:
+--          'put', key, duration in microseconds or 0 for no end, note, maximum number of blocks:
+--          returns the end of the block, 0 for no end, or -1 if there are too many blocks
 --          'drop', key
 --          'get', key: returns the entry
---          'lifted', keys: returns the keys without a block in force
+--          'lifted', keys: returns the keys without an active block
 --          'time': returns the instant
---          'scan', cursor: returns the next cursor, and keys that are each followed by the entry
---          'sweep', cursor: removes the blocks that have ended from one page of the index; returns
---          the next cursor
+--          'scan', cursor: returns the next cursor, and the keys, each followed by its entry
+--          'sweep', cursor: removes expired blocks from one page of the index; returns the next
+--          cursor
 --
--- An entry is the end of the block in 7 bytes, followed by the note. The note is the reason and, if
--- the block was made for a rule, the rule's name and the names of its key entries, each after a
--- byte 255.
+-- An entry is the end of the block in 7 bytes, followed by the note. The note is the reason for the
+-- block. If the block belongs to a rule, the note also contains the rule's name and the names of
+-- its key entries, each preceded by a byte 255.
 local call, now, slack, verb, key = redis.call, tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 if not now then
   local time = call('TIME')

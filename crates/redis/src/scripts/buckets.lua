@@ -1,5 +1,5 @@
--- Sliding window counter. A state consists of the number of the newest bucket, the width of a
--- bucket, the total, the number of buckets, and the count of each bucket, oldest first.
+-- Sliding window counter. A state consists of the index of the newest bucket, the bucket width, the
+-- total, the number of buckets, and the count of each bucket, oldest first.
 
 if kernel == BUCKETS then
   local COUNT_BYTES = 7
@@ -18,7 +18,7 @@ if kernel == BUCKETS then
     if passed >= bucket_count then
       total, passed = 0, bucket_count
     elseif passed > 0 then
-      -- Subtract the buckets that have passed, eight at a time.
+      -- Subtract the counts of expired buckets, eight at a time.
       local old, remaining = first, passed
       while remaining >= 8 do
         local a, b, c, d, e, f, g, h = struct_unpack('>I7I7I7I7I7I7I7I7', value, old)
@@ -43,10 +43,11 @@ if kernel == BUCKETS then
     total = total + cost
     local own = #counts - COUNT_BYTES + 1
     counts = sub(counts, 1, own - 1) .. struct_pack('>I7', struct_unpack('>I7', counts, own) + cost)
-    -- If the total exceeds the limit, the excess is taken from the oldest buckets. All but the last
-    -- of these buckets are emptied completely.
+    -- If the total exceeds the limit, the excess is taken from the oldest buckets. All of these
+    -- buckets except the last are emptied completely.
     if total > limit then
-      -- Returns the position of the first non-empty bucket at or after `at`. There must be one.
+      -- Returns the position of the first non-empty bucket at or after `at`. Such a bucket must
+      -- exist.
       local function first_used(counts, at)
         local used = string.find(counts, '[^%z]', at)
         return used - fmod(used - 1, COUNT_BYTES)

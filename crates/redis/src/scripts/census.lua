@@ -1,6 +1,6 @@
--- Counts the servers that share this Redis. KEYS[1] is a sorted set of their ids, scored by their
--- last heartbeats. ARGV is the id of this server, and the number of milliseconds without a
--- heartbeat after which a server is removed.
+-- Counts the servers that share this Redis. KEYS[1] is a sorted set of their ids, scored by the
+-- time of their last heartbeat. ARGV is the id of this server, and the number of milliseconds
+-- without a heartbeat after which a server is removed.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local expiry = tonumber(ARGV[2])

@@ -1,23 +1,24 @@
 -- Decides one request. A request consists of charges, each with the limits of one rule on one key.
--- Either all of the charges are made, or none.
+-- Either all charges are made, or none.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  'charge'; 'reserve': charge, and return a receipt for each charge; 'deny': charge as if
 --          another slot had denied; 'peek' or 'look': charge nothing, and with 'look' ignore blocks
--- ARGV[3]  how many milliseconds a key outlives its state
+-- ARGV[3]  the time in milliseconds by which a key outlives its state
 -- ARGV[4…] the program of each charge (program.lua)
--- then     nothing, or three arguments for each charge: the value that was found; the converted
+-- then     nothing, or three arguments for each charge: the value as it was read; the converted
 --          value; and the instant until which the converted value is kept if nothing is charged, or
---          -1 if it is never kept, because the conversion lost spent units. A value is converted if it was stored under other parameters than those
---          of the program, and is clamped if it was written by a clock that was ahead. The first
---          two arguments are empty if the value needs neither
+--          -1 if it is never kept because the conversion lost spent units. A value is converted if
+--          it was stored under parameters other than those of the program, and clamped if it was
+--          written by a clock that was ahead. If the value needs neither, the first two arguments
+--          are empty
 --
 -- Returns one of
---   {1 admitted or 0 limited, instant, each value that was decided on, each receipt}
+--   {1 admitted or 0 limited, instant, each value used for the decision, each receipt}
 --   {3 blocked, instant, index of the charge, end of the block}
 --   {2 values under other parameters or written by a clock that was ahead, instant, each value}
---   {4 instant outside of a program's calendar windows, instant}
+--   {4 instant outside a program's calendar windows, instant}
 -- The last three charge nothing.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
 local byte, sub, fmod, floor, max, min = string.byte, string.sub, math.fmod, math.floor, math.max, math.min
@@ -29,12 +30,12 @@ end
 -- The number of arguments before the first program, and before the first conversion.
 local PROGRAMS, CONVERSIONS = 3, 3 + count
 
--- In the mode CHARGE, a member that denies has no new state. In the mode CLAMP, a denied cost fills
--- the state completely. In the mode KEEP, nothing is charged. In the mode PEEK, no member has a new
--- state.
+-- In the mode CHARGE, a member that denies returns no new state. In the mode CLAMP, a denied cost
+-- fills the state completely. In the mode KEEP, nothing is charged. In the mode PEEK, no member
+-- returns a new state.
 local CHARGE, CLAMP, KEEP, PEEK = 1, 2, 3, 4
--- `evaluate` sets `outside_calendar` if the instant is outside of a program's calendar windows, and
--- `from_ahead` if a clock that was ahead has written a state.
+-- `evaluate` sets `outside_calendar` if the instant is outside a program's calendar windows, and
+-- `from_ahead` if a state was written by a clock that was ahead.
 local outside_calendar, from_ahead = false, false
 -- Whether a program may have a member whose state is long.
 local has_long_states = false
@@ -44,10 +45,10 @@ local has_long_states = false
 -- (lead.lua)
 -- (value.lua)
 
--- Decides a member that uses the algorithm `kernel`. The parameters of the member are at `at` of
--- `program`. The state of the member is at `position` of `value`; without a state, `position` is
--- nil. Returns five results: where the parameters end; where the state ends; whether the member
--- denies; the state after the charge; and when this state expires.
+-- Evaluates a member that uses the algorithm `kernel`. The member's parameters start at `at` in
+-- `program`. Its state starts at `position` in `value`; without a state, `position` is nil. Returns
+-- five results: where the parameters end; where the state ends; whether the member denies; the
+-- state after the charge; and when this state expires.
 --
 -- The algorithms are branches of one function, because Redis executes the definition of each
 -- function on every call.
@@ -64,7 +65,7 @@ for i = 1, count do
   local is_shadow, counts_denied, head_bytes, first = struct_unpack(PROGRAM, program)
   local charge = {
     program = program,
-    -- The header that the value must have, and the position of the first member in the program.
+    -- The expected header of the value, and the position of the first member in the program.
     head = sub(program, first, first + head_bytes - 1),
     members = first + head_bytes,
     is_shadow = is_shadow == 1,
@@ -112,9 +113,9 @@ end
 
 -- All members are evaluated before anything is written. A member is evaluated and charged in one
 -- pass, and its new state is discarded if a later member denies. Building a long state only to
--- discard it would cost more than the rest of the decision. So if there are several members, a long
--- state is built only after all members have admitted. In a header with several members, the number
--- of the algorithm is 7 (states.lua).
+-- discard it would cost more than the rest of the decision. Therefore, if there are several
+-- members, a long state is built only after all members have admitted. The header of a value with
+-- several members has the code 7 instead of an algorithm ID (states.lua).
 local defers = has_long_states and (count > 1 or byte(charges[1].head) == 7)
 local deferred = {}
 local is_charge = effect == 'charge' or effect == 'reserve'
@@ -140,8 +141,8 @@ if not outdated then
         states[number] = state
       end
       if marks and state then
-        -- The mark identifies the charge in the state. In a log, the mark is the instant of the
-        -- last entry. Any other state begins with the mark.
+        -- The mark identifies the charge in the state. In a sliding window log, the mark is the
+        -- instant of the last entry. Any other state begins with the mark.
         local is_log = kernel == LOG or kernel == LEASE
         marks[2 + number] = is_log and sub(state, -10, -4) or sub(state, 1, 15)
       end
@@ -185,7 +186,8 @@ if effect == 'peek' or effect == 'look' then
   return reply
 end
 
--- Redis does not roll a script back, so everything that can fail happens before the first write.
+-- Redis does not roll back a script, so every operation that can fail happens before the first
+-- write.
 for i = 1, count do
   local charge = charges[i]
   -- Whether this charge or another charge denies the request. A rule in shadow mode ignores the

@@ -1,8 +1,8 @@
 -- Fast path for one key whose limits have states of a fixed size, and do not count denied requests.
--- The script is much cheaper than check.lua, because it is assembled for a sequence of algorithms.
--- One call unpacks the parameters of all members, another call unpacks all states, and a third call
--- packs all states. The names in capitals are replaced, and the code of each member is inserted. In
--- the code of a member, the number of the member takes the place of N in names such as `cost_N`.
+-- The script is much cheaper than check.lua, because it is assembled for a specific sequence of
+-- algorithms. One call unpacks the parameters of all members, a second call unpacks all states, and
+-- a third call packs all states. The names in capitals are replaced, and the code of each member is
+-- inserted. In this code, the member's index replaces N in names such as `cost_N`.
 --
 -- KEYS[1]  the key
 -- ARGV[1]  the header of its value; and the parameters of each member
@@ -10,8 +10,8 @@
 --
 -- Returns the instant in 7 bytes, followed by the value before the charge. Charges nothing and
 -- returns {value, instant} in two cases: the value has another header (because the key is blocked,
--- or was stored under other parameters), or a clock that was ahead has written the value. A refund
--- ledger stays in the value until the ledger expires.
+-- or was stored under other parameters), or the value was written by a clock that was ahead. A
+-- refund ledger stays in the value until the ledger expires.
 local call, struct_pack, struct_unpack = redis.call, struct.pack, struct.unpack
 local key, now, slack = KEYS[1], tonumber(ARGV[2]), 86400000
 local head, NUMBERS = struct_unpack('NUMBERS_FORMAT', ARGV[1])

@@ -12,22 +12,22 @@ use crate::{call::Script, value_format::kernel};
 pub(crate) const MAX_MEMBERS: usize = 4;
 
 /// An algorithm that the fast path supports. In the names and in the Lua code, N stands for the
-/// number of the member.
+/// index of the member.
 struct FastKernel {
-    /// The number of the algorithm.
+    /// The algorithm ID.
     kernel: u8,
-    /// The length in bytes of the algorithm's number and parameters in the header of a value.
+    /// The length in bytes of the algorithm ID and the parameters in the header of a value.
     head_bytes: usize,
     /// The names of a member's parameters, and their `struct` format.
     numbers: &'static str,
     numbers_format: &'static str,
-    /// The names of the state's numbers, their format, and their length in bytes.
+    /// The names of the numbers in the state, their format, and their length in bytes.
     state: &'static str,
     state_format: &'static str,
     state_bytes: usize,
     /// The names of the numbers that are written as the state.
     written: &'static str,
-    /// The Lua code that decides and charges a member.
+    /// The Lua code that evaluates and charges a member.
     code: &'static str,
 }
 
@@ -78,11 +78,11 @@ const FAST_KERNELS: [FastKernel; 4] = [
     },
 ];
 
-/// Returns the script that decides one key with members of these algorithms, and the length of the
-/// header that it expects in a value. Returns `None` if there is no such script.
+/// Returns the script for one key whose members use these algorithms, and the header length that
+/// the script expects in a value. Returns `None` if there is no such script.
 pub(crate) fn fast_path(kernels: &[u8]) -> Option<(&'static Script, usize)> {
-    // The index is a number whose digits are the algorithms of the members. The digit 0 means that
-    // there are no further members.
+    // The index is a number whose digits identify the algorithms of the members. The digit 0 means
+    // that there are no further members.
     const BASE: usize = FAST_KERNELS.len() + 1;
     const COUNT: usize = {
         let (mut count, mut members) = (1, 0);
@@ -110,7 +110,7 @@ pub(crate) fn fast_path(kernels: &[u8]) -> Option<(&'static Script, usize)> {
     Some((script, head_bytes))
 }
 
-/// Returns the text of the script for these members.
+/// Returns the script's source for these members.
 fn assemble(members: &[&FastKernel], head_bytes: usize) -> String {
     let numbered = |text: &str, number: usize| text.replace("_N", &format!("_{number}"));
     let all = |part: fn(&FastKernel) -> &'static str, separator: &str| {

@@ -1,15 +1,17 @@
--- The guard of a reservation ensures that the reservation ends once, whichever server ends it. A
--- guard exists only after the reservation was renewed or has ended. Its value is the instant until
--- which the reservation was renewed; or HAS_ENDED and the final cost plus 1, and only
--- HAS_ENDED if the reservation has expired. The instants are those of the servers' clocks, because
--- the servers decide when a reservation expires.
+-- The guard of a reservation ensures that the reservation is ended only once, by any server. A
+-- guard exists only after the reservation was renewed or has ended. While the reservation is
+-- outstanding, the guard's value is the instant until which the reservation was renewed. After
+-- that, the value is HAS_ENDED, followed by the final cost plus 1 unless the reservation has
+-- expired. The instants are those of the servers' clocks, because the servers decide when a
+-- reservation expires.
 --
--- Results: the reservation has ended now, had ended before, has expired, or is outstanding.
+-- Results: the call has ended the reservation; an earlier call has ended it; it has expired; or it
+-- is outstanding.
 local ENDED, ENDED_BEFORE, EXPIRED, OUTSTANDING = 1, 0, 2, 3
 local HAS_ENDED = 'e'
 
 -- Reads the guard. Returns nil and the instant at which the reservation expires. If the reservation
--- has ended, returns ENDED_BEFORE and the final cost plus 1, 0 if it has expired.
+-- has ended, returns ENDED_BEFORE and the final cost plus 1 (0 if the reservation has expired).
 local function read_guard(key, expires)
   local state = redis.call('GET', key) or expires
   if string.sub(state, 1, 1) == HAS_ENDED then
@@ -18,16 +20,16 @@ local function read_guard(key, expires)
   return nil, tonumber(state)
 end
 
--- Writes the guard. It is kept at least as long as before, because an older token of a reservation
+-- Writes the guard. Its time to live is never reduced, because an older token of a reservation
 -- expires earlier than a newer one.
 local function write_guard(key, value, keep_ms)
   redis.call('SET', key, value, 'PX', math.max(keep_ms, redis.call('PTTL', key)))
 end
 
--- Returns the result, and a number: with ENDED_BEFORE the number of `read_guard`, otherwise the
+-- Returns the result and a number: for ENDED_BEFORE, the number from `read_guard`; otherwise, the
 -- instant at which the reservation expires. `attempt` consists of 1 byte, whether the reservation
 -- ends because it has expired; the final cost; the caller's instant; the instant at which the
--- reservation expires unless it was renewed; and for how many milliseconds the guard is kept.
+-- reservation expires unless it was renewed; and how long to keep the guard, in milliseconds.
 local function end_reservation(key, attempt)
   local is_expiry, cost, instant, expires, keep_ms = struct.unpack('>I1I7I7I7I7', attempt)
   local ended, number = read_guard(key, tostring(expires))

@@ -1,4 +1,4 @@
-//! The Lua scripts. The server finds each one by its SHA-1 digest.
+//! The Lua scripts. The server identifies each script by its SHA-1 digest.
 
 use std::sync::{LazyLock, OnceLock};
 
@@ -10,7 +10,7 @@ const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\
 /// A marker in a script that is replaced if one of the needed algorithms has long states.
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
-/// Snippets of Lua that several scripts share, each with the marker that it replaces in a script.
+/// Lua snippets that several scripts share, each with the marker that it replaces in a script.
 const SHARED: [(&str, &str); 8] = [
     ("-- (guard.lua)\n", include_str!("guard.lua")),
     ("-- (program.lua)\n", include_str!("program.lua")),
@@ -36,9 +36,9 @@ fn expand_markers(text: &str) -> String {
 pub(crate) static SINGLE_KEY_GCRA: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_gcra.lua"))));
 
-/// Decides one key whose limits share one log.
-pub(crate) static SINGLE_KEY_LOG: LazyLock<Script> =
-    LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_log.lua"))));
+/// Decides one key whose limits share one sliding window log.
+pub(crate) static LOG_ALONE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("log_alone.lua"))));
 
 /// The code of the algorithms, indexed by the constants of [`kernel`].
 const KERNELS: [&str; 7] = [
@@ -48,13 +48,13 @@ const KERNELS: [&str; 7] = [
     include_str!("log.lua"),
     include_str!("buckets.lua"),
     include_str!("weighted.lua"),
-    // Leases use the code of the log.
+    // Leases use the code of the sliding window log.
     "",
 ];
 
 /// Returns `check.lua` with the code of the algorithms whose bits are set in `kernels`, and without
-/// the other algorithms. Redis executes a script from its first line on every call, so code that is
-/// not needed would cost time.
+/// the other algorithms. Redis executes a script from its first line on every call, so unneeded
+/// code would cost time.
 pub(crate) fn check(kernels: u8) -> &'static Script {
     static CHECKS: [OnceLock<Script>; 1 << KERNELS.len()] =
         [const { OnceLock::new() }; 1 << KERNELS.len()];
@@ -64,8 +64,8 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
         let mut text = expand_markers(&include_str!("check.lua").replace(KERNELS_MARKER, &texts));
-        // The states of leases are long, too, but need no check here: leases use the code of the
-        // log, so the bit of the log is set.
+        // The states of leases are also long, but need no check here: leases use the code of the
+        // sliding window log, so the bit of the log is set.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
             text = text.replace(LONG_STATES_MARKER, "has_long_states = true\n");
         }
@@ -113,7 +113,7 @@ pub(crate) static OVERRIDES: LazyLock<Script> =
 pub(crate) static CENSUS: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("census.lua").to_owned()));
 
-/// Maintains the index of blocks.
+/// Maintains the block index.
 pub(crate) static BLOCK_INDEX: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("block_index.lua").to_owned()));
 

@@ -1,26 +1,26 @@
 -- Stores overrides, which are documents by id, and lists their changes.
 --
--- KEYS[1]  a hash of the documents by id; the field 'complete_since' is a version: the list of
---          removals has every removal after it
+-- KEYS[1]  a hash of the documents by id; the field 'complete_since' is the version after which the
+--          list of removals is complete
 -- KEYS[2]  a sorted set of the ids by the version of their last change
 -- KEYS[3]  a sorted set of removed ids by the version of their removal
 -- KEYS[4]  a sorted set of the ids of overrides with an end, by their end in milliseconds
 -- ARGV     one of these operations:
---          'put', id, document, end or an empty text, maximum number of overrides: returns 1, or 0
---          if there are too many
---          'drop', id, number of removals to keep: returns the document of the removed override, or
---          an empty text
---          'sweep', milliseconds since 1970, number, number of removals to keep: removes overrides
---          that have ended, at most the number, and returns how many
---          'changes', version, number, base: returns the version up to which the reply is complete;
---          1 if more changes follow; the changed ids, each followed by its document; the removed
---          ids; and the newest version. Returns only -1 if the changes since the base are not
---          known. Version 0 stands for the beginning. The base is the version since which the
+--          'put', id, document, end or an empty string, maximum number of overrides: returns 1, or
+--          0 if there are too many
+--          'drop', id, number of removals to keep: returns the document of the removed override,
+--          or an empty string
+--          'sweep', milliseconds since 1970, maximum, number of removals to keep: removes at most
+--          the maximum number of expired overrides, and returns how many were removed
+--          'changes', version, maximum, base: returns the version up to which the reply is
+--          complete; 1 if more changes follow; the changed ids, each followed by its document; the
+--          removed ids; and the newest version. Returns only -1 if the changes since the base are
+--          not known. Version 0 requests all overrides. The base is the version since which the
 --          caller has seen every removal: the version itself or, in a read that begins at 0, the
---          newest version at its beginning
+--          newest version at its start
 --
--- Versions are milliseconds since 1970 or, if there are several changes in a millisecond, the next
--- numbers. So versions also increase if Redis has lost its data.
+-- Versions are milliseconds since 1970, or the next higher numbers if there are several changes in
+-- one millisecond. Therefore versions also increase if Redis has lost its data.
 local call, verb, id = redis.call, ARGV[1], ARGV[2]
 
 local function newest(key)
@@ -57,7 +57,7 @@ if verb == 'put' then
     if call('ZCARD', KEYS[2]) >= tonumber(ARGV[5]) then
       return 0
     end
-    -- The removals from before the first override are not known.
+    -- Removals before the first override are not known.
     call('HSETNX', KEYS[1], 'complete_since', next_version())
   end
   call('HSET', KEYS[1], id, document)
@@ -94,7 +94,8 @@ local function since(key)
   return call('ZRANGEBYSCORE', key, '(' .. ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, number)
 end
 local changed, removed = since(KEYS[2]), version > 0 and since(KEYS[3]) or {}
--- A list that was cut off is complete up to its last version, and so the reply is, too.
+-- A truncated list is complete only up to its last version, so the reply is complete only up to
+-- that version, too.
 local upto, more = last, 0
 for _, list in ipairs({ changed, removed }) do
   if #list == 2 * number then

@@ -1,23 +1,22 @@
--- A program contains the parameters of a charge's limits. A program begins with 1 byte, whether the
--- rule is in shadow mode; and 1 byte, whether a member counts denied requests. Next are 2 bytes
--- with the length of the header of the key's value; that header; and the members. A member consists
--- of 1 byte, the number of its algorithm; 1 byte, how it treats a denied request; and its
--- parameters. A member can ignore a denied request (0), fill its state completely (COUNTED), or
--- count in full the requests that the member itself denies (IN_FULL). The parameters of each
--- algorithm:
+-- A program contains the parameters of a charge's limits. It begins with 1 byte, whether the rule
+-- is in shadow mode; and 1 byte, whether a member counts denied requests. These are followed by the
+-- length of the value's header, in 2 bytes; that header; and the members. A member consists of 1
+-- byte, the ID of its algorithm; 1 byte, how it treats a denied request; and its parameters. A
+-- member can ignore a denied request (0), fill its state completely (COUNTED), or count in full the
+-- requests that the member itself denies (IN_FULL). The parameters of each algorithm:
 --
 --   gcra      duration of the cost, tau, parts per microsecond, whether the cost ever fits, whether
 --             the limit is a queue, how long the request may wait in the queue; if there are
 --             several parts per microsecond, the parts of the duration and of tau, and the number
 --             of bytes that hold parts
 --   interval  refill, every, capacity, cost
---   window    limit, cost, the most that is counted, grid, span. The windows of a grid
---             count from the epoch (EPOCH) or from the first request (FIRST_REQUEST), and span is
---             their length; or they are calendar windows, and span is the start of a window. The
---             ends of that window and of the two windows after it follow
+--   window    limit, cost, the maximum count, grid, span. The windows of a grid count from the
+--             epoch (EPOCH) or from the first request (FIRST_REQUEST), and span is their length; or
+--             they are calendar windows, and span is the start of a window. The ends of that window
+--             and of the two windows after it follow
 --   log,      number of windows, cost; limit and span of each
 --   lease
---   buckets   limit, width, how many are summed, cost
+--   buckets   limit, width, number of summed buckets, cost
 --   weighted  limit, window, cost
 local GCRA, INTERVAL, WINDOW, LOG, BUCKETS, WEIGHTED, LEASE = 0, 1, 2, 3, 4, 5, 6
 local PROGRAM = '>I1I1I2'

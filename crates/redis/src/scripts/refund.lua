@@ -1,4 +1,5 @@
--- Refunds reservations of `check`. The core crate's `receipt.rs` explains how much may be refunded.
+-- Refunds reservations made by `check`. The core crate's `receipt.rs` explains how much may be
+-- refunded.
 --
 -- KEYS     the key of each charge; then, if the charges belong to a reservation, the key of its
 --          guard
@@ -12,7 +13,7 @@
 -- state, …}. The mark identifies the charge in the state.
 --
 -- The refund ledger is a part of the value. The ledger records when it was created. For each GCRA
--- limit of the key, it also records by how much time refunds since then have moved later requests
+-- limit of the key, it also records by how much time refunds have since moved later requests
 -- forward. The ledger is dropped a minute after its last entry. Without a ledger, a refund is
 -- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack
@@ -39,10 +40,10 @@ local LEDGER_MS, LEDGER_MICROS, MOST_MOVED = 60000, 60000000, 2 ^ 52
 -- (states.lua)
 
 -- refund[k](member, part, value, position, mark, since, shift) refunds the `part` of a charge that
--- was made at `since`, and that `mark` identifies. The function returns the state at `position` of
--- `value` after the refund; when this state expires; and for GCRA, by how much time later requests
--- move forward. `shift` is used only for GCRA: the time that was refunded to other requests since
--- the charge, or nil if that time is unknown.
+-- was made at `since` and is identified by `mark`. The function returns the state at `position` in
+-- `value` after the refund; the instant at which this state expires; and for GCRA, the time by
+-- which later requests move forward. `shift` is used only for GCRA: the time refunded to other
+-- requests since the charge, or nil if that time is unknown.
 local refund = {}
 
 -- Returns how many times `size` fits into `whole`.
@@ -50,9 +51,9 @@ local function times(whole, size)
   return (whole - fmod(whole, size)) / size
 end
 
--- A GCRA limit is like a queue of work that is processed in order. A part of a charge's work may be
--- done already. The remaining work is at least the duration of the charge minus the time since the
--- charge. The remaining work is also at least the time from now to the end of the charge, after
+-- A GCRA limit is like a queue of work that is processed in order. Some of a charge's work may
+-- already be done. The remaining work is at least the duration of the charge minus the time since
+-- the charge. The remaining work is also at least the time from now to the end of the charge, after
 -- earlier refunds have moved that end forward.
 refund[GCRA] = function(member, part, value, position, mark, since, shift)
   local fraction, lasting, lasting_rest, format = member.fraction, member.lasting, member.lasting_parts, member.format
@@ -69,8 +70,8 @@ refund[GCRA] = function(member, part, value, position, mark, since, shift)
   local ended, ended_rest = exact(mark, 1)
   local is_last = shift and ended - shift == arrival and ended_rest == rest
   if member.is_queue then
-    -- Later requests have already been told when they start, so only the last request can leave a
-    -- queue.
+    -- The start times of later requests have already been reported to their clients, so only the
+    -- last request can leave a queue.
     remaining, remaining_rest = ended - now, ended_rest
     if ended ~= arrival or ended_rest ~= rest then
       remaining, remaining_rest = 0, 0
@@ -97,12 +98,12 @@ refund[GCRA] = function(member, part, value, position, mark, since, shift)
   end
   -- The lead of the charge is kept, because it is at least the lead of the remaining state.
   local state = fraction > 1 and struct_pack(format, arrival, rest, lead) or struct_pack('>I7I1', arrival, lead)
-  -- After the last request there is no request to move forward.
+  -- No request comes after the last one, so there is nothing to move forward.
   local advance = is_last and 0 or remaining + (remaining_rest > 0 and 1 or 0)
   return state, arrival + (rest > 0 and 1 or 0), advance
 end
 
--- Refills since the charge may already have returned a part of the charge.
+-- Refills since the charge may already have returned some of its units.
 refund[INTERVAL] = function(member, part, value, position, mark, since)
   local refill, every, cost, most = member.refill, member.every, member.cost, part.cost
   local full_at, last, lead = struct_unpack('>I7I7I1', value, position)
@@ -188,36 +189,38 @@ refund[WEIGHTED] = function(_, part, value, position, mark)
   return struct_pack('>I7I7I7I7', index, previous, current, window), expires
 end
 
--- Returns the time that the refund ledger records for the GCRA limit that is member `number`.
+-- Returns the time that the refund ledger records for the GCRA limit with the member index
+-- `number`.
 local function ledger_sum(ledger, number)
   return #ledger >= 15 + 7 * number and struct_unpack('>I7', ledger, 9 + 7 * number) or 0
 end
 
--- Returns the time that a GCRA limit has refunded to other requests since the charge. Returns nil
--- if the time is unknown.
+-- Returns the time that a GCRA limit has refunded to other requests since the charge; nil if that
+-- time is unknown.
 local function refunded_time(ledger, ledger_then, since, number)
   local sum, created = ledger_sum(ledger, number), ledger_start(ledger)
   local is_same = created == ledger_start(ledger_then)
-  -- A charge from before the states were clamped can no longer be found in the states.
+  -- A charge made before the states were clamped can no longer be located in them.
   if is_clamped(ledger) and not is_same then
     return nil
   end
-  -- If there is no ledger although the ledger of the charge would still be kept, the key was reset.
+  -- If there is no ledger, although the ledger at the time of the charge would still be kept, the
+  -- key was reset.
   local is_reset = not created and ledger_until(ledger_then) > now
   local shift = sum - ((is_same or is_reset) and ledger_sum(ledger_then, number) or 0)
   return now - since < LEDGER_MICROS and shift >= 0 and sum < MOST_MOVED and shift or nil
 end
 
--- Returns whether the states were converted to other parameters since the charge. If the states
--- were converted, the charge may have been drained or dropped. The ledger of a conversion is kept
--- as long as the charge might be refunded.
+-- Returns whether the states have been converted to other parameters since the charge. If so, the
+-- charge may have drained, or the conversion may have dropped it. A conversion's ledger is kept as
+-- long as the charge might be refunded.
 local function is_converted_since(ledger, ledger_then)
   return ledger ~= '' and fmod(byte(ledger), CLAMPED) >= CONVERTED
     and ledger_start(ledger) ~= ledger_start(ledger_then)
 end
 
 -- Returns three results: the states of `value` after the refund; the instant at which all states
--- have expired; and the new ledger, nil if nothing was added to the ledger.
+-- have expired; and the new ledger, or nil if nothing was added to it.
 local function refund_states(program, receipt, unused, value, states, is_same, ledger)
   local parts = unused == '' and program.members or unused ~= 'leases' and open_program(unused).members or {}
   local since, ledger_then = unpack(receipt)
@@ -227,9 +230,9 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
     local member, mark = program.members[number], receipt[2 + number]
     local kernel, start, behind = unpack(states[number])
     local part = parts[number] or member
-    -- Nothing is refunded if the units were used, or if the member counts denied requests too.
-    -- Under other parameters, and after a charge by a clock that was ahead, only leases are
-    -- released, because a lease is identified by its instant.
+    -- Nothing is refunded if the units were used, or if the member counts denied requests. If the
+    -- state has other parameters, or if the charge was made by a clock that was ahead, only leases
+    -- are released, because a lease is identified by its instant.
     local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
       mark = lease_start(mark, ledger)

@@ -1,14 +1,13 @@
--- Renews leases that `check` has reserved: each lease restarts now. A lease that has expired is
--- acquired again if a slot is free, and is lost otherwise. A key whose states have all expired is
--- treated as deleted, even if Redis still stores it, and regardless of the limits under which it
--- was stored. States that have not expired keep their leases if the algorithms are the same, even
--- if the parameters differ.
+-- Renews leases that `check` has reserved: each lease restarts now. An expired lease is acquired
+-- again if a slot is free, and is lost otherwise. A key whose states have all expired is treated as
+-- deleted, even if Redis still stores it, and regardless of the limits under which it was stored.
+-- Unexpired states keep their leases if the algorithms are the same, even if the parameters differ.
 --
 -- KEYS     the key of each charge
 -- ARGV[1]  the instant; empty for the server's own clock
--- ARGV[2]  how many milliseconds a key outlives its state
+-- ARGV[2]  the time in milliseconds by which a key outlives its state
 -- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt; and
---          the value of a key that has spent nothing
+--          the value of a key with no spent units
 --
 -- Returns for each charge {1 if all leases are held or 0 if one is lost, the new receipt}.
 -- `refund.lua` describes receipts.
@@ -27,11 +26,10 @@ end
 -- (states.lua)
 
 -- Returns the instant at which a state of the algorithm `kernel` has expired. The state is in
--- `value`, from `start` up to `behind`.
+-- `value`, from `start` up to but not including `behind`.
 local function expiry(kernel, value, start, behind)
-  if kernel == GCRA then
-    -- If there is a fraction of a microsecond, the instant is rounded up. The last byte is the
-    -- lead.
+  if kernel == SCHEDULE then
+    -- A fraction of a microsecond rounds the instant up. The last byte is the lead.
     local has_fraction = string.find(sub(value, start + 7, behind - 2), '[^%z]')
     return struct_unpack('>I7', value, start) + (has_fraction and 1 or 0)
   elseif kernel == LOG or kernel == LEASE then
@@ -62,9 +60,9 @@ local function expiry_of(value, states)
   return expires
 end
 
--- Renews the `units` that have been held since `since`, in the log at `start` of `value`. At most
--- `limit` units may be held. Returns three results: the log, the end of its last lease, and the new
--- start of the leases of these units. Returns nothing if the leases are lost.
+-- Renews the leases of `units` that have been held since `since`, in the log at `start` in `value`.
+-- At most `limit` units may be held. Returns three results: the log, the end of its last lease, and
+-- the new start of the leases of these units. Returns nothing if the leases are lost.
 local function renew_log(value, start, since, units, limit)
   local longest, count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, start)
   local first = places_at + PLACE * windows

@@ -4,9 +4,9 @@
 -- ARGV[1]  the caller's instant
 -- ARGV[2]  the instant at which the reservation expires, unless it was renewed before
 -- ARGV[3]  the new instant
--- ARGV[4]  for how many milliseconds the guard is kept
+-- ARGV[4]  how long to keep the guard, in milliseconds
 --
--- Returns the result, and a number (guard.lua).
+-- Returns a result and a number, as `end_reservation` does (guard.lua).
 -- (guard.lua)
 local ended, number = read_guard(KEYS[1], ARGV[2])
 if ended then

@@ -3,13 +3,14 @@
 --
 -- KEYS[1]  the key
 -- ARGV[1]  the header of its value, 4 bytes; the duration of the cost; the maximum time by which
---          the arrival time may be ahead; the lead of a key that is ahead by that maximum
+--          the arrival time may be ahead of the clock; the lead of a key that is ahead by that
+--          maximum
 -- ARGV[2]  the instant; absent for the server's own clock
 --
--- Returns how far the arrival time was ahead before the charge. Charges nothing and returns {value,
--- instant} in two cases: the value has another header (because the key is blocked, or was stored
--- under other parameters), or a clock that was ahead has written the value. A refund ledger stays
--- in the value until the ledger expires.
+-- Returns how far the arrival time was ahead of the clock before the charge. Charges nothing and
+-- returns {value, instant} in two cases: the value has another header (because the key is blocked,
+-- or was stored under other parameters), or the value was written by a clock that was ahead. A
+-- refund ledger stays in the value until the ledger expires.
 local call, key, now, slack = redis.call, KEYS[1], tonumber(ARGV[2]), 86400000
 -- The fields share one argument, because several arguments would cost Redis more.
 local head, lasting, tau, lead = struct.unpack('>c4I7I7I1', ARGV[1])

@@ -1,14 +1,14 @@
--- Fast path for one key whose limits all share one log and do not count denied requests. If the log
--- is long, only a few positions are read and written.
+-- Fast path for one key whose limits all share one sliding window log and do not count denied
+-- requests. If the log is long, only a few positions are read and written.
 --
 -- KEYS[1]  the key
 -- ARGV     the header of its value; the cost; for each window its limit and span; [the instant]
 --
 -- Returns the instant in 7 bytes, followed by the value before the charge. In the returned value,
--- entries are merged if the decision stays the same. Charges nothing and returns {value, instant}
--- in two cases: the value has another header (because the key is blocked, or was stored under other
--- parameters), or a clock that was ahead has written the value. The state has the format of
--- `log.lua`. However, entries that no window needs, and a ledger that has expired, may remain at
+-- entries are merged where this does not change the decision. Charges nothing and returns {value,
+-- instant} in two cases: the value has another header (because the key is blocked, or was stored
+-- under other parameters), or the value was written by a clock that was ahead. The state has the
+-- format of `log.lua`. However, entries that no window needs, and an expired ledger, may remain at
 -- the front for a while.
 local call, struct_pack, struct_unpack, sub = redis.call, struct.pack, struct.unpack, string.sub
 local key, head, cost = KEYS[1], ARGV[1], tonumber(ARGV[2])
@@ -153,8 +153,8 @@ while cost > 0 do
   added[#added + 1] = struct_pack('>I7I3', at, total % TURN)
 end
 
--- In a long log, entries that no window needs are dropped only when they are more than half of the
--- log, so that the log is rarely copied.
+-- In a long log, entries that no window needs are dropped only when they make up more than half of
+-- the log, so that the log is rarely copied.
 local dropped = (not is_long or fewest > stay / 2) and fewest or 0
 if dropped > 0 then
   base = fewest_base

@@ -10,8 +10,8 @@ local TERMS = {
   [WINDOW] = {[0] = 4, 4, 7},
 }
 
--- Returns the length in bytes of an algorithm's state at `start` of `value`. `fraction` is the
--- length of the fraction in a GCRA state.
+-- Returns the length in bytes of an algorithm's state at `start` in `value`. `fraction` is the
+-- length in bytes of the fraction in a GCRA state.
 local function length_of(kernel, value, start, fraction)
   if kernel == GCRA then
     return 8 + fraction
@@ -24,9 +24,9 @@ local function length_of(kernel, value, start, fraction)
   return kernel == WEIGHTED and 28 or kernel == INTERVAL and 15 or 14
 end
 
--- Returns the position at which the states of `value` begin. Also returns for each state the
--- algorithm, the position of the state, and the position after the state. Raises an error if the
--- value was not written by this store.
+-- Returns the position at which the states of `value` begin. Also returns, for each state, the
+-- algorithm, the state's position, and the position after the state. Raises an error if the value
+-- was not written by this store.
 local function states_in(value)
   local shape, at, count = fmod(byte(value), 8), 1, 1
   if shape == SEVERAL then
@@ -69,15 +69,15 @@ local function are_of(program, states)
   return #program.members == #states
 end
 
--- Removes up to `units` that were charged at `since` from a log, starting with the newest entry of
--- that instant. Also removes all entries before the entry `oldest`. In `value`, the `count` entries
--- begin at `first`, and `base` is the sum of units before them. Only differences between sums
--- matter. So the function either raises the sums before the removed units, or lowers the sums after
--- them, depending on which are fewer.
+-- Removes up to `units` units that were charged at `since` from a sliding window log, starting with
+-- the newest entry of that instant. Also removes all entries before the entry `oldest`. In `value`,
+-- the `count` entries begin at `first`, and `base` is the sum of units before them. Only
+-- differences between sums matter. Therefore the function either raises the sums before the removed
+-- units or lowers the sums after them, whichever are fewer.
 --
--- Returns five results: the remaining entries; the sum before these entries; the number of units
--- that were removed; the amount by which sums were raised; and a function that maps a position in
--- the old log to the new log. A position consists of a number of entries and the sum before the
+-- Returns five results: the remaining entries; the sum before these entries; the number of removed
+-- units; the amount by which sums were raised; and a function that maps a position in the old log
+-- to a position in the new log. A position consists of a number of entries and the sum before the
 -- next entry.
 local function remove_units(value, first, count, base, since, units, oldest)
   local function entry(number)
@@ -157,8 +157,9 @@ local function is_clamped(ledger)
   return ledger ~= '' and byte(ledger) >= CLAMPED
 end
 
--- Returns the start of a lease in the state, in 7 bytes. `mark` is the start in the receipt. If a
--- clock that was ahead has written `mark`, the lease starts when the states were clamped.
+-- Returns the start of a lease in the state, in 7 bytes. `mark` is the start in the receipt. If
+-- `mark` was written by a clock that was ahead, the lease starts at the instant at which the states
+-- were clamped.
 local function lease_start(mark, ledger)
   if struct_unpack('>I7', mark) > now + JUMP and is_clamped(ledger) then
     return sub(ledger, 9, 15)

@@ -1,5 +1,5 @@
-//! Bounds the work of the scripts for their largest inputs. An embedded Lua interpreter counts the
-//! work, so no test measures time.
+//! Tests that the scripts' work is bounded, even for their largest inputs. An embedded Lua
+//! interpreter counts the work, so no test measures time.
 
 use std::{
     collections::HashMap,
@@ -24,11 +24,11 @@ use crate::{
 /// The work of one script call.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
-    /// Executed instructions of the Lua virtual machine.
+    /// Instructions executed by the Lua virtual machine.
     instructions: u64,
-    /// Bytes that were copied: allocated by the script, or exchanged with Redis.
+    /// Copied bytes: allocated by the script, or exchanged with Redis.
     bytes: u64,
-    /// Bytes of the reply.
+    /// Size of the reply in bytes.
     reply_bytes: usize,
 }
 
@@ -45,7 +45,7 @@ struct Machine {
     written_by_others: Mutex<Option<Overwrite>>,
 }
 
-/// Values that are written to a key in turn.
+/// Values that are written to a key one after another.
 struct Overwrite {
     key: Vec<u8>,
     values: [Vec<u8>; 2],
@@ -120,7 +120,7 @@ fn pack(lua: &Lua, values: MultiValue) -> LuaResult<mlua::LuaString> {
     let mut bytes = Vec::new();
     for ((size, is_text), value) in sizes(&format.as_bytes()).into_iter().zip(values) {
         match &value {
-            // The format `c0` stands for the whole text.
+            // The format `c0` stands for the whole string.
             LuaValue::String(text) if is_text && size == 0 => {
                 bytes.extend_from_slice(&text.as_bytes());
             }
@@ -196,11 +196,11 @@ fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
-/// The maximum number of entries of a hash or a set that one call returns.
+/// The maximum number of hash or set entries that one call returns.
 const PAGE: usize = 1_000;
 
-/// Converts a reply of Redis in the same way as the Lua API of Redis. Returns the value, and the
-/// number of bytes of its strings.
+/// Converts a Redis reply in the same way as the Lua API of Redis. Returns the value, and the total
+/// length of its strings in bytes.
 fn lua_value(lua: &Lua, reply: Reply) -> LuaResult<(LuaValue, usize)> {
     Ok(match reply {
         Reply::Nil => (LuaValue::Boolean(false), 0),
@@ -362,7 +362,7 @@ impl Machine {
     }
 }
 
-/// Returns the number of bytes of all strings in a reply.
+/// Returns the total length of all strings in a reply, in bytes.
 fn bytes_of(reply: &Reply) -> usize {
     match reply {
         Reply::BulkString(text) => text.len(),
@@ -442,7 +442,7 @@ impl Bench {
         *self.machine.work.lock().unwrap()
     }
 
-    /// Decides, checks that the decision is `expected`, and returns the work.
+    /// Makes a decision, checks that it is `expected`, and returns the work.
     fn ask(&self, charges: &[Charge<'_>], effect: Effect, expected: Decision) -> Work {
         let mut outcomes = Vec::new();
         let decided = self.store.check(charges, effect, &mut outcomes);
@@ -508,7 +508,7 @@ fn charge<'c>(limits: &'c Limits, key: &'c [u8], cost: u64) -> Charge<'c> {
 
 const DAY: Span = Span::from_secs(86_400);
 
-/// Returns one algorithm of each kind, with 100 units a day.
+/// Returns one algorithm of each kind, with 100 units per day.
 fn every_kind() -> Vec<Algorithm> {
     let rate = Rate {
         count: 100,
@@ -560,8 +560,8 @@ fn every_kind() -> Vec<Algorithm> {
 }
 
 /// Asserts that a denial costs at most 1.5 times the instructions and the bytes of an admission. If
-/// denied requests are counted, a denial costs at most 2.5 times as much, because the denial fills
-/// the state completely.
+/// denied requests are counted, a denial costs at most 2.5 times as much, because a denial then
+/// fills the state completely.
 #[test]
 fn a_denial_costs_redis_at_most_an_admission() {
     for algorithm in every_kind() {
@@ -596,7 +596,7 @@ fn a_denial_costs_redis_at_most_an_admission() {
 }
 
 /// A limit or charge denies after other limits or charges with long states have admitted. The
-/// denial costs as much as a peek, because the script builds no long state.
+/// denial costs only as much as a peek, because the script does not build a long state.
 #[test]
 fn a_late_denial_builds_no_long_state() {
     let most = bounds::MAX_LOG_LIMIT;
@@ -704,12 +704,12 @@ fn a_converted_key_is_decided_in_one_call() {
             let found = crate::decode::stored_value(b"key", &bench.value()).unwrap();
             assert_eq!(found.ledger, ledger, "{new:?}");
         }
-        // A cost that is denied changes nothing, and takes one call.
+        // A denied cost changes nothing, and takes one call.
         let (value, whole) = (bench.value(), charge(&new, b"key", bounds::MAX_LOG_LIMIT));
         let (decision, calls, _) = bench.calls_of(whole);
         assert_eq!((decision, calls), (Decision::Limited, 1), "{new:?}");
         assert_eq!(bench.value(), value, "{new:?}");
-        // Once the ledger has expired, a value that is written completely has no ledger.
+        // Once the ledger has expired, a value that is written as a whole has no ledger.
         bench.pass(2 * DAY.as_micros());
         let (decision, calls, _) = bench.calls_of(after);
         assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
@@ -794,7 +794,7 @@ fn the_maximum_of_buckets_is_scanned_once_per_decision() {
 #[test]
 fn charges_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
-        // No single-key script decides a log next to sub-windows.
+        // No single-key script supports a sliding window log together with sub-windows.
         let others = every_kind();
         let limits = limits(
             &[algorithm.clone(), others[5].clone(), others[8].clone()],
@@ -932,13 +932,13 @@ fn fast_sequences() -> Vec<Vec<Algorithm>> {
     sequences.split_off(1)
 }
 
-/// The fast path and `check` give the same answers to the same requests. Reservations are used to
-/// call `check`, because the fast path does not decide them. Each path understands the values that
-/// the other path has written.
+/// The fast path and `check` make the same decisions for the same requests. Reservations are used
+/// to call `check`, because the fast path does not support them. Each path understands the values
+/// that the other path has written.
 #[test]
 fn the_fast_path_decides_as_check_does() {
     let (mut fast, mut general) = (Bench::new(), Bench::new());
-    // A linear congruential generator, so that a failure repeats.
+    // A linear congruential generator makes failures reproducible.
     let mut seed = 1_u64;
     let mut draw = |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -976,7 +976,8 @@ fn the_fast_path_decides_as_check_does() {
     assert!(admitted > 1_000 && denied > 1_000, "{admitted} {denied}");
 }
 
-/// On the fast path, the work is proportional to the number of limits, and one call decides.
+/// On the fast path, each decision takes one call, and the work is proportional to the number of
+/// limits.
 #[test]
 fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {
     let bench = Bench::new();

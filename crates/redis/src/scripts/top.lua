@@ -1,6 +1,6 @@
--- Publishes and lists slices of the lists of top talkers. ARGV[1] is the operation:
---   join  KEYS[1] is a sorted set of the ids of the servers, scored by their last publication.
---         Adds the id ARGV[2], and returns nothing.
+-- Publishes and reads time slices of the top-talker lists. ARGV[1] is the operation:
+--   join  KEYS[1] is a sorted set of the ids of the servers, scored by the time of their last
+--         publication. Adds the id ARGV[2], and returns nothing.
 --   list  The same key. Returns the ids.
 --   put   KEYS[1] is the hash of one server. Sets the fields ARGV[3], ARGV[5] … to the values that
 --         follow them; the hash expires after ARGV[2] milliseconds.

@@ -1,15 +1,16 @@
--- A value begins with a byte with the number of the algorithm and two flags. If the first flag is
--- set, the end of a block follows, 7 bytes. If the second flag is set, a refund ledger follows. The
--- rest of the value is the rest of the header, and the states. A ledger consists of the number of
--- its sums, the instants until when and since when it is kept, and the sums, 7 bytes each. The byte
--- with the number of sums has two flags, too. CLAMPED marks a ledger that was created when the
--- states were clamped, because a clock that was ahead had written them. CONVERTED marks a ledger
--- that was created when the states were converted to other parameters.
+-- A value begins with a byte that contains the algorithm ID and two flags. If the first flag is
+-- set, the end of a block follows, in 7 bytes. If the second flag is set, a refund ledger follows.
+-- After that come the rest of the header and the states. A ledger consists of the number of its
+-- sums, 1 byte; the instant until which it is kept; the instant at which it was created; and the
+-- sums. Each of the instants and sums takes 7 bytes. The byte with the number of sums also has two
+-- flags. CLAMPED marks a ledger that was created when the states were clamped, because a clock that
+-- was ahead had written them. CONVERTED marks a ledger that was created when the states were
+-- converted to other parameters.
 local BLOCKED, HAS_LEDGER, CLAMPED, CONVERTED = 128, 64, 128, 64
 
--- Returns three results: the end of the block, nil without a block; the ledger, '' without a
--- ledger; and the rest of the value, '' if nothing is spent. A value that this store has not
--- written is returned unchanged.
+-- Returns three results: the end of the block, or nil without a block; the ledger, or '' without a
+-- ledger; and the rest of the value, or '' if nothing is spent. A value that was not written by
+-- this store is returned unchanged.
 local function open_value(raw)
   local first, at, block_end, ledger = byte(raw), 2, nil, ''
   if first >= BLOCKED then

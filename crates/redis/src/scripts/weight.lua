@@ -1,6 +1,5 @@
--- Computes whether the units of the previous window that still count, previous * left / window,
--- exceed `free`. Lua's numbers are exact only up to 2^53, so larger products are computed in two
--- parts.
+-- Computes whether the weighted count of the previous window, previous * left / window, exceeds
+-- `free`. Lua numbers are exact only up to 2^53, so larger products are computed in two parts.
 local weight, room, exceeds = previous * left, free * window, nil
 if weight < 2 ^ 53 and room < 2 ^ 53 then
   exceeds = weight > room

@@ -1,5 +1,5 @@
--- Weighted window. A state consists of the number of a window, the units spent in the previous
--- window, the units spent in this window, and the length of a window.
+-- Weighted window. A state consists of the index of the current window, the units spent in the
+-- previous window, the units spent in the current window, and the window length.
 if kernel == WEIGHTED then
   local limit, window, cost
   limit, window, cost, at = struct_unpack(WEIGHTED_NUMBERS, program, at)
