@@ -37,7 +37,7 @@ async fn keys_of_every_slot_are_decided_while_slots_move() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
-    // The first node is the owner of slot 0, and the seed.
+    // The first node owns slot 0, and is the seed.
     let fixture = fixture(&cluster);
     fixture.until_decided("first").await;
     for key in 0..60 {
@@ -66,8 +66,8 @@ async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     assert_eq!((health.servers, health.up), (3, 3));
 }
 
-/// If all nodes are partitioned from each other, no slot is served, and the health reports the
-/// unserved slots.
+/// If all nodes are partitioned from each other, no slot is served, and the health includes the
+/// number of unserved slots.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unserved_slots_are_reported() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
@@ -146,7 +146,7 @@ async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
 
 /// Migrates the slot of a key to another node, and charges the key at every step of the migration.
 async fn a_slot_moves_while_it_is_used(cluster: &RedisCluster, fixture: &StoreFixture) {
-    // `stored` is the key in Redis.
+    // `stored` is the name of the key in Redis.
     let (key, stored) = ("moving", "test:moving");
     assert_eq!(fixture.admitted(key, 3).await, 3);
     let from = cluster.owner(stored);
@@ -233,7 +233,8 @@ fn owns_slots(cluster: &RedisCluster, number: usize) -> bool {
         })
 }
 
-/// Without a slot map, a listing fails, because an empty page would mean that there are no keys.
+/// Without a slot map, a listing fails, because an empty page would wrongly mean that there are no
+/// keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keys_of_an_unreachable_cluster_are_not_listed_as_none() {
     let nobody = "redis://127.0.0.1:1";

@@ -1,4 +1,5 @@
-//! Tests servers that cannot be used. Each case has its own error, which says how to fix it.
+//! Tests servers that cannot be used. Each case has its own error message, which says how to fix
+//! the problem.
 
 use std::{
     io::{Read, Write},
@@ -108,7 +109,7 @@ async fn a_server_that_is_not_redis_is_reported() {
     reports_error(standalone(&url), "is this a Redis server?").await;
 }
 
-/// Starts a server that replies `answer` to every command.
+/// Starts a server that replies to every command with `answer`.
 fn pretender(answer: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

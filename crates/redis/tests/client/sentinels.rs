@@ -46,7 +46,7 @@ async fn a_failover_is_followed() {
     assert!(sentinels.replica.ask(&["DBSIZE"]).as_str() >= ":1");
 }
 
-/// Sentinels that answer later than the timeout of a decision are still used to find the primary.
+/// Sentinels that reply later than the timeout of a decision are still used to find the primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_sentinel_is_waited_for() {
     let sentinels = tokio::task::block_in_place(Sentinels::start);
@@ -86,7 +86,7 @@ async fn a_stale_minority_does_not_replace_a_working_primary() {
     let port = stale.port().to_string();
     let monitor = ["SENTINEL", "MONITOR", PRIMARY, "127.0.0.1", &port, "2"];
     assert_eq!(sentinels.ask(2, &monitor), "+OK");
-    // Every query to a Sentinel opens a connection, so the queries of this test are counted, too.
+    // Every query to a Sentinel opens a connection, so the test's own queries are also counted.
     let (before, mut own) = (sentinels.connections(2), 0);
     tokio::task::block_in_place(|| {
         eventually("the third Sentinel has been asked five times", || {

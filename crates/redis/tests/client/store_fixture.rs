@@ -22,7 +22,7 @@ pub(crate) fn address(url: &str) -> Address {
 
 pub(crate) fn standalone(url: &str) -> RedisSettings {
     RedisSettings {
-        // The timeout is longer than the default, because a test on a busy machine may wait longer.
+        // The timeout is longer than the default, because replies take longer on a busy machine.
         timeout: Duration::from_millis(500),
         ..RedisSettings::new(Topology::Standalone(address(url)))
     }
@@ -58,7 +58,8 @@ impl StoreFixture {
             .await
     }
 
-    /// Returns how many of `tries` requests were admitted. Panics if a request was not decided.
+    /// Sends `tries` requests, and returns the number of admitted requests. Panics if Redis does
+    /// not decide a request.
     pub(crate) async fn admitted(&self, key: &str, tries: usize) -> usize {
         let mut admitted = 0;
         for _ in 0..tries {

@@ -1,5 +1,5 @@
 //! Runs the tests of `client` on Valkey instead of Redis: `support::SERVER` depends on the name of
-//! this test program. The TLS tests are left out, because the Valkey that `scripts/setup` installs
+//! this test program. The TLS tests are omitted, because the Valkey that `scripts/setup` installs
 //! is built without TLS.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,5 +1,5 @@
-//! Tests a primary whose clock is behind the clock of the previous primary. States that the
-//! previous primary has written are clamped, as in the memory store.
+//! Tests a primary whose clock is behind the clock of the previous primary. States written by the
+//! previous primary are clamped, as in the memory store.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const SECOND: u64 = 1_000_000;
 const MINUTE: Span = Span::from_secs(60);
 const DAY: u64 = 86_400 * SECOND;
 
-/// The times by which the clock is set back. The second jump always leads to another calendar
+/// The durations by which the clock is set back. The second jump always leads to another calendar
 /// month.
 const JUMPS: [u64; 2] = [600 * SECOND, 40 * DAY];
 
@@ -41,7 +41,8 @@ fn rules(kind: Kind) -> Vec<Limits> {
         vec![own(), limit(Kind::Log, 6)],
         vec![own(), limit(kind, 6)],
     ];
-    // A concurrency limit cannot count denied requests, so the second rule is invalid and left out.
+    // A concurrency limit cannot count denied requests, so the second rule is invalid and is
+    // omitted.
     let all = all
         .into_iter()
         .filter_map(|limits| Limits::new(limits).ok());
@@ -90,8 +91,8 @@ impl Pair {
     }
 }
 
-/// After the clock was set back, the limits of a key deny. The limits then refill like the limits
-/// of an exhausted key: within a minute, or at the end of the month.
+/// After the clock was set back, the limits of a key deny. They then refill like the limits of an
+/// exhausted key: within a minute, or at the end of the month.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {
@@ -343,9 +344,8 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 let asked = right.check(charges, Effect::Charge, &mut outcomes);
                 asked.await.unwrap();
             }
-            // A clock that is ahead exhausts the limit, and is then set back. Measured by that
-            // clock, too, the record of the conversion is kept for 12 hours, in which five units
-            // drain.
+            // A clock that is ahead exhausts the limit, and is then set back. By that clock, too,
+            // the ledger of the conversion is kept for 12 hours, in which five units drain.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
             for _ in 0..16 {

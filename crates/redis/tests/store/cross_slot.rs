@@ -39,7 +39,7 @@ fn limits(kind: Kind, count: u64, rate: u64, period: Span) -> Limits {
         count: rate,
         period,
     };
-    // A queue admits one request in addition to the requests that wait.
+    // A queue admits one request in addition to the waiting requests.
     let count = count - u64::from(kind == Kind::Queue);
     Limits::new(vec![Limit::new(kind.algorithm(count, rate, 2)).unwrap()]).unwrap()
 }
@@ -70,7 +70,8 @@ impl Race {
         )
     }
 
-    /// Sends `requests` requests at the same time, and returns how many were admitted per client.
+    /// Sends `requests` requests at the same time, and returns the number of admitted requests per
+    /// client.
     async fn run(&self, requests: usize) -> [u64; Self::OWNERS] {
         let all = (0..requests).map(|number| self.ask(number % Self::OWNERS, Effect::Charge));
         let mut admitted = [0; Self::OWNERS];
@@ -132,7 +133,7 @@ async fn concurrent_requests_share_limits_in_several_slots() {
     }
 }
 
-/// Returns how many scripts the server has run since the last call.
+/// Returns the number of scripts that the server has run since the last call.
 fn scripts_run(server: &RedisServer) -> u64 {
     let stats = server.ask(&["INFO", "commandstats"]);
     assert_eq!(server.ask(&["CONFIG", "RESETSTAT"]), "+OK");
@@ -156,8 +157,8 @@ async fn repeated_denials_charge_other_slots_only_once() {
         own: limits(Kind::Gcra, 2, 1, day),
     };
     let charge = |owner| race.ask(owner, Effect::Charge);
-    // Three first requests make the server store the scripts. Two requests of the first client are
-    // admitted, and one is denied.
+    // The first three requests make the server cache the scripts. Two requests of the first client
+    // are admitted, and one is denied.
     for _ in 0..3 {
         charge(0).await;
     }
@@ -182,7 +183,8 @@ async fn repeated_denials_charge_other_slots_only_once() {
     assert_eq!(scripts_run(&server), 4, "checked, and then charged");
 }
 
-/// If the caller stops waiting before the slots have answered, the request is charged in no slot.
+/// If the caller stops waiting before the slots have replied, the request is not charged in any
+/// slot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abandoned_request_is_refunded_in_every_slot() {
     let server = tokio::task::block_in_place(|| RedisServer::slotted("redis-server"));
@@ -214,7 +216,7 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     }
 }
 
-/// There are three primaries, each with its own clock. Every limit is used up, and no limit is
+/// There are three primaries, each with its own clock. Every limit is fully used, and none is
 /// exceeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {

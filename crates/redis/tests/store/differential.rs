@@ -1,4 +1,4 @@
-//! Runs the same traces on the memory store and on the servers. All fields of all answers must be
+//! Runs the same traces on the memory store and on the servers. All fields of all results must be
 //! equal.
 
 #[path = "../../../core/tests/proofs/strategies.rs"]
@@ -157,7 +157,7 @@ struct Reservation {
     redis_receipt: RedisReceipt,
 }
 
-/// A memory store and a Redis store whose clocks show the same instant.
+/// A memory store and a Redis store whose clocks show the same time.
 struct Pair<'r> {
     runtime: &'r Runtime,
     redis: RedisStore,
@@ -177,7 +177,7 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// Runs a step, and returns the answers of the memory store and of the server.
+    /// Runs a step, and returns the results of the memory store and of the server.
     fn both(&mut self, step: &Step) -> (String, String) {
         match step {
             Step::Ask { rules, ask } => return self.ask(*rules, ask, false),
@@ -251,8 +251,8 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        // The request accepts no wait, a wait of half the time until the reset, of the whole time,
-        // or of a microsecond less, or any wait.
+        // The longest wait that the request accepts: none, half the time until the reset, the whole
+        // time, one microsecond less than the whole time, or any.
         let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
         let longest_wait = match ask.of.index(7) {
             0 => Some(0),
@@ -326,7 +326,7 @@ impl Pair<'_> {
     }
 
     /// Returns the state of the current limits. The limits of a reservation cannot be used, because
-    /// in memory they do not know the limits that replaced them.
+    /// in memory they have no reference to the limits that replaced them.
     fn look(&self) -> (String, String) {
         let charges: Vec<Charge<'_>> = self.rules.iter().map(|rule| rule.charge(1)).collect();
         let (mut expected, mut got) = (Vec::new(), Vec::new());
@@ -379,7 +379,7 @@ where
     compare_on(&runtime, &redis.unwrap(), &empty, cases, traces);
 }
 
-/// Works like [`compare`], on a cluster in which every rule's key is in a different slot.
+/// Works like [`compare`], but on a cluster in which each rule's key is in a different slot.
 fn compare_across_slots<S>(server: &RedisServer, cases: u32, traces: impl Fn() -> S)
 where
     S: Strategy<Value = Trace>,
@@ -450,7 +450,7 @@ fn every_algorithm_decides_as_in_memory_in_valkey() {
     }
 }
 
-/// A trace with one rule of several GCRA limits, which have dedicated scripts.
+/// A trace with one rule that has several GCRA limits, for which there are dedicated scripts.
 fn trace_of_schedules() -> impl Strategy<Value = Trace> {
     let kinds = [Kind::Gcra, Kind::TokenBucket, Kind::Meter, Kind::Queue];
     let kind = prop::sample::select(kinds.to_vec());

@@ -1,5 +1,5 @@
-//! Tests a store with a local fallback that charges with receipts, while Redis is reachable and
-//! after it has failed.
+//! Tests charges with receipts in a store with a local fallback, while Redis is reachable and after
+//! it has failed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -73,7 +73,7 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
 async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
     // Two ids belong to servers that stopped long ago. The heartbeat of one of these servers was
-    // written by the clock of a primary that was ahead.
+    // written by a primary whose clock was ahead.
     tokio::task::block_in_place(|| {
         redis.ask(&["ZADD", "tg#servers", "1", "old", "99999999999999", "ahead"]);
     });
@@ -99,7 +99,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     redis.kill();
     until("it is down", || nodes[0].stats().health.up == 0).await;
     assert_eq!(nodes[0].share(), quarter);
-    // A server that was never able to count has the default share.
+    // A server that has never been able to count the servers has the default share.
     let late = node_that_counts(&redis.url()).await;
     assert_eq!(
         (late.share(), late.stats().servers),
@@ -160,8 +160,8 @@ async fn reserve(
     (decided.decision, decided.source, receipt)
 }
 
-/// Settles a receipt, and returns where it was charged. If only this node was charged, the refund
-/// is immediate.
+/// Settles a receipt, and returns the store that had charged it. If only this node was charged, the
+/// refund is immediate.
 async fn settle(node: &FallbackStore, limits: &Limits, receipt: Option<FallbackReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
@@ -190,7 +190,7 @@ async fn slots_are_released_in_redis_and_on_the_granting_node() {
         assert_eq!((decision, source), (Decision::Admitted, Source::Redis));
         held.push(receipt);
     }
-    // Denials are not cached, because a lease may be released at any moment.
+    // The denials are not cached, because a lease may be released at any moment.
     for _ in 0..2 {
         let (decision, source, receipt) = reserve(&other, &limits).await;
         assert_eq!((decision, source), (Decision::Limited, Source::Redis));
@@ -351,8 +351,8 @@ async fn a_charge_drops_the_cached_denials_of_its_key() {
     );
 }
 
-/// The caller has just searched the cache and got a pending result, so the store does not search
-/// the cache again.
+/// The caller has just searched the cache without a result, so the store does not search the cache
+/// again.
 #[tokio::test]
 async fn a_search_of_the_denial_cache_is_not_repeated() {
     let redis = tokio::task::spawn_blocking(RedisServer::start)
@@ -380,8 +380,8 @@ fn is_blocked((decision, source): (Decision, Source), by: Source) -> bool {
 }
 
 /// A node that has enforced a block is not notified when another node lifts the block, or when
-/// Redis loses the block. The node still lifts its copy, although no request uses the key in
-/// between.
+/// Redis loses it. The node nevertheless lifts its copy, even if no request uses the key in the
+/// meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
@@ -392,7 +392,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
         assert!(is_blocked(ask(&one, key).await, Source::Redis));
     }
     assert!(other.store().unblock(b"lifted").await.unwrap());
-    // Replaces the block without an end.
+    // Replaces the block that has no end.
     let soon = Some(Span::from_millis(1));
     assert!(other.store().block(b"ended", soon, "test").await.unwrap());
     let blocked = |key: &[u8]| one.local().blocked_keys().iter().any(|own| **own == *key);
@@ -448,8 +448,8 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
             decided.decision
         }
     };
-    // The decisions are made at the same time, because an unresponsive server gets no more requests
-    // after some failures.
+    // The decisions are made at the same time, because an unresponsive server receives no more
+    // requests after some failures.
     let decided = tokio::join!(
         decide(b"short", false),
         decide(b"long", false),
@@ -460,8 +460,8 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
     assert_eq!(decided.2, Decision::Admitted);
 }
 
-/// The server answers after the caller has stopped waiting, but before the connection times out.
-/// The store refunds the charge of the abandoned request.
+/// The server replies after the caller has stopped waiting, but before the connection times out.
+/// The store then refunds the charge of the abandoned request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_abandoned_slot_is_released() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -476,8 +476,8 @@ async fn an_abandoned_slot_is_released() {
     let (decided, receipt) = node.reserve(request, &mut Vec::new()).await;
     assert_eq!(decided.source, Source::Local, "Redis has not answered");
     drop(receipt);
-    // The server runs these requests after the abandoned request. So once the server has answered
-    // them, the abandoned request is charged.
+    // The server runs these requests after the abandoned request. Once the server has replied to
+    // them, the abandoned request has therefore been charged.
     let held: Vec<_> = [
         reserve(&node, &limits).await,
         reserve(&node, &limits).await,

@@ -87,8 +87,8 @@ async fn schedules_decide_as_in_memory() {
     }
 }
 
-/// Tests logs that are long enough to be changed in place, with windows that become partly empty,
-/// completely empty, and never empty.
+/// Tests sliding window logs that are long enough to be changed in place. Some of their windows
+/// become partly empty, some become completely empty, and some never become empty.
 #[tokio::test]
 async fn long_logs_decide_as_in_memory() {
     for server in Server::each() {
@@ -162,7 +162,7 @@ async fn a_state_of_changed_limits_is_converted() {
     }
 }
 
-/// Returns a bucket of this size that is refilled with one unit per hour.
+/// Returns a token bucket of this size that is refilled with one unit per hour.
 fn bucket(units: u64, refill_mode: Option<RefillMode>, count_denied: bool) -> Limits {
     let spec = LimitSpec {
         algorithm: Some(AlgorithmName::TokenBucket),

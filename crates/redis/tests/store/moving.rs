@@ -130,9 +130,9 @@ impl<'c> Move<'c> {
     }
 }
 
-/// Reserves eight times at each of four stages: before the migration, before any key has moved,
-/// after the first key has moved, and after all keys have moved. One reservation of each stage is
-/// renewed and settled at the next stage.
+/// Reserves eight times at each of four stages: before the migration, during the migration before
+/// any key has moved, after the first key has moved, and after all keys have moved. One reservation
+/// of each stage is renewed and settled at the next stage.
 async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static str]) {
     let node = node(cluster).await;
     let rules = Rules {

@@ -1,4 +1,4 @@
-//! Tests the operator's commands, and which keys remain on the server.
+//! Tests the operator commands, and which keys remain on the server.
 
 use tidegate_core::{
     Algorithm, BlockNote, BlockedRule, Charge, Cost, Counting, Decision, Effect, Limit, Limits,
@@ -100,7 +100,7 @@ async fn blocks_are_listed_enforced_and_lifted() {
     }
 }
 
-/// The blocks that have ended are removed from a full index page by page. No script reads the whole
+/// Expired blocks are removed from a full index, one page at a time. No script reads the whole
 /// index.
 #[tokio::test]
 async fn a_full_index_is_swept_of_the_blocks_that_have_ended() {
@@ -176,7 +176,7 @@ async fn a_key_of_every_kernel_expires_with_its_state() {
     const HOUR: u64 = 3_600_000;
     let server = Server::redis();
     let store = RedisStore::connect(&server.url(), "tg").await.unwrap();
-    // The instant is 20 minutes after a full hour. A pinned clock adds a day to the time to live.
+    // The instant is 20 minutes past the hour. A pinned clock adds a day to the time to live.
     let now = 1_767_225_600_000_000 + 1_200_000_000;
     store.pin_clock(Timestamp::from_micros(now));
     let (day, hour) = (24 * HOUR, Span::from_millis(HOUR));
@@ -251,7 +251,7 @@ async fn keys_are_small_and_expire_by_themselves() {
         let key = format!("tg:{key}");
         let usage: u64 = server.command(&["MEMORY", "USAGE", &key]).parse().unwrap();
         assert!(usage <= 120, "{key} takes {usage} bytes");
-        // The slowest of these limits has refilled its unit after half a day.
+        // The slowest of these limits takes half a day to refill its unit.
         let millis: u64 = server.command(&["PTTL", &key]).parse().unwrap();
         assert!(
             (43_100_000..=43_200_002).contains(&millis),
@@ -260,8 +260,8 @@ async fn keys_are_small_and_expire_by_themselves() {
     }
 }
 
-/// Every key of the rule is listed. Keys of other rules, of other stores, and of limits that came
-/// with a request are not listed.
+/// Every key of the rule is listed. Keys of other rules, of other stores, and of limits specified
+/// in a request are not listed.
 #[tokio::test]
 async fn the_keys_of_a_rule_are_listed() {
     for server in Server::each() {

@@ -47,7 +47,7 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
 
 /// A rule's algorithm or rate is changed and changed back while a request is in progress. In
 /// between, the state was converted and has drained under the other limits, so the request's refund
-/// must not take from the charges of later requests.
+/// must not reduce the charges of later requests.
 #[tokio::test]
 async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
     const QUOTA: u64 = 10;

@@ -33,8 +33,8 @@ async fn ask(store: &RedisStore, key: &str, limits: &Limits) -> (Decision, Retry
     (decided.unwrap(), retry)
 }
 
-/// Returns the number of admitted requests if both stores take turns and then send many requests at
-/// the same time.
+/// Sends requests to both stores in turn, and then many requests at the same time. Returns the
+/// number of admitted requests.
 async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> usize {
     let mut decisions = Vec::new();
     for turn in 0..300 {
@@ -88,8 +88,8 @@ async fn servers_with_different_limits_together_admit_the_larger() {
     }
 }
 
-/// Units that the larger limit has admitted drain at the rate of that limit, even if the smaller
-/// limit has a lower rate.
+/// Units admitted by the larger limit drain at the rate of that limit, even if the smaller limit
+/// has a lower rate.
 #[tokio::test]
 async fn a_count_above_the_smaller_limit_reports_when_it_has_drained() {
     let server = Server::redis();

@@ -12,8 +12,7 @@ use super::{Proxy, RedisServer, Refused, SERVER, eventually, redis::ask};
 #[derive(Debug)]
 pub struct RedisCluster {
     nodes: Vec<RedisServer>,
-    /// The proxies in front of the cluster buses of the nodes; empty if nodes cannot be
-    /// partitioned.
+    /// The proxies in front of the nodes' cluster buses; empty if nodes cannot be partitioned.
     buses: Vec<Proxy>,
 }
 
@@ -121,8 +120,8 @@ fn node() -> RedisServer {
 const OPTIONS: [&str; 6] = [
     "--cluster-node-timeout",
     "1000",
-    // Replicas synchronize immediately, and may take over even with old data, because the tests
-    // need no durability.
+    // Replicas synchronize immediately, and may take over even with old data, because the tests do
+    // not need durability.
     "--repl-diskless-sync-delay",
     "0",
     "--cluster-replica-validity-factor",

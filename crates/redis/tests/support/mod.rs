@@ -1,6 +1,6 @@
 //! Real Redis servers for tests: standalone, replicated under Sentinels, or a cluster. Each server
-//! uses ports that were just free, and a directory that is removed at the end. Tests of other
-//! crates include this module too.
+//! uses ports that were free when it started, and a directory that is removed at the end. Tests of
+//! other crates also include this module.
 
 #![allow(
     dead_code,
@@ -38,8 +38,8 @@ pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
 /// Timeout of operations that take milliseconds on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Returns a port that is free now. Another process may take the port before it is used; the caller
-/// must then retry.
+/// Returns a port that is currently free. Another process may take the port before it is used; the
+/// caller must then retry.
 pub fn free_port() -> u16 {
     let socket = TcpListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0))).unwrap();
     socket.local_addr().unwrap().port()
@@ -80,7 +80,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // If the removal fails, the directory is removed together with the target directory.
+        // If the removal fails, the directory remains until the target directory is removed.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -38,7 +38,7 @@ impl RedisServer {
             .unwrap_or_else(|| panic!("{SERVER} exited at once on port {port}"))
     }
 
-    /// Starts a node in cluster mode that has joined no cluster yet, with additional `options`.
+    /// Starts a node in cluster mode that has not joined a cluster yet, with additional `options`.
     /// `program` is `redis-server` or `valkey-server`.
     pub fn node(program: &'static str, options: &[&str]) -> Self {
         Self::node_with(program, |_| {
@@ -56,8 +56,8 @@ impl RedisServer {
         })
     }
 
-    /// Starts a cluster of one node that has all slots. Like every cluster, it refuses calls with
-    /// keys of different slots.
+    /// Starts a cluster of one node that owns all slots. Like every cluster, it refuses calls with
+    /// keys in different slots.
     pub fn slotted(program: &'static str) -> Self {
         let server = Self::node(program, &[]);
         assert_eq!(
@@ -71,7 +71,7 @@ impl RedisServer {
         server
     }
 
-    /// Starts a server on a free port, and tries other ports if that port is taken in the meantime.
+    /// Starts a server on a free port. If another process takes the port first, tries other ports.
     /// `options` receives another free port.
     fn on_free_ports(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         (0..10)
@@ -79,7 +79,7 @@ impl RedisServer {
             .unwrap_or_else(|| panic!("{program} found no free port"))
     }
 
-    /// Starts a server on this port. Returns `None` if the server exits before it answers, because
+    /// Starts a server on this port. Returns `None` if the server exits before it replies, because
     /// the port is taken.
     fn run(program: &'static str, port: u16, options: Vec<String>) -> Option<Self> {
         let scratch = Scratch::new();
@@ -122,7 +122,7 @@ impl RedisServer {
         );
     }
 
-    /// Stops the process, so that its connections stay open but no request is answered.
+    /// Pauses the process: its connections stay open, but it does not reply to requests.
     pub fn pause(&self) {
         self.signal("STOP");
     }
@@ -132,19 +132,19 @@ impl RedisServer {
     }
 
     /// Sends a command and returns the reply. The reply has the form of the protocol, such as `+OK`
-    /// or `:3`, or is the text of a bulk string.
+    /// or `:3`, or is the content of a bulk string.
     pub fn ask(&self, words: &[&str]) -> String {
         ask(self.port, words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
 
-    /// Waits until the server answers; returns false if the server has exited.
+    /// Waits until the server replies; returns false if the server has exited.
     fn wait_until_it_answers(&mut self) -> bool {
         eventually("Redis answers", || {
             if self.child.try_wait().unwrap().is_some() {
                 return Some(false);
             }
             let answer = ask(self.port, &["PING"])?;
-            // A server that first requires a password is ready too.
+            // A server that requires a password is also ready.
             (answer == "+PONG" || answer.starts_with("-NOAUTH") || answer.starts_with("-DENIED"))
                 .then_some(true)
         })

@@ -60,19 +60,19 @@ impl Sentinels {
             .collect()
     }
 
-    /// Sends a command to the Sentinel of this index.
+    /// Sends a command to the Sentinel with this index.
     pub fn ask(&self, number: usize, words: &[&str]) -> String {
         ask(self.ports[number], words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
 
-    /// Stops the process of a Sentinel. The Sentinel is still killed at the end of the test.
+    /// Pauses a Sentinel's process. The Sentinel is still killed at the end of the test.
     pub fn pause(&self, number: usize) {
         let id = self.children[number].id().to_string();
         let status = Command::new("kill").args(["-STOP", &id]).status();
         assert!(status.unwrap().success());
     }
 
-    /// Returns how many connections the Sentinel of this index has accepted.
+    /// Returns the number of connections that the Sentinel with this index has accepted.
     pub fn connections(&self, number: usize) -> u64 {
         let info = self.ask(number, &["INFO", "stats"]);
         let line = info
