@@ -1,5 +1,5 @@
-//! Routing and load balancing: selects the upstream for a request, and the least loaded endpoint of
-//! the upstream.
+//! Routing and load balancing: selects the upstream for a request, and the upstream's least loaded
+//! endpoint.
 
 use std::{
     sync::{
@@ -40,7 +40,7 @@ pub(crate) struct Upstream {
     pub(crate) metrics: Arc<UpstreamMetrics>,
     /// The adaptive concurrency limit, if configured.
     pub(crate) concurrency: Option<UpstreamConcurrency>,
-    /// The scheme of request targets; `None` if the upstream speaks HTTP/1.1.
+    /// The scheme of request targets; `None` if the upstream uses HTTP/1.1.
     pub(crate) http2: Option<Scheme>,
 }
 
@@ -50,7 +50,7 @@ impl Upstreams {
     ///
     /// # Errors
     ///
-    /// Fails if the trust anchors for TLS cannot be loaded.
+    /// Returns an error if the trust anchors for TLS cannot be loaded.
     pub(crate) fn inheriting_from(
         settings: &[tidegate_config::UpstreamConfig],
         workers: usize,
@@ -96,15 +96,15 @@ impl Upstreams {
         self.0.iter()
     }
 
-    /// Returns the adaptive concurrency limits of the upstreams that have one.
+    /// Returns the adaptive concurrency limits of all upstreams with such a limit.
     pub(crate) fn concurrency_limits(&self) -> impl Iterator<Item = &UpstreamConcurrency> {
         self.0
             .iter()
             .filter_map(|upstream| upstream.concurrency.as_ref())
     }
 
-    /// Returns the first upstream whose conditions match the request head. The head must have a
-    /// `Host`.
+    /// Returns the first upstream whose conditions match the request head. The head must contain a
+    /// `Host` header.
     pub(crate) fn route(&self, head: &Parts) -> Result<&Arc<Upstream>, ProxyError> {
         if let Some(first) = self.0.first()
             && first.when.is_always()
@@ -172,7 +172,7 @@ impl Upstream {
         })
     }
 
-    /// Advances and returns the round robin position, at which a request starts its search for an
+    /// Advances and returns the round robin position, from which a request searches for an
     /// endpoint.
     pub(crate) fn next_position(&self) -> usize {
         match self.endpoints.len() {
@@ -181,8 +181,8 @@ impl Upstream {
         }
     }
 
-    /// Returns the endpoint with the fewest requests in flight, and its index. Skips the endpoints
-    /// whose bit is set in `tried`. If several endpoints have equal load, returns the first of
+    /// Returns the endpoint with the fewest requests in flight, and its index. Skips endpoints
+    /// whose bit is set in `tried`. If several endpoints are equally loaded, returns the first of
     /// them, counted from the index `start`.
     pub(crate) fn least_loaded(&self, start: usize, tried: u64) -> Option<(usize, &Arc<Endpoint>)> {
         let count = self.endpoints.len();

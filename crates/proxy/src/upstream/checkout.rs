@@ -14,7 +14,7 @@ pub(crate) struct Checkout {
 
 impl Checkout {
     /// Returns the connection to the pool if the connection can take another request. If the
-    /// upstream answered before it had received the whole request, closes the HTTP/1.1 connection
+    /// upstream responded before it had received the whole request, closes the HTTP/1.1 connection
     /// instead.
     pub(crate) fn return_to_pool(self) {
         // A shared HTTP/2 connection never left the pool.

@@ -64,7 +64,7 @@ where
 }
 
 /// Returns whether a connection attempt failed because this machine ran out of descriptors, ports
-/// or memory. Such an error does not indicate a problem of the endpoint.
+/// or memory. Such an error does not indicate a problem with the endpoint.
 pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     use rustix::io::Errno;
     let local = [
@@ -78,9 +78,9 @@ pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     code.is_some_and(|code| local.iter().any(|errno| errno.raw_os_error() == code))
 }
 
-/// Returns the shortage of descriptors behind `error`, an error of the resolver, if there is one,
-/// and otherwise `error`. Without a free descriptor, the resolver of some systems reports an
-/// unknown host or a refused connection (with `mymachines` in `/etc/nsswitch.conf`, for example).
+/// Returns the error of a descriptor shortage if there is one, and otherwise `error`, an error of
+/// the resolver. Without a free descriptor, some resolvers report an unknown host or a refused
+/// connection instead (for example, with `mymachines` in `/etc/nsswitch.conf`).
 fn shortage_behind(error: io::Error) -> io::Error {
     match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
         Err(shortage) if is_out_of_resources(&shortage) => shortage,

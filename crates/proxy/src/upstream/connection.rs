@@ -33,25 +33,25 @@ use crate::{
     write_stall::WatchedBody,
 };
 
-/// An upstream connection that carries the request of one caller.
+/// A connection to an upstream: an HTTP/1.1 connection or a handle to a shared HTTP/2 connection.
+/// It is either in the pool, or used by one request.
 #[derive(Debug)]
 pub(crate) struct UpstreamConnection {
     protocol: Protocol,
-    /// The HTTP/2 stream of the request; `None` if the connection speaks HTTP/1.1 or is in the
-    /// pool.
+    /// The request's HTTP/2 stream; `None` if the connection uses HTTP/1.1 or is in the pool.
     stream: Option<Arc<StreamSlot>>,
-    /// The timer of the timeout for response heads. An HTTP/1.1 connection reuses the timer for
-    /// each of its requests.
+    /// The timer for the response head timeout. An HTTP/1.1 connection reuses the timer for each of
+    /// its requests.
     timer: LazyTimer,
     slot: Arc<ConnectionSlot>,
 }
 
-/// A request to send, with the state that an earlier attempt has left.
+/// A request to send, and its state after earlier attempts.
 pub(crate) enum OutgoingRequest {
-    /// A request of which nothing was sent yet.
+    /// A request of which nothing has been sent yet.
     New(Box<Request<Upload>>),
-    /// A request that was sent once on an HTTP/2 connection, which ended before the response. The
-    /// request is idempotent, so it is sent a second time, but not a third time.
+    /// A request that was sent on an HTTP/2 connection that closed before the response. The request
+    /// is idempotent, so it is sent a second time, but not a third time.
     Resent(Box<Request<Upload>>),
     /// A request that was serialised for an HTTP/1.1 connection, which turned out to be closed.
     Serialised(Box<RequestWriter>),
@@ -60,19 +60,19 @@ pub(crate) enum OutgoingRequest {
 /// The source of a response body.
 #[derive(Debug)]
 pub(crate) enum ResponseSource {
-    /// The HTTP/1.1 connection, which carries no other request.
+    /// The HTTP/1.1 connection, which serves no other request at the same time.
     Http1,
     /// An HTTP/2 stream.
     Http2(Incoming),
 }
 
-/// The reason why a request has no response.
+/// The reason why a request received no response.
 pub(crate) enum SendError<R = OutgoingRequest> {
     /// The connection was closed or was about to close. The request may be sent on another
-    /// connection.
+    /// connection: either the upstream did not process it, or it is repeatable.
     Retryable(R),
     /// A reused connection was closed while the request was in flight. The upstream may have
-    /// processed the request.
+    /// processed the request, and the request is not repeatable.
     Lost,
     /// The request has failed with this error.
     Failed(ProxyError),
@@ -85,8 +85,8 @@ impl From<ProxyError> for SendError {
 }
 
 impl UpstreamConnection {
-    /// Creates a connection that speaks `protocol` and counts as one of its endpoint until `slot`
-    /// is dropped.
+    /// Creates a connection that uses `protocol`. It counts towards the endpoint's connection limit
+    /// until `slot` is dropped.
     pub(crate) fn new(protocol: Protocol, slot: ConnectionSlot, settings: &Proxy) -> Self {
         Self {
             protocol,
@@ -96,16 +96,16 @@ impl UpstreamConnection {
         }
     }
 
-    /// Returns whether the connection takes no more requests, because the upstream has closed it or
-    /// no longer responds.
-    pub(crate) fn probe_unusable(&mut self) -> bool {
+    /// Returns whether the connection accepts no more requests, because the upstream has closed it
+    /// or no longer responds.
+    pub(crate) fn is_unusable(&mut self) -> bool {
         match &mut self.protocol {
             Protocol::Http1(connection) => connection.probe_closed(),
             Protocol::Http2(connection) => connection.is_unusable(),
         }
     }
 
-    /// Returns whether the connection can take a request.
+    /// Returns whether the connection can accept a request.
     pub(crate) fn is_ready(&self) -> bool {
         match &self.protocol {
             Protocol::Http1(connection) => connection.is_ready(),
@@ -142,8 +142,8 @@ impl UpstreamConnection {
     }
 
     /// Starts to send `request` on an HTTP/1.1 connection. The timeout for the response head begins
-    /// at `now`. [`Self::response_head`] then waits for the response. Returns the request unsent if
-    /// the connection speaks HTTP/2.
+    /// at `now`. [`Self::response_head`] then waits for the response. If the connection uses
+    /// HTTP/2, returns the request without sending it.
     pub(crate) fn start(
         &mut self,
         request: Request<Upload>,
@@ -218,8 +218,8 @@ impl UpstreamConnection {
             (Protocol::Http2(_), OutgoingRequest::Resent(request)) => {
                 return self.send_on_stream(*request, progress, timeouts).await;
             }
-            // The request was prepared for the other HTTP version. All endpoints of an upstream
-            // speak the same version, so this case does not occur.
+            // The request was prepared for the other HTTP version. All endpoints of an upstream use
+            // the same version, so this case does not occur.
             (_, outgoing) => return Err(SendError::Retryable(outgoing)),
         }
         self.timer.set(timeouts.head);
@@ -238,8 +238,8 @@ impl UpstreamConnection {
                 request,
             ))));
         };
-        // Once the upstream has answered a request on the connection, it may close the connection
-        // at any time.
+        // Once the upstream has responded on the connection, it may close the connection at any
+        // time.
         let was_used = connection.has_answered();
         request.body_mut().set_stream(self.stream.clone());
         self.timer.set(timeouts.head);
@@ -298,7 +298,7 @@ impl UpstreamConnection {
         self.http1()?.take_buffered_frame()
     }
 
-    /// Returns the number of bytes of the response body that are left, if known.
+    /// Returns the number of remaining bytes of the response body, if known.
     pub(crate) fn remaining(&self) -> Option<u64> {
         match &self.protocol {
             Protocol::Http1(connection) => connection.remaining(),
@@ -315,7 +315,7 @@ impl UpstreamConnection {
     }
 }
 
-/// Returns whether an I/O error of this kind means that the connection has ended.
+/// Returns whether an I/O error of this kind means that the connection is closed.
 const fn is_disconnect_kind(kind: io::ErrorKind) -> bool {
     matches!(
         kind,
@@ -327,7 +327,7 @@ const fn is_disconnect_kind(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Returns whether `error` means that the whole connection has ended, not just one stream.
+/// Returns whether `error` means that the whole connection is closed, not only one stream.
 fn is_disconnect(error: &hyper::Error) -> bool {
     let cause = error
         .source()
@@ -356,9 +356,9 @@ fn bad_response(error: impl Display) -> ProxyError {
 /// The task that sends the request body.
 #[derive(Clone, Copy, Debug)]
 enum BodySender {
-    /// The body is sent by the task that waits for the response.
+    /// The task that waits for the response also sends the body.
     SameTask,
-    /// The body is sent by another task. It must wake the task that waits for the response.
+    /// Another task sends the body. It must wake the task that waits for the response.
     OtherTask,
 }
 
@@ -377,7 +377,7 @@ async fn with_head_timeout<A>(
         if let Poll::Ready(response) = future.as_mut().poll(cx) {
             return Poll::Ready(Ok(response));
         }
-        // While the upstream is still receiving the body, no response is due.
+        // While the upstream is still receiving the body, the timeout does not run.
         if is_sending {
             is_sending = match sender {
                 BodySender::SameTask => progress.is_sending(),

@@ -23,7 +23,7 @@ pub(crate) const UPSTREAM_ERRORS: [ProxyError; 6] = [
 #[derive(Debug)]
 pub(crate) struct UpstreamMetrics(Box<[MetricsShard]>);
 
-// Align to 128 bytes, which is two cache lines: processors with adjacent-line prefetch fetch cache
+// Align to 128 bytes, which is two cache lines: processors with adjacent-line prefetch load cache
 // lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -38,7 +38,7 @@ impl UpstreamMetrics {
         Self((0..workers).map(|_| MetricsShard::default()).collect())
     }
 
-    /// Counts a response of the upstream.
+    /// Counts a response from the upstream.
     pub(crate) fn count_response(&self, worker: usize, status: StatusCode) {
         let class = usize::from(status.as_u16() / 100).wrapping_sub(1);
         let counter = self

@@ -23,12 +23,12 @@ use crate::{
     request_body::{Upload, UploadProgress},
 };
 
-/// The load balancing state of one request. It keeps the settings that were current when the
+/// The load balancing state of one request. It holds the settings that were current when the
 /// request arrived.
 pub(crate) struct Dispatcher {
     pub(crate) current: Arc<RuntimeConfig>,
     worker: usize,
-    /// The index of the endpoint that was tried last; `usize::MAX` if no endpoint was tried.
+    /// The index of the endpoint that was tried last; `usize::MAX` if no endpoint has been tried.
     last: AtomicUsize,
 }
 
@@ -37,8 +37,8 @@ pub(crate) struct Dispatcher {
 pub(crate) enum PendingRequest {
     /// The request is being sent on a pooled HTTP/1.1 connection.
     Sent(Checkout, usize),
-    /// The request was not sent, because no pooled connection was idle or because the upstream
-    /// speaks HTTP/2. The asynchronous path sends it.
+    /// The request was not sent, because no pooled connection was idle or because the upstream uses
+    /// HTTP/2. The asynchronous path sends it.
     Unsent(OutgoingRequest, usize),
 }
 
@@ -56,8 +56,8 @@ impl Dispatcher {
         upstream.endpoints.get(self.last.load(Ordering::Relaxed))
     }
 
-    /// Sends `request` to the least loaded endpoint if an HTTP/1.1 connection to it is idle in the
-    /// pool.
+    /// Sends `request` to the least loaded endpoint, if the pool has an idle HTTP/1.1 connection to
+    /// it.
     pub(crate) fn try_send_idle(
         &self,
         upstream: &Upstream,
@@ -93,8 +93,8 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the response head for the request `pending`, and the connection on which the head
-    /// arrived. Retries the request if a retry is safe.
+    /// Waits for the response head of `pending`, and returns the head and the connection on which
+    /// it arrived. Retries the request if a retry is safe.
     pub(crate) async fn response_head(
         &self,
         upstream: &Upstream,
@@ -127,7 +127,7 @@ impl Dispatcher {
     }
 
     /// Tries the endpoints of `upstream` in order of load, the least loaded first. Stops when an
-    /// endpoint has answered or when the request may not be sent again.
+    /// endpoint has responded or when the request must not be sent again.
     async fn send_with_retries(
         &self,
         upstream: &Upstream,
@@ -248,8 +248,7 @@ impl Dispatcher {
         }
     }
 
-    /// Creates the checkout of `connection` for this request, and applies the settings of the
-    /// request.
+    /// Creates the checkout of `connection` for this request, and applies the request's settings.
     fn checkout(&self, mut connection: Box<UpstreamConnection>, active: ActiveRequest) -> Checkout {
         connection.update_settings(&self.current.settings);
         Checkout {
@@ -275,7 +274,7 @@ fn after_failure(
 }
 
 /// The connect timeout budget of a request. All attempts share the budget, so several unresponsive
-/// endpoints delay a request no longer than one does.
+/// endpoints delay a request no longer than a single one.
 struct ConnectBudget {
     total: Duration,
     remaining: Duration,
@@ -290,8 +289,8 @@ impl ConnectBudget {
     }
 
     /// Runs `attempt` with a deadline. An attempt at the last endpoint gets the whole remaining
-    /// budget. Any other attempt gets half of the remaining budget. Returns `None` if at most an
-    /// eighth of the total budget is left.
+    /// budget. Any other attempt gets half of it. Returns `None` if at most one eighth of the total
+    /// budget is left.
     async fn spend<T>(
         &mut self,
         is_last: bool,

@@ -69,13 +69,13 @@ impl Endpoint {
     }
 
     /// Retires the endpoint: closes its idle connections, and pools no more connections. Requests
-    /// in flight finish.
+    /// in flight are completed.
     pub(crate) fn retire(&self) {
         self.pool.retire();
     }
 
-    /// Marks active health checks as running, if they are configured. Returns true if the caller
-    /// must start them, because they were not running before.
+    /// Marks active health checks as running, if they are configured. Returns true if they were not
+    /// running before, so that the caller must start them.
     pub(crate) fn claim_health_checks(&self) -> bool {
         self.settings().health.is_some() && !self.has_health_checks.swap(true, Ordering::SeqCst)
     }
@@ -119,7 +119,7 @@ impl Endpoint {
     ///
     /// - [`ProxyError::Full`] if the endpoint is at its connection limit.
     /// - [`ProxyError::Local`] if this machine is out of resources.
-    /// - [`ProxyError::ConnectTimeout`] if the connection is not open at the time `until`.
+    /// - [`ProxyError::ConnectTimeout`] if the connection is not open by the time `until`.
     /// - [`ProxyError::Unreachable`] if the attempt fails for another reason.
     pub(crate) async fn connect(
         &self,
@@ -142,15 +142,15 @@ impl Endpoint {
         Ok(UpstreamConnection::new(protocol, slot, settings))
     }
 
-    /// Records that `endpoint` has answered a request, whatever the status of the response.
+    /// Records that the endpoint has responded to a request, regardless of the response status.
     pub(crate) fn record_success(&self) {
         if self.health.record_success() == LogDecision::Log {
             tracing::info!(upstream = %self.settings().name, endpoint = %self.address.url, "upstream endpoint recovered");
         }
     }
 
-    /// Records that a request to `endpoint` failed, if the endpoint caused it. Ejects the endpoint
-    /// after too many consecutive failures.
+    /// Records a failed request to the endpoint, if `error` is one of [`ProxyError::OF_UPSTREAM`].
+    /// Ejects the endpoint after too many consecutive failures.
     pub(crate) fn record_failure(self: &Arc<Self>, error: ProxyError) {
         let at = ProxyError::OF_UPSTREAM
             .iter()

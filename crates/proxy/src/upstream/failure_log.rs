@@ -12,13 +12,13 @@ use tokio::time::Instant;
 /// The minimum time between two failure messages about an endpoint.
 const MIN_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Whether an endpoint is failing, and when its last failure message was logged.
+/// Whether an endpoint is failing, and the time of its last failure message.
 #[derive(Debug, Default)]
 pub(crate) struct FailureLog(Mutex<FailureState>);
 
 #[derive(Clone, Copy, Debug, Default)]
 enum FailureState {
-    /// The endpoint is not failing, and no failure was ever logged.
+    /// The endpoint is not failing, and no failure has ever been logged.
     #[default]
     Healthy,
     /// The endpoint is not failing. The value is the time of the last failure message.
@@ -30,7 +30,7 @@ enum FailureState {
     Suppressed(Instant),
 }
 
-/// The decision whether to log a message.
+/// Whether to log a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LogDecision {
     Skip,

@@ -1,9 +1,10 @@
-//! An HTTP/2 connection to an upstream, shared by as many requests as the upstream allows.
+//! A shared HTTP/2 connection to an upstream, for as many concurrent requests as the upstream
+//! allows.
 //!
 //! hyper would accept any number of requests and queue the requests above the upstream's
-//! `SETTINGS_MAX_CONCURRENT_STREAMS`. The proxy could not distinguish a queued request from a
-//! request that the upstream does not answer. So this module counts the streams, and another
-//! connection is opened when all streams are in use.
+//! `SETTINGS_MAX_CONCURRENT_STREAMS`. The proxy could then not distinguish a queued request from a
+//! request to which the upstream does not respond. Therefore this module counts the streams, and
+//! another connection is opened when all streams are in use.
 
 use std::{
     future::{Future, poll_fn},
@@ -47,8 +48,8 @@ use crate::{
 /// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
 /// [`MAX_STREAMS`] stream windows, so that unread responses never block other responses.
 ///
-/// So slow clients can keep 25 MiB buffered per connection, which is 25 GiB for 1,024 connections
-/// to an upstream.
+/// As a result, slow clients can keep 25 MiB of response data buffered per connection, which is 25
+/// GiB for 1,024 connections to an upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
@@ -64,7 +65,7 @@ pub(crate) struct Http2Connection {
     max_headers: usize,
 }
 
-/// The reason why there is no response. It contains the request if sending has not begun.
+/// The reason why there is no response. It contains the request if the request has not been sent.
 pub(crate) type Http2SendError = TrySendError<Request<WatchedBody<Upload>>>;
 
 impl Http2Connection {
@@ -72,7 +73,7 @@ impl Http2Connection {
     ///
     /// # Errors
     ///
-    /// Fails if the peer does not speak HTTP/2.
+    /// Returns an error if the peer does not support HTTP/2.
     pub(crate) async fn open<S>(stream: S, settings: &Proxy) -> io::Result<Self>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -85,7 +86,7 @@ impl Http2Connection {
         let (sender, connection) = http2::Builder::new(executor.clone())
             .timer(TokioTimer::new())
             .max_header_list_size(max_head)
-            // Send nothing before the upstream's `SETTINGS` have arrived.
+            // Do not send requests before the upstream's `SETTINGS` have arrived.
             .initial_max_send_streams(0)
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
@@ -114,9 +115,8 @@ impl Http2Connection {
         })
     }
 
-    /// Returns whether the connection takes no more requests. This holds if the connection is
-    /// closed. It also holds if the connection is suspect and has no request in flight whose
-    /// response could show that it is alive.
+    /// Returns whether the connection accepts no more requests: it is closed, or it is suspect and
+    /// has no request in flight whose response could show that it is alive.
     pub(crate) fn is_unusable(&self) -> bool {
         self.sender.is_closed() || self.is_suspect() && !self.is_busy()
     }
@@ -144,8 +144,8 @@ impl Http2Connection {
         Some(Arc::new(StreamSlot(Arc::clone(&self.slots))))
     }
 
-    /// Marks the connection as suspect, because it may be dead. A suspect connection takes no more
-    /// requests until a part of any response arrives.
+    /// Marks the connection as suspect, because it may be dead. A suspect connection accepts no
+    /// more requests until part of any response arrives.
     pub(crate) fn mark_suspect(&self) {
         self.slots.is_suspect.store(true, Ordering::Relaxed);
     }
@@ -185,7 +185,8 @@ impl Http2Connection {
     }
 }
 
-/// Drives a connection until it ends, and publishes the number of streams that the upstream allows.
+/// Drives a connection until it closes, and publishes the number of streams that the upstream
+/// allows.
 async fn drive<S>(
     connection: Connection<S, WatchedBody<Upload>, SettingsWaker>,
     publisher: watch::Sender<usize>,
@@ -216,8 +217,8 @@ async fn drive<S>(
 /// After each poll, the executor wakes [`drive`] if [`drive`] waits for the upstream's `SETTINGS`.
 /// Later changes of the `SETTINGS` need no wake, because each request polls the connection.
 ///
-/// If the upstream accepts no bytes of a body for `write_timeout`, the executor drops the task of
-/// the body.
+/// If the upstream accepts no bytes of a body for `write_timeout`, the executor drops the task that
+/// sends the body.
 #[derive(Clone, Debug)]
 struct SettingsWaker {
     waker: Arc<AtomicWaker>,

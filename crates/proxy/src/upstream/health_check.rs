@@ -4,8 +4,8 @@
 //! healthy ── consecutive failed checks ──▶ down ── consecutive good checks ──▶ healthy
 //! ```
 //!
-//! Endpoints that are down get no requests while the upstream has a healthy endpoint. If no
-//! endpoint is healthy, all of them get requests.
+//! Endpoints that are down receive no requests while the upstream has a healthy endpoint. If no
+//! endpoint is healthy, all of them receive requests.
 
 use std::{
     future::poll_fn,
@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{headers::target, request_body::Upload};
 
-/// Starts the active health checks that `current` configures and that are not running yet. The
-/// checks of an endpoint run until `current` no longer configures them.
+/// Starts the active health checks that `current` configures and that are not running yet. An
+/// endpoint's checks run until `current` no longer configures them.
 pub(crate) fn start(tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
     for endpoint in current.load().upstreams.endpoints() {
         if endpoint.claim_health_checks() {
@@ -59,7 +59,7 @@ async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
         let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
         let problem = match result {
             Ok(Ok(())) => None,
-            // An error of this machine does not indicate a problem with the endpoint.
+            // A shortage on this machine does not indicate a problem with the endpoint.
             Ok(Err(error)) if connect::is_out_of_resources(&error) => {
                 tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: this host has no free file descriptor, port or memory");
                 let interval = check.interval;
@@ -76,7 +76,7 @@ async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
     }
 }
 
-/// The numbers of consecutive good and bad results of health checks.
+/// The numbers of consecutive passed and failed health checks.
 #[derive(Default)]
 struct CheckStreak {
     good: u32,
@@ -84,8 +84,7 @@ struct CheckStreak {
 }
 
 impl CheckStreak {
-    /// Records the result of a `check` of `endpoint`. `problem` is `None` if the check has
-    /// succeeded.
+    /// Records the result of a `check` of `endpoint`. `problem` is `None` if the check has passed.
     fn record(&mut self, endpoint: &Endpoint, check: &HealthCheck, problem: Option<String>) {
         let health = &endpoint.health;
         health.count_check(match problem {

@@ -1,15 +1,15 @@
-//! Bounds the interim responses (1xx) of an HTTP/2 upstream.
+//! Limits the number of interim responses (1xx) from an HTTP/2 upstream.
 //!
-//! h2 queues interim responses, and hyper's client drops them without showing them to its caller.
-//! So this module counts interim responses by their HTTP/2 frames. The limit is the same as for
-//! HTTP/1.1 upstreams.
+//! h2 queues interim responses, and hyper's client drops them without notifying its caller.
+//! Therefore this module counts interim responses by their HTTP/2 frames. The limit is the same as
+//! for HTTP/1.1 upstreams.
 //!
 //! To fail a stream that exceeds the limit, this module inserts a `RST_STREAM` into the bytes from
 //! the upstream. The inserted frame precedes the first response head above the limit. The other
 //! streams continue. When h2 then reads this head, it resets the stream towards the upstream.
 //!
-//! If the upstream ignores the reset, the connection fails. The error does not count as a failure
-//! of the endpoint for the other requests on the connection.
+//! If the upstream ignores the reset, the connection fails. For the other requests on the
+//! connection, this error does not count as a failure of the endpoint.
 
 use std::{
     collections::HashMap,
@@ -39,7 +39,7 @@ const MAX_COUNTERS: usize = 2 * MAX_STREAMS;
 /// connection itself after 1,024 heads.
 const MAX_EXCESS_HEADS: u32 = 500;
 
-/// A stream to an upstream. It resets HTTP/2 streams with too many interim responses.
+/// A byte stream to an upstream that resets HTTP/2 streams with too many interim responses.
 #[derive(Debug)]
 pub(super) struct InterimLimitStream<S> {
     stream: S,
@@ -49,7 +49,7 @@ pub(super) struct InterimLimitStream<S> {
     has_failed: bool,
 }
 
-/// Counts response heads by stream.
+/// Counts response heads per HTTP/2 stream.
 #[derive(Debug)]
 struct InterimCounter {
     parser: FrameParser,
@@ -66,7 +66,7 @@ struct StreamHeads {
     is_reset: bool,
 }
 
-/// A position in the bytes of a read at which a reset of `stream` is inserted.
+/// A position in the bytes of one read at which a reset of `stream` is inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ResetAt {
     position: usize,
@@ -89,8 +89,8 @@ impl<S> InterimLimitStream<S> {
 }
 
 impl InterimCounter {
-    /// Counts the response heads in `bytes`. Appends the resets to insert to `resets`, in order of
-    /// their positions.
+    /// Counts the response heads in `bytes`. Appends the required resets to `resets`, in the order
+    /// of their positions.
     fn read(&mut self, bytes: &[u8], resets: &mut Vec<ResetAt>) -> Result<(), TooManyInterim> {
         let mut rest = bytes;
         while let Some(frame) = self.parser.next_header(&mut rest) {
@@ -134,7 +134,7 @@ impl InterimCounter {
             }
             return Ok(());
         };
-        // Another head has followed, so the previous head was an interim response.
+        // Another head follows, so the previous head was an interim response.
         if !heads.is_reset && heads.allowance.spend(Instant::now()).is_ok() {
             return Ok(());
         }
@@ -194,8 +194,8 @@ fn rst_stream(stream: u32) -> [u8; 13] {
     [0, 0, 4, kind, 0, a, b, c, d, 0, 0, 0, 0xb]
 }
 
-/// Returns an error that counts as the end of the connection. Other requests on the connection are
-/// retried if they are idempotent and have no body.
+/// Returns an error that is treated as a disconnect. Other requests on the connection are retried
+/// if they are idempotent and have no body.
 fn aborted(error: TooManyInterim) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionAborted, error)
 }
@@ -267,7 +267,7 @@ mod tests {
     const HEADERS: u8 = FrameHeader::HEADERS;
     const END_STREAM: u8 = 1;
     const END_HEADERS: u8 = 4;
-    /// The number of response heads that a stream may have before it is reset.
+    /// The maximum number of response heads of a stream that is not reset.
     const MOST: usize = MAX_INTERIM_RESPONSES as usize + 1;
 
     fn frame(kind: u8, flags: u8, stream: u8) -> [u8; 9] {

@@ -1,4 +1,4 @@
-//! Bounds the interim responses (1xx) to one request, for HTTP/1.1 and HTTP/2 upstreams.
+//! Limits the number of interim responses (1xx) to one request, for HTTP/1.1 and HTTP/2 upstreams.
 //!
 //! Some services send a `102 Processing` every few seconds while they work, or a few `103 Early
 //! Hints`. The proxy reads and drops these interim responses. Without a bound, an upstream that
@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The maximum number of interim responses in a burst. In addition, one interim response is allowed
-/// per [`REFILL_INTERVAL`].
+/// The maximum number of interim responses in a burst. One more interim response is allowed per
+/// [`REFILL_INTERVAL`].
 pub(super) const MAX_INTERIM_RESPONSES: u32 = 100;
 
 const REFILL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The number of interim responses that one request may still get.
+/// The number of interim responses that one request may still receive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InterimAllowance {
     left: u32,
@@ -54,8 +54,8 @@ impl InterimAllowance {
 mod tests {
     use super::*;
 
-    /// Returns the number of interim responses, sent one every `interval`, that are accepted before
-    /// one is refused.
+    /// Sends one interim response every `interval`, and returns the number of accepted responses
+    /// before one is refused.
     fn admitted(allowance: &mut InterimAllowance, from: Instant, interval: Duration) -> u32 {
         (0..10_000)
             .take_while(|number| allowance.spend(from + *number * interval).is_ok())

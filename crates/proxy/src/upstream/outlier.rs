@@ -1,15 +1,17 @@
-//! Outlier detection based on request results, and the health state of an endpoint.
+//! The health state of an endpoint, and its counters for outlier detection based on request
+//! results. `endpoint.rs` records the results, applies the threshold and starts the timer that ends
+//! an ejection. `balancer.rs` prefers healthy endpoints.
 //!
 //! ```text
 //! healthy ── consecutive failed requests ──▶ ejected ── ejection time over ──▶ healthy
 //! ```
 //!
-//! After an ejection has ended, the next failure ejects the endpoint again, unless a request has
-//! succeeded in the meantime.
+//! The first failure after an ejection ejects the endpoint again, unless a request has succeeded
+//! since.
 //!
-//! Ejected endpoints get no requests while the upstream has a healthy endpoint. If no endpoint is
-//! healthy, all of them get requests. Endpoints that fail their active health checks (see
-//! `health_check`) are treated in the same way.
+//! Ejected endpoints receive no requests while the upstream has a healthy endpoint. If no endpoint
+//! is healthy, all of them receive requests. Endpoints that fail their active health checks
+//! (`health_check.rs`) are treated in the same way.
 
 use std::{
     error::Error,
@@ -37,7 +39,7 @@ const DOWN: u8 = 2;
 pub(crate) struct EndpointHealth {
     /// The reasons why the endpoint is out of rotation, one bit each: [`EJECTED`] and [`DOWN`].
     unavailable: AtomicU8,
-    /// Consecutive failed requests.
+    /// The number of consecutive failed requests.
     failures: AtomicU32,
     /// Whether a failure was recorded since the last success. With this flag, the success path
     /// needs only one atomic load.
@@ -101,12 +103,12 @@ impl EndpointHealth {
         self.checks[result as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the number of responses that ended early in this way.
+    /// Returns the number of responses that ended early in this manner.
     pub(crate) fn early_ends(&self, end: EarlyEnd) -> u64 {
         self.early_ends[end as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts a response that ended early in this way.
+    /// Counts a response that ended early in this manner.
     pub(crate) fn count_early_end(&self, end: EarlyEnd) {
         self.early_ends[end as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -149,7 +151,7 @@ impl EndpointHealth {
         is_ejected
     }
 
-    /// Clears the causes of unavailability that `endpoint_settings` no longer configure.
+    /// Clears the reasons for unavailability that `endpoint_settings` no longer configure.
     pub(crate) fn clear_unconfigured(&self, endpoint_settings: &EndpointSettings) {
         let ejected = endpoint_settings.eject.map_or(0, |_| EJECTED);
         let down = endpoint_settings.health.as_ref().map_or(0, |_| DOWN);
@@ -172,8 +174,7 @@ impl EndpointHealth {
         self.unavailable.fetch_and(!DOWN, Ordering::Relaxed) & DOWN != 0
     }
 
-    /// Ends the ejection. The next failure ejects the endpoint again, unless a request succeeds
-    /// first.
+    /// Ends the ejection. Until a request succeeds, a single failure ejects the endpoint again.
     pub(super) fn end_ejection(&self, ejection: Ejection) {
         self.failures
             .store(ejection.failures - 1, Ordering::Relaxed);
@@ -182,8 +183,8 @@ impl EndpointHealth {
     }
 }
 
-/// Returns the message of `error` and the messages of its sources. Leaves out a message that an
-/// outer message repeats.
+/// Returns the message of `error` and the messages of its sources. Omits a message that is already
+/// part of an outer message.
 pub(super) fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,8 +1,8 @@
 //! The connection pool of an endpoint.
 //!
 //! Every worker has its own shard of the pool, because a connection stays on the worker that opened
-//! it. So the lock of a shard is uncontended, with one exception. At the connection limit, a worker
-//! closes an idle connection of another worker to open a connection of its own.
+//! it. Therefore the lock of a shard is uncontended, with one exception: at the connection limit, a
+//! worker closes another worker's idle connection to open its own.
 
 use std::{
     sync::{
@@ -26,7 +26,7 @@ const MAX_REAP_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct ConnectionPool {
     /// Whether the connections use HTTP/2. Several requests share an HTTP/2 connection.
     http2: bool,
-    /// Whether a reload has removed the endpoint. If so, the pool keeps no connections.
+    /// Whether a reload has removed the endpoint. A retired pool keeps no connections.
     is_retired: AtomicBool,
     /// The idle timeout of pooled connections, in microseconds.
     idle_timeout: AtomicU64,
@@ -42,12 +42,12 @@ struct WorkerPool {
     opening: tokio::sync::Mutex<()>,
 }
 
-/// The idle HTTP/1.1 connections, or all HTTP/2 connections. The most recently used HTTP/1.1
-/// connection is the last.
+/// The idle HTTP/1.1 connections, or all HTTP/2 connections. The last HTTP/1.1 connection is the
+/// most recently used one.
 #[derive(Debug, Default)]
 struct PooledConnections {
     idle: Vec<(Instant, Box<UpstreamConnection>)>,
-    /// Whether an idle reaper runs for this shard.
+    /// Whether an idle reaper is running for this shard.
     has_reaper: bool,
 }
 
@@ -70,7 +70,7 @@ impl ConnectionPool {
         Duration::from_micros(self.idle_timeout.load(Ordering::Relaxed))
     }
 
-    /// Closes the idle connections, and pools no connection from now on.
+    /// Closes the idle connections, and stops pooling connections.
     pub(super) fn retire(&self) {
         // Set the flag before the pool is emptied, because `put_back` checks the flag under the
         // lock.
@@ -110,17 +110,14 @@ impl ConnectionPool {
     }
 
     /// Waits for permission to open an HTTP/2 connection on `worker`. Only one request at a time
-    /// has permission. Requests that arrive in the meantime share the new connection, and do not
-    /// open more connections.
-    pub(super) async fn wait_to_open(
-        &self,
-        worker: usize,
-    ) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    /// has permission. Requests that arrive while it opens the connection share that connection
+    /// instead of opening more.
+    pub(super) async fn opening(&self, worker: usize) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         Some(self.workers.get(worker)?.opening.lock().await)
     }
 
-    /// Returns `connection` to the shard of `worker`. The result is true if the caller must start
-    /// the idle reaper of the shard.
+    /// Puts `connection` into the shard of `worker`. Returns true if the caller must start the
+    /// shard's idle reaper.
     pub(super) fn put_back(&self, worker: usize, connection: Box<UpstreamConnection>) -> bool {
         let Some(worker) = self.workers.get(worker) else {
             return false;
@@ -133,12 +130,12 @@ impl ConnectionPool {
         !std::mem::replace(&mut pooled.has_reaper, true)
     }
 
-    /// Removes a connection of some worker from the pool, so that the connection can be closed.
-    /// Takes the worker's longest-idle connection.
+    /// Removes an idle connection from the pool, so that it can be closed: the longest-idle
+    /// connection of the first worker with an idle connection.
     pub(super) fn evict_idle(&self) -> Option<Box<UpstreamConnection>> {
         self.workers.iter().find_map(|worker| {
             let mut pooled = lock(worker);
-            // The first connection of a shard has been idle longest.
+            // The first connection of a shard has been idle for the longest time.
             let mut connections = pooled.idle.iter();
             let at = connections.position(|(_, connection)| !connection.is_busy())?;
             Some(pooled.idle.remove(at).1)

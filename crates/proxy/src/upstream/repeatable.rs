@@ -2,8 +2,8 @@
 
 use http::Method;
 
-/// Returns whether a request may be sent twice: it must be idempotent and have no body. If a reused
-/// connection ends before any byte of the response, such a request is sent again.
+/// Returns whether a request may be sent twice: it must be idempotent and have no body. Such a
+/// request is sent again if a reused connection closes before the first byte of the response.
 pub(super) fn is_repeatable(method: &Method, has_body: bool) -> bool {
     method.is_idempotent() && !has_body
 }

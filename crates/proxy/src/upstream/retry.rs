@@ -1,13 +1,17 @@
-//! The retry policy for requests that got no response.
+//! The retry policy for requests that received no response.
+//!
+//! This module only makes the decision: `send_with_retries` in `dispatch.rs` carries out the retry,
+//! and `repeatable.rs` says which requests are repeatable, so that they may be processed twice.
 //!
 //! | the state of the request | the action |
 //! | --- | --- |
 //! | not accepted: its pooled connection was stale | send it again |
-//! | not accepted: again a stale connection, after several | send it to another endpoint |
+//! | possibly processed on a stale pooled connection, but repeatable | send it again |
+//! | either of these, after [`MAX_STALE`] stale connections | send it to another endpoint |
 //! | not accepted by a new connection | send it to another endpoint; the endpoint has failed |
-//! | possibly processed, and not [repeatable](is_repeatable) | answer with an error |
-//! | failed because the client's body failed | answer with the error of the body |
-//! | failed for another reason | answer with the error; the endpoint has failed |
+//! | possibly processed, and not repeatable | respond with an error |
+//! | failed because the client's body failed | respond with the body's error |
+//! | failed for another reason | respond with the error; the endpoint has failed |
 
 use super::connection::SendError;
 use crate::error::ProxyError;
@@ -17,14 +21,14 @@ use crate::error::ProxyError;
 /// HTTP/2: after a stale HTTP/1.1 connection, a new connection is opened.
 const MAX_STALE: u32 = 3;
 
-/// The attempt that failed.
+/// A failed attempt to send a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FailedAttempt {
     /// Whether the connection came from the pool.
     pub(super) is_pooled: bool,
     /// The number of stale pooled connections that the request has encountered, including this one.
     pub(super) stale: u32,
-    /// The error of the request body, if it has failed.
+    /// The error of the request body, if the body has failed.
     pub(super) upload_error: Option<ProxyError>,
 }
 
@@ -43,32 +47,45 @@ pub(super) struct RetryDecision<R> {
 pub(super) enum Resend<R> {
     /// To the least loaded endpoint, possibly the same as before.
     AnyEndpoint(R),
-    /// To an endpoint that has not been tried.
-    OtherEndpoint(R),
+    /// Send the request to another endpoint.
+    OtherEndpoint {
+        request: R,
+        has_endpoint_failed: bool,
+    },
+    /// Give up, and respond with `error`.
+    Never {
+        error: ProxyError,
+        has_endpoint_failed: bool,
+    },
 }
 
-/// Decides whether and where to send the request again after `error` in this `attempt`.
-pub(super) fn decide<R>(error: SendError<R>, attempt: FailedAttempt) -> RetryDecision<R> {
-    let (action, endpoint_error) = match (error, attempt.upload_error) {
-        // A pooled connection may be stale. But if a new connection does not accept the request,
-        // the endpoint has failed.
-        (SendError::Retryable(request), _) if !attempt.is_pooled => (
-            Ok(Resend::OtherEndpoint(request)),
-            Some(ProxyError::BadResponse),
-        ),
-        (SendError::Retryable(request), _) if attempt.stale <= MAX_STALE => {
-            (Ok(Resend::AnyEndpoint(request)), None)
+/// Decides whether to send the request again, and where, after `error` in this `attempt`.
+pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> {
+    match (error, attempt.upload_error) {
+        // A pooled connection may be stale. If a new connection does not accept the request, the
+        // endpoint has failed.
+        (SendError::Retryable(request), _) => {
+            if attempt.is_pooled && attempt.stale <= MAX_STALE {
+                return Retry::AnyEndpoint(request);
+            }
+            Retry::OtherEndpoint {
+                request,
+                has_endpoint_failed: !attempt.is_pooled,
+            }
         }
-        (SendError::Retryable(request), _) => (Ok(Resend::OtherEndpoint(request)), None),
-        // If the client aborted its request body, this abort is the reason why there is no
-        // response.
-        (_, Some(upload_error)) => (Err(upload_error), None),
-        (SendError::Lost, None) => (Err(ProxyError::BadResponse), None),
-        (SendError::Failed(error), None) => (Err(error), Some(error)),
-    };
-    RetryDecision {
-        action,
-        endpoint_error,
+        // If the client aborted its request body, the abort explains the missing response.
+        (_, Some(error)) => Retry::Never {
+            error,
+            has_endpoint_failed: false,
+        },
+        (SendError::Lost, None) => Retry::Never {
+            error: ProxyError::BadResponse,
+            has_endpoint_failed: false,
+        },
+        (SendError::Failed(error), None) => Retry::Never {
+            error,
+            has_endpoint_failed: true,
+        },
     }
 }
 

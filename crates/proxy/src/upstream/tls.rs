@@ -10,12 +10,12 @@ use tidegate_net::roots;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrustAnchorError {
-    /// The file of trust anchors cannot be used.
+    /// The trust anchor file cannot be used.
     #[error("proxy.upstreams: `ca` of {upstream}: cannot use {path}: {problem}")]
     File {
         /// The upstream's name.
         upstream: Box<str>,
-        /// The path of the file.
+        /// The file's path.
         path: PathBuf,
         /// The problem with the file.
         problem: String,
@@ -33,7 +33,7 @@ pub enum TrustAnchorError {
     Unusable(#[from] rustls::Error),
 }
 
-/// The TLS client settings of an upstream. Two values are equal if they have the same trust
+/// The TLS client settings of an upstream. Two settings are equal if they have the same trust
 /// anchors.
 #[derive(Clone, Debug)]
 pub(crate) struct UpstreamTls {

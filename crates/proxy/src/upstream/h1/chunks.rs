@@ -12,13 +12,13 @@ const MAX_LINE_BYTES: usize = 4_096;
 /// The maximum number of trailers.
 const MAX_TRAILERS: usize = 100;
 
-/// The position of the decoder in a chunked body.
+/// The decoder's position in a chunked body.
 #[derive(Debug, Default)]
 pub(super) enum ChunkDecoder {
     /// Before a chunk-size line.
     #[default]
     Size,
-    /// Within a chunk. The value is the number of bytes left in the chunk.
+    /// Within a chunk. The value is the number of remaining bytes in the chunk.
     Data(u64),
     /// After a chunk's data, before its CR LF.
     DataEnd,
@@ -40,12 +40,8 @@ pub(super) enum Piece {
 
 impl ChunkDecoder {
     /// Decodes the next part of the body from `received`. A trailer section of more than `max`
-    /// bytes is an error. The empty line at its end counts towards `max`.
-    pub(super) fn next(
-        &mut self,
-        received: &mut BytesMut,
-        max: usize,
-    ) -> Result<Piece, InvalidResponse> {
+    /// bytes is an error. The empty line at its end counts towards these bytes.
+    pub(super) fn next(&mut self, received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
         loop {
             *self = match self {
                 Self::Size => match size(received)? {
@@ -133,9 +129,9 @@ fn trailers(received: &mut BytesMut, max: usize) -> Result<Piece, InvalidRespons
 mod tests {
     use super::*;
 
-    /// Decodes `bytes` twice, once all together and once byte by byte, and checks that the results
-    /// agree.
-    fn read(bytes: &str) -> Result<(String, Piece), InvalidResponse> {
+    /// Decodes `bytes` twice, once all at once and once byte by byte, and checks that the results
+    /// are equal.
+    fn read(bytes: &str) -> Result<(String, Piece), Malformed> {
         let whole = read_by(bytes, bytes.len());
         let byte_by_byte = read_by(bytes, 1);
         assert_eq!(whole, byte_by_byte, "{bytes:?}");

@@ -18,7 +18,7 @@ use crate::headers::{hop_by_hop, lookup};
 pub(super) enum Framing {
     /// No body.
     Nothing,
-    /// A body with a `Content-Length`. The value is the number of bytes left.
+    /// A body with a `Content-Length`. The value is the number of remaining bytes.
     Length(u64),
     Chunked,
     /// A body that ends with the connection. Only responses have such bodies.
@@ -32,15 +32,15 @@ impl Framing {
         if body.is_end_stream() {
             return Self::Nothing;
         }
-        // Normalisation has refused any `Content-Length` that is not a single number.
+        // Normalisation has rejected any `Content-Length` that is not a single number.
         lookup::first(headers, &CONTENT_LENGTH)
             .and_then(number)
             .map_or(Self::Chunked, Self::Length)
     }
 
     /// Returns the framing of a response body, and removes `Content-Length` from a 204 response. A
-    /// repeated `Content-Length` is malformed even if its values agree. RFC 9110, section 8.6,
-    /// allows a recipient to accept or refuse equal values.
+    /// repeated `Content-Length` is treated as malformed even if its values are equal. RFC 9110,
+    /// section 8.6, allows a recipient to accept or reject equal values.
     pub(super) fn of_response(
         response: &mut Response<()>,
         has_no_body: bool,
@@ -51,8 +51,8 @@ impl Framing {
         let is_bodiless = status.is_informational()
             || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         if status == StatusCode::NO_CONTENT {
-            // A 204 response must not have a `Content-Length` (RFC 9110, section 8.6). With this
-            // header, an HTTP/2 client would wait for a body.
+            // A 204 response must not have a `Content-Length` (RFC 9110, section 8.6). With one, an
+            // HTTP/2 client would wait for a body.
             lookup::remove(response.headers_mut(), &CONTENT_LENGTH);
         }
         if has_no_body || is_bodiless {
@@ -64,7 +64,7 @@ impl Framing {
         let mut codings = response.headers().get_all(TRANSFER_ENCODING).iter();
         match (codings.next(), codings.next()) {
             // Only `chunked` is accepted. The proxy removes `Transfer-Encoding`, so the client
-            // could not decode any other coding.
+            // could not decode any other transfer coding.
             (Some(coding), None)
                 if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
                     && response.version() == Version::HTTP_11 =>
@@ -123,9 +123,9 @@ pub(super) fn length_of(data: &[u8]) -> u64 {
     u64::try_from(data.len()).unwrap_or(u64::MAX)
 }
 
-/// Returns the `Content-Length` of a response. It is an error if there is more than one
-/// `Content-Length`, or if the value is not a number.
-fn length(headers: &HeaderMap) -> Result<Option<u64>, InvalidResponse> {
+/// Returns the `Content-Length` of a response. More than one `Content-Length`, or a value that is
+/// not a number, is an error.
+fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(line) = lines.next() else {
         return Ok(None);

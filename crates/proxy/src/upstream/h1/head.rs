@@ -30,9 +30,9 @@ impl HeadLimits {
     }
 }
 
-/// A cache of the header lines of the last response, without long lines. The responses of an
-/// upstream have many equal lines. A line that equals the line at the same position in the last
-/// response is not parsed again.
+/// A cache of the header lines of the last response, except long lines. An upstream's responses
+/// have many lines in common. A line that equals the line at the same position in the last response
+/// is not parsed again.
 #[derive(Default)]
 pub(super) struct HeaderLineCache(Vec<Option<CachedHeaderLine>>);
 
@@ -48,7 +48,7 @@ struct CachedHeaderLine {
 }
 
 impl HeaderLineCache {
-    /// Returns the name and value of `header`, which is the line at index `at` of `head`. The
+    /// Returns the name and value of `header`, which is the line with index `at` in `head`. The
     /// caller must read the lines of a head in order.
     fn read(
         &mut self,
@@ -160,7 +160,7 @@ pub(super) fn parse(
         read(received, limits.bytes, &mut room, cache)
     };
     let Some((length, response)) = head? else {
-        // Reject an incomplete head that already exceeds the maximum, without waiting for its end.
+        // Reject an incomplete head as soon as it exceeds the maximum.
         return if received.len() > limits.bytes {
             Err(InvalidResponse::HeadTooLarge)
         } else {

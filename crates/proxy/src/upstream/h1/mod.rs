@@ -2,8 +2,8 @@
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
 //! through channels. If both sockets belong to one thread, these channels and tasks take a fifth of
-//! the proxy's CPU (ADR 0006). So here the task of the client connection reads and writes the
-//! upstream's socket directly.
+//! the proxy's CPU time (ADR 0006). In this module, the client connection's task therefore reads
+//! and writes the upstream's socket directly.
 //!
 //! ```text
 //! start      sets the request to send; the body is sent as it arrives
@@ -51,14 +51,14 @@ use crate::{
     request_body::Upload,
 };
 
-/// The minimum and maximum size of a read, in bytes. The minimum is enough for a head with a small
-/// body. The maximum is enough for a fast download.
+/// The minimum and maximum size of a read, in bytes. The minimum is large enough for a head with a
+/// small body, the maximum for a fast download.
 const READ_BYTES: std::ops::RangeInclusive<usize> = 8 << 10..=64 << 10;
 
 /// A socket to an upstream, plaintext or TLS.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Send {
-    /// Returns true only if there is certainly nothing to read. Makes a system call only if the
-    /// async runtime has recorded that the socket is readable.
+    /// Returns true only if it is certain that there is nothing to read. Makes a system call only
+    /// if the async runtime has recorded that the socket is readable.
     fn is_quiet(&self) -> bool;
 }
 
@@ -72,7 +72,7 @@ impl Socket for TcpStream {
 }
 
 impl Socket for TlsStream<TcpStream> {
-    /// Returns false, because decrypted data may wait inside the TLS session.
+    /// Returns false, because the TLS session may hold decrypted data.
     fn is_quiet(&self) -> bool {
         false
     }
@@ -88,27 +88,27 @@ pub(crate) struct Http1Connection {
     state: ReadState,
     /// Whether the upstream keeps the connection open after this response.
     keeps_alive: bool,
-    /// Whether a response has arrived before. After the first response, the upstream may close the
+    /// Whether any response has arrived yet. After the first response, the upstream may close the
     /// connection at any time between requests.
     has_answered: bool,
     /// Whether nothing has arrived since the start of the last request.
     is_silent: bool,
-    /// The interim responses that the last request may still get.
+    /// The interim responses that the last request may still receive.
     interim_allowance: InterimAllowance,
     limits: head::HeadLimits,
     header_cache: head::HeaderLineCache,
 }
 
-/// The part of a response that the upstream has to send next.
+/// The part of a response that the upstream sends next.
 #[derive(Debug)]
 enum ReadState {
-    /// Nothing, because no request is in flight or the response is complete.
+    /// No part, because no request is in flight or the response is complete.
     Nothing,
     /// The head of a response. `has_no_body` is true for the response to a `HEAD` request.
     Head {
         has_no_body: bool,
     },
-    /// A body of known length. The value is the number of bytes left.
+    /// A body of known length. The value is the number of remaining bytes.
     Length(u64),
     Chunked(ChunkDecoder),
     /// A body that ends when the upstream closes the connection.
@@ -141,8 +141,8 @@ impl Http1Connection {
         self.stream.set_write_timeout(write_timeout);
     }
 
-    /// Returns whether the connection can take a request. The last response must be complete, the
-    /// last request must be sent, and neither side may want to close.
+    /// Returns whether the connection can accept a request. The last response must be complete, the
+    /// last request must be sent, and neither side may have asked to close the connection.
     pub(crate) fn is_ready(&self) -> bool {
         matches!(self.state, ReadState::Nothing)
             && self.keeps_alive
@@ -170,7 +170,7 @@ impl Http1Connection {
         self.await_head();
     }
 
-    /// Sets the next request to send: one that got no response on another connection.
+    /// Sets the next request to send: one that received no response on another connection.
     pub(crate) fn resend(&mut self, request: RequestWriter) {
         self.writer = request;
         self.await_head();
@@ -185,8 +185,8 @@ impl Http1Connection {
     }
 
     /// Returns whether the connection was reused and has received nothing since the start of the
-    /// last request. If a stale connection ends, the upstream has probably closed it before the
-    /// request.
+    /// last request. If such a stale connection is closed, the upstream probably closed it before
+    /// the request arrived.
     pub(crate) const fn is_stale(&self) -> bool {
         self.has_answered && self.is_silent
     }
@@ -203,7 +203,7 @@ impl Http1Connection {
         loop {
             let parsed = head::parse(&mut self.received, self.limits, &mut self.header_cache);
             if let Some(response) = parsed.map_err(malformed)? {
-                // Interim responses (1xx) are dropped. The proxy itself answers `Expect:
+                // Interim responses (1xx) are dropped. The proxy itself responds to `Expect:
                 // 100-continue`.
                 let is_interim = response.status().is_informational()
                     && response.status() != StatusCode::SWITCHING_PROTOCOLS;
@@ -330,7 +330,7 @@ impl Http1Connection {
         }
     }
 
-    /// Returns the number of bytes of the response body that are left, if known.
+    /// Returns the number of remaining bytes of the response body, if known.
     pub(crate) fn remaining(&self) -> Option<u64> {
         match self.state {
             ReadState::Nothing => Some(0),
@@ -339,11 +339,11 @@ impl Http1Connection {
         }
     }
 
-    /// Sends as much of the request as possible. Fails if the client aborts the body, or if the
-    /// upstream accepts no bytes at all.
+    /// Sends as much of the request as possible. Returns an error if the client aborts the body, or
+    /// if the upstream accepts no bytes at all.
     ///
-    /// If the upstream stops reading later, it may still have sent a response. So this function
-    /// then returns no error. The request fails only if no response can be read.
+    /// If the upstream stops reading later, it may still have sent a response. In this case, the
+    /// function does not return an error, and the request fails only if no response can be read.
     fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.writer.is_sent() {
             return Ok(());
@@ -370,7 +370,7 @@ impl Http1Connection {
         let room = self.received.capacity() - self.received.len();
         let read = ready!(pin!(self.stream.read_buf(&mut self.received)).poll(cx))?;
         self.is_silent &= read == 0;
-        // A read that fills the buffer suggests a fast body, so double the size of the next read.
+        // A read that fills the buffer indicates a fast body, so double the size of the next read.
         if read == room {
             self.read_bytes = (self.read_bytes * 2).min(*READ_BYTES.end());
         }

@@ -17,12 +17,12 @@ use crate::{
     upstream::repeatable::is_repeatable,
 };
 
-/// The number of unsent bytes at which the body is no longer polled.
+/// The number of unsent bytes at which the writer stops polling the body.
 const WRITE_BYTES: usize = 16 << 10;
 
 /// The maximum size of the first write, which is the size of one TLS record. TLS delivers a record
 /// to the upstream completely or not at all. If a write of several records failed, the first record
-/// could have been delivered.
+/// might already have been delivered.
 const RECORD_BYTES: usize = 16 << 10;
 
 /// The unsent part of a request.
@@ -34,15 +34,15 @@ pub(crate) struct RequestWriter {
     written: usize,
     body: Option<(Upload, Framing)>,
     is_unflushed: bool,
-    /// Whether nothing was written yet.
+    /// Whether nothing has been written yet.
     is_untouched: bool,
-    /// Whether the request is idempotent and has no body, so that it may be sent twice.
+    /// Whether the request may be sent twice, because it is idempotent and has no body.
     is_repeatable: bool,
     /// Whether the request is a `HEAD`, whose response has no body.
     is_head: bool,
 }
 
-/// The reason why a request was not sent completely.
+/// The reason why only part of a request was sent.
 pub(super) enum WriteError {
     /// The client aborted the body, or the body contradicts its declared length.
     Body(io::Error),
@@ -65,17 +65,17 @@ impl RequestWriter {
         self.is_head = head.method == Method::HEAD;
     }
 
-    /// Returns whether the whole request was written.
-    pub(super) fn is_written(&self) -> bool {
+    /// Returns whether the whole request has been written.
+    pub(super) fn is_over(&self) -> bool {
         self.body.is_none() && self.unwritten().is_empty()
     }
 
-    /// Returns whether the whole request was written and flushed.
+    /// Returns whether the whole request has been written and flushed.
     pub(super) fn is_sent(&self) -> bool {
         self.is_written() && !self.is_unflushed
     }
 
-    /// Returns whether nothing was written yet.
+    /// Returns whether nothing has been written yet.
     pub(super) const fn is_untouched(&self) -> bool {
         self.is_untouched
     }
@@ -85,8 +85,8 @@ impl RequestWriter {
         self.is_head
     }
 
-    /// Takes the request for another connection, if no part of it was written or if it may be sent
-    /// twice.
+    /// Takes the request for another connection, if no part of it has been written or if it may be
+    /// sent twice.
     pub(super) fn take_for_retry(&mut self) -> Option<Self> {
         (self.is_untouched || self.is_repeatable).then(|| Self {
             written: 0,
@@ -264,8 +264,8 @@ mod tests {
         writer
     }
 
-    /// Sends the request of `writer` on a stream with this much room, and returns the bytes that
-    /// the stream received.
+    /// Sends the request of `writer` on a stream that accepts `room` bytes, and returns the bytes
+    /// that the stream received.
     fn sent(writer: &mut RequestWriter, room: usize) -> String {
         let mut stream = Closing {
             room,

@@ -29,7 +29,7 @@ pub struct ScriptedConnection {
 /// A response as the proxy parsed it.
 #[derive(Debug, Default)]
 pub struct ParsedResponse {
-    /// The head as the client would receive it, if there was a valid one.
+    /// The head as the client would receive it, if the head was valid.
     pub head: Option<Response<()>>,
     /// The received part of the body.
     pub body: Vec<u8>,
@@ -40,7 +40,7 @@ pub struct ParsedResponse {
 }
 
 impl ScriptedConnection {
-    /// Opens a connection on which no request was sent yet.
+    /// Opens a connection on which no request has been sent yet.
     #[must_use]
     pub fn open(settings: &Proxy) -> Self {
         let socket = ScriptedSocket::default();
@@ -50,8 +50,8 @@ impl ScriptedConnection {
         }
     }
 
-    /// Returns whether the connection takes another request: the last response is complete, and
-    /// nothing follows it.
+    /// Returns whether the connection accepts another request: the last response is complete, and
+    /// no other data follows it.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.connection.is_ready() && self.socket.pieces().is_empty()
