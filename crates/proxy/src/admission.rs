@@ -4,11 +4,11 @@
 //!
 //! - It normalises the request head.
 //! - It sheds the request if the upstream is at its adaptive concurrency limit.
-//! - It adds entries for elastic rules. The entries say which upstreams have spare capacity.
+//! - It adds entries for elastic rules, which say which upstreams have spare capacity.
 //!
-//! Admission control does not acquire a concurrency permit. The handler acquires the permit when it
-//! forwards the request, because a rate limit queue may delay the request until then. The permit is
-//! paused while the client uploads, so that only the latency of the upstream is measured.
+//! Admission control does not acquire a concurrency permit. The handler acquires the permit only
+//! when it forwards the request, because a rate limit queue may delay the request. The permit is
+//! paused while the client uploads, so that only the upstream's latency is measured.
 
 use std::{
     convert::Infallible,
@@ -65,8 +65,7 @@ impl<S> AdmissionService<S> {
 
 type AdmissionResult<R> = Result<Response<LimitedBody<R>>, Infallible>;
 
-/// A response that admission control generates itself. The response is boxed because it is large
-/// and rare.
+/// A response that admission control generates itself. It is boxed because it is large and rare.
 type LocalReply<R> =
     Map<Ready<Box<Response<Bytes>>>, fn(Box<Response<Bytes>>) -> AdmissionResult<R>>;
 
@@ -118,7 +117,7 @@ impl AdmissionContext {
         // Fast path: most configurations have no adaptive limits.
         current.upstreams.concurrency_limits().next()?;
         self.add_headroom_entries(&current, head);
-        // If no upstream matches, the handler answers the request.
+        // If no upstream matches, the handler responds with an error.
         let upstream = current.upstreams.route(head).ok()?;
         let concurrency = upstream.concurrency.as_ref()?;
         let classified = concurrency.classify(head, &self.layer, self.limiter.now());
@@ -129,8 +128,8 @@ impl AdmissionContext {
         Some(reply)
     }
 
-    /// Adds an entry for each upstream to which the `elastic` setting of a rule refers. The entry
-    /// says whether the upstream has headroom (spare capacity).
+    /// Adds an entry for each upstream to which a rule's `elastic` setting refers. The entry says
+    /// whether the upstream has headroom (spare capacity).
     fn add_headroom_entries(&self, current: &RuntimeConfig, head: &mut Parts) {
         let rules = self.limiter.rules();
         for concurrency in current.upstreams.concurrency_limits() {

@@ -1,7 +1,7 @@
 //! Explains hyper's replies to HTTP/1.1 heads that are too large or not valid HTTP.
 //!
 //! hyper writes these replies itself, without an explanation and without a callback. The proxy sees
-//! them only as bytes that are written to a client while no response of the proxy is due.
+//! them only as bytes that hyper writes to the client while no response from the proxy is due.
 //! [`BadRequests::explain`] recognises and counts hyper's replies, and adds a problem document (RFC
 //! 9457).
 
@@ -16,7 +16,7 @@ use tidegate_net::{
 
 use super::error::ProxyError;
 
-/// The statuses with which hyper rejects a head, and their explanations.
+/// The status codes with which hyper rejects a head, and their explanations.
 const REASONS: [(StatusCode, &str); 3] = [
     (
         StatusCode::BAD_REQUEST,
@@ -29,8 +29,8 @@ const REASONS: [(StatusCode, &str); 3] = [
     ),
 ];
 
-/// The errors for which the proxy refuses a request before any rule is evaluated. The names are
-/// those of [`ProxyError::as_str`].
+/// The errors for which the proxy rejects a request before any rule is evaluated, by their names
+/// from [`ProxyError::as_str`].
 const EARLY_ERRORS: [&str; 12] = [
     BODY_COST,
     "body_broke",
@@ -46,7 +46,8 @@ const EARLY_ERRORS: [&str; 12] = [
     "tunnel",
 ];
 
-/// The reason for a request whose body does not contain the cost that a rule reads from it.
+/// The reason for the rejection of a request whose body does not contain the cost that a rule reads
+/// from it.
 pub(crate) const BODY_COST: &str = "body_cost";
 
 const REJECTED: Metric<1> = Metric::counter(
@@ -60,7 +61,8 @@ const REFUSED: Metric<1> = Metric::counter(
     "Requests that the proxy refused before any rule was evaluated, by reason.",
 );
 
-/// Counts the heads rejected by hyper, by status, and the requests refused by the proxy, by reason.
+/// Counts the heads rejected by hyper, by status, and the requests rejected by the proxy, by
+/// reason.
 #[derive(Debug, Default)]
 pub(crate) struct BadRequests {
     heads: [AtomicU64; REASONS.len()],
@@ -94,12 +96,12 @@ impl BadRequests {
         Some(response.freeze())
     }
 
-    /// Counts a request that the proxy refuses before any rule is evaluated.
+    /// Counts a request that the proxy rejects before any rule is evaluated.
     pub(crate) fn count(&self, error: ProxyError) {
         self.count_reason(error.as_str());
     }
 
-    /// Counts a request that the proxy refuses for this reason.
+    /// Counts a request that the proxy rejects for this reason.
     pub(crate) fn count_reason(&self, reason: &str) {
         let at = EARLY_ERRORS.iter().position(|known| *known == reason);
         debug_assert!(at.is_some(), "{reason} is not counted");

@@ -1,8 +1,8 @@
 //! Reads the body of a request if the cost of a rule depends on it.
 //!
 //! A request to which such a rule applies waits here until its body has arrived. The rule then
-//! charges the cost before the request is forwarded, with its body unchanged. The bodies of all
-//! other requests are not read.
+//! charges the cost, and the request is forwarded with its body unchanged. The bodies of all other
+//! requests are not read.
 
 use std::{
     convert::Infallible,
@@ -45,8 +45,7 @@ pub(crate) struct BodyCostContext {
     pub(crate) layer: RateLimitLayer<ProxyLimiter>,
 }
 
-/// A service that reads the costs of requests from their bodies. The inner service must always be
-/// ready.
+/// A service that reads request costs from request bodies. The inner service must always be ready.
 #[derive(Clone, Debug)]
 pub(crate) struct BodyCostService<S> {
     inner: S,
@@ -98,8 +97,8 @@ where
 type LocalReply = Box<Response<Bytes>>;
 
 impl BodyCostContext {
-    /// Reads `body`, and adds the costs of the rules to the extensions of `head`. Returns a response
-    /// if the body cannot be read or does not contain a valid cost.
+    /// Reads `body`, and adds the rules' costs to the extensions of `head`. Returns a response if
+    /// the body cannot be read or does not contain a valid cost.
     async fn read(&self, head: &mut Parts, body: Incoming) -> Result<RequestBody, LocalReply> {
         if !is_plain(head) {
             return Err(self.reject(head, &"content-encoding: a rule reads the cost of the request from its body, so the body must not be compressed"));
@@ -112,7 +111,7 @@ impl BodyCostContext {
                 return Err(Box::new(error.response(call)));
             }
         };
-        // Find the rules again: they may have changed while the body arrived.
+        // Look up the rules again: they may have changed while the body arrived.
         let rules = self.layer.body_cost_rules(head);
         match costs(&rules, &body.data) {
             Ok(costs) => {
@@ -179,10 +178,10 @@ fn is_plain(head: &Parts) -> bool {
     encodings.all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
-/// The reason why a body does not contain the cost of a request.
+/// The reason why a body does not contain the request's cost.
 #[derive(Debug)]
 enum BodyCostError<'r> {
-    /// The body is not a JSON document. The text says why.
+    /// The body is not a JSON document. The string says why.
     NotJson(String),
     /// The value at `pointer` is not a number from `least` to `most`.
     NotANumber {
@@ -224,7 +223,7 @@ fn costs<'r>(rules: &'r [RuleBodyCost], body: &[u8]) -> Result<BodyCosts, BodyCo
         let cost = rule.body_cost();
         cost.output.iter().chain(&cost.times)
     });
-    // A request without a body has no numbers, so its rules charge their defaults.
+    // A request without a body contains no numbers, so its rules charge their defaults.
     let numbers = if body.is_empty() {
         JsonNumbers::default()
     } else {
@@ -264,8 +263,9 @@ fn numbers_of<'r>(
     };
     let mut output = None;
     for pointer in &cost.output {
-        // Upstreams differ in which of several members counts, so the largest number counts. Some
-        // take 0 for no limit, so 0 counts like a missing number.
+        // If several of these JSON fields are present, upstreams differ in which one they use, so
+        // the largest number counts. Some upstreams treat 0 as unlimited, so 0 counts as a missing
+        // number.
         output = output.max(number(pointer.as_str(), 0)?.filter(|number| *number > 0));
     }
     let times = match &cost.times {

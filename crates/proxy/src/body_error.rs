@@ -5,13 +5,13 @@ use std::{error::Error, fmt};
 /// The reason why a body was not forwarded completely.
 #[derive(Debug)]
 pub(crate) enum BodyError {
-    /// Nothing arrived before the timeout.
+    /// No data arrived within the idle timeout.
     IdleTimeout,
     /// The body exceeds its maximum size.
     TooLarge,
     /// The client reads the response too slowly.
     SlowClient,
-    /// The response is complete, so the rest of the request body is not sent.
+    /// The response is complete, so the rest of the request body is not needed.
     Unwanted,
     /// The sender closed or reset the stream early.
     Aborted(Box<dyn Error + Send + Sync>),
@@ -33,7 +33,7 @@ impl fmt::Display for BodyError {
 
 impl Error for BodyError {}
 
-/// The way in which an upstream ended a response early, as a metric label and log value.
+/// How an upstream ended a response early, as a metric label and log value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EarlyEnd {
     BrokenOff,
@@ -41,7 +41,7 @@ pub(crate) enum EarlyEnd {
 }
 
 impl EarlyEnd {
-    /// All ways, in the order of their discriminants.
+    /// All values, in the order of their discriminants.
     pub(crate) const ALL: [Self; 2] = [Self::BrokenOff, Self::IdleTimeout];
 
     pub(crate) const fn as_str(self) -> &'static str {
@@ -53,7 +53,7 @@ impl EarlyEnd {
 }
 
 impl BodyError {
-    /// Returns how the body ended.
+    /// Classifies how the body ended.
     pub(crate) const fn early_end(&self) -> EarlyEnd {
         match self {
             Self::Aborted(_) | Self::TooLarge | Self::SlowClient | Self::Unwanted => {

@@ -1,9 +1,9 @@
-//! Bounds the requests in flight per client, so that one client cannot use up all connections to an
+//! Limits the requests in flight per client, so that one client cannot use up all connections to an
 //! upstream.
 //!
 //! A client is identified by the peer address of its socket: an IPv4 address or an IPv6 network.
-//! The proxy keeps the counter of a client only while the client has a connection, so there are
-//! never more counters than connections.
+//! The proxy keeps a client's counter only while the client has a connection, so there are never
+//! more counters than connections.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -86,7 +86,7 @@ impl ClientRequests {
     }
 }
 
-/// A request extension that marks a request above the client's limit. The value is the limit: the
+/// A request extension that marks a request above the client's limit. The value is that limit, the
 /// maximum number of requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLimitExceeded(pub(crate) usize);

@@ -27,7 +27,8 @@ pub(crate) struct UpstreamConcurrency {
     settings: AdaptiveSettings,
     classes: Box<[Arc<PriorityClass>]>,
     headroom: Box<[HeadroomCondition]>,
-    /// The name of the entry that tells rules whether the upstream has headroom (spare capacity).
+    /// The name of the entry through which rules learn whether the upstream has headroom (spare
+    /// capacity).
     pub(crate) entry: Box<str>,
 }
 
@@ -50,7 +51,8 @@ impl UpstreamConcurrency {
     ///
     /// # Errors
     ///
-    /// Fails if settings are out of range, which is impossible for a parsed configuration.
+    /// Returns an error if settings are out of range, which is impossible for a parsed
+    /// configuration.
     pub(crate) fn inheriting_from(
         settings: &tidegate_config::Adaptive,
         upstream: &tidegate_config::UpstreamConfig,
@@ -100,8 +102,8 @@ impl UpstreamConcurrency {
     ///
     /// # Errors
     ///
-    /// Returns the response to send if the class of the request is ambiguous, or if the request
-    /// would exceed the limit. In the latter case, the request is counted as shed.
+    /// Returns the response to send if the request's class is ambiguous, or if the request would
+    /// exceed the limit. In the second case, the request is counted as shed.
     pub(crate) fn classify(
         &self,
         head: &mut Parts,
@@ -128,8 +130,8 @@ impl UpstreamConcurrency {
 
     /// Acquires a permit for the request with these extensions; `None` if the limit is reached.
     pub(crate) fn acquire(&self, extensions: &mut Extensions) -> Option<ConcurrencyPermit> {
-        // Since the class was determined, a reload may have changed the classes or the request's
-        // upstream. So look the class up again by name.
+        // A reload may have changed the classes or the request's upstream since the class was
+        // determined, so look up the class again by name.
         let class = extensions.remove().and_then(|RequestClass(known)| {
             let mut classes = self.classes.iter();
             classes.find(|class| class.settings.name == known.settings.name)
@@ -146,7 +148,7 @@ impl UpstreamConcurrency {
         self.limiter.load()
     }
 
-    /// Returns the name and the number of shed requests of each class.
+    /// Returns the name of each class and its number of shed requests.
     pub(crate) fn shed(&self) -> impl Iterator<Item = (&str, u64)> {
         self.classes.iter().map(|class| {
             let shed = class.shed.load(Ordering::Relaxed);

@@ -11,23 +11,23 @@ use tidegate_net::Problem;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorReason(pub(crate) &'static str);
 
-/// The reason why the proxy has no upstream response. The text sent to the client never names the
+/// The reason why the proxy has no upstream response. The message to the client never names the
 /// upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyError {
     /// The client sent a `CONNECT` request.
     Tunnel,
-    /// The host is missing or invalid. The text says what is wrong.
+    /// The host is missing or invalid. The string says what is wrong.
     Host(&'static str),
-    /// The framing of the body is ambiguous or unsupported. The text says what is wrong.
+    /// The framing of the body is ambiguous or unsupported. The string says what is wrong.
     Framing(&'static str),
-    /// A header is malformed. The text says what is wrong.
+    /// A header is malformed. The string says what is wrong.
     Malformed(&'static str),
-    /// The request is in a forwarding loop: it has passed this proxy too often.
+    /// The request is in a forwarding loop: it has passed through this proxy too often.
     Loop,
     /// The client has reached its limit of requests in flight. The value is the limit.
     ClientFull(usize),
-    /// The request has too many header lines. The value is the maximum number.
+    /// The request has too many header lines. The value is the maximum.
     TooManyHeaders(usize),
     /// The path has `.` or `..` segments, so the upstream cannot be determined reliably.
     DotSegments,
@@ -45,7 +45,7 @@ pub(crate) enum ProxyError {
     Overloaded,
     /// The endpoint is at its connection limit.
     Full,
-    /// This machine cannot open another connection: no descriptor, port or memory is left.
+    /// This machine has no free descriptor, port or memory for another connection.
     Local,
     /// The connection attempt failed.
     Unreachable,
@@ -137,7 +137,7 @@ impl ProxyError {
         }
     }
 
-    /// The errors that the upstream has caused, not the client or this machine. Outlier detection
+    /// The errors caused by the upstream, and not by the client or this machine. Outlier detection
     /// and the adaptive concurrency limit count only these errors.
     pub(crate) const OF_UPSTREAM: [Self; 4] = [
         Self::Unreachable,
@@ -168,15 +168,15 @@ impl ProxyError {
         match status {
             StatusCode::NOT_FOUND | StatusCode::NOT_IMPLEMENTED => UNIMPLEMENTED,
             StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
-            // A retried call would loop again. So the code must be one that clients do not retry.
+            // A retried call would loop again, so the code must be one that clients do not retry.
             StatusCode::LOOP_DETECTED => INVALID_ARGUMENT,
             _ if status.as_u16() >= 500 => UNAVAILABLE,
             _ => INVALID_ARGUMENT,
         }
     }
 
-    /// Builds the reply to a gRPC call with this content type. A gRPC reply has a gRPC status in
-    /// place of a problem document.
+    /// Builds the reply to a gRPC call with this content type. A gRPC reply has a gRPC status
+    /// instead of a problem document.
     fn grpc_response(self, content_type: &HeaderValue) -> Response<Bytes> {
         let grpc_code = HeaderValue::from(Self::grpc_code(self.status()));
         let mut response = Response::new(Bytes::new());
@@ -269,7 +269,8 @@ mod tests {
         }
     }
 
-    /// Returns one error of each variant. The match does not compile if a variant is missing.
+    /// Returns one error of each variant. The `match` below does not compile if a variant is
+    /// missing.
     fn all_errors() -> Vec<ProxyError> {
         let next = |error: &ProxyError| {
             Some(match error {

@@ -11,7 +11,7 @@
 //!
 //! - The upstream received no part of the request.
 //! - A reused connection was closed before the first byte of the response, and the request is
-//!   idempotent and has no body.
+//!   repeatable: it is idempotent and has no body.
 
 use std::{
     convert::Infallible,
@@ -86,7 +86,8 @@ impl Service<Request<RequestBody>> for ProxyHandler {
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
         let context = Arc::clone(&self.0);
         let call = tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
-        // Run the synchronous part here, to keep the future that waits for the response small.
+        // Run the synchronous part here, so that the future that waits for the response stays
+        // small.
         let routed = context.start(request);
         Box::pin(async move {
             Ok(match routed {
@@ -97,12 +98,12 @@ impl Service<Request<RequestBody>> for ProxyHandler {
     }
 }
 
-/// A request for which an upstream is selected. The request is already sent if a pooled connection
-/// was available.
+/// A request for which an upstream has been selected. If a pooled connection was available, the
+/// request is already being sent.
 struct RoutedRequest {
     dispatcher: Dispatcher,
     upstream: Arc<Upstream>,
-    /// The client side of the protocol upgrade, if the client asks for one.
+    /// The client side of the protocol upgrade, if the client requests one.
     client: Option<OnUpgrade>,
     /// The progress of sending the request body.
     progress: UploadProgress,
@@ -112,10 +113,10 @@ struct RoutedRequest {
     is_head: bool,
 }
 
-/// A request that is refused before it is sent to an upstream.
+/// A request that is rejected before it is sent to an upstream.
 struct RejectedRequest {
     error: ProxyError,
-    /// The upstream of the request, if one was selected.
+    /// The request's upstream, if one was selected.
     upstream: Option<Arc<Upstream>>,
 }
 
@@ -154,8 +155,8 @@ impl HandlerContext {
         let limits = UploadLimits {
             max_bytes,
             idle: settings.timeouts.idle,
-            // A body that is sent to an HTTP/2 upstream has no minimum rate. Such a body holds only
-            // a stream, not a connection, and gRPC streams may be quiet.
+            // A body for an HTTP/2 upstream has no minimum rate, because it occupies only a stream
+            // and not a connection, and because gRPC streams may be idle.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
         let handle = permit
@@ -260,8 +261,8 @@ impl HandlerContext {
     }
 }
 
-/// A response extension for a request whose body has arrived completely and without trailers. The
-/// next bytes on the client connection are then the next request.
+/// A response extension for a request whose body has arrived completely and without trailers, so
+/// that the next bytes on the client connection are the next request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompleteRequest;
 
@@ -274,7 +275,7 @@ struct UpstreamResponse {
     is_head: bool,
 }
 
-/// Builds the response for the client. `client` is present if the client asked for a protocol
+/// Builds the response for the client. `client` is present if the client requested a protocol
 /// upgrade. The tunnel is then stored in the [`HandlerContext`] of `client`.
 fn build_response(
     upstream_response: UpstreamResponse,
@@ -287,7 +288,7 @@ fn build_response(
         is_head,
     } = upstream_response;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // An upstream may switch protocols only if the client asked for it.
+        // An upstream may switch protocols only if the client requested the switch.
         let (client, context) = client.ok_or(ProxyError::BadResponse)?;
         let protocol =
             hop_by_hop::switched_protocol(response.headers()).ok_or(ProxyError::BadResponse)?;

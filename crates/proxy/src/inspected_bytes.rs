@@ -1,17 +1,17 @@
-//! The memory of request bodies that are read because a rule takes its cost from them.
+//! Counts the memory of request bodies from which rules read their costs.
 
 use std::cell::Cell;
 
-/// The maximum number of bytes that bodies take on one worker while rules read their costs, for all clients
-/// together. It is more than the largest `proxy.max_inspected_body`.
+/// The maximum total size of such bodies on one worker, in bytes, for all clients together. It
+/// exceeds the largest possible `proxy.max_inspected_body`.
 const MAX_INSPECTED_BYTES: usize = 256 << 20;
 
 thread_local! {
-    /// The number of bytes that such bodies take on this worker.
+    /// The total size of such bodies on this worker, in bytes.
     static INSPECTED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Bytes of a body that are counted towards [`MAX_INSPECTED_BYTES`].
+/// The bytes of one body, which count towards [`MAX_INSPECTED_BYTES`].
 #[derive(Debug, Default)]
 pub(crate) struct InspectedBytes(usize);
 

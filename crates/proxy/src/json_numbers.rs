@@ -10,22 +10,22 @@ use tidegate_core::JsonPointer;
 pub(crate) enum NumberError {
     /// The value is not a whole number from 0 to 2^64 - 1.
     NotANumber,
-    /// The value, or a member on the path to it, occurs twice. Parsers differ in which of the two
-    /// they use.
+    /// The value, or a JSON field on the path to it, occurs twice. Parsers differ in which of the
+    /// two they use.
     Duplicate,
 }
 
-/// The numbers in a document to which pointers refer.
+/// The numbers in a document that JSON pointers refer to.
 #[derive(Debug, Default)]
 pub(crate) struct JsonNumbers(BTreeMap<Box<str>, Result<u64, NumberError>>);
 
 impl JsonNumbers {
-    /// Reads the numbers to which `pointers` refer from `document`. A pointer that refers to
-    /// nothing or to `null` has no number.
+    /// Reads the numbers that `pointers` refer to from `document`. A pointer that refers to nothing
+    /// or to `null` has no number.
     ///
     /// # Errors
     ///
-    /// Fails if `document` is not exactly one JSON document.
+    /// Returns an error if `document` is not exactly one JSON document.
     pub(crate) fn read<'p>(
         document: &[u8],
         pointers: impl Iterator<Item = &'p JsonPointer>,
@@ -59,20 +59,20 @@ impl JsonNumbers {
     ///
     /// # Errors
     ///
-    /// Fails if `pointer` refers to something else than a number, or if the number is ambiguous.
+    /// Returns an error if `pointer` does not refer to a number, or if the number is ambiguous.
     pub(crate) fn get(&self, pointer: &str) -> Result<Option<u64>, NumberError> {
         self.0.get(pointer).copied().transpose()
     }
 }
 
-/// A pointer, and what was found at it.
+/// A pointer, and the number or error found at it.
 struct Target<'p> {
     pointer: &'p JsonPointer,
     tokens: Vec<&'p str>,
     found: Option<Result<u64, NumberError>>,
 }
 
-/// Reads one value. The value is at the first `depth` tokens of the `active` targets.
+/// Reads one value. The first `depth` tokens of each `active` target lead to the value.
 struct Reader<'a, 'p> {
     targets: &'a mut [Target<'p>],
     active: Vec<usize>,
@@ -92,9 +92,9 @@ impl<'p> Reader<'_, 'p> {
         }
     }
 
-    /// Returns the active targets whose next token is `token`. Marks those as duplicates that are
-    /// in `seen` already.
-    fn take_matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
+    /// Returns the active targets whose next token is `token`. Marks targets that are already in
+    /// `seen` as duplicates.
+    fn matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
         let mut matching = Vec::new();
         for at in &self.active {
             let Some(target) = self.targets.get_mut(*at) else {

@@ -73,16 +73,16 @@ use self::{
     tunnel::PendingTunnel,
 };
 
-/// The parts of the server that the proxy needs.
+/// The server components that the proxy needs.
 #[derive(Clone, Debug)]
 pub struct Dependencies {
-    /// The limiter, which decides which requests are forwarded.
+    /// The limiter, which decides whether a request is forwarded.
     pub limiter: Arc<ServerLimiter>,
-    /// The writer settings for the rate limit headers of responses.
+    /// The settings for the rate limit headers of responses.
     pub headers: Headers,
-    /// The rate limit headers to add to responses.
+    /// The proxy's settings and upstreams, which a reload can replace.
     pub runtime: Arc<ProxyRuntime>,
-    /// The identification of clients, including the trusted proxies in front of this proxy.
+    /// How clients are identified, including the trusted proxies in front of this proxy.
     pub identity: Arc<Identity>,
     /// The server certificate. Without a certificate, clients connect in plaintext.
     pub tls: Option<Arc<Tls>>,
@@ -144,7 +144,7 @@ impl ConnectionContext {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let is_trusted = identity.trust.is_trusted(peer);
         let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
-        // A trusted proxy forwards the requests of many clients, and limits each client itself.
+        // A trusted proxy forwards requests from many clients, and limits each client itself.
         let in_flight = (!is_trusted).then(|| {
             let client = identity.trust.counted(peer.to_canonical());
             self.clients.counter(client)

@@ -1,4 +1,4 @@
-//! The metrics of upstreams. Each worker has its own counters.
+//! Upstream metrics. Each worker has its own counters.
 
 use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_tower::Load;
@@ -60,10 +60,10 @@ const SHED: Metric<2> = Metric::counter(
     "Requests shed because the upstream was at its adaptive concurrency limit.",
 );
 
-/// A gauge of an upstream, and the function that reads it.
+/// An upstream gauge, and the function that reads it.
 type UpstreamGauge = (Metric<1>, fn(&Upstream) -> usize);
 
-/// The gauges of an upstream.
+/// The upstream gauges.
 const GAUGES: [UpstreamGauge; 2] = [
     (
         Metric::gauge(
@@ -107,7 +107,7 @@ const CONCURRENCY_GAUGES: [ConcurrencyGauge; 2] = [
 ];
 
 impl Upstreams {
-    /// Adds all metrics of the upstreams to `page`.
+    /// Adds all upstream metrics to `page`.
     pub(crate) fn collect(&self, page: &mut Page<'_>) {
         self.collect_responses(page);
         for (metric, read) in &GAUGES {

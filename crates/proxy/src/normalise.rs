@@ -1,11 +1,11 @@
-//! Normalises a request head before any rule is evaluated, so that rules see what the upstream will
-//! receive.
+//! Normalises a request head before any rule is evaluated, so that rules see the same head as the
+//! upstream.
 //!
 //! If rules saw a different head, clients could bypass the rules. For example, a key could use a
-//! header that the proxy removes later, or a condition could miss a header in another spelling. So
-//! this module applies every removal and rewrite of request headers once. Rules, `upstreams[].when`
-//! and the classes of `adaptive` see the result. Headers that the proxy only adds are added later:
-//! `X-Forwarded-*`, `Forwarded`, `Via`, and the framing headers.
+//! header that the proxy removes later, or a condition could miss a header in another spelling.
+//! Therefore this module applies every removal and rewrite of request headers in one place. Rules,
+//! `upstreams[].when` and the classes of `adaptive` see the result. Headers that the proxy only
+//! adds are added later: `X-Forwarded-*`, `Forwarded`, `Via`, and the framing headers.
 //!
 //! ```text
 //! target::check_framing    one length, one encoding, not too many header lines
@@ -31,16 +31,16 @@ use super::{
     upstream::config::RuntimeConfig,
 };
 
-/// The number of `Via` elements with this proxy's pseudonym that makes a request a loop. The number
-/// is above 1 because two or three tiers of proxies may share a pseudonym.
+/// A request with this number of `Via` elements with this proxy's pseudonym is treated as a loop.
+/// The number is above 1 because two or three tiers of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
-/// Normalises `head` according to the settings of `current`. `forwarding` tells whether the client
+/// Normalises `head` according to the settings of `current`. `forwarding` says whether the client
 /// is a trusted proxy.
 ///
 /// # Errors
 ///
-/// Fails if the head is malformed or ambiguous, or if the request is in a loop.
+/// Returns an error if the head is malformed or ambiguous, or if the request is in a loop.
 pub(crate) fn normalise(
     head: &mut Parts,
     current: &RuntimeConfig,
@@ -76,7 +76,7 @@ pub(crate) fn normalise(
     Ok(())
 }
 
-/// Refuses header values that begin or end with white space. Such a value makes an HTTP/2 request
+/// Rejects header values that begin or end with white space. Such a value makes an HTTP/2 request
 /// malformed (RFC 9113, section 8.2.1). HTTP/1.1 parsers strip the white space, so HTTP/1.1
 /// requests have no such values.
 fn check_values(headers: &HeaderMap) -> Result<(), ProxyError> {
@@ -118,7 +118,7 @@ fn remove_names(
             }
             (true, Underscores::Drop) => true,
             // No proxy spells its forwarding headers with `_`, so such headers are removed even
-            // from requests of trusted proxies.
+            // from the requests of trusted proxies.
             (true, Underscores::Pass) => is_proxy_header(name.as_str()),
             (false, _) => !forwarding.is_trusted() && is_proxy_header(name.as_str()),
         };
@@ -132,7 +132,7 @@ fn remove_names(
     Ok(())
 }
 
-/// Refuses a request that has passed proxies with this proxy's pseudonym too often.
+/// Rejects a request that has passed through proxies with this proxy's pseudonym too often.
 fn check_loop(headers: &HeaderMap, via: &Via) -> Result<(), ProxyError> {
     if !lookup::has(headers, &VIA) {
         return Ok(());

@@ -2,8 +2,8 @@
 //! concurrency limit.
 //!
 //! The permit is paused while the proxy waits for the client to send more of the request body. A
-//! slow upload costs the upstream nothing. Without the pause, a few slow clients could use up the
-//! limit.
+//! slow upload causes no load on the upstream. Without the pause, a few slow clients could use up
+//! the limit.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -44,7 +44,8 @@ impl PermitHandle {
     }
 
     /// Resumes the permit, even if the number of requests in flight then briefly exceeds the limit.
-    /// The client has sent more of the body, so the upstream has work again.
+    /// Call this method when the client has sent more of the body, so that the upstream has work
+    /// again.
     pub(crate) fn resume(&self) {
         self.change(ConcurrencyPermit::resume);
     }

@@ -1,8 +1,8 @@
-//! Request bodies that are sent to an upstream, with timeouts. The module `response_body` handles
+//! Request bodies on their way to an upstream, with timeouts. The module `response_body` handles
 //! response bodies.
 //!
 //! The proxy drops request trailers, because rules have not seen them and some upstreams merge them
-//! into the headers. nginx drops request trailers too, and so does Envoy for HTTP/1.1.
+//! into the headers. nginx also drops request trailers, as does Envoy for HTTP/1.1.
 
 use std::{
     pin::Pin,
@@ -24,8 +24,8 @@ use super::{
     permit::PermitHandle, stream_slots::StreamSlot, write_stall::StreamReset,
 };
 
-/// The progress of sending a request body, for the task that waits for the response. The value is
-/// `None` if the request has no body.
+/// The progress of sending a request body, for the task that waits for the response; `None` if the
+/// request has no body.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadProgress(Option<Arc<UploadState>>);
 
@@ -34,12 +34,12 @@ struct UploadState {
     state: AtomicU8,
     /// Whether the body had trailers.
     has_trailers: AtomicBool,
-    /// The task that sends the body. It is woken when the rest of the body is unwanted.
+    /// Wakes the task that sends the body when the rest of the body is no longer needed.
     sender: AtomicWaker,
-    /// The handle that resets the stream of the body, even while the upstream's flow-control window
-    /// is closed.
+    /// The handle that resets the body's stream, even while the upstream's flow-control window is
+    /// closed.
     reset: Mutex<Option<StreamReset>>,
-    /// The task that waits for the response, if another task sends the body.
+    /// Wakes the task that waits for the response, if another task sends the body.
     waiter: AtomicWaker,
 }
 
@@ -69,7 +69,7 @@ impl UploadProgress {
         self.state() == SENDING
     }
 
-    /// Returns the same as [`Self::is_sending`], and wakes the task of `cx` when the body ends or
+    /// Returns the same as [`Self::is_sending`]. Also wakes the task of `cx` when the body ends or
     /// fails.
     pub(crate) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
         if let Some(shared) = &self.0 {
@@ -86,7 +86,7 @@ impl UploadProgress {
         })
     }
 
-    /// Stops the upload of the rest of the body, because the response is complete.
+    /// Stops the upload of the remaining body, because the response is complete.
     pub(crate) fn abandon(&self) {
         if let Some(shared) = &self.0 {
             shared.state.store(UNWANTED, Ordering::Relaxed);
@@ -97,8 +97,8 @@ impl UploadProgress {
         }
     }
 
-    /// Returns the error of the body, if it has failed. `max_bytes` is the maximum size that the
-    /// error names.
+    /// Returns the body's error, if the body has failed. `max_bytes` is the maximum size for the
+    /// error message.
     pub(crate) fn error(&self, max_bytes: u64) -> Option<ProxyError> {
         match self.state() {
             TIMED_OUT => Some(ProxyError::BodyTooSlow),
@@ -131,9 +131,9 @@ impl UploadProgress {
 /// A request body from the client.
 #[derive(Debug)]
 pub(crate) enum RequestBody {
-    /// A body that the proxy has not read.
+    /// A body that the proxy has not read yet.
     Incoming(Incoming),
-    /// A body that the proxy has read, because the cost of the request depends on it.
+    /// A body that the proxy has read, because the request's cost depends on it.
     Read(ReadBody),
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct ReadBody {
     pub(crate) data: Bytes,
     /// Whether the body had trailers, which are dropped.
     pub(crate) had_trailers: bool,
-    /// The memory of the data, which is counted until the data is sent.
+    /// The memory for `data`, which is counted until the data has been sent.
     pub(crate) memory: InspectedBytes,
 }
 
@@ -183,13 +183,13 @@ impl ReadBody {
             self.memory = InspectedBytes::default();
             return Some(Frame::data(std::mem::take(&mut self.data)));
         }
-        // Empty trailers tell `Upload` that the body had trailers.
+        // Return empty trailers, so that `Upload` knows that the body had trailers.
         let had_trailers = std::mem::take(&mut self.had_trailers);
         had_trailers.then(|| Frame::trailers(HeaderMap::new()))
     }
 }
 
-/// A request body that is sent to an upstream.
+/// A request body on its way to an upstream.
 #[derive(Debug)]
 pub(crate) struct Upload {
     /// The body from the client; `None` after trailers. The proxy's own requests have no body.
@@ -211,10 +211,10 @@ pub(crate) struct UploadLimits {
 }
 
 impl Upload {
-    /// Wraps `body` with `limits`. `permit` pauses the concurrency permit while the proxy waits for
-    /// more data from the client.
+    /// Wraps `body` with `limits`. Uses `permit` to pause the concurrency permit while the proxy
+    /// waits for more data from the client.
     pub(crate) fn new(body: RequestBody, limits: UploadLimits, permit: PermitHandle) -> Self {
-        // Most requests have no body. They need no allocation for the shared progress.
+        // Most requests have no body, and need no allocation for the shared progress.
         let progress = (!body.is_end_stream()).then(Arc::default);
         let idle_timeout = IdleTimeout::with_min_rate(limits.idle, limits.min_rate);
         let body = BoundedBody::new(body, limits.max_bytes).with_idle_timeout(idle_timeout);
@@ -258,7 +258,7 @@ impl Upload {
     }
 }
 
-/// Counts a dropped body as sent. No more data will follow, so the timeout for the response starts.
+/// Counts a dropped body as sent. No more data follows, so the timeout for the response starts.
 impl Drop for Upload {
     fn drop(&mut self) {
         if self.progress.is_sending() {
@@ -290,7 +290,7 @@ impl HttpBody for Upload {
             this.permit.pause();
             return Poll::Pending;
         };
-        // After a timeout, the permit stays paused, because the client has sent nothing.
+        // After an idle timeout, the permit stays paused, because the client has sent nothing.
         if !matches!(frame, Some(Err(BodyReadError::IdleTimeout))) {
             this.permit.resume();
         }

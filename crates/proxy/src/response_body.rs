@@ -1,6 +1,5 @@
-//! Response bodies that are sent from an upstream to a client.
+//! Response bodies on their way from an upstream to a client.
 //!
-//! An upstream connection is held no longer than necessary. A body that has arrived completely
 //! An upstream connection is held no longer than necessary. A body that has arrived completely
 //! releases the connection immediately. For any other body, a task reads up to
 //! `proxy.response_buffer` bytes ahead of the client. The connection returns to the pool when its
@@ -37,7 +36,7 @@ use super::{
 };
 
 /// The maximum number of bytes read ahead on one worker, for all clients together. While the
-/// maximum is exceeded, no body is read ahead: each body waits for its client.
+/// maximum is exceeded, no body is read ahead, so each body waits for its client.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 20;
 
 thread_local! {
@@ -52,7 +51,7 @@ pub(crate) enum ResponseBody {
     Complete(Full<Bytes>, Option<ReadAheadBytes>),
     /// A complete body, as a sequence of frames.
     Frames(VecDeque<Frame<Bytes>>, ReadAheadBytes),
-    /// A body of which the upstream has more to send.
+    /// A body that the upstream has not sent completely yet.
     Streaming(StreamingBody),
 }
 
@@ -66,7 +65,7 @@ pub(crate) struct StreamingOptions {
     pub(crate) progress: UploadProgress,
 }
 
-/// The bytes that are counted as read ahead until the client takes them.
+/// Bytes that count as read ahead until the client takes them.
 #[derive(Debug, Default)]
 pub(crate) struct ReadAheadBytes(usize);
 
@@ -88,7 +87,7 @@ impl ReadAheadBytes {
         READ_AHEAD.set(READ_AHEAD.get().saturating_sub(bytes));
     }
 
-    /// Returns whether this worker may read ahead more bytes.
+    /// Returns whether this worker may read more bytes ahead.
     fn has_room() -> bool {
         READ_AHEAD.get() < MAX_READ_AHEAD_BYTES
     }
@@ -106,7 +105,7 @@ impl ResponseBody {
         Self::Complete(Full::new(bytes), None)
     }
 
-    /// Creates the body that is read from `source`, on the connection of `checkout`. Releases the
+    /// Creates a body that is read from `source` on the connection of `checkout`. Releases the
     /// connection immediately if the body is already complete.
     pub(crate) fn streaming(
         source: ResponseSource,
@@ -166,9 +165,9 @@ impl ResponseBody {
     }
 }
 
-/// Ends the use of the connection `checkout`, whose response is complete.
+/// Returns the connection of `checkout` to the pool after a complete response.
 ///
-/// If the upstream answered before it had received the whole request, the rest of the request is
+/// If the upstream responded before it had received the whole request, the rest of the request is
 /// not sent. Otherwise, the client could keep the connection busy with a request that is no longer
 /// counted as in flight.
 pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
@@ -178,8 +177,8 @@ pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
     checkout.return_to_pool();
 }
 
-/// Removes `Content-Length` from trailers, because it may contradict the length of the body that
-/// was already sent.
+/// Removes `Content-Length` from trailers, because it may contradict the length of the body, which
+/// has already been sent.
 fn strip_content_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
     if let Some(trailers) = frame.trailers_mut() {
         trailers.remove(CONTENT_LENGTH);
@@ -192,17 +191,17 @@ fn strip_content_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
 struct Pipe {
     frames: VecDeque<Frame<Bytes>>,
     read_ahead: ReadAheadBytes,
-    /// The number of bytes of the body that the client has not taken yet, if known.
+    /// The number of body bytes that the client has not taken yet, if known.
     remaining: Option<u64>,
-    /// The number of bytes that were handed to the client's connection.
+    /// The number of bytes handed to the client's connection.
     delivered: usize,
     end: Option<Result<(), BodyError>>,
     /// Whether the next poll may return the error that ended the body: see
     /// [`StreamingBody::poll_frame`].
     is_announced: bool,
-    /// The task that is woken when frames have arrived.
+    /// Wakes the task that sends frames to the client when frames have arrived.
     reader: Option<Waker>,
-    /// The task that is woken when frames have been taken.
+    /// Wakes the reading task when frames have been taken.
     writer: Option<Waker>,
 }
 
@@ -299,8 +298,8 @@ impl StreamingBody {
                 Poll::Pending
             }
             Some(Ok(())) => Poll::Ready(None),
-            // hyper discards its unsent bytes when a body returns an error. So return `Pending`
-            // once, which lets hyper flush the unsent bytes first.
+            // hyper discards its unsent bytes when a body returns an error. Return `Pending` once,
+            // so that hyper flushes the unsent bytes first.
             Some(Err(_)) if !pipe.is_announced => {
                 pipe.is_announced = true;
                 cx.waker().wake_by_ref();
@@ -315,8 +314,9 @@ impl Drop for StreamingBody {
     fn drop(&mut self) {
         let mut pipe = lock(&self.pipe);
         if matches!(pipe.end, Some(Ok(()))) {
-            // The upstream has sent everything. The task may still hold the connection until the
-            // client has taken the last bytes. Drop these bytes, so that the task finishes.
+            // The upstream has sent the whole body. The reading task may still hold the connection
+            // until the client has taken the last bytes. Drop these bytes, so that the task
+            // finishes.
             pipe.frames.clear();
             if let Some(writer) = pipe.writer.take() {
                 writer.wake();
@@ -328,7 +328,7 @@ impl Drop for StreamingBody {
     }
 }
 
-/// The task that reads a body from its upstream into a pipe.
+/// The task that reads a body from its upstream into a [`Pipe`].
 struct BodyReader {
     pipe: SharedPipe,
     source: ResponseSource,
@@ -336,11 +336,11 @@ struct BodyReader {
     /// The idle timeout for the upstream.
     idle_timeout: IdleTimeout,
     /// The timeout for a client that reads more slowly than the minimum rate. This timeout runs
-    /// only while the upstream has to wait for the client.
+    /// only while the upstream must wait for the client.
     client_rate: IdleTimeout,
     /// The number of delivered bytes that `client_rate` has counted.
     counted: usize,
-    /// Whether the upstream has sent everything.
+    /// Whether the upstream has sent the whole body.
     is_done: bool,
     options: StreamingOptions,
 }
@@ -364,8 +364,8 @@ impl Future for BodyReader {
                 Some(Ok(frame)) => {
                     this.idle_timeout.record_bytes(0);
                     lock(&this.pipe).push(strip_content_length(frame));
-                    // Check for the end here: the frame may carry END_STREAM, and then no further
-                    // poll is needed.
+                    // Check for the end here: if the frame carries END_STREAM, no further poll is
+                    // needed.
                     this.is_done = this.is_source_over();
                 }
                 Some(Err(error)) => {
@@ -381,7 +381,7 @@ impl Future for BodyReader {
         }
         let reads_ahead = this.options.slow.response_buffer > 0 && ReadAheadBytes::has_room();
         if !reads_ahead && !pipe.frames.is_empty() {
-            // Without read-ahead, the connection is held until the client has taken the last bytes.
+            // Without read-ahead, hold the connection until the client has taken the last bytes.
             pipe.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }
@@ -394,7 +394,7 @@ impl Future for BodyReader {
 }
 
 impl BodyReader {
-    /// Waits for room in the pipe. If the client is too slow, disconnects the client and becomes
+    /// Waits for room in the pipe. Disconnects a client that is too slow, and then also becomes
     /// ready.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut pipe = lock(&self.pipe);

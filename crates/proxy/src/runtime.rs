@@ -1,5 +1,4 @@
-//! The settings and upstreams of the proxy, which a reload replaces. A reload replaces all of them
-//! or none.
+//! The settings and upstreams of the proxy. A reload replaces all of them or none.
 //!
 //! A request uses the settings that are current when the request arrives, from start to finish. A
 //! client connection keeps the settings that were current when it was accepted. An unchanged
@@ -31,7 +30,8 @@ const LOG_DROPPED: Metric = Metric::counter(
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct ProxyRuntime {
-    /// The settings at startup. The settings that a reload cannot change apply until a restart.
+    /// The settings at startup. Of these, the settings that a reload cannot change apply until a
+    /// restart.
     started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
     tasks: Tasks,
@@ -42,12 +42,12 @@ pub struct ProxyRuntime {
 }
 
 impl ProxyRuntime {
-    /// Activates `settings` on the workers of `server`. Requests are logged to `log`. `clock`
-    /// measures the response times.
+    /// Creates the runtime with `settings` on the workers of `server`. Requests are logged to
+    /// `log`. `clock` measures response times.
     ///
     /// # Errors
     ///
-    /// Fails if the trust anchors for TLS cannot be loaded.
+    /// Returns an error if the trust anchors for TLS cannot be loaded.
     pub fn new(
         settings: Proxy,
         server: &Server,
@@ -77,7 +77,7 @@ impl ProxyRuntime {
         self.log.as_ref()
     }
 
-    /// Returns the counters of rejected and refused requests.
+    /// Returns the counters of rejected requests.
     pub(crate) const fn bad_requests(&self) -> &Arc<BadRequests> {
         &self.bad_requests
     }
@@ -97,7 +97,7 @@ impl ProxyRuntime {
     ///
     /// # Errors
     ///
-    /// Fails if the trust anchors for TLS cannot be loaded.
+    /// Returns an error if the trust anchors for TLS cannot be loaded.
     pub fn prepare(&self, settings: Proxy) -> Result<RuntimeConfig, TrustAnchorError> {
         RuntimeConfig::new(
             settings,
@@ -107,8 +107,8 @@ impl ProxyRuntime {
         )
     }
 
-    /// Returns the names of the settings that differ from the settings at startup and that only a
-    /// restart can change.
+    /// Returns the names of the settings that differ from those at startup and that only a restart
+    /// can change.
     #[must_use]
     pub fn restart_required(&self, settings: &Proxy) -> Vec<&'static str> {
         let started = &self.started;

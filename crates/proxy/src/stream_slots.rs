@@ -13,14 +13,13 @@ pub(crate) struct StreamSlots {
     /// The upstream's most recent `SETTINGS_MAX_CONCURRENT_STREAMS`.
     pub(crate) max_streams: watch::Receiver<usize>,
     pub(crate) streams: AtomicUsize,
-    /// Whether the connection is suspect: a response has timed out, and nothing has arrived since
-    /// the timeout.
+    /// Whether the connection is suspect: a response has timed out, and no data has arrived since.
     pub(crate) is_suspect: AtomicBool,
     /// Whether any response has ever arrived.
     pub(crate) has_answered: AtomicBool,
 }
 
-/// The reservation of one stream, which is released on drop.
+/// A reservation of one stream. Dropping it releases the stream.
 #[derive(Debug)]
 pub(crate) struct StreamSlot(pub(crate) Arc<StreamSlots>);
 

@@ -47,21 +47,20 @@ impl PendingTunnel {
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) client: OnUpgrade,
-    /// The upstream connection, which speaks HTTP/1.1. The connection counts as in use until the
-    /// tunnel ends.
+    /// The upstream connection, which was opened for HTTP/1.1. It counts as in use until the tunnel
+    /// ends.
     pub(crate) checkout: Checkout,
     /// The byte counts for the tunnel's line in the access log.
-    pub(crate) session: UpgradedSession,
-    /// The rate limit permit of the request. It keeps the leases of concurrency slots until the
-    /// tunnel ends.
+    pub(crate) session: Session,
+    /// The request's rate limit permit. It keeps the leases of concurrency slots until the tunnel
+    /// ends.
     pub(crate) lasting: LongLivedPermit,
-    /// The count of this tunnel as one of the client's requests in flight, if their number is
-    /// limited.
+    /// Counts this tunnel as one of the client's requests in flight, if these are limited.
     pub(crate) in_flight: Option<ClientRequest>,
 }
 
 impl Tunnel {
-    /// Copies bytes in both directions. Fails with `TimedOut` if no data is transferred for
+    /// Copies bytes in both directions. Returns a `TimedOut` error if no data is transferred for
     /// `idle_timeout`.
     pub(crate) async fn run(self, idle_timeout: Duration) -> io::Result<()> {
         let Self {
@@ -101,8 +100,7 @@ impl Tunnel {
     }
 }
 
-/// One side of a tunnel. It counts the bytes that are read from this side, and records that data
-/// was transferred.
+/// One side of a tunnel, which counts the bytes read from it and records that data was transferred.
 struct MeteredStream<S> {
     stream: S,
     moved: Rc<Cell<bool>>,

@@ -1,12 +1,12 @@
 //! A write timeout for HTTP/2 bodies whose receiver stops reading.
 //!
-//! hyper polls a body for its next frame only when the receiver's flow-control window is open.
-//! hyper has no timeout for this wait. A receiver can keep the window closed and still answer
-//! pings. Meanwhile, the body holds an upstream connection and a concurrency permit.
+//! hyper polls a body for its next frame only when the receiver's flow-control window is open, and
+//! has no timeout for this wait. A receiver can keep the window closed and still reply to pings.
+//! During that time, the body holds an upstream connection and a concurrency permit.
 //!
-//! hyper offers no hook for a timeout. So each body records whether it waits to be polled. The task
-//! of the body's stream polls the body. [`with_write_timeout`] wraps this task, and checks the
-//! state of the body after each poll of the task.
+//! hyper offers no hook for a timeout. Therefore each body records whether it is waiting to be
+//! polled. The body is polled by its stream's task. [`with_write_timeout`] wraps this task, and
+//! checks the body's state after each poll of the task.
 
 use std::{
     cell::RefCell,
@@ -32,12 +32,12 @@ thread_local! {
     static LAST_POLLED: RefCell<Option<Arc<BodyPollState>>> = const { RefCell::new(None) };
 }
 
-/// The state of a body: whether the body waits to be polled, and how many waits have begun. The
-/// fields are atomic only because hyper requires requests to be `Send`.
+/// The state of a body: whether the body is waiting to be polled, and how many waits have begun.
+/// The fields are atomic only because hyper requires requests to be `Send`.
 #[derive(Debug, Default)]
 struct BodyPollState {
     is_waiting: AtomicBool,
-    /// Whether the rest of the body is unwanted.
+    /// Whether the rest of the body is no longer needed.
     is_cancelled: AtomicBool,
     waits: AtomicU64,
 }
@@ -54,15 +54,15 @@ impl BodyPollState {
     }
 }
 
-/// A body that records whether it waits for its receiver.
+/// A body that records whether it is waiting for its receiver.
 #[derive(Debug)]
 pub(crate) struct WatchedBody<B> {
     body: B,
     wait: PollWait,
 }
 
-/// A handle that resets the stream of a body when the rest of the body is unwanted. The reset
-/// happens when the task of the stream is next polled.
+/// A handle that resets the stream of a body when the rest of the body is no longer needed. The
+/// reset happens when the stream's task is next polled.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamReset(Arc<BodyPollState>);
 
@@ -138,7 +138,7 @@ impl<B: Body + Unpin> Body for WatchedBody<B> {
     }
 }
 
-/// An executor that runs hyper's stream tasks on the connection's thread, each one under
+/// An executor that runs hyper's stream tasks on the connection's thread, each wrapped in
 /// [`with_write_timeout`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StreamExecutor(pub(crate) Duration);
@@ -155,7 +155,7 @@ where
 /// Runs the stream task `stream`. If its [`WatchedBody`] has waited for more than `timeout`, drops
 /// the task, which resets the stream.
 ///
-/// A wait that began just before this call counts too, because hyper's client polls a body once
+/// A wait that began just before this call also counts, because hyper's client polls a body once
 /// before it spawns a task for the body.
 pub(crate) fn with_write_timeout(
     stream: impl Future<Output = ()>,

@@ -1,4 +1,4 @@
-//! The access log entry of a request. It covers the time from the request head to the end of the
+//! The access log entry of a request, which covers the time from the request head to the end of the
 //! response.
 
 use std::{
@@ -29,19 +29,19 @@ use crate::{
     upstream::{balancer::Upstream, endpoint::Endpoint},
 };
 
-/// The maximum length of a logged text from the client, in bytes.
+/// The maximum length of a logged string from the client, in bytes.
 const MAX_TEXT_BYTES: usize = 1_024;
 
 /// The upstream and the endpoint of a request, stored as a response extension.
 #[derive(Clone, Debug)]
 pub(crate) struct LoggedUpstream {
     pub(crate) upstream: Box<str>,
-    /// The endpoint that the request was sent to. After retries, this is the last endpoint.
+    /// The endpoint to which the request was sent. After retries, this is the last endpoint.
     pub(crate) endpoint: Option<Box<str>>,
 }
 
 impl LoggedUpstream {
-    /// Returns the names of `upstream` and of the endpoint that the request was sent to.
+    /// Returns the names of `upstream` and of the endpoint to which the request was sent.
     pub(crate) fn new(upstream: &Upstream, endpoint: Option<&Arc<Endpoint>>) -> Self {
         Self {
             upstream: upstream.name.clone(),
@@ -50,8 +50,8 @@ impl LoggedUpstream {
     }
 }
 
-/// An upgraded connection (for example a WebSocket), stored as a response extension. The log entry
-/// of the upgraded connection is written when the connection ends for any reason.
+/// An upgraded connection (for example a WebSocket), stored as a response extension. Its log entry
+/// is written when the connection closes, for any reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UpgradedSession(Arc<SessionState>);
 
@@ -95,7 +95,7 @@ impl Drop for SessionState {
     }
 }
 
-/// The context that all requests of a connection share for logging.
+/// The logging context that all requests of a connection share.
 #[derive(Debug)]
 pub(crate) struct LogContext {
     pub(crate) log: AccessLog,
@@ -142,7 +142,7 @@ where
             entry.line.status = Some(response.status().as_u16());
             entry.line.grpc_status = grpc_status(response.headers());
             // hyper does not poll a body that is empty from the start, so `poll_frame` cannot set
-            // this.
+            // this field.
             entry.line.complete = response.body().is_end_stream();
             entry.take_extensions(response.extensions_mut());
             let entry = match response.extensions_mut().remove::<UpgradedSession>() {
@@ -157,8 +157,8 @@ where
     }
 }
 
-/// A response body that writes the log entry when the body ends. The body has no entry if the
-/// connection is upgraded: the [`UpgradedSession`] then writes the entry.
+/// A response body that writes the log entry when the body ends. If the connection is upgraded, the
+/// body has no entry, and the [`Session`] writes it.
 #[derive(Debug)]
 pub(crate) struct LoggedBody<B> {
     body: B,
@@ -233,7 +233,7 @@ struct LogLine {
     #[serde(skip_serializing_if = "Option::is_none")]
     query: Option<Box<str>>,
     version: &'static str,
-    /// The status of the response; `None` if the client disconnected before the response.
+    /// The response status; `None` if the client disconnected before the response.
     status: Option<u16>,
     /// The status of a gRPC call; `None` if the call was aborted before the status arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,7 +254,7 @@ struct LogLine {
     /// The rule that denied the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     rule: Option<Box<str>>,
-    /// The values of the rule's key, hashed if `privacy` requires it.
+    /// The values of the rule's key, hashed if `privacy` requires hashing.
     #[serde(skip_serializing_if = "Option::is_none")]
     key: Option<Vec<Box<str>>>,
     user_agent: Option<Box<str>>,
@@ -324,7 +324,7 @@ impl Drop for Entry {
         let start = i64::try_from(self.start.as_micros()).ok();
         let start = start.and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
         self.line.time = start.map_or_else(String::new, |start| format!("{start:.6}"));
-        // Serialising numbers and text cannot fail.
+        // Serialising numbers and strings cannot fail.
         if let Ok(mut line) = serde_json::to_string(&self.line) {
             line.push('\n');
             self.context.log.write(line);
@@ -342,7 +342,7 @@ fn text(headers: &HeaderMap, name: &HeaderName) -> Option<Box<str>> {
     Some(cut(&String::from_utf8_lossy(value.as_bytes())))
 }
 
-/// Returns `text`, cut to at most [`MAX_TEXT_BYTES`] bytes.
+/// Returns `text`, truncated to at most [`MAX_TEXT_BYTES`] bytes.
 fn cut(text: &str) -> Box<str> {
     text[..text.floor_char_boundary(MAX_TEXT_BYTES)].into()
 }

@@ -1,4 +1,4 @@
-//! The access log: one line of JSON per request, written when the request has ended.
+//! The access log: one line of JSON per request, written when the request has completed.
 //!
 //! Headers, queries and keys may contain secrets: only the headers `Host` and `User-Agent` are
 //! logged, and queries and keys only if configured.
@@ -24,7 +24,8 @@ impl AccessLog {
     ///
     /// # Errors
     ///
-    /// The operating system's error if the file cannot be opened or the thread cannot be started.
+    /// Returns the operating system's error if the file cannot be opened or the thread cannot be
+    /// started.
     pub fn open(settings: &tidegate_config::AccessLogConfig) -> io::Result<Self> {
         let lines = LineLog::open(LineLogSettings {
             name: "access log",
@@ -44,12 +45,12 @@ impl AccessLog {
         self.lines.reopen();
     }
 
-    /// Waits until the lines queued so far are written, but for at most 2 seconds.
+    /// Waits until all lines queued so far are written, for at most 2 seconds.
     pub fn finish(&self) {
         self.lines.finish();
     }
 
-    /// Returns the number of lines that were dropped.
+    /// Returns the number of dropped lines.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.lines.lost()

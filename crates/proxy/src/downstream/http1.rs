@@ -41,7 +41,7 @@ impl ClientConnection {
         );
         let phase = stream.phase().clone();
         let stream = RejectionStream::new(stream, Arc::clone(&self.bad_requests));
-        // Requests of a connection arrive one at a time, so they can share one service.
+        // The requests of a connection arrive one at a time, so they can share one service.
         let service = RefCell::new(service);
         let answering = service_fn(|mut request: Request<Incoming>| {
             let guards = (
@@ -84,7 +84,7 @@ impl ClientConnection {
 /// Adds `Connection: close` to the response to a chunked request, unless the request was read
 /// completely and had no trailers.
 ///
-/// If trailers end in LF LF, hyper 1.12 reads on until the next CR LF CR LF. hyper then drops any
+/// If trailers end in LF LF, hyper 1.12 continues to read until the next CR LF CR LF, and drops any
 /// request within these bytes. `Connection: close` tells the client that the dropped request was
 /// not processed (RFC 9112, section 9.6).
 fn close_unless_complete<B>(response: &mut Response<B>) {

@@ -26,9 +26,9 @@ const MAX_STREAMS: u32 = 128;
 /// The send buffer per stream, in bytes.
 ///
 /// hyper polls a body again when one byte of the buffer is free. Two more frames may then be
-/// buffered; a frame has up to 64 KiB, the size of a read from an upstream. So the buffers of all
-/// streams of a connection hold at most 18 MiB, in addition to the bytes that `response_body` reads
-/// ahead.
+/// buffered; a frame has up to 64 KiB, the size of a read from an upstream. In total, the buffers
+/// of all streams of a connection hold at most 18 MiB, in addition to the bytes that
+/// `response_body` reads ahead.
 ///
 /// If hyper does not poll a body for the `idle` timeout, the body is dropped. The last frame of a
 /// body stays buffered until the connection has had no requests for the `idle` timeout.
@@ -94,7 +94,7 @@ impl ClientConnection {
             () = requests.wait_idle(timeouts.request_head, timeouts.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
-        // A new client may still be sending its first request, so it gets the head timeout.
+        // A new client may still be sending its first request, so the head timeout applies to it.
         let timeout = if requests.count.get() > 0 {
             timeouts.idle
         } else {
@@ -122,7 +122,7 @@ struct ConnectionRequests {
     last_end: Cell<Option<Instant>>,
 }
 
-/// The time from the last frame of a response until the response counts as delivered. hyper may
+/// The time after the last frame of a response at which the response counts as delivered. hyper may
 /// hold bytes back until the client's flow-control window opens, and does not report when it has
 /// sent them.
 const DELIVERY_DELAY: Duration = Duration::from_secs(5);
@@ -147,8 +147,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until the connection has been idle for `timeout`. If no request arrives within
-    /// `first`, waits only for `first`.
+    /// Waits until the connection has been idle for `timeout`. If no request arrives within the
+    /// duration `first`, waits only for `first`.
     async fn wait_idle(&self, first: Duration, timeout: Duration) {
         sleep(first).await;
         if self.count.get() > 0 {
@@ -156,8 +156,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until the connection has been without requests for `timeout`. The wait ends at most
-    /// one `timeout` later than that.
+    /// Waits until the connection has had no requests for `timeout`. May wait for up to one more
+    /// `timeout`.
     async fn wait_quiet(&self, timeout: Duration) {
         let mut before = None;
         loop {

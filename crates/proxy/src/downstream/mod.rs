@@ -40,7 +40,7 @@ pub(crate) struct ClientConnection {
 }
 
 impl ClientConnection {
-    /// Serves `stream` with `service`, which must always be ready.
+    /// Serves `stream` with `service`. The service must always be ready.
     pub(crate) async fn serve<S, B>(self, stream: TcpStream, service: S)
     where
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
@@ -90,7 +90,7 @@ impl ClientConnection {
             Version::Http2 => self.serve_http2(stream, service).await,
         };
         if let Err(error) = ended {
-            // Log at debug level only: clients abort connections routinely.
+            // Log only at debug level, because clients abort connections routinely.
             tracing::debug!(%peer, "connection ended: {error}");
         }
     }

@@ -13,18 +13,18 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::bad_request::BadRequests;
 
-/// The stream of an HTTP/1.1 client. If hyper rejects a request head, this stream adds an
+/// The stream to an HTTP/1.1 client. If hyper rejects a request head, this stream adds an
 /// explanation to hyper's reply.
 #[derive(Debug)]
 pub(super) struct RejectionStream<S> {
     stream: TimedStream<S>,
     bad_requests: Arc<BadRequests>,
-    /// The unwritten rest of an explained rejection. It is written in place of hyper's rejection.
+    /// The unwritten part of an explained rejection, which replaces hyper's own reply.
     rejection: Option<Bytes>,
 }
 
 impl<S> RejectionStream<S> {
-    /// Wraps `stream`. The caller must begin a response phase of the stream for each response.
+    /// Wraps `stream`. The caller must begin a response phase on the stream for each response.
     pub(super) const fn new(stream: TimedStream<S>, bad_requests: Arc<BadRequests>) -> Self {
         Self {
             stream,

@@ -1,9 +1,9 @@
 //! The headers that describe the client to an upstream: `X-Forwarded-*`, `Forwarded` and `Via`.
 //!
-//! The proxy removes values from an untrusted client, and extends lists from a trusted proxy. So
-//! the last element of a list always comes from this proxy, and all other elements come from
-//! trusted proxies. The proxy also removes forwarding headers that are spelt with `_` instead of
-//! `-`.
+//! The proxy removes values from an untrusted client, and extends lists from a trusted proxy.
+//! Therefore the last element of a list always comes from this proxy, and all other elements come
+//! from trusted proxies. The proxy also removes forwarding headers that are spelt with `_` instead
+//! of `-`.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -22,7 +22,7 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 /// The prefix of the header names that only proxies may send.
 const PROXY_HEADER_PREFIX: &str = "x-forwarded-";
 
-/// Further header names that only proxies may send.
+/// Other header names that only proxies may send.
 const PROXY_HEADERS: [&str; 7] = [
     "forwarded",
     "x-real-ip",
@@ -98,7 +98,7 @@ impl ForwardingHeaders {
     }
 
     /// Removes `X-Forwarded-Proto` and `X-Forwarded-Host` if this proxy writes only `Forwarded`.
-    /// Keeps them if a trusted proxy has sent `X-Forwarded-For` as well.
+    /// Keeps them if a trusted proxy has also sent `X-Forwarded-For`.
     pub(crate) fn remove_unpaired(&self, headers: &mut HeaderMap) {
         if !self.writes_x_forwarded() && !self.has_trusted(&X_FORWARDED_FOR, headers) {
             for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
@@ -134,9 +134,9 @@ impl ForwardingHeaders {
     /// Calls `line` with each forwarding header of a request. The request was received over HTTP
     /// `version` and has exactly one `Host`.
     ///
-    /// Removes from `headers` the headers that the forwarding headers replace. The caller sends the
-    /// remaining `headers` too. Before this call, the caller must remove the values of an untrusted
-    /// client.
+    /// Removes from `headers` the headers that the forwarding headers replace. The caller also
+    /// sends the remaining `headers`. Before this call, the caller must remove values from an
+    /// untrusted client.
     pub(crate) fn emit(
         &self,
         version: Version,
@@ -171,7 +171,7 @@ impl ForwardingHeaders {
         }
         let list = self.append_to_list(&X_FORWARDED_FOR, &self.address, headers);
         line(&X_FORWARDED_FOR, &list);
-        // Keep values from a trusted proxy: it is closer to the client, and has seen the original
+        // Keep values from a trusted proxy, which is closer to the client and has seen the original
         // scheme and host.
         if !self.has_trusted(&X_FORWARDED_PROTO, headers) {
             line(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
@@ -227,14 +227,14 @@ fn append_to_list<'e>(
 ) -> Cow<'e, HeaderValue> {
     let values = headers.get_all(name).iter().chain([element]);
     let list: Vec<&[u8]> = values.map(HeaderValue::as_bytes).collect();
-    // Valid header values, joined with `, `, are a valid header value.
+    // Valid header values joined with `, ` form a valid header value.
     let joined = HeaderValue::from_bytes(&list.join(&b", "[..]));
     headers.remove(name);
     joined.map_or(Cow::Borrowed(element), Cow::Owned)
 }
 
 /// Returns whether only proxies may send the header `name`. Treats `_` as `-`, because many
-/// applications treat the two as equal.
+/// applications do not distinguish the two.
 pub(crate) fn is_proxy_header(name: &str) -> bool {
     // Fast path: the first letter rules out most names.
     if !name.starts_with(['x', 'f', 't', 'c']) {

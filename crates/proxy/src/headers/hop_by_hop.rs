@@ -12,8 +12,7 @@ use super::{forwarded::is_proxy_header, lookup};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-/// The headers that are never forwarded. The headers that `Connection` names are not forwarded
-/// either.
+/// The headers that are never forwarded, in addition to the headers that `Connection` names.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     TRANSFER_ENCODING,
@@ -27,9 +26,9 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
-/// Returns the protocol that a request offers to switch to: the first one in the `Upgrade` list, in
-/// lower case. Only this protocol is offered to the upstream. Protocol names are case-insensitive
-/// (RFC 9110, section 7.8).
+/// Returns the protocol to which a request offers to switch: the first one in the `Upgrade` list,
+/// in lower case. Only this protocol is offered to the upstream. Protocol names are
+/// case-insensitive (RFC 9110, section 7.8).
 ///
 /// RFC 9113 deprecates the upgrade to HTTP/2 (`h2c`), so an offer of `h2c` is ignored.
 pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
@@ -46,7 +45,7 @@ pub(crate) fn offered_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
     HeaderValue::from_bytes(&first.to_ascii_lowercase()).ok()
 }
 
-/// Returns the protocol that a 101 response switches to.
+/// Returns the protocol to which a 101 response switches.
 pub(crate) fn switched_protocol(headers: &HeaderMap) -> Option<HeaderValue> {
     let protocol = lookup::first(headers, &UPGRADE)?;
     let is_meant =
@@ -125,9 +124,9 @@ fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // Keep `Content-Length`: without it, the message would end at a different byte. Keep proxy
-        // headers too: a client must not be able to remove a trusted proxy's headers by naming
-        // them.
+        // Keep `Content-Length`, because without it, the message would end at a different byte.
+        // Keep proxy headers, because a client must not be able to remove a trusted proxy's headers
+        // by naming them.
         if let Ok(name) = HeaderName::from_bytes(name)
             && !matches!(name, CONTENT_LENGTH | HOST | VIA)
             && !is_proxy_header(name.as_str())

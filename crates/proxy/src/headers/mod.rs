@@ -1,5 +1,5 @@
-//! Request and response headers: normalisation, hop-by-hop headers, the request target, and the
-//! forwarding headers.
+//! Request and response headers: lookup, hop-by-hop headers, the request target, and the forwarding
+//! headers.
 
 pub(crate) mod forwarded;
 pub(crate) mod hop_by_hop;

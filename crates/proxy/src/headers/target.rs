@@ -1,4 +1,5 @@
-//! Converts the request target to the form that is forwarded: a path, and exactly one `Host`.
+//! Converts the request target to the form in which it is forwarded: a path, and exactly one
+//! `Host`.
 
 use http::{
     HeaderMap, HeaderValue, Method, Uri, Version,
@@ -13,11 +14,11 @@ use crate::error::ProxyError;
 /// The maximum length of a DNS name.
 const MAX_HOST_BYTES: usize = 253;
 
-/// Refuses ambiguous framing, and heads that are too large for HTTP/1.1.
+/// Rejects ambiguous framing, and heads that are too large for HTTP/1.1.
 ///
 /// # Errors
 ///
-/// Fails in these cases:
+/// Returns an error in these cases:
 ///
 /// - There are more than `max_headers` header lines. hyper does not limit their number in HTTP/2.
 /// - There is a transfer coding other than `chunked`.
@@ -54,8 +55,8 @@ pub(crate) fn check_framing(headers: &HeaderMap, max_headers: usize) -> Result<(
 ///
 /// # Errors
 ///
-/// Fails if the host is missing, repeated or invalid. Fails also for a `CONNECT` request, which a
-/// reverse proxy does not serve.
+/// Returns an error if the host is missing, repeated or invalid, and for a `CONNECT` request, which
+/// a reverse proxy does not serve.
 pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
     const NO_HOST: ProxyError = ProxyError::Host("`Host` is missing");
     if head.method == Method::CONNECT {
@@ -110,8 +111,8 @@ fn is_simple_host(host: &[u8]) -> bool {
 }
 
 /// Returns whether `host` is exactly one host without user information. The port, if any, must be
-/// numeric. The grammar allows a comma in a host, but a comma here means that two hosts were
-/// joined.
+/// numeric. The grammar allows a comma in a host, but here a comma means that two `Host` values
+/// were joined.
 fn is_single_host(host: &Authority) -> bool {
     let port = host.as_str().strip_prefix(host.host());
     let is_port = |port: &str| {
@@ -140,7 +141,7 @@ fn ensure_path(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
 ///
 /// # Errors
 ///
-/// Fails if the host is not valid in a target.
+/// Returns an error if the host is not valid in a target.
 pub(crate) fn to_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), ProxyError> {
     const WRONG: ProxyError = ProxyError::Host("the host is invalid");
     let host = head.headers.remove(HOST).ok_or(WRONG)?;
@@ -167,7 +168,7 @@ fn join_cookies(headers: &mut HeaderMap) {
         .map(HeaderValue::as_bytes)
         .filter(|line| !line.is_empty())
         .collect();
-    // Valid header values, joined with `; `, are a valid header value.
+    // Valid header values joined with `; ` form a valid header value.
     if let Ok(joined) = HeaderValue::from_bytes(&cookies.join(&b"; "[..])) {
         headers.insert(COOKIE, joined);
     }
