@@ -1,10 +1,10 @@
-//! Authentication of clients with a shared secret (a token or a password), and a rate limit on
+//! Client authentication with a shared secret (a token or a password), and a rate limit on wrong
 //! guesses.
 //!
 //! A wrong secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
 //! too many wrong guesses, further attempts from that address are rejected without comparing the
 //! secret. If the secret were still compared, the client could learn whether a guess is right. As a
-//! consequence, all clients behind one address share the limit.
+//! consequence, all clients behind one address share this limit.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -26,7 +26,7 @@ use crate::{
     registry::network,
 };
 
-/// The number of wrong secrets that an address may send in a burst, and the rate afterwards.
+/// The number of wrong secrets that an address may send in a burst, and the rate after the burst.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
@@ -34,8 +34,8 @@ const RATE: Rate = Rate {
 };
 
 /// The maximum number of addresses whose guesses are tracked. If the store is full of locked-out
-/// addresses, the guesses of a new address are compared but not counted. If guesses of new
-/// addresses were rejected, a flood of guesses from many addresses would lock out every client.
+/// addresses, guesses from a new address are compared but not counted. If such guesses were
+/// rejected, a flood of guesses from many addresses would lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
 const FAILURES: Metric<2> = Metric::counter(
@@ -70,7 +70,7 @@ impl std::fmt::Debug for Authenticator {
 pub enum AuthOutcome {
     /// The secret is right, or none is needed.
     Accepted {
-        /// The index of the secret among the secrets of the authenticator; 0 if none is needed.
+        /// The index of the secret among the authenticator's secrets; 0 if none is needed.
         secret: usize,
     },
     /// The secret is wrong.
@@ -83,8 +83,8 @@ pub enum AuthOutcome {
 }
 
 impl Authenticator {
-    /// Creates an authenticator that accepts each of `secrets`. Without a secret, it accepts every
-    /// client. An empty secret counts as none. `listener` is the name of the listener in logs and
+    /// Creates an authenticator that accepts any of `secrets`. Without secrets, it accepts every
+    /// client. Empty secrets are ignored. `listener` is the name of the listener in logs and
     /// metrics.
     #[must_use]
     pub fn new<'s>(
@@ -108,8 +108,8 @@ impl Authenticator {
                 .map(|secret| Sha256::digest(secret).into())
                 .collect(),
             clock,
-            // The constants are within all bounds, so creating the limit never fails. A test
-            // verifies that the constants are valid.
+            // The constants are within all bounds, so the limit is always valid. A test verifies
+            // this.
             limits: limit.and_then(|limit| Limits::new(vec![limit])).ok(),
             guesses: MemoryStore::new(bounds),
             wrong: AtomicU64::new(0),
@@ -138,7 +138,7 @@ impl Authenticator {
         // The digests have equal length and are compared in constant time, so the comparison
         // reveals nothing about the secrets.
         let shown: [u8; 32] = Sha256::digest(secret).into();
-        // Every secret is compared, so the time does not depend on which one matches.
+        // Every secret is compared, so that the time does not depend on which one matches.
         let mut accepted = None;
         for (secret, expected) in self.secrets.iter().enumerate() {
             if equal_in_constant_time(&shown, expected) {
@@ -155,7 +155,7 @@ impl Authenticator {
         AuthOutcome::Wrong
     }
 
-    /// Returns how long `peer` has to wait before its next attempt, or `None` if it may try now.
+    /// Returns the time that `peer` must wait before its next attempt, or `None` if it may try now.
     fn wait(&self, peer: &[u8], now: Timestamp, effect: Effect) -> Option<Span> {
         let charge = Charge::new(peer, self.limits.as_ref()?, Cost::ONE).ok()?;
         let mut outcomes: Vec<Outcome> = Vec::new();

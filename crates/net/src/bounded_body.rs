@@ -12,7 +12,7 @@ use hyper::body::{Body, Bytes, Frame, SizeHint};
 
 use super::IdleTimeout;
 
-/// A request body that fails once it exceeds a maximum size, or does not arrive in time.
+/// A request body that returns an error if it exceeds a maximum size or does not arrive in time.
 #[derive(Debug)]
 pub struct BoundedBody<B> {
     body: B,
@@ -28,7 +28,7 @@ pub enum BodyReadError<E> {
     IdleTimeout,
     /// The body exceeds its maximum size.
     TooLarge,
-    /// The body ended before it was complete.
+    /// The body ended early.
     Aborted(E),
 }
 
@@ -52,8 +52,8 @@ impl<E: Error + 'static> Error for BodyReadError<E> {
 }
 
 impl<B> BoundedBody<B> {
-    /// Wraps `body`, and reads at most `max_bytes` of it, without an idle timeout. Use this
-    /// function if another timeout limits the whole request.
+    /// Wraps `body` with a maximum of `max_bytes`, without an idle timeout. Use this function if
+    /// another timeout limits the whole request.
     pub const fn new(body: B, max_bytes: u64) -> Self {
         Self {
             body,
@@ -77,13 +77,13 @@ impl<B: Body<Data = Bytes> + Unpin> BoundedBody<B> {
     ///
     /// # Errors
     ///
-    /// Fails if the body cannot be read. If the announced size exceeds the maximum, fails without
-    /// reading anything.
+    /// Returns an error if the body cannot be read. If the declared size exceeds the maximum,
+    /// returns the error without reading anything.
     pub async fn read(mut self) -> Result<Bytes, BodyReadError<B::Error>> {
         if self.body.size_hint().lower() > self.remaining {
             return Err(BodyReadError::TooLarge);
         }
-        // Nearly every body arrives in one piece, which need not be copied.
+        // Nearly every body arrives in one piece, which does not have to be copied.
         let first = self.next_data().await?.unwrap_or_default();
         let Some(second) = self.next_data().await? else {
             return Ok(first);

@@ -7,7 +7,7 @@ use webpki::EndEntityCert;
 const COMMON_NAME: [u8; 3] = [0x55, 0x04, 0x03];
 
 /// Returns the first DNS name of `certificate` in lower case. Without a DNS name, returns the first
-/// URI (as in SPIFFE). Without a URI, returns the common name of the subject.
+/// URI (as in SPIFFE). Without a URI, returns the subject's common name.
 pub fn cert_identity(certificate: &CertificateDer<'_>) -> Option<String> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     if let Some(name) = certificate.valid_dns_names().next() {
@@ -44,8 +44,8 @@ fn element(der: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (first, rest) = rest.split_first()?;
     let (length, rest) = match first {
         0..=0x7f => (usize::from(*first), rest),
-        // In the long form, the length is in the next one or two bytes. Two bytes are enough for a
-        // name.
+        // In the long form, the next one or two bytes contain the length. Two bytes are enough for
+        // a name.
         0x81 | 0x82 => {
             let (bytes, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
             let length = bytes

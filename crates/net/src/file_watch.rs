@@ -2,7 +2,7 @@
 
 use std::{fs, io, path::Path, time::SystemTime};
 
-/// The maximum number of mistakes that one log record lists. `tidegate check` lists all mistakes.
+/// The maximum number of errors that one log line lists. `tidegate check` lists all errors.
 const MAX_LOGGED: usize = 20;
 
 /// The result of the last read of a file or folder.
@@ -13,12 +13,12 @@ pub struct LastRead<M> {
     pub seen: Option<M>,
     /// Whether the file or folder could not be read but may become readable without being changed.
     pub is_unread: bool,
-    /// The mistakes in the file or folder; empty if its content was applied.
+    /// The errors in the file or folder; empty if its content was applied.
     pub mistakes: Vec<String>,
 }
 
 impl<M> LastRead<M> {
-    /// Creates the result of a read that found no mistakes. `seen` is the stamp of the file.
+    /// Creates the result of a read that found no errors. `seen` is the file's modification stamp.
     pub fn new(seen: Option<M>) -> Self {
         Self {
             seen,
@@ -36,8 +36,8 @@ pub struct FileStamp {
     inode: u64,
 }
 
-/// Returns whether a later read may succeed without a change of the file's content. For example, an
-/// operator may fix the permissions or mount a disk again.
+/// Returns whether a later read may succeed even if the file's content does not change. For
+/// example, an operator may fix the permissions or mount a disk again.
 pub fn may_pass(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, InvalidData, Other};
     !matches!(error.kind(), InvalidData | FileTooLarge | Other)
@@ -55,7 +55,7 @@ pub fn stamp(path: &Path) -> Option<FileStamp> {
     })
 }
 
-/// Joins problems into one line, because log collectors treat each line as a separate record.
+/// Joins problems into one line, because log collectors treat each line as a separate message.
 pub fn in_one_line(problems: &[String]) -> String {
     let mut line = problems
         .iter()

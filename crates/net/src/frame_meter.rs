@@ -2,17 +2,17 @@
 //!
 //! Control frames are `PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames
 //! and empty `DATA` frames. Each costs the client as little as 9 bytes and the server a reply or a
-//! lookup, and h2 accepts any number of them. So each control frame costs one credit of the
-//! connection. Requests, responses and bodies make some control frames necessary, so they earn
-//! credits. Credits are also earned over time.
+//! lookup, and h2 accepts any number of them. Therefore each control frame costs one of the
+//! connection's credits. Requests, responses and bodies make some control frames necessary, so they
+//! earn credits. A connection also earns credits over time.
 //!
-//! A client answers `DATA` frames with control frames, even if the `DATA` frames contain only small
-//! messages. For example, it sends a `WINDOW_UPDATE` for the stream, another for the connection,
-//! and a `PING` to measure the bandwidth. So each `DATA` frame that is sent to the client earns
-//! credits. A window update may arrive long after its data. So window updates are first charged to
-//! a separate account with a higher maximum. A frame that uses up a window earns credits only for
-//! its bytes, because the client determines how many such frames a response has. Envoy also allows
-//! a number of window updates per `DATA` frame sent
+//! A client responds to `DATA` frames with control frames, even if the `DATA` frames contain only
+//! small messages. For example, it sends a `WINDOW_UPDATE` for the stream, another for the
+//! connection, and a `PING` to measure the bandwidth. Therefore each `DATA` frame sent to the
+//! client earns credits. A window update may arrive long after its data, so window updates are
+//! first charged to a separate account with a higher maximum. A frame that uses up a window earns
+//! credits only for its bytes, because the client determines the number of such frames in a
+//! response. Envoy also allows a number of window updates per `DATA` frame sent
 //! (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
@@ -27,7 +27,8 @@ use super::{
 /// The maximum number of credits. A connection starts with this number.
 const BURST: u64 = 1_000;
 
-/// The maximum number of credits for window updates. 64 MiB in flight earn this number of credits.
+/// The maximum number of credits for window updates. This number of credits is earned by 64 MiB in
+/// flight.
 const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
@@ -36,11 +37,11 @@ const PER_SECOND: u64 = 100;
 /// The credits earned per request.
 const PER_REQUEST: u64 = 4;
 
-/// The credits earned per `DATA` frame that is sent to the client and does not use up a window.
+/// The credits earned per `DATA` frame sent to the client that does not use up a window.
 const PER_DATA_FRAME: u64 = 4;
 
-/// The body bytes, in either direction, that earn one credit. Some clients update the windows of a
-/// stream and of the connection after every 4 KiB.
+/// The body bytes, in either direction, that earn one credit. Some clients update the windows of
+/// the stream and of the connection after every 4 KiB.
 const BYTES_PER_CREDIT: u64 = 1_024;
 
 /// Parses the frame headers in both directions of a connection, and manages the credits.
@@ -51,8 +52,7 @@ pub(super) struct FrameMeter {
     /// Whether the first frame header has been received.
     has_begun: bool,
     credits: Credits,
-    /// Credits for window updates only, which are earned by the `DATA` frames that are sent to the
-    /// client.
+    /// Credits for window updates only, earned by the response frames that are sent to the client.
     window_updates: Credits,
     windows: SendWindows,
     refilled: Instant,
@@ -156,7 +156,7 @@ impl FrameMeter {
         let passed = now.saturating_duration_since(self.refilled);
         let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let earned = millis.saturating_mul(PER_SECOND) / 1_000;
-        // The refill time advances by whole credits only, so that fractions of a credit are not
+        // The refill time advances only by whole credits, so that fractions of a credit are not
         // lost.
         self.refilled += Duration::from_millis(earned.min(BURST) * 1_000 / PER_SECOND);
         if earned >= BURST {
@@ -215,8 +215,7 @@ mod tests {
         meter
     }
 
-    /// Sends `frame` up to `count` times at `now`, and returns how many of these frames are
-    /// accepted.
+    /// Sends `frame` up to `count` times at `now`, and returns the number of accepted frames.
     fn pass(meter: &mut FrameMeter, frame: &[u8], count: usize, now: Instant) -> usize {
         (0..count)
             .take_while(|_| meter.read(frame, || now).is_ok())
@@ -338,7 +337,8 @@ mod tests {
     }
 
     /// A client that grants one byte at a time makes the server send a frame for each byte.
-    /// Regression test: these frames used to earn more credits than the grants and four pings cost.
+    /// Regression test: each of these frames used to earn more credits than a grant and four pings
+    /// cost.
     #[test]
     fn data_dribbled_by_a_small_window_earns_nothing_per_frame() {
         let start = Instant::now();

@@ -1,11 +1,11 @@
 //! Splits the bytes of one direction of an HTTP/2 connection into frames, and parses the frame
 //! headers.
 
-/// The length in bytes of the preface with which a client begins a connection (RFC 9113 §3.4).
+/// The length in bytes of the client's connection preface (RFC 9113 §3.4).
 const PREFACE_BYTES: usize = 24;
 const HEADER_BYTES: usize = FrameHeader::BYTES;
 
-/// A parser for one direction of a connection, which keeps its position in the frames.
+/// A parser for one direction of a connection. It keeps its position between calls.
 #[derive(Debug)]
 pub struct FrameParser {
     header: [u8; HEADER_BYTES],
@@ -18,11 +18,11 @@ pub struct FrameParser {
 pub struct FrameHeader {
     /// The length of the payload in bytes.
     pub length: usize,
-    /// The type of the frame, such as [`Self::DATA`].
+    /// The frame type, such as [`Self::DATA`].
     pub kind: u8,
     /// The flags, whose meaning depends on the type.
     pub flags: u8,
-    /// The identifier of the stream; 0 for the whole connection.
+    /// The stream identifier; 0 for the whole connection.
     pub stream: u32,
 }
 
@@ -69,7 +69,7 @@ impl FrameParser {
         }
     }
 
-    /// Takes the bytes up to the end of the next frame header from `bytes`. Returns the header, or
+    /// Consumes the part of `bytes` up to the end of the next frame header. Returns the header, or
     /// `None` if the header is incomplete.
     pub fn next_header(&mut self, bytes: &mut &[u8]) -> Option<FrameHeader> {
         let payload = self.payload_left.min(bytes.len());

@@ -1,8 +1,8 @@
 //! The stream of an HTTP/2 connection, with timeouts and with detection of control-frame floods.
 //!
 //! HTTP/2 pings detect a dead peer, but only after the preface, and h2 has no timeout for the
-//! preface. Requests and responses overlap, so the phases of a [`TimedStream`] are used in a
-//! different way. The request phase lasts until the first frame header. Each later read restarts
+//! preface. Requests and responses overlap, so this stream uses the phases of a [`TimedStream`] in
+//! a different way. The request phase lasts until the first frame header. Each later read restarts
 //! the idle phase. [`FrameMeter`] limits control frames.
 
 use std::{
@@ -23,8 +23,8 @@ const FLOOD: &str = "too many HTTP/2 control frames: closed the connection and c
      tidegate_http2_floods_total; see \"HTTP/2 floods\" in docs/security.md";
 
 /// The stream of an HTTP/2 connection. The timeout `request` limits the total time for the preface
-/// and the first frame header. The timeout `idle` limits the time until the next bytes; a client
-/// that is alive answers pings sooner.
+/// and the first frame header. The timeout `idle` limits the time until the next bytes; a live
+/// client replies to pings sooner.
 #[derive(Debug)]
 pub struct Http2Stream<S> {
     stream: TimedStream<S>,
@@ -33,7 +33,7 @@ pub struct Http2Stream<S> {
 }
 
 impl<S> Http2Stream<S> {
-    /// Wraps `stream`. Floods of control frames are reported to `activity`.
+    /// Wraps `stream`. Control-frame floods are reported to `activity`.
     pub fn new(stream: S, timeouts: StreamTimeouts, activity: Activity) -> Self {
         Self {
             stream: TimedStream::new(stream, timeouts),

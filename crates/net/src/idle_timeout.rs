@@ -9,12 +9,13 @@ use tokio::time::Instant;
 
 use super::LazyTimer;
 
-/// The minimum transfer rate of a body, averaged over the time that the reader waits for it.
+/// The minimum transfer rate of a body, averaged over the time that the reader waits for data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinRate {
     /// `bytes_per_second`: 1 to 1 GiB; default 240.
     pub bytes_per_second: u64,
-    /// `grace`: how much longer than at the minimum rate a body may take; default 5 s.
+    /// `grace`: the time that a body may take in addition to its time at the minimum rate; default
+    /// 5 s.
     pub grace: Duration,
 }
 
@@ -48,8 +49,8 @@ struct RateTracker {
 }
 
 impl RateTracker {
-    /// Returns how much longer the reader may wait. This is the time that the bytes so far would
-    /// take at the minimum rate, plus the grace period, minus the time that the reader has already
+    /// Returns the time that the reader may still wait: the time that the received bytes would take
+    /// at the minimum rate, plus the grace period, minus the time that the reader has already
     /// waited.
     fn left(&self) -> Duration {
         let bytes_per_second = u128::from(self.min_rate.bytes_per_second.max(1));

@@ -8,8 +8,8 @@ const MAX_GUESSED_BYTES: usize = 64;
 /// The maximum number of characters of a value that a message shows.
 const MAX_SHOWN: usize = 60;
 
-/// Returns the advice for a `word` that is not in `known`. The advice names the nearest known word,
-/// or all known words.
+/// Returns a suggestion for a `word` that is not in `known`: the nearest known word, or all known
+/// words.
 pub fn advice(word: &str, known: &[&str]) -> String {
     match nearest(word, known) {
         Some(nearest) => format!("did you mean `{nearest}`?"),
@@ -17,8 +17,9 @@ pub fn advice(word: &str, known: &[&str]) -> String {
     }
 }
 
-/// Returns the word in `known` with the smallest edit distance to `word`, which was probably meant.
-/// If several words have this distance, returns the word with the longest common prefix.
+/// Returns the known word with the smallest edit distance to `word`, if the distance is small
+/// enough for a typo. If several words have this distance, returns the word with the longest common
+/// prefix.
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     if word.len() > MAX_GUESSED_BYTES {
         return None;
@@ -36,17 +37,16 @@ pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     (distance <= tolerated).then_some(nearest)
 }
 
-/// The text that messages show in place of a value that may hold a secret.
+/// The placeholder that messages show instead of a value that may contain a secret.
 pub const HIDDEN: &str = "(not shown: it could contain a secret)";
 
-/// Returns whether a text looks like a URL with a password.
+/// Returns whether a string looks like a URL with a password.
 pub fn may_hold_secret(text: &str) -> bool {
     text.contains("://") && text.contains('@')
 }
 
-/// Returns user input in a form that messages may show: on one line, truncated, and hidden if the
-/// input may hold a secret. The form is restricted because messages are logged and appear on
-/// `/readyz`.
+/// Formats user input for a message: on one line, truncated, and hidden if the input may contain a
+/// secret. The restrictions apply because messages are logged and appear on `/readyz`.
 pub fn shown(text: &str) -> String {
     if may_hold_secret(text) {
         return HIDDEN.to_owned();

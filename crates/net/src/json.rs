@@ -1,7 +1,7 @@
 //! A JSON document whose strings borrow from the request body.
 //!
-//! The document is a tree instead of a struct per endpoint, so that all mistakes in a body can be
-//! reported at once, each with its path. An object keeps the order of its members, and keeps
+//! The document is a tree instead of a struct per endpoint, so that all errors in a body can be
+//! reported at once, each with its path. An object preserves the order of its members, and keeps
 //! members with repeated names.
 
 use std::{borrow::Cow, fmt};
@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::{Problem, input::shown};
 
-/// A JSON value. Numbers other than non-negative integers are a separate variant, for error
+/// A JSON value. Numbers other than non-negative integers have a separate variant, for error
 /// messages.
 #[derive(Debug)]
 pub enum Json<'b> {
@@ -40,7 +40,7 @@ const MAX_MEMBERS: usize = 64;
 ///
 /// # Errors
 ///
-/// Returns a problem if the body is not JSON, or if it is not an object of this kind.
+/// Returns a problem if the body is not JSON, or is not such an object.
 pub fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
     if body.is_empty() {
         return Err(Problem::bad("body", "is empty; expected an object"));

@@ -8,13 +8,13 @@
 //!
 //! One accept loop per listener distributes connections to the workers round-robin. With
 //! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the
-//! worker by a hash of the addresses. With this choice, 30 of 50 pooled connections could be on one
-//! of two workers. Connection pools connect rarely and keep connections for long, so an even
-//! distribution matters more than a cheaper `accept`.
+//! worker by a hash of the addresses. In this case, 30 of 50 pooled connections could be on one of
+//! two workers. Connection pools connect rarely and keep their connections for a long time, so an
+//! even distribution matters more than a cheaper `accept`.
 //!
-//! All resources are bounded. The listener bounds the number of connections. The handler enforces
-//! the timeouts in the [`Bounds`] of its connection with a [`TimedStream`], which costs almost
-//! nothing per request. The handler reads request bodies through a [`BoundedBody`].
+//! All resources are bounded. The listener limits the number of connections. The handler enforces
+//! the timeouts in its connection's [`Bounds`] with a [`TimedStream`], which costs almost nothing
+//! per request, and reads request bodies through a [`BoundedBody`].
 //!
 //! ```no_run
 //! use tidegate_net::{Bounds, Server};
@@ -99,7 +99,8 @@ pub struct Bounds {
     pub connections_per_client: usize,
     /// The idle timeout between two requests. Default 5 minutes.
     pub idle: Duration,
-    /// The timeout for receiving one request, from its first byte to its last. Default 10 seconds.
+    /// The timeout for the receipt of one request, from its first byte to its last. Default 10
+    /// seconds.
     pub request: Duration,
     /// The maximum time that a client may take to read pending output. Default 10 seconds.
     pub write: Duration,
@@ -125,11 +126,11 @@ pub struct Connection {
     /// The index of the worker that serves the connection, from 0. A handler can use the index to
     /// select a counter to which no other thread writes.
     pub worker: usize,
-    /// The bounds of the listener. The listener enforces the number of connections, and the handler
-    /// must enforce the timeouts.
+    /// The listener's bounds. The listener enforces the limits on connections, and the handler must
+    /// enforce the timeouts.
     pub bounds: Bounds,
     /// The activity of the connection. The handler reports its requests here, so that a busy
-    /// connection is not closed to make room for a new connection.
+    /// connection is not closed to make room for a new one.
     pub activity: Activity,
     /// The shutdown signal. When the shutdown begins, the handler must finish its requests and
     /// close the connection.

@@ -1,7 +1,7 @@
-//! A log of lines: an append-only file, or standard output, that a separate thread writes.
+//! A line-based log: an append-only file or standard output, written by a separate thread.
 //!
-//! No caller waits for the disk. If lines are logged faster than the thread can write, lines are
-//! dropped and counted.
+//! Callers do not wait for the disk. If lines are logged faster than the thread can write them,
+//! lines are dropped and counted.
 
 use std::{
     fmt,
@@ -21,7 +21,7 @@ use std::{
 const MAX_QUEUED_LINES: usize = 16_384;
 const MAX_QUEUED_BYTES: usize = 16 << 20;
 
-/// The number of dropped lines after which a failed rotation is tried again.
+/// The number of dropped lines after which a failed rotation is retried.
 const ROTATION_RETRY_LINES: u32 = 1_000;
 
 /// How long shutdown waits for queued lines to be written.
@@ -30,13 +30,13 @@ const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 /// The settings of a [`LineLog`].
 #[derive(Clone, Debug)]
 pub struct LineLogSettings {
-    /// The purpose of the log, for messages: `access log`.
+    /// The name of the log in messages, such as `access log`.
     pub name: &'static str,
     /// The file; `None` is standard output.
     pub path: Option<PathBuf>,
-    /// The size in bytes at which the file is renamed to its path with the suffix `.1`, in place of
-    /// an earlier file of that name, and a new file is begun. With `None`, the file grows without
-    /// bound.
+    /// The size in bytes at which the file is rotated: it is renamed with the suffix `.1`, which
+    /// replaces an earlier file of that name, and a new file is started. With `None`, the file
+    /// grows without limit.
     pub rotate_at: Option<u64>,
 }
 
@@ -53,15 +53,15 @@ enum LogCommand {
     Wake,
 }
 
-/// The state that the handles and the writer share, besides the queue.
+/// The state that the handles and the writer share, in addition to the queue.
 #[derive(Default)]
 struct SharedState {
     lost: AtomicU64,
-    /// The number of lines ever queued. A line counts from just before it is queued.
+    /// The total number of queued lines. A line is counted just before it is queued.
     queued_lines: AtomicU64,
     queued_bytes: AtomicUsize,
-    /// Whether `control` has a request. With this flag, the writer need not take the lock for each
-    /// line.
+    /// Whether `control` has a request. With this flag, the writer does not have to take the lock
+    /// for each line.
     has_control: AtomicBool,
     control: Mutex<ControlRequests>,
 }
@@ -74,7 +74,7 @@ struct ControlRequests {
     finish: Vec<FinishRequest>,
 }
 
-/// A request to be notified when all lines that were queued earlier are written.
+/// A request to be notified when all previously queued lines are written.
 struct FinishRequest {
     /// The number of lines that were queued before this request.
     lines: u64,
@@ -97,7 +97,8 @@ impl LineLog {
     ///
     /// # Errors
     ///
-    /// The operating system's error if the file cannot be opened or the thread cannot be started.
+    /// Returns the operating system's error if the file cannot be opened or the thread cannot be
+    /// started.
     pub fn open(settings: LineLogSettings) -> io::Result<Self> {
         let file = settings.path.as_deref().map(open).transpose()?;
         let bytes = match &file {
@@ -137,7 +138,7 @@ impl LineLog {
         self.request(|control| control.reopen = true);
     }
 
-    /// Waits until the lines queued so far are written, for at most 2 seconds.
+    /// Waits until all lines queued so far are written, for at most 2 seconds.
     pub fn finish(&self) {
         let _ = self.request_finish().recv_timeout(FINISH_TIMEOUT);
     }
@@ -162,7 +163,7 @@ impl LineLog {
         self.shared.lost.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how many lines were dropped.
+    /// Returns the number of dropped lines.
     #[must_use]
     pub fn lost(&self) -> u64 {
         self.shared.lost.load(Ordering::Relaxed)
@@ -174,7 +175,7 @@ impl LineLog {
         let shared = &self.shared;
         let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
-        // The line is counted before it is sent. A count that is too high only delays the end of
+        // Count the line before it is queued: a count that is too high only delays the end of
         // `finish`.
         shared.queued_lines.fetch_add(1, Ordering::SeqCst);
         if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
@@ -199,11 +200,10 @@ struct Writer {
     bytes: u64,
     /// Whether the last write failed. The error is logged once, until a write succeeds.
     is_failing: bool,
-    /// The number of lines that were dropped since a rotation failed; `None` if the last rotation
-    /// succeeded.
+    /// The number of lines dropped since a rotation failed; `None` if the last rotation succeeded.
     dropped_since_rotation: Option<u32>,
     finishing: Vec<FinishRequest>,
-    /// The number of lines that were ever taken from the queue.
+    /// The total number of lines taken from the queue.
     written_lines: u64,
     shared: Arc<SharedState>,
 }
@@ -223,7 +223,7 @@ impl Writer {
         }
     }
 
-    /// Wakes the callers of `finish` that wait for no more than the first `lines` lines.
+    /// Wakes the callers of `finish` that wait for at most the first `lines` lines.
     fn notify_finished(&mut self, lines: u64) {
         let finished = self
             .finishing
@@ -246,7 +246,7 @@ impl Writer {
             self.write(&line);
             self.written_lines += 1;
         }
-        // While clients send requests, the queue may never become empty.
+        // Under continuous load, the queue may never become empty.
         let written = self.written_lines;
         if self.finishing.iter().any(|finish| finish.lines <= written) {
             self.flush();
@@ -256,7 +256,7 @@ impl Writer {
 
     fn write(&mut self, line: &str) {
         let is_full = self.settings.rotate_at.is_some_and(|most| {
-            // A line that is longer than a whole file gets a file of its own.
+            // A line that exceeds the maximum file size gets its own file.
             self.bytes > 0 && self.bytes.saturating_add(line.len() as u64) > most
         });
         if is_full && !self.make_room() {
@@ -273,8 +273,9 @@ impl Writer {
         self.report(&written);
     }
 
-    /// Rotates the full file. Returns false if that fails, so that the file does not grow beyond
-    /// its maximum. The next attempt follows after [`ROTATION_RETRY_LINES`] lines.
+    /// Rotates the full file. Returns false if the rotation fails; the line is then dropped, so
+    /// that the file does not grow beyond its maximum. The rotation is retried after
+    /// [`ROTATION_RETRY_LINES`] lines.
     fn make_room(&mut self) -> bool {
         if let Some(dropped) = &mut self.dropped_since_rotation
             && *dropped < ROTATION_RETRY_LINES
@@ -300,7 +301,7 @@ impl Writer {
         }
     }
 
-    /// Moves the full file away, and begins a new one.
+    /// Renames the full file, and starts a new one.
     fn rotate(&mut self) -> io::Result<()> {
         let Some(path) = &self.settings.path else {
             return Ok(());
@@ -308,7 +309,7 @@ impl Writer {
         let mut moved = path.clone().into_os_string();
         moved.push(".1");
         match fs::rename(path, moved) {
-            // The file was moved by an attempt that then could not open a new one.
+            // An earlier attempt may have renamed the file but failed to open a new one.
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => self.open_next(),
         }
@@ -327,8 +328,8 @@ impl Writer {
         }
     }
 
-    /// Opens the file at the path of the log. The lines so far are written to the current file
-    /// first; if that fails, the current file stays in use.
+    /// Opens the file at the log's path. Buffered lines are first written to the current file; if
+    /// this fails, the current file stays in use.
     fn open_next(&mut self) -> io::Result<()> {
         let Some(path) = &self.settings.path else {
             return Ok(());
@@ -359,8 +360,8 @@ impl Writer {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Readable by the owner and the group only, for the log shipper: addresses and paths are
-    // private.
+    // Only the owner and the group (for the log shipper) can read the file, because addresses and
+    // paths are private.
     OpenOptions::new()
         .create(true)
         .append(true)
@@ -434,7 +435,7 @@ mod tests {
         writing.join().unwrap();
     }
 
-    /// A file that logs another line whenever a line is written to the file.
+    /// A file that logs another line whenever a line is written to it.
     struct EndlessLog(Arc<Mutex<Option<LineLog>>>);
 
     impl Write for EndlessLog {

@@ -21,7 +21,7 @@ use super::{
     worker::Jobs,
 };
 
-/// The pause after a failed `accept`, which usually means that no file descriptors are left.
+/// The pause after a failed `accept`, whose usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A handle to a listener's address and counters. Dropping the handle does not stop the listener,
@@ -40,8 +40,8 @@ struct Inner {
     evicted: AtomicU64,
 }
 
-/// A predicate that returns true for the addresses of proxies that serve many clients. The limit
-/// per client does not apply to these addresses.
+/// A predicate that returns true for the addresses of proxies that serve many clients. The
+/// per-client limit does not apply to these addresses.
 pub type Exempt = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
 impl Listener {
@@ -57,33 +57,33 @@ impl Listener {
         self.0.open.open()
     }
 
-    /// Returns the number of connections that were accepted and served so far.
+    /// Returns the number of connections accepted and served so far.
     #[must_use]
     pub fn accepted(&self) -> u64 {
         self.0.accepted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections that were closed immediately, because the listener was
-    /// full and no connection was idle.
+    /// Returns the number of connections closed immediately because the listener was full and no
+    /// connection was idle.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.0.refused.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of connections that were closed immediately, because their client had
-    /// reached its limit.
+    /// Returns the number of connections closed immediately because their client had reached its
+    /// limit.
     #[must_use]
     pub fn refused_to_client(&self) -> u64 {
         self.0.refused_to_client.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of idle connections that were closed to make room for new ones.
+    /// Returns the number of idle connections closed to make room for new ones.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.0.evicted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of HTTP/2 connections that were closed because of control-frame floods.
+    /// Returns the number of HTTP/2 connections closed because of control-frame floods.
     #[must_use]
     pub fn floods(&self) -> u64 {
         self.0.registry.floods()
@@ -180,8 +180,8 @@ where
         let Some(registration) = self.listener.admit(peer.ip(), limits) else {
             return;
         };
-        // Deregisters the socket from the poller of the accepting worker, so that the serving
-        // worker can register it.
+        // Deregister the socket from the accepting worker's poller, so that the serving worker can
+        // register it.
         let stream = match stream.into_std() {
             Ok(stream) => stream,
             Err(error) => {
@@ -210,8 +210,8 @@ where
 }
 
 /// Registers `stream` with this worker's poller, and disables Nagle's algorithm. Responses are
-/// small, and Nagle's algorithm would delay a second small write until the first is acknowledged
-/// (40 ms).
+/// small, and Nagle's algorithm would delay a second small write until the first one is
+/// acknowledged (up to 40 ms).
 fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
     stream.set_nodelay(true)?;

@@ -1,9 +1,9 @@
-//! A rate limit for log records, applied to each call site separately.
+//! A rate limit for log messages, applied to each call site separately.
 //!
-//! Clients cause many log records, for example by failed handshakes, refused connections and wrong
-//! tokens. Without a limit, a client could fill the disk with log records. Each call site may write
-//! a burst of [`BURST`] records, and then one more record every [`INTERVAL`]. Suppressed records
-//! are counted, and the next written record reports the count.
+//! Clients can cause many log messages, for example with failed handshakes, refused connections and
+//! wrong tokens. Without a limit, a client could fill the disk with log messages. Each call site
+//! may write a burst of [`BURST`] messages, and then one more message every [`INTERVAL`].
+//! Suppressed messages are counted, and the next written message reports the count.
 
 use std::{
     collections::HashMap,
@@ -14,17 +14,17 @@ use std::{
 use tidegate::Clock;
 use tidegate_core::{Span, Timestamp};
 
-/// The number of log records that a call site may write in a burst.
+/// The number of log messages that a call site may write in a burst.
 pub const BURST: u64 = 30;
 
-/// The interval after which a call site that has used up its burst may write one more log record.
+/// The interval at which a call site that has used up its burst may write one more log message.
 pub const INTERVAL: Span = Span::from_secs(5);
 
 /// The maximum number of tracked call sites. The number of call sites in a program is fixed and far
-/// below this maximum. Any call sites beyond the maximum share one limit.
+/// below this maximum. Call sites beyond the maximum share one limit.
 const MAX_SITES: usize = 4_096;
 
-/// A rate limiter for log records, with a separate limit for each call site. An `Id` identifies a
+/// A rate limiter for log messages, with a separate limit for each call site. An `Id` identifies a
 /// call site.
 #[derive(Debug)]
 pub struct LogThrottle<Id> {
@@ -34,21 +34,21 @@ pub struct LogThrottle<Id> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Site {
-    /// The theoretical arrival time of GCRA: the time at which the whole burst is available again.
+    /// The theoretical arrival time of GCRA, at which the whole burst is available again.
     full_at: Timestamp,
     suppressed: u64,
 }
 
-/// The decision about one log record.
+/// The decision about one log message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThrottleDecision {
-    /// Write the record, and report how many records of the call site were suppressed since the
-    /// last written record.
+    /// Write the message, and report the number of messages from this call site that were
+    /// suppressed since its last written message.
     Write {
-        /// The number of suppressed records.
+        /// The number of suppressed messages.
         suppressed: u64,
     },
-    /// Suppress the record.
+    /// Suppress the message.
     Suppress,
 }
 
@@ -68,7 +68,7 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
         Self::new(Clock::real())
     }
 
-    /// Decides whether the call site `id` may write a log record now.
+    /// Decides whether the call site `id` may write a log message now.
     pub fn admit(&self, id: Id) -> ThrottleDecision {
         let now = self.clock.now();
         let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
@@ -85,8 +85,8 @@ impl<Id: Eq + Hash> LogThrottle<Id> {
 impl Site {
     fn admit(&mut self, now: Timestamp) -> ThrottleDecision {
         let interval = INTERVAL.as_micros();
-        // This is GCRA: each record moves `full_at` forward by one interval, and `full_at` may be
-        // at most a burst ahead of `now`.
+        // This is GCRA: each message moves `full_at` forward by one interval, and `full_at` may be
+        // at most one burst ahead of `now`.
         let full_at = self.full_at.as_micros().max(now.as_micros());
         let ahead = full_at - now.as_micros();
         if ahead > interval * (BURST - 1) {

@@ -1,4 +1,4 @@
-//! Detects that the peer of a connection has closed it, while no protocol code reads.
+//! Detects that the peer has closed a connection, while no protocol code reads from it.
 
 use std::{
     pin::pin,
@@ -11,13 +11,14 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// A stream that knows whether its peer has closed the connection, or its own side of it.
+/// A stream that can detect whether the peer has closed the connection, or the peer's own side of
+/// it.
 pub trait PeerClosed {
     /// Returns ready if the peer has closed the connection. Reads nothing. No other task may read
     /// from the stream at the same time.
     ///
-    /// If the peer has sent bytes that were not read, the current task is not always woken, so the
-    /// caller should poll again after a while.
+    /// If there are unread bytes from the peer, the current task is not always woken, so the caller
+    /// should poll again after a while.
     fn poll_peer_closed(&self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
@@ -27,7 +28,7 @@ impl PeerClosed for TcpStream {
         match self.poll_peek(cx, &mut ReadBuf::new(&mut byte)) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(0) | Err(_)) => Poll::Ready(()),
-            // There are unread bytes, such as the next request of a pipeline.
+            // There are unread bytes, such as the next pipelined request.
             Poll::Ready(Ok(_)) => match pin!(self.ready(Interest::READABLE)).poll(cx) {
                 Poll::Ready(Ok(ready)) if !ready.is_read_closed() => Poll::Pending,
                 Poll::Ready(_) => Poll::Ready(()),
@@ -43,7 +44,7 @@ impl PeerClosed for TlsStream<TcpStream> {
     }
 }
 
-/// A pipe in this process does not know whether its peer has closed it.
+/// An in-process pipe cannot detect whether its peer has closed it.
 impl PeerClosed for DuplexStream {
     fn poll_peer_closed(&self, _cx: &mut Context<'_>) -> Poll<()> {
         Poll::Pending

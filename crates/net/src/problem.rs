@@ -12,7 +12,7 @@ use tidegate_core::{RequestError, Span};
 
 use crate::response::{Answer, json};
 
-/// An error response. A denial by a limit is not a problem, but a verdict.
+/// An error response. A denial by a limit is not reported as a problem but as a verdict.
 #[derive(Debug, Serialize)]
 pub struct Problem {
     title: &'static str,
@@ -21,7 +21,7 @@ pub struct Problem {
     detail: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     field: Option<String>,
-    /// The list of all mistakes, if there are several.
+    /// The list of all errors, if there are several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     mistakes: Vec<String>,
     #[serde(skip)]
@@ -50,7 +50,7 @@ impl Problem {
         }
     }
 
-    /// Reports that this address has sent too many wrong secrets.
+    /// Reports that the client's address has sent too many wrong secrets.
     pub fn too_many_guesses(retry_after: Span) -> Self {
         let detail = "too many wrong secrets from this address; retry after the number of seconds in `Retry-After`";
         Self {
@@ -59,7 +59,7 @@ impl Problem {
         }
     }
 
-    /// Replaces the status of the problem.
+    /// Replaces the problem's status.
     #[must_use]
     pub fn with_status(self, status: StatusCode) -> Self {
         let title = status.canonical_reason().unwrap_or("Problem");
@@ -70,7 +70,7 @@ impl Problem {
         }
     }
 
-    /// Returns whether the problem is a malformed request.
+    /// Returns whether the problem is caused by a malformed request.
     pub fn is_bad_request(&self) -> bool {
         self.status == StatusCode::BAD_REQUEST
     }
@@ -86,7 +86,7 @@ impl Problem {
     }
 
     /// Combines several problems into one. The first problem becomes the detail, and at most 50
-    /// problems are listed.
+    /// problems are listed in total.
     pub fn several(mut problems: Vec<Self>) -> Self {
         const LISTED: usize = 50;
         let mistakes: Vec<String> = problems
@@ -105,7 +105,7 @@ impl Problem {
         }
     }
 
-    /// Adds the list of all `mistakes`.
+    /// Adds the list of all errors.
     #[must_use]
     pub fn with_mistakes(self, mistakes: Vec<String>) -> Self {
         Self { mistakes, ..self }
@@ -119,7 +119,7 @@ impl Problem {
         )
     }
 
-    /// Reports a method that is not in `allow`.
+    /// Reports a method that is not in the list `allow`.
     pub fn method(allow: impl Into<Cow<'static, str>>) -> Self {
         let allow = allow.into();
         let detail = format!("this path accepts only {allow}");
@@ -161,7 +161,7 @@ impl Problem {
             CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
-        // The names of methods are valid in a header.
+        // Method names are valid in a header.
         if let Some(allow) = self
             .allow
             .and_then(|allow| HeaderValue::from_str(&allow).ok())

@@ -1,8 +1,8 @@
 //! Metrics for Prometheus: the declarations of metrics, and the pages that expose them.
 //!
-//! The crate `prometheus-client` encodes the pages. The counters of that crate are not used,
-//! because they are looked up by their labels under a lock. Instead, the program has its own
-//! counters, which are read when a page is requested. So counting takes only an atomic addition.
+//! The crate `prometheus-client` encodes the pages. That crate's counters are not used, because
+//! they are looked up by their labels under a lock. Instead, the program has its own counters,
+//! which are read when a page is requested. As a result, counting takes only an atomic addition.
 
 use std::{
     fmt::{self, Debug, Formatter, Write as _},
@@ -42,8 +42,9 @@ impl<const N: usize> Metric<N> {
         Self::new(name, labels, help, MetricType::Counter)
     }
 
-    /// Declares a counter under a name that another program gave it, without `_total`. OpenMetrics
-    /// does not allow such a counter, so that format declares a metric of unknown type.
+    /// Declares a counter under a name without `_total` that comes from another program.
+    /// OpenMetrics does not allow such a counter, so in that format the metric has the type
+    /// unknown.
     ///
     /// # Panics
     ///
@@ -112,14 +113,14 @@ impl<const N: usize> Metric<N> {
 pub struct HistogramSample {
     /// The sum of all observations, in the unit of the metric.
     pub sum: f64,
-    /// The upper bounds of the buckets, in ascending order up to infinity. Each bound has the
-    /// number of observations between the previous bound and this one.
+    /// The upper bounds of the buckets, in ascending order up to infinity. Each bound comes with
+    /// the number of observations between the previous bound and this one.
     pub buckets: Vec<(f64, u64)>,
     /// The exemplars of buckets. Only a histogram without labels may have exemplars.
     pub exemplars: Vec<Exemplar>,
 }
 
-/// An observation in a bucket of a histogram, with its trace. Only OpenMetrics has exemplars.
+/// An observation in a histogram bucket, with its trace. Only OpenMetrics supports exemplars.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exemplar {
     /// The index of the bucket.
@@ -199,7 +200,7 @@ fn quality_of(range: &str, media_type: &str) -> Option<f32> {
     weight.map_or(Some(1.0), |weight| weight.parse().ok())
 }
 
-/// Returns a page with the metrics that `collect` adds.
+/// Encodes a page with the metrics that `collect` adds.
 pub fn encode(format: Format, collect: impl Fn(&mut Page<'_>) + Send + Sync + 'static) -> String {
     let mut registry = Registry::default();
     let exemplars = Arc::default();
@@ -225,7 +226,7 @@ pub fn encode(format: Format, collect: impl Fn(&mut Page<'_>) + Send + Sync + 's
 /// The exemplars of a page, each with the name of its metric.
 type PageExemplars = Mutex<Vec<(&'static str, Exemplar)>>;
 
-/// Adds the exemplars to the lines of their buckets. `prometheus-client` encodes exemplars only of
+/// Adds the exemplars to the lines of their buckets. `prometheus-client` encodes exemplars only for
 /// its own histograms.
 fn with_exemplars(page: &str, exemplars: &[(&str, Exemplar)]) -> String {
     let mut out = String::with_capacity(page.len() + 128 * exemplars.len());
@@ -254,7 +255,7 @@ fn with_exemplars(page: &str, exemplars: &[(&str, Exemplar)]) -> String {
     out
 }
 
-/// A collector that adds the metrics of a function to each page that is encoded.
+/// A collector that adds the metrics from a function to each encoded page.
 struct Pages<C> {
     format: Format,
     collect: C,
@@ -297,8 +298,8 @@ impl Page<'_> {
         self.family(metric, [([], value)]);
     }
 
-    /// Adds a metric with one sample for each item. An item consists of the values of the labels
-    /// and the value of the sample.
+    /// Adds a metric with one sample for each item. An item consists of the label values and the
+    /// sample's value.
     pub fn family<'l, const N: usize>(
         &mut self,
         metric: &Metric<N>,
@@ -317,8 +318,8 @@ impl Page<'_> {
         });
     }
 
-    /// Adds a histogram with one sample for each item. An item consists of the values of the labels
-    /// and the sample.
+    /// Adds a histogram with one sample for each item. An item consists of the label values and the
+    /// sample.
     pub fn histograms<'l, const N: usize>(
         &mut self,
         metric: &Metric<N>,
@@ -371,8 +372,8 @@ impl Page<'_> {
             kind = MetricType::Unknown;
         }
         let (name, unit, is_total) = match self.format {
-            // In the text format, unlike in OpenMetrics, the description of a counter has the full
-            // name of its samples.
+            // Unlike OpenMetrics, the text format describes a counter under the full name of its
+            // samples.
             Format::Text => (metric.name, None, false),
             Format::OpenMetrics => {
                 let family = metric.name.strip_suffix("_total");
@@ -387,8 +388,8 @@ impl Page<'_> {
     }
 }
 
-/// Encodes the value of a sample. The encoder of a counter appends `_total` to the name, and the
-/// encoder of a gauge does not.
+/// Encodes a sample's value. The encoder of a counter appends `_total` to the name, and the encoder
+/// of a gauge does not.
 fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64, is_total: bool) -> fmt::Result {
     if is_total {
         encoder.encode_counter::<NoLabelSet, u64, f64>(&value, None)
@@ -407,7 +408,7 @@ fn split_unit(name: &str) -> (&str, Option<Unit>) {
     matches.next().unwrap_or((name, None))
 }
 
-/// Converts a number of objects to the value of a sample.
+/// Converts a number of objects to a sample's value.
 #[must_use]
 pub fn count(number: usize) -> u64 {
     u64::try_from(number).unwrap_or(u64::MAX)

@@ -1,14 +1,13 @@
-//! The registry of a listener's open connections, which admits new connections and evicts idle
-//! ones.
+//! The registry of a listener's open connections. It admits new connections and evicts idle ones.
 //!
-//! Like nginx, a full listener closes the connection that has been idle for longest instead of
-//! refusing a new connection. If new connections were refused, an attacker could lock out all other
-//! clients with idle connections. However, a new connection of a client that has reached its own
-//! limit is refused.
+//! Like nginx, a full listener closes the longest-idle connection instead of refusing a new
+//! connection. If new connections were refused, an attacker could lock out all other clients with
+//! idle connections. However, a new connection from a client that has reached its own limit is
+//! refused.
 //!
 //! Idleness is measured in accepted connections instead of time. Whenever a connection's task is
-//! polled, the task stores the number of connections that the listener has accepted so far. Storing
-//! this number takes one load and one store, and avoids reading the clock.
+//! polled, the task stores the number of connections that the listener has accepted so far. This
+//! takes one load and one store, and avoids reading the clock.
 
 use std::{
     collections::HashMap,
@@ -23,13 +22,13 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// The number of connections that are examined to find one to evict. During a flood, examining all
-/// 10,000 connections would take a millisecond for each new connection.
+/// The maximum number of connections that are examined to find one to evict. During a flood,
+/// examining all 10,000 connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
-/// A connection that has sent no request is evicted before all others, once the listener has
-/// accepted a number of further connections: 1/8 of its connection limit. So a new client has time
-/// to send its first request.
+/// A connection without a request is evicted before all others, but only after the listener has
+/// accepted 1/8 of its connection limit in further connections. This way, a new client has time to
+/// send its first request.
 const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.
@@ -49,7 +48,7 @@ struct Counts {
 #[derive(Debug, Default)]
 struct OpenConnections {
     slots: Vec<Arc<ConnectionState>>,
-    /// The number of connections of each client.
+    /// The number of connections per client.
     clients: HashMap<IpAddr, usize>,
     /// The slot at which the last search for an idle connection ended.
     cursor: usize,
@@ -58,8 +57,8 @@ struct OpenConnections {
 /// The state of one connection.
 #[derive(Debug, Default)]
 struct ConnectionState {
-    /// The index in `OpenConnections::slots`, which is guarded by the lock of the slots; [`GONE`]
-    /// after removal.
+    /// The index in `OpenConnections::slots`, guarded by the lock of the slots; [`GONE`] after
+    /// removal.
     index: AtomicUsize,
     client: Option<IpAddr>,
     /// The number of connections that the listener had accepted when this connection was last
@@ -73,8 +72,7 @@ struct ConnectionState {
     task: AtomicWaker,
 }
 
-/// The maximum time for which a request may be in transit that the client sent before it received a
-/// `GOAWAY`.
+/// The time allowed for requests that the client sent before it received a `GOAWAY` to arrive.
 const GOAWAY_GRACE: Duration = Duration::from_millis(250);
 
 /// The index of a connection that has been removed from the list.
@@ -102,7 +100,7 @@ pub(super) enum Eviction {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionLimits {
     pub(super) connections: usize,
-    /// The limit per client; `None` if this client is exempt from it.
+    /// The per-client limit; `None` if this client is exempt.
     pub(super) per_client: Option<usize>,
 }
 
@@ -155,8 +153,8 @@ impl Registry {
         open.cursor = start.wrapping_add(looked_at);
         let candidates =
             (0..looked_at).filter_map(|step| open.slots.get(start.wrapping_add(step) % count));
-        // `false` sorts before `true`, so connections that have sent no request come first. Within
-        // each of the two groups, the longest-idle connection comes first.
+        // `false` sorts before `true`, so connections without a request come first. Within each of
+        // the two groups, the longest-idle connection comes first.
         let victim = candidates
             .filter(|slot| slot.in_flight.load(Ordering::Relaxed) == 0)
             .min_by_key(|slot| {
@@ -174,7 +172,7 @@ impl Registry {
         true
     }
 
-    /// Returns the number of connections that were closed because of control-frame floods.
+    /// Returns the number of connections closed because of control-frame floods.
     pub(super) fn floods(&self) -> u64 {
         self.counts.floods.load(Ordering::Relaxed)
     }
@@ -221,8 +219,8 @@ impl Registration {
         Activity(Arc::clone(&self.slot))
     }
 
-    /// Polls the connection's handler until it finishes or the connection is evicted. This function
-    /// must run in its own task, so that the waker stays the same.
+    /// Polls the connection's handler until it completes or the connection is evicted. This
+    /// function must run in its own task, so that the waker stays the same.
     pub(super) async fn serve<F: Future<Output = ()>>(&self, serving: F) {
         let mut serving = std::pin::pin!(serving);
         let slot = &*self.slot;
@@ -249,8 +247,8 @@ impl Drop for Registration {
     }
 }
 
-/// A handler reports the requests of its connection here, so that a busy connection is not closed
-/// to make room for a new one.
+/// The activity of a connection. A handler reports its connection's requests here, so that a busy
+/// connection is not closed to make room for a new one.
 #[derive(Clone, Debug, Default)]
 pub struct Activity(Arc<ConnectionState>);
 
@@ -264,7 +262,7 @@ impl Activity {
         InFlight(Arc::clone(&self.0))
     }
 
-    /// Records a request that was answered immediately.
+    /// Records a request that was handled immediately.
     pub fn note_request(&self) {
         self.0.has_sent_request.store(true, Ordering::Relaxed);
     }
@@ -297,7 +295,7 @@ impl Drop for InFlight {
     }
 }
 
-/// Returns the address to which the limit per client applies: an IPv4 address, or the /64 of an
+/// Returns the address to which the per-client limit applies: an IPv4 address, or the /64 of an
 /// IPv6 address, which usually belongs to one host.
 pub(crate) fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {

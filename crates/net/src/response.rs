@@ -1,4 +1,4 @@
-//! HTTP responses whose body is complete in memory.
+//! HTTP responses with a complete body in memory.
 
 use http_body_util::Full;
 use hyper::{
@@ -10,7 +10,7 @@ use hyper::{
 /// An HTTP response.
 pub type Answer = Response<Full<Bytes>>;
 
-/// The content type of JSON.
+/// The JSON content type.
 pub const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// Builds a JSON response.

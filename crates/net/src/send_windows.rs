@@ -2,8 +2,7 @@
 //!
 //! By granting a few bytes at a time, a client can make a server split a response into any number
 //! of `DATA` frames. A `DATA` frame that was split for this reason uses up almost the whole window.
-//! A frame that ends because the message ends leaves more of the window, unless the client reads
-//! slowly.
+//! A frame that ends with its message leaves more of the window, unless the client reads slowly.
 
 use std::collections::HashMap;
 
@@ -15,18 +14,18 @@ const INITIAL_BYTES: i64 = 65_535;
 /// The identifier of `SETTINGS_INITIAL_WINDOW_SIZE`.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// A window that has fewer bytes left counts as used up. This number is not zero, because a grant
-/// may arrive after data was queued and before the data is written.
+/// A window with fewer bytes left counts as used up. This number is not zero, because a grant may
+/// arrive after data is queued and before it is written.
 const USED_UP_BYTES: i64 = 1_024;
 
-/// The maximum number of streams that are tracked. h2 allows fewer concurrent streams.
+/// The maximum number of tracked streams. h2 allows fewer concurrent streams.
 const MAX_STREAMS: usize = 4_096;
 
 /// The HTTP/2 flow-control windows of a connection and of its streams. A window is the number of
 /// bytes that the server may still send.
 #[derive(Debug)]
 pub(super) struct SendWindows {
-    /// The initial size of the window of a stream, in bytes.
+    /// The initial size of a stream's window, in bytes.
     initial: i64,
     connection: i64,
     /// The bytes granted to each open stream beyond `initial`, minus the bytes sent.
@@ -36,13 +35,13 @@ pub(super) struct SendWindows {
     payload: Payload,
 }
 
-/// The payload of a `SETTINGS` or `WINDOW_UPDATE` frame that is being received.
+/// The payload of a partially received `SETTINGS` or `WINDOW_UPDATE` frame.
 #[derive(Debug, Default)]
 struct Payload {
     kind: u8,
     stream: u32,
     bytes_left: usize,
-    /// The bytes of a setting or of a window increment that have been received so far.
+    /// The received bytes of a setting or of a window increment.
     item: [u8; 6],
     item_len: usize,
 }
@@ -81,8 +80,7 @@ impl SendWindows {
         }
     }
 
-    /// Reads the rest of the payload of the last frame from `bytes`, as far as the payload has
-    /// arrived.
+    /// Reads the rest of the last frame's payload from `bytes`, as far as it has arrived.
     pub(super) fn receive_payload(&mut self, bytes: &[u8]) {
         let arrived = self.payload.bytes_left.min(bytes.len());
         self.payload.bytes_left -= arrived;
@@ -113,8 +111,8 @@ impl SendWindows {
         }
     }
 
-    /// Records a `DATA` frame that is sent. Returns whether the frame used up a window. The client
-    /// may have made the server split the message at the end of such a frame.
+    /// Records a sent `DATA` frame. Returns whether the frame used up a window. The client may have
+    /// made the server split the message at the end of such a frame.
     pub(super) fn send_data(&mut self, frame: FrameHeader) -> bool {
         let bytes = i64::try_from(frame.length).unwrap_or(i64::MAX);
         self.connection = self.connection.saturating_sub(bytes);
@@ -126,8 +124,8 @@ impl SendWindows {
         *granted = granted.saturating_sub(bytes);
         let granted = *granted;
         let stream = granted.saturating_add(self.initial);
-        // A window is negative only after a setting has made it smaller. While a window is
-        // negative, the server sends no data.
+        // A window can become negative only if a setting reduces it. While a window is negative,
+        // the server sends no data.
         let used_up = 0..USED_UP_BYTES;
         used_up.contains(&stream) || used_up.contains(&self.connection)
     }

@@ -11,8 +11,8 @@ use super::{
     worker::{Jobs, Tasks, Worker},
 };
 
-/// Worker threads and their listeners. Dropping the server aborts all connections, while
-/// [`Server::shutdown`] lets connections finish.
+/// Worker threads and their listeners. Dropping the server aborts all connections;
+/// [`Server::shutdown`] lets requests in flight complete.
 #[derive(Debug)]
 pub struct Server {
     workers: Vec<Worker>,
@@ -27,11 +27,11 @@ impl Server {
         std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get)
     }
 
-    /// Starts `workers` threads, but at least one.
+    /// Starts `workers` threads, at least one.
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system if a thread or a poller cannot be created.
+    /// Returns the operating system's error if a thread or a poller cannot be created.
     pub fn start(workers: usize) -> io::Result<Self> {
         let workers = (0..workers.max(1))
             .map(Worker::start)
@@ -55,12 +55,13 @@ impl Server {
         self.shutdown.clone()
     }
 
-    /// Serves each connection to `socket` with `handler`. The workers take turns, and `TCP_NODELAY`
-    /// is set. A connection is closed when the handler's future finishes.
+    /// Serves each connection to `socket` with `handler`. Connections are distributed to the
+    /// workers round-robin, and have `TCP_NODELAY` set. A connection is closed when the handler's
+    /// future completes.
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system if `socket` is not a listening socket.
+    /// Returns the operating system's error if `socket` is not a listening socket.
     pub fn listen<H, F>(
         &self,
         socket: TcpListener,
@@ -74,11 +75,11 @@ impl Server {
         self.listen_exempting(socket, bounds, Arc::new(|_| false), handler)
     }
 
-    /// Works like [`Self::listen`], but does not apply the limit per client to `exempt` addresses.
+    /// Works like [`Self::listen`], but does not apply the per-client limit to `exempt` addresses.
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system if `socket` is not a listening socket.
+    /// Returns the operating system's error if `socket` is not a listening socket.
     pub fn listen_exempting<H, F>(
         &self,
         socket: TcpListener,
@@ -116,14 +117,13 @@ impl Server {
         self.first().spawn(make);
     }
 
-    /// Returns a handle to spawn futures on the first worker later.
+    /// Returns a handle for spawning futures on the first worker later.
     #[must_use]
     pub fn tasks(&self) -> Tasks {
         Tasks(self.first().clone())
     }
 
-    /// Announces the shutdown: health checks report not-ready from now on, and requests are still
-    /// served.
+    /// Announces the shutdown: health checks report not-ready, but requests are still served.
     pub fn announce_shutdown(&self) {
         self.shutdown.announce();
     }

@@ -15,8 +15,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// A shutdown signal that all clones share. A shutdown is announced first, begins later, and cannot
-/// be withdrawn.
+/// A shutdown signal, shared by all clones. A shutdown is first announced, begins later, and cannot
+/// be cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
@@ -53,7 +53,7 @@ impl Shutdown {
     ///
     /// The shutdown notification is polled only once, to register the waker. Later polls only check
     /// a flag, because polling the notification is expensive compared with the rest of a request.
-    /// So the returned future must run in its own task, whose waker stays the same.
+    /// Therefore the returned future must run in its own task, so that its waker stays the same.
     pub async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,
@@ -77,12 +77,12 @@ impl Shutdown {
         .await
     }
 
-    /// Announces the shutdown: the server reports that it is not ready, and still serves.
+    /// Announces the shutdown: the server reports that it is not ready, but still serves requests.
     pub(crate) fn announce(&self) {
         self.0.announced.happen();
     }
 
-    /// Begins the shutdown, even if it was not announced.
+    /// Begins the shutdown, even if it has not been announced.
     pub fn begin(&self) {
         self.announce();
         self.0.begun.happen();
@@ -102,8 +102,8 @@ impl Event {
     }
 
     async fn come(&self) {
-        // Registers the waker before reading the flag, so that an event between the two steps is
-        // not missed.
+        // Register the waker before reading the flag, so that an event between the two steps is not
+        // missed.
         let mut happens = std::pin::pin!(self.happens.notified());
         happens.as_mut().enable();
         if !self.has_come() {

@@ -2,9 +2,9 @@
 //! connections to upstreams.
 //!
 //! The [`Phase`] of the connection determines which read timeout applies. The stream itself ends
-//! the idle phase when bytes arrive. The protocol code begins the other phases, because only this
+//! the idle phase when bytes arrive. The protocol code begins the other phases, because only that
 //! code knows where a request or a response ends. Each direction has a lazy timer, which is set
-//! only when the connection has to wait. So the timeouts take one clock read per request.
+//! only when the connection has to wait. As a result, the timeouts take one clock read per request.
 
 use std::{
     io,
@@ -27,8 +27,7 @@ pub struct StreamTimeouts {
     /// The timeout for the next request, from the end of the previous response.
     pub idle: Duration,
     /// The timeout for a whole request, from its first byte. Arriving bytes do not extend this
-    /// timeout. The same timeout applies to the first request of a connection, from the start of
-    /// the connection.
+    /// timeout. For the first request of a connection, the timeout starts with the connection.
     pub request: Duration,
     /// The timeout for a peer that does not read, or reads too slowly.
     pub write: WriteTimeout,
@@ -41,18 +40,18 @@ pub enum WriteTimeout {
     /// any length.
     Stall(Duration),
     /// The maximum time from a blocked write until the peer has read all pending output. This kind
-    /// is suitable for short responses. A peer cannot prolong this timeout by reading a few bytes
-    /// at a time.
+    /// is suitable for short responses. A peer cannot extend this timeout by reading a few bytes at
+    /// a time.
     Drain(Duration),
 }
 
-/// The phase of a connection, which is shared by the stream and the code that answers requests.
+/// The phase of a connection, shared by the stream and the code that responds to requests.
 ///
 /// ```text
 /// request ──response begins──▶ response ──response ends──▶ idle ──first bytes──▶ request
 /// ```
 ///
-/// A new connection is in the request phase, so the timeout of its first request is `request` and
+/// A new connection is in the request phase, so the timeout for its first request is `request` and
 /// not `idle`.
 #[derive(Clone, Debug)]
 pub struct Phase(Arc<PhaseState>);
@@ -131,8 +130,8 @@ impl Drop for ResponsePhase {
     }
 }
 
-/// A stream whose reads and writes fail with [`io::ErrorKind::TimedOut`] when one of its
-/// [`StreamTimeouts`] has passed.
+/// A stream whose reads and writes fail with [`io::ErrorKind::TimedOut`] once one of its
+/// [`StreamTimeouts`] has expired.
 #[derive(Debug)]
 pub struct TimedStream<S> {
     stream: S,
@@ -152,7 +151,7 @@ impl<S> TimedStream<S> {
 
     /// Wraps `stream` with a write timeout only.
     pub fn without_read_timeout(stream: S, write: WriteTimeout) -> Self {
-        // The response phase has no read timeout, and nothing ends this phase.
+        // The response phase has no read timeout, and this stream never leaves it.
         let timeouts = StreamTimeouts {
             idle: Duration::MAX,
             request: Duration::MAX,
@@ -187,7 +186,7 @@ impl<S> TimedStream<S> {
         self.timeouts.write = write;
     }
 
-    /// Returns pending, or an error once the read timeout of the current phase has passed.
+    /// Returns pending, or an error once the read timeout of the current phase has expired.
     fn poll_read_timeout<T>(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<T>> {
         let (timeout, late) = match self.phase.current() {
             IDLE => (self.timeouts.idle, "no request arrived in time"),
@@ -209,7 +208,7 @@ impl<S> TimedStream<S> {
     }
 
     /// Returns the result of a write of `offered` bytes, or an error once the write timeout has
-    /// passed.
+    /// expired.
     fn poll_written(
         &mut self,
         cx: &mut Context<'_>,
@@ -223,7 +222,7 @@ impl<S> TimedStream<S> {
         self.poll_write_timeout(cx, written)
     }
 
-    /// Returns the result of a write or flush, or an error once the write timeout has passed. A
+    /// Returns the result of a write or flush, or an error once the write timeout has expired. A
     /// write that succeeds immediately does not start the timer.
     fn poll_write_timeout<T>(
         &mut self,
@@ -296,7 +295,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
             let is_response_due = &self.phase.0.is_response_due;
             is_response_due.store(false, Ordering::Relaxed);
         }
-        // Starts the idle timeout at the end of the response. This is necessary because hyper may
+        // Start the idle timeout at the end of the response. This is necessary because hyper may
         // already know that there is nothing to read, and then polls for reading again only when
         // data arrives.
         if phase == IDLE && !self.phase.is_timed() {
@@ -385,8 +384,8 @@ mod tests {
         }
     }
 
-    /// The idle timeout starts at the flush, even if the stream is not read before the timeout has
-    /// passed.
+    /// The idle timeout starts at the flush, even if the stream is not read before the timeout
+    /// expires.
     #[tokio::test(start_paused = true)]
     async fn a_flush_starts_the_idle_timeout() {
         let (mut stream, _client) = open(WriteTimeout::Stall(secs(WRITE_SECS)));

@@ -1,4 +1,4 @@
-//! A timer for deadlines that are set often and rarely reached.
+//! A timer for deadlines that are often set and rarely reached.
 
 use std::{
     pin::Pin,
@@ -54,8 +54,8 @@ impl LazyTimer {
         }
     }
 
-    /// Returns ready once the deadline has passed. Before the deadline, returns pending; the task
-    /// is then woken at the deadline, or earlier if the deadline has moved.
+    /// Returns ready once the deadline has passed. Before that, returns pending and wakes the task
+    /// at the deadline, or earlier if the deadline has moved.
     pub fn poll_due(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_known = |woken: &Waker| woken.will_wake(cx.waker());
         if self.woken.as_ref().is_some_and(is_known) && !self.sleep.is_elapsed() {
@@ -80,7 +80,7 @@ impl LazyTimer {
     }
 }
 
-/// Returns `now` plus `after`. `after` is capped at one year to avoid overflow. No sensible timeout
+/// Returns `now` plus `after`. `after` is capped at one year to avoid overflow; no sensible timeout
 /// is longer.
 fn later(now: Instant, after: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 86_400);
@@ -131,7 +131,7 @@ mod tests {
     const MORE_THAN_A_TURN: usize = 200;
 
     /// The test tries every amount of budget that the task may have used before it polls the timer.
-    /// The timer is either new or has fired early.
+    /// The timer is either new, or it has fired early.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_was_polled_is_still_woken() {
         for (done, fires_before) in
@@ -158,7 +158,7 @@ mod tests {
         }
     }
 
-    /// A waker that counts how often it is woken.
+    /// A waker that counts its wake-ups.
     #[derive(Default)]
     struct Woken(AtomicUsize);
 

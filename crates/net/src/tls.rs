@@ -1,9 +1,9 @@
-//! TLS for a listener: its certificate, and the authentication of its clients.
+//! TLS for a listener: the server certificate, and client authentication.
 //!
 //! Like the rules file, the TLS files are checked for changes, and are reloaded after a change.
 //! Only new connections use the new certificate. A certificate and its key are two files, which
-//! cannot be replaced atomically. So the files are reloaded only after two consecutive checks have
-//! found the same modification stamps.
+//! cannot be replaced atomically. Therefore the files are reloaded only after two consecutive
+//! checks have found the same modification stamps.
 
 use std::{
     fs, io,
@@ -30,7 +30,7 @@ use crate::{
     prometheus::{Metric, Page},
 };
 
-/// The maximum size of a file of certificates.
+/// The maximum size of a certificate file, in bytes.
 const MAX_PEM_BYTES: u64 = 16 << 20;
 
 const LOADS: Metric<2> = Metric::counter(
@@ -47,12 +47,12 @@ const LAST_LOAD_SUCCESS: Metric<1> = Metric::gauge(
 /// TLS files in PEM format. Paths are relative to the working directory of the server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// `certificate`: the certificate of the listener, followed by its intermediate certificates.
+    /// `certificate`: the listener's certificate, followed by its intermediate certificates.
     pub certificate: PathBuf,
-    /// `key`: the private key of the certificate.
+    /// `key`: the certificate's private key.
     pub key: PathBuf,
     /// `client_ca`: the CAs that sign client certificates. If set, clients must present a
-    /// certificate that one of these CAs signed (mutual TLS).
+    /// certificate signed by one of these CAs (mutual TLS).
     pub client_ca: Option<PathBuf>,
 }
 
@@ -67,7 +67,7 @@ pub enum TlsListener {
     Http,
     /// The Redis protocol listener.
     Resp,
-    /// The admin listener, which speaks HTTP/1.1.
+    /// The admin listener, which uses HTTP/1.1.
     Admin,
 }
 
@@ -110,7 +110,7 @@ impl TlsListener {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
-    /// A file could not be read, or does not have the expected content.
+    /// A file cannot be read, or does not have the expected content.
     #[error("{}.tls.{setting}: cannot use {path}: {problem}", listener.as_str())]
     File {
         /// The listener.
@@ -131,7 +131,7 @@ pub enum TlsError {
         certificate: PathBuf,
         /// The key file.
         key: PathBuf,
-        /// The error of rustls.
+        /// The error from rustls.
         source: rustls::Error,
     },
 }
@@ -143,7 +143,7 @@ pub struct Tls {
     files: TlsFiles,
     in_force: ArcSwap<ServerConfig>,
     seen: Mutex<SeenStamps>,
-    /// The error of the last load; `None` if the last load succeeded.
+    /// The error from the last load; `None` if the last load succeeded.
     problem: Mutex<Option<String>>,
     loads: [AtomicU64; 2],
 }
@@ -161,7 +161,7 @@ struct SeenStamps {
 
 impl Tls {
     /// Loads the certificate and key in `files`, for TLS 1.2 and 1.3. If a client CA is configured,
-    /// clients must present a certificate that the CA issued.
+    /// clients must present a certificate issued by that CA.
     ///
     /// # Errors
     ///
@@ -205,21 +205,19 @@ impl Tls {
         loaded
     }
 
-    /// Returns whether the files have changed since the last load, and have not changed since the
-    /// last check.
+    /// Returns whether the files have changed since the last load but not since the last check.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), stamps(&self.files));
         let is_settled = seen.checked == now;
-        // If a file is missing, it is probably being replaced, so the reload waits until the new
-        // file exists.
+        // A missing file is probably being replaced, so the reload waits until the new file exists.
         let is_whole = now.iter().all(Option::is_some);
         let has_changed = is_settled && is_whole && seen.read != now;
         seen.checked = now;
         has_changed
     }
 
-    /// Returns the error of the last load; `None` if it succeeded.
+    /// Returns the error from the last load; `None` if it succeeded.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         lock(&self.problem).clone()
@@ -248,8 +246,8 @@ impl Tls {
         page.family(&LAST_LOAD_SUCCESS, successes);
     }
 
-    /// Performs the TLS handshake for `connection`, within the timeout `request` of the connection.
-    /// Logs a failed handshake.
+    /// Performs the TLS handshake for `connection`, within the connection's `request` timeout. Logs
+    /// a failed handshake.
     pub async fn accept_in_time(
         &self,
         stream: TcpStream,
@@ -268,7 +266,7 @@ impl Tls {
     ///
     /// # Errors
     ///
-    /// Returns the error of the handshake or of the stream.
+    /// Returns an error if the handshake or the stream fails.
     pub async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         TlsAcceptor::from(self.in_force.load_full())
             .accept(stream)
@@ -336,7 +334,7 @@ fn client_verifier(
     Ok(verifier)
 }
 
-/// Reads the trust anchors in the file at `path`.
+/// Reads the trust anchors from the file at `path`.
 ///
 /// # Errors
 ///
@@ -359,7 +357,7 @@ pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, 
     Ok(certificates)
 }
 
-/// Reads a file of certificates. A device or a pipe could have no end, so it is rejected.
+/// Reads a certificate file. Rejects devices and pipes, because reading them might never end.
 fn read_pem(path: &Path) -> io::Result<Vec<u8>> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {

@@ -1,4 +1,4 @@
-//! TLS of connections that the server opens itself, with its own certificate if the peer wants one.
+//! TLS for outgoing connections, with a client certificate if the peer requests one.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,20 +17,20 @@ use super::tls::{certificates, roots};
 /// server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientTlsFiles {
-    /// The CAs that sign the certificate of the peer; without them, the CAs of the system.
+    /// The CAs that sign the peer's certificate; if `None`, the system's CAs are used.
     pub ca: Option<PathBuf>,
-    /// The certificate of the client and its private key, for mutual TLS.
+    /// The client certificate and its private key, for mutual TLS.
     pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
-/// The reason why the TLS files of a client cannot be used.
+/// The reason why a client's TLS files cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientTlsError {
     /// A file cannot be used.
     #[error("cannot use {path}: {problem}; fix the file, its path or its permissions")]
     File {
-        /// The path of the file.
+        /// The file's path.
         path: PathBuf,
         /// The problem with the file.
         problem: String,
@@ -38,13 +38,13 @@ pub enum ClientTlsError {
     /// The system has no CAs.
     #[error("this system has no root CA certificates; install ca-certificates, or name a CA file")]
     NoRoots,
-    /// The certificate and the key do not belong together, or the TLS library rejects them.
+    /// The certificate does not match the key, or the TLS library rejects one of them.
     #[error("cannot use the client certificate: {0}")]
     Unusable(#[from] rustls::Error),
 }
 
-/// Loads `files`, and returns the settings of connections that offer the application `protocol`,
-/// such as `h2`.
+/// Loads `files`, and returns the TLS settings for connections that offer the application protocol
+/// `protocol`, such as `h2`.
 ///
 /// # Errors
 ///

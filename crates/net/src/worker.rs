@@ -1,4 +1,4 @@
-//! A worker: one thread with one runtime, which serves a part of the connections.
+//! A worker: one thread with one runtime, which serves some of the connections.
 
 use std::{future::Future, io, thread::JoinHandle};
 
@@ -7,7 +7,7 @@ use tokio::{
     sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
 };
 
-/// A handle with which background futures are spawned on one worker.
+/// A handle for spawning background futures on one worker.
 #[derive(Clone, Debug)]
 pub struct Tasks(pub(super) Jobs);
 
@@ -26,8 +26,8 @@ enum Job {
     Stop,
 }
 
-/// The sender of a worker's job queue. The length of the queue is bounded by the connection limits
-/// of the listeners.
+/// The sending end of a worker's job queue. The listeners' connection limits bound the length of
+/// the queue.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs(UnboundedSender<Job>);
 
@@ -39,7 +39,7 @@ impl Jobs {
         F: Future<Output = ()> + 'static,
     {
         let run = Box::new(move || drop(tokio::task::spawn_local(make())));
-        // If the worker has stopped, the job is dropped, which closes the socket of the job.
+        // If the worker has stopped, the job is dropped, which closes the job's socket.
         let _ = self.0.send(Job::Run(run));
     }
 }

@@ -19,7 +19,7 @@ fn any_port() -> std::net::TcpListener {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap()
 }
 
-/// Sends the index of the worker. Then echoes bytes until the client disconnects or the shutdown
+/// Sends the worker's index, and then echoes bytes until the client disconnects or the shutdown
 /// begins.
 async fn echo(mut stream: TcpStream, connection: Connection) {
     // The buffer deliberately makes the future not `Send`.
