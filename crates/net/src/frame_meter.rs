@@ -52,7 +52,7 @@ pub(super) struct FrameMeter {
     /// Whether the first frame header has been received.
     has_begun: bool,
     credits: Credits,
-    /// Credits for window updates only, earned by the response frames that are sent to the client.
+    /// Credits for window updates only, earned by response frames.
     window_updates: Credits,
     windows: SendWindows,
     refilled: Instant,
@@ -97,7 +97,7 @@ impl FrameMeter {
         self.has_begun
     }
 
-    /// Meters bytes that were read from the client.
+    /// Meters bytes read from the client.
     ///
     /// # Errors
     ///
@@ -125,7 +125,7 @@ impl FrameMeter {
         read
     }
 
-    /// Meters bytes that were written to the client.
+    /// Meters bytes written to the client.
     pub(super) fn wrote(&mut self, mut bytes: &[u8]) {
         while let Some(frame) = self.sent.next_header(&mut bytes) {
             let uses_up_window = frame.kind == FrameHeader::DATA && self.windows.send_data(frame);

@@ -49,9 +49,8 @@ struct RateTracker {
 }
 
 impl RateTracker {
-    /// Returns the time that the reader may still wait: the time that the received bytes would take
-    /// at the minimum rate, plus the grace period, minus the time that the reader has already
-    /// waited.
+    /// Returns the time that the reader may still wait. This is the transfer time of the received
+    /// bytes at the minimum rate, plus the grace period, minus the time already spent waiting.
     fn left(&self) -> Duration {
         let bytes_per_second = u128::from(self.min_rate.bytes_per_second.max(1));
         let micros = u128::from(self.bytes) * 1_000_000 / bytes_per_second;

@@ -5,7 +5,7 @@ use std::cmp::Reverse;
 /// The maximum length of a word, in bytes, for which a similar word is suggested.
 const MAX_GUESSED_BYTES: usize = 64;
 
-/// The maximum number of characters of a value that a message shows.
+/// The maximum length of a value in a message, in characters.
 const MAX_SHOWN: usize = 60;
 
 /// Returns a suggestion for a `word` that is not in `known`: the nearest known word, or all known

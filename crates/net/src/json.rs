@@ -1,6 +1,6 @@
 //! A JSON document whose strings borrow from the request body.
 //!
-//! The document is a tree instead of a struct per endpoint, so that all errors in a body can be
+//! The document is a tree instead of a struct per endpoint. This way, all errors in a body can be
 //! reported at once, each with its path. An object preserves the order of its members, and keeps
 //! members with repeated names.
 

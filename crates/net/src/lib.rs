@@ -83,12 +83,12 @@ pub use tls::{Tls, TlsError, TlsFiles, TlsListener, roots};
 pub use tls_client::{ClientTlsError, ClientTlsFiles, client_config};
 pub use worker::Tasks;
 
-/// The default maximum number of header lines of an HTTP/1.1 request. This maximum equals hyper's
+/// The default maximum number of header lines in an HTTP/1.1 request. This maximum equals hyper's
 /// own default, so it is not passed to hyper. With an explicit maximum, hyper would initialise two
 /// arrays of that size for each request.
 pub const MAX_HEADERS: usize = 100;
 
-/// The limits of a listener and of each of its connections.
+/// The limits of a listener and of its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// The maximum number of open connections. When the maximum is reached, the longest-idle

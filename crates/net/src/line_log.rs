@@ -76,7 +76,7 @@ struct ControlRequests {
 
 /// A request to be notified when all previously queued lines are written.
 struct FinishRequest {
-    /// The number of lines that were queued before this request.
+    /// The number of lines queued before this request.
     lines: u64,
     done: SyncSender<()>,
 }
@@ -175,8 +175,7 @@ impl LineLog {
         let shared = &self.shared;
         let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
-        // Count the line before it is queued: a count that is too high only delays the end of
-        // `finish`.
+        // Count the line before it is queued: too high a count only delays the end of `finish`.
         shared.queued_lines.fetch_add(1, Ordering::SeqCst);
         if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
             shared.queued_lines.fetch_sub(1, Ordering::SeqCst);
@@ -385,7 +384,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let moved = folder.path().join("log.1");
-        // A folder that is not empty cannot be replaced by a file.
+        // A non-empty folder cannot be replaced by a file.
         fs::create_dir_all(moved.join("occupied")).unwrap();
         let log = LineLog::open(LineLogSettings {
             name: "test log",

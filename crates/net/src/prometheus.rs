@@ -283,7 +283,7 @@ impl<C: Fn(&mut Page<'_>) + Send + Sync + 'static> Collector for Pages<C> {
     }
 }
 
-/// A page of metrics that is being encoded. After an error, no more metrics are added to it.
+/// A page of metrics during encoding. After an error, no more metrics are added to it.
 #[derive(Debug)]
 pub struct Page<'p> {
     format: Format,

@@ -22,8 +22,8 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// The maximum number of connections that are examined to find one to evict. During a flood,
-/// examining all 10,000 connections would take a millisecond for each new connection.
+/// The maximum number of connections examined to find one to evict. During a flood, examining all
+/// 10,000 connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
 /// A connection without a request is evicted before all others, but only after the listener has
@@ -75,7 +75,7 @@ struct ConnectionState {
 /// The time allowed for requests that the client sent before it received a `GOAWAY` to arrive.
 const GOAWAY_GRACE: Duration = Duration::from_millis(250);
 
-/// The index of a connection that has been removed from the list.
+/// The index of a connection after its removal from the list.
 const GONE: usize = usize::MAX;
 
 /// The result of registering a new connection.

@@ -99,7 +99,7 @@ impl Phase {
         ResponsePhase(self.clone())
     }
 
-    /// Returns whether bytes that are written now belong to a response. The result is true from the
+    /// Returns whether bytes written now belong to a response. The result is true from the
     /// beginning of a response until the first flush after its end.
     #[must_use]
     pub fn is_response_due(&self) -> bool {

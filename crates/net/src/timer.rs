@@ -14,8 +14,8 @@ use tokio::{
 /// A timer whose deadline moves with every request.
 ///
 /// Moving the deadline takes two stores. The runtime's timer is registered again only if it fires
-/// before the deadline. For example, a connection that is busy for an hour with a timeout of one
-/// minute registers about 60 timers, no matter how many requests it serves. As long as the same
+/// before the deadline. For example, with a timeout of one minute, a connection that is busy for an
+/// hour registers about 60 timers, regardless of the number of its requests. As long as the same
 /// task waits, its waker is not registered again either.
 ///
 /// If the deadline moves to a time before the registered timer, the timer is registered again
@@ -24,7 +24,7 @@ use tokio::{
 pub struct LazyTimer {
     sleep: Pin<Box<Sleep>>,
     due: Instant,
-    /// The waker that is registered with the runtime's timer.
+    /// The waker registered with the runtime's timer.
     woken: Option<Waker>,
 }
 

@@ -100,7 +100,7 @@ where
 }
 
 impl AdmissionContext {
-    /// Normalises `head`. Returns a response if the request must not proceed: the client has too
+    /// Normalises `head`. Returns a response if the request must be rejected: the client has too
     /// many requests in flight, the request is malformed, or the upstream is at its concurrency
     /// limit.
     fn check(&self, head: &mut Parts) -> Option<Box<Response<Bytes>>> {

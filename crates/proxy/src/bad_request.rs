@@ -1,4 +1,4 @@
-//! Explains hyper's replies to HTTP/1.1 heads that are too large or not valid HTTP.
+//! Adds explanations to hyper's replies to HTTP/1.1 heads that are too large or invalid.
 //!
 //! hyper writes these replies itself, without an explanation and without a callback. The proxy sees
 //! them only as bytes that hyper writes to the client while no response from the proxy is due.

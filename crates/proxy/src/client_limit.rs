@@ -18,7 +18,7 @@ use std::{
 /// The number of lock shards. A lock is held only while a connection opens or closes.
 const SHARDS: usize = 16;
 
-/// All clients that have a connection.
+/// All clients with at least one connection.
 #[derive(Debug, Default)]
 pub(crate) struct ClientRegistry {
     shards: [Mutex<HashMap<IpAddr, Weak<ClientRequests>>>; SHARDS],

@@ -86,8 +86,7 @@ impl Service<Request<RequestBody>> for ProxyHandler {
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
         let context = Arc::clone(&self.0);
         let call = tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
-        // Run the synchronous part here, so that the future that waits for the response stays
-        // small.
+        // Run the synchronous part here, to keep the future that waits for the response small.
         let routed = context.start(request);
         Box::pin(async move {
             Ok(match routed {
@@ -155,8 +154,8 @@ impl HandlerContext {
         let limits = UploadLimits {
             max_bytes,
             idle: settings.timeouts.idle,
-            // A body for an HTTP/2 upstream has no minimum rate, because it occupies only a stream
-            // and not a connection, and because gRPC streams may be idle.
+            // Do not enforce a minimum rate for HTTP/2 upstreams: the body occupies only a stream
+            // and not a connection, and gRPC streams may be idle.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
         let handle = permit
@@ -261,8 +260,8 @@ impl HandlerContext {
     }
 }
 
-/// A response extension for a request whose body has arrived completely and without trailers, so
-/// that the next bytes on the client connection are the next request.
+/// A response extension for a request whose body has arrived completely and without trailers. The
+/// next bytes on the client connection belong to the next request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompleteRequest;
 

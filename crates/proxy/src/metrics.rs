@@ -207,7 +207,7 @@ impl Upstreams {
         page.family(&SHED, shed);
     }
 
-    /// Returns the name and the limit of each upstream that has an adaptive concurrency limit.
+    /// Returns the name and the limit of each upstream with an adaptive concurrency limit.
     fn with_concurrency_limit(&self) -> impl Iterator<Item = (&str, &UpstreamConcurrency)> {
         self.iter()
             .filter_map(|upstream| Some((&*upstream.name, upstream.concurrency.as_ref()?)))

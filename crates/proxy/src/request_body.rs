@@ -52,7 +52,7 @@ const ABORTED: u8 = 4;
 const UNWANTED: u8 = 5;
 
 impl UploadProgress {
-    /// Returns the progress of a body of which nothing has been sent yet.
+    /// Returns the progress of a body before anything has been sent.
     #[cfg(test)]
     pub(crate) fn started() -> Self {
         Self(Some(Arc::default()))
@@ -137,7 +137,7 @@ pub(crate) enum RequestBody {
     Read(ReadBody),
 }
 
-/// A request body that was read completely.
+/// A completely read request body.
 #[derive(Debug)]
 pub(crate) struct ReadBody {
     pub(crate) data: Bytes,

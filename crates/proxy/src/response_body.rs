@@ -394,8 +394,7 @@ impl Future for BodyReader {
 }
 
 impl BodyReader {
-    /// Waits for room in the pipe. Disconnects a client that is too slow, and then also becomes
-    /// ready.
+    /// Waits for room in the pipe. If the client is too slow, disconnects it and becomes ready.
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let mut pipe = lock(&self.pipe);
         let delivered = pipe.delivered;

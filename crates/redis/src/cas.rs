@@ -1,5 +1,5 @@
-//! Compare-and-set for rare changes that have no dedicated script. The client computes the new
-//! value, and the server stores it only if the stored value has not changed since it was read.
+//! Compare-and-set for rare changes without a dedicated script. The client computes the new value,
+//! and the server stores it only if the stored value has not changed since it was read.
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp,
@@ -164,9 +164,9 @@ impl RedisStore {
     }
 }
 
-/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. If all
-/// counts would be lost, a refund leaves the value unchanged, because the counts are still valid
-/// under the limits with which they were stored.
+/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. In
+/// this case, a refund leaves the value unchanged, because the counts are still valid under the
+/// limits with which they were stored.
 fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored

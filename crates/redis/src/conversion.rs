@@ -204,8 +204,8 @@ fn refundable_until(stored: &StoredValue) -> Timestamp {
     remote_eval::expires(&refundable)
 }
 
-/// Returns the refund ledger of a state of `charge` that was clamped at `now`. A clock that was
-/// ahead had written the state, as part of the value `stored`.
+/// Returns the refund ledger of a state of `charge` that was clamped at `now`. `stored` is the
+/// value before it was clamped, as written by a clock that was ahead.
 ///
 /// Leases acquired while that clock was ahead count as acquired at `now`, and the ledger stores
 /// `now`. The ledger is kept for at least the duration of a lease, so that receipts can still

@@ -202,9 +202,8 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
     }
 }
 
-/// Appends a number in `bytes` bytes, at most 8. A number that does not fit is stored as the
-/// largest number that fits, because its low bytes would be a small count or an instant in the
-/// past.
+/// Appends a number in `bytes` bytes, at most 8. A number that is too large is stored as the
+/// largest number that fits. Its low bytes alone would be a small count or an instant in the past.
 pub(crate) fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     let bytes = bytes.min(8);
     let unused = u32::try_from(8 * (8 - bytes)).unwrap_or(u32::MAX);

@@ -18,7 +18,7 @@ const SCANS_PER_CALL: usize = 100;
 /// one command for each key of the server.
 const MIN_KEYS_PER_SCAN: usize = 100;
 
-/// A position in a listing of keys. The default position is the beginning of the listing.
+/// A position in a key listing. The default position is the beginning of the listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanPosition {
     /// The server at which the listing continues. In a cluster, this is its address. The address is
@@ -28,7 +28,7 @@ pub struct ScanPosition {
     pub cursor: u64,
 }
 
-/// A page of a listing of keys.
+/// A page of a key listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScannedKeys {
     /// The keys, in the form in which they were charged, and in no particular order. As with
@@ -45,9 +45,9 @@ impl RedisStore {
     /// by up to `most` keys, or by up to 100 keys if `most` is below 100.
     ///
     /// A call sends at most 100 `SCAN` commands. Each command makes the server visit about `most`
-    /// of its keys, but at least 100, regardless of the store and the rule to which they belong. A
-    /// key that exists during the whole listing is returned at least once, unless the servers of
-    /// the cluster change in between.
+    /// of its keys, but at least 100. These can be keys of any store and rule. A key that exists
+    /// during the whole listing is returned at least once, unless the servers of the cluster change
+    /// in between.
     ///
     /// # Errors
     ///

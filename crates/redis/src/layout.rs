@@ -49,7 +49,7 @@ pub(crate) fn state_key(prefix: &[u8], key: &[u8]) -> Vec<u8> {
     whole
 }
 
-/// Returns the Redis key of the guard of the reservation `id` in this cluster slot; `slot` is
+/// Returns the Redis key of the guard for the reservation `id` in this cluster slot; `slot` is
 /// `None` if Redis is not a cluster.
 pub(crate) fn guard_key(prefix: &[u8], slot: Option<u16>, id: &[u8; 16]) -> Vec<u8> {
     let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,13 +1,13 @@
-//! Finds states that were written by a clock that was ahead: the clock of a former primary, or the
+//! Finds states written by a clock that was ahead. This is the clock of a former primary, or the
 //! clock of this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
 //! sliding window log, or the index of a window. A GCRA limit and an interval bucket contain only
 //! the instant at which they are full again. If a server with a larger limit has charged the key,
 //! the instant of refill can be far ahead even of a correct clock. Therefore these states also
-//! contain a byte with their *lead*: an upper bound on how far that instant was ahead of the clock
-//! when the state was written. The fast path does not compute this distance, and always stores the
-//! lead of a fully charged key.
+//! contain a byte with their *lead*. The lead is an upper bound on how far that instant was ahead
+//! of the clock when the state was written. The fast path does not compute this distance, and
+//! always stores the lead of a fully charged key.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead
@@ -17,7 +17,7 @@
 //!
 //! The scripts detect states from a clock that was ahead (`lead.lua`) and return them without a
 //! decision. The store clamps them with the algorithms of the memory store and runs the script
-//! again. The store treats a state that was stored under other parameters in the same way.
+//! again. The store treats states stored under other parameters in the same way.
 
 use tidegate_core::{Timestamp, remote_eval::CLOCK_JUMP};
 
@@ -45,8 +45,8 @@ fn longest(lead: u8) -> u64 {
     units << UNIT_BITS
 }
 
-/// Returns whether a clock that was ahead of `now` wrote a state that ends at `end` and has this
-/// lead.
+/// Returns whether a state that ends at `end` and has this lead was written by a clock that was
+/// ahead of `now`.
 pub(crate) fn is_led(end: u64, lead: u8, now: Timestamp) -> bool {
     end.saturating_sub(now.as_micros()) > longest(lead) + CLOCK_JUMP.as_micros()
 }

@@ -8,13 +8,13 @@
 //! The script returns the states that it has read, and [`tidegate_core::remote_eval`] computes from
 //! them every number that a caller sees.
 //!
-//! - **One Redis key per rule and key.** All limits of a rule on one key, such as a client address,
-//!   are stored in one value. Rules keyed by the same values share a hash tag, and therefore a
-//!   cluster slot.
+//! - **One Redis key per rule and key.** All limits of a rule for one key (such as a client
+//!   address) are stored in one value. Rules keyed by the same values share a hash tag, and
+//!   therefore a cluster slot.
 //! - **Every key has a time to live**, which is never shorter than the lifetime of its state. The
 //!   only exception is a key under a block that lasts until it is lifted.
-//! - **One clock.** Each decision reads the server's `TIME` once. A clock that is set back creates
-//!   no tokens: a state from the future counts in full until the clock has caught up.
+//! - **One clock.** Each decision reads the server's `TIME` once. Setting the clock back creates no
+//!   tokens: a state from the future counts in full until the clock has caught up.
 //! - **A changed rule keeps its counts.** A value records the parameters of its states. If the
 //!   stored parameters differ from those of the charge, the client converts the state as the memory
 //!   store does. The script decides on the converted state, unless the value has changed in
@@ -40,9 +40,9 @@
 //! memory; `docs/fleet.md` has the breakdown. 100,000 sliding window logs of 60 requests each take
 //! 77 MB.
 //!
-//! A sliding window log takes 10 bytes per request. If all limits of a rule are logs that do not
-//! count denied requests, a decision reads and writes only a few positions, even in a long log.
-//! Every peek reads the whole log. Every decision also reads the whole log if the log counts denied
+//! A sliding window log takes 10 bytes per request. If a rule consists of logs that do not count
+//! denied requests, a decision reads and writes only a few positions, even in a long log. Every
+//! peek reads the whole log. Every decision also reads the whole log if the log counts denied
 //! requests or is combined with other algorithms. `docs/fleet.md` has the cost of reading a whole
 //! log.
 

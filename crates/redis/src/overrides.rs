@@ -48,9 +48,9 @@ pub struct OverrideChanges {
     pub version: OverrideVersion,
     /// Whether there are later changes.
     pub has_more: bool,
-    /// The overrides that were set: their ids and documents.
+    /// The ids and documents of new or changed overrides.
     pub set: Vec<(Vec<u8>, Vec<u8>)>,
-    /// The ids of the overrides that were removed.
+    /// The ids of removed overrides.
     pub removed: Vec<Vec<u8>>,
 }
 

@@ -16,16 +16,16 @@ impl RedisStore {
     /// Renews the concurrency leases of `charges`, for which [`reserve`](Self::reserve) issued
     /// `receipt`: each lease restarts now. Call this method before the leases expire.
     ///
-    /// A lease that has expired is acquired again if the limits of `charges` have a free slot.
+    /// An expired lease is acquired again if the limits of `charges` have a free slot.
     ///
     /// # Errors
     ///
     /// [`StoreError`] if not all leases were renewed, or if the outcome is unknown. A lease that
-    /// was not renewed keeps its old end. If a lease was renewed but the reply was lost, the
-    /// receipt does not identify the renewed lease. The next renewal then acquires a second lease
-    /// if a slot is free, and the first lease expires by itself. If no slot is free, the caller's
-    /// own unidentified lease may occupy it, so the result is [`Renewal::Unknown`] until a slot is
-    /// free.
+    /// was not renewed keeps its old expiry time. If a lease was renewed but the reply was lost,
+    /// the receipt does not identify the renewed lease. The next renewal then acquires a second
+    /// lease if a slot is free, and the first lease expires by itself. If no slot is free, the
+    /// caller's own unidentified lease may occupy it, so the result is [`Renewal::Unknown`] until a
+    /// slot is free.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],

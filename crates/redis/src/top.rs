@@ -41,7 +41,7 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Returns the ids of the servers that have published slices.
+    /// Returns the ids of all servers with published slices.
     ///
     /// # Errors
     ///

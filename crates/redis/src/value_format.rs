@@ -32,16 +32,16 @@
 //! The state of a GCRA limit or of an interval bucket ends with its lead, 1 byte. The lead is an
 //! upper bound on how far the state was ahead of the clock when it was written (`lead.rs`).
 //!
-//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes, which is the most
-//! that the smallest string allocation of Redis holds. Every number has exactly one encoding, so
-//! that parameters can be compared as bytes.
+//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes, which is the maximum
+//! for the smallest string allocation of Redis. Every number has exactly one encoding, so that
+//! parameters can be compared as bytes.
 
 use tidegate_core::remote_eval::Terms;
 
 /// The code in the header of a value with several members, in place of an algorithm ID.
 pub(crate) const SEVERAL: u8 = 7;
 
-/// Flag in the first byte of the value of a blocked key.
+/// Flag in the first byte of a blocked key's value.
 pub(crate) const BLOCKED: u8 = 0x80;
 
 /// Flag in the first byte of a value with a ledger.
@@ -53,13 +53,13 @@ pub(crate) const HAS_LEDGER: u8 = 0x40;
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 
-/// The periods of rates that are encoded as a count, in microseconds. The encoding uses the first
-/// period in which the count is a whole number of at most [`RATE_COUNT_BITS`] bits.
+/// The periods of rates, in microseconds, for rates encoded as a count per period. The encoding
+/// uses the first period in which the count is a whole number of at most [`RATE_COUNT_BITS`] bits.
 pub(crate) const RATE_PERIODS: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
 pub(crate) const RATE_COUNT_BITS: u32 = 14;
 
 /// Flag in the first byte of a refund ledger: the ledger was created when the states were clamped,
-/// because a clock that was ahead had written them.
+/// because they were written by a clock that was ahead.
 pub(crate) const CLAMPED: u8 = 0x80;
 
 /// Flag in the first byte of a refund ledger: the ledger was created when the states were converted

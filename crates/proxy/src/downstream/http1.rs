@@ -28,7 +28,7 @@ impl ClientConnection {
         B::Error: std::error::Error + Send + Sync + 'static,
     {
         let timeouts = self.settings.timeouts;
-        // The whole head of a request must arrive before one deadline, so that a client cannot hold
+        // The whole head of a request must arrive within one timeout, so that a client cannot hold
         // a connection by sending one header per minute (slowloris). The body has its own timeout,
         // in `request_body`.
         let stream = TimedStream::new(

@@ -2,8 +2,7 @@
 //!
 //! The proxy removes values from an untrusted client, and extends lists from a trusted proxy.
 //! Therefore the last element of a list always comes from this proxy, and all other elements come
-//! from trusted proxies. The proxy also removes forwarding headers that are spelt with `_` instead
-//! of `-`.
+//! from trusted proxies. The proxy also removes forwarding headers spelt with `_` instead of `-`.
 
 use std::{borrow::Cow, net::IpAddr};
 

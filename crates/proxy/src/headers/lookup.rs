@@ -32,7 +32,7 @@ pub(crate) fn is_repeated(headers: &HeaderMap, name: &HeaderName) -> bool {
     headers.len() > headers.keys_len() && headers.get_all(name).iter().nth(1).is_some()
 }
 
-/// Removes this header. Optimised for a header that is rarely present.
+/// Removes this header. Optimised for rarely present headers.
 pub(crate) fn remove(headers: &mut HeaderMap, name: &HeaderName) {
     if has(headers, name) {
         headers.remove(name);

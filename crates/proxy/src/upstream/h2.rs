@@ -115,8 +115,8 @@ impl Http2Connection {
         })
     }
 
-    /// Returns whether the connection accepts no more requests: it is closed, or it is suspect and
-    /// has no request in flight whose response could show that it is alive.
+    /// Returns whether the connection is closed, or is suspect without a request in flight whose
+    /// response could show that it is alive.
     pub(crate) fn is_unusable(&self) -> bool {
         self.sender.is_closed() || self.is_suspect() && !self.is_busy()
     }

@@ -218,8 +218,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for InterimLimitStream<S> {
             if let Ok(true) = metered {
                 return Poll::Ready(Ok(()));
             }
-            // Drop the bytes that were read: either other bytes replace them, or this function
-            // returns an error. A failed read must not return bytes.
+            // Drop the read bytes: either other bytes replace them, or this function returns an
+            // error. A failed read must not return bytes.
             buffer.set_filled(before);
             metered?;
         }
@@ -267,7 +267,7 @@ mod tests {
     const HEADERS: u8 = FrameHeader::HEADERS;
     const END_STREAM: u8 = 1;
     const END_HEADERS: u8 = 4;
-    /// The maximum number of response heads of a stream that is not reset.
+    /// The maximum number of response heads on a stream before it is reset.
     const MOST: usize = MAX_INTERIM_RESPONSES as usize + 1;
 
     fn frame(kind: u8, flags: u8, stream: u8) -> [u8; 9] {

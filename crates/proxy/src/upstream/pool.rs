@@ -1,8 +1,8 @@
 //! The connection pool of an endpoint.
 //!
 //! Every worker has its own shard of the pool, because a connection stays on the worker that opened
-//! it. Therefore the lock of a shard is uncontended, with one exception: at the connection limit, a
-//! worker closes another worker's idle connection to open its own.
+//! it. Therefore the lock of a shard is uncontended, with one exception. At the connection limit, a
+//! worker closes another worker's idle connection so that it can open its own.
 
 use std::{
     sync::{

@@ -19,7 +19,7 @@ pub enum ConnectError {
     /// The connection to the server was lost.
     #[error("the connection to Redis at {0} was lost; reconnecting")]
     Lost(Address),
-    /// The server replies, but later than the timeout of a decision.
+    /// The server replies, but not within the decision timeout.
     #[error(
         "Redis at {address} timed out ({problem}); check its load and the network, or raise `store.timeout`"
     )]

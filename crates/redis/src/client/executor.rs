@@ -20,7 +20,7 @@ impl Executor for Redis {
         Box::pin(async move {
             match calls {
                 [call] => vec![self.call(call).await],
-                // Calls that are queued at the same time are sent in the same batch.
+                // Calls queued at the same time are sent in the same batch.
                 calls => join_all(calls.iter().map(|call| self.call(call))).await,
             }
         })

@@ -13,7 +13,7 @@ use super::{
 /// The oldest major version of Redis that supports the scripts and sends the expected replies.
 const OLDEST_MAJOR: u64 = 7;
 
-/// The kind of server that is expected at an address.
+/// The expected kind of server at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ServerKind {
     /// A standalone server that accepts writes.
@@ -25,9 +25,9 @@ pub(super) enum ServerKind {
 /// Connects to `address`, and checks that the server is of the expected `kind` and can run the
 /// scripts.
 ///
-/// The last step is a command to which the server must reply within the timeout of a decision, so
-/// that a slow server is not used again. `on_disconnect` is called when the connection breaks, even
-/// while it is idle.
+/// Finally, sends a command to which the server must reply within the decision timeout, so that a
+/// slow server is not used again. `on_disconnect` is called when the connection breaks, even while
+/// it is idle.
 pub(super) async fn connect(
     settings: &RedisSettings,
     address: &Address,

@@ -50,7 +50,7 @@ enum Routes {
 pub struct Health {
     /// Number of known servers.
     pub servers: usize,
-    /// Number of servers that are up.
+    /// Number of servers currently up.
     pub up: usize,
     /// Number of cluster slots that no node serves; 0 without a cluster.
     pub unserved_slots: usize,
@@ -94,7 +94,7 @@ impl Redis {
         &self.runtime
     }
 
-    /// Sends a command to the server that has the slot of `key`, within the timeout of a decision.
+    /// Sends a command to the server that owns the slot of `key`, within the decision timeout.
     async fn send(&self, key: &[u8], command: Command) -> ReplyResult {
         let hash = u64::from(hash_slot(key));
         match &self.routes {
@@ -124,7 +124,7 @@ impl Redis {
         self.health().error.map_or(Ok(()), Err)
     }
 
-    /// Returns the timeout of a decision.
+    /// Returns the decision timeout.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         match &self.routes {

@@ -72,7 +72,7 @@ pub(super) struct Node {
     timeout: Duration,
 }
 
-/// The connections to a server that is up.
+/// The connections to a server, while it is up.
 #[derive(Debug)]
 struct OpenConnections {
     queues: Vec<RequestQueue>,
@@ -120,8 +120,8 @@ impl Node {
     /// Sends a request to the server. `hash` selects the connection, so that all requests for a key
     /// use the same connection.
     ///
-    /// Waits for the first connection attempt to a new server, but not for a server that is known
-    /// to be down.
+    /// Waits for the first connection attempt to a new server, but not for a server known to be
+    /// down.
     pub(super) async fn send(&self, hash: u64, command: Command, asking: bool) -> ReplyResult {
         // This code checks the connections first, because every decision runs it and reading the
         // watch channel takes a lock.

@@ -4,9 +4,9 @@
 //! epoch, for which a majority of the Sentinels has voted. Therefore a configuration with a higher
 //! epoch is always newer, no matter which Sentinel reports it.
 //!
-//! - A working primary is replaced in two cases: a Sentinel reports a higher epoch, or a majority
-//!   of the *configured* Sentinels names another server with an epoch that is not lower. Missing
-//!   replies and a stale minority have no effect.
+//! - A working primary is replaced if a Sentinel reports a higher epoch. It is also replaced if a
+//!   majority of the *configured* Sentinels names another server with at least the same epoch.
+//!   Missing replies and a stale minority have no effect.
 //! - If no primary is known, the highest epoch wins, and among equal epochs the server with the
 //!   most votes. One reply is then sufficient, so that a server can start even if most Sentinels
 //!   are down.
@@ -27,12 +27,12 @@ use super::{
 };
 
 /// Interval at which the Sentinels are queried for the primary. Polling is necessary because a
-/// former primary that is partitioned from the Sentinels does not know that it was replaced, and
-/// still serves requests.
+/// former primary, partitioned from the Sentinels, does not know that it was replaced and still
+/// serves requests.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Timeout of a query to one Sentinel, including the time to connect. This timeout is independent
-/// of the timeout of a decision, because no decision waits for a Sentinel.
+/// Timeout of a query to one Sentinel, including the time to connect. It is independent of the
+/// decision timeout, because no decision waits for a Sentinel.
 const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The configured Sentinels of one primary.
@@ -204,8 +204,8 @@ fn parse_epoch(fields: &Value) -> Option<u64> {
 
 /// Chooses the report to use if no primary is known: the highest epoch, and among equal epochs the
 /// server that most Sentinels report. A report with an epoch below `known` counts only if a
-/// majority of the `configured` Sentinels agrees, for example after an operator has reconfigured
-/// all Sentinels.
+/// majority of the `configured` Sentinels agrees. This can happen after an operator has
+/// reconfigured all Sentinels.
 fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
     let votes = |report: &&Report| {
         let same = reports.iter().filter(|other| other == report);

@@ -18,15 +18,15 @@ pub struct RedisSettings {
     pub sentinel_login: Login,
     /// Certificates for `rediss://` addresses.
     pub tls: RedisTls,
-    /// Timeout of a decision, from the request to the reply; default 25 ms.
+    /// Decision timeout, from the request to the reply; default 25 ms.
     pub timeout: Duration,
     /// Timeout for connecting, including TLS and login; default 1 s.
     pub connect_timeout: Duration,
     /// Number of connections to each server, at least 1; default 2. A key always uses the same
     /// connection.
     pub connections: usize,
-    /// Length of the queue of each connection, at least 1; default 4,096. Requests beyond it are
-    /// not sent.
+    /// Queue length of each connection, at least 1; default 4,096. When the queue is full, requests
+    /// are not sent.
     pub queue: usize,
     /// The name of the connections in `CLIENT LIST`; default `tidegate`.
     pub client_name: String,

@@ -1,4 +1,4 @@
-//! Lifts this node's local copies of blocks that were lifted in Redis.
+//! Lifts this node's local copies of blocks after the blocks were lifted in Redis.
 //!
 //! A node copies each block that it enforces to its local store, which keeps enforcing it while
 //! Redis is slow or unreachable. The node is not notified when another node lifts the block.
@@ -125,9 +125,9 @@ async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
     }
 }
 
-/// Queries Redis for the last keys of `unchecked`, lifts the copies of blocks that are no longer in
-/// force, and removes the queried keys from `unchecked`. If Redis does not reply, `unchecked` is
-/// not changed.
+/// Queries Redis for the last keys of `unchecked`, and lifts the copies of blocks that are no
+/// longer in force. Then removes the queried keys from `unchecked`. If Redis does not reply,
+/// `unchecked` is not changed.
 async fn lift_batch(
     store: &RedisStore,
     copies: &LocalCopies,

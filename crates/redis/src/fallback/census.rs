@@ -28,8 +28,8 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a server is counted after its last heartbeat, measured by the store's clock.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 
-/// How long a lower count must persist before it is used. A Redis that has lost its data counts one
-/// server, then two, until all servers have written their ids again.
+/// How long a lower count must persist before it is used. After Redis has lost its data, the count
+/// starts at one and grows until all servers have written their ids again.
 const DECREASE_DELAY: Duration = Duration::from_secs(15);
 
 /// The time after its first heartbeat in which a server uses at most the default share. Redis may
@@ -162,7 +162,7 @@ struct SteadyCount {
     start: StartPhase,
 }
 
-/// The phase after a start, in which counts may come from a Redis that has lost its data.
+/// The phase after a start, in which counts may be too low because Redis has lost its data.
 #[derive(Clone, Copy, Debug, Default)]
 enum StartPhase {
     #[default]
@@ -212,8 +212,8 @@ impl SteadyCount {
     }
 
     /// Records that Redis did not reply. When Redis replies again, it may have lost its data, so
-    /// two delays restart: the delay before a lower server count is used, and, if it is not over
-    /// yet, the delay after a start.
+    /// two delays restart: the delay before a lower server count is used, and an unfinished delay
+    /// after a start.
     fn record_failure(&mut self) {
         self.decrease = None;
         if !self.is_settled() {

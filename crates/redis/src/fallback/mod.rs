@@ -77,8 +77,8 @@ pub enum NodeShare {
     Fixed(FallbackShare),
 }
 
-/// A store that decides in Redis, and falls back to the local counts of this server (a node of the
-/// fleet that shares Redis) while Redis is slow or unreachable.
+/// A store that decides in Redis. While Redis is slow or unreachable, it falls back to the local
+/// counts of this server (a node of the fleet that shares Redis).
 #[derive(Debug)]
 pub struct FallbackStore {
     store: RedisStore,
@@ -216,9 +216,9 @@ impl FallbackStore {
         }
     }
 
-    /// Waits for `call`, at most for the timeout of a decision (which may need several calls), and
-    /// at most for `within`. If `within` is zero, Redis is not called, because the caller would
-    /// never learn of the charge.
+    /// Waits for `call`, at most for the decision timeout and at most for `within`. A decision may
+    /// need several calls. If `within` is zero, Redis is not called, because the caller would never
+    /// learn of the charge.
     async fn with_timeout<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -282,8 +282,8 @@ impl FallbackStore {
         &self.store
     }
 
-    /// Returns a store on the same Redis servers whose keys differ from all keys of this store:
-    /// they begin with the prefix of this store and `name`. The result has no fallback.
+    /// Returns a store on the same Redis servers, but without a fallback. Its keys differ from all
+    /// keys of this store: they begin with this store's prefix and `name`.
     #[must_use]
     pub fn separate_store(&self, name: &str) -> RedisStore {
         let prefix = [self.store.prefix(), name.as_bytes()].concat();
@@ -303,8 +303,8 @@ impl FallbackStore {
         &self.local
     }
 
-    /// Copies a block that is in force in Redis to this node, which enforces the copy while Redis
-    /// is slow or unreachable. Returns false and changes nothing if there are too many blocks.
+    /// Copies an active block from Redis to this node, which enforces the copy while Redis is slow
+    /// or unreachable. Returns false and changes nothing if there are too many blocks.
     pub fn block_locally(
         &self,
         key: &[u8],
@@ -375,8 +375,8 @@ impl FallbackStore {
 }
 
 /// Returns the time `now`, read at `began`, plus the time that has elapsed since. The local store
-/// must not receive the time from before a call, because after a long call that time would look
-/// like a clock that was set back.
+/// must not receive the time from before a call: after a long call, it would look as if the clock
+/// had been set back.
 fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))

@@ -1,5 +1,5 @@
-//! Detects when Redis stops making decisions and when decisions are exact again, so that the start
-//! and the end of an outage are logged with one line each.
+//! Detects when Redis stops making decisions and when decisions are exact again. The start and the
+//! end of an outage are logged with one line each.
 //!
 //! ```text
 //!            a decision fell back               Redis is back, and no fallback for STEADY
@@ -86,9 +86,9 @@ struct OngoingOutage {
 /// A summary of an outage, logged when decisions are exact again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OutageSummary {
-    /// The duration of the outage, from the first fallback decision. The outage ends when Redis has
-    /// recovered after the last fallback decision, or [`STEADY`] after Redis was last known to be
-    /// slow or unreachable, if that is earlier.
+    /// The duration of the outage, from the first fallback decision. The outage ends at the earlier
+    /// of two instants: the recovery of Redis after the last fallback decision, and [`STEADY`]
+    /// after Redis was last known to be slow or unreachable.
     pub(super) lasted: Span,
     /// Number of decisions during the outage on this server's share of the limits.
     pub(super) local: u64,

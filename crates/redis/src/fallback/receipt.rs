@@ -25,7 +25,7 @@ enum ReceiptKind {
     Local(Receipt),
 }
 
-/// The receipts of charges that were made in Redis.
+/// The receipts of charges made in Redis.
 #[derive(Debug)]
 struct ReceiptPair {
     redis: RedisReceipt,
@@ -137,8 +137,7 @@ impl FallbackStore {
         ))
     }
 
-    /// Settles charges. Charges that were made without Redis are settled immediately, without a
-    /// call.
+    /// Settles charges. Charges made without Redis are settled immediately, without a call.
     pub(super) fn settle_with_fallback(
         &self,
         charges: &[Charge<'_>],
@@ -247,8 +246,7 @@ impl FallbackStore {
         self.with_timeout(call, None, now).await
     }
 
-    /// Renews leases. Leases that were charged without Redis are renewed immediately, without a
-    /// call.
+    /// Renews leases. Leases acquired without Redis are renewed immediately, without a call.
     pub(super) fn renew_with_fallback(
         &self,
         charges: &[Charge<'_>],

@@ -18,11 +18,10 @@ const WINDOW: Span = Span::from_secs(60);
 /// time.
 const FAILING: Duration = Duration::from_secs(60);
 
-/// The maximum number of error kinds that are logged within [`WINDOW`]. Normally there are one or
-/// two.
+/// The maximum number of error kinds logged within [`WINDOW`]. Normally, there are one or two.
 const MAX_KINDS: usize = 16;
 
-/// The latest error, and the error kinds that were logged recently.
+/// The latest error, and the recently logged error kinds.
 #[derive(Debug, Default)]
 pub(super) struct ServerErrors(Mutex<ErrorHistory>);
 
@@ -31,7 +30,7 @@ struct ErrorHistory {
     latest: Option<(StoreError, Timestamp)>,
     /// The time at which the latest refusal was recorded.
     refused_at: Option<Instant>,
-    /// The error kinds that were logged recently, each with its time.
+    /// The recently logged error kinds, each with its time.
     logged: Vec<(Box<str>, Timestamp)>,
 }
 

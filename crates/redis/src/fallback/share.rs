@@ -54,7 +54,7 @@ impl FallbackStore {
     }
 
     /// Copies `charges` with each limit reduced to this node's share, calls `answer` with the
-    /// copies, and returns its result.
+    /// copies, and returns the result.
     pub(super) fn with_share<T>(
         &self,
         charges: &[Charge<'_>],

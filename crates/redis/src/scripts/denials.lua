@@ -1,6 +1,6 @@
--- Publishes and reads the recent denials of all servers. KEYS[1] is a hash that is used as a ring
--- buffer: denial number N is in the field N % ARGV[2]. The field `next` is the number of the next
--- denial, and the field `lost` counts unpublished denials. ARGV[1] is the operation:
+-- Publishes and reads the recent denials of all servers. KEYS[1] is a hash used as a ring buffer:
+-- denial number N is in the field N % ARGV[2]. The field `next` is the number of the next denial,
+-- and the field `lost` counts unpublished denials. ARGV[1] is the operation:
 --   put   Adds the denials ARGV[5] …, oldest first, and ARGV[4] to `lost`. The hash expires after
 --         ARGV[3] milliseconds.
 --   get   Returns the number of the next denial, the number of lost denials, and at most ARGV[4]

@@ -25,7 +25,7 @@ struct FastKernel {
     state: &'static str,
     state_format: &'static str,
     state_bytes: usize,
-    /// The names of the numbers that are written as the state.
+    /// The names of the numbers written as the new state.
     written: &'static str,
     /// The Lua code that evaluates and charges a member.
     code: &'static str,

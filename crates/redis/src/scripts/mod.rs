@@ -4,10 +4,10 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::{call::Script, value_format::kernel};
 
-/// A marker in a script that is replaced by the code of the algorithms that the call needs.
+/// A marker in a script, which is replaced with the code of the algorithms that the call needs.
 const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";
 
-/// A marker in a script that is replaced if one of the needed algorithms has long states.
+/// A marker in a script, which is replaced if one of the needed algorithms has long states.
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
 /// Lua snippets that several scripts share, each with the marker that it replaces in a script.
@@ -22,7 +22,7 @@ const SHARED: [(&str, &str); 8] = [
     ("-- (states.lua)\n", include_str!("states.lua")),
 ];
 
-/// Returns `text` with the shared code in place of its markers.
+/// Replaces the markers in `text` with the shared code.
 fn expand_markers(text: &str) -> String {
     SHARED
         .iter()
@@ -64,8 +64,8 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
         let mut text = expand_markers(&include_str!("check.lua").replace(KERNELS_MARKER, &texts));
-        // The states of leases are also long, but need no check here: leases use the code of the
-        // sliding window log, so the bit of the log is set.
+        // Lease states are also long, but need no check here: leases use the code of the sliding
+        // window log, so the log's bit is set.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
             text = text.replace(LONG_STATES_MARKER, "has_long_states = true\n");
         }

@@ -230,9 +230,9 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
     local member, mark = program.members[number], receipt[2 + number]
     local kernel, start, behind = unpack(states[number])
     local part = parts[number] or member
-    -- Nothing is refunded if the units were used, or if the member counts denied requests. If the
-    -- state has other parameters, or if the charge was made by a clock that was ahead, only leases
-    -- are released, because a lease is identified by its instant.
+    -- Nothing is refunded if the units were used, or if the member counts denied requests. Only
+    -- leases are released if the state has other parameters, or if the charge was made by a clock
+    -- that was ahead: a lease is identified by its instant.
     local stays = (unused == 'leases' or not is_same or since > now + JUMP) and kernel ~= LEASE
     if kernel == LEASE then
       mark = lease_start(mark, ledger)

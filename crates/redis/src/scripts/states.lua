@@ -3,7 +3,7 @@ local SEVERAL = 7
 local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
 -- The length in bytes of an algorithm's parameters in the header, indexed by the form of the
--- parameters. The length is 4 for every algorithm that is not listed here.
+-- parameters. The length is 4 for all other algorithms.
 local TERMS = {
   [GCRA] = {[0] = 3, 2, 15},
   [INTERVAL] = {[0] = 8, 8, 14},

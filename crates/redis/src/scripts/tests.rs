@@ -709,7 +709,7 @@ fn a_converted_key_is_decided_in_one_call() {
         let (decision, calls, _) = bench.calls_of(whole);
         assert_eq!((decision, calls), (Decision::Limited, 1), "{new:?}");
         assert_eq!(bench.value(), value, "{new:?}");
-        // Once the ledger has expired, a value that is written as a whole has no ledger.
+        // Once the ledger has expired, a value written as a whole has no ledger.
         bench.pass(2 * DAY.as_micros());
         let (decision, calls, _) = bench.calls_of(after);
         assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");

@@ -13,13 +13,13 @@
 //! the refunds of other clients.
 //!
 //! **Denials caused by a charge that is refunded.** Until its refund arrives, one round trip later,
-//! such a charge can cause other requests to be denied. If every denied request charged some slots
-//! first, a client far over its own limit would repeatedly occupy units of a limit that it shares
-//! with others. So if the same limits have denied one of the last sixteen requests, the store first
-//! peeks. A peek evaluates the limits in all slots without charging them. The store then charges
-//! only if no slot denies. A peek followed by a charge takes two round trips, but a request that
-//! the peek denies is never charged. Limits that count denied requests are always peeked first,
-//! because only the peek shows whether there is a denial to count.
+//! such a charge can cause other requests to be denied. If every denied request first charged some
+//! slots, a client far over its own limit would repeatedly occupy units of a limit shared with
+//! other clients. Therefore, if the same limits have denied one of the last sixteen requests, the
+//! store first peeks. A peek evaluates the limits in all slots without charging them. The store
+//! then charges only if no slot denies. A peek followed by a charge takes two round trips, but a
+//! request that the peek denies is never charged. Limits that count denied requests are always
+//! peeked first, because only the peek shows whether there is a denial to count.
 //!
 //! **Unknown outcomes.** No call is sent twice. If the reply to a charge or a refund is lost, the
 //! cost can stay charged in that slot. All slots whose reply arrives are refunded, even if the
@@ -165,8 +165,8 @@ impl RedisStore {
             // A limit that counts denied requests cannot refund a charge, so it is charged only
             // after all other limits have replied.
             conversions = self.conversions_per_slot(groups, &replies)?;
-            // A denied request still stores the states that were converted without loss, as it does
-            // if all keys are in one slot.
+            // A denied request still stores the states converted without loss, as it does if all
+            // keys are in one slot.
             let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
             if decision == Decision::Limited && (counts_denials || keeps_conversions) {
                 let written = self.query_slots(groups, Intent::Deny, conversions).await;
@@ -209,9 +209,9 @@ impl RedisStore {
         groups.iter().zip(replies).map(of_group).collect()
     }
 
-    /// Queries every slot. If a slot cannot decide yet, because a state has to be converted or a
-    /// calendar window has ended, all slots are queried again, up to `MAX_TRIES` times. Returns
-    /// `None` if a slot still cannot decide.
+    /// Queries every slot. A slot cannot decide if a state must be converted or if a calendar
+    /// window has ended. In this case, all slots are queried again, up to `MAX_TRIES` times.
+    /// Returns `None` if a slot still cannot decide.
     async fn query_slots(
         &self,
         groups: &[SlotGroup<'_>],

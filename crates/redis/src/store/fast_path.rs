@@ -73,8 +73,8 @@ impl RedisStore {
 ///
 /// There is a script for a sliding window log, and one for each sequence of up to
 /// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms with states of a fixed size. The unit of a GCRA
-/// limit must be a whole number of microseconds, a window must not be a calendar window, and no
-/// limit may count denied requests.
+/// limit must be a whole number of microseconds. Calendar windows and limits that count denied
+/// requests are not supported.
 fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let cost = charge.cost.units();
     if encode::counts_denials(charge) {

@@ -241,8 +241,8 @@ impl RedisStore {
         Ok(CONTENDED)
     }
 
-    /// Converts the values of `charges` that were stored under other parameters to the parameters
-    /// of the charge. Clamps the values that were written by a clock that was ahead.
+    /// Converts values stored under other parameters to the parameters of their charge in
+    /// `charges`. Clamps values written by a clock that was ahead.
     pub(crate) fn conversions(
         &self,
         charges: &[Charge<'_>],

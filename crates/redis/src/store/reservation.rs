@@ -182,8 +182,8 @@ impl RedisStore {
     }
 }
 
-/// Combines the statuses of all slots. If an earlier call had ended some slots in the same way in
-/// which this call ended the others, this call has completed the earlier one.
+/// Combines the statuses of all slots. An earlier call may have ended some slots, and this call the
+/// others in the same way. Then this call has completed the earlier one.
 fn combine(
     statuses: Vec<Result<ReservationStatus, StoreError>>,
     end: ReservationEnd,

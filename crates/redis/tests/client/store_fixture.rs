@@ -28,7 +28,7 @@ pub(crate) fn standalone(url: &str) -> RedisSettings {
     }
 }
 
-/// Settings with a timeout that is never reached, even on a busy machine.
+/// Settings with a timeout so long that even a busy machine does not reach it.
 pub(crate) fn without_timeout(url: &str) -> RedisSettings {
     RedisSettings {
         timeout: Duration::from_secs(30),

@@ -68,7 +68,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Charges `limits` with a clock that is ahead by `jump` until they deny, and sets the clock
+    /// Charges `limits` until they deny, with a clock that is ahead by `jump`. Then sets the clock
     /// back.
     async fn after_a_jump(server: &Server, limits: &Limits, key: &[u8], jump: u64) -> Self {
         let (ahead, memory) = (
@@ -152,7 +152,7 @@ async fn limits_in_several_slots_are_clamped() {
     }
 }
 
-/// A state that was stored under other parameters is converted and clamped.
+/// A state stored under other parameters is converted and clamped.
 #[tokio::test]
 async fn a_state_under_other_parameters_is_clamped() {
     for server in Server::each() {

@@ -64,7 +64,7 @@ enum Step {
         which: Index,
         unused: u64,
     },
-    /// Renews the leases of one of the reservations.
+    /// Renews the leases of a reservation.
     Renew {
         which: Index,
     },

@@ -402,7 +402,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     .await;
     assert!(blocked(b"kept") && blocked(b"lost"));
 
-    // During an outage, the blocks that are in effect remain in effect.
+    // During an outage, active blocks remain in effect.
     redis.kill();
     until("it is down", || one.stats().health.up == 0).await;
     assert_eq!(

@@ -162,7 +162,7 @@ async fn a_state_of_changed_limits_is_converted() {
     }
 }
 
-/// Returns a token bucket of this size that is refilled with one unit per hour.
+/// Returns a token bucket of this size, refilled with one unit per hour.
 fn bucket(units: u64, refill_mode: Option<RefillMode>, count_denied: bool) -> Limits {
     let spec = LimitSpec {
         algorithm: Some(AlgorithmName::TokenBucket),

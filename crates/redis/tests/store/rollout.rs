@@ -1,5 +1,5 @@
-//! Tests two servers on one Redis that have different limits for one rule, as during the rollout of
-//! a change.
+//! Tests two servers with one Redis and different limits for one rule, as during the rollout of a
+//! change.
 
 use futures_util::future::join_all;
 use tidegate_core::{
@@ -49,7 +49,7 @@ async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> 
     decisions.iter().filter(is_admitted).count()
 }
 
-/// Returns whether a kind counts in windows of a fixed length. The counts of windows of different
+/// Returns whether a kind counts in windows of a fixed length. Counts in windows of different
 /// lengths cannot be compared.
 fn has_windows(kind: Kind) -> bool {
     !matches!(

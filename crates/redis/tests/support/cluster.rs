@@ -64,7 +64,7 @@ impl RedisCluster {
         self.nodes[0].url()
     }
 
-    /// Returns the index of the node that has the slot of `key`.
+    /// Returns the index of the node that owns the slot of `key`.
     pub fn owner(&self, key: &str) -> usize {
         let slot = self.nodes[0].ask(&["CLUSTER", "KEYSLOT", key]);
         let slot: u32 = slot.trim_start_matches(':').parse().unwrap();

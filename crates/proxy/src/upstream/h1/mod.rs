@@ -208,8 +208,9 @@ impl Http1Connection {
                 let is_interim = response.status().is_informational()
                     && response.status() != StatusCode::SWITCHING_PROTOCOLS;
                 if !is_interim {
-                    // A 101 response before the end of the request is an error: the upstream would
-                    // read the rest of the body as the new protocol (RFC 9110, section 7.8).
+                    // A 101 response before the end of the request is an error, because the
+                    // upstream would read the rest of the body as the new protocol (RFC 9110,
+                    // section 7.8).
                     if response.status() == StatusCode::SWITCHING_PROTOCOLS
                         && !self.writer.is_written()
                     {

@@ -29,7 +29,7 @@ const RECORD_BYTES: usize = 16 << 10;
 #[derive(Default)]
 pub(crate) struct RequestWriter {
     buffer: BytesMut,
-    /// The number of bytes of `buffer` that were sent. A repeatable request keeps its sent bytes
+    /// The number of sent bytes at the start of `buffer`. A repeatable request keeps its sent bytes
     /// for a retry.
     written: usize,
     body: Option<(Upload, Framing)>,

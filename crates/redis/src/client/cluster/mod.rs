@@ -1,10 +1,10 @@
 //! A client for Redis Cluster: keeps the slot map, and follows redirections when the map has
 //! changed.
 //!
-//! The client library also has a cluster client, but that client pipelines only one slot at a time,
-//! and has a single retry counter for redirections and lost connections. Tidegate's cluster client
-//! can put commands for all slots of a node into one batch. A command is sent again only if the
-//! reply says that it was not executed.
+//! The client library also has a cluster client. However, it pipelines only one slot at a time, and
+//! has a single retry counter for redirections and lost connections. Tidegate's cluster client can
+//! put commands for all slots of a node into one batch. A command is sent again only if the reply
+//! says that it was not executed.
 
 mod slot_map;
 mod view;
@@ -76,8 +76,8 @@ struct ClusterState {
     map: ArcSwapOption<RoutingTable>,
     nodes: Mutex<HashMap<Address, Arc<Node>>>,
     error: Mutex<Option<ConnectError>>,
-    /// The number of refreshes of the map. In a large cluster, each refresh queries a different set
-    /// of nodes.
+    /// The number of map refreshes. In a large cluster, each refresh queries a different set of
+    /// nodes.
     refreshes: AtomicUsize,
     /// Notifies the refresh task when a reply shows that the map may be stale.
     stale: Notify,
@@ -120,7 +120,7 @@ impl NodeSlots {
     }
 }
 
-/// The redirection that a reply asks for.
+/// The redirection in a reply.
 #[derive(Debug, PartialEq, Eq)]
 enum Redirection {
     /// Not a redirection: a result, or another error.
@@ -161,7 +161,7 @@ impl Cluster {
     }
 
     /// Sends a command to the node that owns the slot of `key`, and follows redirections within the
-    /// timeout of a decision.
+    /// decision timeout.
     pub(super) async fn send(&self, key: &[u8], hash: u64, command: Command) -> ReplyResult {
         let deadline = Instant::now() + self.timeout;
         let mut node = self.owner(hash_slot(key)).await.ok_or(NoReply::NotSent)?;
@@ -231,7 +231,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the nodes that have slots.
+    /// Returns the nodes with slots.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         let map = self.state.map.load();
         let nodes = map.as_ref().map_or(&[][..], |map| &map.nodes);
@@ -241,7 +241,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Returns the nodes that have slots; `None` if the owner of any slot is unknown.
+    /// Returns the nodes with slots; `None` if the owner of any slot is unknown.
     pub(super) fn owners_of_all_slots(&self) -> Option<Vec<Arc<Node>>> {
         let map = self.state.map.load();
         let is_complete = map
@@ -373,8 +373,8 @@ impl ClusterState {
         map.as_ref().is_some_and(|map| map.unserved_slots() == 0)
     }
 
-    /// Returns the nodes to query for their view of the cluster. Usually, these are the nodes that
-    /// have slots. If there is a problem, or if few nodes have slots, the other known nodes and the
+    /// Returns the nodes to query for their view of the cluster. Usually, these are the nodes with
+    /// slots. If there is a problem, or if few nodes have slots, the other known nodes and the
     /// seeds are added. If a cluster has more nodes than one refresh queries, each refresh queries
     /// a different set.
     fn nodes_to_query(&self) -> Vec<Address> {

@@ -1,9 +1,9 @@
 //! Merges the views that several nodes have of the cluster into one slot map.
 //!
-//! A node that is partitioned from its cluster keeps its last map, and cannot know that a replica
-//! has taken over its slots. Therefore each slot is assigned to the node that claims it with the
-//! highest configuration epoch, which is how the nodes themselves resolve conflicts. Views of nodes
-//! that report `cluster_state:fail` are used only if every node that replied reports it.
+//! A node partitioned from its cluster keeps its last map, and cannot know that a replica has taken
+//! over its slots. Therefore each slot is assigned to the node that claims it with the highest
+//! configuration epoch, which is how the nodes themselves resolve conflicts. Views of nodes that
+//! report `cluster_state:fail` are used only if every node that replied reports it.
 
 use super::{
     super::{hash_slot::SLOTS, settings::Address},
@@ -184,7 +184,7 @@ mod tests {
         (first, last, owner.to_owned(), availability)
     }
 
-    /// `a` was partitioned before its replica `r` took over. `a` still answers our queries, with
+    /// `a` was partitioned before its replica `r` took over. `a` still replies to our queries, with
     /// its old map.
     #[test]
     fn the_highest_epoch_wins_whichever_node_answers_first() {

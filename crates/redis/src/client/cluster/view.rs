@@ -1,8 +1,8 @@
 //! One node's view of the cluster: the owner of each slot, and the owner's configuration epoch.
 //!
 //! `CLUSTER SLOTS` returns the endpoints for clients, `CLUSTER NODES` the configuration epochs, and
-//! `CLUSTER INFO` whether the node serves keys at all. A node that is partitioned from the majority
-//! reports `cluster_state:fail`, and rejects commands for any key with CLUSTERDOWN.
+//! `CLUSTER INFO` whether the node serves keys at all. A node partitioned from the majority reports
+//! `cluster_state:fail`, and rejects commands for any key with CLUSTERDOWN.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -15,8 +15,8 @@ use super::super::{
     settings::{Address, RedisSettings},
 };
 
-/// Timeout for reading one node's view, including the time to connect. This timeout is independent
-/// of the timeout of a decision, because no decision waits for a view.
+/// Timeout for reading one node's view, including the time to connect. It is independent of the
+/// decision timeout, because no decision waits for a view.
 pub(super) const VIEW_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// One node's view of the cluster.

@@ -117,7 +117,8 @@ impl Default for DenialCache {
 }
 
 impl DenialCache {
-    /// Returns the epoch of the keys of `charges`. Call this method before a decision begins.
+    /// Returns the current epoch of the keys in `charges`. Call this method before a decision
+    /// begins.
     pub(super) fn epoch(&self, charges: &[Charge<'_>]) -> Epoch {
         let full = self.full_invalidations.load(Ordering::Acquire);
         let of_keys = charges.iter().map(|charge| {
@@ -183,7 +184,7 @@ impl DenialCache {
         is_valid
     }
 
-    /// Invalidates the denials of the keys of `charges` when the returned guard is dropped. A
+    /// Returns a guard that, when dropped, invalidates the denials of all keys in `charges`. A
     /// refund holds the guard, because the refunded units may be enough to admit a request that was
     /// denied. A charge also holds the guard, because after a charge a denied request must wait
     /// longer. The guard is disarmed once it is known that nothing was charged.

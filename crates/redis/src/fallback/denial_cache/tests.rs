@@ -40,7 +40,8 @@ fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns the time of a decision whose request was sent at `sent_at` and answered `elapsed` later.
+/// Returns the time of a decision whose request was sent at `sent_at`, and whose reply arrived
+/// `elapsed` later.
 fn time(sent_at: Timestamp, elapsed: Span) -> DecisionTime {
     DecisionTime { sent_at, elapsed }
 }

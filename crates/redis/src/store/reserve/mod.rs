@@ -24,8 +24,8 @@ use crate::{
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
-    /// Whether the outcome of a renewal since the last reply is unknown. If it is unknown, the
-    /// leases may have been renewed at an instant that is not in this receipt.
+    /// Whether the outcome of a renewal since the last reply is unknown. In that case, the leases
+    /// may have been renewed at an instant that this receipt does not contain.
     pub(crate) has_unknown_renewal: bool,
 }
 
@@ -96,16 +96,16 @@ impl RedisStore {
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
-    /// - After a reset of the key there is nothing to refund. However, a charge that another client
-    ///   makes later at the same instant, or in the same window, cannot be distinguished from the
+    /// - After a reset of the key there is nothing to refund. However, a later charge by another
+    ///   client at the same instant or in the same window cannot be distinguished from the
     ///   original, and is refunded instead.
     /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not everything was refunded, or if the outcome is unknown. Units that were
-    /// not refunded stay charged, and leases expire by themselves.
+    /// [`StoreError`] if not everything was refunded, or if the outcome is unknown. Other units
+    /// stay charged, and leases expire by themselves.
     pub async fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -269,7 +269,7 @@ async fn reserve_all_or_refund(
         .collect();
     if refunds.len() < replies.len() {
         run_refunds(&store, &refunds).await;
-        // A caller that has stopped waiting does not need the reply.
+        // If the caller has stopped waiting, it does not need the replies.
         let _ = caller.send(replies);
     } else if caller.send(replies).is_err() {
         run_refunds(&store, &refunds).await;

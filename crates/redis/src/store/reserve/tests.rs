@@ -28,7 +28,7 @@ enum Step {
     Keep(usize),
 }
 
-/// A charge that is kept.
+/// A charge that is never refunded.
 #[derive(Clone, Copy)]
 struct KeptCharge {
     at: Timestamp,
@@ -126,8 +126,8 @@ impl Trace<'_> {
         outcomes.remove(0)
     }
 
-    /// Replays only the charges that were kept, on a fresh memory store, which must admit all of
-    /// them. Returns the state of the limit after the replay.
+    /// Replays only the kept charges, on a fresh memory store, which must admit all of them.
+    /// Returns the state of the limit after the replay.
     fn state_of_kept_charges(&self) -> Result<Outcome, TestCaseError> {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut outcomes = Vec::new();
@@ -239,8 +239,7 @@ fn counts_units(kind: Kind) -> bool {
 }
 
 /// Returns whether the first charge after a pause determines when the next refill or window begins.
-/// If the first charge is refunded, the charges that were kept would have been admitted at other
-/// times.
+/// If the first charge is refunded, the kept charges would have been admitted at other times.
 fn has_own_grid(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }
