@@ -3,8 +3,8 @@
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
 //! thread for its lifetime. Therefore tasks do not move between threads, per-connection state needs
-//! no locks, and the handler's future need not be `Send`. A rate limit decision takes nanoseconds,
-//! so it is made on the same thread.
+//! no locks, and the handler's future does not have to be `Send`. A rate limit decision takes
+//! nanoseconds, so it is made on the same thread.
 //!
 //! One accept loop per listener distributes connections to the workers round-robin. With
 //! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the

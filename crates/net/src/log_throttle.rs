@@ -42,8 +42,8 @@ struct Site {
 /// The decision about one log message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThrottleDecision {
-    /// Write the message, and report the number of messages from this call site that were
-    /// suppressed since its last written message.
+    /// Write the message, and report how many messages from this call site were suppressed since
+    /// its last written message.
     Write {
         /// The number of suppressed messages.
         suppressed: u64,

@@ -72,7 +72,7 @@ struct ConnectionState {
     task: AtomicWaker,
 }
 
-/// The time allowed for requests that the client sent before it received a `GOAWAY` to arrive.
+/// How long to wait for requests that the client sent before it received a `GOAWAY`.
 const GOAWAY_GRACE: Duration = Duration::from_millis(250);
 
 /// The index of a connection after its removal from the list.

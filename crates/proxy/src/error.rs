@@ -7,7 +7,7 @@ use http::{
 use hyper::body::Bytes;
 use tidegate_net::Problem;
 
-/// A response extension with the reason for a local reply, as the access log names it.
+/// A response extension with the reason for a local reply, by its name in the access log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorReason(pub(crate) &'static str);
 

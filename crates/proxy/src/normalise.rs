@@ -31,8 +31,8 @@ use super::{
     upstream::config::RuntimeConfig,
 };
 
-/// A request with this number of `Via` elements with this proxy's pseudonym is treated as a loop.
-/// The number is above 1 because two or three tiers of proxies may share a pseudonym.
+/// A request is treated as a loop if it has this number of `Via` elements with this proxy's
+/// pseudonym. The number is above 1 because two or three tiers of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
 /// Normalises `head` according to the settings of `current`. `forwarding` says whether the client

@@ -243,8 +243,8 @@ impl Pipe {
         is_empty && (self.remaining == Some(0) || matches!(self.end, Some(Ok(()))))
     }
 
-    /// Returns whether the reading task may read more. `max_bytes` is the limit of unread bytes,
-    /// but an empty pipe always has room.
+    /// Returns whether the reading task may read more. `max_bytes` limits the unread bytes, but an
+    /// empty pipe always has room.
     fn has_room(&self, max_bytes: usize) -> bool {
         self.frames.is_empty() || self.read_ahead.0 < max_bytes && ReadAheadBytes::has_room()
     }

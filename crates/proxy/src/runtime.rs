@@ -30,8 +30,7 @@ const LOG_DROPPED: Metric = Metric::counter(
 /// The proxy's current settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct ProxyRuntime {
-    /// The settings at startup. Of these, the settings that a reload cannot change apply until a
-    /// restart.
+    /// The settings at startup. A reload cannot change some of them; these apply until a restart.
     started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
     tasks: Tasks,

@@ -35,7 +35,7 @@ impl fmt::Debug for OnLateReply {
     }
 }
 
-/// A call of a script. All keys of a call are in one cluster slot, so that the call works on every
+/// A call to a script. All keys of a call are in one cluster slot, so that the call works on every
 /// topology.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
@@ -47,7 +47,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// Splits the call into one call per key. The first `shared` arguments are common to all keys.
-    /// After the shared arguments, each key has three arguments.
+    /// They are followed by three arguments for each key.
     pub(crate) fn split_by_key(&self, shared: usize) -> Vec<Self> {
         let (shared, of_keys) = self.args.split_at(shared.min(self.args.len()));
         let keys = self.keys.iter().zip(of_keys.chunks(3));

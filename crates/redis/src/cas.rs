@@ -176,7 +176,7 @@ fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -
 }
 
 /// Returns the value that encodes the states of `replay`, which started from `stored`. The new
-/// value keeps a block that is still in force.
+/// value keeps an active block.
 fn updated_value(
     charge: &Charge<'_>,
     replay: &Replay<'_>,

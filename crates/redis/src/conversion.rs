@@ -29,9 +29,9 @@ pub(crate) struct Conversion {
     /// The value converted to the charge's parameters. A value written by a clock that was ahead is
     /// also clamped.
     pub(crate) converted: Vec<u8>,
-    /// How long the converted state is kept if nothing is charged. `None` if the state exceeds the
-    /// charge's limits, because the conversion would lose the excess. Such a state is not replaced
-    /// until the excess has drained, not even to count a denied request.
+    /// The instant until which the converted state is kept if nothing is charged. `None` if the
+    /// state exceeds the charge's limits, because the conversion would lose the excess. Such a
+    /// state is not replaced until the excess has drained, not even to count a denied request.
     pub(crate) keep_until: Option<Timestamp>,
     /// The limits that the state exceeds.
     pub(crate) exceeded: ExceededLimits,
@@ -164,7 +164,7 @@ fn is_from_ahead(
     }
 }
 
-/// Returns when the window that contains `at` ends.
+/// Returns the end of the window that contains `at`.
 fn end_at(grid: &Window, at: Timestamp) -> u64 {
     match grid {
         Window::Epoch(span) | Window::FirstRequest(span) => {
@@ -180,7 +180,7 @@ fn end_at(grid: &Window, at: Timestamp) -> u64 {
 ///
 /// A receipt from before the conversion does not name this ledger, so its charge is not refunded.
 /// It is not refunded even if the parameters are changed back, because the charge may have drained
-/// at another rate in between. The ledger is kept until every charge from before the conversion
+/// at another rate in between. The ledger is kept until the time at which every earlier charge
 /// would have drained without the conversion.
 pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let until = refundable_until(stored).max(stored.ledger_until());

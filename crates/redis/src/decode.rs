@@ -402,7 +402,7 @@ pub(crate) enum FastPathReply {
     AheadBy(u64),
     /// The script made a decision at `now`. `value` is the stored value before the decision.
     Decided { now: Timestamp, value: Vec<u8> },
-    /// The script made no decision, because the value has a header that it does not support.
+    /// The script made no decision, because it does not support the value's header.
     UnknownHeader { now: Timestamp, value: Vec<u8> },
 }
 

@@ -1,12 +1,12 @@
 //! Rate-limit decisions made inside Redis or Valkey, for a fleet of servers that share their
 //! counters.
 //!
-//! A [`RedisStore`] makes the same decisions as the in-memory store, equal in every field, by the
-//! Redis server's clock. Each decision is one call of a Lua script. The script reads the states of
-//! all keys, decides, and charges either all keys or none; nothing else writes to these keys. The
-//! client does all multiplications in advance, so that the script only adds, carries and compares.
-//! The script returns the states that it has read, and [`tidegate_core::remote_eval`] computes from
-//! them every number that a caller sees.
+//! A [`RedisStore`] makes the same decisions as the in-memory store, with the same value in every
+//! field. It uses the Redis server's clock. Each decision is one call of a Lua script. The script
+//! reads the states of all keys, decides, and charges either all keys or none; nothing else writes
+//! to these keys. The client does all multiplications in advance, so that the script only adds,
+//! carries and compares. The script returns the states that it has read, and
+//! [`tidegate_core::remote_eval`] computes from them every number that a caller sees.
 //!
 //! - **One Redis key per rule and key.** All limits of a rule for one key (such as a client
 //!   address) are stored in one value. Rules keyed by the same values share a hash tag, and
@@ -35,7 +35,7 @@
 //! | one fixed window; weighted; 10 buckets | 10.2 / 12.3; 10.0 / 10.4; 11.0 / 14.3 |
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
-//! In Redis a GCRA limit takes 88 bytes by `MEMORY USAGE` under a key of 16 bytes. Together with
+//! According to `MEMORY USAGE`, a GCRA limit under a key of 16 bytes takes 88 bytes. Together with
 //! its entries in the tables of keys and expiry times, the limit takes 145 bytes of the server's
 //! memory; `docs/fleet.md` has the breakdown. 100,000 sliding window logs of 60 requests each take
 //! 77 MB.

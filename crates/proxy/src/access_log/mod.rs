@@ -1,7 +1,7 @@
 //! The access log: one line of JSON per request, written when the request has completed.
 //!
-//! Headers, queries and keys may contain secrets: only the headers `Host` and `User-Agent` are
-//! logged, and queries and keys only if configured.
+//! Headers, queries and keys may contain secrets. Therefore the only logged headers are `Host` and
+//! `User-Agent`, and queries and keys are logged only if configured.
 
 mod entry;
 

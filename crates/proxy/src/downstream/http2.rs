@@ -122,9 +122,9 @@ struct ConnectionRequests {
     last_end: Cell<Option<Instant>>,
 }
 
-/// The time after the last frame of a response at which the response counts as delivered. hyper may
-/// hold bytes back until the client's flow-control window opens, and does not report when it has
-/// sent them.
+/// A response counts as delivered when this time has passed since its last frame. hyper may hold
+/// bytes back until the client's flow-control window opens, and does not report when it has sent
+/// them.
 const DELIVERY_DELAY: Duration = Duration::from_secs(5);
 
 impl ConnectionRequests {

@@ -133,7 +133,7 @@ impl ForwardingHeaders {
     /// Calls `line` with each forwarding header of a request. The request was received over HTTP
     /// `version` and has exactly one `Host`.
     ///
-    /// Removes from `headers` the headers that the forwarding headers replace. The caller also
+    /// Removes the headers that the forwarding headers replace from `headers`. The caller also
     /// sends the remaining `headers`. Before this call, the caller must remove values from an
     /// untrusted client.
     pub(crate) fn emit(

@@ -293,7 +293,7 @@ impl UpstreamConnection {
         self.http1()?.take_complete_body()
     }
 
-    /// Takes the next part of the response body that has already arrived.
+    /// Takes the next part of the response body, if it has already arrived.
     pub(crate) fn take_buffered_frame(&mut self) -> Option<Frame<Bytes>> {
         self.http1()?.take_buffered_frame()
     }

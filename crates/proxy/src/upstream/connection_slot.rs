@@ -1,4 +1,4 @@
-//! The number of connections to an endpoint.
+//! Counts the connections to an endpoint, and enforces their maximum.
 
 use std::sync::{
     Arc,

@@ -1,7 +1,7 @@
 //! The retry policy for requests that received no response.
 //!
 //! This module only makes the decision: `send_with_retries` in `dispatch.rs` carries out the retry,
-//! and `repeatable.rs` says which requests are repeatable, so that they may be processed twice.
+//! and `repeatable.rs` says which requests are repeatable (may be processed twice).
 //!
 //! | the state of the request | the action |
 //! | --- | --- |

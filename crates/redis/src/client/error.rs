@@ -1,4 +1,4 @@
-//! Errors of connections to Redis, each with the action to take.
+//! Errors of connections to Redis. Each message says how to fix the problem.
 
 use super::settings::Address;
 

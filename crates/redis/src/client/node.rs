@@ -172,7 +172,7 @@ impl Node {
         self.address.as_ref()
     }
 
-    /// Returns why the server cannot be used; `None` while the server can be used.
+    /// Returns the reason why the server cannot be used; `None` while it can be used.
     pub(super) fn error(&self) -> Option<ConnectError> {
         lock(&self.state.error).clone()
     }

@@ -194,7 +194,7 @@ impl Outage {
 pub enum OutageChange<'a> {
     /// Redis no longer decides.
     Began {
-        /// The problem.
+        /// A description of the problem.
         problem: &'a str,
     },
     /// Redis decides again, and decisions are exact.

@@ -2,8 +2,8 @@
 -- windows, the sum of units before the first entry, a record for each window, and all entries,
 -- oldest first. The record of a window consists of its first entry, the sum before that entry, and
 -- the instant of that entry. An entry consists of an instant, and the sum up to and including the
--- entry. All sums are modulo 2^24, which is far more than a log holds. A concurrency lease is an
--- entry of a log.
+-- entry. All sums are modulo 2^24, which is far more than a log holds. A concurrency lease is
+-- stored as a log entry.
 if kernel == LOG or kernel == LEASE then
   local ENTRY, TURN, MOST = 10, 2 ^ 24, 2047
   local windows, cost

@@ -13,7 +13,7 @@
 -- state, …}. The mark identifies the charge in the state.
 --
 -- The refund ledger is a part of the value. The ledger records when it was created. For each GCRA
--- limit of the key, it also records by how much time refunds have since moved later requests
+-- limit of the key, it also records the total time by which refunds have since moved later requests
 -- forward. The ledger is dropped a minute after its last entry. Without a ledger, a refund is
 -- computed from the clock alone.
 local call, struct_pack, struct_unpack, unpack = redis.call, struct.pack, struct.unpack, unpack

@@ -992,8 +992,8 @@ fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {
     }
 }
 
-/// Fills a log or concurrency limit with this number of entries, each at a different instant.
-/// Returns the receipts of the first, the middle and the last entry.
+/// Fills a sliding window log or a concurrency limit with this number of entries, each at a
+/// different instant. Returns the receipts of the first, the middle and the last entry.
 fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3] {
     let one = charge(limits, b"key", 1);
     // The entries and the receipts are written directly, in the store's format.

@@ -317,7 +317,7 @@ impl RedisStore {
         }
     }
 
-    /// Runs a call of `check` on this number of charges.
+    /// Runs a call of `check` with this number of charges.
     pub(crate) async fn run_check(
         &self,
         call: &Call,
@@ -419,7 +419,7 @@ impl RedisStore {
         (pinned != UNPINNED).then_some(pinned)
     }
 
-    /// Returns the instant argument of a script; empty for the server's own time.
+    /// Returns the instant argument for a script; empty to use the server's own time.
     pub(crate) fn instant(&self) -> Vec<u8> {
         let pinned = self.pinned().map(|now| now.to_string());
         pinned.unwrap_or_default().into_bytes()

@@ -183,7 +183,7 @@ impl RedisStore {
 }
 
 /// Combines the statuses of all slots. An earlier call may have ended some slots, and this call the
-/// others in the same way. Then this call has completed the earlier one.
+/// others in the same way. In that case, this call has completed the earlier one.
 fn combine(
     statuses: Vec<Result<ReservationStatus, StoreError>>,
     end: ReservationEnd,

@@ -344,7 +344,7 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 let asked = right.check(charges, Effect::Charge, &mut outcomes);
                 asked.await.unwrap();
             }
-            // A clock that is ahead exhausts the limit, and is then set back. By that clock, too,
+            // A clock that is ahead exhausts the limit, and is then set back. Even by that clock,
             // the ledger of the conversion is kept for 12 hours, in which five units drain.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));

@@ -153,7 +153,7 @@ async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
     }
 }
 
-/// Returns how many units are left in `charges`, which has only one charge with one limit.
+/// Returns the remaining units of `charges`, which contains a single charge with one limit.
 fn remaining(memory: &MemoryStore, charges: &[Charge<'_>], now: Timestamp) -> u64 {
     let mut outcomes = Vec::new();
     memory.check(charges, now, Effect::Look, &mut outcomes);

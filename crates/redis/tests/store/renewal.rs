@@ -19,7 +19,7 @@ enum Meanwhile {
     /// count it. The other limits store windows and buckets without any units.
     Denied,
     Blocked,
-    /// The new limits are of other kinds.
+    /// The new limits have other kinds.
     OtherKinds,
 }
 

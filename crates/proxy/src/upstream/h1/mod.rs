@@ -294,8 +294,8 @@ impl Http1Connection {
         }
     }
 
-    /// Takes the next frame of the response body that has already arrived. Ignores malformed data:
-    /// [`Self::poll_body`] reports it.
+    /// Takes the next frame of the response body, if it has already arrived. Ignores malformed
+    /// data: [`Self::poll_body`] reports it.
     pub(crate) fn take_buffered_frame(&mut self) -> Option<Frame<Bytes>> {
         match self.take_piece() {
             Ok(Piece::Data(data)) => Some(Frame::data(data)),
@@ -312,8 +312,8 @@ impl Http1Connection {
         }
     }
 
-    /// Takes the next piece of the body that has already arrived.
-    fn take_piece(&mut self) -> Result<Piece, InvalidResponse> {
+    /// Takes the next piece of the body, if it has already arrived.
+    fn take_piece(&mut self) -> Result<Piece, Malformed> {
         match &mut self.state {
             ReadState::Nothing | ReadState::Head { .. } => Ok(Piece::End),
             ReadState::Chunked(chunks) => chunks.next(&mut self.received, self.limits.bytes),

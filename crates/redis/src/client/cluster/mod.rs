@@ -193,14 +193,14 @@ impl Cluster {
         Err(NoReply::NotSent)
     }
 
-    /// Returns why some or all slots cannot be used; `None` if all slots can be used.
+    /// Returns the reason why some or all slots cannot be used; `None` if all slots can be used.
     pub(super) fn error(&self) -> Option<ConnectError> {
         let error = lock(&self.state.error).clone();
         error.or_else(|| self.nodes().iter().find_map(|node| node.error()))
     }
 
-    /// Returns the number of slots that no node serves; zero until the first map has been read. The
-    /// owner of an unserved slot is unknown, unreachable, or reports that the cluster has failed.
+    /// Returns the number of unserved slots; zero until the first map has been read. The owner of
+    /// such a slot is unknown or unreachable, or reports that the cluster has failed.
     pub(super) fn unserved_slots(&self) -> usize {
         let map = self.state.map.load();
         map.as_ref().map_or(0, |map| map.unserved_slots())
@@ -222,8 +222,8 @@ impl Cluster {
             .await;
     }
 
-    /// Returns whether all nodes are known to be down. Every decision calls this first, so it takes
-    /// no lock while a node is up.
+    /// Returns whether all nodes are known to be down. Every decision calls this method first, so
+    /// it takes no lock while a node is up.
     pub(super) fn is_down(&self) -> bool {
         match &*self.state.map.load() {
             Some(map) => map.nodes.iter().all(|node_slots| node_slots.node.is_down()),

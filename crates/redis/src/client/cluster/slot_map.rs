@@ -36,7 +36,7 @@ pub(super) enum Availability {
     Unavailable,
 }
 
-/// Merges `views`, each of a different node.
+/// Merges `views`, each from a different node.
 pub(super) fn merge(views: &[View]) -> SlotMap {
     let is_any_ok = views.iter().any(|view| view.state == ReportedState::Ok);
     let trusted = || {
