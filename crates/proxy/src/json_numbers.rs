@@ -94,7 +94,7 @@ impl<'p> Reader<'_, 'p> {
 
     /// Returns the active targets whose next token is `token`. Marks targets that are already in
     /// `seen` as duplicates.
-    fn matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
+    fn take_matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
         let mut matching = Vec::new();
         for at in &self.active {
             let Some(target) = self.targets.get_mut(*at) else {

@@ -51,7 +51,7 @@ pub(crate) struct Tunnel {
     /// ends.
     pub(crate) checkout: Checkout,
     /// The byte counts for the tunnel's line in the access log.
-    pub(crate) session: Session,
+    pub(crate) session: UpgradedSession,
     /// The request's rate limit permit. It keeps the leases of concurrency slots until the tunnel
     /// ends.
     pub(crate) lasting: LongLivedPermit,

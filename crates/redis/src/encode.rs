@@ -2,8 +2,8 @@
 //! states as the values that Redis stores.
 //!
 //! The scripts know seven algorithms ([`kernel`]), each of which implements one or more of
-//! [`tidegate_core::Algorithm`]. For example, `SCHEDULE` implements GCRA, continuous token buckets
-//! and leaky buckets, all with one theoretical arrival time as the state. A *member* is an
+//! [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token
+//! buckets and leaky buckets, all with one theoretical arrival time as the state. A *member* is an
 //! algorithm with its parameters. Each limit of a rule is one member, except that all sliding
 //! window logs of a rule share one member.
 

@@ -158,7 +158,7 @@ where
 }
 
 /// A response body that writes the log entry when the body ends. If the connection is upgraded, the
-/// body has no entry, and the [`Session`] writes it.
+/// body has no entry, and the [`UpgradedSession`] writes it.
 #[derive(Debug)]
 pub(crate) struct LoggedBody<B> {
     body: B,

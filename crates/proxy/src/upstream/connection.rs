@@ -98,7 +98,7 @@ impl UpstreamConnection {
 
     /// Returns whether the connection accepts no more requests, because the upstream has closed it
     /// or no longer responds.
-    pub(crate) fn is_unusable(&mut self) -> bool {
+    pub(crate) fn probe_unusable(&mut self) -> bool {
         match &mut self.protocol {
             Protocol::Http1(connection) => connection.probe_closed(),
             Protocol::Http2(connection) => connection.is_unusable(),

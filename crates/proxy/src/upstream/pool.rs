@@ -112,7 +112,10 @@ impl ConnectionPool {
     /// Waits for permission to open an HTTP/2 connection on `worker`. Only one request at a time
     /// has permission. Requests that arrive while it opens the connection share that connection
     /// instead of opening more.
-    pub(super) async fn opening(&self, worker: usize) -> Option<tokio::sync::MutexGuard<'_, ()>> {
+    pub(super) async fn wait_to_open(
+        &self,
+        worker: usize,
+    ) -> Option<tokio::sync::MutexGuard<'_, ()>> {
         Some(self.workers.get(worker)?.opening.lock().await)
     }
 

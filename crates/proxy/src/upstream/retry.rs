@@ -47,45 +47,32 @@ pub(super) struct RetryDecision<R> {
 pub(super) enum Resend<R> {
     /// To the least loaded endpoint, possibly the same as before.
     AnyEndpoint(R),
-    /// Send the request to another endpoint.
-    OtherEndpoint {
-        request: R,
-        has_endpoint_failed: bool,
-    },
-    /// Give up, and respond with `error`.
-    Never {
-        error: ProxyError,
-        has_endpoint_failed: bool,
-    },
+    /// To an endpoint that has not been tried.
+    OtherEndpoint(R),
 }
 
-/// Decides whether to send the request again, and where, after `error` in this `attempt`.
-pub(super) fn retry<R>(error: SendError<R>, attempt: FailedAttempt) -> Retry<R> {
-    match (error, attempt.upload_error) {
-        // A pooled connection may be stale. If a new connection does not accept the request, the
-        // endpoint has failed.
-        (SendError::Retryable(request), _) => {
-            if attempt.is_pooled && attempt.stale <= MAX_STALE {
-                return Retry::AnyEndpoint(request);
-            }
-            Retry::OtherEndpoint {
-                request,
-                has_endpoint_failed: !attempt.is_pooled,
-            }
+/// Decides whether and where to send the request again after `error` in this `attempt`.
+pub(super) fn decide<R>(error: SendError<R>, attempt: FailedAttempt) -> RetryDecision<R> {
+    let (action, endpoint_error) = match (error, attempt.upload_error) {
+        // A pooled connection may be stale. But if a new connection does not accept the request,
+        // the endpoint has failed.
+        (SendError::Retryable(request), _) if !attempt.is_pooled => (
+            Ok(Resend::OtherEndpoint(request)),
+            Some(ProxyError::BadResponse),
+        ),
+        (SendError::Retryable(request), _) if attempt.stale <= MAX_STALE => {
+            (Ok(Resend::AnyEndpoint(request)), None)
         }
-        // If the client aborted its request body, the abort explains the missing response.
-        (_, Some(error)) => Retry::Never {
-            error,
-            has_endpoint_failed: false,
-        },
-        (SendError::Lost, None) => Retry::Never {
-            error: ProxyError::BadResponse,
-            has_endpoint_failed: false,
-        },
-        (SendError::Failed(error), None) => Retry::Never {
-            error,
-            has_endpoint_failed: true,
-        },
+        (SendError::Retryable(request), _) => (Ok(Resend::OtherEndpoint(request)), None),
+        // If the client aborted its request body, this abort is the reason why there is no
+        // response.
+        (_, Some(upload_error)) => (Err(upload_error), None),
+        (SendError::Lost, None) => (Err(ProxyError::BadResponse), None),
+        (SendError::Failed(error), None) => (Err(error), Some(error)),
+    };
+    RetryDecision {
+        action,
+        endpoint_error,
     }
 }
 

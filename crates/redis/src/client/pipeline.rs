@@ -44,7 +44,7 @@ pub(super) struct QueuedCommand {
 }
 
 /// The sending end of a connection's queue.
-pub(super) type RequestQueue = mpsc::Sender<QueuedRequest>;
+pub(super) type RequestQueue = mpsc::Sender<QueuedCommand>;
 
 /// Sends the requests from `queue` on `connection`, until the node has dropped all of the queue's
 /// senders. Passes the result of each batch to `record`.

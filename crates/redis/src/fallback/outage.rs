@@ -96,7 +96,7 @@ pub(super) struct OutageSummary {
     pub(super) policy: u64,
 }
 
-impl Outage {
+impl OutageTracker {
     /// Records a fallback decision by `source`. Returns true if the outage must be logged now.
     pub(super) fn record_fallback(&self, source: Source, now: Timestamp) -> bool {
         let mut phase = self.phase.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 -- GCRA. A state consists of the theoretical arrival time in whole microseconds; the fraction of a
 -- microsecond, in parts, if the limit needs it; and the lead (lead.lua).
-if kernel == SCHEDULE then
+if kernel == GCRA then
   local lasting, tau, fraction, fits, _, longest
   local lasting_parts, tau_parts, format = 0, 0, '>I7I1'
   lasting, tau, fraction, fits, _, longest, at = struct_unpack(GCRA_NUMBERS, program, at)

@@ -5,27 +5,27 @@
 -- entry. All sums are modulo 2^24, which is far more than a log holds. A concurrency lease is
 -- stored as a log entry.
 if kernel == LOG or kernel == LEASE then
-  local ENTRY, TURN, MOST = 10, 2 ^ 24, 2047
+  local ENTRY_BYTES, TURN, MOST = 10, 2 ^ 24, 2047
   local windows, cost
   windows, cost, at = struct_unpack(LOG_NUMBERS, program, at)
-  local count, base, first, places = 0, 0, 1, {}
+  local count, base, first, window_states = 0, 0, 1, {}
   if position then
     local _, window_count
     _, count, window_count, base, position = struct_unpack('>I7I4I1I3', value, position)
     for w = 1, window_count do
       local head, before, begins
       head, before, begins, position = struct_unpack('>I4I3I7', value, position)
-      places[w] = {head, before, begins}
+      window_states[w] = {head, before, begins}
     end
     first = position
-    position = position + ENTRY * count
+    position = position + ENTRY_BYTES * count
   else
     for w = 1, windows do
-      places[w] = {0, 0, 0}
+      window_states[w] = {0, 0, 0}
     end
   end
   local function entry(number)
-    return struct_unpack('>I7I3', value, first + ENTRY * number)
+    return struct_unpack('>I7I3', value, first + ENTRY_BYTES * number)
   end
   local last_at, total = 0, base
   if count > 0 then
@@ -38,7 +38,7 @@ if kernel == LOG or kernel == LEASE then
   for w = 1, windows do
     local limit, span
     limit, span, at = struct_unpack(LOG_WINDOW, program, at)
-    local head, before, begins = unpack(places[w])
+    local head, before, begins = unpack(window_states[w])
     if head < count and begins + span <= now then
       local low, step = head, 1
       while low + step < count and entry(low + step) + span <= now do
@@ -54,7 +54,7 @@ if kernel == LOG or kernel == LEASE then
         end
       end
       head, before = high, select(2, entry(low))
-      places[w] = {head, before, head < count and entry(head) or 0}
+      window_states[w] = {head, before, head < count and entry(head) or 0}
     end
     local sum = count > 0 and (total - before) % TURN or 0
     denies = denies or cost > limit or sum > limit - cost
@@ -69,7 +69,7 @@ if kernel == LOG or kernel == LEASE then
   if fewest > 0 then
     base = select(2, entry(fewest - 1))
     for w = 1, windows do
-      places[w][1] = places[w][1] - fewest
+      window_states[w][1] = window_states[w][1] - fewest
     end
   end
   -- The new entries are `stay` entries of the old value, starting with `fewest`, followed by
@@ -85,8 +85,8 @@ if kernel == LOG or kernel == LEASE then
       stay, added[1] = stay - 1, struct_pack('>I7I3', charged_at, total)
     else
       for w = 1, windows do
-        if places[w][1] == count then
-          places[w] = {count, total, charged_at}
+        if window_states[w][1] == count then
+          window_states[w] = {count, total, charged_at}
         end
       end
       while cost > 0 do
@@ -124,8 +124,8 @@ if kernel == LOG or kernel == LEASE then
       base = select(2, remaining_entry(dropped - 1))
       local begins = remaining_entry(dropped)
       for w = 1, windows do
-        places[w] = places[w][1] < dropped and {dropped, base, begins} or places[w]
-        places[w][1] = places[w][1] - dropped
+        window_states[w] = window_states[w][1] < dropped and {dropped, base, begins} or window_states[w]
+        window_states[w][1] = window_states[w][1] - dropped
       end
       count = count - dropped
     end
@@ -133,10 +133,10 @@ if kernel == LOG or kernel == LEASE then
 
   local state = {struct_pack('>I7I4I1I3', longest, count, windows, base)}
   for w = 1, windows do
-    state[1 + w] = struct_pack('>I4I3I7', unpack(places[w]))
+    state[1 + w] = struct_pack('>I4I3I7', unpack(window_states[w]))
   end
-  local from = first + ENTRY * (fewest + dropped)
-  state[2 + windows] = sub(value, from, first + ENTRY * (fewest + stay) - 1)
+  local from = first + ENTRY_BYTES * (fewest + dropped)
+  state[2 + windows] = sub(value, from, first + ENTRY_BYTES * (fewest + stay) - 1)
   for number = max(dropped - stay, 0) + 1, #added do
     state[#state + 1] = added[number]
   end

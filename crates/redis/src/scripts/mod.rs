@@ -37,8 +37,8 @@ pub(crate) static SINGLE_KEY_GCRA: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_gcra.lua"))));
 
 /// Decides one key whose limits share one sliding window log.
-pub(crate) static LOG_ALONE: LazyLock<Script> =
-    LazyLock::new(|| Script::new(expand_markers(include_str!("log_alone.lua"))));
+pub(crate) static SINGLE_KEY_LOG: LazyLock<Script> =
+    LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_log.lua"))));
 
 /// The code of the algorithms, indexed by the constants of [`kernel`].
 const KERNELS: [&str; 7] = [

@@ -140,19 +140,19 @@ refund[WINDOW] = function(_, part, value, position, mark)
 end
 
 refund[LOG] = function(_, part, value, position, mark)
-  local longest, entry_count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, position)
-  local first = places_at + PLACE * windows
+  local longest, entry_count, windows, base, windows_at = struct_unpack('>I7I4I1I3', value, position)
+  local first = windows_at + WINDOW_BYTES * windows
   local since = struct_unpack('>I7', mark)
-  local entries, base_then, _, _, place = remove_units(value, first, entry_count, base, since, part.cost, 0)
-  local new_count = #entries / ENTRY
+  local entries, base_then, _, _, move_window = remove_units(value, first, entry_count, base, since, part.cost, 0)
+  local new_count = #entries / ENTRY_BYTES
   local state = {struct_pack('>I7I4I1I3', longest, new_count, windows, base_then)}
   for w = 1, windows do
-    local head, before = place(struct_unpack('>I4I3', value, places_at + PLACE * (w - 1)))
-    local begins = head < new_count and struct_unpack('>I7', entries, 1 + ENTRY * head) or 0
+    local head, before = move_window(struct_unpack('>I4I3', value, windows_at + WINDOW_BYTES * (w - 1)))
+    local begins = head < new_count and struct_unpack('>I7', entries, 1 + ENTRY_BYTES * head) or 0
     state[1 + w] = struct_pack('>I4I3I7', head, before, begins)
   end
   state[2 + windows] = entries
-  local expires = new_count > 0 and struct_unpack('>I7', entries, 1 + ENTRY * (new_count - 1)) + longest or 0
+  local expires = new_count > 0 and struct_unpack('>I7', entries, 1 + ENTRY_BYTES * (new_count - 1)) + longest or 0
   return table.concat(state), expires
 end
 

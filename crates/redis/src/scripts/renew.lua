@@ -28,13 +28,13 @@ end
 -- Returns the instant at which a state of the algorithm `kernel` has expired. The state is in
 -- `value`, from `start` up to but not including `behind`.
 local function expiry(kernel, value, start, behind)
-  if kernel == SCHEDULE then
+  if kernel == GCRA then
     -- A fraction of a microsecond rounds the instant up. The last byte is the lead.
     local has_fraction = string.find(sub(value, start + 7, behind - 2), '[^%z]')
     return struct_unpack('>I7', value, start) + (has_fraction and 1 or 0)
   elseif kernel == LOG or kernel == LEASE then
     local longest, count = struct_unpack('>I7I4', value, start)
-    return count > 0 and struct_unpack('>I7', value, behind - ENTRY) + longest or 0
+    return count > 0 and struct_unpack('>I7', value, behind - ENTRY_BYTES) + longest or 0
   elseif kernel == BUCKETS then
     local newest, width, _, summed = struct_unpack('>I7I7I7I2', value, start)
     for back = 0, summed - 1 do
@@ -64,10 +64,10 @@ end
 -- At most `limit` units may be held. Returns three results: the log, the end of its last lease, and
 -- the new start of the leases of these units. Returns nothing if the leases are lost.
 local function renew_log(value, start, since, units, limit)
-  local longest, count, windows, base, places_at = struct_unpack('>I7I4I1I3', value, start)
-  local first = places_at + PLACE * windows
+  local longest, count, windows, base, windows_at = struct_unpack('>I7I4I1I3', value, start)
+  local first = windows_at + WINDOW_BYTES * windows
   local function entry(number)
-    return struct_unpack('>I7I3', value, first + ENTRY * number)
+    return struct_unpack('>I7I3', value, first + ENTRY_BYTES * number)
   end
   local oldest, high = 0, count
   while oldest < high do
@@ -92,8 +92,8 @@ local function renew_log(value, start, since, units, limit)
     added[#added + 1] = struct_pack('>I7I3', at, total)
   end
   entries = table.concat(added)
-  local place = struct_pack('>I4I3I7', 0, base_then, (struct_unpack('>I7', entries)))
-  return struct_pack('>I7I4I1I3', longest, #entries / ENTRY, 1, base_then) .. place .. entries, at + longest, at
+  local window_state = struct_pack('>I4I3I7', 0, base_then, (struct_unpack('>I7', entries)))
+  return struct_pack('>I7I4I1I3', longest, #entries / ENTRY_BYTES, 1, base_then) .. window_state .. entries, at + longest, at
 end
 
 -- Returns three results: the states of `value` with the leases of `receipt` renewed; the end of the

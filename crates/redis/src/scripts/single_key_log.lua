@@ -20,7 +20,7 @@ if not now then
 end
 -- A value of at least LONG bytes is changed in place, and Redis allocates spare capacity for it. A
 -- shorter value is replaced as a whole.
-local LONG, ENTRY, PLACE, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
+local LONG, ENTRY_BYTES, WINDOW_BYTES, TURN, MOST = 2048, 10, 14, 2 ^ 24, 2047
 
 -- (lead.lua)
 
@@ -35,16 +35,16 @@ if value ~= '' and sub(value, 1, #head) ~= head then
     return {call('GET', key), now}
   end
 end
-local places_at = #front + 15
-local begin = places_at + PLACE * windows
-local count, base, total, last_at, places, longest = 0, 0, 0, 0, {}, 0
+local windows_at = #front + 15
+local begin = windows_at + WINDOW_BYTES * windows
+local count, base, total, last_at, window_states, longest = 0, 0, 0, 0, {}, 0
 local is_long = #value == LONG
 local function entry(number)
   if is_long then
-    local at = begin + ENTRY * number
-    return struct_unpack('>I7I3', call('GETRANGE', key, at, at + ENTRY - 1))
+    local at = begin + ENTRY_BYTES * number
+    return struct_unpack('>I7I3', call('GETRANGE', key, at, at + ENTRY_BYTES - 1))
   end
-  return struct_unpack('>I7I3', value, begin + 1 + ENTRY * number)
+  return struct_unpack('>I7I3', value, begin + 1 + ENTRY_BYTES * number)
 end
 if value ~= '' then
   local _
@@ -83,7 +83,7 @@ for w = 1, windows do
   local limit, span = tonumber(ARGV[1 + 2 * w]), tonumber(ARGV[2 + 2 * w])
   local first, before, at = 0, base, 0
   if value ~= '' then
-    first, before, at = struct_unpack('>I4I3I7', value, places_at + PLACE * (w - 1) + 1)
+    first, before, at = struct_unpack('>I4I3I7', value, windows_at + WINDOW_BYTES * (w - 1) + 1)
   end
   if first < count and at + span <= now then
     local last_expired
@@ -111,7 +111,7 @@ for w = 1, windows do
   if first < fewest then
     fewest, fewest_base = first, before
   end
-  places[w], longest = {first, before, at}, math.max(longest, span)
+  window_states[w], longest = {first, before, at}, math.max(longest, span)
 end
 
 local value_before = ''
@@ -143,8 +143,8 @@ if last_at == at and count > fewest then
   end
 end
 for w = 1, windows do
-  if places[w][1] == count then
-    places[w] = {count, total % TURN, at}
+  if window_states[w][1] == count then
+    window_states[w] = {count, total % TURN, at}
   end
 end
 while cost > 0 do
@@ -165,11 +165,11 @@ if ledger_until <= now and not in_place then
 end
 local header = {front, struct_pack('>I7I4I1I3', longest, stay + #added - dropped, windows, base)}
 for w = 1, windows do
-  header[2 + w] = struct_pack('>I4I3I7', places[w][1] - dropped, places[w][2], places[w][3])
+  header[2 + w] = struct_pack('>I4I3I7', window_states[w][1] - dropped, window_states[w][2], window_states[w][3])
 end
 header, added = table.concat(header), table.concat(added)
 local millis = math.floor((math.max(at + longest, ledger_until) - now) / 1000) + slack
-local from, upto = begin + ENTRY * dropped, begin + ENTRY * stay
+local from, upto = begin + ENTRY_BYTES * dropped, begin + ENTRY_BYTES * stay
 if in_place then
   call('SETRANGE', key, 0, header)
   call('SETRANGE', key, upto, added)

@@ -1,6 +1,6 @@
 -- Parses the states in a value, regardless of the limits under which they were stored.
 local SEVERAL = 7
-local ENTRY, PLACE, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
+local ENTRY_BYTES, WINDOW_BYTES, TURN, MOST_COST = 10, 14, 2 ^ 24, 2047
 
 -- The length in bytes of an algorithm's parameters in the header, indexed by the form of the
 -- parameters. The length is 4 for all other algorithms.
@@ -17,7 +17,7 @@ local function length_of(kernel, value, start, fraction)
     return 8 + fraction
   elseif kernel == LOG or kernel == LEASE then
     local _, count, windows = struct_unpack('>I7I4I1', value, start)
-    return 15 + PLACE * windows + ENTRY * count
+    return 15 + WINDOW_BYTES * windows + ENTRY_BYTES * count
   elseif kernel == BUCKETS then
     return 23 + 7 * select(4, struct_unpack('>I7I7I7I2', value, start))
   end
@@ -81,7 +81,7 @@ end
 -- next entry.
 local function remove_units(value, first, count, base, since, units, oldest)
   local function entry(number)
-    return struct_unpack('>I7I3', value, first + ENTRY * number)
+    return struct_unpack('>I7I3', value, first + ENTRY_BYTES * number)
   end
   local function sum_before(number)
     return number > 0 and select(2, entry(number - 1)) or base
@@ -108,11 +108,11 @@ local function remove_units(value, first, count, base, since, units, oldest)
   local pieces = {}
   local function copy(from, upto, by)
     if by == 0 then
-      pieces[#pieces + 1] = sub(value, first + ENTRY * from, first + ENTRY * upto - 1)
+      pieces[#pieces + 1] = sub(value, first + ENTRY_BYTES * from, first + ENTRY_BYTES * upto - 1)
       return
     end
     while from + 4 <= upto do
-      local a_at, a, b_at, b, c_at, c, d_at, d = struct_unpack('>I7I3I7I3I7I3I7I3', value, first + ENTRY * from)
+      local a_at, a, b_at, b, c_at, c, d_at, d = struct_unpack('>I7I3I7I3I7I3I7I3', value, first + ENTRY_BYTES * from)
       a, b, c, d = (a + by) % TURN, (b + by) % TURN, (c + by) % TURN, (d + by) % TURN
       pieces[#pieces + 1] = struct_pack('>I7I3I7I3I7I3I7I3', a_at, a, b_at, b, c_at, c, d_at, d)
       from = from + 4
@@ -136,7 +136,7 @@ local function remove_units(value, first, count, base, since, units, oldest)
   end
   copy(behind, count, raised - removed)
 
-  local function place(head, before)
+  local function move_window(head, before)
     local moved = head - oldest
     for number = begin, min(head, behind) - 1 do
       before = before - removed_of[number]
@@ -144,7 +144,7 @@ local function remove_units(value, first, count, base, since, units, oldest)
     end
     return moved, (before + raised) % TURN
   end
-  return table.concat(pieces), (sum_before(oldest) + raised) % TURN, removed, raised, place
+  return table.concat(pieces), (sum_before(oldest) + raised) % TURN, removed, raised, move_window
 end
 
 -- Returns the instant at which a refund ledger was created; nil without a ledger.

@@ -41,7 +41,11 @@ pub(super) enum Piece {
 impl ChunkDecoder {
     /// Decodes the next part of the body from `received`. A trailer section of more than `max`
     /// bytes is an error. The empty line at its end counts towards these bytes.
-    pub(super) fn next(&mut self, received: &mut BytesMut, max: usize) -> Result<Piece, Malformed> {
+    pub(super) fn next(
+        &mut self,
+        received: &mut BytesMut,
+        max: usize,
+    ) -> Result<Piece, InvalidResponse> {
         loop {
             *self = match self {
                 Self::Size => match size(received)? {
@@ -131,7 +135,7 @@ mod tests {
 
     /// Decodes `bytes` twice, once all at once and once byte by byte, and checks that the results
     /// are equal.
-    fn read(bytes: &str) -> Result<(String, Piece), Malformed> {
+    fn read(bytes: &str) -> Result<(String, Piece), InvalidResponse> {
         let whole = read_by(bytes, bytes.len());
         let byte_by_byte = read_by(bytes, 1);
         assert_eq!(whole, byte_by_byte, "{bytes:?}");

@@ -125,7 +125,7 @@ pub(super) fn length_of(data: &[u8]) -> u64 {
 
 /// Returns the `Content-Length` of a response. More than one `Content-Length`, or a value that is
 /// not a number, is an error.
-fn length(headers: &HeaderMap) -> Result<Option<u64>, Malformed> {
+fn length(headers: &HeaderMap) -> Result<Option<u64>, InvalidResponse> {
     let mut lines = headers.get_all(CONTENT_LENGTH).iter();
     let Some(line) = lines.next() else {
         return Ok(None);

@@ -59,7 +59,7 @@ impl HeaderLineCache {
         let start = header.name.as_ptr().addr() - head.as_ptr().addr();
         let value = header.value.as_ptr().addr() - head.as_ptr().addr();
         // `octets` contains the line from the first byte of the name to the last byte of the value.
-        let octets = &head[start..value + header.value.len()];
+        let bytes = &head[start..value + header.value.len()];
         if let Some(Some(line)) = self.0.get(at)
             && line.bytes == bytes
         {

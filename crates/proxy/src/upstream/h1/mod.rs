@@ -313,7 +313,7 @@ impl Http1Connection {
     }
 
     /// Takes the next piece of the body, if it has already arrived.
-    fn take_piece(&mut self) -> Result<Piece, Malformed> {
+    fn take_piece(&mut self) -> Result<Piece, InvalidResponse> {
         match &mut self.state {
             ReadState::Nothing | ReadState::Head { .. } => Ok(Piece::End),
             ReadState::Chunked(chunks) => chunks.next(&mut self.received, self.limits.bytes),

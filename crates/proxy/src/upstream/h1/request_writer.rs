@@ -66,7 +66,7 @@ impl RequestWriter {
     }
 
     /// Returns whether the whole request has been written.
-    pub(super) fn is_over(&self) -> bool {
+    pub(super) fn is_written(&self) -> bool {
         self.body.is_none() && self.unwritten().is_empty()
     }
 
