@@ -1,11 +1,11 @@
 //! Exponential backoff with jitter, for retries and reconnects.
 //!
-//! Clients that failed at the same time must not all retry at the same time. The file
-//! `docs/client.md` has a plot that shows the effect of each kind of jitter.
+//! Clients that failed at the same time must not all retry at the same time. A plot in
+//! `docs/client.md` shows the effect of each kind of jitter.
 
 use crate::Span;
 
-/// The random part of the wait before a retry.
+/// How the wait before a retry is randomized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
     /// The wait is random between zero and the full backoff. Full jitter spreads retries best and
@@ -23,9 +23,9 @@ pub enum Jitter {
 /// Exponential backoff: the wait is `base` after the first attempt, doubles after each further
 /// attempt, and is at most `cap`.
 ///
-/// The cap is applied before the jitter, so that the waits of late retries are as random as the
-/// waits of early retries. Waits are whole microseconds, and all arithmetic saturates. The argument
-/// `random` is a number that the caller draws uniformly from the whole range of `u64`.
+/// The cap is applied before the jitter, so that late retries are as random as early ones. Waits
+/// are whole microseconds, and all arithmetic saturates. The argument `random` is a number that the
+/// caller draws uniformly from the whole range of `u64`.
 ///
 /// # Examples
 ///
@@ -45,7 +45,7 @@ pub struct Backoff {
     jitter: Jitter,
 }
 
-/// The default backoff grows from 50 ms to 20 s and has full jitter.
+/// The default backoff grows from 50 ms to 20 s with full jitter.
 impl Default for Backoff {
     fn default() -> Self {
         Self::new(
@@ -82,8 +82,8 @@ impl Backoff {
     ///
     /// The result is `server_wait` plus a backoff wait. Unless jitter is off, the backoff wait
     /// before jitter is at least half of `server_wait`. The server sends the same `server_wait` to
-    /// all clients. A jitter of milliseconds after a wait of seconds would not spread the retries
-    /// of the clients.
+    /// all clients, and a jitter of milliseconds after a wait of seconds would not spread their
+    /// retries.
     #[must_use]
     pub fn wait_after(&self, server_wait: Span, retry: u32, random: u64) -> Span {
         let longest = match self.jitter {
@@ -108,8 +108,8 @@ impl Backoff {
     }
 }
 
-/// Scales a number from the whole range of `u64` to `0..=most`. The result is uniform except for a
-/// bias below `most / 2^64`.
+/// Maps a random `u64` to the range `0..=most`. The result is uniform except for a bias below `most
+/// / 2^64`.
 fn scale(random: u64, most: u64) -> u64 {
     // The product of two numbers below 2^64 + 1 fits in a u128, and its upper half is at most
     // `most`.

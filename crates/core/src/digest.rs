@@ -1,10 +1,10 @@
-//! A hash of numbers and texts with an explicit encoding, so that the hash is the same in every
+//! A hash of numbers and strings. Its encoding is explicit, so the hash is the same in every
 //! process and with every compiler.
 
 /// The version of the encoding. Increment the version when the encoding of any hashed type changes.
 const VERSION: u64 = 1;
 
-/// An FNV-1a hash over 8-byte numbers and length-prefixed texts.
+/// An FNV-1a hash over 8-byte numbers and length-prefixed strings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Digest(u64);
 

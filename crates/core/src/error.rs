@@ -1,12 +1,12 @@
-//! The error about an invalid limit.
+//! The error type for an invalid limit.
 
 use std::fmt;
 
-/// An error about an invalid number of a limit. The error names the wrong field and a valid
+/// An error about an invalid value in a limit. The error names the wrong field and a valid
 /// alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitError {
-    /// The field, by its name in the rules file.
+    /// The field's name in the rules file.
     pub field: &'static str,
     /// The description of the problem, with a valid alternative.
     pub problem: String,

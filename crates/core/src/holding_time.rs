@@ -1,16 +1,15 @@
-//! The time for which requests hold concurrency slots, and the estimate of when a slot is free.
+//! How long requests hold concurrency slots, and an estimate of when a slot becomes free.
 //!
-//! When a slot becomes free depends on requests that are still running, so it cannot be known. If
-//! `n` slots are held for a time `t` each, one of them is released every `t / n` on average. Each
-//! request ahead of a request takes the slots of one such interval.
+//! The time at which a slot becomes free depends on running requests and cannot be known. If `n`
+//! slots are held for a time `t` each, one slot is released every `t / n` on average. Each request
+//! that is ahead in the queue takes the slot released in one such interval.
 
 use crate::time::Span;
 
-/// A moving average of the times for which requests held their slots. The average has a fixed size,
-/// and its arithmetic uses integers.
+/// A moving average of slot holding times. It has a fixed size and uses integer arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HoldingTime {
-    /// The average in parts of a microsecond.
+    /// The average in fixed-point format, [`HoldingTime::PARTS`] per microsecond.
     parts: u64,
     /// The weight of the average, as a number of observations: at most [`HoldingTime::WINDOW`].
     weight: u64,
@@ -23,9 +22,9 @@ pub struct SlotEstimate {
     pub slots: u64,
     /// The number of slots that must be released for the request.
     pub missing: u64,
-    /// The number of requests that wait ahead of the request.
+    /// The number of requests waiting ahead of the request.
     pub ahead: u64,
-    /// The longest wait of a request. A request that waits ahead gives up after this time.
+    /// The longest wait time of a request. Waiting requests give up after this time.
     pub longest_wait: Span,
     /// The lease of a slot.
     pub lease: Span,
@@ -34,14 +33,15 @@ pub struct SlotEstimate {
 impl HoldingTime {
     const PARTS: u64 = 1 << 8;
 
-    /// The number of observations after which the average decays: each further observation has a
-    /// weight of 1 in this number.
+    /// The number of observations after which the average becomes an exponential moving average, in
+    /// which each further observation has a weight of 1/32.
     const WINDOW: u64 = 32;
 
-    /// The longest time that is averaged. With it, a sum of parts does not overflow.
+    /// The longest holding time that enters the average. A longer time is replaced by this one, so
+    /// that the arithmetic cannot overflow.
     const LONGEST: Span = Span::from_secs(366 * 86_400);
 
-    /// The shortest estimate, which is the smallest unit of the retry times that clients see.
+    /// The shortest estimate. Retry times are sent to clients with at least this resolution.
     const SHORTEST: Span = Span::from_millis(1);
 
     /// Adds a request that held its slots for the time `held`.
@@ -62,7 +62,7 @@ impl HoldingTime {
         (self.weight > 0).then_some(average)
     }
 
-    /// Estimates the time until a request that is denied now would get its slots, or returns `None`
+    /// Estimates how long a request that is denied now would wait for its slots. Returns `None`
     /// before the first observation. The estimate is at least 1 ms and at most the lease.
     #[must_use]
     pub fn estimate(&self, input: &SlotEstimate) -> Option<Span> {
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(estimate(INPUT), Span::from_millis(25));
         let ahead = |ahead| SlotEstimate { ahead, ..INPUT };
         assert_eq!(estimate(ahead(40)), Span::from_millis(1_025));
-        // Requests that wait ahead give up after 2 s.
+        // The requests ahead give up after 2 s.
         assert_eq!(estimate(ahead(400)), Span::from_millis(2_025));
         let large = SlotEstimate {
             missing: 4,

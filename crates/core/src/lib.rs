@@ -1,11 +1,11 @@
-//! Rate limit decisions: this crate decides whether a request is admitted now and, if the request
-//! is denied, when the client can retry.
+//! Rate limit decisions: this crate decides whether a request is admitted now and, if not, when the
+//! client can retry.
 //!
 //! This crate does no I/O, starts no async runtime, reads no clock and uses no randomness in a
 //! decision. The caller passes the current time as an argument. All arithmetic uses integers. Every
 //! maximum is a named constant in the module [`bounds`].
 //!
-//! The steps of one request, one per line:
+//! Each line is a step in the evaluation of a request:
 //! ```text
 //! rules      Request, RuleSet::charges    the rules that apply, as charges: limits, key and cost
 //! eval       Charge, Effect               the input of a store
@@ -17,11 +17,11 @@
 //! eval       Verdict::of                  the result for the request
 //! ```
 //!
-//! The modules form layers, and no module imports from a higher layer. The layers are, from the
-//! lowest to the highest, `time`, `limit`, `algorithm`, `eval`, then `rules` and `memory`, then
-//! `store`. The modules `concurrency`, `backoff` and `holding_time` depend only on `time`, and `maybe_ready`
-//! depends on no other module. The module `top` ranks keys by their number of requests, and depends
-//! on `rules` for the keys.
+//! The modules form layers, and no module imports from a higher layer. From the lowest to the
+//! highest, the layers are `time`, `limit`, `algorithm`, `eval`, then `rules` and `memory`, then
+//! `store`. The modules `concurrency`, `backoff` and `holding_time` depend only on `time`, and
+//! `maybe_ready` depends on no other module. The module `top` ranks keys by their number of
+//! requests, and depends on `rules` for the keys.
 
 pub mod concurrency;
 pub mod top;
@@ -39,7 +39,7 @@ mod rules;
 mod store;
 mod time;
 
-/// Parsers for the notation of rates and durations: `20/min`, `5/10s`, `1d`, `500ms`.
+/// Parsers for rates and durations: `20/min`, `5/10s`, `1d`, `500ms`.
 pub mod notation {
     pub use crate::{
         limit::rate,

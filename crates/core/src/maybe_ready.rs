@@ -1,5 +1,4 @@
-//! The type [`MaybeReady`], which is the result of an operation or a future that returns the
-//! result.
+//! The type [`MaybeReady`]: either the result of an operation, or a future that returns the result.
 
 use std::{
     convert::Infallible,
@@ -11,7 +10,7 @@ use std::{
 
 use pin_project_lite::pin_project;
 
-/// The result of an operation that possibly has to wait for a remote store.
+/// The result of an operation that may have to wait for a remote store.
 ///
 /// Synchronous code uses the result only if it is [`Ready`](Self::Ready). Async code writes
 /// `.await`, which does not suspend if the result is ready.
@@ -20,8 +19,8 @@ use pin_project_lite::pin_project;
 pub enum MaybeReady<T, F> {
     /// The operation is complete.
     Ready(T),
-    /// The operation must wait for a remote store. Until this future is first polled, nothing is
-    /// changed and nothing is sent.
+    /// The operation must wait for a remote store. Nothing is changed or sent until this future is
+    /// first polled.
     Pending(F),
 }
 
@@ -44,8 +43,8 @@ impl<T, F> MaybeReady<T, F> {
         matches!(self, Self::Ready(_))
     }
 
-    /// Returns the result if the operation is complete. Drops a pending operation, so that it has
-    /// no effect, and returns `None`.
+    /// Returns the result if the operation is complete. Otherwise, returns `None` and drops the
+    /// pending operation, which then has no effect.
     #[must_use]
     #[inline]
     pub fn ready(self) -> Option<T> {

@@ -1,8 +1,8 @@
-//! The interface of a store, which holds the state of the limits of every key. A store keeps its
-//! state in this process, or in a remote database that several servers share.
+//! The store interface. A store holds the limit states of every key, in this process or in a remote
+//! database that several servers share.
 //!
-//! A [`Store`] always returns a decision. If a remote database is unreachable, the decision is made
-//! by a fallback policy. The [`StoreDecision`] reports how the decision was made.
+//! A [`Store`] always returns a decision. If a remote database is unreachable, a fallback policy
+//! makes the decision. The [`StoreDecision`] reports how the decision was made.
 
 use std::{fmt, time::Duration};
 
@@ -19,16 +19,17 @@ use crate::{
 /// The input of a store's decision.
 #[derive(Debug)]
 pub struct StoreRequest<'q, 'c> {
-    /// The charges of the request, of which a decision makes all or none. If two charges have the
-    /// same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If the fallback
-    /// policy of a rule decides without checking the rule's limits, the store removes the rule's
-    /// charge from the list. The outcomes always belong to the charges that remain in the list.
+    /// The charges of the request. A decision makes either all of them or none. If two charges have
+    /// the same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If a rule's
+    /// fallback policy decides without checking the rule's limits, the store removes the rule's
+    /// charge from the list. The outcomes always belong to the remaining charges.
     pub charges: &'q mut Vec<Charge<'c>>,
     /// The current time according to the caller's clock. A remote store uses its own clock instead.
     pub now: Timestamp,
     /// The effect of the decision on the state.
     pub effect: Effect,
-    /// The timeout for a remote store, if it is shorter than the store's own timeout.
+    /// The timeout for a remote store. It applies only if it is shorter than the store's own
+    /// timeout.
     pub within: Option<Duration>,
     /// Whether a remote store searches its denial cache.
     pub cache_search: CacheSearch,
@@ -39,17 +40,17 @@ pub struct StoreRequest<'q, 'c> {
 /// How a store counts a decision for its metrics and lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accounting {
-    /// The decision answers a request, and is counted.
+    /// The decision is for a client's request, and is counted.
     #[default]
     Request,
-    /// The decision is one of several attempts to decide a request that waits. The store does not
-    /// count it. The caller calls [`Store::count`] for the last attempt.
+    /// The decision is one of several attempts for a waiting request. The store does not count it.
+    /// The caller calls [`Store::count`] for the last attempt.
     Attempt,
-    /// The charges are the rest of the cost of a request that has already been decided. A store
-    /// that counts requests does not count the request again.
+    /// The charges are the remaining cost of a request that has already been decided. The store
+    /// does not count the request again.
     Excess,
-    /// The decision answers no request: it only reads the state of limits, for example for an
-    /// explanation. It is not counted.
+    /// The decision only reads the state of the limits, for example for an explanation. It is not
+    /// for a client's request, and is not counted.
     Inspection,
 }
 
@@ -79,7 +80,7 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
         }
     }
 
-    /// Creates a request that charges the rest of the cost of a request that has already been
+    /// Creates a request that charges the remaining cost of a request that has already been
     /// decided.
     #[must_use]
     pub fn excess(charges: &'q mut Vec<Charge<'c>>, now: Timestamp) -> Self {
@@ -146,7 +147,7 @@ impl StoreDecision {
 /// A decision, with a receipt if anything was charged.
 pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
 
-/// A store of the states of limits. Decisions are atomic.
+/// A store for limit states. Decisions are atomic.
 ///
 /// A decision makes either all charges of a request or none. A decision replaces the contents of
 /// `outcomes` with one outcome for each limit, in the order of the charges and their limits. If no
@@ -157,8 +158,8 @@ pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
 /// yet. Dropping a future that was never polled changes nothing. If a future is dropped after it
 /// was polled, it is unknown whether the operation takes effect.
 pub trait Store: Send + Sync {
-    /// The receipt of a decision, with which its charges are settled. Dropping a receipt refunds
-    /// nothing. Dropping a receipt is safe, because the charges stay counted and leases expire.
+    /// The receipt of a decision, used to settle its charges. Dropping a receipt is safe: nothing
+    /// is refunded, the charges stay counted, and the leases expire.
     type Receipt: fmt::Debug + Send + Sync + 'static;
 
     /// Decides `request` and makes its charges, depending on its effect.
@@ -182,7 +183,7 @@ pub trait Store: Send + Sync {
         impl Future<Output = DecisionAndReceipt<Self::Receipt>> + Send,
     >;
 
-    /// Settles `charges`, which must be the charges that [`reserve`](Self::reserve) left in its
+    /// Settles `charges`, which must be the charges that [`reserve`](Self::reserve) left in the
     /// request. `settlements` contains one settlement for each charge. Settling releases the
     /// concurrency slots of the charges, and refunds the unused units that the state still
     /// contains. The method takes the receipt out of the option, and does nothing if the option is
@@ -198,7 +199,7 @@ pub trait Store: Send + Sync {
     ) -> MaybeReady<(), impl Future<Output = ()> + Send>;
 
     /// Renews the leases of `charges`, which must be the charges that [`reserve`](Self::reserve)
-    /// left in its request. The new leases start at `now`. A request that runs longer than its
+    /// left in the request. The new leases start at `now`. A request that runs longer than its
     /// [lease](crate::Limits::lease) must renew the lease before it expires. Charges without
     /// concurrency slots are not affected.
     fn renew(
@@ -208,8 +209,8 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send>;
 
-    /// Counts a decision on `charges` that was made with [`Accounting::Attempt`]. `evaluated` are
-    /// the charges that the decision left in its request, and `outcomes` belong to them.
+    /// Counts a decision on `charges` that was made with [`Accounting::Attempt`]. `evaluated`
+    /// contains the charges that the decision left in the request, and `outcomes` their outcomes.
     fn count(
         &self,
         _now: Timestamp,
@@ -220,7 +221,7 @@ pub trait Store: Send + Sync {
     ) {
     }
 
-    /// Clears the denial cache. Callers call this method after they have activated other rules.
+    /// Clears the denial cache. Callers call this method after activating new rules.
     fn forget_denials(&self) {}
 }
 

@@ -28,10 +28,10 @@ impl Default for Method {
 /// AIMD: additive increase, multiplicative decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
-    /// The percentage of the limit that remains after a window in which more than 1% of the
-    /// requests failed or were too slow: 50 to 99; default 90.
+    /// The factor for the limit, in percent, after a window in which more than 1% of the requests
+    /// failed or were too slow: 50 to 99; default 90.
     pub backoff: u32,
-    /// The latency from which a request counts as failed: longer than zero; default 5 s.
+    /// The latency at or above which a request counts as failed: longer than zero; default 5 s.
     pub too_slow: Span,
 }
 
@@ -51,12 +51,12 @@ pub struct Gradient {
     /// The latency above which the limit shrinks, in percent of the latency without queueing: 100
     /// to 1,000; default 150.
     pub tolerance: u32,
-    /// The headroom for growth, as a number of requests: up to 1,000; default 4. The service can
-    /// queue this number of requests in addition to the requests that it serves. The headroom is
-    /// never more than a quarter of the limit. The limit grows by at most this number per window.
+    /// The headroom for growth: the number of requests that the service can queue in addition to
+    /// the requests it serves; up to 1,000; default 4. The headroom is never more than a quarter of
+    /// the limit. The limit grows by at most this number per window.
     pub queue: u32,
-    /// The smoothing of the limit: by which percentage of the difference the limit moves towards
-    /// its new value after each window; 1 to 100; default 20.
+    /// The smoothing of the limit. After each window, the limit moves towards its new value by this
+    /// percentage of the difference; 1 to 100; default 20.
     pub smoothing: u32,
 }
 
@@ -91,7 +91,7 @@ impl Method {
         mistakes.into_iter().flatten()
     }
 
-    /// Converts the result of an ended request to a sample for the measurement window. Returns
+    /// Converts the result of a completed request to a sample for the measurement window. Returns
     /// `None` if the result gives no information about load. `min_latency` is the latency without
     /// queueing, in microseconds.
     pub(super) fn sample(&self, ended: Completion, min_latency: Option<u64>) -> Option<Sample> {
@@ -115,8 +115,8 @@ impl Method {
     }
 
     /// Returns the limit, in fixed-point format, after a measurement window. The limit grows only
-    /// if at least half of the limit was used. With less use, the window gives no information about
-    /// a higher limit.
+    /// if at least half of the limit was used. Otherwise, the window gives no information about a
+    /// higher limit.
     pub(super) fn next(
         &self,
         limit: &CurrentLimit,

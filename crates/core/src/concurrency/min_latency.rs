@@ -1,8 +1,9 @@
-//! A probe that measures the latency of requests without queueing (the minimum latency, called
-//! minRTT in Envoy).
+//! A probe for the latency of requests without queueing (the minimum latency, called minRTT in
+//! Envoy).
 //!
-//! The latency without queueing cannot be observed while the limit is fully used. A probe therefore
-//! halves the limit for a short time, and halves it again as long as requests become faster.
+//! The latency without queueing cannot be observed while the limit is fully used. Therefore, a
+//! probe halves the limit for a short time. If the requests become faster, the probe halves the
+//! limit again.
 //!
 //! ```text
 //! resting ─▶ draining: fewer admitted ─▶ measuring ──┬─▶ faster: halve again, drain
@@ -12,7 +13,7 @@
 
 use crate::time::{Span, Timestamp};
 
-/// The latency of requests without queueing, and the state of the probe that measures this latency.
+/// The latency of requests without queueing, and the state of the probe that measures it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MinLatency {
     /// The latency without queueing in fixed-point format, [`MinLatency::PARTS`] per microsecond;
@@ -42,8 +43,7 @@ enum Phase {
     },
 }
 
-/// The initial phase, in which the first probe is due as soon as at least half of the limit is in
-/// use.
+/// The initial phase. The first probe is due as soon as at least half of the limit is in use.
 impl Default for Phase {
     fn default() -> Self {
         Self::Resting(MinLatency::PROBE_INTERVAL)
@@ -53,20 +53,19 @@ impl Default for Phase {
 impl MinLatency {
     const PARTS: u128 = 1 << 16;
 
-    /// The minimum number of measurement windows between two probes. Only windows in which at least
-    /// half of the limit was in use are counted.
+    /// The minimum number of measurement windows between two probes, counting only windows in which
+    /// at least half of the limit was in use.
     const PROBE_INTERVAL: u32 = 100;
 
     /// The length of the pause after a probe, as a multiple of the probe's duration.
     const PAUSE_FACTOR: u64 = 50;
 
-    /// The time constant, in measurement windows, of an exponential moving average. While less than
-    /// half of the limit is in use, the known minimum latency follows the measured latency with
-    /// this average.
+    /// The time constant, in measurement windows, of the exponential moving average that updates
+    /// the minimum latency when less than half of the limit is in use.
     const SMOOTHING_WINDOWS: u128 = 50;
 
-    /// The threshold, in percent, at which requests count as faster: the latency must be below this
-    /// percentage of the latency before the limit was halved.
+    /// Requests count as faster if their latency is below this percentage of the latency before the
+    /// limit was halved.
     const FASTER_PERCENT: u64 = 90;
 
     /// The maximum number of times that one probe halves the limit.
@@ -91,8 +90,8 @@ impl MinLatency {
         self.halved() > 0
     }
 
-    /// Records the number of requests in flight. When this number is at most the reduced `limit`,
-    /// starts to measure the requests that start at `now` or later.
+    /// Records the number of requests in flight. If the number is at most the reduced `limit`, the
+    /// probe starts to measure the requests that start at `now` or later.
     pub(super) fn record_in_flight(&mut self, now: Timestamp, in_flight: u32, limit: u32) {
         if let Phase::Draining { halved, before } = self.phase
             && in_flight <= limit
@@ -105,10 +104,10 @@ impl MinLatency {
         }
     }
 
-    /// Returns whether a request that ends at `now` after the time `took` belongs to the current
-    /// measurement. In the measuring phase, a request with a latency is counted only if it started
-    /// after the phase began. A failed request, for which `took` is `None`, is always counted in
-    /// this phase.
+    /// Returns whether a request that is completed at `now` with the latency `took` belongs to the
+    /// current measurement. In the measuring phase, a request with a latency is counted only if it
+    /// started after the phase began. A failed request, for which `took` is `None`, is always
+    /// counted in this phase.
     pub(super) fn is_measured(&self, now: Timestamp, took: Option<Span>) -> bool {
         match self.phase {
             Phase::Resting(_) => true,
@@ -119,8 +118,8 @@ impl MinLatency {
 
     /// Updates the known latency and the probe after a measurement window with an `average` latency
     /// in microseconds. Returns false if the window is part of a probe and must not change the
-    /// limit. `is_used` says whether at least half of the limit was in use. `can_halve` says
-    /// whether the limit can be halved once more without falling below its minimum.
+    /// limit. `is_used` is true if at least half of the limit was in use. `can_halve` is true if
+    /// the limit can be halved once more without falling below its minimum.
     pub(super) fn record_window(
         &mut self,
         now: Timestamp,

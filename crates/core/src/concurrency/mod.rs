@@ -1,4 +1,4 @@
-//! Adaptive concurrency limits. An adaptive limit estimates from the measured latency how many
+//! Adaptive concurrency limits. An adaptive limit uses measured latency to estimate how many
 //! requests a service can handle at the same time.
 //!
 //! A fixed limit becomes wrong as soon as the service, its database or its traffic changes. An
@@ -11,8 +11,8 @@
 //!                                         at the end of each window  ─▶ the next limit
 //! ```
 //!
-//! The caller counts the requests in flight, and reports each request that has ended. This module
-//! reads no clock and uses only integer arithmetic.
+//! The caller counts the requests in flight, and reports each completed request. This module reads
+//! no clock and uses only integer arithmetic.
 //!
 //! - **[`Method::Aimd`]** (additive increase, multiplicative decrease) lowers the limit to 90% (by
 //!   default) after each measurement window with more than 1% of failed or slow requests. After any
@@ -22,15 +22,15 @@
 //!   the minimum. **Weakness.** The latency threshold must be configured, and overload is detected
 //!   only when latency exceeds the threshold. **Source.** Chiu and Jain 1989.
 //! - **[`Method::Gradient`]** compares the current latency with the latency without queueing, and
-//!   scales the limit by the ratio. The latency without queueing is measured by probing:
-//!   periodically, for at most 2% of the time, the limit is reduced to a half or less. Failed
-//!   requests also reduce the limit: before headroom and smoothing are applied, the limit is
-//!   reduced by at least the percentage of failed requests. **Weakness.** The gradient method needs
-//!   homogeneous traffic. With a mix of slow and fast requests, a change of the mix looks like a
-//!   change of load. If 1% of the requests fail independently of the load, the limit never grows
-//!   above 100 times `queue`. **Source.** Netflix concurrency-limits (Gradient2), in which the
-//!   long-term average drifts upwards under permanent load; Envoy's adaptive concurrency filter,
-//!   which probes the minimum latency (minRTT).
+//!   scales the limit by the ratio. The latency without queueing is measured by probing: for at
+//!   most 2% of the time, the limit is reduced to half or less. Failed requests also reduce the
+//!   limit: before headroom and smoothing are applied, the limit is reduced by at least the
+//!   percentage of failed requests. **Weakness.** The gradient method needs homogeneous traffic.
+//!   With a mix of slow and fast requests, a change in the mix looks like a change in load. If 1%
+//!   of the requests fail independently of the load, the limit never grows above 100 times `queue`.
+//!   **Source.** Netflix concurrency-limits (Gradient2), in which the long-term average drifts
+//!   upwards under permanent load; Envoy's adaptive concurrency filter, which probes the minimum
+//!   latency (minRTT).
 
 mod method;
 mod min_latency;
@@ -56,16 +56,16 @@ pub const MAX_ADAPTIVE: u32 = 1_000_000;
 pub struct AdaptiveSettings {
     /// The method that computes the limit from the measurements.
     pub method: Method,
-    /// The minimum of the limit, at least 1; default 1.
+    /// The minimum limit, at least 1; default 1.
     pub min: u32,
     /// The initial limit; default 20.
     pub initial: u32,
-    /// The maximum of the limit, up to [`MAX_ADAPTIVE`]; default 1,000.
+    /// The maximum limit, up to [`MAX_ADAPTIVE`]; default 1,000.
     pub max: u32,
     /// The length of a measurement window, after which the limit is updated: 1 ms to 1 min; default
     /// 100 ms. A window lasts at least as long as the average request.
     pub window: Span,
-    /// The minimum number of ended requests per measurement window, at least 1; default 10. A
+    /// The minimum number of completed requests per measurement window, at least 1; default 10. A
     /// window is extended until this number is reached.
     pub samples: u32,
 }
@@ -83,7 +83,7 @@ impl Default for AdaptiveSettings {
     }
 }
 
-/// The result of a request, which is the input of an adaptive limit.
+/// The result of a completed request, from which an adaptive limit learns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// The request was served with this latency.
@@ -91,7 +91,7 @@ pub enum Completion {
     /// The request failed in a way that indicates overload, such as a timeout or a refused
     /// connection.
     Dropped,
-    /// The client disconnected before the end of the request, after this time.
+    /// The client disconnected after this time, before the request was completed.
     Abandoned(Span),
     /// The result of the request does not depend on load; for example, the request was rejected as
     /// invalid.
@@ -131,7 +131,7 @@ impl AdaptiveLimit {
     /// than one.
     const PARTS: u64 = 1 << 16;
 
-    /// Creates an adaptive limit without measurements.
+    /// Creates an adaptive limit that has no measurements yet.
     ///
     /// # Errors
     ///
@@ -150,9 +150,8 @@ impl AdaptiveLimit {
         })
     }
 
-    /// Changes the settings. The measurements are kept, unless the method changes. The limit
-    /// changes only as far as needed to be within the new bounds, and [`AdaptiveSettings::initial`]
-    /// has no effect.
+    /// Changes the settings. The measurements are kept, unless the method changes. The current
+    /// limit is clamped to the new bounds, and [`AdaptiveSettings::initial`] has no effect.
     ///
     /// # Errors
     ///
@@ -185,9 +184,9 @@ impl AdaptiveLimit {
         Some(u64::try_from(percent).unwrap_or(u64::MAX))
     }
 
-    /// Records that a request ended at `now`, and updates the limit at the end of a measurement
-    /// window. `in_flight` is the number of requests in flight, including the ended request. If
-    /// `now` is earlier than in a previous call, the elapsed time counts as zero.
+    /// Records that a request was completed at `now`, and updates the limit at the end of a
+    /// measurement window. `in_flight` is the number of requests in flight, including this request.
+    /// If `now` is earlier than in a previous call, the elapsed time counts as zero.
     pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Completion) {
         let limit = self.limit();
         self.min_latency
@@ -227,7 +226,7 @@ impl AdaptiveLimit {
 }
 
 impl AdaptiveSettings {
-    /// Returns an error for each field that is out of its documented range.
+    /// Returns an error for each field outside its documented range.
     #[must_use]
     pub fn mistakes(&self) -> Vec<LimitError> {
         let (min, max) = (self.min, self.max);
@@ -253,8 +252,8 @@ impl AdaptiveSettings {
     }
 }
 
-/// Returns an error for `field` if `value` is not between `least` and `most`. The unit of the
-/// value, such as `%`, is used in the error text.
+/// Returns an error for `field` if `value` is not between `least` and `most`. The error message
+/// contains the value's unit, such as `%`.
 fn check(
     field: &'static str,
     value: u32,

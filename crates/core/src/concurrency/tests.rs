@@ -1,5 +1,5 @@
-//! Tests that simulate a service with a number of workers in virtual time. The tests check the
-//! resulting limit and the latency that clients see.
+//! Tests that simulate a service with several workers in virtual time. They check the resulting
+//! limit and the latency seen by clients.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A simulated service with `workers` workers. A worker serves one request at a time, in `latency`
+/// A simulated service. Each of its `workers` serves one request at a time, in `latency`
 /// microseconds. Other requests wait in a queue.
 struct Service {
     workers: usize,
@@ -26,7 +26,7 @@ impl Service {
         }
     }
 
-    /// Returns the time at which a request that arrives at `now` is finished.
+    /// Returns the completion time of a request that arrives at `now`.
     fn serve(&mut self, now: u64) -> u64 {
         let Reverse(free) = self.free.pop().expect("there is a worker");
         let done = free.max(now) + self.latency;
@@ -53,7 +53,7 @@ struct Run {
     slowest: u64,
 }
 
-/// Simulates a service that gets one request every `every` microseconds. Requests over the limit
+/// Simulates a service that receives a request every `every` microseconds. Requests over the limit
 /// are rejected.
 fn run(
     limit: &mut AdaptiveLimit,
@@ -119,8 +119,8 @@ fn aimd(too_slow: u64) -> AdaptiveLimit {
 
 #[test]
 fn double_load_does_not_slow_the_service_down() {
-    // Ten workers at 10 ms per request serve 1,000 requests per second, and 2,000 requests per
-    // second arrive.
+    // Ten workers at 10 ms per request serve 1,000 requests per second; 2,000 requests per second
+    // arrive.
     for (name, mut limit) in [("gradient", gradient()), ("aimd", aimd(20))] {
         let mut service = Service::new(10, 10_000);
         let run = run(&mut limit, &mut service, 500, 60, &[]);

@@ -4,8 +4,8 @@ use super::AdaptiveSettings;
 use crate::time::{Span, Timestamp};
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct MeasurementWindow {
-    /// The instant at which the first request of this window ended; `None` if no request has ended
+pub(super) struct Window {
+    /// When the first request of this window was completed; `None` if no request has been completed
     /// since the previous window.
     began: Option<Timestamp>,
     served: u64,
@@ -28,9 +28,9 @@ pub(super) struct WindowStats {
     /// The average latency of served requests in microseconds, at least 1; `None` if no requests
     /// were served.
     pub(super) average: Option<u64>,
-    /// The number of ended requests, at least 1.
+    /// The number of completed requests, at least 1.
     pub(super) ended: u64,
-    /// The number of ended requests that failed.
+    /// The number of completed requests that failed.
     pub(super) failed: u64,
     pub(super) most_in_flight: u32,
 }
@@ -49,9 +49,9 @@ impl MeasurementWindow {
     }
 
     /// Closes the window and returns its result, or returns `None` if the window is too short or
-    /// has too few samples. The next window begins when the next request ends. A window lasts at
-    /// least as long as the average request, because the effect of the last change of the limit is
-    /// not visible earlier.
+    /// has too few samples. The next window begins when the next request is completed. A window
+    /// lasts at least as long as the average request, because the latest change to the limit has no
+    /// visible effect before.
     pub(super) fn close(
         &mut self,
         now: Timestamp,
@@ -86,8 +86,8 @@ impl MeasurementWindow {
 }
 
 impl WindowStats {
-    /// Returns whether more than 1% of the requests failed. A lower percentage of failures can have
-    /// other causes than overload.
+    /// Returns whether more than 1% of the requests failed. A lower failure rate can have causes
+    /// other than overload.
     pub(super) fn has_failed(&self) -> bool {
         self.failed * 100 > self.ended
     }

@@ -6,13 +6,13 @@ use crate::{
     time::{Calendar, Span},
 };
 
-/// The way in which a token bucket is refilled.
+/// How a token bucket is refilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RefillMode {
     /// Tokens are added one by one, evenly spread over the refill period.
     #[default]
     Continuous,
-    /// All tokens of an interval are added together at the end of the interval.
+    /// All tokens of an interval are added at once when the interval ends.
     Interval,
 }
 
@@ -24,7 +24,7 @@ impl RefillMode {
     ];
 }
 
-/// The start and the length of the windows of a fixed window limit.
+/// The windows of a fixed window limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
     /// Windows of this length start at whole multiples of the length since the Unix epoch.
@@ -46,9 +46,8 @@ impl Window {
     }
 }
 
-/// A rate limit algorithm with its parameters. The modules in `src/algorithm/` implement the
-/// algorithms, and their documentation states the guarantee, the weakness and the source of each
-/// algorithm.
+/// A rate limit algorithm with its parameters. The algorithms are implemented in `src/algorithm/`,
+/// where the documentation states each algorithm's guarantee, weakness and source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// GCRA (generic cell rate algorithm): one request every `rate.period / rate.count`, plus a
@@ -56,8 +55,8 @@ pub enum Algorithm {
     Gcra {
         /// The steady rate.
         rate: Rate,
-        /// The number of requests that are admitted at the same instant in addition to the regular
-        /// request; 0 enforces even spacing of requests.
+        /// The number of extra requests that can be admitted at once; 0 enforces even spacing of
+        /// requests.
         burst: u64,
     },
     /// A bucket of `capacity` tokens, to which `refill.count` tokens are added every
@@ -67,13 +66,13 @@ pub enum Algorithm {
         capacity: u64,
         /// The number of tokens that are added per period.
         refill: Rate,
-        /// Whether tokens are added one by one, or all together at the end of each period.
+        /// Whether tokens are added one by one, or all at once at the end of each period.
         mode: RefillMode,
     },
     /// A leaky bucket of size `capacity`, from which `leak.count` units drain every `leak.period`.
     LeakyBucket {
-        /// The size of the bucket. For a queue, the maximum number of requests that wait behind the
-        /// request that is being served.
+        /// The size of the bucket. For a queue, the maximum number of waiting requests, not
+        /// counting the request being served.
         capacity: u64,
         /// The drain rate.
         leak: Rate,
@@ -102,9 +101,9 @@ pub enum Algorithm {
     Concurrency {
         /// The maximum number of slots in use; 0 denies every request.
         limit: u64,
-        /// The lease of a slot: how long a slot stays held without a renewal. Choose a lease longer
-        /// than any request takes, because a request is not counted after its lease has expired.
-        /// The slot of a crashed client becomes free when the lease expires.
+        /// How long a slot stays held without a renewal. Choose a lease longer than any request
+        /// takes, because a request no longer counts after its lease has expired. The slot of a
+        /// crashed client becomes free when the lease expires.
         lease: Span,
     },
     /// At most `limit` units in a sliding `window`, approximated with counters.
@@ -113,24 +112,23 @@ pub enum Algorithm {
         limit: u64,
         /// The length of the window.
         window: Span,
-        /// The way in which the window is approximated.
+        /// How the window is approximated.
         counting: Counting,
     },
 }
 
-/// The way in which a sliding window counter approximates its window.
+/// How a sliding window counter approximates its window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Counting {
     /// The counts of the current and the previous fixed window are weighted by their overlap with
     /// the sliding window.
     Weighted,
-    /// The window is divided into sub-windows, and the counts of the latest sub-windows are added
-    /// up.
+    /// The window is divided into sub-windows, and the counts of the most recent ones are added up.
     Buckets {
         /// The number of sub-windows. The length of the window in microseconds must be a multiple
         /// of this number.
         buckets: u32,
-        /// If true, one additional sub-window is added up, so that no window ever exceeds the
+        /// If true, one more sub-window is included in the sum, so that no window ever exceeds the
         /// limit.
         strict: bool,
     },

@@ -1,5 +1,5 @@
-//! The maximums of all numbers, as named constants. Every constructor that validates a number uses
-//! the constants of this module.
+//! Named constants for the maximum of every number. Every constructor that validates a number uses
+//! these constants.
 
 use crate::{error::LimitError, time::Span};
 
@@ -10,65 +10,65 @@ pub const MAX_COUNT: u64 = 999_999_999_999_999;
 
 pub use crate::time::MAX_PERIOD;
 
-/// The maximum time in which a bucket fills or drains completely: 100 years of 365.25 days.
+/// The longest time that a bucket can take to fill or drain completely: 100 years of 365.25 days.
 pub const MAX_DRAIN: Span = Span::from_secs(3_155_760_000);
 
-/// The largest limit of a sliding log. This maximum bounds the memory of one key.
+/// The largest limit of a sliding window log. It bounds the memory per key.
 pub const MAX_LOG_LIMIT: u64 = 100_000;
 
-/// The longest time for which a request waits for a concurrency slot.
+/// The longest time that a request can wait for a concurrency slot.
 pub const MAX_SLOT_WAIT: Span = Span::from_secs(60);
 
-/// The maximum number of requests that wait for a concurrency slot on one key.
+/// The maximum number of requests waiting for a concurrency slot per key.
 pub const MAX_SLOT_QUEUE: u64 = 10_000;
 
-/// The maximum number of sub-windows of a sliding counter.
+/// The maximum number of sub-windows in a sliding window counter.
 pub const MAX_BUCKETS: u32 = 1_000;
 
-/// The largest number of tokens of one kind that one request to a language model can use. A larger
-/// number in a response is replaced by this number.
+/// The largest number of tokens of one kind that a request to a language model can use. A larger
+/// number in a response is replaced by this maximum.
 pub const MAX_TOKENS: u64 = 1_000_000_000;
 
 /// The largest weight in a token formula.
 pub const MAX_TOKEN_WEIGHT: u64 = 1_000_000;
 
-/// The maximum number of JSON pointers of one rule.
+/// The maximum number of JSON pointers per rule.
 pub const MAX_BODY_POINTERS: usize = 16;
 
-/// The maximum number of levels of a JSON pointer.
+/// The maximum number of levels in a JSON pointer.
 pub const MAX_POINTER_DEPTH: usize = 16;
 
-/// The maximum number of limits of one rule.
+/// The maximum number of limits per rule.
 pub const MAX_LIMITS_PER_RULE: usize = 16;
 
-/// The maximum number of charges (matching rules) of one request.
+/// The maximum number of charges (matching rules) per request.
 pub const MAX_CHARGES: usize = 64;
 
-/// The maximum number of pattern evaluations that are made to find the rules of one request. A
-/// pattern that scans the whole value counts as one more evaluation for each KiB of the value. A
-/// rule set is rejected if an ordinary request could need more evaluations. A request that needs
-/// more evaluations is rejected.
+/// The maximum number of pattern evaluations for finding the rules that match a request. A pattern
+/// that scans the whole value counts as one additional evaluation for each KiB of the value. A rule
+/// set is rejected if an ordinary request could need more evaluations. A request that needs more
+/// evaluations is rejected.
 pub const MAX_EVALUATIONS: usize = 4_096;
 
-/// The maximum number of entries (named values, such as `ip`) of one request.
+/// The maximum number of entries (named values, such as `ip`) per request.
 pub const MAX_ENTRIES: usize = 64;
 
-/// The longest name of an entry, in bytes.
+/// The maximum length of an entry name, in bytes.
 pub const MAX_ENTRY_NAME_BYTES: usize = 256;
 
-/// The longest value of an entry, in bytes.
+/// The maximum length of an entry value, in bytes.
 pub const MAX_ENTRY_VALUE_BYTES: usize = 8_192;
 
 /// The maximum length of a key in bytes. A key contains the values of all key entries of the rule.
 pub const MAX_KEY_BYTES: usize = 1_024;
 
-/// The maximum number of entries in the key of one rule.
+/// The maximum number of entries in a rule's key.
 pub const MAX_KEY_ENTRIES: usize = 16;
 
-/// The longest name of a rule, in bytes.
+/// The maximum length of a rule name, in bytes.
 pub const MAX_RULE_NAME_BYTES: usize = 128;
 
-/// The longest glob or regular expression, in bytes.
+/// The maximum length of a glob or a regular expression, in bytes.
 pub const MAX_PATTERN_BYTES: usize = 1_024;
 
 /// The maximum number of wildcards (`*` or `**`) in one glob.
@@ -77,7 +77,7 @@ pub const MAX_WILDCARDS: usize = 16;
 /// The maximum nesting depth of lists and negations in one condition.
 pub const MAX_PATTERN_DEPTH: usize = 8;
 
-/// The maximum number of time ranges in the time-of-day condition of one rule.
+/// The maximum number of time ranges in a rule's time-of-day condition.
 pub const MAX_HOURS: usize = 16;
 
 /// The memory limit of one compiled regular expression, in bytes.
@@ -86,26 +86,26 @@ pub const MAX_REGEX_BYTES: usize = 1 << 20;
 /// The maximum number of rules in one rules file.
 pub const MAX_RULES: usize = 100_000;
 
-/// The maximum number of overrides of all rules.
+/// The maximum number of overrides, for all rules together.
 pub const MAX_OVERRIDES: usize = 1_000_000;
 
-/// The maximum number of overrides of patterns of one rule.
+/// The maximum number of overrides with a pattern, per rule.
 pub const MAX_OVERRIDE_PATTERNS: usize = 1_000;
 
-/// The maximum number of plans of a rule.
+/// The maximum number of plans per rule.
 pub const MAX_PLANS: usize = 1_000;
 
-/// The maximum number of former limits of a rule that are remembered, with the limits of its plans
-/// and overrides. States under remembered limits are converted exactly.
+/// The maximum number of former limits that are remembered per rule, including those of its plans
+/// and overrides. States of remembered limits are converted exactly.
 pub const MAX_FORMER_LIMITS: usize = 4_096;
 
-/// The maximum number of manual blocks at the same time.
+/// The maximum number of manual blocks that can be active at the same time.
 pub const MAX_BLOCKS: usize = 100_000;
 
-/// The longest line of an access log or of recorded requests, in bytes.
+/// The maximum length of a line in an access log or a file of recorded requests, in bytes.
 pub const MAX_LOG_LINE_BYTES: usize = 1 << 20;
 
-/// The longest reason of a manual block, in bytes.
+/// The maximum length of the reason for a manual block, in bytes.
 pub const MAX_REASON_BYTES: usize = 1_024;
 
 /// Returns an error if `count` is not between `least` and [`MAX_COUNT`], inclusive.

@@ -1,4 +1,4 @@
-//! Parsing of limits that are written as text, with the algorithm and the options of another limit.
+//! Parses limits in short notation, taking the algorithm and the options from another limit.
 
 use super::{
     Algorithm, AlgorithmName, Anchor, Counting, Limit, LimitSpec, Window,
@@ -12,7 +12,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is malformed, or does not fit the algorithm of `like`.
+    /// Returns an error if the string is malformed, or does not fit the algorithm of `like`.
     ///
     /// # Examples
     ///
@@ -62,7 +62,7 @@ impl Limit {
         };
         let spec = LimitSpec {
             soft: Some(like.soft_percent()),
-            // Slots have no denied requests to count.
+            // A concurrency limit cannot count denied requests.
             count_denied: Some(like.count_denied()).filter(|_| spec.lease.is_none()),
             ..spec
         };
@@ -77,7 +77,7 @@ impl Limit {
     }
 }
 
-/// Parses a fixed window whose windows begin like those of `window`.
+/// Parses a fixed window limit with the same anchor as `window`.
 fn in_window(text: &str, window: &Window) -> Result<LimitSpec, LimitError> {
     let spec = |text| LimitSpec::parse_shorthand(text, Some(AlgorithmName::FixedWindow));
     match window {
@@ -104,7 +104,7 @@ fn in_window(text: &str, window: &Window) -> Result<LimitSpec, LimitError> {
     }
 }
 
-/// Parses the limit of a concurrency limit, such as `40 at once` or `40`.
+/// Parses the number of slots of a concurrency limit, such as `40 at once` or `40`.
 fn parse_slots(text: &str) -> Result<u64, LimitError> {
     let count = text.strip_suffix("at once").unwrap_or(text).trim_end();
     parse_count("limit", count).map_err(|_| {
@@ -121,7 +121,7 @@ mod tests {
         time::Span,
     };
 
-    /// The short notation of every limit, parsed with the same options, is the same limit.
+    /// Parsing the short notation of a limit with the same options gives the same limit.
     #[test]
     fn a_policy_is_parsed_like_its_own_limit() {
         let (span, rate) = (Span::from_secs(60), rate("20/min").unwrap());

@@ -1,4 +1,4 @@
-//! A limit: an algorithm with its parameters, which are validated on construction.
+//! A limit: an algorithm with parameters that are validated on construction.
 
 mod algorithm;
 pub mod bounds;
@@ -28,8 +28,8 @@ use crate::{digest::Digest, error::LimitError, time::Span};
 
 /// A limit: an algorithm with its parameters and its options.
 ///
-/// The constructors validate all numbers. As a result, every decision on a valid limit is computed
-/// exactly and without overflow.
+/// The constructors validate all numbers. As a result, every decision is computed exactly and
+/// without overflow.
 ///
 /// # Examples
 ///
@@ -100,9 +100,9 @@ impl Limit {
         self
     }
 
-    /// If `count_denied` is true, counts denied requests as well, so that a client that does not
-    /// back off stays denied. This option has no effect on [`Algorithm::Concurrency`], because a
-    /// denied request does not hold a slot.
+    /// If `count_denied` is true, denied requests are counted as well, so that a client that does
+    /// not back off stays denied. This option has no effect on [`Algorithm::Concurrency`], because
+    /// a denied request does not hold a slot.
     #[must_use]
     pub fn counting_denied(mut self, count_denied: bool) -> Self {
         let has_slots = matches!(self.algorithm, Algorithm::Concurrency { .. });
@@ -112,9 +112,9 @@ impl Limit {
 
     /// Counts the full cost of each request that this limit denies, so that the count can exceed
     /// the limit. [`Outcome::excess`] reports by how many units the count exceeds the limit. A
-    /// denied request is not counted if only other limits denied it. Rate limit services that
-    /// charge each descriptor of a request separately, such as Envoy's `ratelimit`, count in this
-    /// way. This option overrides [`Self::counting_denied`].
+    /// request denied only by other limits is not counted. Services that charge each descriptor of
+    /// a request separately, such as Envoy's `ratelimit`, count in this way. This option overrides
+    /// [`Self::counting_denied`].
     ///
     /// # Errors
     ///
@@ -131,8 +131,9 @@ impl Limit {
         Ok(self)
     }
 
-    /// Returns whether requests can alternate between this limit and `other` on the same key without
-    /// losing what was spent: both have the same algorithm and, unless it is a bucket, the same window.
+    /// Returns whether requests for a key can alternate between this limit and `other` without
+    /// losing recorded usage. Both limits must have the same algorithm and, unless it is a bucket,
+    /// the same window.
     pub(crate) fn shares_state_with(&self, other: &Self) -> bool {
         use Algorithm as A;
         match (&self.algorithm, &other.algorithm) {
@@ -172,12 +173,12 @@ impl Limit {
         name.as_str()
     }
 
-    /// Lets requests wait for a slot of this limit instead of denying them at once.
+    /// Lets requests wait for a slot of this limit instead of denying them immediately.
     ///
     /// # Errors
     ///
-    /// Rejects every algorithm except [`Algorithm::Concurrency`], and a wait or a queue that is
-    /// zero or over its maximum ([`bounds::MAX_SLOT_WAIT`], [`bounds::MAX_SLOT_QUEUE`]).
+    /// Rejects every algorithm except [`Algorithm::Concurrency`], and a wait time or queue length
+    /// that is zero or over its maximum ([`bounds::MAX_SLOT_WAIT`], [`bounds::MAX_SLOT_QUEUE`]).
     pub fn with_slot_wait(mut self, slot_wait: SlotWait) -> Result<Self, LimitError> {
         if !matches!(self.algorithm, Algorithm::Concurrency { .. }) {
             let problem = "only a concurrency limit has slots for which requests can wait";
@@ -188,15 +189,15 @@ impl Limit {
         Ok(self)
     }
 
-    /// Returns how requests wait for a slot of this limit. With `None`, a request that finds no
-    /// free slot is denied at once.
+    /// Returns the wait time and queue length for a slot of this limit. If `None`, a request is
+    /// denied immediately if no slot is free.
     #[must_use]
     pub fn slot_wait(&self) -> Option<SlotWait> {
         self.slot_wait
     }
 
-    /// Adds everything that affects a decision of the store to `digest`. The encoding is explicit,
-    /// and `Digest` contains a version number of the encoding.
+    /// Adds everything that affects a store's decision to `digest`. The encoding is explicit, and
+    /// `Digest` includes the version of the encoding.
     pub(crate) fn digest(&self, digest: Digest) -> Digest {
         let digest = match &self.algorithm {
             Algorithm::Gcra { rate, burst } => {
@@ -280,8 +281,8 @@ impl Limit {
         &self.policy
     }
 
-    /// Returns the quota: the most units that an idle key can spend at once, without the soft
-    /// allowance.
+    /// Returns the quota: the maximum number of units that an idle key can spend at once, excluding
+    /// the soft allowance.
     #[must_use]
     pub fn quota(&self) -> u64 {
         match self.algorithm {
@@ -297,15 +298,15 @@ impl Limit {
         }
     }
 
-    /// Returns the soft allowance in units: how many units over the quota are admitted and marked
+    /// Returns the soft allowance: the number of units over the quota that are admitted and marked
     /// as over the limit.
     #[must_use]
     pub fn soft_allowance(&self) -> u64 {
         self.soft_allowance
     }
 
-    /// Returns the quota plus the soft allowance: the most units that an idle key can ever spend at
-    /// one instant.
+    /// Returns the quota plus the soft allowance: the maximum number of units that an idle key can
+    /// spend at once.
     pub(crate) fn hard_quota(&self) -> u64 {
         self.quota().saturating_add(self.soft_allowance)
     }
@@ -315,10 +316,10 @@ impl Limit {
         remaining.saturating_mul(2) < self.hard_quota()
     }
 
-    /// Returns the length of the window. For GCRA and buckets, returns the time to refill the whole
-    /// quota. For calendar windows, returns the maximum length of a window. For a concurrency
-    /// limit, returns the lease. With a sliding window counter, a key can take longer than the
-    /// window to recover completely.
+    /// Returns the length of the window. For GCRA and buckets, this is the time to refill the whole
+    /// quota; for calendar windows, the maximum length of a window; for a concurrency limit, the
+    /// lease. With a sliding window counter, a key can take longer than the window to recover
+    /// completely.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.algorithm {
@@ -361,8 +362,8 @@ fn fill_time(quota: u64, rate: Rate) -> Span {
 
 fn policy_text(algorithm: &Algorithm) -> String {
     match algorithm {
-        // Write the burst even if it is 0. A rate without a burst is the policy of a window limit,
-        // which admits the whole count at once.
+        // Write the burst even if it is 0: a rate without a burst means a window limit, which
+        // admits the whole count at once.
         Algorithm::Gcra { rate, burst } => format!("{rate} burst {burst}"),
         Algorithm::TokenBucket {
             capacity, refill, ..

@@ -1,25 +1,24 @@
-//! Suggestions for error messages: guesses the rate that a malformed text means. For example,
-//! `5 per minute` means `5/min`.
+//! Guesses the intended rate for a malformed string, for use in error messages. For example, `5 per
+//! minute` means `5/min`.
 
 use super::rate::{Rate, in_whole_units, strict};
 
-/// The maximum length, in bytes, of a text for which a rate is guessed.
+/// The maximum length of a string for which a rate is guessed, in bytes.
 const MAX_GUESSED_BYTES: usize = 64;
 
-/// Words that can stand between the count and the period, such as `per` in `5 per minute`.
+/// Words that can appear between the count and the period, such as `per` in `5 per minute`.
 const SEPARATORS: [&str; 6] = ["per", "a", "an", "each", "every", "in"];
 
-/// Words that can stand after the count, such as `requests` in `5 requests`. No word of this list
-/// ends with another word of this list.
+/// Words that can follow the count, such as `requests` in `5 requests`. No word in this list ends
+/// with another one.
 const COUNTED: [&str; 9] = [
     "requests", "request", "reqs", "req", "times", "calls", "hits", "r", "x",
 ];
 
-/// Abbreviations that follow the count, such as `rps` in `5rps`, each with the period that it
-/// stands for.
+/// Abbreviations that follow the count, such as `rps` in `5rps`, with their periods.
 const ABBREVIATIONS: [(&str, &str); 4] = [("rps", "s"), ("qps", "s"), ("rpm", "min"), ("rph", "h")];
 
-/// Names of units that the notation does not accept, each with the period that it stands for.
+/// Unit names that the notation does not accept, with the equivalent periods.
 const UNITS: [(&str, &str); 10] = [
     ("secs", "s"),
     ("mins", "min"),
@@ -33,7 +32,8 @@ const UNITS: [(&str, &str); 10] = [
     ("y", "365d"),
 ];
 
-/// Returns the rate that the malformed `text` probably means, or `None` if there is no good guess.
+/// Returns the rate that was probably meant by the malformed `text`, or `None` if there is no good
+/// guess.
 pub(super) fn probably_meant(text: &str) -> Option<Rate> {
     if text.len() > MAX_GUESSED_BYTES {
         return None;
@@ -77,13 +77,13 @@ fn count_text(text: &str) -> Option<String> {
         (None, Some((mantissa, exponent))) => (mantissa, exponent.parse::<usize>().ok()?),
         (None, None) => return Some(digits),
     };
-    // The number is multiplied by appending zeros, which is correct only for whole numbers.
+    // Appending zeros multiplies the number correctly only if it is a whole number.
     let is_whole = mantissa.bytes().all(|byte| byte.is_ascii_digit());
     (is_whole && zeros <= 15).then(|| format!("{mantissa}{}", "0".repeat(zeros)))
 }
 
-/// Removes the separators between groups of three digits. The comma in `1,5` does not separate
-/// groups of three digits, so it is kept.
+/// Removes the separators between groups of three digits. The comma in `1,5` is not such a
+/// separator and is kept.
 fn without_separators(number: &str) -> String {
     let separators = ['_', ',', '\''];
     let mut later_groups = number.split(separators).skip(1);
@@ -99,8 +99,8 @@ fn period_text(text: &str) -> Option<String> {
     let (number, name) = text.split_at(end);
     let other = UNITS.iter().find(|(known, _)| *known == name);
     let unit = match other {
-        // The replacement, such as `365d`, already begins with a number, so no other number can
-        // precede it.
+        // The replacement, such as `365d`, already begins with a number, so the input must not have
+        // one.
         Some((_, unit)) if unit.starts_with('3') && !number.is_empty() => return None,
         Some((_, unit)) => unit,
         None => name,

@@ -1,4 +1,5 @@
-//! The notation of rates, such as `20/min` or `5/10s`, and the advice on a malformed rate.
+//! The notation of rates, such as `20/min` or `5/10s`, and the suggestions in errors about a
+//! malformed rate.
 
 use super::{
     bounds,
@@ -15,8 +16,8 @@ use crate::time::{
 ///
 /// # Errors
 ///
-/// Rejects a text in any other notation, a count over [`bounds::MAX_COUNT`], a period of zero, and
-/// a period over [`bounds::MAX_PERIOD`].
+/// Rejects any other notation, a count over [`bounds::MAX_COUNT`], a period of zero, and a period
+/// over [`bounds::MAX_PERIOD`].
 ///
 /// # Examples
 ///
@@ -60,8 +61,8 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     })
 }
 
-/// Parses `period`, the period of the rate `text`, which is a unit or a duration. `count` and
-/// `text` are used in errors.
+/// Parses the period of a rate, which is a unit or a duration. `count` and the whole rate, `text`,
+/// are used in error messages.
 fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationError> {
     let digits = leading_digits(period);
     let unit = period[digits.len()..].trim();
@@ -112,7 +113,7 @@ fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationErro
     Err(malformed(text, &why, Some(units)))
 }
 
-/// Returns the error about the rate `text`, which has no slash.
+/// Returns the error for a rate without a slash.
 fn without_slash(text: &str) -> NotationError {
     let count = text.trim();
     if !count.is_empty() && leading_digits(count).len() == count.len() {
@@ -127,7 +128,7 @@ fn units_advice(count: &str, number: &str) -> String {
     format!("write {count}/{number}s, {count}/{number}min or {count}/{number}h")
 }
 
-/// Returns the error about the malformed rate `text`. The error suggests the rate that was probably
+/// Returns the error for the malformed rate `text`. The error suggests the rate that was probably
 /// meant, or contains `advice` if no rate can be guessed.
 fn malformed(text: &str, why: &str, advice: Option<String>) -> NotationError {
     let meant = probably_meant(text).map(|rate| format!("write {rate}"));

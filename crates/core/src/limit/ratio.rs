@@ -1,11 +1,11 @@
-//! Ratios by which a limit is scaled: a server's share of a limit, or the factor of an override.
+//! Ratios for scaling a limit: a server's share of a limit, or an override's factor.
 
 use std::{fmt, str::FromStr};
 
 use super::{Algorithm, Limit, Rate, RefillMode, bounds};
 use crate::{error::LimitError, time::Span};
 
-/// A reduced fraction above 0 by which a limit is scaled.
+/// A reduced fraction above 0, used to scale a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Ratio {
     numerator: u32,
@@ -25,8 +25,8 @@ impl Ratio {
         }
     }
 
-    /// Returns `limit` scaled by this fraction: rates exactly, if possible, and counts rounded down.
-    /// A count above 0 is never reduced below 1.
+    /// Returns `limit` scaled by this fraction. Rates are scaled exactly, if possible, and counts
+    /// are rounded down. A count above 0 is never reduced below 1.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Ratio {
 
     fn floor(self, count: u64) -> u64 {
         let share = u128::from(count) * u128::from(self.numerator) / u128::from(self.denominator);
-        // A result beyond a u64 is beyond every maximum, too, and is rejected.
+        // A result that does not fit in a `u64` is over every maximum, and is rejected later.
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 
@@ -109,8 +109,8 @@ impl Ratio {
         self.floor(count).max(count.min(1))
     }
 
-    /// Scales a rate exactly, if necessary with a longer period: a third of 10/s is 10/3s. If the
-    /// count or the period of the exact rate is over its maximum, scales only the count.
+    /// Scales a rate exactly, with a longer period if necessary: a third of 10/s is 10/3s. If the
+    /// exact count or period is over its maximum, only the count is scaled.
     fn of_rate(self, rate: Rate) -> Rate {
         let (times, over) = (u64::from(self.numerator), u64::from(self.denominator));
         let common = gcd(rate.count.max(1), over);
@@ -135,8 +135,8 @@ impl Ratio {
     }
 }
 
-/// A factor by which an override multiplies the limits of a rule, such as `2x` or `0.5x`: from
-/// 0.001 to 1000, with at most three decimal places.
+/// An override's multiplier for the limits of a rule, such as `2x` or `0.5x`: from 0.001 to 1000,
+/// with at most three decimal places.
 ///
 /// # Examples
 ///

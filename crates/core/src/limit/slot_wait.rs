@@ -4,17 +4,17 @@ use super::bounds::{MAX_SLOT_QUEUE, MAX_SLOT_WAIT, check_count};
 use crate::{error::LimitError, time::Span};
 
 /// How requests wait for a slot of a [concurrency limit](crate::Algorithm::Concurrency). A store
-/// never waits: its callers do, and decide the request again when a slot may be free.
+/// itself never waits. Its caller waits, and retries the decision when a slot may be free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotWait {
-    /// The longest wait of a request.
+    /// The longest wait time of a request.
     pub longest: Span,
-    /// The maximum number of requests that wait at the same time on one key.
+    /// The maximum number of requests waiting at the same time per key.
     pub queue: u64,
 }
 
 impl SlotWait {
-    /// The maximum number of waiting requests on one key if only the wait is given.
+    /// The maximum number of waiting requests per key if only the wait time is given.
     pub const DEFAULT_QUEUE: u64 = 100;
 
     pub(super) fn check(&self) -> Result<(), LimitError> {
@@ -55,7 +55,8 @@ mod tests {
         assert_eq!(other.slot_wait(), waiting().slot_wait());
     }
 
-    /// A plan of a rule without a key is the capacity of the service, like the rule's own limits.
+    /// In a rule without a key, the limits of a plan, like the rule's own limits, describe the
+    /// capacity of the service.
     #[test]
     fn replaced_limits_keep_what_the_rule_says() {
         let rule = Rule::new("all", vec![waiting()]).unwrap();

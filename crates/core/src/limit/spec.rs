@@ -1,8 +1,9 @@
-//! A limit as a user writes it, in which every field is optional and no field has been validated.
+//! A limit in the form in which a user writes it: every field is optional, and no field has been
+//! validated.
 //!
-//! The parser of the rules file, the HTTP listener and the test vectors all fill in a [`LimitSpec`]
-//! and build a limit from it. Only this module defines the meaning of the fields, the fields of
-//! each algorithm and the error texts.
+//! The rules file parser, the HTTP listener and the test vectors all fill in a [`LimitSpec`] and
+//! build a limit from it. Only this module defines the meaning of the fields, the fields of each
+//! algorithm and the error messages.
 
 use std::str::FromStr;
 
@@ -19,13 +20,13 @@ use crate::{
 };
 
 impl Limit {
-    /// Builds a limit with the given algorithm from a shorthand such as `20/min`, as described at
-    /// [`LimitSpec::shorthand`].
+    /// Builds a limit with the given algorithm from a rate such as `20/min`.
+    /// [`LimitSpec::shorthand`] describes the short notation.
     ///
     /// # Errors
     ///
-    /// Returns an error for the field `rate` if the text is not a rate, or for the field whose
-    /// number is invalid for the algorithm.
+    /// Returns an error for the field `rate` if the string is not a rate, or for a field whose
+    /// value is invalid for the algorithm.
     ///
     /// # Examples
     ///
@@ -40,7 +41,7 @@ impl Limit {
     pub fn shorthand(algorithm: AlgorithmName, rate: &str) -> Result<Self, LimitError> {
         let built = LimitSpec::parse_shorthand(rate, Some(algorithm))?.build();
         // If `build` fails, it returns at least one error. The first error is enough, because only
-        // one number of a shorthand can be invalid.
+        // one number in the short notation can be invalid.
         built.map_err(|mut wrong| wrong.swap_remove(0))
     }
 }
@@ -82,7 +83,7 @@ impl AlgorithmName {
     /// Returns the name of the algorithm in the rules file.
     #[must_use]
     pub fn as_str(self) -> &'static str {
-        // Every variant is in `ALL`, which a test checks.
+        // A test checks that every variant is in `ALL`.
         Self::ALL
             .iter()
             .find(|(_, algorithm)| *algorithm == self)
@@ -103,8 +104,7 @@ pub enum Anchor {
     Calendar(Calendar),
 }
 
-/// The fields of a limit, by their names in the rules file. `None` means that the field was not
-/// given.
+/// The fields of a limit, named as in the rules file. `None` means that the field was not given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(
     missing_docs,
@@ -124,16 +124,16 @@ pub struct LimitSpec {
     pub anchor: Option<Anchor>,
     pub buckets: Option<u32>,
     pub strict: Option<bool>,
-    /// The lease of a concurrency slot, which defaults to [`LimitSpec::LEASE`].
+    /// The lease of a concurrency slot; defaults to [`LimitSpec::LEASE`].
     pub lease: Option<Span>,
     /// The longest wait for a concurrency slot.
     pub wait: Option<Span>,
-    /// The maximum number of requests that wait for a concurrency slot on one key. In the rules
-    /// file, this is the field `queue` of a concurrency limit, which defaults to
+    /// The maximum number of requests waiting for a concurrency slot per key. In the rules file,
+    /// this is the field `queue` of a concurrency limit; it defaults to
     /// [`SlotWait::DEFAULT_QUEUE`].
     pub slot_queue: Option<u64>,
-    /// The soft allowance: the percentage over the limit that is admitted and marked as over the
-    /// limit.
+    /// The soft allowance: the excess over the limit, in percent, that is admitted and marked as
+    /// over the limit.
     pub soft: Option<u32>,
     pub count_denied: Option<bool>,
 }
@@ -163,27 +163,29 @@ impl LimitSpec {
         "count_denied",
     ];
 
-    /// The largest count for which a shorthand without an algorithm uses a log. A log takes 8 bytes
-    /// for each admission, which is 8 kB per key at this count. For a larger count, a shorthand
-    /// uses a counter with sub-windows, which takes about 550 bytes per key.
+    /// The largest count for which the short notation without an algorithm means a sliding window
+    /// log. A log takes 8 bytes per admission, which is 8 kB per key at this count. For a larger
+    /// count, the short notation means a counter with sub-windows, which takes about 550 bytes per
+    /// key.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
-    /// The maximum number of sub-windows for a shorthand that uses a counter. With `k` sub-windows,
-    /// a key under saturation gets `k / (k + 1)` of its limit, which is 98% with 60 sub-windows.
+    /// The maximum number of sub-windows if the short notation means a counter. With `k`
+    /// sub-windows, a saturated key gets `k / (k + 1)` of its limit, which is 98% with 60
+    /// sub-windows.
     pub const DEFAULT_BUCKETS: u32 = 60;
 
-    /// Parses a shorthand such as `20/min`, and returns its spec as described at
-    /// [`Self::shorthand`].
+    /// Parses the short notation, such as `20/min`. [`Self::shorthand`] describes the resulting
+    /// spec.
     ///
-    /// A shorthand can also contain the burst of a GCRA limit (`100/s burst 20`) or the capacity of
-    /// a bucket (`100/s capacity 20`). If `algorithm` is `None`, a burst selects GCRA and a
-    /// capacity selects a token bucket.
+    /// The short notation can also contain the burst of a GCRA limit (`100/s burst 20`) or the
+    /// capacity of a bucket (`100/s capacity 20`). If `algorithm` is `None`, a burst selects GCRA
+    /// and a capacity selects a token bucket.
     ///
     /// # Errors
     ///
-    /// Returns an error if the text is malformed, if the algorithm does not have the field, or if
-    /// the algorithm does not support a count of 0. The error is about the field `rate`, `burst`,
-    /// `capacity` or `limit`, which stands for the whole text.
+    /// Returns an error if the string is malformed, if the algorithm does not have the field, or if
+    /// the algorithm does not support a count of 0. The error names the field `rate`, `burst` or
+    /// `capacity`, or the field `limit` if the error concerns the whole string.
     ///
     /// # Examples
     ///
@@ -226,15 +228,15 @@ impl LimitSpec {
         })
     }
 
-    /// Returns the spec for a shorthand such as `20/min` with the given algorithm.
+    /// Returns the spec for a rate such as `20/min` with the given algorithm.
     ///
-    /// For `gcra`, the rate is the rate of a limit without burst. For a bucket, the rate is the
-    /// refill or the drain rate, and the count is the capacity. For a window, the count is the
-    /// limit and the period is the length of the window. For `concurrency`, the count is the limit
-    /// and the period is the lease.
+    /// For `gcra`, the limit has this rate and no burst. For a bucket, the rate is the refill or
+    /// the drain rate, and the count is the capacity. For a window, the count is the limit and the
+    /// period is the length of the window. For `concurrency`, the count is the limit and the period
+    /// is the lease.
     ///
-    /// Without an algorithm, the limit is strict: no interval as long as the period ever admits
-    /// more than the count. A count of up to [`Self::MAX_DEFAULT_LOG`] selects a
+    /// Without an algorithm, the limit is strict: it never admits more than the count in any
+    /// interval as long as the period. A count of up to [`Self::MAX_DEFAULT_LOG`] selects a
     /// `sliding_window_log`. A higher count selects a strict `sliding_window_counter` with up to
     /// [`Self::DEFAULT_BUCKETS`] sub-windows.
     ///
@@ -290,7 +292,7 @@ impl LimitSpec {
     }
 
     /// Returns the spec of a sliding window that never admits more than `limit`. A small limit uses
-    /// a log, and a large limit uses a counter.
+    /// a sliding window log, and a large limit uses a counter.
     fn sliding(limit: u64, window: Span) -> Self {
         let spec = Self {
             limit: Some(limit),
@@ -312,8 +314,8 @@ impl LimitSpec {
     }
 
     /// Returns a copy of this spec, which has no algorithm, with an algorithm filled in. A spec
-    /// with only `limit` and `window` is handled like a shorthand. For any other spec, the
-    /// algorithm is deduced from the fields.
+    /// with only `limit` and `window` is handled like the short notation. Otherwise, the algorithm
+    /// is inferred from the fields.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]
@@ -340,13 +342,13 @@ impl LimitSpec {
     /// Validates every field and builds the limit.
     ///
     /// If the field `algorithm` is `None`, the other fields select the algorithm. A spec with only
-    /// `limit` and `window` is handled like a shorthand: `{limit: 20, window: 1min}` is the same as
-    /// `20/min`. Any other fields select the only algorithm that takes all these fields. For
-    /// example, `rate` and `burst` select `gcra`.
+    /// `limit` and `window` is handled like the short notation: `{limit: 20, window: 1min}` is the
+    /// same as `20/min`. Otherwise, the spec selects the only algorithm that takes all its fields.
+    /// For example, `rate` and `burst` select `gcra`.
     ///
     /// # Errors
     ///
-    /// Returns all errors of the spec: missing fields, fields that the algorithm does not take, and
+    /// Returns all errors in the spec: missing fields, fields that the algorithm does not take, and
     /// invalid numbers.
     pub fn build(&self) -> Result<Limit, Vec<LimitError>> {
         let Some(name) = self.algorithm else {
@@ -405,7 +407,7 @@ impl LimitSpec {
         let (taken, mut written) = (fields_of(name), self.fields_written());
         let all = written.join(" and ");
         written.retain(|field| !taken.contains(field));
-        // The advice is about the whole limit, so only the first error contains the advice.
+        // The suggestion is about the whole limit, so only the first error contains it.
         let mut advice = self
             .only_fit()
             .map(|fit| format!("; {all} are fields of `algorithm: {}`", fit.as_str()));
@@ -472,8 +474,8 @@ impl LimitSpec {
             .collect()
     }
 
-    /// Returns what is wrong with the field `queue` of the algorithm `name`. The field is a truth
-    /// value for a leaky bucket, and a number for a concurrency limit.
+    /// Returns an error message if the field `queue` is invalid for the algorithm `name`. The field
+    /// is a Boolean for a leaky bucket, and a number for a concurrency limit.
     fn wrong_queue(&self, name: AlgorithmName) -> Option<&'static str> {
         match name {
             AlgorithmName::Concurrency if self.queue.is_some() => {
@@ -602,9 +604,9 @@ impl LimitSpec {
     }
 }
 
-/// Returns the algorithm of a shorthand with a burst or a capacity. `algorithm` is the algorithm
-/// that the rule or the request names, if any. Returns an error if this algorithm has no burst or
-/// capacity.
+/// Returns the algorithm for the short notation with a burst or a capacity. `algorithm` is the
+/// algorithm that the rule or the request names, if any. Returns an error if this algorithm does
+/// not have the field.
 fn sized_algorithm(
     rate: Rate,
     size: Size,
@@ -627,7 +629,7 @@ fn sized_algorithm(
     Err(LimitError::new(field, problem))
 }
 
-/// Returns the number of sub-windows for a shorthand. The result is the largest number up to
+/// Returns the number of sub-windows for the short notation. The result is the largest number up to
 /// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into sub-windows of whole microseconds. If
 /// `window` is a whole number of milliseconds, the result is at least 50.
 fn default_buckets(window: Span) -> u32 {
@@ -736,8 +738,7 @@ mod tests {
             algorithm: Some(AlgorithmName::TokenBucket),
             capacity: Some(0),
             refill: Some(nothing),
-            // A bucket has no field `limit`. The error about the unexpected field must be the only
-            // error about `limit`.
+            // A bucket has no field `limit`. That must be the only error about `limit`.
             limit: Some(u64::MAX),
             soft: Some(2_000),
             ..LimitSpec::default()
@@ -758,8 +759,8 @@ mod tests {
         assert_eq!(fields(queue), ["leak"]);
     }
 
-    /// Simulates one key that sends 13 requests of cost 1 every 10 ms from `start` on. Returns the
-    /// maximum number of requests that are admitted in any half-open interval of 3 s.
+    /// Simulates a key with 13 requests of cost 1 every 10 ms, starting at `start`. Returns the
+    /// maximum number of requests admitted in any half-open interval of 3 s.
     fn most_in_three_seconds(limit: &Limit, start: Timestamp) -> usize {
         let limits = Limits::new(vec![limit.clone()]).unwrap();
         let store = MemoryStore::new(MemoryBounds::default());
@@ -767,8 +768,8 @@ mod tests {
         let instants = std::iter::successors(Some(start), |now| Some(now.after(step)));
         let mut admitted = Vec::new();
         for now in instants.take(900) {
-            // Send more requests than the limit at each instant, so that every unit that the limit
-            // can admit is used.
+            // Send more requests than the limit at each instant, so that every available unit is
+            // used.
             for _ in 0..13 {
                 let charge = Charge::new(b"key", &limits, Cost::ONE).unwrap();
                 let decision = store.check(&[charge], now, Effect::Charge, &mut Vec::new());
@@ -786,7 +787,7 @@ mod tests {
         admitted.iter().map(within).max().unwrap_or(0)
     }
 
-    /// Checks the table of the section "Shorthands" of `docs/rules-file.md`.
+    /// Checks the table in the section "Shorthands" of `docs/rules-file.md`.
     #[test]
     fn a_shorthand_stays_within_its_documented_bound() {
         let rate = notation::rate("6/3s").unwrap();
@@ -854,8 +855,8 @@ mod tests {
         }
     }
 
-    /// Without `burst 0`, the policy of a GCRA limit would look like the shorthand `5/min`, which
-    /// is the policy of a window limit.
+    /// Without `burst 0`, the policy of a GCRA limit would look like `5/min`, which is the policy
+    /// of a window limit.
     #[test]
     fn the_policy_of_a_gcra_without_burst_differs_from_that_of_a_window() {
         let policy = |algorithm| {

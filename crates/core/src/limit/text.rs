@@ -1,9 +1,9 @@
-//! Parsing of limits that are written as text, such as `20/min` or `100/s burst 20`.
+//! Parses limits in short notation, such as `20/min` or `100/s burst 20`.
 
 use super::{Rate, rate};
 use crate::error::LimitError;
 
-/// A limit in shorthand notation: a rate, and an optional burst or capacity.
+/// A limit in short notation: a rate, and an optional burst or capacity.
 pub(super) struct LimitText {
     pub(super) rate: Rate,
     pub(super) size: Option<Size>,

@@ -1,9 +1,9 @@
-//! Calendar windows: days, weeks and months in a time zone, with support for daylight saving time.
+//! Calendar windows: days, weeks and months in a time zone, including daylight saving time.
 //!
-//! A day lasts from midnight to midnight in local time, so a day on which the clocks change has 23
-//! or 25 hours. If midnight does not exist on a date, the day begins at the first instant after the
-//! gap. If a month does not have the anchor day, the window begins on the last day of the month.
-//! For example, with the anchor day 31, windows begin on January 31 and on April 30.
+//! A day lasts from midnight to midnight in local time, so a day with a clock change has 23 or 25
+//! hours. If a clock change skips midnight, the day begins at the first instant after the gap. If a
+//! month does not have the anchor day, the window begins on the last day of the month. For example,
+//! with the anchor day 31, windows begin on January 31 and on April 30.
 
 use std::{
     fmt,
@@ -59,7 +59,7 @@ pub struct Calendar {
     day: i8,
 }
 
-/// The hash uses the name of the time zone, because the rules of a time zone cannot be hashed.
+/// The hash uses the name of the time zone, because a time zone's rules cannot be hashed.
 impl Hash for Calendar {
     fn hash<H: Hasher>(&self, state: &mut H) {
         (self.unit, self.zone.name(), self.day).hash(state);
@@ -107,7 +107,7 @@ impl Calendar {
         digest.numbers(&[unit, day]).text(self.zone.name())
     }
 
-    /// Returns all errors of the arguments `zone` and `day`; [`Self::new`] returns only the first
+    /// Returns all errors in the arguments `zone` and `day`. [`Self::new`] returns only the first
     /// error.
     #[must_use]
     pub fn mistakes(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
@@ -138,18 +138,18 @@ impl Calendar {
     pub fn window(&self, now: Timestamp) -> (Timestamp, Timestamp) {
         let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
-        // If the clocks are set back across midnight, midnight occurs twice and a new window begins
-        // at the first midnight. Between the first and the second midnight, the local date is again
-        // the last date of the former window. Step forward until `now` is before the end of the
-        // window. The check against `Timestamp::MAX` ends the loop at the last representable
-        // instant, at which all further windows start and end.
+        // If a clock is set back across midnight, midnight occurs twice, and a new window begins at
+        // the first midnight. After the clock is set back, the local date is again the last date of
+        // the former window. Step forward until `now` is before the end of the window. The check
+        // against `Timestamp::MAX` ends the loop at the last representable instant, at which all
+        // further windows start and end.
         while self.zone.start_of(end) <= now && now < Timestamp::MAX {
             (start, end) = (end, self.next(end));
         }
         (self.zone.start_of(start), self.zone.start_of(end))
     }
 
-    /// Returns the maximum length of one window, including an hour for a change of the clocks.
+    /// Returns the maximum length of a window, including an hour for a clock change.
     pub(crate) fn longest(&self) -> Span {
         let hours = match self.unit {
             CalendarUnit::Day => 25,

@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::{MAX_PERIOD, Span};
 
-/// The units of time, longest first. Each unit has its length in microseconds and its names, of
-/// which the first is the canonical name.
+/// The units of time, longest first. Each entry contains the unit's length in microseconds and its
+/// names. The first name is the canonical one.
 const UNITS: [(u64, &[&str]); 7] = [
     (604_800_000_000, &["w", "week", "weeks"]),
     (86_400_000_000, &["d", "day", "days"]),
@@ -16,7 +16,7 @@ const UNITS: [(u64, &[&str]); 7] = [
     (1, &["us", "µs", "microsecond", "microseconds"]),
 ];
 
-/// An error about invalid notation. The text of the error describes the expected notation.
+/// An error about invalid notation. The message describes the expected notation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotationError(pub(crate) String);
 
@@ -41,7 +41,7 @@ impl fmt::Display for Span {
 ///
 /// # Errors
 ///
-/// Rejects a text without a number or a unit, an unknown unit, a duration of zero, and a duration
+/// Rejects a string without a number or a unit, an unknown unit, a duration of zero, and a duration
 /// over [`MAX_PERIOD`].
 ///
 /// # Examples

@@ -9,26 +9,25 @@ pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(u64);
 
-/// The threshold above which a stored instant that is ahead of the clock means that the clock was
-/// set back. If a stored instant is ahead of the clock by more than this duration, states are
-/// clamped. A stored instant that is ahead by at most this duration is treated as normal.
+/// The threshold for detecting that the clock was set back. If a stored instant is ahead of the
+/// clock by more than this duration, states are clamped. If it is ahead by at most this duration,
+/// this is treated as normal.
 ///
 /// In a remote store, the stored instant is the time at which a state was written. In the memory
-/// store, the stored instant is the latest instant that a shard has seen. A caller reads the clock
-/// before it gets the shard's lock. Other decisions can finish between reading the clock and
-/// getting the lock, so the caller's time can be earlier than the stored instant. The delay between
-/// reading the clock and getting the lock is normally a few microseconds. The delay can be a tenth
-/// of a second if the operating system throttles the process, and a few seconds on a machine that
-/// swaps. All usual delays are far below ten seconds. If the caller's time is earlier than the
-/// stored instant by at most this constant, the store uses the stored instant as the current time.
-/// If a clock was ahead by less than this constant, keys that were charged while the clock was
-/// ahead are delayed by at most the difference.
+/// store, it is the latest instant that a shard has seen. A caller reads the clock before it
+/// acquires the shard's lock. Other decisions can finish in between, so the caller's time can be
+/// earlier than the stored instant. The delay between reading the clock and acquiring the lock is
+/// normally a few microseconds. It can be a tenth of a second if the operating system throttles the
+/// process, and a few seconds on a machine that swaps. All usual delays are far below ten seconds.
+/// If the caller's time is earlier than the stored instant by at most this constant, the store uses
+/// the stored instant as the current time. If a clock was ahead by less than this constant, keys
+/// that were charged while the clock was ahead are delayed by at most the difference.
 ///
 /// The delay can be longer than this constant if the process is stopped between reading the clock
-/// and getting the lock, for example by `SIGSTOP` or in a suspended virtual machine. When the
-/// process resumes, the caller's time is the time of the stop, and states are clamped to the time
-/// of the stop. All charges that were made before the stop remain. Charges that other threads make
-/// within a few microseconds after the process resumes can be moved back to the time of the stop.
+/// and acquiring the lock, for example by `SIGSTOP` or in a suspended virtual machine. When the
+/// process resumes, the caller's time is still the time of the stop, and states are clamped to it.
+/// All charges made before the stop remain. Charges that other threads make within a few
+/// microseconds after the process resumes can be moved back to the time of the stop.
 pub const CLOCK_JUMP: Span = Span::from_secs(10);
 
 impl Span {

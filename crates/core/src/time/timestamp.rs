@@ -57,7 +57,7 @@ impl Timestamp {
 mod tests {
     use super::*;
 
-    /// A sliding log stores an instant in 53 bits, so every instant must fit in 53 bits.
+    /// A sliding window log stores an instant in 53 bits, so every instant must fit in 53 bits.
     #[test]
     fn time_arithmetic_saturates_at_the_maximum() {
         let late = Timestamp::from_micros(u64::MAX);

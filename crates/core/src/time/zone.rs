@@ -16,8 +16,7 @@ pub(crate) struct Zone {
 }
 
 impl Zone {
-    /// Looks up a time zone by its IANA name. Returns the text of an error message if the name is
-    /// unknown.
+    /// Looks up a time zone by its IANA name. Returns an error message if the name is unknown.
     pub(crate) fn named(name: &str) -> Result<Self, String> {
         let zone = TimeZone::get(name).map_err(|_| {
             format!("\"{name}\" is not an IANA time zone such as UTC or Europe/Berlin")
