@@ -1,5 +1,5 @@
 //! Compiles limits into [`Kernel`]s, the implementations of the algorithms. A limit is valid if it
-//! can be compiled, so this module contains the constructors of [`Limit`] that validate numbers.
+//! can be compiled, so the validating constructors of [`Limit`] are in this module.
 
 use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Lease, Log, WeightedWindow};
 use crate::{
@@ -12,13 +12,13 @@ use crate::{
 };
 
 impl Limit {
-    /// Creates a limit that has no soft allowance and does not count denied requests.
+    /// Creates a limit without a soft allowance that does not count denied requests.
     ///
     /// # Errors
     ///
-    /// Returns an error for the first field whose number is invalid. A number is invalid if it is
-    /// zero where zero is not allowed, exceeds its maximum in [`bounds`](crate::bounds), or
-    /// contradicts another field.
+    /// Returns an error for the first field with an invalid value. A value is invalid if it is zero
+    /// where zero is not allowed, exceeds its maximum in [`bounds`](crate::bounds), or contradicts
+    /// another field.
     pub fn new(algorithm: Algorithm) -> Result<Self, LimitError> {
         let limit = Self::unvalidated(algorithm);
         Kernel::compile(&limit)?;
@@ -30,8 +30,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Rejects a percentage over 1,000, and a percentage with which the limit would exceed its
-    /// maximum.
+    /// Rejects a percentage that is over 1,000 or raises the limit above its maximum.
     pub fn with_soft_percent(self, percent: u32) -> Result<Self, LimitError> {
         check_soft_percent(percent)?;
         let limit = self.with_unvalidated_soft_percent(percent);

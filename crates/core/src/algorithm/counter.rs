@@ -1,4 +1,4 @@
-//! The interface of a kernel.
+//! The interface of kernels.
 
 use super::{ChargePosition, Drain, LimitStatus, Mark, Numbers, RetryAfter, Terms};
 use crate::{
@@ -9,8 +9,7 @@ use crate::{
 /// A kernel (the implementation of an algorithm): the parameters of one limit, and the operations
 /// on the state of a key.
 ///
-/// The contract of each method is documented at the method of [`Kernel`](super::Kernel) with the
-/// same name.
+/// Each method is documented at the [`Kernel`](super::Kernel) method with the same name.
 pub(crate) trait Counter: Sized {
     /// The state of one key.
     type State: CounterState;
@@ -54,7 +53,7 @@ pub(crate) trait Counter: Sized {
 
     fn adopt(&self, old: Option<&Self>, state: &mut Self::State, now: Timestamp);
 
-    /// Returns whether `cost` is admitted now.
+    /// Returns whether a request of this `cost` would be admitted now.
     fn admits(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> bool;
 
     fn denied(&self, state: &mut Self::State, now: Timestamp, cost: u64) -> u16 {
@@ -71,8 +70,8 @@ pub(crate) trait Counter: Sized {
 
     fn mark(state: &Self::State) -> Mark;
 
-    /// Refunds up to `units` of the charge at `position`. Refunds nothing if another kernel created
-    /// the mark of `position`.
+    /// Refunds up to `units` of the charge at `position`. Refunds nothing if the mark in `position`
+    /// was created by another kernel.
     fn refund_charge(
         &self,
         state: &mut Self::State,
@@ -108,8 +107,8 @@ pub(crate) trait Counter: Sized {
     }
 }
 
-/// The state of a kernel for one key. The contract of each method is documented at the method of
-/// [`State`](super::State) with the same name.
+/// A kernel's state for one key. Each method is documented at the [`State`](super::State) method
+/// with the same name.
 pub(crate) trait CounterState: Sized {
     fn expires(&self) -> Timestamp;
 
@@ -123,22 +122,21 @@ pub(crate) trait CounterState: Sized {
         0
     }
 
-    /// Serializes the state: passes its numbers to `put`. The method [`Self::read`] deserializes
-    /// them.
+    /// Serializes the state by passing its numbers to `put`. [`Self::read`] deserializes them.
     fn write(&self, put: &mut dyn FnMut(u64));
 
     /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None` if the
-    /// numbers are not valid; for example, because the snapshot file is damaged.
+    /// numbers are invalid, for example in a damaged snapshot file.
     fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
 }
 
-/// Returns whether `number` is at most [`bounds::MAX_COUNT`], so that it can be a count of units.
+/// Returns whether `number` is at most [`bounds::MAX_COUNT`] and can therefore be a count of units.
 pub(super) fn is_count(number: &u64) -> bool {
     *number <= bounds::MAX_COUNT
 }
 
-/// Returns whether `number`, a count of windows or microseconds since the epoch, is within the
-/// range of [`Timestamp`].
+/// Returns whether `number`, a number of windows or microseconds since the epoch, is in the range
+/// of [`Timestamp`].
 pub(crate) fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()
 }

@@ -1,4 +1,4 @@
-//! Numbers of microseconds with an exact fraction.
+//! Durations and instants with an exact fraction of a microsecond.
 
 use crate::time::{Span, Timestamp};
 

@@ -1,16 +1,16 @@
-//! Fixed window: one count that is reset at the end of each window.
+//! Fixed window: a count that is reset at the end of each window.
 //!
 //! This module implements the algorithm `fixed_window`. Windows are aligned to the epoch, to a
 //! key's first request, or to a calendar.
 //!
 //! - **Guarantee.** Each window `[start, end)` admits at most `L` units.
-//! - **Memory.** The state takes 16 bytes. A key expires when its window has ended.
+//! - **Memory.** The state takes 16 bytes. A key expires when its window ends.
 //! - **Counting in full.** If denied requests are counted in full, the count can exceed `L`.
 //!   Decisions do not change, because a request is denied whenever the count is at least `L`.
 //! - **Weakness.** A short interval that contains a window boundary can admit up to `2 * L` units:
-//!   `L` just before the boundary and `L` just after the boundary. In general, a half-open interval
-//!   of length `t` admits up to `L * (ceil(t / W) + 1)` units with windows of length `W`. All keys
-//!   with epoch-aligned or calendar windows are reset at the same instant.
+//!   `L` just before and `L` just after the boundary. In general, a half-open interval of length
+//!   `t` admits up to `L * (ceil(t / W) + 1)` units with windows of length `W`. All keys with
+//!   epoch-aligned or calendar windows are reset at the same instant.
 //! - **Source.** The algorithm has no known author. Descriptions of fixed windows usually mention
 //!   the burst at the window boundary.
 
@@ -31,7 +31,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WindowState {
     pub(crate) count: u64,
-    /// The end of the window that `count` belongs to, in microseconds since the epoch.
+    /// The end of the window in which `count` was counted, in microseconds since the epoch.
     pub(crate) end: u64,
 }
 
@@ -91,7 +91,7 @@ impl FixedWindow {
         })
     }
 
-    /// Returns the maximum count of one window.
+    /// Returns the maximum count in a window.
     fn largest_count(&self) -> u64 {
         if self.in_full {
             bounds::MAX_COUNT
@@ -100,8 +100,8 @@ impl FixedWindow {
         }
     }
 
-    /// Returns the end of the window that contains `now`. If windows start with a request, returns
-    /// the end of a window that starts at `now`.
+    /// Returns the end of the window that contains `now`. If windows start with a request, a window
+    /// that starts at `now` is assumed.
     fn end_at(&self, now: Timestamp) -> Timestamp {
         match &self.grid {
             Window::Epoch(span) => {
@@ -152,8 +152,8 @@ impl Counter for FixedWindow {
         WindowState::default()
     }
 
-    /// Converts a state that was written with other window parameters. If the old and the new
-    /// window overlap, the whole old count applies to the new window.
+    /// Converts a state written with other window parameters. If the old and the new window
+    /// overlap, the whole old count is carried over to the new window.
     fn adopt(&self, old: Option<&Self>, state: &mut WindowState, now: Timestamp) {
         if state.end <= now.as_micros() {
             *state = WindowState::default();
@@ -191,9 +191,9 @@ impl Counter for FixedWindow {
         state.count = count + spent;
     }
 
-    /// If the window of the state ends after `at`, replaces it with the window that contains `at`
-    /// and keeps the count. A window that started with a request keeps its end, but ends at most
-    /// one window length after `at`.
+    /// If the state's window ends after `at`, it is replaced with the window that contains `at`,
+    /// and the count is kept. A window that started with a request keeps its end, or ends one
+    /// window length after `at` if that is earlier.
     fn clamp(&self, state: &mut WindowState, at: Timestamp) {
         if state.end <= at.as_micros() {
             return;
@@ -207,7 +207,7 @@ impl Counter for FixedWindow {
         };
     }
 
-    /// Refunds `units`. If the count drops to zero, resets the state to the state of a new key, so
+    /// Refunds `units`. If the count drops to zero, the state is reset to that of a new key, so
     /// that the next charge starts a new window.
     fn refund(&self, state: &mut WindowState, now: Timestamp, units: u64) {
         match state.count_at(now).saturating_sub(units) {

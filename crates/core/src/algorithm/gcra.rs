@@ -1,10 +1,10 @@
-//! GCRA (generic cell rate algorithm). The state of GCRA is one instant, the theoretical arrival
-//! time (TAT).
+//! GCRA (generic cell rate algorithm). Its state is a single instant, the theoretical arrival time
+//! (TAT).
 //!
 //! This module implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a
 //! meter and as a queue. GCRA, the token bucket and the leaky bucket are the same algorithm. The
-//! time by which the TAT is ahead of the clock corresponds to the spent tokens of a token bucket,
-//! or to the water in a leaky bucket. `B` is the capacity of the bucket.
+//! difference between the TAT and the current time corresponds to the spent tokens of a token
+//! bucket, or to the water in a leaky bucket. `B` is the capacity of the bucket.
 //!
 //! ```text
 //!           now                TAT         now + tau
@@ -15,13 +15,13 @@
 //!
 //! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
 //!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one unit
-//!   less if `t * L / P` is a whole number.
+//!   fewer if `t * L / P` is a whole number.
 //! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
-//!   delays later requests by `n * T`. The start times of successive requests in a busy queue
-//!   differ by `n * T`, except that each start time is rounded up to a whole microsecond. A request
-//!   of cost `n` waits for at most `tau - n * T`.
+//!   delays later requests by `n * T`. In a busy queue, the start times of successive requests
+//!   differ by `n * T`, but each start time is rounded up to a whole microsecond. A request of cost
+//!   `n` waits for at most `tau - n * T`.
 //! - **Exact arithmetic.** One unit lasts `p / l` microseconds, in lowest terms. The TAT consists
-//!   of whole microseconds and a fraction with the denominator `l`. No result is rounded, so a rate
+//!   of whole microseconds and a fraction with the denominator `l`. Nothing is rounded, so a rate
 //!   of 7 per second returns exactly 7 units each second.
 //! - **Memory.** The state takes 16 bytes. A key expires when its TAT has passed.
 //! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)` units, which is up to
@@ -71,17 +71,15 @@ pub(crate) struct Gcra {
     p: u64,
     l: u64,
     unit: ExactMicros,
-    /// The capacity as a duration, which is the maximum time by which the TAT can be ahead of the
-    /// clock.
+    /// The capacity as a duration: the maximum difference between the TAT and the current time.
     tau: ExactMicros,
-    /// Half of the capacity as a duration. A key with less than this duration remaining counts as
-    /// hot (`is_hot`).
+    /// Half of the capacity as a duration. A key with less than this remaining is hot (`is_hot`).
     half: ExactMicros,
     capacity: u64,
     queue: bool,
 }
 
-/// The result of a decision: its outcome, the new TAT, and whether the key is hot. A key is hot if
+/// The result of a decision: the outcome, the new TAT, and whether the key is hot. A key is hot if
 /// the request was denied or less than half of the capacity remains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
@@ -91,8 +89,7 @@ pub(crate) struct Step {
 }
 
 impl Gcra {
-    /// Creates a GCRA limit of `rate` with `capacity`. The caller passes the field names of the
-    /// rate and the capacity for use in errors.
+    /// Creates a GCRA limit with this `rate` and `capacity`. Errors use the given field names.
     pub(crate) fn new(
         (rate_field, rate): (&'static str, Rate),
         (capacity_field, capacity): (&'static str, u64),
@@ -130,8 +127,8 @@ impl Gcra {
         gcra
     }
 
-    /// Decides one request in one pass, for a rule that has no other limit. The result is the same
-    /// as with the separate methods of [`Counter`].
+    /// Decides a request in one pass, for a rule with a single limit. The result is the same as
+    /// with the separate methods of [`Counter`].
     #[inline]
     pub(crate) fn decide(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
         if let Some(whole) = self.without_fractions() {
@@ -141,7 +138,7 @@ impl Gcra {
     }
 
     /// Returns a copy of this limit with `l = 1` and zero fractions as constants, or `None` if one
-    /// unit is not a whole number of microseconds. For the copy, the compiler removes the
+    /// unit is not a whole number of microseconds. With the copy, the compiler removes the
     /// arithmetic on fractions.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
@@ -199,9 +196,9 @@ impl Gcra {
         }
     }
 
-    /// Returns a lower bound of the part of a charge that has not been served. `ends` is the
+    /// Returns a lower bound for the part of a charge that has not been served. `ends` is the
     /// current end of the charge or an earlier instant, or `None` if the end is unknown. Refunds of
-    /// other charges can move the end of the charge.
+    /// other charges can move this end.
     fn unserved(
         &self,
         tat: ExactMicros,
@@ -224,13 +221,13 @@ impl Gcra {
         }
     }
 
-    /// Returns whether this limit is a queue, which delays admitted requests.
+    /// Returns whether this limit is a queue. A queue delays admitted requests.
     pub(crate) fn is_queue(&self) -> bool {
         self.queue
     }
 
-    /// Converts a TAT that was written under `old`. Returns the TAT at which each spent unit lasts
-    /// as long as a unit of this limit, and the latest TAT that [`Self::adopt`] is allowed to set.
+    /// Converts a TAT written under `old`. Returns the TAT for the same number of spent units under
+    /// this limit, and the latest TAT that [`Self::adopt`] may set.
     fn converted(
         &self,
         old: &Self,
@@ -243,18 +240,17 @@ impl Gcra {
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
         // An earlier conversion can have kept the duration of spent units instead of their number.
-        // A kept duration can correspond to more units than were ever spent, so the product can
+        // Such a duration can correspond to more units than were ever spent, so the product can
         // overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(ExactMicros::at(ends.ceil()));
         (self.plus(ExactMicros::at(now), self.exact(scaled)), latest)
     }
 
-    /// Returns the instant to which a charge is added: the later one of the TAT and `now`.
+    /// Returns the instant to which a charge is added: the TAT or `now`, whichever is later.
     ///
-    /// A fraction of `l` or more is invalid for this limit and counts as a whole microsecond. An
-    /// invalid fraction can only come from a damaged snapshot. All other methods rely on fractions
-    /// below `l`.
+    /// A fraction of `l` or more is invalid for this limit and counts as a whole microsecond. It
+    /// can only come from a damaged snapshot. All other methods require fractions below `l`.
     fn base(&self, tat: ExactMicros, now: Timestamp) -> ExactMicros {
         let tat = if tat.part < self.l {
             tat
@@ -277,13 +273,13 @@ impl Gcra {
         }
     }
 
-    /// Returns the duration of `cost` units. The duration cannot overflow, because `cost` is at
-    /// most the capacity.
+    /// Returns the duration of `cost` units. It cannot overflow, because `cost` is at most the
+    /// capacity.
     fn duration_of(&self, cost: u64) -> ExactMicros {
         self.exact(u128::from(cost) * u128::from(self.p))
     }
 
-    /// Converts a number of parts of `1 / l` microseconds into whole microseconds and a fraction.
+    /// Converts a number of units of `1 / l` microseconds to whole microseconds and a fraction.
     fn exact(&self, scaled: u128) -> ExactMicros {
         let l = u128::from(self.l);
         ExactMicros {
@@ -391,12 +387,12 @@ impl Counter for Gcra {
         ExactMicros::default()
     }
 
-    /// Converts a TAT that was computed under the limit `old`. The number of spent units does not
-    /// change, but each unit now lasts as long as a unit of this limit.
+    /// Converts a TAT computed under the limit `old`. The number of spent units does not change,
+    /// but each unit now lasts as long as a unit of this limit.
     ///
-    /// The spent units can exceed this limit's capacity, because the key can still be in use by
-    /// servers with the old limit. The new TAT is at most the later one of the old TAT and the TAT
-    /// of an empty token bucket.
+    /// The spent units can exceed this limit's capacity, because servers with the old limit may
+    /// still use the key. The new TAT is at most the old TAT or the TAT of an empty token bucket,
+    /// whichever is later.
     fn adopt(&self, old: Option<&Self>, tat: &mut ExactMicros, now: Timestamp) {
         let Some(old) = old else {
             // If the old limit is unknown, the spent units keep their duration. The denominator of
@@ -421,8 +417,8 @@ impl Counter for Gcra {
         *tat = self.plus(base, self.span_of(cost)).min(brim);
     }
 
-    /// Sets `TAT = min(TAT, at + tau)`, where `at + tau` is the TAT of a token bucket that was
-    /// emptied at `at`.
+    /// Sets `TAT = min(TAT, at + tau)`, where `at + tau` is the TAT of a token bucket emptied at
+    /// `at`.
     fn clamp(&self, tat: &mut ExactMicros, at: Timestamp) {
         *tat = (*tat).min(self.brim(at));
     }
@@ -436,10 +432,10 @@ impl Counter for Gcra {
 
     /// Refunds the part of a charge that has not been served yet, up to `units`.
     ///
-    /// The charges are treated as a FIFO queue of work, in which the work of one microsecond takes
-    /// one microsecond. `end` is the TAT right after the charge. Returns by how many microseconds,
-    /// rounded up, the refund moves later charges forward; 0 if no later charge exists. The
-    /// documentation of the module `eval::receipt` explains why this method never refunds too much.
+    /// The charges are treated as a FIFO queue of work that is served in real time. `end` is the
+    /// TAT right after the charge. Returns the time, in microseconds and rounded up, by which the
+    /// refund moves later charges forward; 0 if there are no later charges. The documentation of
+    /// `eval::receipt` explains why this method never refunds too much.
     fn refund_charge(
         &self,
         tat: &mut ExactMicros,
@@ -504,8 +500,8 @@ impl Counter for Gcra {
         RetryAfter::After(wait.as_span())
     }
 
-    /// Returns by how much the current wait of the queue exceeds `longest`. Returns zero if the
-    /// wait is shorter than `longest`, or if this limit is not a queue.
+    /// Returns the time by which the queue's current wait exceeds `longest`. Returns zero if the
+    /// wait is at most `longest`, or if this limit is not a queue.
     fn excess_delay(&self, tat: &ExactMicros, now: Timestamp, longest: Span) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -513,8 +509,8 @@ impl Counter for Gcra {
         self.base(*tat, now).ceil().since(now.after(longest))
     }
 
-    /// Returns the delay of the request that was just charged, which is the time until all earlier
-    /// requests are done. Returns zero if this limit is not a queue.
+    /// Returns the delay of the request that was just charged: the time until all earlier requests
+    /// are done. Returns zero if this limit is not a queue.
     fn delay(&self, tat: &ExactMicros, now: Timestamp, cost: u64) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -535,8 +531,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Compares the combined decision with the separate methods for any state, including
-        /// invalid states.
+        /// Compares the combined decision with the separate methods for arbitrary states, including
+        /// invalid ones.
         #[test]
         fn the_combined_decision_equals_the_separate_methods(
             (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),

@@ -1,14 +1,14 @@
-//! Interval bucket: a token bucket to which all tokens of an interval are added together at the end
-//! of the interval.
+//! Interval bucket: a token bucket that receives all tokens of an interval at once when the
+//! interval ends.
 //!
 //! This module implements `token_bucket` with `refill_mode: interval`. At the end of every interval
 //! `I`, `R` tokens are added, up to the capacity `B`. While the bucket is full, no interval is
-//! running, and the next charge starts an interval. Dropping the state of a full bucket therefore
+//! running, and the next charge starts an interval. Therefore, dropping the state of a full bucket
 //! changes no decision.
 //!
 //! The state consists of the instant at which the bucket will be full again, and the number of
-//! tokens that the last refill adds at that instant. The number of tokens that are missing now is
-//! computed from this state:
+//! tokens added by the last refill, at that instant. The number of tokens missing now is computed
+//! from it:
 //!
 //! ```text
 //!   missing = (m - 1) * R + last     m = ceil((full_at - now) / I) refills to come
@@ -21,8 +21,7 @@
 //! - **Guarantee.** Any half-open interval of length `t` admits at most `B + R * ceil(t / I)`
 //!   units.
 //! - **Memory.** The state takes 16 bytes. A key expires when its bucket is full.
-//! - **Weakness.** All clients of a key that ran out of tokens in the same interval retry at the
-//!   same time, right after the refill.
+//! - **Weakness.** All clients of an exhausted key retry at the same time, right after the refill.
 //! - **Source.** Tanenbaum, Computer Networks (token bucket); the library `bucket4j` calls this
 //!   refill "intervally".
 
@@ -44,8 +43,8 @@ use crate::{
 pub(crate) struct IntervalState {
     /// The instant at which the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
-    /// The number of tokens that the last refill adds at `full_at`. The number is at least 1, and
-    /// at most the refill of the limit under which the state was written.
+    /// The number of tokens that the last refill adds at `full_at`. At least 1, and at most the
+    /// refill of the limit under which the state was written.
     pub(crate) last: u64,
 }
 
@@ -84,8 +83,8 @@ pub(crate) struct Interval {
 }
 
 /// The number of tokens missing from a bucket, and the time of the next refill. The number can
-/// exceed the capacity if the bucket was charged under higher limits.
-struct MissingUnits {
+/// exceed the capacity if the bucket was charged under a higher limit.
+struct Missing {
     tokens: u128,
     next_refill: u64,
 }
@@ -111,9 +110,8 @@ impl Interval {
         })
     }
 
-    /// Converts a state that was written under `old`. Returns a state with the same number of
-    /// missing tokens, and the state with the latest `full_at` that [`Self::adopt`] is allowed to
-    /// set.
+    /// Converts a state written under `old`. Returns a state with the same number of missing
+    /// tokens, and the state with the latest `full_at` that [`Self::adopt`] may set.
     fn converted(
         &self,
         old: &Self,
@@ -142,8 +140,8 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        // If the state was written under a limit with a larger refill, its last refill can return
-        // more tokens than one refill of this bucket.
+        // If the state was written under a limit with a larger refill, its last refill can add more
+        // tokens than a refill of this bucket.
         let last = state.last.min(self.refill);
         MissingUnits {
             tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),
@@ -206,7 +204,7 @@ impl Counter for Interval {
         })
     }
 
-    /// Returns the maximum of the field `last` of a state.
+    /// Returns the maximum of a state's field `last`.
     fn largest_number(&self) -> u64 {
         self.refill
     }
@@ -215,11 +213,11 @@ impl Counter for Interval {
         IntervalState::default()
     }
 
-    /// Converts a state that was written under `old`. The number of missing tokens does not change,
-    /// even if it exceeds the capacity, because the key can still be in use by servers with the old
-    /// limit. If no spent units are lost, the next refill happens at its old time or earlier. The
-    /// new `full_at` is at most the later one of the old `full_at` and the instant at which an
-    /// empty bucket would be full.
+    /// Converts a state written under `old`. The number of missing tokens does not change, even if
+    /// it exceeds the capacity, because servers with the old limit may still use the key. If no
+    /// spent units are lost, the next refill happens at its old time or earlier. The new `full_at`
+    /// is at most the old `full_at` or the instant at which an empty bucket would be full,
+    /// whichever is later.
     fn adopt(&self, old: Option<&Self>, state: &mut IntervalState, now: Timestamp) {
         if state.full_at <= now.as_micros() {
             *state = IntervalState::default();
@@ -253,7 +251,7 @@ impl Counter for Interval {
     }
 
     /// Reduces the number of missing tokens to the capacity. The next refill happens at most one
-    /// interval after `at`, and the phase of the refills does not change.
+    /// interval after `at`, and stays on the same schedule.
     fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
         let missing = self.missing(state, at);
         if missing.tokens > self.capacity.into() {
@@ -272,9 +270,9 @@ impl Counter for Interval {
         };
     }
 
-    /// Refunds up to `units` of the charge at `position`. Tokens that refills have possibly
-    /// returned since the charge are not refunded again. The position of a charge is the instant,
-    /// computed right after the charge, at which the bucket would be full again.
+    /// Refunds up to `units` of the charge at `position`. Tokens that refills may already have
+    /// returned are not refunded again. The position of a charge is the instant at which the bucket
+    /// would be full again, computed right after the charge.
     fn refund_charge(
         &self,
         state: &mut IntervalState,

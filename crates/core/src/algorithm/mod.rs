@@ -1,28 +1,27 @@
 //! The implementations of the rate limit algorithms, which this crate calls *kernels*. A kernel is
-//! a set of pure functions of state, time and cost.
+//! a set of pure functions of the state, the time and the cost.
 //!
 //! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of seven kernels. All
-//! computation on states is in this module. A kernel answers four questions about the state of a
-//! key:
+//! computation on states is in this module. For the state of a key, a kernel determines:
 //!
-//! - Is a request of this cost *denied* now?
-//! - What is the new state after this cost is *charged* (counted against the limit)?
-//! - How many units *remain*, when is the whole limit available again, and when would this cost be
-//!   admitted?
-//! - When does the state *expire*, so that dropping the state changes no decision?
+//! - whether a request of a given cost is *denied* now;
+//! - the new state after this cost is *charged* (counted against the limit);
+//! - how many units *remain*, when the whole limit is available again, and when this cost would be
+//!   admitted;
+//! - when the state *expires*, so that dropping it changes no decision.
 //!
 //! To add a kernel, implement the trait [`Counter`] in a new file and add a line to the `kernels!`
 //! table at the end of this file.
 //!
-//! Kernels can rely on time never running backwards, because the store passes the latest instant
-//! that it has seen.
+//! Kernels can rely on time never going backwards, because the store passes the latest instant it
+//! has seen.
 //!
-//! The documentation of each kernel states its guarantee under **Guarantee**. In a guarantee, the
-//! limit `L` and the capacity `B` include the soft allowance, as in
-//! [`Limit::hard_quota`](crate::limit::Limit::hard_quota). The guarantees do not hold if a caller
-//! requests an [`Effect::Refund`](crate::Effect::Refund), so only trusted callers should be allowed
-//! to request refunds. **Memory** is the size of the kernel's state for one key. In addition, the
-//! memory store needs an entry of 48 bytes per key, which can hold 16 bytes of state inline.
+//! In the section **Guarantee** of each kernel's documentation, the limit `L` and the capacity `B`
+//! include the soft allowance, as in [`Limit::hard_quota`](crate::limit::Limit::hard_quota). The
+//! guarantees do not hold if a caller requests an [`Effect::Refund`](crate::Effect::Refund), so
+//! only trusted callers should be allowed to request refunds. The section **Memory** states the
+//! size of the kernel's state for one key. In addition, the memory store needs an entry of 48 bytes
+//! per key, which can hold 16 bytes of state inline.
 
 mod charge_position;
 mod compile;
@@ -56,19 +55,19 @@ pub use self::{
 };
 use crate::time::{Span, Timestamp};
 
-/// The status of one limit for one key.
+/// The status of a limit for one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LimitStatus {
     /// The maximum cost that would be admitted now.
     pub(crate) remaining: u64,
-    /// The time until the limit has fully recovered. After this time, requests of the key are
-    /// decided like requests of a new key.
+    /// The time until the limit has fully recovered. After this time, the key is treated like a new
+    /// key.
     pub(crate) reset_after: Span,
 }
 
-/// Declares the enums [`Kernel`] and [`State`], which have one variant for each kernel of the
-/// table. Each method of `Kernel` calls the [`Counter`] method of its variant, with the state of
-/// the same variant.
+/// Declares the enums [`Kernel`] and [`State`], which have a variant for each kernel in the table.
+/// Each `Kernel` method dispatches to the [`Counter`] method of its variant, with the state of the
+/// same variant.
 macro_rules! kernels {
     ($($tag:literal $variant:ident: $counter:ty => $state:ty,)*) => {
         /// An algorithm with its precomputed parameters.
@@ -84,7 +83,7 @@ macro_rules! kernels {
         }
 
         impl Kernel {
-            /// Returns the parameters with which a remote store (Redis) decides a request of
+            /// Returns the parameters that a remote store (Redis) needs to decide a request of
             /// `cost`.
             pub(crate) fn numbers(&self, cost: u64) -> Numbers<'_> {
                 match self {
@@ -99,9 +98,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns a copy of this kernel that counts its states in the units `terms`. Returns
-            /// `None` if the algorithm's state itself contains all information that is needed to
-            /// convert it.
+            /// Returns a copy of this kernel that counts in the units `terms`. Returns `None` if
+            /// the algorithm's state itself contains everything needed for a conversion.
             pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
                 match self {
                     $(Self::$variant(kernel) => kernel.in_terms(terms).map(Self::$variant),)*
@@ -109,8 +107,8 @@ macro_rules! kernels {
             }
 
             /// Returns how long `state` takes to drain to this limit in its former units. Returns
-            /// `None` if [`Self::adopt`] keeps all spent units. Some spent units would be lost if
-            /// the new rate is slower, or if the limit of a weighted window counter is smaller.
+            /// `None` if [`Self::adopt`] keeps all spent units. Spent units can be lost if the new
+            /// rate is slower, or if a weighted window counter now has a smaller limit.
             pub(crate) fn drain(
                 &self,
                 old: Option<&Self>,
@@ -130,7 +128,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns whether all numbers in the states of this kernel, except instants, fit in 32
+            /// Returns whether all numbers in this kernel's states, except instants, fit in 32
             /// bits.
             pub(crate) fn is_small(&self) -> bool {
                 let largest = match self {
@@ -139,8 +137,8 @@ macro_rules! kernels {
                 u32::try_from(largest).is_ok()
             }
 
-            /// Returns the maximum heap size, in bytes, of a new key's state after `cost` is
-            /// charged.
+            /// Returns the maximum heap size, in bytes, of a new key's state after a charge of
+            /// `cost`.
             pub(crate) fn new_entry_bytes(&self, cost: u64) -> usize {
                 match self {
                     $(Self::$variant(kernel) => kernel.new_entry_bytes(cost),)*
@@ -174,7 +172,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns whether `state` was written by the same kind of kernel, with any parameters.
+            /// Returns whether `state` was written by the same kind of kernel, whatever its
+            /// parameters.
             pub(crate) fn is_kind_of(&self, state: &State) -> bool {
                 match (self, state) {
                     $((Self::$variant(_), State::$variant(_)) => true,)*
@@ -182,13 +181,13 @@ macro_rules! kernels {
                 }
             }
 
-            /// Converts a state that was written with other parameters, for example before a reload
-            /// of the rules. `old` is the kernel that wrote the state, if that kernel is known.
+            /// Converts a state written with other parameters, for example before the rules were
+            /// reloaded. `old` is the kernel that wrote the state, if known.
             ///
-            /// Spent units stay spent, and units whose status is unknown count as spent. A state
-            /// that exceeds the new limit is not reduced, because the state can be shared with
-            /// servers that still use the old parameters. A denial under the new limit must not
-            /// change the count for servers with the old parameters.
+            /// Spent units stay spent, and units of unknown status count as spent. A state that
+            /// exceeds the new limit is not reduced, because servers with the old parameters may
+            /// still share it. A denial under the new limit must not change the count for those
+            /// servers.
             pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(mut state)) => {
@@ -203,8 +202,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns a bit mask of the windows that deny `cost` now. Only the log kernel can have
-            /// more than one window; all other kernels use only bit 0.
+            /// Returns a bit mask of the windows that deny `cost` now. Only the sliding window log
+            /// can have more than one window; all other kernels use only bit 0.
             pub(crate) fn denied(&self, state: &mut State, now: Timestamp, cost: u64) -> u16 {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -215,9 +214,9 @@ macro_rules! kernels {
             }
 
             /// Charges `cost`. The cost of a denied request is also charged if the limit counts
-            /// denied requests, but the state never exceeds its maximum. A client that keeps
-            /// sending stays denied, but never has to wait longer than after spending the whole
-            /// limit.
+            /// denied requests, but the state never exceeds its maximum. Therefore, a client that
+            /// keeps sending stays denied, but never has to wait longer than after spending the
+            /// whole limit.
             pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -227,13 +226,12 @@ macro_rules! kernels {
                 }
             }
 
-            /// Clamps a state that was written while the clock was ahead. Time then continued from
-            /// the instant `at`. The clamped state has at most the spent units of a key that spent
-            /// its whole limit at `at`.
+            /// Clamps a state that was written while the clock was ahead, before the clock was set
+            /// back to `at`. The clamped state has at most the spent units of a key that spent its
+            /// whole limit at `at`.
             ///
-            /// A state that was not affected by the wrong clock does not change, unless it was
-            /// written under a higher limit and exceeds this limit. A state that exceeds this limit
-            /// is reduced to the limit.
+            /// A state unaffected by the wrong clock does not change, unless it was written under a
+            /// higher limit and exceeds this one. In that case, it is reduced to this limit.
             pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*
@@ -242,7 +240,7 @@ macro_rules! kernels {
             }
 
             /// Drops units that affect no decision. Only limits that count denied requests have
-            /// units that affect no decision.
+            /// such units.
             pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.trim(state, now),)*
@@ -268,10 +266,10 @@ macro_rules! kernels {
                 }
             }
 
-            /// Refunds up to `units` of the charge at `position`, as far as these units are still
-            /// counted. For concurrency slots, releases all slots of the charge. For GCRA, returns
-            /// by how many microseconds the refund moves later charges forward; for other
-            /// algorithms, returns 0.
+            /// Refunds up to `units` of the charge at `position` that are still counted. For
+            /// concurrency slots, releases all slots of the charge. For GCRA, returns the time, in
+            /// microseconds, by which the refund moves later charges forward. For other algorithms,
+            /// returns 0.
             pub(crate) fn refund_charge(
                 &self,
                 state: &mut State,
@@ -288,9 +286,9 @@ macro_rules! kernels {
                 }
             }
 
-            /// Renews `units` concurrency slots that were acquired at `since`, so that their lease
-            /// starts at `now`. Returns false and changes nothing if the slots were lost and too
-            /// few slots are free. Kernels without leases return true.
+            /// Renews `units` concurrency slots acquired at `since`, so that their lease starts at
+            /// `now`. Returns false and changes nothing if the slots were lost and too few slots
+            /// are free. Kernels without leases return true.
             pub(crate) fn renew(
                 &self,
                 state: &mut State,
@@ -317,8 +315,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the time after which the window with index `part`, which denies `cost` now,
-            /// would admit `cost`. For concurrency slots, the time is an estimate.
+            /// Returns how long it takes until the window with index `part`, which denies `cost`
+            /// now, would admit `cost`. For concurrency slots, the time is an estimate.
             pub(crate) fn retry(
                 &self,
                 state: &State,
@@ -345,8 +343,9 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns by how much the current wait in a queueing leaky bucket exceeds `longest`,
-            /// or zero if the wait is shorter. The wait does not depend on the cost of the request.
+            /// Returns the time by which the current wait in a queueing leaky bucket exceeds
+            /// `longest`, or zero if the wait is shorter. The wait does not depend on the request's
+            /// cost.
             pub(crate) fn excess_delay(
                 &self,
                 state: &State,
@@ -374,7 +373,7 @@ macro_rules! kernels {
 
         impl State {
             /// Moves every instant in the state back by the duration `span`. At any instant, the
-            /// moved state has as many spent units as the original state has `span` later.
+            /// moved state has the spent units that the original state has `span` later.
             /// Sub-windows and weighted windows are aligned to the epoch, so `span` is rounded down
             /// to whole windows or sub-windows.
             pub(crate) fn move_back(&mut self, span: Span) {
@@ -383,8 +382,7 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the instant from which the state can be dropped without changing any
-            /// decision.
+            /// Returns when the state expires. From then on, dropping it changes no decision.
             pub(crate) fn expires(&self) -> Timestamp {
                 match self {
                     $(Self::$variant(state) => state.expires(),)*
@@ -398,8 +396,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Serializes the state: passes the tag of its kernel, and then the numbers of the
-            /// state, to `put`.
+            /// Serializes the state by passing the kernel's tag, and then the state's numbers, to
+            /// `put`.
             pub(crate) fn write(&self, put: &mut dyn FnMut(u64)) {
                 match self {
                     $(Self::$variant(state) => {
@@ -410,7 +408,7 @@ macro_rules! kernels {
             }
 
             /// Deserializes a state from the numbers that [`Self::write`] produced. Returns `None`
-            /// if the numbers are not valid.
+            /// if the numbers are invalid.
             pub(crate) fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self> {
                 type StateOf<C> = <C as Counter>::State;
                 match next()? {
@@ -419,8 +417,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the maximum number of bytes by which a log grows when it is converted to
-            /// other limits and charged.
+            /// Returns the maximum number of bytes by which a sliding window log grows when it is
+            /// converted to other limits and charged.
             pub(crate) fn log_growth_bytes(&self) -> usize {
                 match self {
                     $(Self::$variant(state) => state.log_growth_bytes(),)*
@@ -430,8 +428,8 @@ macro_rules! kernels {
     };
 }
 
-/// The panic message if a kernel gets the state of another kernel, which is impossible because
-/// every state is checked with [`Kernel::is_compatible`] when it is loaded.
+/// The panic message if a kernel receives another kernel's state. This is impossible, because every
+/// state is checked with [`Kernel::is_compatible`] when it is loaded.
 const MISMATCH: &str = "a state that the kernel cannot use is converted when it is loaded";
 
 // The number at the start of each line identifies the kernel in snapshots.

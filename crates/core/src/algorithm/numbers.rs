@@ -1,30 +1,29 @@
-//! The precomputed parameters of a limit, for stores that decide remotely, and the units
-//! ([`Terms`]) in which its state is counted.
+//! The precomputed parameters of a limit, for remote stores, and the units ([`Terms`]) in which its
+//! state is counted.
 
 use super::ExactMicros;
 use crate::{digest::Digest, limit::Window, time::Span};
 
-/// The parameters of one limit, precomputed for one cost. All sliding logs of a rule that share a
-/// state also share one value. With these parameters, a decision needs only additions, carries and
+/// The parameters of a limit, precomputed for one cost. Sliding window logs that share a state also
+/// share one value. With these parameters, a decision needs only additions, carries and
 /// comparisons. Times are in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Numbers<'l> {
     /// GCRA, whose state is a theoretical arrival time.
     Gcra {
-        /// The denominator of fractions: how many parts one microsecond is divided into.
+        /// The denominator of fractions of a microsecond.
         fraction: u64,
         /// The cost as a duration; `None` if the cost exceeds the capacity.
         duration: Option<ExactMicros>,
-        /// The maximum time by which the theoretical arrival time can be ahead of the clock.
+        /// The maximum difference between the theoretical arrival time and the current time.
         tau: ExactMicros,
-        /// Whether the limit is a queue, which delays admitted requests. In a queue, each admitted
-        /// request already has its start time, so a refund must not move a request forward.
+        /// Whether the limit is a queue, which delays admitted requests. Each admitted request in a
+        /// queue already has its start time, so a refund must not move it forward.
         queue: bool,
     },
-    /// A token bucket to which all tokens of an interval are added together at the end of the
-    /// interval.
+    /// A token bucket that receives all tokens of an interval at once when the interval ends.
     Interval {
-        /// The number of tokens that are added after each interval.
+        /// The number of tokens added after each interval.
         refill: u64,
         /// The length of an interval.
         every: u64,
@@ -35,8 +34,8 @@ pub enum Numbers<'l> {
     Window {
         /// The maximum number of units admitted in one window.
         limit: u64,
-        /// The maximum number of units counted in one window, which exceeds `limit` if denied
-        /// requests are counted in full.
+        /// The maximum number of units counted in one window. It exceeds `limit` if denied requests
+        /// are counted in full.
         most: u64,
         /// The start and the length of the windows.
         grid: &'l Window,
@@ -58,7 +57,7 @@ pub enum Numbers<'l> {
         /// The number of sub-windows whose counts are added up.
         summed: usize,
     },
-    /// Sliding logs: the instants of admitted requests.
+    /// Sliding window logs: the instants of admitted requests.
     Log {
         /// The maximum and the length of each window.
         windows: Vec<(u64, Span)>,
@@ -72,9 +71,8 @@ pub enum Numbers<'l> {
     },
 }
 
-/// The units in which the state of an algorithm is counted, called its *terms*. A state that was
-/// written in other terms has to be converted. A state that was written in the same terms has the
-/// same meaning under any limit.
+/// The units in which an algorithm's state is counted, called its *terms*. A state written in other
+/// terms must be converted. A state written in the same terms has the same meaning under any limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// GCRA, in which one unit lasts `numerator / denominator` microseconds, as a reduced fraction.
@@ -84,10 +82,9 @@ pub enum Terms {
         /// At least 1.
         denominator: u64,
     },
-    /// A token bucket to which all tokens of an interval are added together at the end of the
-    /// interval.
+    /// A token bucket that receives all tokens of an interval at once when the interval ends.
     Interval {
-        /// The number of tokens that are added after each interval, at least 1.
+        /// The number of tokens added after each interval, at least 1.
         refill: u64,
         /// The length of an interval in microseconds, at least 1.
         every: u64,
@@ -97,8 +94,8 @@ pub enum Terms {
         /// The length of a window in microseconds, at least 1.
         window: u64,
     },
-    /// Any other algorithm. The state itself contains all information that is needed to convert it,
-    /// so a digest is enough to distinguish terms.
+    /// Any other algorithm. The state itself contains everything needed for a conversion, so a
+    /// digest is enough to distinguish terms.
     Digest(u32),
 }
 

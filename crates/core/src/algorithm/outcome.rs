@@ -1,12 +1,12 @@
-//! The result of one limit.
+//! The result of evaluating one limit.
 
 use crate::time::Span;
 
 /// The time after which a denied request would be admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RetryAfter {
-    /// The request would be admitted after this time, which is zero if the request is allowed. The
-    /// time is exact to the microsecond if no other request is charged. For
+    /// The request would be admitted after this time; zero if the request is allowed now. The time
+    /// is exact to the microsecond, provided no other request is charged. For
     /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency), the time is an estimate of when a
     /// slot becomes free.
     After(Span),
@@ -15,10 +15,10 @@ pub enum RetryAfter {
 }
 
 impl RetryAfter {
-    /// A wait of zero, because the request is admitted now.
+    /// A wait time of zero: the request is admitted now.
     pub const NOW: Self = Self::After(Span::ZERO);
 
-    /// Returns the wait, or `None` for [`Self::Never`].
+    /// Returns the wait time, or `None` for [`Self::Never`].
     #[must_use]
     pub fn span(self) -> Option<Span> {
         match self {
@@ -28,29 +28,28 @@ impl RetryAfter {
     }
 }
 
-/// The result of one limit for one request.
+/// The result of evaluating one limit for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// Whether this limit admits the request.
     pub allowed: bool,
     /// Whether the request was admitted over the limit, within the soft allowance.
     pub over_limit: bool,
-    /// The quota: the most units that an idle key can spend at once.
+    /// The quota: the maximum number of units that an idle key can spend at once.
     pub limit: u64,
     /// The number of units that can still be spent immediately after this decision, including the
     /// soft allowance.
     pub remaining: u64,
     /// The time until the key has fully recovered, if no other request is charged. For
-    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency), the time until the last lease
-    /// expires; slots that are released become free earlier.
+    /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency), this is the time until the last
+    /// lease expires; released slots become free earlier.
     pub reset_after: Span,
     /// The time until the same request would be admitted; zero if the request is allowed.
     pub retry_after: RetryAfter,
-    /// The time by which to delay an admitted request. Only a leaky bucket that queues requests
-    /// returns more than zero.
+    /// How long to delay an admitted request. Only a queueing leaky bucket returns more than zero.
     pub delay: Span,
-    /// The number of units by which the count exceeds the limit after this decision. The excess is
-    /// above 0 only for a fixed window that counts denied requests [in
+    /// The number of units by which the count exceeds the limit after this decision. It is above 0
+    /// only for a fixed window that counts denied requests [in
     /// full](crate::Limit::counting_in_full) or whose limit was lowered.
     pub excess: u64,
 }

@@ -1,4 +1,4 @@
-//! Buckets: a sliding window counter that divides the window into sub-windows, called buckets.
+//! Sliding window counter with buckets: the window is divided into sub-windows, called buckets.
 //!
 //! This module implements the algorithm `sliding_window_counter` with `buckets: k`. A window of
 //! length `W` is divided into `k` buckets of length `w = W / k`, aligned to the epoch.
@@ -11,16 +11,15 @@
 //! ```
 //!
 //! - **Guarantee.** In strict mode, every half-open interval of length `W` admits at most `L`
-//!   units. Under saturation, a key in strict mode gets `L` units per `W + w`, which is
-//!   `k / (k + 1)` of the limit. In loose mode, any `k` consecutive buckets admit at most `L`
-//!   units.
+//!   units. A saturated key in strict mode gets `L` units per `W + w`, which is `k / (k + 1)` of
+//!   the limit. In loose mode, any `k` consecutive buckets admit at most `L` units.
 //! - **Memory.** The state takes 8 bytes per bucket, plus about 70 bytes. The size does not depend
 //!   on the limit.
 //! - **Work.** A decision reads each bucket once or twice. A state has at most 1,001 buckets.
 //! - **Weakness.** In loose mode, an interval of length `W` can admit up to `2 * L` units. In
-//!   strict mode, a client waits up to one bucket length longer than with a sliding log.
-//! - **Source.** Figma 2017, "An alternative approach to rate limiting". The class
-//!   `SlidingWindowRateLimiter` of .NET implements the loose mode.
+//!   strict mode, a client waits up to one bucket length longer than with a sliding window log.
+//! - **Source.** Figma 2017, "An alternative approach to rate limiting". .NET's
+//!   `SlidingWindowRateLimiter` implements the loose mode.
 
 use crate::{
     algorithm::{
@@ -35,7 +34,7 @@ use crate::{
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BucketsState {
-    /// The number of the newest bucket since the epoch.
+    /// The index of the newest bucket, counted from the epoch.
     pub(crate) newest: u64,
     /// The length of a bucket in microseconds.
     pub(crate) width: u64,
@@ -45,10 +44,10 @@ pub(crate) struct BucketsState {
 }
 
 impl BucketsState {
-    /// Creates a state from the counts of its buckets, in order from the oldest to the newest. The
-    /// state has at least one bucket, even if `counts` is empty.
+    /// Creates a state from its bucket counts, oldest first. The state has at least one bucket,
+    /// even if `counts` is empty.
     pub(crate) fn from_counts(newest: u64, width: u64, counts: &[u64]) -> Self {
-        // No limit has more than `most` buckets, and the sum of `most` counts does not overflow.
+        // A limit has at most `most` buckets, and the sum of `most` counts does not overflow.
         let most = bounds::MAX_BUCKETS as usize + 1;
         let counts = &counts[counts.len().saturating_sub(most)..];
         let mut state = Self {
@@ -65,15 +64,15 @@ impl BucketsState {
         state
     }
 
-    /// Returns the counts of the buckets, from the oldest to the newest. In the ring buffer, the
-    /// oldest bucket follows the newest bucket.
+    /// Returns the bucket counts, oldest first. In the ring buffer, the oldest bucket follows the
+    /// newest one.
     pub(crate) fn oldest_first(&self) -> impl Iterator<Item = u64> {
         let buckets = (self.newest + 1..).take(self.counts.len());
         buckets.map(|bucket| self.count(bucket))
     }
 
     fn slot(&self, bucket: u64) -> usize {
-        // The remainder is less than `counts.len()`, so the remainder fits in a usize.
+        // The remainder is less than `counts.len()`, so it fits in a `usize`.
         usize::try_from(bucket % self.counts.len() as u64).unwrap_or(0)
     }
 
@@ -93,7 +92,7 @@ impl BucketsState {
         }
     }
 
-    /// Removes the newest `units` from the buckets, or all units if the state has fewer.
+    /// Removes the newest `units` from the buckets, or all units if there are fewer.
     fn drop_newest(&mut self, mut units: u64) {
         let len = self.counts.len() as u64;
         for bucket in ((self.newest + 1).saturating_sub(len)..=self.newest).rev() {
@@ -175,8 +174,7 @@ impl CounterState for BucketsState {
 pub(crate) struct Buckets {
     limit: u64,
     width: u64,
-    /// The number of buckets that are summed: the buckets of one window, plus one more bucket in
-    /// strict mode.
+    /// The number of buckets in the sum: the buckets of one window, plus one in strict mode.
     summed: usize,
 }
 
@@ -245,8 +243,8 @@ impl Counter for Buckets {
         state.width == self.width && state.counts.len() == self.summed
     }
 
-    /// Converts a state that was written with other buckets: moves all units that the old buckets
-    /// still count into the newest of the new buckets.
+    /// Converts a state written with another bucket length or number of buckets. All units that
+    /// still count are moved into the newest bucket.
     fn adopt(&self, _old: Option<&Self>, state: &mut BucketsState, now: Timestamp) {
         state.advance(now);
         if self.is_compatible(state) {
@@ -265,8 +263,8 @@ impl Counter for Buckets {
         cost <= self.limit && state.total <= self.limit - cost
     }
 
-    /// Charges `cost`. After the charge, the total is at most the limit: if the cost of a denied
-    /// request is charged, the oldest units are dropped. A client that keeps sending stays denied.
+    /// Charges `cost`. If the cost of a denied request is charged, the oldest units are dropped, so
+    /// that the total is at most the limit. A client that keeps sending stays denied.
     fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
         state.advance(now);
         let cost = cost.min(self.limit);
@@ -286,7 +284,7 @@ impl Counter for Buckets {
         for later in oldest.max(newest + 1)..=state.newest {
             let (from, to) = (state.slot(later), state.slot(newest));
             // A later bucket can occupy the ring buffer slot of the bucket that contains `at`, so
-            // first take the count of the later bucket out.
+            // take out its count first.
             let count = std::mem::take(&mut state.counts[from]);
             state.counts[to] += count;
         }
@@ -302,8 +300,7 @@ impl Counter for Buckets {
         Mark::Numbered(state.newest)
     }
 
-    /// Removes up to `units` from the bucket that contains the charge, if the ring buffer still
-    /// contains this bucket.
+    /// Removes up to `units` from the charge's bucket, if it is still in the ring buffer.
     fn refund_charge(
         &self,
         state: &mut BucketsState,

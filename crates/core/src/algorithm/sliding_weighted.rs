@@ -1,11 +1,9 @@
-//! Weighted counter: a sliding window counter that approximates the window with the counts of two
-//! fixed windows.
+//! Weighted sliding window counter: approximates the window with the counts of two fixed windows.
 //!
 //! This module implements the algorithm `sliding_window_counter` without `buckets`. The requests of
-//! the previous window are assumed to be spread evenly over that window. When the time `e` of the
-//! current window has elapsed, `prev * (W - e) / W` of the previous count still applies. A request
-//! of cost `n` is admitted if `prev * (W - e) + (cur + n) * W <= L * W`, which is computed with
-//! integers.
+//! the previous window are assumed to be spread evenly over that window. After a time `e` in the
+//! current window, `prev * (W - e) / W` of the previous count still applies. A request of cost `n`
+//! is admitted if `prev * (W - e) + (cur + n) * W <= L * W`. This is computed with integers.
 //!
 //! ```text
 //!   │      prev       │   cur           │
@@ -20,7 +18,7 @@
 //! - **Weakness.** A client that spends its limit at the end of one window and sends slowly during
 //!   the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below this bound.
 //!   If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is still
-//!   limited by the units that it spent before.
+//!   limited by the units it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
 //!   domains".
 
@@ -37,7 +35,7 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WeightedState {
-    /// The number of the current window since the epoch.
+    /// The index of the current window, counted from the epoch.
     pub(crate) index: u64,
     pub(crate) previous: u64,
     pub(crate) current: u64,
@@ -120,8 +118,8 @@ impl WeightedWindow {
         })
     }
 
-    /// Returns the longest remaining time of a window at which the weighted part of the count
-    /// `weighed` is at most `free`.
+    /// Returns the longest remaining window time at which the weighted part of the count `weighed`
+    /// is at most `free`.
     fn most_left(&self, weighed: u64, free: u64) -> u64 {
         if weighed == 0 {
             return self.window;
@@ -130,7 +128,7 @@ impl WeightedWindow {
         u64::try_from(left).unwrap_or(u64::MAX).min(self.window)
     }
 
-    /// Returns the maximum cost that is admitted now.
+    /// Returns the maximum cost that would be admitted now.
     fn room(&self, state: &WeightedState, now: Timestamp) -> u64 {
         let window = u128::from(self.window);
         let weighed = u128::from(state.previous) * u128::from(state.left(now));
@@ -156,7 +154,8 @@ impl Counter for WeightedWindow {
     }
 
     /// A conversion would lose spent units if the state counts more units than the limit. The state
-    /// contains its former window, at whose end the units of the window before are dropped.
+    /// contains its former window length. At the end of each such window, the units of the previous
+    /// window are dropped.
     fn drain(
         &self,
         _old: Option<&Self>,
@@ -201,8 +200,8 @@ impl Counter for WeightedWindow {
         state.window == self.window
     }
 
-    /// Converts a state that was written with another window length: moves all units that the old
-    /// windows still count into the current new window, up to the limit.
+    /// Converts a state written with another window length. All units that still count are moved
+    /// into the new current window, up to the limit.
     fn adopt(&self, _old: Option<&Self>, state: &mut WeightedState, now: Timestamp) {
         state.advance(now);
         if self.is_compatible(state) {
@@ -227,8 +226,8 @@ impl Counter for WeightedWindow {
             .min(self.limit.max(state.current));
     }
 
-    /// If the current window of the state begins after `at`, moves the counts of the current and
-    /// the previous window into the window that contains `at`, up to the limit.
+    /// If the state's current window begins after `at`, moves the counts of the current and the
+    /// previous window into the window that contains `at`, up to the limit.
     fn clamp(&self, state: &mut WeightedState, at: Timestamp) {
         let index = at.as_micros() / self.window;
         if state.index > index {
@@ -277,9 +276,9 @@ impl Counter for WeightedWindow {
         }
     }
 
-    /// Returns the time until enough units have left the sliding window. If the previous window has
-    /// enough units, these units leave during the current window. If the previous window has too
-    /// few units, units of the current window leave during the next window.
+    /// Returns the time until enough units have left the sliding window. Units of the previous
+    /// window leave during the current window. If they are not enough, units of the current window
+    /// must leave during the next window.
     fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;

@@ -313,9 +313,9 @@ impl LimitSpec {
         }
     }
 
-    /// Returns a copy of this spec, which has no algorithm, with an algorithm filled in. A spec
-    /// with only `limit` and `window` is handled like the short notation. Otherwise, the algorithm
-    /// is inferred from the fields.
+    /// Returns a copy of this spec with an algorithm filled in. The spec itself must not name one.
+    /// A spec with only `limit` and `window` is handled like the short notation. Otherwise, the
+    /// algorithm is inferred from the fields.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]

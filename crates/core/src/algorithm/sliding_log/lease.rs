@@ -1,5 +1,5 @@
-//! Concurrency limits: a log of the held concurrency slots. The log has one window, whose length is
-//! the lease of a slot.
+//! Concurrency limits: a sliding window log of the held concurrency slots. Its single window is as
+//! long as a slot's lease.
 
 use super::{Log, LogState};
 use crate::{
@@ -20,7 +20,8 @@ const MAX_RETRY_HINT: Span = Span::from_secs(10);
 pub(crate) struct Lease(Log);
 
 impl Lease {
-    /// Creates a limit of `limit` slots. Each slot is held for up to `lease` without a renewal.
+    /// Creates a concurrency limit of `limit` slots. A slot is held for at most `lease` without a
+    /// renewal.
     pub(crate) fn new(limit: u64, lease: Span) -> Result<Self, LimitError> {
         Log::of_field(limit, ("lease", lease)).map(Self)
     }
@@ -103,19 +104,18 @@ impl Counter for Lease {
         self.0.status(state, now, part)
     }
 
-    /// Returns the retry hint for a request that needs `cost` concurrency slots while too few slots
-    /// are free.
+    /// Returns the retry hint for a request that needs `cost` concurrency slots when too few are
+    /// free.
     ///
-    /// A slot becomes free when its request ends or its lease expires. The end of a request cannot
-    /// be predicted, so the hint is an estimate. The estimate assumes that requests start at
-    /// regular intervals and take as long as the current age of the oldest slot. If the oldest slot
-    /// has the age `age`, the estimate is that one of `n` held slots becomes free every `age / n`.
-    /// So the hint is `age / n` for each missing slot. If requests take little time, the retry hint
-    /// is short. While no request ends, the hint grows, so clients that follow the hint retry less
-    /// and less often.
+    /// A slot becomes free when its request finishes or its lease expires. The end of a request
+    /// cannot be predicted, so the hint is an estimate. It assumes that requests start at regular
+    /// intervals and take as long as the current age of the oldest slot, `age`. Then one of `n`
+    /// held slots becomes free every `age / n`, and the hint is `age / n` per missing slot. For
+    /// short requests, the hint is short. If no request finishes, the hint grows, so clients that
+    /// follow it retry less and less often.
     ///
-    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. The hint never
-    /// exceeds the time until enough leases have expired.
+    /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. It never exceeds the
+    /// time until enough leases have expired.
     fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
         let RetryAfter::After(leases) = self.0.retry(state, now, part, cost) else {
             return RetryAfter::Never;

@@ -1,11 +1,11 @@
-//! Sliding log: a rate limit that stores the instant of every admitted request.
+//! Sliding window log: a rate limit that stores the instant of every admitted request.
 //!
-//! This module implements the algorithm `sliding_window_log`. The sliding log limits of a rule
+//! This module implements the algorithm `sliding_window_log`. A rule's sliding window log limits
 //! share one log, unless they count denied requests differently. For each window, the state
-//! contains the position in the log at which the window starts, and the sum of the entries from
-//! that position on. [`Lease`] implements the algorithm `concurrency`, with a log of the held
-//! concurrency slots. A slot is removed from the log when its request ends, and does not count
-//! after its lease has expired.
+//! contains the log position at which the window starts, and the sum of the entries from that
+//! position on. [`Lease`] implements the algorithm `concurrency` with a log of the held concurrency
+//! slots. A slot is removed from the log when its request finishes, and no longer counts after its
+//! lease has expired.
 //!
 //! ```text
 //!   expired      1/min window            1/s window
@@ -19,15 +19,15 @@
 //!   `concurrency`, at most `L` slots are held at any instant. A slot is held if it was acquired or
 //!   renewed less than one lease ago, and has not been released. The retry times of `concurrency`
 //!   are estimates, because the end of a request cannot be predicted (see [`Lease`]).
-//! - **Memory.** Each admission that is still inside the longest window takes 8 bytes. A request
-//!   with a cost above 2,047 takes 8 bytes for every 2,047 units. There are at most `L` entries,
-//!   plus an eighth of spare capacity. The capacity does not shrink until the key has been idle for
-//!   a whole window.
-//! - **Work.** The start of each window moves past each entry once, so a decision takes constant
-//!   amortized time. The first decision after a long idle time moves past all entries. For a denied
+//! - **Memory.** Each admission within the longest window takes 8 bytes. A request with a cost
+//!   above 2,047 takes 8 bytes for every 2,047 units. There are at most `L` entries, plus an eighth
+//!   of spare capacity. The capacity does not shrink until the key has been idle for a whole
+//!   window.
+//! - **Work.** The start of each window moves past each entry once, so a decision takes amortized
+//!   constant time. The first decision after a long idle time moves past all entries. For a denied
 //!   request of cost `n`, computing the retry time reads at most `n` entries. A decision that must
-//!   not change the state (a peek or a look) charges the log and then undoes the charge. A peek or
-//!   a look copies the log only if the limits have changed or count denied requests.
+//!   not change the state (a peek or a look) charges the log and then undoes the charge. It copies
+//!   the log only if the limits have changed or count denied requests.
 //! - **Weakness.** Memory grows with the limit. A limit above 100,000 is rejected; use
 //!   `sliding_window_counter` for larger limits.
 //! - **Source.** ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", describes two
@@ -98,8 +98,8 @@ impl Log {
         self.largest = self.largest.max(other.largest);
     }
 
-    /// Advances the start position of every window to its start at `now`, and drops the entries
-    /// that have left all windows.
+    /// Advances the start position of every window for the current time, and drops the entries that
+    /// have left all windows.
     fn expire(&self, state: &mut LogState, now: Timestamp) {
         for (window, place) in self.windows.iter().zip(&mut state.places) {
             while let Some(stamp) = state.stamps.get(place.head)
@@ -140,7 +140,7 @@ impl Counter for Log {
         Terms::Digest(spans.fold(Digest::new(), Digest::number).folded())
     }
 
-    /// Returns the heap size, in bytes, of a new log after `cost` is charged.
+    /// Returns the heap size, in bytes, of a new log after a charge of `cost`.
     fn new_entry_bytes(&self, cost: u64) -> usize {
         let stamps = grown(0, stamps_for(cost.min(self.largest)));
         size_of::<LogState>()
@@ -166,8 +166,8 @@ impl Counter for Log {
         state.places.len() == self.windows.len() && state.longest == self.longest
     }
 
-    /// Converts a state that was written with other windows. Keeps the entries that are still
-    /// inside the longest old window, and computes the start position of every new window.
+    /// Converts a state written with other windows. Keeps the entries within the longest old
+    /// window, and computes the start position of every new window.
     fn adopt(&self, _old: Option<&Self>, state: &mut LogState, now: Timestamp) {
         let old = state.longest;
         while state
@@ -198,9 +198,9 @@ impl Counter for Log {
         denied
     }
 
-    /// Charges `cost`. Keeps only the newest `largest` units, where `largest` is the largest limit,
-    /// and drops older entries, because they cannot affect a decision. A log that counts denied
-    /// requests therefore stays as small as any other log.
+    /// Charges `cost`. Keeps only the newest `largest` units, where `largest` is the largest limit;
+    /// older entries cannot affect a decision and are dropped. Therefore, a log that counts denied
+    /// requests is as small as any other log.
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
         let cost = cost.min(self.largest);
         if cost == 0 {
@@ -214,9 +214,9 @@ impl Counter for Log {
         }
     }
 
-    /// Drops all units except the newest `largest` units, where `largest` is the largest limit. The
+    /// Drops all units except the newest `largest`, where `largest` is the largest limit. The
     /// dropped units affect no decision and must not be refunded. Only limits that count denied
-    /// requests have units beyond the newest `largest`.
+    /// requests have such units.
     fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let mut beyond = state.units().saturating_sub(self.largest);

@@ -1,4 +1,4 @@
-//! The state of a sliding log: the instant of each admission, and the position in the log at which
+//! The state of a sliding window log: the instant of each admission, and the log position at which
 //! each window begins.
 
 use std::collections::VecDeque;
@@ -53,8 +53,8 @@ impl Stamp {
     }
 }
 
-/// A window of a sliding log: the position of its first entry (`head`), and the sum of the units
-/// from that entry on (`sum`).
+/// A window over the log: the position of its first entry (`head`), and the sum of the units from
+/// that entry on (`sum`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) head: usize,
@@ -65,7 +65,7 @@ pub(super) struct Place {
 pub(crate) struct LogState {
     pub(super) stamps: VecDeque<Stamp>,
     pub(super) places: Box<[Place]>,
-    /// The length of the longest window with which the log was last used.
+    /// The length of the longest window when the log was last used.
     pub(super) longest: Span,
 }
 
@@ -109,7 +109,7 @@ impl CounterState for LogState {
 }
 
 impl LogState {
-    /// Creates a log of the entries `stamps`, oldest first, whose longest window is `longest`. The
+    /// Creates a log from the entries `stamps`, oldest first. Its longest window is `longest`. The
     /// log has no window positions until it is converted for a limit.
     pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
         Self {
@@ -146,7 +146,7 @@ impl LogState {
         }
     }
 
-    /// Removes up to `units` that were charged at `at`, beginning with the newest entry.
+    /// Removes up to `units` charged at `at`, beginning with the newest entry.
     pub(crate) fn refund_at(&mut self, at: Timestamp, mut units: u64) {
         let mut behind = self.stamps.partition_point(|stamp| stamp.at() <= at);
         while units > 0 && behind > 0 && self.stamps[behind - 1].at() == at {
@@ -157,9 +157,8 @@ impl LogState {
         }
     }
 
-    /// Renews a lease: moves `units` that were charged at `since` to `now`. Units that are missing
-    /// from the log are charged again. If the total would then exceed `limit`, returns false and
-    /// moves nothing.
+    /// Renews a lease: moves `units` charged at `since` to `now`. Units missing from the log are
+    /// charged again. If the total would then exceed `limit`, returns false and moves nothing.
     pub(crate) fn renew(
         &mut self,
         now: Timestamp,
@@ -183,8 +182,8 @@ impl LogState {
     }
 
     /// Returns whether the log contains all `units` charged at `since`, and has the capacity to
-    /// move them to another instant. A move can need additional entries, because requests charged
-    /// at the same instant share an entry.
+    /// move them to another instant. Moving them can require additional entries, because requests
+    /// charged at the same instant share an entry.
     pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
         let first = self.stamps.partition_point(|stamp| stamp.at() < since);
         let behind = self.stamps.partition_point(|stamp| stamp.at() <= since);
@@ -215,9 +214,9 @@ impl LogState {
         held.map(|stamp| stamp.cost()).sum()
     }
 
-    /// Sets the instant of all entries later than `at` to `at`. Resets the start position of every
-    /// window to the front of the log, because a window can have moved past entries that it now
-    /// contains again. The next decision advances the start positions.
+    /// Sets the instant of all entries later than `at` to `at`. Every window start is reset to the
+    /// front of the log, because a window can now contain entries that it had moved past. The next
+    /// decision advances the start positions.
     pub(crate) fn clamp(&mut self, at: Timestamp) {
         for stamp in &mut self.stamps {
             if stamp.at() > at {
@@ -228,9 +227,9 @@ impl LogState {
         self.places.fill(Place { head: 0, sum });
     }
 
-    /// Returns the number of units in the whole log, which is the largest sum of a window, because
-    /// the longest window starts at the front of the log. If the log has no window positions, adds
-    /// up its entries.
+    /// Returns the number of units in the whole log. The longest window starts at the front of the
+    /// log, so this is the largest window sum. If the log has no window positions, the entries are
+    /// added up.
     pub(super) fn units(&self) -> u64 {
         let longest = self.places.iter().map(|place| place.sum).max();
         longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
@@ -264,8 +263,8 @@ impl LogState {
         }
     }
 
-    /// Removes `units` from the entry with index `number`, which must have at least `units` units.
-    /// Removes the entry if it has no units left.
+    /// Removes `units` from the entry with index `number`, which must have at least that many. The
+    /// entry is removed if it has no units left.
     pub(super) fn take(&mut self, number: usize, units: u64) {
         let stamp = self.stamps[number];
         let left = Stamp::new(stamp.at(), stamp.cost() - units);
