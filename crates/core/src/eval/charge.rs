@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::{eval::Limits, limit::bounds, time::Span};
 
-/// The cost of a charge in units of the limits: from 1 to [`bounds::MAX_COUNT`].
+/// The cost of a charge, in units: from 1 to [`bounds::MAX_COUNT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost(u64);
 
@@ -16,8 +16,8 @@ impl Cost {
     ///
     /// # Errors
     ///
-    /// Rejects 0 and more than [`bounds::MAX_COUNT`]. To read the state of limits without a cost,
-    /// use [`Effect::Look`].
+    /// Rejects 0 and numbers over [`bounds::MAX_COUNT`]. To read the state of the limits at no
+    /// cost, use [`Effect::Look`].
     pub fn new(units: u64) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_COUNT).contains(&units) {
             return Ok(Self(units));
@@ -35,17 +35,15 @@ impl Cost {
     }
 }
 
-/// An error about a malformed request. The error names the invalid field and says what would be
-/// valid.
+/// An error about a malformed request. The error names the invalid field and a valid alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestError {
-    /// The field of the request, such as `key`, `cost` or `entries.ip`.
+    /// The request field, such as `key`, `cost` or `entries.ip`.
     pub field: String,
     /// The description of the problem, with a valid alternative.
     pub problem: String,
-    /// Why the value is invalid: the rule that it conflicts with, as text such as `this entry is
-    /// part of the key of rule "login"`. Do not send this text to clients that must not know the
-    /// rules.
+    /// Why the value is invalid: the conflicting rule, such as `this entry is part of the key of
+    /// rule "login"`. Do not send this to clients that must not know the rules.
     pub cause: Option<String>,
 }
 
@@ -60,7 +58,7 @@ impl RequestError {
         }
     }
 
-    /// Adds the rule that causes the error.
+    /// Adds the cause of the error.
     #[must_use]
     pub fn because(self, cause: impl Into<String>) -> Self {
         Self {
@@ -69,7 +67,7 @@ impl RequestError {
         }
     }
 
-    /// Removes the rule that causes the error.
+    /// Removes the cause of the error.
     #[must_use]
     pub fn without_cause(self) -> Self {
         Self {
@@ -98,25 +96,25 @@ impl std::error::Error for RequestError {}
 
 /// The limits of one rule, applied to one key at a given cost.
 ///
-/// All limits of a rule use the same key, so their states are stored together and found with one
+/// All limits of a rule have the same key, so their states are stored together and found with one
 /// lookup.
 #[derive(Clone, Copy, Debug)]
 pub struct Charge<'a> {
-    /// The key as bytes. Two charges with equal key bytes share their state, so the keys of a rule
-    /// begin with bytes that are unique to the rule.
+    /// The key as bytes. Charges with equal key bytes share their state, so a rule's keys begin
+    /// with bytes that are unique to the rule.
     pub key: &'a [u8],
     /// The limits.
     pub limits: &'a Limits,
     /// The cost, which is the same for every limit.
     pub cost: Cost,
-    /// The maximum time by which a queueing limit delays the request. A request that would wait
-    /// longer is denied and does not enter the queue. With `None`, the wait is bounded only by the
-    /// queue's capacity.
+    /// The longest time that a queueing limit may delay the request. A request that would wait
+    /// longer is denied and does not enter the queue. If `None`, only the queue's capacity bounds
+    /// the wait time.
     pub longest_wait: Option<Span>,
 }
 
 impl<'a> Charge<'a> {
-    /// Creates a charge on `key` without a maximum wait in queues.
+    /// Creates a charge on `key` without a maximum wait time in queues.
     ///
     /// # Errors
     ///
@@ -138,9 +136,9 @@ impl<'a> Charge<'a> {
 
 /// Returns true if two of `charges` have the same key.
 ///
-/// A store reads all states before the decision and writes each state once after the decision. If a
-/// key occurred twice, the second write would overwrite the first write. A store therefore rejects
-/// a call in which a key occurs twice.
+/// A store reads all states before the decision and writes each state once afterwards. If a key
+/// occurred twice, the second write would overwrite the first one. Therefore, a store rejects a
+/// call with a repeated key.
 #[must_use]
 pub fn has_repeated_key(charges: &[Charge<'_>]) -> bool {
     let mut keys: Vec<&[u8]> = charges.iter().map(|charge| charge.key).collect();
@@ -168,12 +166,12 @@ pub enum Effect {
     /// Charges nothing and reports the current state of the limits. The cost counts as 0, so the
     /// request is never denied, even if its key is blocked manually.
     Look,
-    /// Refunds the cost, beginning with the most recent charges. A refund never returns more than
-    /// was charged. No limit denies a refund, and every limit reports its state after the refund.
-    /// The store reports that it is full only if the limits were changed since the charge and the
+    /// Refunds the cost, beginning with the most recent charges. A refund never exceeds the charged
+    /// units. No limit denies a refund, and every limit reports its state after the refund. The
+    /// store can reject a refund as full only if the limits were changed since the charge and the
     /// converted state needs more memory.
     ///
-    /// A refund needs no receipt, so a caller with the permission to send refunds can bypass the
+    /// A refund needs no receipt, so a caller that is allowed to send refunds can bypass the
     /// limits. Accept refunds only from trusted callers that refund only their own charges, such as
     /// a proxy that learns the true cost of a request from the response.
     Refund,

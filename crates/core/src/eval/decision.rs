@@ -1,17 +1,17 @@
-//! The decision of a store about a request.
+//! A store's decision on a request.
 
 use crate::{algorithm::RetryAfter, time::Timestamp};
 
-/// The decision of a store about a request, with the reason.
+/// A store's decision on a request, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// The request is admitted by every enforced limit, and was charged to the limits.
+    /// Every enforced limit admitted the request, and the request was charged.
     Admitted,
-    /// The request is denied by at least one enforced limit, and was charged only to limits that
-    /// count denied requests.
+    /// At least one enforced limit denied the request. It was charged only to limits that count
+    /// denied requests.
     Limited,
-    /// The key of charge number `charge` is blocked manually. Nothing was charged, and no limit was
-    /// evaluated.
+    /// The key of the charge with index `charge` is blocked manually. Nothing was charged, and no
+    /// limit was evaluated.
     Blocked {
         /// The index of the charge whose key is blocked.
         charge: usize,
@@ -21,12 +21,13 @@ pub enum Decision {
         /// The time from now until the block ends.
         retry_after: RetryAfter,
     },
-    /// The request is denied because the store is full and no sampled entry can be evicted. A
-    /// request is also `Full` if the store is unreachable and the rule's fallback policy is to
-    /// deny. Nothing was charged.
+    /// The request is denied because the store is full and no sampled entry can be evicted. This is
+    /// also the decision if the store is unreachable and the rule's fallback policy is to deny.
+    /// Nothing was charged.
     ///
-    /// A call with two charges on the same key also gets this decision, with [`RetryAfter::Never`],
-    /// because stores do not support repeated keys ([`has_repeated_key`](crate::has_repeated_key)).
+    /// It is also the decision, with [`RetryAfter::Never`], on a call with two charges on the same
+    /// key, because stores do not support repeated keys
+    /// ([`has_repeated_key`](crate::has_repeated_key)).
     Full {
         /// The time until the first of the sampled entries expires, or `Never` if the new entry is
         /// too large for the store.
@@ -35,13 +36,13 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// The decision for a call with two charges on the same key.
+    /// The decision on a call with two charges on the same key.
     pub const REPEATED_KEY: Self = Self::Full {
         retry_after: RetryAfter::Never,
     };
 
-    /// Returns `Admitted` if all enforced limits admit the request (`admitted`), and `Limited`
-    /// otherwise.
+    /// Returns `Admitted` if all enforced limits admit the request (`admitted`), otherwise
+    /// `Limited`.
     #[must_use]
     #[inline]
     pub fn of_limits(admitted: bool) -> Self {
@@ -52,8 +53,8 @@ impl Decision {
         }
     }
 
-    /// Returns the decision for a request whose charge number `charge` has a blocked key. The block
-    /// ends at `until`, or never if `until` is `None`.
+    /// Returns the decision on a request in which the charge with index `charge` has a blocked key.
+    /// The block ends at `until`, or never if `None`.
     #[must_use]
     pub fn blocked(charge: usize, until: Option<Timestamp>, now: Timestamp) -> Self {
         let retry_after = until.map_or(RetryAfter::Never, |until| {

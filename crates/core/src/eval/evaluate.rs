@@ -18,8 +18,8 @@ pub(crate) struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    /// Starts the evaluation with the state of the charge's key, which must be compatible with the
-    /// limits of the charge. If the effect is a refund, applies the refund to the state.
+    /// Starts the evaluation with the key's state, which must be compatible with the charge's
+    /// limits. If the effect is a refund, the refund is applied to the state.
     #[inline]
     pub(crate) fn open(
         charge: &Charge<'a>,
@@ -47,22 +47,21 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Evaluates the limits. Returns true if the limits admit the request. The limits of a rule in
-    /// shadow mode always admit the request.
+    /// Evaluates the limits. Returns true if the limits admit the request. In shadow mode, the
+    /// limits always admit the request.
     #[inline]
     pub(crate) fn evaluate(&mut self, now: Timestamp) -> bool {
         let mut denied = self.limits.denied(&mut self.key_state, now, self.cost);
         if let Some(longest) = self.longest_wait {
             denied |= self.limits.exceeds_max_delay(&self.key_state, now, longest);
         }
-        // A cost of 0 is always admitted, even if the count exceeds the limit because the limit was
-        // lowered.
+        // A cost of 0 is always admitted, even if the count exceeds a lowered limit.
         self.denied = if self.cost == 0 { 0 } else { denied };
         self.denied == 0 || self.limits.is_shadow()
     }
 
-    /// Returns whether [`Self::apply`] writes the state, even if the write does not change the
-    /// state. `admitted` is the decision on the whole request.
+    /// Returns whether [`Self::apply`] writes the state, even if the write changes nothing.
+    /// `admitted` is the decision on the whole request.
     pub(crate) fn is_written(&self, admitted: bool) -> bool {
         admitted && self.denied == 0
             || admitted == self.limits.is_shadow() && self.limits.counts_denials()
@@ -78,8 +77,7 @@ impl<'a> Evaluation<'a> {
             self.charged
         } else if admitted == self.limits.is_shadow() {
             // The request is denied by these limits or by the limits of another charge. A rule in
-            // shadow mode counts a denial only if its own limits denied the request, and ignores
-            // denials by other limits.
+            // shadow mode counts a denial only if its own limits denied the request.
             let (cost, denied) = (self.cost, self.denied);
             self.limits
                 .charge_denied(&mut self.key_state, now, cost, denied)
@@ -88,8 +86,8 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Returns the position of the charge in the state, or `None` if the charge was not made. If a
-    /// rule in shadow mode would have denied the request, the request is not charged to that rule.
+    /// Returns the position of the charge in the state, or `None` if nothing was charged. A rule in
+    /// shadow mode is not charged for a request that it would have denied.
     pub(crate) fn charge_record(
         &self,
         at: Timestamp,

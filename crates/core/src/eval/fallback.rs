@@ -1,9 +1,9 @@
-//! The fallback policy of a rule, which applies while the store is unreachable, and the share of
-//! each limit that one node enforces locally.
+//! A rule's fallback policy, which applies while the store is unreachable, and the share of each
+//! limit that a node enforces locally.
 
 use crate::limit::{Limit, Ratio};
 
-/// The fallback policy of a rule: how a request is decided while the store is unreachable.
+/// A rule's fallback policy: how requests are decided while the store is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
     /// Fails open: requests are admitted and not counted.
@@ -27,11 +27,11 @@ impl OnFailure {
     }
 }
 
-/// The fraction of every limit that one node enforces locally while the store is unreachable; the
+/// The fraction of every limit that a node enforces locally while the store is unreachable; the
 /// default is one half.
 ///
-/// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If a limit is
-/// so small that the share rounds down to 0, each node admits 1 unit.
+/// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If the share
+/// of a small limit rounds down to 0, each node admits 1 unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FallbackShare(Ratio);
 
@@ -63,8 +63,8 @@ impl FallbackShare {
     /// Returns this share of `limit`, rounded down. A count above 0 is never reduced below 1.
     #[must_use]
     pub fn of(self, limit: &Limit) -> Limit {
-        // The scaled limit is valid, except if rounding an extreme value makes the limit invalid.
-        // If the scaled limit is invalid, use the unscaled limit.
+        // Only rounding an extreme value can make the scaled limit invalid. In that case, use the
+        // unscaled limit.
         self.0.of(limit).unwrap_or_else(|_| limit.clone())
     }
 }
@@ -132,8 +132,8 @@ mod tests {
         assert_eq!(of(10, bucket(1, per_second(1))), bucket(1, slow));
     }
 
-    /// Regression test for two bugs. The share of a queue admitted one request too many on every
-    /// node. The share of a limit lost the option to count denied requests in full.
+    /// Regression test for two bugs. A share of a queue admitted one request too many on every
+    /// node. A share of a limit lost the option to count denied requests in full.
     #[test]
     fn the_shares_of_all_nodes_sum_to_at_most_the_limit() {
         for capacity in 0..40 {

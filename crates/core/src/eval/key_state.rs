@@ -6,8 +6,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The state of one key: one [`State`] for each limit, except that sliding logs share one
-/// [`State`].
+/// The state of one key: a [`State`] for each limit, except that sliding window logs share one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyState {
     One(State),
@@ -41,9 +40,9 @@ impl KeyState {
     }
 
     /// Converts the state for other limits. Each kernel (algorithm) in `kernels` takes over the
-    /// first state of the same algorithm that no other kernel has taken over. If there is none, the
-    /// kernel starts with the state of a new key. The function `adopt` converts one state, and also
-    /// gets the index of this state.
+    /// first state of the same algorithm that no earlier kernel has taken over. If there is none,
+    /// the kernel starts with the state of a new key. The function `adopt` converts a state, given
+    /// the state's index.
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
@@ -70,7 +69,7 @@ impl KeyState {
         }
     }
 
-    /// Returns the instant from which the state can be dropped without changing any decision.
+    /// Returns when the state expires. From then on, dropping it changes no decision.
     pub(crate) fn expires(&self) -> Timestamp {
         self.states()
             .iter()
@@ -79,7 +78,7 @@ impl KeyState {
             .unwrap_or_default()
     }
 
-    /// Returns the instant from which no unit counts as spent, ignoring concurrency slots.
+    /// Returns the instant at which the last spent unit expires, ignoring concurrency slots.
     pub(crate) fn units_expire(&self) -> Timestamp {
         let states = self.states().iter();
         let units = states.filter(|state| !matches!(state, State::Lease(_)));
@@ -98,7 +97,7 @@ impl KeyState {
         })
     }
 
-    /// Returns the heap size of the state in bytes, for a state that is itself stored on the heap.
+    /// Returns the size of the state in bytes if it is stored on the heap itself.
     pub(crate) fn boxed_bytes(&self) -> usize {
         let states = self.states();
         let outside = if let Self::Many(_) = self {

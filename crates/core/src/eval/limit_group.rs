@@ -1,5 +1,5 @@
-//! A group of limits of a rule that share one state. Only sliding log limits share a state; every
-//! other limit is a group by itself.
+//! A group of a rule's limits that share a state. Only sliding window logs share a state; every
+//! other limit is in a group of its own.
 
 use crate::{
     algorithm::{Kernel, Outcome, RetryAfter, State},
@@ -7,18 +7,19 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The limits of a rule that share one state, compiled into one kernel (the implementation of the
-/// algorithm).
+/// A group of a rule's limits that share a state, compiled into one kernel (the implementation of
+/// the algorithm).
 #[derive(Clone, Debug)]
 pub(crate) struct LimitGroup {
     pub(crate) kernel: Kernel,
-    /// The index of each limit of the group in the rule's list of limits. In a sliding log, each
-    /// limit is one window of the log.
+    /// The index of each of the group's limits in the rule's list of limits. In a sliding window
+    /// log, each limit is a window over the log.
     pub(crate) parts: Vec<usize>,
     pub(crate) denials: DenialCounting,
 }
 
-/// A set of limits of a rule as a bit mask, with one bit per limit in the order of the rule's list.
+/// A subset of a rule's limits as a bit mask, with one bit per limit in the order of the rule's
+/// list.
 pub(crate) type Mask = u16;
 
 const _: () = assert!(
@@ -31,11 +32,9 @@ const _: () = assert!(
 pub enum DenialCounting {
     /// A denied request is not counted.
     Forgotten,
-    /// The cost of a denied request is counted up to the limit, no matter which limit denied the
-    /// request.
+    /// The cost of a denied request is counted up to the limit, whichever limit denied it.
     Counted,
-    /// The full cost of a denied request is counted, but only if this limit itself denied the
-    /// request.
+    /// The full cost of a denied request is counted, but only if this limit itself denied it.
     InFull,
 }
 
@@ -49,12 +48,12 @@ impl DenialCounting {
     }
 }
 
-/// The input and the result of evaluating the limits of one charge.
+/// The input and the result of evaluating a charge's limits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EvaluationResult {
     pub(crate) now: Timestamp,
     pub(crate) cost: u64,
-    /// The maximum time by which a queueing limit delays the request.
+    /// The longest time that a queueing limit may delay the request.
     pub(crate) longest_wait: Option<Span>,
     /// The limits that denied the request, as a bit mask.
     pub(crate) denied: Mask,
@@ -63,8 +62,8 @@ pub(crate) struct EvaluationResult {
 }
 
 impl LimitGroup {
-    /// Returns true if a limit with this `kernel` and this counting of denied requests can share
-    /// the group's log.
+    /// Returns true if a limit with this `kernel` and `denials` can share the group's sliding
+    /// window log.
     pub(crate) fn shares_log(&self, kernel: &Kernel, denials: DenialCounting) -> bool {
         self.denials == denials
             && matches!((&self.kernel, kernel), (Kernel::Log(_), Kernel::Log(_)))

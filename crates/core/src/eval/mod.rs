@@ -1,5 +1,4 @@
-//! Evaluation: code that checks and charges the limits of a rule on the state of one key. All
-//! stores use the same code.
+//! Evaluation: checks a rule's limits for a key, and charges them. All stores use this code.
 
 mod charge;
 mod decision;

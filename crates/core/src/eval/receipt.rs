@@ -1,9 +1,9 @@
-//! Receipts. A receipt records the position of each charge of a request in the state of its key.
-//! With a receipt, a store can refund exactly the charges of one request.
+//! Receipts. A receipt records the position of each charge of a request in its key's state. With a
+//! receipt, a store can refund exactly the charges of one request.
 //!
-//! A refund without a receipt can refund too much: if the bucket has drained since the charge, the
-//! refund removes units that were charged by later requests. With a receipt, a store refunds only
-//! units that were charged by this request and that are still in the state.
+//! A refund without a receipt can be too large: if the bucket has drained since the charge, the
+//! refund removes units charged by later requests. With a receipt, a store refunds only units that
+//! this request charged and that are still in the state.
 //!
 //! ```text
 //!   reserve ──▶ admitted, with a receipt ──▶ the request runs ──▶ settle: its leases end, and
@@ -14,32 +14,31 @@
 //!   in which they were counted, if the state still contains it.
 //! - **GCRA.** The state is one instant, the theoretical arrival time (TAT). GCRA is equivalent to
 //!   a FIFO queue of work, in which a charge is served as time passes. Only the part of a charge
-//!   that has not been served can be refunded. Two lower bounds of the unserved part are known, and
-//!   the larger bound is refunded. The first bound is `cost - (now - time of the charge)`, because
-//!   the part served since the charge is at most the elapsed time. The second bound is
+//!   that has not been served can be refunded. Two lower bounds for the unserved part are known,
+//!   and the larger one is refunded. The first bound is `cost - (now - time of the charge)`,
+//!   because the part served since the charge is at most the elapsed time. The second bound is
 //!   `min(cost, TAT after the charge - refunds to others since - now)`. Without refunds, the charge
-//!   ends at the TAT after the charge. Only refunds of earlier charges move the end of the charge.
-//!   A refund of the last charge moves no other charge. In a queue that delays requests, only the
-//!   last request can be refunded, because the other requests already have their start times.
-//! - **Buckets refilled at intervals.** Tokens that refills have possibly returned since the charge
-//!   are not refunded again.
+//!   ends at the TAT after the charge. Only refunds of earlier charges move this end. A refund of
+//!   the last charge moves no other charge. In a queue that delays requests, only the last request
+//!   can be refunded, because the other requests already have their start times.
+//! - **Buckets refilled at intervals.** Tokens that refills may have returned since the charge are
+//!   not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only
-//!   concurrency slots are released, even if the limits have been changed back. Under other limits,
-//!   the charge can have drained or can have been dropped.
+//!   concurrency slots are released, even if the limits have been changed back. Under the other
+//!   limits, the charge may have drained or been dropped.
 //! - **Concurrency slots.** A request that runs longer than its lease must renew the lease. After a
-//!   renewal, the slot counts as acquired at the time of the renewal. If the renewal is late or the
-//!   store has lost the slot, the renewal acquires a free slot instead. If no slot is free, the
+//!   renewal, the slot counts as acquired at the time of the renewal. If the renewal is too late or
+//!   the store has lost the slot, the renewal acquires a free slot instead. If no slot is free, the
 //!   slot is lost. A renewal of a slot that is still held does not need a free slot.
 //!
-//! Dropping a receipt refunds nothing. Dropping a receipt is safe, because the charge stays counted
-//! and leases expire.
+//! Dropping a receipt is safe: nothing is refunded, the charge stays counted, and leases expire.
 
 use crate::{algorithm::Mark, time::Timestamp};
 
-/// The charges of one decision, with the position of each charge in the state of its key.
+/// The charges of one decision, with the position of each charge in its key's state.
 ///
-/// A receipt can be used once, with the same charges for which it was returned, in the store that
-/// created the receipt.
+/// A receipt can be used once, in the store that created it, together with the charges for which it
+/// was created.
 #[derive(Debug, Default)]
 pub struct Receipt {
     pub(crate) charged: Vec<Option<ChargeRecord>>,
@@ -53,11 +52,11 @@ impl Receipt {
     }
 }
 
-/// The settlement of one charge after its request has ended.
+/// The settlement of one charge after its request is finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settlement {
-    /// The number of units to refund, at most the cost. With 0, the whole cost stays charged. All
-    /// concurrency slots are released, whatever this number is.
+    /// The number of units to refund, at most the cost. If 0, the whole cost stays charged. In any
+    /// case, all concurrency slots are released.
     pub unused: u64,
 }
 
@@ -66,16 +65,16 @@ pub struct Settlement {
 pub enum Renewal {
     /// All concurrency slots are held, and their leases have been renewed.
     Held,
-    /// At least one concurrency slot is lost: its lease had expired or the store had lost the slot,
-    /// and no other slot was free.
+    /// At least one concurrency slot is lost: its lease had expired or the store had lost it, and
+    /// no other slot was free.
     Lost,
-    /// The result is unknown: the store was unreachable, the state is not available, or the store
-    /// has no memory to acquire a slot again. The caller can try to renew the leases again later.
+    /// The result is unknown: the store was unreachable, the state was not available, or the store
+    /// had no memory to acquire a slot again. The caller can retry the renewal later.
     Unknown,
 }
 
 impl Renewal {
-    /// Returns [`Self::Held`] if all slots are held (`are_held`), and [`Self::Lost`] otherwise.
+    /// Returns [`Self::Held`] if all slots are held (`are_held`), otherwise [`Self::Lost`].
     pub(crate) fn of(are_held: bool) -> Self {
         if are_held { Self::Held } else { Self::Lost }
     }
@@ -91,21 +90,21 @@ impl Renewal {
     }
 }
 
-/// The position of one charge in the state of its key.
+/// The position of a charge in its key's state.
 #[derive(Clone, Debug)]
 pub(crate) struct ChargeRecord {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
-    /// The fingerprint of the limits that were charged.
+    /// The fingerprint of the charged limits.
     pub(crate) fingerprint: u32,
-    /// The position of the charge in the state of each group of limits; `None` for a group that
-    /// also counts denied requests.
+    /// The position of the charge in the state of each limit group; `None` for a group that also
+    /// counts denied requests.
     pub(crate) marks: Box<[Option<Mark>]>,
-    /// For each group of limits, by how many microseconds refunds had moved later charges forward,
-    /// as recorded in the refund ledger at the time of the charge.
+    /// For each limit group, the time, in microseconds, by which refunds had moved later charges
+    /// forward, as recorded in the refund ledger at the time of the charge.
     pub(crate) shifts: Box<[u64]>,
-    /// The number of the latest conversion of the state, as recorded in the refund ledger at the
-    /// time of the charge; 0 if no conversion was recorded.
+    /// The ID of the latest conversion of the state, as recorded in the refund ledger at the time
+    /// of the charge; 0 if no conversion was recorded.
     pub(crate) conversion: u64,
 }
 
@@ -114,8 +113,8 @@ impl ChargeRecord {
     /// and the state was clamped to the instant `rewound`.
     ///
     /// A concurrency slot whose start is in the future counts as held since `rewound`. Any other
-    /// charge whose instant is in the future is not refunded, because the number of its units that
-    /// are still in the state is unknown.
+    /// charge in the future is not refunded, because it is unknown how many of its units are still
+    /// in the state.
     pub(crate) fn clamp(&mut self, now: Timestamp, rewound: Timestamp) {
         let is_ahead = self.at > now;
         for mark in &mut self.marks {

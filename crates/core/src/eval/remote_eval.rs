@@ -1,9 +1,9 @@
-//! Support for stores that keep and charge the states of keys in a remote database such as Redis.
+//! Support for stores that keep their keys' states in a remote database such as Redis.
 //!
 //! A remote store sends the parameters of the limits ([`numbers`]) to the database. The database
 //! decides with a few additions and comparisons, and replies with the state before the decision. A
-//! [`Replay`] repeats the decision on this state with the same algorithms that the memory store
-//! uses. All numbers that are reported to a caller are therefore computed in this module.
+//! [`Replay`] repeats the decision on this state with the memory store's algorithms. Therefore,
+//! this module computes all numbers that are reported to a caller.
 //!
 //! ```text
 //!   numbers(limits, cost) ──▶  remote: admit or deny, charge, keep  ──▶  state before, now
@@ -24,7 +24,7 @@ pub use crate::{
     time::CLOCK_JUMP,
 };
 
-/// The parameters of one group of limits that share a state, and how denied requests are counted.
+/// The parameters of a limit group, and how denied requests are counted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupNumbers<'l> {
     /// The precomputed parameters of the limits.
@@ -34,12 +34,12 @@ pub struct GroupNumbers<'l> {
 }
 
 /// Returns the units ([`Terms`]) in which the states of `limits` are counted, for each group of
-/// limits that share a state. The order of the groups is the same as in [`numbers`].
+/// limits that share a state. The groups are in the same order as in [`numbers`].
 pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
     limits.groups().iter().map(|group| group.kernel.terms())
 }
 
-/// Returns the parameters, for a request of `cost`, of each group of `limits` that share a state.
+/// Returns the parameters for a request of `cost`, for each group of `limits` that share a state.
 /// Limits with the same [`terms`] have their groups in the same order.
 pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = GroupNumbers<'_>> {
     limits.groups().iter().map(move |group| GroupNumbers {
@@ -55,17 +55,17 @@ pub fn fingerprint(limits: &Limits) -> u32 {
     limits.numbers_fingerprint()
 }
 
-/// The state of one key for one group of limits, as plain numbers. Instants are in microseconds
-/// since the epoch, and durations are in microseconds.
+/// The state of a key for one limit group, as plain numbers. Instants are in microseconds since the
+/// epoch, and durations are in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteState {
     /// GCRA: the theoretical arrival time.
     Gcra(ExactMicros),
-    /// A token bucket that is refilled at intervals.
+    /// A token bucket refilled at intervals.
     Interval {
         /// The instant at which the bucket is full again.
         full_at: u64,
-        /// The number of tokens that the last refill adds before the bucket is full.
+        /// The number of tokens added by the last refill before the bucket is full.
         last: u64,
     },
     /// A fixed window.
@@ -77,7 +77,7 @@ pub enum RemoteState {
     },
     /// A sliding window counter over two fixed windows: the previous window and the current window.
     Weighted {
-        /// The index of the current window since the epoch.
+        /// The index of the current window, counted from the epoch.
         index: u64,
         /// The units spent in the previous window.
         previous: u64,
@@ -88,16 +88,16 @@ pub enum RemoteState {
     },
     /// A sliding window counter with sub-windows.
     Buckets {
-        /// The index of the newest sub-window since the epoch.
+        /// The index of the newest sub-window, counted from the epoch.
         newest: u64,
         /// The length of a sub-window.
         width: u64,
-        /// The units spent in each sub-window, from the oldest to the newest.
+        /// The units spent in each sub-window, oldest first.
         counts: Vec<u64>,
     },
-    /// A sliding log: the admitted requests.
+    /// A sliding window log: the admitted requests.
     Log {
-        /// The length of the longest window with which the log was last used.
+        /// The length of the longest window when the log was last used.
         longest: u64,
         /// The instant and the cost of each entry, oldest first. The cost of an entry is at most
         /// 2,047.
@@ -113,20 +113,19 @@ pub enum RemoteState {
     },
 }
 
-/// A charge that is evaluated again on the state that a remote store returned. The steps and their
+/// A second evaluation of a charge, on the state returned by a remote store. The steps and their
 /// order are the same as in the memory store.
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
-    /// The limits for which the conversion of the state lost spent units.
+    /// The limits for which converting the state lost spent units.
     exceeded: ExceededLimits,
 }
 
 impl<'a> Replay<'a> {
-    /// Starts with `states`, the state of the charge's key that the remote store returned. `states`
-    /// contains one state with its [`Terms`] for each group of limits, or is `None` for an unknown
-    /// key. A state that was written in other terms is converted at `now`. If the effect is a
-    /// refund, applies the refund to the state.
+    /// Starts with `states`, the key's state returned by the remote store: one state with its
+    /// [`Terms`] for each limit group, or `None` for an unknown key. A state written in other terms
+    /// is converted at `now`. If the effect is a refund, the refund is applied to the state.
     #[must_use]
     pub fn open(
         charge: &Charge<'a>,
@@ -150,7 +149,7 @@ impl<'a> Replay<'a> {
                 )
             }
         };
-        // A refund is applied to the converted state, which then replaces the former one.
+        // A refund is applied to the converted state, which then replaces the former state.
         let exceeded = match effect {
             Effect::Refund => ExceededLimits::default(),
             _ => exceeded,
@@ -162,9 +161,9 @@ impl<'a> Replay<'a> {
     }
 
     /// Starts with a state that was written while the clock was ahead of `now`: converts the state
-    /// and then clamps it. After clamping, no limit has more spent units than a limit that was
-    /// charged to its maximum at `now`. If the spent units of a limit do not exceed this maximum,
-    /// clamping does not reduce them.
+    /// and then clamps it. Clamping reduces the spent units of each limit to at most those of a
+    /// limit that was charged to its maximum at `now`. Spent units within this maximum are not
+    /// reduced.
     #[must_use]
     pub fn open_clamped(
         charge: &Charge<'a>,
@@ -185,14 +184,14 @@ impl<'a> Replay<'a> {
         }
     }
 
-    /// Returns true if the states needed no conversion or were converted without loss.
+    /// Returns true if the states did not have to be converted or were converted without loss.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.exceeded.is_empty()
     }
 
-    /// Evaluates the limits. Returns true if the limits admit the request. The limits of a rule in
-    /// shadow mode always admit the request.
+    /// Evaluates the limits. Returns true if the limits admit the request. In shadow mode, the
+    /// limits always admit the request.
     pub fn evaluate(&mut self, now: Timestamp) -> bool {
         self.evaluation.evaluate(now)
     }
@@ -215,8 +214,8 @@ impl<'a> Replay<'a> {
         &self.exceeded
     }
 
-    /// Returns the current states, one for each group of limits, and the instant from which the
-    /// states can be dropped without changing any decision.
+    /// Returns the current states, one for each limit group, and when they expire. From then on,
+    /// dropping them changes no decision.
     #[must_use]
     pub fn states(&self) -> (Vec<RemoteState>, Timestamp) {
         let states = self
@@ -230,7 +229,7 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Returns the instant from which these states can be dropped without changing any decision.
+/// Returns when these states expire. From then on, dropping them changes no decision.
 #[must_use]
 pub fn expires(states: &[RemoteState]) -> Timestamp {
     let states = states.iter().cloned().map(State::from);

@@ -1,4 +1,4 @@
-//! The verdict on a request: a summary of the outcomes of all limits that apply to the request.
+//! The verdict on a request: a summary of the outcomes of all limits that apply to it.
 
 use std::ops::Deref;
 
@@ -40,11 +40,10 @@ pub enum Exactness {
     /// The request was decided with the authoritative state.
     #[default]
     Exact,
-    /// The request was decided with this node's share of the limits, because the store was
-    /// unreachable.
+    /// The store was unreachable, and the request was decided with this node's share of the limits.
     Local,
-    /// The request was decided by the rule's fallback policy and was not counted, because the store
-    /// was unreachable.
+    /// The store was unreachable; the rule's fallback policy decided the request, and it was not
+    /// counted.
     None,
 }
 
@@ -71,9 +70,9 @@ pub enum Source {
     /// The denial cache: Redis denied an earlier request for the key, and its retry time has not
     /// been reached.
     Cache,
-    /// This node's share of the limits, which decides while Redis is unreachable.
+    /// This node's share of the limits, used while Redis is unreachable.
     Local,
-    /// The rule's fallback policy, which decides while Redis is unreachable.
+    /// The rule's fallback policy, used while Redis is unreachable.
     Policy,
 }
 
@@ -98,18 +97,18 @@ pub struct Line<'r> {
     pub rule: Option<&'r str>,
     /// The limit.
     pub limit: &'r Limit,
-    /// Whether the rule is in shadow mode. A rule in shadow mode counts and reports requests, but
-    /// never denies them.
+    /// Whether the rule is in shadow mode, in which it counts and reports requests, but never
+    /// denies them.
     pub shadow: bool,
-    /// Whether one count holds the requests of all clients, because the rule has no key.
+    /// Whether all clients share one count, because the rule has no key.
     pub service_wide: bool,
     /// The limit's outcome.
     pub outcome: Outcome,
 }
 
 impl Line<'_> {
-    /// Returns whether the retry time is an estimate. For concurrency limits, it is unknown when a
-    /// slot becomes free.
+    /// Returns whether the retry time is an estimate. For concurrency limits, it is not known when
+    /// a slot becomes free.
     #[must_use]
     pub fn is_retry_estimated(&self) -> bool {
         matches!(self.limit.algorithm(), Algorithm::Concurrency { .. })
@@ -118,8 +117,8 @@ impl Line<'_> {
     }
 }
 
-/// The limits in a verdict, with their outcomes, as a slice. A single limit, which is the most
-/// common case, takes no heap memory.
+/// The limits in a verdict, with their outcomes. A single limit, the most common case, is stored
+/// without heap memory.
 #[derive(Clone, Debug, Default)]
 pub struct Lines<'r>(SmallVec<[Line<'r>; 1]>);
 
@@ -147,18 +146,18 @@ pub struct Verdict<'r> {
     pub allowed: bool,
     /// The reason why the request was denied; `None` if the request was admitted.
     pub reason: Option<Reason>,
-    /// The name of the rule of the tightest limit. The tightest limit is the limit with the longest
-    /// retry time or, if no limit denies the request, the limit with the fewest remaining units.
-    /// For a blocked key, this field contains the name of the key's rule. `None` if no rule
-    /// matched, the limit was sent with the request, or the store was full.
+    /// The name of the rule with the tightest limit: the limit with the longest retry time or, if
+    /// no limit denies the request, with the fewest remaining units. For a blocked key, the name of
+    /// the key's rule. `None` if no rule matched, the limit was sent with the request, or the store
+    /// was full.
     pub rule: Option<&'r str>,
     /// The time until the same request would be admitted, or zero if the request is admitted. If
-    /// limits deny the request, this field contains the longest retry time of these limits. For a
-    /// blocked key, this field contains the time until the block ends. For a full store, this field
-    /// contains the estimated time until the store can store a new key.
+    /// limits deny the request, this is their longest retry time. For a blocked key, it is the time
+    /// until the block ends. For a full store, it is the estimated time until the store has memory
+    /// for a new key.
     pub retry_after: RetryAfter,
-    /// The time by which to delay an admitted request: the longest delay of the queueing limits
-    /// that apply to the request.
+    /// How long to delay an admitted request: the longest delay of the queueing limits that apply
+    /// to it.
     pub delay: Span,
     /// The exactness of the decision.
     pub exactness: Exactness,
@@ -171,7 +170,7 @@ pub struct Verdict<'r> {
 }
 
 impl<'r> Verdict<'r> {
-    /// Returns the verdict for a request to which no rule applies; the request is admitted.
+    /// Returns the verdict on a request to which no rule applies: it is admitted.
     #[must_use]
     pub fn unlimited() -> Self {
         Self {
@@ -187,8 +186,8 @@ impl<'r> Verdict<'r> {
         }
     }
 
-    /// Summarizes the decision of a store about `charges`. The request is denied if any enforced
-    /// limit denies it. The verdict names the rule of the tightest limit.
+    /// Summarizes a store's decision on `charges`. The request is denied if any enforced limit
+    /// denies it. The verdict names the rule of the tightest limit.
     ///
     /// `outcomes` must contain the outcomes of all limits of all charges, in the order in which
     /// [`MemoryStore::check`] returns them.
@@ -203,9 +202,9 @@ impl<'r> Verdict<'r> {
         )
     }
 
-    /// Summarizes the decision of a store like [`Self::of`], given only the limits of the charges.
+    /// Summarizes a store's decision like [`Self::of`], given only the charges' limits.
     ///
-    /// The verdict borrows only the limits, so the verdict can outlive the keys of the charges.
+    /// The verdict borrows only the limits, so it can outlive the charges' keys.
     #[must_use]
     pub fn on(
         decision: &Decision,
@@ -248,7 +247,7 @@ impl<'r> Verdict<'r> {
         verdict
     }
 
-    /// Returns the same verdict as [`Self::of`], for a request with a single charge on a single
+    /// Returns the same verdict as [`Self::of`] for a request with a single charge on a single
     /// enforced limit.
     #[inline]
     pub(crate) fn of_one(limits: &'r Limits, outcome: Outcome) -> Self {
@@ -278,8 +277,8 @@ impl<'r> Verdict<'r> {
         }
     }
 
-    /// Returns the number of units that the tightest limit still admits immediately after the
-    /// decision, or `None` if no limit was evaluated.
+    /// Returns the tightest limit's remaining units immediately after the decision, or `None` if no
+    /// limit was evaluated.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.leading().map(|line| line.outcome.remaining)
@@ -298,7 +297,7 @@ impl<'r> Verdict<'r> {
         self.leading.and_then(|index| self.lines.get(index))
     }
 
-    /// Returns whether the request is denied only because no concurrency slot is free for it.
+    /// Returns whether the request is denied only because too few concurrency slots are free.
     #[must_use]
     pub fn waits_for_slots(&self) -> bool {
         self.reason == Some(Reason::Limit)
@@ -308,8 +307,8 @@ impl<'r> Verdict<'r> {
 
     /// Returns whether the request is denied only because the service is at its capacity. This is
     /// the case if every limit that denies the request is a concurrency limit of a rule without a
-    /// key, and a slot can become free for the request. The client has then not exceeded a limit of
-    /// its own.
+    /// key, and a slot can become free for the request. In this case, the client has not exceeded a
+    /// limit of its own.
     #[must_use]
     pub fn is_at_capacity(&self) -> bool {
         self.waits_for_slots() && self.enforced_denials().all(|line| line.service_wide)
@@ -334,11 +333,10 @@ impl<'r> Verdict<'r> {
             .unwrap_or(RetryAfter::NOW)
     }
 
-    /// Selects the tightest limit, and sets the rule and the delay of the verdict. If a limit
-    /// denies the request, the tightest limit is the enforced limit with the longest retry time. If
-    /// no enforced limit denies the request, the tightest limit is the enforced limit with the
-    /// fewest remaining units. If several limits have the same number of remaining units, the
-    /// tightest limit is the limit that takes longest to recover.
+    /// Selects the tightest limit, and sets the verdict's rule and delay. If an enforced limit
+    /// denies the request, the tightest limit is the one with the longest retry time. Otherwise, it
+    /// is the enforced limit with the fewest remaining units and, among equals, the one that takes
+    /// longest to recover.
     fn lead_with(&mut self, denied_for: Option<RetryAfter>) {
         let lines = self
             .lines

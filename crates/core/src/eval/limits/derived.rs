@@ -1,6 +1,6 @@
-//! Limits that are derived from other limits. Stretched limits are elastic limits while they are
-//! raised. A share is the part of the limits that one node enforces while the store is unreachable.
-//! Former limits are the limits before a change of the rules.
+//! Limits derived from other limits. Stretched limits are the raised form of elastic limits. A
+//! share is the part of the limits that one node enforces while the store is unreachable. Former
+//! limits are a rule's limits before the rules were changed.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,15 +19,15 @@ use crate::{
 impl Limits {
     /// Makes the limits elastic. While there is headroom (the rule's condition for spare capacity
     /// holds), requests are charged with [`Self::stretched`] limits. The stretched limits admit
-    /// `percent` more units and mark the additional requests. The original and the stretched limits
-    /// share one state, so units that were admitted beyond the original limits still count when
-    /// there is no more headroom.
+    /// `percent` more units and mark the additional requests as over the limit. The original and
+    /// the stretched limits share one state, so units admitted beyond the original limits still
+    /// count after the headroom is gone.
     ///
     /// # Errors
     ///
     /// Returns an error for the field `elastic` if the percentage is invalid for a soft allowance.
-    /// Limits that count denied requests are rejected, because their state drops units beyond the
-    /// limits.
+    /// Limits that count denied requests are rejected, because they drop units beyond the limit
+    /// from their state.
     pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
         if self
             .groups
@@ -56,7 +56,7 @@ impl Limits {
         (self.stretch > 0).then(|| &**self.stretched.get_or_init(build))
     }
 
-    /// Returns the percentage by which elastic limits are raised while there is headroom; 0 if the
+    /// Returns the percentage by which elastic limits are raised if there is headroom; 0 if the
     /// limits are not elastic.
     #[must_use]
     pub fn stretch(&self) -> u32 {
@@ -69,20 +69,20 @@ impl Limits {
         self.unstretched.is_some()
     }
 
-    /// Returns these limits before they were stretched.
+    /// Returns the original limits, before stretching.
     #[must_use]
     pub fn unstretched(&self) -> &Self {
         self.unstretched.as_deref().unwrap_or(self)
     }
 
-    /// Makes these limits the successors of `old`. If the state of a key was written under `old`,
-    /// the spent units stay spent when the key is next charged under the new limits.
+    /// Makes these limits the successors of `old`. Units that a key spent under `old` stay spent
+    /// when the key is next charged under these limits.
     ///
     /// Old and new limits are matched by algorithm and order. For example, the second fixed window
     /// of the new limits takes over the state of the second fixed window of the old limits.
     ///
-    /// `old` can also take over states that were written under these limits, so that keys can
-    /// alternate between both.
+    /// `old` can also take over states written under these limits, so that keys can alternate
+    /// between both.
     #[must_use]
     pub fn inheriting_from(self, old: &Self) -> Self {
         old.history.add(old);
@@ -99,14 +99,14 @@ impl Limits {
     }
 
     /// Returns one node's share of every limit, for local decisions while the store is unreachable.
-    /// The share is built on first use.
+    /// It is compiled on first use.
     #[must_use]
     pub fn share(&self, share: FallbackShare) -> Arc<Self> {
         self.shares.get(share, || self.build_share(share))
     }
 
-    /// Builds the stretched limits, which are the same limits with a larger soft allowance. The
-    /// states of the original and the stretched limits are compatible.
+    /// Builds the stretched limits: the same limits with a larger soft allowance. Their states are
+    /// compatible with the states of the original limits.
     fn build_stretched(&self) -> Result<Self, LimitError> {
         let wider = |limit: &Limit| {
             let percent = limit.soft_percent().saturating_add(self.stretch);
@@ -134,8 +134,8 @@ impl Limits {
             return scaled.build_stretched().unwrap_or(scaled);
         }
         let limits = self.limits.iter().map(|limit| share.of(limit)).collect();
-        // A share of valid limits is valid and contains the same number of limits, so `new` does
-        // not fail.
+        // A share of valid limits is valid, and has the same number of limits, so `new` does not
+        // fail.
         let scaled = Self::new(limits).unwrap_or_else(|_| self.clone());
         let scaled = Self {
             name: self.name.clone(),
@@ -147,8 +147,8 @@ impl Limits {
         scaled.joining(&self.history)
     }
 
-    /// Returns the units in which the limits with this `fingerprint` count their states; `None` if
-    /// the rule is not known to have had such limits.
+    /// Returns the units in which the states of the limits with this `fingerprint` are counted;
+    /// `None` if the rule has no such former limits in its history.
     pub(super) fn former_terms(&self, fingerprint: u32) -> Option<Arc<[Terms]>> {
         if fingerprint == self.fingerprint {
             return Some(history::terms(self));

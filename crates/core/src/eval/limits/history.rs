@@ -1,5 +1,5 @@
-//! The units in which the states of a rule's keys were counted under the rule's limits, now and
-//! before.
+//! The units in which a rule's states are counted under its current limits, and were counted under
+//! its former limits.
 
 use std::{
     collections::VecDeque,
@@ -12,12 +12,12 @@ use crate::{
     limit::bounds,
 };
 
-/// The [`Terms`] of all limits that a rule has had, by their fingerprint. All limits of a rule
-/// share one history: its current limits, its former limits, the limits of its plans, its overrides
-/// and the shares of all these.
+/// The [`Terms`] of all current and former limits of a rule, by fingerprint. All limits of a rule
+/// share one history: its current limits, its former limits, the limits of its plans and overrides,
+/// and the shares of all of these.
 ///
 /// The history is read only if a state has to be converted. When it is full, the oldest terms are
-/// dropped. A state under dropped terms is converted as if its limits were unknown.
+/// dropped. A state counted in dropped terms is converted as if its limits were unknown.
 #[derive(Debug, Default)]
 pub(super) struct TermsHistory(Mutex<VecDeque<FormerTerms>>);
 
@@ -42,7 +42,7 @@ impl TermsHistory {
         known.push_back(FormerTerms { fingerprint, terms });
     }
 
-    /// Returns the terms of the limits with this `fingerprint`, if the history has them.
+    /// Returns the terms of the limits with this `fingerprint`, if they are in the history.
     pub(super) fn terms(&self, fingerprint: u32) -> Option<Arc<[Terms]>> {
         let known = self.lock();
         let mut newest_first = known.iter().rev();
@@ -50,14 +50,14 @@ impl TermsHistory {
         Some(Arc::clone(&former.terms))
     }
 
-    /// The list is whole between any two operations, so a panic in another thread cannot have
-    /// damaged it.
+    /// Poisoning is ignored: no operation leaves the list in an inconsistent state, even if it
+    /// panics.
     fn lock(&self) -> MutexGuard<'_, VecDeque<FormerTerms>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Returns the units in which `limits` count their states, one for each group of limits.
+/// Returns the units in which the states of `limits` are counted, one for each limit group.
 pub(super) fn terms(limits: &Limits) -> Arc<[Terms]> {
     let kernels = limits.groups.iter().map(|group| &group.kernel);
     kernels.map(Kernel::terms).collect()

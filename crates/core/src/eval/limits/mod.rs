@@ -1,5 +1,5 @@
-//! The compiled limits of a rule. All limits of a rule use the same key, so the states of these
-//! limits are stored together.
+//! The compiled limits of a rule. All limits of a rule have the same key, so their states are
+//! stored together.
 
 mod derived;
 mod history;
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The compiled limits of a rule. For each key, every limit has its own state, except that sliding
-/// logs share one state.
+/// window logs share one.
 ///
 /// # Examples
 ///
@@ -37,23 +37,23 @@ use crate::{
 pub struct Limits {
     name: Option<Arc<str>>,
     shadow: bool,
-    /// Whether one count holds the requests of all clients, because the rule has no key.
+    /// Whether all clients share one count, because the rule has no key.
     service_wide: bool,
     limits: Vec<Limit>,
     groups: Vec<LimitGroup>,
     fingerprint: u32,
     sole_gcra: Option<Gcra>,
-    /// The units of all limits that the rule has had.
+    /// The units of all current and former limits of the rule.
     history: Arc<TermsHistory>,
     /// Whether requests can wait for a slot of one of the limits.
     has_slot_wait: bool,
     on_failure: Option<OnFailure>,
-    /// One node's shares of the limits, which are built when they are first needed.
+    /// One node's shares of the limits, compiled on first use.
     shares: ShareCache,
-    /// The percentage by which elastic limits are raised while there is headroom; 0 if the limits
-    /// are not elastic.
+    /// The percentage by which elastic limits are raised if there is headroom; 0 if the limits are
+    /// not elastic.
     stretch: u32,
-    /// The stretched limits, which are built when they are first needed.
+    /// The stretched limits, compiled on first use.
     stretched: OnceLock<Arc<Self>>,
     /// The original limits, if these limits are stretched limits.
     unstretched: Option<Arc<Self>>,
@@ -64,7 +64,7 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// Rejects an empty list, a list of more than [`bounds::MAX_LIMITS_PER_RULE`] limits, and
+    /// Rejects an empty list, a list with more than [`bounds::MAX_LIMITS_PER_RULE`] limits, and
     /// limits with invalid numbers.
     pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
         if limits.is_empty() {
@@ -133,7 +133,7 @@ impl Limits {
         self
     }
 
-    /// Sets whether one count holds the requests of all clients, because the rule has no key.
+    /// Sets whether all clients share one count, because the rule has no key.
     #[must_use]
     pub fn service_wide(mut self, service_wide: bool) -> Self {
         self.service_wide = service_wide;
@@ -142,7 +142,7 @@ impl Limits {
         self
     }
 
-    /// Sets the fallback policy, which applies while the store is unreachable. With `None`, the
+    /// Sets the fallback policy, which applies while the store is unreachable. If `None`, the
     /// store's own policy applies.
     #[must_use]
     pub fn failing(mut self, policy: Option<OnFailure>) -> Self {
@@ -157,27 +157,26 @@ impl Limits {
         self.name.as_deref()
     }
 
-    /// Returns whether the limits are in shadow mode, in which they count and report requests, but
-    /// never deny them.
+    /// Returns whether the limits are in shadow mode.
     #[must_use]
     pub fn is_shadow(&self) -> bool {
         self.shadow
     }
 
-    /// Returns whether one count holds the requests of all clients, because the rule has no key.
+    /// Returns whether all clients share one count, because the rule has no key.
     #[must_use]
     pub fn is_service_wide(&self) -> bool {
         self.service_wide
     }
 
-    /// Returns whether requests can wait for a slot of one of the limits. A rule in shadow mode
-    /// never denies a request, so no request waits for it.
+    /// Returns whether requests can wait for a slot of one of the limits. In shadow mode, requests
+    /// are never denied, so they never wait.
     #[must_use]
     pub fn has_slot_wait(&self) -> bool {
         self.has_slot_wait && !self.shadow
     }
 
-    /// Returns the fallback policy, which applies while the store is unreachable. With `None`, the
+    /// Returns the fallback policy, which applies while the store is unreachable. If `None`, the
     /// store's own policy applies.
     #[must_use]
     pub fn on_failure(&self) -> Option<OnFailure> {
@@ -213,8 +212,8 @@ impl Limits {
         groups.any(|group| matches!(group.kernel, Kernel::Lease(_)))
     }
 
-    /// Returns the shortest lease of the concurrency limits, which is how long a slot stays held
-    /// without a renewal. Returns `None` if there is no concurrency limit.
+    /// Returns the shortest lease of the concurrency limits: how long a slot stays held without a
+    /// renewal. Returns `None` if there is no concurrency limit.
     #[must_use]
     pub fn lease(&self) -> Option<Span> {
         let leases = self
@@ -228,8 +227,8 @@ impl Limits {
     }
 
     /// Returns a digest of the units in which the states of these limits are counted. Different
-    /// units have different digests, except for rare collisions. A state that was written under
-    /// limits with the same fingerprint needs no conversion.
+    /// units have different digests, except for rare collisions. A state written under limits with
+    /// the same fingerprint does not have to be converted.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
@@ -245,9 +244,9 @@ impl Limits {
         &self.groups
     }
 
-    /// Returns the GCRA limit of a rule that is not in shadow mode and has only a plain GCRA limit
-    /// (no soft allowance, no counting of denied requests). A rule with only a plain GCRA limit has
-    /// a fast path, because it is the most common case.
+    /// Returns the only limit of the rule if it is a plain GCRA limit (no soft allowance, no
+    /// counting of denied requests) and the rule is not in shadow mode. This most common case has a
+    /// fast path.
     #[inline]
     pub(crate) fn sole_gcra(&self) -> Option<&Gcra> {
         self.sole_gcra.as_ref().filter(|_| !self.shadow)
@@ -260,9 +259,8 @@ impl From<Limit> for Limits {
     }
 }
 
-/// Returns the GCRA limit of a rule that has only a plain GCRA limit (no soft allowance, no
-/// counting of denied requests). The state of the limit must always fit inline in an entry of the
-/// memory store.
+/// Returns the only limit of a rule if it is a plain GCRA limit (no soft allowance, no counting of
+/// denied requests). Its state must always fit inline in an entry of the memory store.
 fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     let ([limit], [group]) = (limits, groups) else {
         return None;
@@ -276,7 +274,7 @@ fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     is_plain.then_some(*gcra)
 }
 
-/// Returns a digest of the units in which the states of these groups of limits are counted.
+/// Returns a digest of the units in which the states of these limit groups are counted.
 fn terms_digest(groups: &[LimitGroup]) -> u32 {
     let digest = groups.iter().fold(Digest::new(), |digest, group| {
         group.kernel.terms().digest(digest)

@@ -1,17 +1,15 @@
-//! A cache of a node's shares of the limits. Each share is built once.
+//! A cache for a node's shares of the limits. Each share is compiled once.
 
 use std::sync::{Arc, OnceLock};
 
 use super::Limits;
 use crate::eval::FallbackShare;
 
-/// The maximum number of shares that are cached per rule. There is one share for each number of
-/// servers that the cluster has had. A share that does not fit in the cache is built again on every
-/// call.
+/// The maximum number of cached shares per rule. There is one share for each cluster size so far. A
+/// share that does not fit in the cache is compiled again on every call.
 const MAX_SHARES: usize = 256;
 
-/// A linked list of cached shares that only grows, so that decisions can read the list without a
-/// lock.
+/// A linked list of cached shares. It only grows, so decisions can read it without a lock.
 #[derive(Debug, Default)]
 pub(super) struct ShareCache(OnceLock<Box<CachedShare>>);
 
@@ -23,7 +21,7 @@ struct CachedShare {
 }
 
 impl ShareCache {
-    /// Returns the limits for `share`. Calls `build` to create the limits on first use.
+    /// Returns the limits for `share`, which `build` creates on first use.
     pub(super) fn get(&self, share: FallbackShare, build: impl Fn() -> Limits) -> Arc<Limits> {
         let mut shares = self;
         for _ in 0..MAX_SHARES {
@@ -34,7 +32,7 @@ impl ShareCache {
                     next: Self::default(),
                 })
             });
-            // Another thread can have stored a different share in this list element first.
+            // Another thread may have stored a different share in this list element first.
             if cached.share == share {
                 return Arc::clone(&cached.limits);
             }
@@ -44,8 +42,7 @@ impl ShareCache {
     }
 }
 
-/// A clone starts with an empty cache, because the limits of the clone are usually changed after
-/// cloning.
+/// A clone starts with an empty cache, because its limits are usually changed after cloning.
 impl Clone for ShareCache {
     fn clone(&self) -> Self {
         Self::default()

@@ -1,5 +1,5 @@
-//! Operations of a rule's limits on the state of one key. Each limit uses its own part of the
-//! state, except that sliding logs share one part.
+//! Operations of a rule's limits on a key's state. Each limit has its own part of the state, except
+//! that sliding window logs share one.
 
 use super::Limits;
 use crate::{
@@ -15,12 +15,12 @@ use crate::{
 pub(crate) enum UndoRecord {
     /// A copy of the state.
     State(State),
-    /// The former capacity of a log. The log itself is not copied, because the charge can be
-    /// removed from the log again.
+    /// The former capacity of a sliding window log. The log itself is not copied, because the
+    /// charge can be removed from it.
     LogOfCapacity(usize),
 }
 
-/// A key's state that is ready to be evaluated by the limits.
+/// A key's state that is ready for evaluation.
 #[derive(Debug)]
 pub(crate) struct LoadedState {
     pub(crate) key_state: KeyState,
@@ -28,11 +28,11 @@ pub(crate) struct LoadedState {
     pub(crate) former: Option<Box<FormerState>>,
 }
 
-/// A key's state that was written under other limits, and that the current limits cannot take over
-/// without losing spent units.
+/// A key's state written under other limits, which the current limits cannot take over without
+/// losing spent units.
 ///
-/// If a decision writes nothing, the former state is restored, because the limits under which it
-/// was written can be configured again later or can still be in use on another server.
+/// If a decision writes nothing, the former state is restored, because its limits may be configured
+/// again later or may still be in use on another server.
 #[derive(Debug)]
 pub(crate) struct FormerState {
     pub(crate) key_state: KeyState,
@@ -40,23 +40,23 @@ pub(crate) struct FormerState {
     pub(crate) fingerprint: u32,
     /// The limits that the state exceeds.
     pub(crate) exceeded: ExceededLimits,
-    /// Whether the conversion kept no spent unit at all.
+    /// Whether the conversion lost all spent units.
     pub(crate) is_lost: bool,
 }
 
 impl FormerState {
     /// Returns the state to put back after a refund. A refund is applied to the converted state,
-    /// which then replaces the former one, unless the conversion kept nothing that could be
-    /// refunded.
+    /// which then replaces the former state. If the conversion lost everything that could be
+    /// refunded, the former state is kept.
     pub(crate) fn after_refund(mut self: Box<Self>) -> Option<Box<Self>> {
         self.exceeded.clear();
         self.is_lost.then_some(self)
     }
 }
 
-/// How long the state of a key takes to drain, if it exceeds the limits because it was written under
-/// higher or faster ones. A conversion would lose the excess, so the state is kept in its former
-/// units until it has drained to all limits. Empty if the state does not exceed the limits.
+/// The limits that a key's state exceeds because it was written under higher or faster limits, with
+/// the time until it has drained. A conversion would lose the excess, so the state is kept in its
+/// former units until it is within all limits. Empty if the state exceeds no limit.
 #[derive(Clone, Debug, Default)]
 pub struct ExceededLimits(Vec<LimitDrain>);
 
@@ -73,13 +73,13 @@ impl ExceededLimits {
         self.0.is_empty()
     }
 
-    /// Forgets the limits, so that [`Self::report`] changes nothing.
+    /// Removes all limits, so that [`Self::report`] changes nothing.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 
-    /// Corrects the times in `outcomes`, which were computed after the conversion. `outcomes` are
-    /// the outcomes of all limits of the rule.
+    /// Corrects the times in `outcomes`, which were computed from the converted state. `outcomes`
+    /// contains the outcomes of all limits of the rule.
     pub fn report(&self, outcomes: &mut [Outcome]) {
         for drain in &self.0 {
             if let Some(outcome) = outcomes.get_mut(drain.limit) {
@@ -101,8 +101,8 @@ impl Limits {
         }
     }
 
-    /// Prepares `key_state` for these limits: converts the state if it was written under other
-    /// limits. `fingerprint` identifies the limits under which the state was written.
+    /// Prepares `key_state` for these limits, and converts it if it was written under other limits,
+    /// identified by `fingerprint`.
     #[inline]
     pub(crate) fn load(
         &self,
@@ -126,8 +126,8 @@ impl Limits {
     /// must be compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
-        // Elastic limits and their stretched limits share one state. The state can contain units
-        // that only the stretched limits admit, so clamp to the stretched limits.
+        // Elastic limits and their stretched limits share one state. It can contain units that only
+        // the stretched limits admit, so clamp to those.
         let widest = self.stretched().unwrap_or(self);
         for (group, state) in widest.groups.iter().zip(key_state.states_mut()) {
             group.kernel.clamp(state, at);
@@ -178,8 +178,8 @@ impl Limits {
     }
 
     /// Returns whether a charge on `key_state` can and should be undone without a full copy of the
-    /// state. Undoing a charge is useful if the state contains a log, and possible if denied
-    /// requests are not counted.
+    /// state. Undoing a charge is useful if the state contains a sliding window log, and possible
+    /// if denied requests are not counted.
     pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
         let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
         let mut groups = self.groups.iter();
@@ -188,8 +188,8 @@ impl Limits {
             && groups.all(|group| group.denials == DenialCounting::Forgotten)
     }
 
-    /// Returns the information that [`Self::undo`] needs: a copy of each state, except logs, which
-    /// can be long. Call this function before charging `key_state`.
+    /// Returns the information that [`Self::undo`] needs: a copy of each state except sliding
+    /// window logs, which can be long. Call this function before charging `key_state`.
     pub(crate) fn before_charge(key_state: &KeyState) -> Vec<UndoRecord> {
         let before = |state: &State| match state {
             State::Log(log) | State::Lease(log) => UndoRecord::LogOfCapacity(log.capacity()),
@@ -198,11 +198,11 @@ impl Limits {
         key_state.states().iter().map(before).collect()
     }
 
-    /// Restores `key_state` to its state `before` the last charge, which was of `units` at `now`.
+    /// Restores `key_state` to its state `before` the last charge of `units`, made at `now`.
     ///
-    /// For a log, this function removes the newest entries. The charge did not drop old entries,
-    /// because a log drops entries only beyond its largest limit, and an admitted charge is within
-    /// all limits.
+    /// For a sliding window log, this function removes the newest entries. The charge did not drop
+    /// old entries: a log drops entries only beyond its largest limit, and an admitted charge is
+    /// within all limits.
     pub(crate) fn undo(
         &self,
         key_state: &mut KeyState,
@@ -234,25 +234,24 @@ impl Limits {
         }
     }
 
-    /// Returns the position of the most recent charge in `key_state`, for each group of limits. The
-    /// position is `None` for groups that do not support refunds by receipt.
+    /// Returns the position of the most recent charge in `key_state`, for each limit group; `None`
+    /// for groups that do not support refunds by receipt.
     pub(crate) fn marks(&self, key_state: &KeyState) -> Box<[Option<Mark>]> {
         let groups = self.groups.iter().zip(key_state.states());
         // A limit that counts denied requests has no mark, because its state does not distinguish
-        // denied requests from admitted requests.
+        // denied from admitted requests.
         let keeps = |group: &LimitGroup| group.denials == DenialCounting::Counted && !self.shadow;
         groups
             .map(|(group, state)| (!keeps(group)).then(|| Kernel::mark(state)))
             .collect()
     }
 
-    /// Refunds the unused part of a charge to `key_state` and releases the concurrency slots of the
-    /// charge.
+    /// Refunds the unused part of a charge to `key_state` and releases its concurrency slots.
     ///
-    /// Returns, for each group of limits, by how many microseconds the refund moved later charges
-    /// forward. The value is 0 if the algorithm is not GCRA or if no later charge exists. The
-    /// function `shift` returns by how many microseconds earlier refunds have moved the charge of a
-    /// group forward; see `memory::refund_ledger`.
+    /// Returns, for each limit group, the time, in microseconds, by which the refund moved later
+    /// charges forward. It is 0 if the algorithm is not GCRA or if there are no later charges. For
+    /// a group, the function `shift` returns the time by which earlier refunds have moved its
+    /// charge forward; see `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
         key_state: &mut KeyState,
@@ -278,9 +277,9 @@ impl Limits {
         settled.collect()
     }
 
-    /// Releases the concurrency slots that `charged` holds in `key_state`, for a state that has
-    /// since been written under other limits. A slot is found by its start time. Nothing is
-    /// released if the state has been written by other algorithms.
+    /// Releases the concurrency slots of `charged` in `key_state`, which has since been written
+    /// under other limits. A slot is found by its start time. Nothing is released if the state was
+    /// written by other algorithms.
     pub(crate) fn release_slots(&self, key_state: &mut KeyState, charged: &ChargeRecord) {
         if !self.is_alike(key_state) {
             return;
@@ -293,7 +292,7 @@ impl Limits {
     }
 
     /// Renews the leases of `charged` in `key_state`. Returns true if all concurrency slots are
-    /// held. Returns false and renews nothing if the state was written by other algorithms; the
+    /// held. Returns false and renews nothing if the state was written by other algorithms. The
     /// same algorithms with other parameters are supported.
     pub(crate) fn renew(
         &self,
@@ -316,8 +315,8 @@ impl Limits {
         are_held
     }
 
-    /// Returns whether `key_state` was written by the same algorithms as these limits, with any
-    /// parameters.
+    /// Returns whether `key_state` was written by the same algorithms as these limits, whatever
+    /// their parameters.
     fn is_alike(&self, key_state: &KeyState) -> bool {
         let states = key_state.states();
         let mut groups = self.groups.iter().zip(states);
@@ -325,8 +324,7 @@ impl Limits {
             && groups.all(|(group, state)| group.kernel.is_kind_of(state))
     }
 
-    /// Returns whether the key is hot, which means that less than half of at least one limit
-    /// remains.
+    /// Returns whether the key is hot: less than half of at least one limit remains.
     pub(crate) fn is_hot(&self, key_state: &KeyState, now: Timestamp) -> bool {
         self.groups
             .iter()
@@ -390,7 +388,7 @@ impl Limits {
         }
     }
 
-    /// Returns the maximum heap size, in bytes, of a new key's state after `cost` is charged.
+    /// Returns the maximum heap size, in bytes, of a new key's state after a charge of `cost`.
     pub(crate) fn new_entry_bytes(&self, cost: u64) -> usize {
         match self.groups.as_slice() {
             [group] if group.kernel.is_small() => 0,
@@ -413,8 +411,8 @@ impl Limits {
                 .map(|(group, state)| group.kernel.growth_bytes(state, cost))
                 .sum()
         } else {
-            // A converted state has the size of a new state, plus the entries that are kept from
-            // existing logs.
+            // A converted state has the size of a new state, plus the entries kept from existing
+            // logs.
             let kept = key_state.states().iter().map(State::log_growth_bytes);
             self.new_entry_bytes(cost) + kept.sum::<usize>()
         }
@@ -430,8 +428,7 @@ impl Limits {
                 .all(|(group, state)| group.kernel.is_compatible(state))
     }
 
-    /// Converts `key_state` for these limits. `terms` contains the units in which each of its
-    /// states is counted.
+    /// Converts `key_state` for these limits. `terms` contains the units of each of its states.
     ///
     /// Returns the converted state, and the limits that the unconverted state exceeds. For these
     /// limits, the conversion lost spent units.
@@ -456,7 +453,8 @@ impl Limits {
             let old = left_in.and_then(|terms| kernel.in_terms(terms));
             let drain = kernel.drain(old.as_ref(), &state, now, cost);
             is_exceeded |= drain.is_some();
-            // While one limit is exceeded, the states of all limits drain in their former units.
+            // As long as one limit is exceeded, the states of all limits drain in their former
+            // units.
             let in_former_units = || {
                 old.as_ref().map(|old| Drain {
                     retry_after: old.retry(&state, now, 0, cost),
@@ -480,10 +478,9 @@ impl Limits {
         (key_state, ExceededLimits(drains))
     }
 
-    /// Converts a state that was written under other limits, which `fingerprint` identifies.
+    /// Converts a state written under other limits, identified by `fingerprint`.
     ///
-    /// If `fingerprint` belongs to no known former limits, the conversion uses only the state
-    /// itself.
+    /// If these limits are unknown, the conversion uses only the state itself.
     #[cold]
     fn load_converted(
         &self,
@@ -494,8 +491,9 @@ impl Limits {
     ) -> LoadedState {
         let terms = self.former_terms(fingerprint);
         let terms = terms.as_deref().unwrap_or_default();
-        // First convert a copy in which each log has only its newest entry, because the shard is
-        // locked during the conversion. The copy expires at the same instant as the whole state.
+        // First convert a copy in which each sliding window log has only its newest entry, because
+        // the shard is locked during the conversion. The copy expires at the same instant as the
+        // whole state.
         let (key_state, exceeded) = self.convert(with_short_logs(&former), terms, now, cost);
         let is_lost = key_state.expires() <= now && former.expires() > now;
         if !is_lost && exceeded.is_empty() {
@@ -505,8 +503,7 @@ impl Limits {
                 former: None,
             };
         }
-        // If the conversion kept no entry of any log, the result is the same as for the whole
-        // state.
+        // If the conversion kept no log entries, the result is the same as for the whole state.
         let key_state = match is_lost {
             true => key_state,
             false => self.convert(former.clone(), terms, now, cost).0,
@@ -524,8 +521,8 @@ impl Limits {
     }
 }
 
-/// Returns a copy of `key_state` in which each log has only its newest entry. The expiry of a log
-/// depends only on its newest entry.
+/// Returns a copy of `key_state` in which each sliding window log has only its newest entry. A
+/// log's expiry depends only on that entry.
 fn with_short_logs(key_state: &KeyState) -> KeyState {
     let short = |log: &LogState| {
         let newest = (log.stamps().len() > 0).then(|| Stamp::of(log.newest().as_micros(), 1));
@@ -549,8 +546,8 @@ mod tests {
         time::Span,
     };
 
-    /// Copying a large log would take too long, because the shard is locked while the log is
-    /// loaded.
+    /// Copying a large sliding window log would take too long, because the shard is locked while
+    /// the log is loaded.
     #[test]
     fn loading_a_log_under_other_limits_does_not_copy_it() {
         let limits = |algorithm| Limits::new(vec![Limit::new(algorithm).unwrap()]).unwrap();
@@ -588,7 +585,7 @@ mod tests {
         let kept = loaded.former.unwrap();
         assert_eq!((address(&kept.key_state), &kept.key_state), (at, &before));
         assert_eq!(loaded.key_state, gcra.fresh());
-        // A sliding log limit with other parameters keeps the entries.
+        // A sliding window log with other parameters keeps the entries.
         let (cell, at) = left();
         let loaded = log(50, 600).load(cell, hourly.fingerprint(), now, 1);
         assert!(loaded.former.is_none());
@@ -604,7 +601,7 @@ mod tests {
     }
 
     /// The Redis store keeps a state under its old parameters if the conversion would lose spent
-    /// units, so the conversion must report the limits that lose spent units.
+    /// units, so the conversion must report the limits that would lose them.
     #[test]
     fn converting_names_the_limits_that_lose_spent_units() {
         let bucket = |capacity, count, secs| {
@@ -634,7 +631,7 @@ mod tests {
             .map(|lost| (lost.limit, lost.drain.retry_after))
             .collect();
         assert_eq!(waits, [(0, RetryAfter::After(Span::from_secs(10)))]);
-        // With a faster or equal refill rate, no missing tokens are lost.
+        // With an equal or faster refill rate, no missing tokens are lost.
         for (capacity, count) in [(1_000, 200), (500, 100)] {
             let new = bucket(capacity, count, 1);
             let (_, lost) = new.convert(empty.clone(), &terms, now, 1);
@@ -682,8 +679,8 @@ mod tests {
         assert_eq!(lost_by(100), [0; 0]);
     }
 
-    /// The number of bytes that is reserved for a charge is at least the growth of the state. No
-    /// bytes are reserved for states of a fixed size.
+    /// The bytes reserved for a charge cover the growth of the state. No bytes are reserved for
+    /// states of a fixed size.
     #[test]
     fn a_charge_grows_a_state_by_at_most_the_reserved_bytes() {
         let window = Span::from_secs(60);
@@ -733,8 +730,8 @@ mod tests {
                 assert!(is_log || reserved == 0, "{algorithm:?}");
             }
             if !is_log {
-                // A conversion needs as many bytes as a new state. The old state adds no bytes,
-                // because its size is fixed.
+                // A conversion needs as many bytes as a new state, because the old state has a
+                // fixed size.
                 let converted = other.growth_bytes(&state, other.fingerprint ^ 1, 1);
                 assert_eq!(converted, other.new_entry_bytes(1), "{algorithm:?}");
             }
