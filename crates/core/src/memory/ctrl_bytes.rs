@@ -1,5 +1,5 @@
-//! Control bytes, also called tags: one byte per slot of a hash table. A tag is a part of the hash
-//! of the slot's entry, or zero if the slot is vacant.
+//! Control bytes, also called tags: one byte per slot of a hash table. A tag contains some bits of
+//! the entry's hash, or is zero if the slot is vacant.
 //!
 //! Eight tags are compared at once within one 64-bit word (Lamport 1975; Warren, Hacker's Delight,
 //! 6-1).
@@ -7,8 +7,8 @@
 #[derive(Debug, Default)]
 pub(super) struct CtrlBytes(Vec<u8>);
 
-/// The number of tags that are compared at once. After the tag of the last slot, the array has this
-/// many additional zero tags, so that a group of eight tags can be read at any slot.
+/// The number of tags that are compared at once. The array ends with [`GROUP`] additional zero
+/// tags, so that a group of eight tags can be read at any slot.
 pub(super) const GROUP: usize = 8;
 
 const LOWEST: u64 = 0x0101_0101_0101_0101;
@@ -32,8 +32,8 @@ impl CtrlBytes {
     }
 
     /// Returns the first slot at or after `home` with `tag` for which `is` returns true. The search
-    /// ends after the first group of slots with a vacant slot. `is` is possibly also called for a
-    /// few slots with other tags, including vacant slots.
+    /// ends after the first group that contains a vacant slot. `is` may also be called for a few
+    /// slots with other tags, including vacant slots.
     #[inline]
     pub(super) fn find(&self, tag: u8, home: usize, is: impl Fn(usize) -> bool) -> Option<usize> {
         let growth = repeated(tag);
@@ -55,8 +55,8 @@ impl CtrlBytes {
         }
     }
 
-    /// Returns the first vacant slot at or after `home`. If there is none, returns the number after
-    /// the last slot.
+    /// Returns the first vacant slot at or after `home`. If there is none, returns the number of
+    /// slots.
     pub(super) fn vacant(&self, home: usize) -> usize {
         let mut at = home;
         while let Some(group) = self.group(at) {
@@ -98,15 +98,15 @@ fn repeated(tag: u8) -> u64 {
     u64::from(tag) * LOWEST
 }
 
-/// Returns a word in which the highest bit of a byte is set if this byte of `word` is zero. Above
-/// the lowest zero byte, a bit can also be set for a nonzero byte. So a caller that uses more than
-/// the lowest bit must check each match.
+/// Returns a word in which the highest bit of each byte is set if that byte of `word` is zero.
+/// Above the lowest zero byte, the bit can also be set for a nonzero byte, so a caller that uses
+/// more than the lowest bit must check each match.
 #[inline]
 fn zeros(word: u64) -> u64 {
     word.wrapping_sub(LOWEST) & !word & HIGHEST
 }
 
-/// Returns the index of the lowest byte in which a bit is set.
+/// Returns the index of the lowest byte with a set bit.
 #[inline]
 fn first(bits: u64) -> usize {
     bits.trailing_zeros() as usize / 8

@@ -1,4 +1,4 @@
-//! Decisions: the sequence of steps, for one key and for several keys.
+//! The steps of a decision, for one key and for several keys.
 
 use std::cell::RefCell;
 
@@ -29,9 +29,9 @@ impl MemoryStore {
     /// their limits. If a key is blocked or the store is full, no limit is evaluated and `outcomes`
     /// stays empty.
     ///
-    /// If `now` is up to 10 seconds earlier than the latest instant that the keys' shards have
-    /// seen, the latest instant is used instead. If `now` is earlier by more than 10 seconds, the
-    /// clock was ahead and has been set back, and time continues from `now`.
+    /// If `now` is up to 10 seconds before the latest instant seen by the keys' shards, that
+    /// instant is used instead. If the difference is larger, the clock was ahead and has been set
+    /// back, and time continues from `now`.
     ///
     /// A call with two charges on the same key is rejected with [`Decision::REPEATED_KEY`], and
     /// nothing is charged. [`RuleSet::charges`] never creates two charges on the same key.
@@ -60,12 +60,12 @@ impl MemoryStore {
     /// Checks `limits` on `key` and charges `cost`, as [`Self::check`] does, and returns the
     /// verdict.
     ///
-    /// The caller needs no buffer for the outcomes. With a single limit, the verdict takes no heap
-    /// memory.
+    /// The caller does not need a buffer for the outcomes. With a single limit, the verdict takes
+    /// no heap memory.
     ///
     /// # Errors
     ///
-    /// Rejects a key that [`Charge::new`] rejects.
+    /// Rejects the same keys as [`Charge::new`].
     #[inline]
     pub fn verdict<'r>(
         &self,
@@ -100,7 +100,7 @@ impl MemoryStore {
         (shard, hash, now)
     }
 
-    /// Decides any number of charges. If there is a `receipt`, records the charges in it.
+    /// Decides any number of charges, and records them in the `receipt`, if there is one.
     pub(super) fn check_all(
         &self,
         charges: &[Charge<'_>],
@@ -178,7 +178,7 @@ impl Shard {
         self.step_in_place(charge, gcra, hash, now)
     }
 
-    /// Decides one charge by the general path, step by step.
+    /// Decides one charge on the general path, step by step.
     #[inline]
     fn check_one(
         &mut self,

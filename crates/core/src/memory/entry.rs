@@ -1,5 +1,4 @@
-//! The entry of one key in the hash table: 48 bytes, with short keys and simple states stored
-//! inline.
+//! A key's entry in the hash table: 48 bytes, with short keys and simple states stored inline.
 
 use crate::{
     algorithm::{ExactMicros, IntervalState, State, WindowState},
@@ -7,13 +6,13 @@ use crate::{
     time::Timestamp,
 };
 
-/// What a shard needs to load the rate-limit state of a key.
+/// The parameters for loading a key's state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LoadContext {
     pub(super) now: Timestamp,
     /// The cost of the charge.
     pub(super) cost: u64,
-    /// States that were written while the clock was ahead are clamped to this instant.
+    /// States written while the clock was ahead are clamped to this instant.
     pub(super) rewound: Timestamp,
 }
 
@@ -28,13 +27,13 @@ pub(super) struct Entry {
     /// Whether the key is hot: more than half of a limit is spent, or the last request was denied.
     /// A hot key is not evicted.
     pub(super) is_hot: bool,
-    /// The distance in slots between this entry and its home slot, where the probe sequence of its
-    /// key starts. Three bytes are enough, because the distance is less than [`MAX_DISTANCE`].
+    /// The distance in slots between this entry and its home slot, where its key's probe sequence
+    /// starts. Three bytes are enough, because the distance is less than [`MAX_DISTANCE`].
     distance: [u8; 3],
 }
 
-/// The distance of an entry from its home slot is less than this number, so that it fits in three
-/// bytes.
+/// The exclusive maximum of an entry's distance from its home slot, so that the distance fits in
+/// three bytes.
 pub(super) const MAX_DISTANCE: usize = 1 << 24;
 
 const _: () = assert!(
@@ -43,12 +42,12 @@ const _: () = assert!(
 );
 
 impl Entry {
-    /// A bit that marks a state that was possibly written while the clock was ahead. A marked state
-    /// is clamped when it is next loaded: its later instants are moved back.
+    /// A bit that marks a state as possibly written while the clock was ahead. A marked state is
+    /// clamped when it is next loaded: instants in its future are moved back.
     ///
-    /// The bit is part of the fingerprint, above the 28 bits that identify limits. The fingerprint
-    /// of a marked state therefore matches no limits. Every fast path compares fingerprints anyway,
-    /// so no fast path needs an extra check for marked states.
+    /// The bit is part of the fingerprint, above the 28 bits that identify limits, so the
+    /// fingerprint of a marked state matches no limits. Every fast path compares fingerprints
+    /// anyway, and needs no extra check for marked states.
     const UNCLAMPED: u32 = 1 << 31;
 
     pub(super) fn new(key: &[u8], key_state: KeyState, fingerprint: u32, is_hot: bool) -> Self {
@@ -64,7 +63,7 @@ impl Entry {
     /// Returns the distance in slots between this entry and its home slot.
     pub(super) fn distance(&self) -> usize {
         let [low, middle, high] = self.distance;
-        // Three bytes fit in a usize.
+        // Three bytes fit in a `usize`.
         u32::from_le_bytes([low, middle, high, 0]) as usize
     }
 
@@ -92,7 +91,7 @@ impl Entry {
         self.fingerprint
     }
 
-    /// Returns whether the state was possibly written while the clock was ahead and is not clamped
+    /// Returns whether the state may have been written while the clock was ahead and is not clamped
     /// yet.
     pub(super) fn is_unclamped(&self) -> bool {
         self.fingerprint & Self::UNCLAMPED != 0
@@ -113,7 +112,7 @@ impl Entry {
         self.is_hot || matches!(self.packed, PackedState::CheckedOut)
     }
 
-    /// Takes the state out of the entry and converts it to `limits`. If the state is unclamped,
+    /// Takes the state out of the entry, converts it to `limits` and, if it is marked as unclamped,
     /// clamps it to `context.rewound`. The caller must call [`Self::put`] before it releases the
     /// shard's lock.
     #[inline]
@@ -138,9 +137,9 @@ impl Entry {
         let mut loaded = limits.load(key_state, fingerprint, context.now, context.cost);
         limits.clamp(&mut loaded.key_state, context.rewound);
         if let Some(former) = &mut loaded.former {
-            // Keep the `UNCLAMPED` bit: if the former state is put back unchanged, it has to be
-            // clamped later. The times until the former state admits the cost are wrong, because
-            // they were computed before it was clamped.
+            // Keep the `UNCLAMPED` bit: if the former state is put back unchanged, it must be
+            // clamped later. The times until the former state admits the cost were computed before
+            // clamping and are wrong.
             former.fingerprint = self.fingerprint;
             former.exceeded.clear();
         }
@@ -155,7 +154,7 @@ impl Entry {
         packed.unpack().unwrap_or_else(|| limits.fresh())
     }
 
-    /// Returns a copy of the state, converted and clamped as by [`Self::take`].
+    /// Returns a copy of the state, converted and clamped as in [`Self::take`].
     pub(super) fn copy(&self, limits: &Limits, context: LoadContext) -> LoadedState {
         self.load(self.packed.clone(), limits, context)
     }
@@ -173,21 +172,21 @@ impl Entry {
         self.is_hot = is_hot;
     }
 
-    /// Returns whether a decision in progress has taken the state out of the entry.
+    /// Returns whether a decision in progress has checked out the state.
     #[cfg(test)]
     pub(super) fn is_checked_out(&self) -> bool {
         matches!(self.packed, PackedState::CheckedOut)
     }
 
     /// Returns whether a read-only decision can charge the state itself and undo the charge
-    /// afterwards. Lending the state this way avoids a copy of a possibly large state. Only a state
-    /// that was written under `limits` can be lent, because it needs no conversion and no clamping.
+    /// afterwards. This avoids copying a possibly large state. Only a state written under `limits`
+    /// can be lent, because it does not have to be converted or clamped.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
             && self.fingerprint == limits.fingerprint()
     }
 
-    /// Returns the state if it is a plain GCRA schedule written under limits with `fingerprint`.
+    /// Returns the state if it is a GCRA state written under limits with `fingerprint`.
     #[inline]
     pub(super) fn gcra(&self, fingerprint: u32) -> Option<ExactMicros> {
         match self.packed {
@@ -201,12 +200,11 @@ impl Entry {
         }
     }
 
-    /// Replaces a GCRA state that [`Self::gcra`] returned. `tat` must have been computed under the
-    /// same limits as the old state. All fractions of these limits must fit in 32 bits.
+    /// Replaces a GCRA state returned by [`Self::gcra`]. `tat` must be computed under the same
+    /// limits as the old state. All fractions of these limits must fit in 32 bits.
     #[inline]
     pub(super) fn put_gcra(&mut self, tat: ExactMicros, is_hot: bool) {
-        // Skip the write if nothing changes: a cache line that is only read can be shared by all
-        // cores.
+        // Skip the write if nothing changes: all cores can share a cache line that is only read.
         if self.gcra(self.fingerprint) != Some(tat)
             && let Some(packed) = PackedState::gcra(tat)
         {
@@ -217,7 +215,7 @@ impl Entry {
         }
     }
 
-    /// Returns the instant from which dropping the key changes no decision.
+    /// Returns when the key expires. From then on, dropping it changes no decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
             PackedState::Gcra { part, whole } => ExactMicros {
@@ -232,7 +230,7 @@ impl Entry {
         }
     }
 
-    /// Returns the instant from which no unit counts as spent. Concurrency slots are not units.
+    /// Returns the instant at which the last spent unit expires. Concurrency slots are not units.
     pub(super) fn units_expire(&self) -> Timestamp {
         match &self.packed {
             PackedState::Wide(key_state) => key_state.units_expire(),
@@ -240,7 +238,7 @@ impl Entry {
         }
     }
 
-    /// Returns the number of heap bytes that this key and its state take.
+    /// Returns the heap size of this key and its state, in bytes.
     #[inline]
     pub(super) fn heap_bytes(&self) -> usize {
         self.key.heap_bytes()
@@ -288,7 +286,7 @@ fn is_equal(own: &[u8], key: &[u8]) -> bool {
     own == key
 }
 
-/// Returns the number of heap bytes that a key takes.
+/// Returns the heap size of a key, in bytes.
 pub(super) fn key_bytes(key: &[u8]) -> usize {
     if key.len() <= Key::INLINE {
         0
@@ -336,7 +334,7 @@ impl Key {
 }
 
 /// A [`KeyState`] in 16 bytes. A simple state is stored inline if its counts and fractions fit in
-/// 32 bits; any other state is boxed.
+/// 32 bits; all others are boxed.
 #[derive(Clone, Debug)]
 enum PackedState {
     Gcra {
@@ -352,7 +350,7 @@ enum PackedState {
         end: u64,
     },
     Wide(Box<KeyState>),
-    /// A decision in progress has taken the state out of the entry.
+    /// A decision in progress has checked out the state.
     CheckedOut,
 }
 

@@ -1,8 +1,8 @@
-//! Lists the keys of a store page by page, with bounded work for each page.
+//! Lists the keys of a store page by page, with bounded work per page.
 //!
 //! A position in the listing is a shard and a hash. Within a shard, keys are visited in the order
-//! of their hashes. Insertions and removals do not change this order. So if a key is in the store
-//! from the start to the end of a listing, the listing returns the key exactly once.
+//! of their hashes, which insertions and removals do not change. Therefore, a key that is in the
+//! store during the whole listing is returned exactly once.
 
 use super::{
     MemoryStore,
@@ -10,48 +10,47 @@ use super::{
 };
 use crate::time::Timestamp;
 
-/// The number of home slots after which one call returns its page. The home slot of a key is the
-/// slot that its hash selects.
+/// The number of home slots after which a call returns its page. A key's home slot is the slot
+/// selected by its hash.
 const HOMES_PER_CALL: usize = 16_384;
 
-/// The number of home slots that are visited while a shard is locked.
+/// The number of home slots visited per lock of a shard.
 const HOMES_PER_LOCK: usize = 512;
 
-/// The minimum number of home slots that count as visited for each lock, however few were visited.
-/// This minimum limits one call to 256 locks.
+/// The minimum number of home slots counted per lock, even if fewer were visited. It limits a call
+/// to 256 locks.
 const MIN_HOMES_PER_LOCK: usize = 64;
 
-/// A position in a listing of keys. The default is the beginning.
+/// A position in a key listing. The default is the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeyCursor {
     /// The index of the shard.
     pub shard: u16,
-    /// The lowest hash that the listing has not visited yet in this shard: the low 32 bits of the
-    /// hash.
+    /// The low 32 bits of the lowest hash in this shard that the listing has not visited yet.
     pub hash: u32,
 }
 
-/// A page of a listing of keys.
+/// A page of a key listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeyPage {
     /// The keys, in no particular order.
     pub keys: Vec<Box<[u8]>>,
-    /// The position of the next page; `None` on the last page. A page before the last one can have
+    /// The position of the next page; `None` on the last page. Pages before the last one can have
     /// few keys or none.
     pub next: Option<KeyCursor>,
 }
 
 impl MemoryStore {
     /// Returns a page of the keys that begin with `prefix` and have not expired at `now`, starting
-    /// at the position `from`. The page has at most `most` keys, or more if several keys have the
-    /// same hash.
+    /// at the position `from`. The page has at most `most` keys, plus any further keys with the
+    /// same hash as the last one.
     ///
-    /// One call visits about 16,384 slots of the store at most. So a page can have fewer keys than
-    /// `most`, or none, although more keys follow. The call locks one shard at a time, for at most
+    /// A call visits at most about 16,384 slots of the store, so a page can have fewer keys than
+    /// `most`, or none, even if more keys follow. The call locks one shard at a time, for at most
     /// 512 slots and the run of occupied slots after them.
     ///
-    /// A position is valid only in the store that returned it. If a position is used in another
-    /// store, the listing can skip or repeat keys.
+    /// A position is valid only in the store that returned it. In another store, the listing can
+    /// skip or repeat keys.
     #[must_use]
     pub fn keys(&self, prefix: &[u8], from: KeyCursor, most: usize, now: Timestamp) -> KeyPage {
         let (mut page, mut at) = (KeyPage::default(), from);
@@ -66,7 +65,7 @@ impl MemoryStore {
             let (mut found, next) = (range.keys, range.next);
             found.sort_unstable();
             let room = most - page.keys.len();
-            // All keys with the same hash go on one page, because a position cannot distinguish
+            // Put all keys with the same hash on one page, because a position cannot distinguish
             // them.
             let last = found.get(room.saturating_sub(1)).map(|(hash, _)| *hash);
             let rest = last.and_then(|last| found.iter().position(|(hash, _)| *hash > last));
@@ -97,12 +96,13 @@ struct KeyRange {
     keys: Vec<(u32, Box<[u8]>)>,
     /// The hash at which the next range begins; `None` after the last range.
     next: Option<u32>,
-    /// An upper bound of the number of home slots that were visited.
+    /// An upper bound for the number of visited home slots.
     homes: usize,
 }
 
 impl Shard {
-    /// Returns the keys with `prefix` among the next [`HOMES_PER_LOCK`] home slots from `hash` on.
+    /// Returns the keys with `prefix` in the next [`HOMES_PER_LOCK`] home slots, starting at
+    /// `hash`.
     fn find_keys(&mut self, prefix: &[u8], hash: u32, now: Timestamp) -> KeyRange {
         let now = self.latest(now);
         let (hasher, mut keys) = (&self.cold.hasher, Vec::new());
@@ -171,8 +171,8 @@ mod tests {
             let (mut listed, mut from) = (BTreeMap::new(), KeyCursor::default());
             for number in 0.. {
                 let page = self.store.keys(prefix.as_bytes(), from, most, self.now);
-                // Among a few thousand keys, two keys rarely share the low 32 bits of their hashes,
-                // and three practically never.
+                // Among a few thousand keys, two rarely share the low 32 bits of their hashes, and
+                // three practically never do.
                 assert!(page.keys.len() <= most + 1);
                 for key in page.keys {
                     let key = String::from_utf8(key.into()).unwrap();

@@ -1,5 +1,4 @@
-//! The locks of a decision over several keys: the decision locks the shards of all its keys at
-//! once.
+//! The locks of a decision over several keys, which locks the shards of all its keys at once.
 
 use super::{
     Guard, MemoryStore,
@@ -13,8 +12,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// The charges of one decision, and the locks of all their shards. Locks are taken in ascending
-/// order of the shard number, so that two decisions cannot deadlock.
+/// The charges of a decision, and the locks of all their shards. Locks are acquired in ascending
+/// order of the shard index, so that decisions cannot deadlock.
 pub(super) struct LockedShards<'s, 'c> {
     store: &'s MemoryStore,
     charges: &'c [Charge<'c>],
@@ -59,7 +58,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
-        // Each shard compares `now` only with the latest instant that the shard itself has seen.
+        // Each shard compares `now` only with the latest instant it has seen itself.
         let latest = self
             .guards
             .iter_mut()
@@ -70,7 +69,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         latest
     }
 
-    /// Returns a denial with the block that ends last, if any key is blocked.
+    /// Returns a denial by the block that ends last, if any key is blocked.
     pub(super) fn blocked(&mut self, now: Timestamp) -> Option<Decision> {
         let mut longest: Option<(usize, Option<Timestamp>)> = None;
         for (index, charge) in self.charges.iter().enumerate() {
@@ -84,8 +83,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         longest.map(|(index, until)| Decision::blocked(index, until, now))
     }
 
-    /// Finds the entries of all keys and reserves room for what the charges add. After this call,
-    /// entries stay in their slots until [`Self::put_back`].
+    /// Finds the entries of all keys and reserves room for the memory that the charges add. After
+    /// this call, entries stay in their slots until [`Self::put_back`].
     pub(super) fn locate(
         &mut self,
         now: Timestamp,
@@ -138,8 +137,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Returns the record of each charge for the receipt: what a refund needs to find the charge in
-    /// the key's state. The record is `None` for a charge that was not made or not stored.
+    /// Returns the charge records for the receipt: the information that a refund needs to find each
+    /// charge in its key's state. A record is `None` if the charge was not made or not stored.
     pub(super) fn charged(
         &mut self,
         pending: &[PendingCharge<'_>],
@@ -154,7 +153,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         charged.collect()
     }
 
-    /// Writes the states of a decision back. Existing entries are written before new keys are
+    /// Writes the decision's states back. Existing entries are written before new keys are
     /// inserted, because an insertion can move entries.
     pub(super) fn put_back(&mut self, decided: impl Iterator<Item = (PendingCharge<'c>, bool)>) {
         let mut new_keys = Vec::new();
@@ -182,13 +181,13 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         }
     }
 
-    /// Returns the shard of a key with this hash, which must be one of the locked shards.
+    /// Returns the shard for this hash, which must be one of the locked shards.
     fn shard(&mut self, hash: u64) -> &mut Shard {
         let index = self.guard_index(hash);
         &mut self.guards[index]
     }
 
-    /// Returns the index in `guards` of the shard of a key with this hash.
+    /// Returns the index in `guards` of the shard for this hash.
     fn guard_index(&self, hash: u64) -> usize {
         let number = self.store.shard_of(hash);
         self.numbers.partition_point(|locked| *locked < number)

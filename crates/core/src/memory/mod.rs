@@ -1,11 +1,11 @@
-//! The in-memory store of rate-limit state: sharded, with a maximum number of keys and bytes, and
-//! exact when several threads use it at once.
+//! The in-memory store for rate limit states. It is sharded, has a maximum number of keys and
+//! bytes, and is exact under concurrent use.
 //!
-//! The hash of a key selects its shard, and the shard's lock protects the state of the key. A
-//! decision over several keys locks their shards in ascending order. The decision writes all states
-//! back before it unlocks any shard, so no other decision sees a partial update. No background task
-//! removes expired entries. Instead, a decision drops the expired ones among the few entries that
-//! it scans, and an insertion into a full shard scans a few more (`shard::eviction`).
+//! A key's hash selects its shard, and the shard's lock protects the key's state. A decision over
+//! several keys locks their shards in ascending order. It writes all states back before it unlocks
+//! any shard, so other decisions do not see a partial update. There is no background task to remove
+//! expired entries. Instead, each decision scans a few entries and drops expired ones, and an
+//! insertion into a full shard scans a few more (`shard::eviction`).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
@@ -34,7 +34,7 @@
 //!
 //! Most decisions take a fast path. If the rule has a single plain GCRA limit and the key has an
 //! entry, the state in the entry is updated [in place](shard::Shard::step_in_place). The fast path
-//! gives the same answer as the steps above.
+//! gives the same results as the steps above.
 
 mod ctrl_bytes;
 mod decide;
@@ -50,9 +50,9 @@ mod snapshot;
 mod sync;
 mod table;
 
-// `foldhash::fast` is used instead of `foldhash::quality`. The `quality` variant adds a last round,
-// which mixes in a publicly known constant. The last round does not separate keys whose hashes
-// already collide, and does not improve the distribution.
+// `foldhash::fast` is used instead of `foldhash::quality`. The `quality` variant adds a final round
+// that mixes in a publicly known constant. This round does not separate keys with colliding hashes,
+// and does not improve the distribution.
 #[cfg(loom)]
 use foldhash::fast::FixedState as RandomState;
 #[cfg(not(loom))]
@@ -73,8 +73,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The policy of a full store for a new key, and for a sliding log (the list of a key's recent
-/// charges) that has to grow.
+/// A full store's policy for a new key, and for a sliding window log (the list of a key's recent
+/// charges) that must grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Evicts a key that has spent at most half of each limit and whose last request was not
@@ -83,8 +83,8 @@ pub enum WhenFull {
     Evict,
     /// Evicts no live key and denies the charge.
     Deny,
-    /// Evicts no live key and admits the charge without counting it. A sliding log that cannot grow
-    /// still denies a charge if the charges in the log leave less than its cost under the limit.
+    /// Evicts no live key and admits the charge without counting it. A sliding window log that
+    /// cannot grow still denies a charge if its cost does not fit under the limit.
     Allow,
 }
 
@@ -96,7 +96,7 @@ pub struct MemoryBounds {
     /// The maximum number of bytes for keys, states and the hash table, at least 64 KiB; default 1
     /// GiB.
     ///
-    /// The memory of manual blocks is not included, so that an operator can still block a client
+    /// The memory for manual blocks is not included, so that an operator can still block a client
     /// that fills the store. There are at most [`bounds::MAX_BLOCKS`] blocks. A block takes about
     /// 150 bytes, plus its key, its reason and the name of its rule. Each entry in the rule's key
     /// adds 16 bytes and its name.
@@ -119,8 +119,8 @@ impl MemoryBounds {
     const MIN_BYTES: usize = 64 << 10;
 
     /// Returns the number of shards, a power of two. More shards reduce lock contention. If there
-    /// are two or more shards, each shard has room for at least 1,024 keys and 2 MiB. In smaller
-    /// shards, an uneven distribution of keys could fill one shard while others have room.
+    /// are several shards, each has room for at least 1,024 keys and 2 MiB. In smaller shards, an
+    /// uneven distribution of keys could fill one shard while others have room.
     fn shards(&self) -> usize {
         let by_keys = self.max_keys / 1_024;
         let by_bytes = self.max_bytes / (2 << 20);
@@ -136,24 +136,25 @@ const MAX_SHARDS: usize = 256;
 pub struct MemoryStats {
     /// The number of keys in the store now.
     pub keys: usize,
-    /// The bytes used now by keys, states, the hash table and manual blocks, as counted by the
+    /// The bytes that keys, states, the hash table and manual blocks use now, as counted by the
     /// store itself.
     pub bytes: usize,
-    /// Expired keys that were dropped.
+    /// The number of expired keys that were dropped.
     pub expired: u64,
-    /// Live keys that were evicted to make room.
+    /// The number of live keys that were evicted to make room.
     pub evicted: u64,
-    /// Charges that were denied because the store was full. Each was for a new key, or for a key
-    /// whose sliding log had to grow.
+    /// The number of charges denied because the store was full. Each was for a new key, or for a
+    /// key whose sliding window log had to grow.
     pub denied_when_full: u64,
-    /// Charges admitted without being counted because the store was full ([`WhenFull::Allow`]).
+    /// The number of charges admitted without being counted because the store was full
+    /// ([`WhenFull::Allow`]).
     pub admitted_when_full: u64,
-    /// The bytes used now by the refund ledgers, which record recent refunds. These bytes are not
-    /// part of `bytes`. Each shard has one ledger of at most 64 KiB. A ledger that reaches this
-    /// size is shrunk or cleared.
+    /// The bytes that the refund ledgers, which record recent refunds, use now. They are not part
+    /// of `bytes`. Each shard has a ledger of at most 64 KiB. A ledger that reaches this size is
+    /// shrunk or cleared.
     pub ledger_bytes: usize,
-    /// The number of manual blocks now. An expired block is counted until the store removes it. The
-    /// store does so when a charge to the block's key is decided, when blocks are listed, or when a
+    /// The current number of manual blocks. An expired block is counted until the store removes it.
+    /// The store removes it when a charge on its key is decided, when blocks are listed, or when a
     /// new block needs the space.
     pub blocks: usize,
 }
@@ -171,17 +172,17 @@ impl std::ops::AddAssign for MemoryStats {
     }
 }
 
-/// A manual block on one key.
+/// A manual block on a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// The blocked key, as it appears in a [`Charge`](crate::Charge).
     pub key: Box<[u8]>,
     /// When the block ends; `None` means that the block lasts until it is removed.
     pub until: Option<Timestamp>,
-    /// The reason that the operator gave.
+    /// The reason given by the operator.
     pub reason: String,
-    /// The rule of the key when the block was made. `None` if the block was made without a rule, or
-    /// by a version that did not store rules.
+    /// The key's rule when the block was created. `None` if the block was created without a rule,
+    /// or by a version that did not store rules.
     pub rule: Option<BlockedRule>,
 }
 
@@ -193,21 +194,20 @@ impl Block {
         is_of_rule(&self.key)
     }
 
-    /// Returns the values of the key under the rule for which the block was made. Returns `None` if
-    /// that rule is not known.
+    /// Returns the key's values under the rule for which the block was created. Returns `None` if
+    /// that rule is unknown.
     #[must_use]
     pub fn values(&self) -> Option<Vec<&str>> {
         former_values(&self.key, self.rule.as_ref()?.key.len())
     }
 }
 
-/// The information that is stored with a block for operators. This information does not affect
-/// decisions.
+/// Information for operators that is stored with a block. It does not affect decisions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockNote<'a> {
-    /// The reason of the block, at most [`bounds::MAX_REASON_BYTES`].
+    /// The reason for the block, at most [`bounds::MAX_REASON_BYTES`].
     pub reason: &'a str,
-    /// The rule of the key, if the key belongs to a rule.
+    /// The key's rule, if the key belongs to a rule.
     pub rule: Option<&'a BlockedRule>,
 }
 
@@ -244,8 +244,7 @@ pub struct MemoryStore {
     shards: Box<[AlignedShard]>,
 }
 
-/// A shard aligned to its own cache lines, so that threads in different shards do not cause false
-/// sharing.
+/// A shard on cache lines of its own, to avoid false sharing between threads in different shards.
 #[derive(Debug)]
 #[repr(align(128))]
 struct AlignedShard(Mutex<Shard>);
@@ -275,8 +274,8 @@ impl MemoryStore {
         Self { hasher, shards }
     }
 
-    /// The maximum number of keys that [`Self::prefetch`] fetches. With more keys, their cache
-    /// lines would evict each other from the CPU caches.
+    /// The maximum number of keys that [`Self::prefetch`] fetches. More keys would evict each
+    /// other's cache lines from the CPU caches.
     pub const PREFETCHED: usize = 32;
 
     /// Starts to load the states of the first [`Self::PREFETCHED`] of `keys` into the CPU caches.
@@ -303,17 +302,17 @@ impl MemoryStore {
         }
     }
 
-    /// Drops the state of `key`, so that none of its limits counts anything as spent. Returns true
-    /// if the store had a state for `key`. A block on the key remains.
+    /// Drops the state of `key`, so that all its limits are unused again. Returns true if the store
+    /// had a state for `key`. A block on the key remains.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
         self.lock_of(hash).forget(hash, key)
     }
 
-    /// Blocks `key` for `span`, or until the key is unblocked if `span` is `None`. Replaces an
-    /// earlier block.
+    /// Blocks `key` for `span`, or until it is unblocked if `span` is `None`. Replaces an earlier
+    /// block.
     ///
-    /// Returns false, and changes nothing, in each of these cases:
+    /// Returns false, and changes nothing, in any of these cases:
     ///
     /// - There are already [`bounds::MAX_BLOCKS`] blocks.
     /// - The key is longer than [`bounds::MAX_KEY_BYTES`].
@@ -350,15 +349,15 @@ impl MemoryStore {
         block()
     }
 
-    /// Removes the block on `key`; returns true if `key` had a block that had not expired.
+    /// Removes the block on `key`. Returns true if `key` had an unexpired block.
     pub fn unblock(&self, key: &[u8], now: Timestamp) -> bool {
         let mut shard = self.lock_of(hash_with(&self.hasher, key));
         let now = shard.latest(now);
         shard.unblock(key, now)
     }
 
-    /// Returns the keys of all blocks, including expired ones that are still held, in no particular
-    /// order.
+    /// Returns the keys of all blocks, including expired blocks that are still stored, in no
+    /// particular order.
     #[must_use]
     pub fn blocked_keys(&self) -> Vec<Box<[u8]>> {
         self.shards
@@ -380,11 +379,12 @@ impl MemoryStore {
         shard.block_on(key, now)
     }
 
-    /// Returns how long `block` of this store still lasts at `now`; `None` if the block has no end.
+    /// Returns the remaining duration of this store's `block` at `now`; `None` if the block has no
+    /// end.
     ///
-    /// Like [`Self::block`], this function uses the latest instant that the key's shard has seen if
-    /// the clock was set back by at most 10 seconds. So directly after a key was blocked for a
-    /// span, at most that span is left.
+    /// Like [`Self::block`], this function uses the latest instant seen by the key's shard if the
+    /// clock was set back by at most 10 seconds. Therefore, the result never exceeds the span for
+    /// which the key was blocked.
     #[must_use]
     pub fn time_left(&self, block: &Block, now: Timestamp) -> Option<Span> {
         let mut shard = self.lock_of(hash_with(&self.hasher, &block.key));
@@ -401,7 +401,7 @@ impl MemoryStore {
             .collect()
     }
 
-    /// Returns the counters and current sizes of all shards, summed.
+    /// Returns the counters and current sizes, summed over all shards.
     #[must_use]
     pub fn stats(&self) -> MemoryStats {
         let mut stats = MemoryStats::default();
@@ -419,7 +419,7 @@ impl MemoryStore {
     /// The hash table of a shard does not use these bits.
     #[inline]
     fn shard_of(&self, hash: u64) -> usize {
-        // Eight bits fit in a usize, and the number of shards is a power of two up to 256.
+        // Eight bits fit in a `usize`, and the number of shards is a power of two up to 256.
         (hash >> 56) as usize & (self.shards.len() - 1)
     }
 }
@@ -438,8 +438,8 @@ mod tests {
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();
         let keys: Vec<[u8; 2]> = (0..100_u16).map(u16::to_le_bytes).collect();
         let now = Timestamp::from_micros(1_000_000);
-        // The first store has many shards. The second store has a single shard with room for all
-        // keys. If keys had to be evicted, the result would depend on the random hash.
+        // The first store has many shards, the second a single one. Both have room for all keys: if
+        // keys were evicted, the result would depend on the random hash.
         let bounds = [10_000_000, 1_000].map(|max_keys| MemoryBounds {
             max_keys,
             ..MemoryBounds::default()
@@ -484,8 +484,8 @@ mod tests {
         assert!(keys.iter().all(|keys| *keys > 0), "{keys:?}");
     }
 
-    /// Keys spread evenly over the shards, and over the home slots within a shard, so that lookups
-    /// probe few slots.
+    /// Keys are spread evenly over the shards, and over the home slots within a shard, so that
+    /// lookups probe few slots.
     #[test]
     fn keys_of_every_shape_are_distributed_evenly() {
         const KEYS: u64 = 1 << 18;
@@ -506,7 +506,7 @@ mod tests {
                 hash.write(&shape(key));
                 let bytes = hash.finish().to_be_bytes();
                 shards[usize::from(bytes[0])] += 1;
-                // The top 14 of the low 32 bits of the hash. The low 32 bits select the home slot.
+                // The top 14 of the hash's low 32 bits, which select the home slot.
                 homes[usize::from(u16::from_be_bytes([bytes[4], bytes[5]]) >> 2)] += 1;
             }
             // The averages are 1,024 keys in a shard and 16 in a home slot. The bounds below are

@@ -1,4 +1,4 @@
-//! A charge while it is being decided.
+//! Charges that are being decided.
 
 use crate::{
     algorithm::Outcome,
@@ -7,11 +7,11 @@ use crate::{
 };
 
 /// The location of a charge's key, and whether the shard has room for the memory that the charge
-/// adds. Without room, the charge is admitted but not counted
+/// adds. If there is no room, the charge is admitted but not counted
 /// ([`WhenFull::Allow`](super::WhenFull::Allow)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EntryLocation {
-    /// The key has an entry, in slot `number` of the hash table.
+    /// The key has an entry in slot `number` of the hash table.
     At { number: usize, has_room: bool },
     /// The key has no entry.
     Absent { has_room: bool },
@@ -33,24 +33,22 @@ pub(super) struct KeyLocation {
     pub(super) located: EntryLocation,
 }
 
-/// A charge while it is being decided, with its state checked out of the store.
+/// A charge that is being decided, with its state checked out of the store.
 #[derive(Debug)]
 pub(super) struct PendingCharge<'c> {
     pub(super) charge: &'c Charge<'c>,
     pub(super) location: KeyLocation,
     pub(super) evaluation: Evaluation<'c>,
     /// The state as written under other limits, before conversion. Present if this state must be
-    /// put back unchanged, because the conversion lost spent units.
+    /// put back unchanged because the conversion lost spent units.
     pub(super) former: Option<Box<FormerState>>,
-    /// The instant at which the last unit expires that was charged under other limits, if the state
-    /// was converted. Zero if the state was not converted. The converted state is written back only
-    /// if `former` is `None`.
+    /// If the state was converted, the instant at which the last unit charged under other limits
+    /// expires; otherwise zero. The converted state is written back only if `former` is `None`.
     pub(super) converted_until: Timestamp,
-    /// Whether the decision changed the state, so that a new key has to be inserted.
+    /// Whether the decision changed the state, so that a new key must be inserted.
     pub(super) is_changed: bool,
     /// The input of [`Limits::undo`] for each part of the state. Present if the state was lent (see
-    /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)), so that the charge has to be
-    /// undone.
+    /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)) and the charge must be undone.
     pub(super) lent: Option<Vec<UndoRecord>>,
 }
 
@@ -65,7 +63,7 @@ impl PendingCharge<'_> {
         if let Some(before) = &mut self.lent {
             *before = Limits::before_charge(&self.evaluation.key_state);
         }
-        // A state that exceeds a limit is kept until it has drained to the limit, even if denied
+        // A state that exceeds a limit is kept until it has drained to that limit, even if denied
         // requests are counted.
         let is_replaced = |former: &FormerState| former.exceeded.is_empty();
         if self.former.as_deref().is_some_and(is_replaced) && self.evaluation.is_written(admitted) {

@@ -1,7 +1,7 @@
-//! The refund ledger, which records recent changes to the state of each key. A refund to a GCRA
-//! limit moves the theoretical arrival time (TAT) of later charges forward, and the ledger records
-//! by how much. The ledger also records whether the state of the key was converted to other limits.
-//! A later refund needs both facts to find the position of its charge in the state.
+//! The refund ledger, which records recent changes to each key's state. A refund to a GCRA limit
+//! moves the theoretical arrival time (TAT) of later charges forward by some time, the *shift*. The
+//! ledger records the shifts, and whether the key's state was converted to other limits. A later
+//! refund needs both to find the position of its charge in the state.
 
 use std::collections::HashMap;
 
@@ -11,67 +11,66 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The refund ledger of one shard.
+/// A shard's refund ledger.
 ///
-/// The ledger has a maximum size. When the ledger is full, it drops all recorded shifts, and all
-/// records of conversions that no refund needs any more. After shifts were dropped, the refund of
-/// an earlier charge is computed from the elapsed time alone. Such a refund never returns too much,
-/// but sometimes too little. If the ledger is still more than half full, it is cleared. Charges
-/// before the clearing are not refunded at all, because the state of any key was possibly
-/// converted.
+/// The ledger has a maximum size. When it is full, it drops all recorded shifts, and all
+/// conversions that refunds no longer need. Without the shifts, the refund of an earlier charge is
+/// computed from the elapsed time alone; it is never too large, but sometimes too small. If the
+/// ledger is still more than half full, it is cleared. Charges made before the ledger was cleared
+/// are not refunded at all, because any key's state may have been converted.
 #[derive(Debug, Default)]
 pub(super) struct RefundLedger {
     keys: HashMap<Box<[u8]>, LedgerEntry, RandomState>,
     bytes: usize,
-    /// The instant at which shifts were last dropped because the ledger was full.
+    /// When shifts were last dropped because the ledger was full.
     forgot: Option<Timestamp>,
-    /// The instant at which the ledger was last cleared, although a refund could still need a
-    /// conversion.
+    /// When the ledger was last cleared although it contained conversions that a refund could still
+    /// need.
     forgot_conversion: Option<Timestamp>,
-    /// The number of the latest conversion.
+    /// The ID of the latest conversion.
     conversions: u64,
 }
 
-/// The part of a key's record that a receipt has to contain for a later refund.
+/// The part of a key's ledger entry that a receipt must contain for a later refund.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyRefunds {
-    /// By how many microseconds refunds have shifted each state of the key since the latest
-    /// conversion. A key has one state per limit, except that all its sliding logs share one state.
+    /// The time, in microseconds, by which refunds have shifted each of the key's states since the
+    /// latest conversion. A key has one state per limit, except that its sliding window logs share
+    /// one.
     pub(super) shifts: Box<[u64]>,
-    /// The number of the latest conversion of the key's state to other limits; 0 for none.
+    /// The ID of the latest conversion of the key's state to other limits; 0 for none.
     pub(super) conversion: u64,
 }
 
-/// The record of one key in the ledger.
+/// A key's entry in the ledger.
 #[derive(Clone, Debug, Default)]
 struct LedgerEntry {
     refunds: KeyRefunds,
     /// The instant at which the last unit charged before the latest conversion expires. After this
-    /// instant, no refund needs the record of the conversion.
+    /// instant, refunds no longer need the conversion.
     converted_until: Timestamp,
 }
 
-/// The maximum size of one shard's ledger in bytes.
+/// The maximum size of a shard's ledger, in bytes.
 const MAX_BYTES: usize = 64 << 10;
 
 /// The estimated overhead of an entry beyond its key and its numbers, in bytes.
 const ENTRY_BYTES: usize = 72;
 
-/// For how long after a charge the ledger can tell which refunds were made since the charge. The
-/// Redis store keeps its ledgers for the same time.
+/// How long after a charge the ledger knows which refunds were made since the charge. The Redis
+/// store keeps its ledgers for the same time.
 const REMEMBERED: Span = Span::from_secs(60);
 
 impl RefundLedger {
-    /// Returns what a receipt for a charge to `key` has to contain. A shift that is not in the list
-    /// is zero.
+    /// Returns the information that a receipt for a charge on `key` must contain. Shifts beyond the
+    /// end of the list are zero.
     pub(super) fn of_key(&self, key: &[u8]) -> KeyRefunds {
         let entry = self.keys.get(key);
         entry.map(|entry| entry.refunds.clone()).unwrap_or_default()
     }
 
-    /// Returns whether the state of `key` was, or was possibly, converted to other limits since the
-    /// charge `charged`. Under the other limits, the units of the charge have possibly drained, or
-    /// the charge was possibly dropped.
+    /// Returns whether the state of `key` was, or may have been, converted to other limits since
+    /// the charge `charged`. Under the other limits, the charge may have drained or been dropped.
     pub(super) fn is_converted_since(
         &self,
         key: &[u8],
@@ -89,14 +88,14 @@ impl RefundLedger {
     }
 
     /// Records that the state of `key` was converted to other limits at `now`. The units charged
-    /// before the conversion expire by `until`. If no unit was charged before the conversion,
-    /// nothing is recorded, because no later refund needs the conversion.
+    /// before the conversion expire by `until`. If they have already expired, nothing is recorded,
+    /// because refunds do not need the conversion.
     pub(super) fn enter_conversion(&mut self, key: &[u8], now: Timestamp, until: Timestamp) {
         if until <= now {
             return;
         }
         self.conversions += 1;
-        // Units charged before an earlier conversion possibly expire later than `until`.
+        // Units charged before an earlier conversion may expire later than `until`.
         let before = self.keys.get(key).map(|entry| entry.converted_until);
         let entry = LedgerEntry {
             refunds: KeyRefunds {
@@ -113,8 +112,8 @@ impl RefundLedger {
         self.bytes
     }
 
-    /// Returns by how much state `number` of `key` was shifted since the charge `charged`; `None`
-    /// if the shift is unknown.
+    /// Returns the shift, in microseconds, of the state with index `number` of `key` since the
+    /// charge `charged`; `None` if unknown.
     pub(super) fn since(
         &self,
         key: &[u8],
@@ -134,8 +133,7 @@ impl RefundLedger {
         now.checked_sub(shift(&charged.shifts))
     }
 
-    /// Removes the entry of `key`. The store calls this function when the state of the key is
-    /// reset.
+    /// Removes the entry of `key`. The store calls this function when the key's state is reset.
     pub(super) fn forget(&mut self, key: &[u8]) {
         if let Some(entry) = self.keys.remove(key) {
             self.bytes -= entry_bytes(key, &entry);
@@ -170,14 +168,14 @@ impl RefundLedger {
         self.make_room(now);
     }
 
-    /// Drops the records that no refund needs, and all shifts. If the ledger is still more than
-    /// half full, clears it.
+    /// Drops the conversions that refunds no longer need, and all shifts. If the ledger is still
+    /// more than half full, clears it.
     fn make_room(&mut self, now: Timestamp) {
         self.forgot = Some(now);
         self.keys.retain(|_, entry| entry.converted_until > now);
         self.bytes = 0;
         for (key, entry) in &mut self.keys {
-            // `forgot` records that the dropped shifts are unknown from now on.
+            // Because `forgot` was set, the dropped shifts count as unknown, not as zero.
             entry.refunds.shifts = Box::default();
             self.bytes += entry_bytes(key, entry);
         }
@@ -261,14 +259,14 @@ mod tests {
         assert!(!ledger.is_converted_since(b"other", &before, NOW));
         ledger.enter_conversion(b"key", Timestamp::from_micros(1), LATER);
         assert!(ledger.is_converted_since(b"key", &between, NOW));
-        // After a reset, the ledger treats the key as a new one.
+        // After a reset, the ledger treats the key like a new key.
         ledger.forget(b"key");
         assert_eq!(ledger.bytes(), 0);
         assert!(!ledger.is_converted_since(b"key", &between, NOW));
     }
 
-    /// If a ledger with a recorded conversion is cleared, the converted key is not known any more.
-    /// So the ledger reports every key as converted.
+    /// If a ledger with a recorded conversion is cleared, the converted key is no longer known, so
+    /// the ledger reports every key as converted.
     #[test]
     fn a_full_ledger_with_a_conversion_refunds_no_earlier_charge() {
         for converted in [false, true] {
@@ -287,16 +285,16 @@ mod tests {
         }
     }
 
-    /// The charge of `key` would not be refunded if the other keys made the ledger forget
-    /// conversions.
+    /// The charge on `key` would not be refunded if the other keys' conversions caused the ledger
+    /// to be cleared.
     #[test]
     fn conversions_without_units_left_cancel_no_refund_of_other_keys() {
         let (mut ledger, before) = (RefundLedger::default(), 1);
         let before = charged(&ledger, before);
         for number in 0..20_000_u64 {
             let now = Timestamp::from_micros(2 + number);
-            // Refunds need each conversion for a while, except the first one, which has no units
-            // left.
+            // Refunds need each conversion for a while, except those whose units have already
+            // expired.
             let until = Timestamp::from_micros(2 + number + number % 200);
             ledger.enter_conversion(&number.to_le_bytes(), now, until);
             assert!(ledger.bytes <= MAX_BYTES);
@@ -305,7 +303,7 @@ mod tests {
     }
 
     /// If a key's state is converted twice, the second conversion can have an earlier `until`. The
-    /// first conversion must still be recorded until its own `until`.
+    /// first conversion must remain recorded until its own `until`.
     #[test]
     fn a_conversion_is_known_until_the_last_unit_from_before_it_expires() {
         let mut ledger = RefundLedger::default();

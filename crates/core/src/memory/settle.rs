@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl MemoryStore {
-    /// Like [`check`](Self::check) with [`Effect::Charge`], but also returns a receipt with which
-    /// the charges can be [settled](Self::settle).
+    /// Like [`check`](Self::check) with [`Effect::Charge`], but also returns a receipt for
+    /// [settling](Self::settle) the charges.
     ///
     /// Rejects two charges with the same key, as [`check`](Self::check) does.
     pub fn reserve(
@@ -28,17 +28,17 @@ impl MemoryStore {
         (decision, receipt)
     }
 
-    /// Settles `charges`, for which [`reserve`](Self::reserve) returned `receipt`. Refunds the
-    /// unused units that `settlements` gives for each charge, if they are still counted. Releases
-    /// all concurrency slots of the charges.
+    /// Settles `charges`, for which [`reserve`](Self::reserve) returned `receipt`. Refunds each
+    /// charge's unused units, given in `settlements`, if they are still counted. Releases all
+    /// concurrency slots of the charges.
     ///
     /// - If the key's state has since been converted to other limits, only concurrency slots are
     ///   released, even if the state was converted back.
     /// - Limits that count denied requests refund nothing.
     /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. If the key
     ///   was charged again at the same instant or in the same window, the new units cannot be
-    ///   distinguished from the original units. In that case, the refund removes up to as many of
-    ///   the new units.
+    ///   distinguished from the original units. In that case, the refund can remove the same number
+    ///   of new units.
     pub fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -88,12 +88,11 @@ impl Shard {
         charged: &mut ChargeRecord,
         now: Timestamp,
     ) -> Renewal {
-        // The limits of the charge have since been replaced by limits whose states are counted in
-        // other terms.
+        // The charge's limits have since been replaced by limits with other terms.
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
-        // Treat an expired entry like a missing one, because expired entries are removed at any
+        // Treat an expired entry like a missing one, because expired entries can be removed at any
         // time.
         let found = self.find(hash, charge.key);
         let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
@@ -118,8 +117,8 @@ impl Shard {
         Renewal::of(are_held)
     }
 
-    /// Renews leases by the general path, which can add memory. This path is needed if the key has
-    /// no live entry, its state is unclamped, or its list of leases possibly has to grow.
+    /// Renews leases on the general path, which can allocate memory. This path is needed if the key
+    /// has no live entry, its state is unclamped, or its list of leases may have to grow.
     fn renew_with_growth(
         &mut self,
         charge: &Charge<'_>,
@@ -140,8 +139,8 @@ impl Shard {
                 let is_hot = charge.limits.is_hot(key_state, now);
                 pending.is_changed = are_held;
                 if are_held {
-                    // The renewed leases are in the converted state, so do not put the former state
-                    // back.
+                    // The converted state contains the renewed leases, so do not put the former
+                    // state back.
                     pending.former = None;
                 }
                 self.record_conversion(&pending, now);
@@ -150,7 +149,7 @@ impl Shard {
                 }
                 Renewal::of(are_held)
             }
-            // The store is full, so the leases cannot be recorded. The slots can still be free, so
+            // The store is full, so the leases cannot be recorded. The slots may still be free, so
             // a later renewal can succeed.
             _ => Renewal::Unknown,
         };
@@ -172,15 +171,14 @@ impl Shard {
         };
         let context = self.load_context(charge, now);
         let entry = &mut self.entries[number];
-        // The limits of the charge have since been replaced by limits whose states are counted in
-        // other terms.
+        // The charge's limits have since been replaced by limits with other terms.
         if limits.fingerprint() != charged.fingerprint {
             return;
         }
         let is_unclamped = entry.is_unclamped();
         if is_unclamped && !entry.was_left_under(charged.fingerprint) {
-            // In the rare case that the clock was ahead and the limits changed, release nothing:
-            // the leases expire by themselves.
+            // In the rare case that the clock was ahead and the limits changed, release nothing.
+            // The leases expire on their own.
             return;
         }
         let is_hot = entry.is_hot();
@@ -201,7 +199,7 @@ impl Shard {
         } else {
             limits.release_slots(&mut key_state, charged);
         }
-        // After the refund, the key is possibly no longer hot.
+        // After the refund, the key may no longer be hot.
         let is_hot =
             is_hot && (fingerprint != charged.fingerprint || limits.is_hot(&key_state, now));
         entry.put(key_state, fingerprint, is_hot);

@@ -1,9 +1,9 @@
-//! Snapshots: the keys and manual blocks of a store as bytes, so that counters survive a restart.
+//! Snapshots: a store's keys and manual blocks as bytes, so that counts survive a restart.
 //!
 //! This crate does no file I/O. This module returns the bytes of one shard at a time, and restores
-//! a store from the bytes of any number of shards. The lock of a shard is held only while its bytes
-//! are copied. The caller writes the bytes to a file and adds a checksum. Even so, this module
-//! checks every length in the bytes.
+//! a store from the bytes of any number of shards. A shard's lock is held only while its bytes are
+//! copied. The caller writes the bytes to a file and adds a checksum. Even so, this module checks
+//! every length in the bytes.
 
 use super::{BlockNote, MemoryStore, entry::Entry, shard::hash_with};
 use crate::{
@@ -31,11 +31,10 @@ impl std::error::Error for SnapshotError {}
 
 const KEY: u8 = 1;
 const BLOCK: u8 = 2;
-/// The tag of a record with the time at which the following records were written. Each part starts
-/// with a record of this kind.
+/// The tag of a time record: when the following records were written. Each part starts with one.
 const TIME: u8 = 3;
-/// The tag of a block that is stored with its rule. Blocks without a rule have the tag [`BLOCK`],
-/// and so have all blocks that earlier versions wrote.
+/// The tag of a block that is stored with its rule. Blocks without a rule, and all blocks written
+/// by earlier versions, have the tag [`BLOCK`].
 const BLOCK_OF_RULE: u8 = 4;
 
 impl MemoryStore {
@@ -45,8 +44,8 @@ impl MemoryStore {
         self.shards.len()
     }
 
-    /// Appends part `part` of a snapshot at `now` to `out`. Parts are numbered from 0 to
-    /// [`Self::parts`] - 1.
+    /// Appends the part with the number `part` of a snapshot at `now` to `out`. Parts are numbered
+    /// from 0 to [`Self::parts`] - 1.
     ///
     /// # Panics
     ///
@@ -85,32 +84,32 @@ impl MemoryStore {
         }
     }
 
-    /// Restores parts that [`Self::save`] wrote: any number of them, in any order. Returns the
-    /// number of restored keys. [`Self::restore_parts`] does the same for parts that are not
-    /// adjacent in memory.
+    /// Restores any number of parts written by [`Self::save`], in any order. Returns the number of
+    /// restored keys. [`Self::restore_parts`] does the same for parts that are not adjacent in
+    /// memory.
     ///
-    /// If the snapshot was written more than 10 seconds after `now`, the clock was ahead when the
+    /// If the snapshot's time is more than 10 seconds after `now`, the clock was ahead when the
     /// snapshot was written, or has been set back since. In that case, the instants of all keys and
-    /// blocks are moved back by the difference. Each key keeps the spent units that it had when the
-    /// snapshot was written, but at most as many as its limits allow now.
+    /// blocks are moved back by the difference. Each key keeps its spent units from the time of the
+    /// snapshot, but at most as many as its limits allow now.
     ///
-    /// A key is skipped if the store already holds it, if it has expired, or if it does not fit. A
-    /// block is skipped if it has expired or does not fit. A full store evicts keys as it does for
-    /// a new key, possibly including keys that were just restored.
+    /// A key is skipped if it is already in the store, has expired, or does not fit. A block is
+    /// skipped if it has expired or does not fit. A full store evicts keys as it does for a new
+    /// key, possibly including keys restored before.
     ///
     /// # Errors
     ///
-    /// [`SnapshotError`] if the bytes are not valid. In case of an error, nothing is restored.
+    /// Returns a [`SnapshotError`] if the bytes are invalid. In that case, nothing is restored.
     pub fn restore(&self, bytes: &[u8], now: Timestamp) -> Result<usize, SnapshotError> {
         self.restore_parts(&[bytes], now)
     }
 
-    /// Restores all of `parts`, as [`Self::restore`] does for parts in one slice.
+    /// Restores all of `parts`, like [`Self::restore`] for parts in one slice.
     ///
     /// # Errors
     ///
-    /// [`SnapshotError`] if one of the parts is not valid, with the offset in the invalid part. In
-    /// case of an error, nothing is restored, not even from the valid parts.
+    /// Returns a [`SnapshotError`] if a part is invalid, with the offset in that part. In that
+    /// case, nothing is restored, not even from the valid parts.
     pub fn restore_parts(&self, parts: &[&[u8]], now: Timestamp) -> Result<usize, SnapshotError> {
         // Validate all parts before restoring anything.
         for part in parts {
@@ -140,7 +139,7 @@ impl MemoryStore {
             } => {
                 let stands = until.is_none_or(|until| until > now);
                 let span = until.map(|until| until.since(now));
-                // A block that does not fit is skipped, like a key that does not fit.
+                // Skip a block that does not fit, as for keys.
                 let note = BlockNote {
                     reason,
                     rule: rule.as_ref(),
@@ -166,8 +165,8 @@ fn read<'b>(
         let record = input.record(ahead).ok_or(SnapshotError { offset })?;
         if let Record::Time(written) = record {
             let lead = written.since(now);
-            // A lead of up to 10 seconds is normal clock skew between machines. Such a lead needs
-            // no correction here: the store treats it as if time stood still.
+            // A difference of up to 10 seconds is normal clock skew between machines. It is not
+            // corrected here: the store acts as if time stood still.
             ahead = if lead > CLOCK_JUMP { lead } else { Span::ZERO };
         }
         take(record);
@@ -209,8 +208,8 @@ struct Input<'b> {
 }
 
 impl<'b> Input<'b> {
-    /// Returns the next record with its instants moved back by `ahead`; `None` if the record is not
-    /// valid.
+    /// Returns the next record with its instants moved back by `ahead`; `None` if the record is
+    /// invalid.
     fn record(&mut self, ahead: Span) -> Option<Record<'b>> {
         match self.take(1)? {
             [TIME] => {
@@ -231,8 +230,8 @@ impl<'b> Input<'b> {
                 let states = key_state.states_mut().iter_mut();
                 states.for_each(|state| state.move_back(ahead));
                 let mut entry = Entry::new(key, key_state, fingerprint, is_hot);
-                // A window that is aligned to the epoch or to a calendar cannot be moved back
-                // exactly. So the state is also clamped when it is next loaded.
+                // A window aligned to the epoch or to a calendar cannot be moved back exactly, so
+                // the state is also clamped when it is next loaded.
                 entry.mark_unclamped();
                 Some(Record::Key(entry))
             }
@@ -259,7 +258,7 @@ impl<'b> Input<'b> {
 
     fn blocked_rule(&mut self) -> Option<BlockedRule> {
         let name = self.text()?.into();
-        // Check the count before anything is allocated for the entries.
+        // Check the count before allocating memory for the entries.
         let entries = self
             .number()
             .and_then(|count| usize::try_from(count).ok())

@@ -1,10 +1,9 @@
-//! The lock of the memory store: a spin lock, or loom's mutex if loom tests all interleavings.
+//! The memory store's lock: a spin lock, or loom's mutex when loom tests all interleavings.
 //!
-//! A shard is locked for a few tens of nanoseconds. A parking lock takes longer than these
-//! nanoseconds just to find out that no thread is parked, whereas unlocking a spin lock is one
-//! plain store. A thread that finds the lock taken doubles its pause after each attempt, so that it
-//! does not take the cache line from the thread that has the lock. After a few attempts, the
-//! waiting thread yields the core, in case the holder was preempted.
+//! A shard is locked for a few tens of nanoseconds. A parking lock takes longer than that to find
+//! out that no thread is parked, whereas unlocking a spin lock is one plain store. A waiting thread
+//! doubles its pause after each attempt, so that it does not take the cache line from the lock
+//! holder. After a few attempts, it yields its core, in case the holder was preempted.
 
 #[cfg(loom)]
 use loom::sync;
@@ -21,8 +20,8 @@ type Inner<T> = sync::Mutex<T>;
 #[cfg(not(loom))]
 type Inner<T> = sync::SpinMutex<T>;
 
-/// A lock without poisoning. Poisoning is not needed: decisions do not panic, and if one did, only
-/// its key would start again with a fresh state.
+/// A lock without poisoning. Decisions do not panic, and if one did, only its key would start again
+/// with a fresh state.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(Inner<T>);
 

@@ -1,20 +1,20 @@
-//! The hash table of a shard. The table uses open addressing with linear probing. Entries are
-//! stored inline, and a separate array has one control byte per slot, as in a Swiss table.
+//! A shard's hash table. It uses open addressing with linear probing. Entries are stored inline,
+//! and a separate array has one control byte per slot, as in a Swiss table.
 //!
 //! The control bytes, here called tags, hold part of each entry's hash. A lookup compares eight
-//! tags at a time. The tags of a million keys fit in the CPU caches. So a lookup misses the caches
-//! only once, when it reads the entry itself. A removal shifts the entries after the removed one
-//! back, so there are no tombstones and no cleanup passes.
+//! tags at a time. The tags of a million keys fit in the CPU caches, so a lookup causes only one
+//! cache miss, when it reads the entry itself. A removal shifts the following entries back, so
+//! there are no tombstones and no cleanup passes.
 //!
 //! Slots are allocated in chunks of one size. When the table grows (by an eighth) or shrinks, it
-//! moves all entries to new chunks one by one. Each old chunk is freed as soon as it is empty. Peak
-//! memory is therefore about the memory of the larger table, and memory is not fragmented. The
+//! moves all entries to new chunks one by one. Each old chunk is freed as soon as it is empty.
+//! Therefore, peak memory is about that of the larger table, and memory is not fragmented. The
 //! shard stays locked during the move, which takes time proportional to the shard's number of keys.
 //! In a full store of the default size, a shard has about 39,000 keys.
 //!
-//! A general hash table offers neither the prefetch nor this low peak. With this table, a GCRA key
-//! takes 60.2 bytes, also at the peak. With governor's DashMap, it takes 101.4 bytes, and 103.1 at
-//! the peak (`bench/results/memory.md`, acf2ad4). A comparison with `hashbrown` was not recorded.
+//! A general hash table offers neither prefetching nor this low peak. With this table, a GCRA key
+//! takes 60.2 bytes, even at the peak. With governor's DashMap, it takes 101.4 bytes, and 103.1 at
+//! the peak (`bench/results/memory.md`, acf2ad4). No comparison with `hashbrown` was recorded.
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
@@ -27,8 +27,8 @@ pub(super) struct Table {
     ctrl: CtrlBytes,
     #[expect(clippy::vec_box, reason = "a chunk does not move when the list grows")]
     chunks: Vec<Box<Chunk>>,
-    /// The number of home slots: slots at which the probe sequence of a key can start. The slots
-    /// after the last home slot hold entries that overflow from it and its neighbors.
+    /// The number of home slots, at which the probe sequence of a key can start. The slots after
+    /// the last home slot hold entries that overflow from it and its neighbors.
     homes: usize,
     len: usize,
 }
@@ -40,35 +40,34 @@ const CHUNK: usize = 64;
 /// The number of slots in the last chunk that are not home slots.
 const TAIL: usize = 8;
 
-/// The number of bytes of one chunk, including its pointer, its tags, and the extra zero tags after
-/// the last slot.
+/// The size of a chunk in bytes, including its pointer, its tags, and the extra zero tags after the
+/// last slot.
 const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + ctrl_bytes::GROUP;
 
-/// The maximum number of entries in one table. Thirty-two bits of the hash select the home slot,
-/// and the distance of an entry from its home slot is stored in 24 bits.
+/// The maximum number of entries in one table. 32 bits of the hash select the home slot, and an
+/// entry's distance from its home slot is stored in 24 bits.
 pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 
 /// The maximum distance of a new key from its home slot. If all slots within this distance are
-/// occupied, the new key is treated as if the store were full.
+/// occupied, the store is treated as full for the new key.
 ///
-/// Chance practically never makes a home this crowded. With seven of eight slots occupied, a run of
-/// `n` slots without a vacancy has a probability of about `exp(-n / 118)`. For 4,096 slots, the
-/// probability is less than 10^-15 per home. So a new key is rejected only if an attacker has found
-/// keys with neighboring hashes. The random seed of the hash function does not rule out this
-/// attack. An attacker who can measure how long decisions take can still find keys with neighboring
-/// hashes.
+/// A home slot practically never becomes this crowded by chance. With seven of eight slots
+/// occupied, a run of `n` slots without a vacancy has a probability of about `exp(-n / 118)`. For
+/// 4,096 slots, the probability is less than 10^-15 per home slot. Therefore, a new key is rejected
+/// only if an attacker has found keys with neighboring hashes. The random seed of the hash function
+/// does not rule out this attack: an attacker who can measure how long decisions take can still
+/// find such keys.
 ///
-/// The maximum distance limits the damage of keys that share a home. A new key is inserted at most
-/// 4,096 slots from its home, and rejected only if all of these slots are occupied. To get all new
-/// keys rejected, an attacker has to fill the store.
+/// The maximum distance limits the damage done by keys that share a home slot. A new key is
+/// inserted at most 4,096 slots from its home slot, and is rejected only if all of these slots are
+/// occupied. An attacker would have to fill the store to have all new keys rejected.
 ///
-/// This constant does not bound the time of a lookup, which scans the tags from the home of its key
-/// to the next vacant slot. An attacker who knows the hashes can make a long run of occupied slots.
-/// A key whose home is near the end of the run extends the run, although the key is close to its
-/// home. The attacker needs one live key per slot of the run, and only the capacity of the shard
-/// limits the length of the run. A lookup in the run compares 8 tags at a time, and compares the
-/// key of each entry with a matching tag. So the time of the lookup is proportional to the length
-/// of the run.
+/// This constant does not bound the time of a lookup, which scans the tags from the key's home slot
+/// to the next vacant slot. An attacker who knows the hashes can create a long run of occupied
+/// slots: a key with a home slot near the end of the run extends it, although the key is close to
+/// its home slot. The attacker needs one live key per slot, and only the shard's capacity limits
+/// the length of the run. A lookup in the run compares eight tags at a time, and the key of each
+/// entry with a matching tag. Therefore, its time is proportional to the length of the run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {
@@ -81,9 +80,9 @@ impl Table {
         self.chunks.len() * CHUNK
     }
 
-    /// Returns the number of bytes on the heap, including one spare chunk that is not allocated
-    /// yet. Entries that overflow from the last homes can need another chunk. The byte limit is not
-    /// checked when this chunk is allocated, so the chunk is counted in advance.
+    /// Returns the heap size in bytes, including one spare chunk that is not allocated yet. Entries
+    /// that overflow from the last home slots can need another chunk. The byte limit is not checked
+    /// when that chunk is allocated, so it is counted in advance.
     pub(super) fn heap_bytes(&self) -> usize {
         let spare = chunks_with_spare(self.homes).saturating_sub(self.chunks.len());
         spare * (size_of::<Chunk>() + CHUNK)
@@ -101,7 +100,7 @@ impl Table {
         (chunks_with_spare(homes) - chunks_with_spare(self.homes)) * CHUNK_BYTES
     }
 
-    /// Returns the slot of the entry of `key`, valid until the next insertion or removal.
+    /// Returns the slot of the entry of `key`. It is valid until the next insertion or removal.
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<usize> {
         let home = self.home(hash);
         self.prefetch_slot(home);
@@ -112,8 +111,8 @@ impl Table {
     #[inline]
     pub(super) fn find_mut(&mut self, hash: u64, key: &[u8]) -> Option<&mut Entry> {
         let (tag, home) = (tag(hash), self.home(hash));
-        // Most entries are in or next to the cache lines of their home slot. So start to load these
-        // cache lines before the tags are compared.
+        // Most entries are in or near the cache lines of their home slot, so start to load these
+        // cache lines before comparing the tags.
         self.prefetch_slot(home);
         // Most often, the entry is in the first slot with a matching tag.
         if let Some(slot) = self.ctrl.first(tag, home)
@@ -137,8 +136,8 @@ impl Table {
         self.get(slot).is_some_and(|entry| entry.is_of(key))
     }
 
-    /// Starts to load the first entry whose tag matches `hash`: most likely the entry of the key
-    /// with this hash.
+    /// Starts to load the first entry whose tag matches `hash`, which is most likely the entry of
+    /// the key with this hash.
     pub(super) fn prefetch(&self, hash: u64) {
         if !PREFETCHES {
             return;
@@ -154,22 +153,22 @@ impl Table {
     fn prefetch_slot(&self, slot: usize) {
         if let Some(chunk) = self.chunks.get(slot / CHUNK) {
             prefetch(&chunk[slot % CHUNK]);
-            // If the slot spans two cache lines, the next slot starts in the second of them. For
-            // the last slot of a chunk, the index wraps around, so the second cache line is not
+            // If the slot spans two cache lines, the next slot starts in the second one. For the
+            // last slot of a chunk, the index wraps around, so the second cache line is not
             // prefetched.
             prefetch(&chunk[(slot + 1) % CHUNK]);
         }
     }
 
-    /// Returns whether the run of occupied slots that starts at the home slot of `hash` is too long
-    /// to insert another key there. `others` is the number of keys that one decision inserts,
-    /// including this key. Each of them can extend the run by one slot.
+    /// Returns whether the run of occupied slots from the home slot of `hash` on is too long to
+    /// insert another key. `others` is the number of keys that one decision inserts, including this
+    /// key. Each of them can extend the run by one slot.
     pub(super) fn is_crowded(&self, hash: u64, others: usize) -> bool {
         let home = self.home(hash);
         self.ctrl.vacant(home) - home + others > FARTHEST
     }
 
-    /// Inserts an entry for a key that the table does not hold. If the table has to grow, `hash_of`
+    /// Inserts an entry for a key that is not in the table. If the table must grow, `hash_of`
     /// computes the hashes of its entries.
     pub(super) fn insert(&mut self, hash: u64, entry: Entry, hash_of: impl Fn(&Entry) -> u64) {
         if !has_room(self.homes, self.len + 1) {
@@ -178,7 +177,7 @@ impl Table {
         self.place(hash, entry);
     }
 
-    /// Removes the entry in this slot, and shifts entries after it back to close the gap.
+    /// Removes the entry in this slot, and shifts the following entries back to close the gap.
     pub(super) fn remove(&mut self, number: usize) -> Option<Entry> {
         let removed = self.take(number)?.1;
         self.len -= 1;
@@ -225,10 +224,10 @@ impl Table {
     /// home slot of `hash`. Returns the lowest hash (its low 32 bits) of the next home slot, or
     /// `None` if no home slot follows.
     ///
-    /// Home slots are in the order of the hashes, whatever the size of the table. So if the next
-    /// call starts at the returned hash, the two calls together visit each entry once, even if the
-    /// table was rebuilt between them. Exception: an entry with a lower hash than the returned one,
-    /// but with the same home slot, can be visited twice.
+    /// Home slots are in the order of the hashes, whatever the size of the table. Therefore, if the
+    /// next call starts at the returned hash, the two calls together visit each entry once, even if
+    /// the table was rebuilt between them. There is one exception: an entry with the same home slot
+    /// as the returned hash, but a lower hash, can be visited twice.
     pub(super) fn visit_homes(
         &self,
         hash: u32,
@@ -238,8 +237,7 @@ impl Table {
         let first = self.home(u64::from(hash));
         let end = first.saturating_add(count).min(self.homes);
         let mut slot = first;
-        // If its home slot was occupied, an entry is in the run of occupied slots after its home
-        // slot.
+        // An entry whose home slot was occupied is in the run of occupied slots after it.
         while slot < self.slots() {
             match self.get(slot) {
                 Some(entry) if (first..end).contains(&(slot - entry.distance())) => visit(entry),
@@ -274,7 +272,7 @@ impl Table {
             .find(|slot| self.get(*slot).is_some())
     }
 
-    /// Puts an entry into the first vacant slot at or after its home.
+    /// Puts an entry into the first vacant slot at or after its home slot.
     fn place(&mut self, hash: u64, mut entry: Entry) {
         let home = self.home(hash);
         let slot = self.ctrl.vacant(home);
@@ -317,7 +315,8 @@ impl Table {
         self.ctrl.grow_to(self.slots());
     }
 
-    /// Returns the home slot of a hash: maps the low 32 bits of the hash evenly to the home slots.
+    /// Returns the home slot of a hash. The low 32 bits of the hash are mapped evenly to the home
+    /// slots.
     #[inline]
     fn home(&self, hash: u64) -> usize {
         (((hash & u64::from(u32::MAX)) * self.homes as u64) >> 32) as usize
@@ -397,7 +396,7 @@ mod tests {
     }
 
     /// The chunks take most of a table's memory. The tags and pointers take less than a quarter of
-    /// the memory of the chunks.
+    /// that.
     #[test]
     fn the_bytes_of_a_table_are_those_of_its_chunks() {
         let mut table = Table::default();
@@ -433,8 +432,8 @@ mod tests {
                     None if add => {
                         let (more, before) = (table.growth_bytes(1), table.heap_bytes());
                         table.insert(hash(key), entry(key), |entry| hash(key_of(entry)));
-                        // In this test, so many keys share a home slot that they can overflow
-                        // beyond the one spare chunk that is counted.
+                        // In this test, many keys share a home slot, and can overflow beyond the
+                        // one spare chunk that is counted.
                         let has_run_over = table.chunks.len() > chunks_with_spare(table.homes);
                         prop_assert!(has_run_over || table.heap_bytes() <= before + more);
                         model.insert(key, ());
@@ -457,7 +456,7 @@ mod tests {
             prop_assert!(held.iter().eq(model.keys()));
         }
 
-        /// Iterating from slot to slot visits every entry once.
+        /// Iterating over the slots visits every entry once.
         #[test]
         fn a_full_round_visits_every_entry(count in 1_u64..300) {
             let mut table = Table::default();
@@ -476,7 +475,8 @@ mod tests {
         }
     }
 
-    /// Regression test: an entry more than 65,535 slots from its home used to be dropped silently.
+    /// Regression test: an entry more than 65,535 slots from its home slot used to be dropped
+    /// silently.
     #[test]
     fn an_entry_far_from_its_home_is_kept() {
         const KEYS: u64 = 70_000;

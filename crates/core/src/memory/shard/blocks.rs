@@ -1,5 +1,5 @@
-//! Manual blocks: keys that are denied before any limit is evaluated, until a set time or until an
-//! operator removes the block.
+//! Manual blocks: keys that are denied before any limit is evaluated, until the block expires or an
+//! operator removes it.
 
 use std::{
     collections::HashMap,
@@ -17,8 +17,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The number of blocks in all shards of a store, including expired ones that are still stored.
-/// Threads synchronize no other data through this number, so relaxed ordering suffices.
+/// The number of blocks in all shards of a store, including expired ones that are still stored. No
+/// other data is synchronized through this number, so relaxed ordering is enough.
 #[derive(Clone, Debug, Default)]
 pub(in crate::memory) struct BlockCount(Arc<AtomicUsize>);
 
@@ -42,15 +42,15 @@ impl BlockCount {
 #[derive(Debug, Default)]
 pub(in crate::memory) struct Blocks {
     by_key: HashMap<Box<[u8]>, BlockRecord>,
-    /// The total bytes of all keys, reasons, rule names, and names of the rules' key entries.
+    /// The total size, in bytes, of all keys, reasons, rule names and key entry names.
     text_bytes: usize,
 }
 
 #[derive(Clone, Debug)]
 struct BlockRecord {
     until: Option<Timestamp>,
-    /// The duration for which the block was set. After a clock jump, the block is shortened to this
-    /// duration.
+    /// The duration of the block when it was created. After a clock jump, the block is shortened to
+    /// this duration.
     span: Option<Span>,
     reason: Box<str>,
     rule: Option<BlockedRule>,
@@ -61,21 +61,21 @@ impl Blocks {
         self.by_key.len()
     }
 
-    /// Returns the approximate number of bytes on the heap. The size of the map's table is
-    /// estimated from its capacity, because `HashMap` does not report it.
+    /// Returns the approximate heap size in bytes. The size of the map's table is estimated from
+    /// its capacity, because `HashMap` does not report it.
     pub(in crate::memory) fn heap_bytes(&self) -> usize {
         let slot = size_of::<(Box<[u8]>, BlockRecord)>() + 1;
         self.by_key.capacity() * 8 / 7 * slot + self.text_bytes
     }
 
-    /// Inserts a block, or replaces the block on the same key. Returns how many expired blocks were
-    /// dropped.
+    /// Inserts a block, or replaces the block on the same key. Returns the number of expired blocks
+    /// that were dropped.
     fn insert(&mut self, key: &[u8], record: BlockRecord, now: Timestamp) -> usize {
         self.remove(key);
         let mut dropped = 0;
         if self.by_key.len() == self.by_key.capacity() {
-            // Drop expired blocks before the map grows, so that they do not accumulate. Compared
-            // with growing, dropping them costs little.
+            // Drop expired blocks before the map grows, so that they do not accumulate. This costs
+            // little compared with growing.
             dropped = self.drop_ended(now);
         }
         self.text_bytes += key.len() + record.text_bytes();
@@ -83,7 +83,7 @@ impl Blocks {
         dropped
     }
 
-    /// Removes the block on `key`; returns true if `key` had a block.
+    /// Removes the block on `key`. Returns true if `key` had a block.
     fn remove(&mut self, key: &[u8]) -> bool {
         let removed = self.by_key.remove(key);
         if let Some(record) = &removed {
@@ -92,7 +92,7 @@ impl Blocks {
         removed.is_some()
     }
 
-    /// Shortens each block so that it lasts at most its original duration from `now` on.
+    /// Shortens each block to at most its original duration, counted from `now`.
     pub(in crate::memory) fn clamp(&mut self, now: Timestamp) {
         for record in self.by_key.values_mut() {
             if let (Some(until), Some(span)) = (&mut record.until, record.span) {
@@ -101,7 +101,7 @@ impl Blocks {
         }
     }
 
-    /// Drops expired blocks, and returns how many were dropped.
+    /// Drops expired blocks, and returns their number.
     fn drop_ended(&mut self, now: Timestamp) -> usize {
         let before = self.by_key.len();
         let text_bytes = &mut self.text_bytes;
@@ -173,7 +173,7 @@ impl Shard {
         true
     }
 
-    /// Removes the block on `key`; returns true if `key` had a block that had not expired.
+    /// Removes the block on `key`. Returns true if `key` had an unexpired block.
     pub(in crate::memory) fn unblock(&mut self, key: &[u8], now: Timestamp) -> bool {
         let was_active = self.active_block(key, now).is_some();
         self.drop_block(key);
@@ -200,7 +200,7 @@ impl Shard {
             .collect()
     }
 
-    /// Returns the number of blocks, including expired blocks that were not removed yet.
+    /// Returns the number of blocks, including expired blocks that have not been removed yet.
     pub(in crate::memory) fn block_count(&self) -> usize {
         self.blocks.as_ref().map_or(0, |blocks| blocks.len())
     }
@@ -257,8 +257,7 @@ mod tests {
         assert_eq!(blocks.text_bytes, "last".len() + "abuse".len());
     }
 
-    /// The byte count must be close to the number of allocated bytes, because the store reports
-    /// this count.
+    /// The store reports this byte count, so it must be close to the number of allocated bytes.
     #[test]
     fn heap_bytes_covers_the_table_and_the_texts() {
         let mut blocks = Blocks::default();

@@ -1,11 +1,11 @@
-//! Capacity and eviction: the maximum number of keys and bytes of a shard, and which entries a full
+//! Capacity and eviction: a shard's maximum number of keys and bytes, and the entries that a full
 //! shard evicts.
 //!
-//! A decision first reserves the memory that it will need, and selects the entries to evict. The
-//! reservation itself changes no entry. A charge [evicts the selected
-//! entries](Shard::evict_reserved) afterwards; a charge that does not fit evicts only the expired
-//! ones among them. A peek (a read-only decision) also answers from a reservation, but drops the
-//! reservation afterwards and evicts nothing. So a peek and a charge get the same answer.
+//! A decision first reserves the memory that it needs, and selects the entries to evict. The
+//! reservation itself changes no entry. A charge then [evicts the selected
+//! entries](Shard::evict_reserved), but a charge that does not fit evicts only the expired ones. A
+//! peek (a read-only decision) also makes a reservation, but drops it afterwards and evicts
+//! nothing. This way, a peek and a charge give the same result.
 
 use super::Shard;
 use crate::{
@@ -18,11 +18,12 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The maximum number of entries that a reservation inspects to find expired or evictable ones.
+/// The maximum number of entries that a reservation inspects for expiry or eviction.
 const SAMPLE: usize = 8;
 
-/// The retry delay for a new key whose home slot is [crowded](crate::memory::table::Table::is_crowded). The
-/// delay is a constant, because it is unknown when an entry near the home slot will be removed.
+/// The retry delay for a new key whose home slot is
+/// [crowded](crate::memory::table::Table::is_crowded). It is a constant, because it is unknown when
+/// an entry near the home slot will be removed.
 const CROWDED: Span = Span::from_secs(1);
 
 /// The capacity of a shard, and its policy when full.
@@ -50,16 +51,16 @@ impl Growth {
     }
 }
 
-/// The memory that the current decision has reserved, and the entries to evict for this memory.
+/// The memory reserved by the current decision, and the entries to evict for it.
 #[derive(Debug, Default)]
 pub(in crate::memory) struct RoomReservation {
     keys: usize,
     bytes: usize,
     /// The slots of the entries to evict.
     victims: Vec<usize>,
-    /// Heap bytes that evicting the victims releases.
+    /// The heap bytes freed by evicting the victims.
     freed_bytes: usize,
-    /// The number of entries that this decision has inspected so far, starting from the cursor.
+    /// The number of entries that this decision has inspected so far, starting at the cursor.
     inspected: usize,
     /// The slot after the last inspected entry.
     next: usize,
@@ -67,8 +68,8 @@ pub(in crate::memory) struct RoomReservation {
     earliest_expiry: Option<Timestamp>,
 }
 
-impl RoomReservation {
-    /// Clears the reservation; returns the number of keys that were reserved.
+impl Reservation {
+    /// Clears the reservation. Returns the number of reserved keys.
     #[inline]
     pub(in crate::memory) fn clear(&mut self) -> usize {
         let keys = std::mem::take(&mut self.keys);
@@ -83,7 +84,7 @@ impl RoomReservation {
     }
 }
 
-/// The error of a full shard, with the time after which the shard possibly has room again.
+/// The error for a full shard, with the time after which it may have room again.
 #[derive(Debug)]
 pub(in crate::memory) struct Full {
     pub(in crate::memory) retry_after: RetryAfter,
@@ -91,7 +92,7 @@ pub(in crate::memory) struct Full {
 
 impl Shard {
     /// Returns the keys and bytes that `charge` adds to the shard. `found` is the slot of the key's
-    /// entry, if the key has an entry.
+    /// entry, if it has one.
     #[inline]
     pub(in crate::memory) fn growth(
         &self,
@@ -101,8 +102,8 @@ impl Shard {
     ) -> Growth {
         let cost = match effect {
             Effect::Charge | Effect::Peek => charge.cost.units(),
-            // A refund itself needs no memory. But if the limits changed, the state is converted,
-            // which can need memory.
+            // A refund itself does not need memory, but if the limits have changed, converting the
+            // state can.
             Effect::Refund if found.is_some() => 0,
             Effect::Refund | Effect::Look => return Growth::NOTHING,
         };
@@ -119,11 +120,11 @@ impl Shard {
     }
 
     /// Reserves room for one of the charges in `all`, which are decided together. Returns false if
-    /// the charge does not fit and must be admitted without counting it.
+    /// the charge does not fit and must be admitted without being counted.
     ///
     /// # Errors
     ///
-    /// [`Full`] if the charge does not fit and the policy is to deny.
+    /// Returns [`Full`] if the charge does not fit and the policy is to deny.
     #[cold]
     pub(in crate::memory) fn reserve_for(
         &mut self,
@@ -206,7 +207,7 @@ impl Shard {
     /// was evicted. An eviction can change the slots of other entries.
     ///
     /// If the decision does not fit (`fits` is false), only expired entries are evicted. Otherwise,
-    /// a client that repeatedly gets [`Full`] would evict the counts of other clients.
+    /// a client that is repeatedly rejected with [`Full`] would evict the counts of other clients.
     #[inline]
     pub(in crate::memory) fn evict_reserved(
         &mut self,
@@ -229,8 +230,8 @@ impl Shard {
     fn evict_selected(&mut self, now: Timestamp) -> bool {
         let reserved = &mut self.cold.reservation;
         let mut victims = std::mem::take(&mut reserved.victims);
-        // Each removal shifts later entries back by up to one slot. So move the cursor back by as
-        // many slots as there are victims.
+        // Each removal shifts later entries back by up to one slot, so move the cursor back by one
+        // slot per victim.
         self.cold.cursor = reserved.next.saturating_sub(victims.len());
         (reserved.inspected, reserved.freed_bytes) = (0, 0);
         let has_moved = !victims.is_empty();
@@ -273,8 +274,8 @@ impl Shard {
         fits
     }
 
-    /// Returns whether `growth` fits beside the stored and reserved data after the eviction of the
-    /// victims.
+    /// Returns whether `growth` fits, in addition to the stored and reserved data, once the victims
+    /// are evicted.
     fn has_room(&self, growth: Growth) -> bool {
         let (capacity, reserved) = (&self.cold.capacity, &self.cold.reservation);
         let keys = reserved.keys + growth.keys;
@@ -287,8 +288,8 @@ impl Shard {
 }
 
 /// Returns the time until the first of the inspected entries expires, at least 1 µs. Returns
-/// [`RetryAfter::Never`] if no entry was inspected: the charge does not even fit into an empty
-/// shard.
+/// [`RetryAfter::Never`] if no entry was inspected, because then the charge does not fit even into
+/// an empty shard.
 fn retry_after(earliest_expiry: Option<Timestamp>, now: Timestamp) -> RetryAfter {
     earliest_expiry.map_or(RetryAfter::Never, |earliest_expiry| {
         RetryAfter::After(earliest_expiry.since(now).max(Span::from_micros(1)))

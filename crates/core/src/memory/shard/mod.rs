@@ -1,4 +1,4 @@
-//! A shard: one part of the store, which holds keys and their states, and has its own lock.
+//! A shard: a part of the store with its own lock, which holds keys and their states.
 
 mod blocks;
 mod eviction;
@@ -24,24 +24,23 @@ use crate::{
     time::{CLOCK_JUMP, Timestamp},
 };
 
-/// The number of slots that a decision scans for expired entries, for each key that it inserts.
-/// This number is large enough to drop expired entries faster than a stream of new keys adds
-/// entries.
+/// The number of slots that a decision scans for expired entries per inserted key. It is large
+/// enough to drop expired entries faster than a stream of new keys adds entries.
 const REAP_ON_INSERT: usize = 6;
 
 /// The number of decisions after which a shard scans [`REAP_TOGETHER`] adjacent slots for expired
-/// entries. These scans drop expired entries even in a store without insertions.
+/// entries, so that they are dropped even if there are no insertions.
 const REAP_EVERY: u32 = 64;
 const REAP_TOGETHER: usize = 6;
 
-/// The data that one shard lock protects. The fields that every decision writes come first, next to
-/// the lock, before fields that are only read. So two threads that contend for a shard exchange
+/// The data protected by a shard's lock. Fields that every decision writes come first, next to the
+/// lock, before fields that are only read. This way, two threads contending for a shard exchange
 /// only a single cache line.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Shard {
-    /// The latest instant at which a decision was made. A decision whose clock is behind this
-    /// instant by up to [`CLOCK_JUMP`] uses this instant instead.
+    /// The latest instant at which a decision was made. If a decision's time is before this instant
+    /// by up to [`CLOCK_JUMP`], this instant is used instead.
     latest: Timestamp,
     decisions: u32,
     /// Manual blocks; usually `None`.
@@ -56,21 +55,21 @@ const _: () = assert!(
     "the lock and the fields that every decision writes share one cache line"
 );
 
-/// The fields that only some decisions use. These fields are kept out of the cache line that every
-/// decision writes.
+/// The fields used only by some decisions. They are kept out of the cache line that every decision
+/// writes.
 #[derive(Debug)]
 pub(super) struct ColdFields {
     pub(super) hasher: RandomState,
     pub(super) capacity: Capacity,
-    /// The slot at which the next scan starts that looks for expired or evictable entries.
+    /// The slot at which the next scan for expired or evictable entries starts.
     pub(super) cursor: usize,
     /// Heap bytes owned by the entries.
     pub(super) heap_bytes: usize,
     pub(super) reservation: RoomReservation,
     pub(super) counts: MemoryStats,
     pub(super) ledger: RefundLedger,
-    /// The instant to which time was last set back after a clock jump. Entries that are marked as
-    /// unclamped are clamped to this instant.
+    /// The instant to which time was last set back after a clock jump. Entries marked as unclamped
+    /// are clamped to this instant.
     pub(super) rewound: Timestamp,
     /// The number of blocks in all shards.
     pub(super) block_count: BlockCount,
@@ -102,8 +101,8 @@ impl Shard {
         }
     }
 
-    /// Returns the instant at which to decide: the latest instant that this shard has seen, or
-    /// `now` after a clock jump.
+    /// Returns the time for a decision: the latest instant that this shard has seen, or `now` after
+    /// a clock jump.
     #[inline]
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
         self.latest = self.latest.max(now);
@@ -118,13 +117,13 @@ impl Shard {
         self.latest = self.latest.max(latest);
     }
 
-    /// Handles a clock that was ahead: time continues from `now`, and states that were written with
-    /// later instants are clamped to `now`.
+    /// Handles a clock that was ahead: time continues from `now`, and states with later instants
+    /// are clamped to `now`.
     ///
-    /// To clamp a state, the limits of its key are needed, which are unknown here. So this function
+    /// Clamping a state requires its key's limits, which are unknown here. Therefore, this function
     /// only marks the entries, and each entry is clamped when it is next loaded. A marked key that
-    /// is never used again is held until its recorded expiry, which is too late by the clock's
-    /// lead.
+    /// is never used again is held until its recorded expiry, which is later by the time that the
+    /// clock was ahead.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
@@ -140,8 +139,8 @@ impl Shard {
         self.entries.prefetch(hash);
     }
 
-    /// Finds the entry of `charge` and reserves room for what the charge adds. `all` are the
-    /// charges that are decided together; their entries are not evicted.
+    /// Finds the entry of `charge` and reserves room for the memory that the charge adds. `all`
+    /// contains the charges that are decided together; their entries are not evicted.
     #[inline]
     pub(super) fn locate(
         &mut self,
@@ -178,9 +177,9 @@ impl Shard {
 
     /// Decides a charge whose only limit is `gcra`, and updates the state in the key's entry.
     ///
-    /// Returns `None`, and changes nothing, if the shard has blocks or the key has no entry. Also
-    /// returns `None` if the state was written under other limits or is not stored inline. After
-    /// `None`, the caller decides by the general path, which gives the same answers.
+    /// Returns `None`, and changes nothing, if the shard has blocks, the key has no entry, or the
+    /// state was written under other limits or is not stored inline. The caller then uses the
+    /// general path, which gives the same results.
     #[inline]
     pub(super) fn step_in_place(
         &mut self,
@@ -200,7 +199,7 @@ impl Shard {
         Some(step.outcome)
     }
 
-    /// Returns the context in which the state of the charge's key is loaded at `now`.
+    /// Returns the context for loading the state of the charge's key at `now`.
     pub(super) fn load_context(&self, charge: &Charge<'_>, now: Timestamp) -> LoadContext {
         LoadContext {
             now,
@@ -264,9 +263,9 @@ impl Shard {
         }
     }
 
-    /// Records the conversion of a state in the refund ledger, if the state of `pending` is written
-    /// back converted and had units that a refund could return. Call this function before the
-    /// receipt of the charge is created, because the receipt contains the number of the conversion.
+    /// Records the conversion of the state of `pending` in the refund ledger, if the converted
+    /// state is written back and had units that could be refunded. Call this function before
+    /// creating the receipt, because the receipt contains the ID of the conversion.
     #[inline]
     pub(super) fn record_conversion(&mut self, pending: &PendingCharge<'_>, now: Timestamp) {
         if pending.converted_until > now && pending.former.is_none() {
@@ -276,7 +275,7 @@ impl Shard {
     }
 
     /// Writes the state that [`Self::open`] took out of an entry back to the entry. Returns
-    /// `pending` if its key has no entry yet and has to be inserted.
+    /// `pending` if its key has no entry yet and must be inserted.
     #[inline]
     pub(super) fn put_back<'c>(
         &mut self,
@@ -316,8 +315,8 @@ impl Shard {
         self.cold.heap_bytes += entry.heap_bytes();
     }
 
-    /// Inserts a new key with its state, if the decision changed the state and reserved room for
-    /// the key.
+    /// Inserts a new key with its state, if the decision changed the state and the key has a
+    /// reservation.
     pub(super) fn insert_pending(&mut self, pending: PendingCharge<'_>, is_hot: bool) {
         if pending.is_changed
             && pending.location.located == (EntryLocation::Absent { has_room: true })
@@ -335,9 +334,9 @@ impl Shard {
         }
     }
 
-    /// Ends a decision and scans a few slots for expired entries. The caller must not call this
-    /// function between [`Self::open`] and the last [`Self::put_back`], because dropping entries
-    /// moves other entries.
+    /// Finishes a decision and scans a few slots for expired entries. Must not be called between
+    /// [`Self::open`] and the last [`Self::put_back`], because dropping entries moves other
+    /// entries.
     #[inline]
     pub(super) fn finish(&mut self, effect: Effect) {
         let new_keys = self.cold.reservation.clear();
@@ -357,8 +356,7 @@ impl Shard {
         }
     }
 
-    /// Drops the state of a key, and what the refund ledger recorded about the key. Returns true if
-    /// the key had an entry.
+    /// Drops a key's state and its entry in the refund ledger. Returns true if the key had a state.
     pub(super) fn forget(&mut self, hash: u64, key: &[u8]) -> bool {
         let found = self.find(hash, key);
         if let Some(number) = found {
@@ -369,8 +367,8 @@ impl Shard {
         found.is_some()
     }
 
-    /// Inserts a key from a snapshot, unless the shard already holds the key, the key has expired,
-    /// or the entry does not fit. Returns whether the key was inserted.
+    /// Inserts a key from a snapshot, unless it is already in the shard, has expired, or does not
+    /// fit. Returns whether the key was inserted.
     pub(super) fn restore(&mut self, hash: u64, entry: Entry, now: Timestamp) -> bool {
         let is_wanted = entry.expires() > now && self.find(hash, entry.key()).is_none();
         let fits = is_wanted && self.make_room_for(hash, &entry, now);
@@ -417,21 +415,21 @@ impl Shard {
         }
     }
 
-    /// Shrinks the hash table after a removal that is not followed by an insertion.
+    /// Shrinks the hash table after a removal without a following insertion.
     fn shrink(&mut self) {
         let hasher = &self.cold.hasher;
         self.entries
             .shrink_if_empty(|entry| hash_with(hasher, entry.key()));
     }
 
-    /// Scans the next `count` slots and drops the expired entries in them.
+    /// Scans the next `count` slots and drops expired entries.
     fn reap_expired(&mut self, count: usize, now: Timestamp) {
         for _ in 0..count {
             let number = self.cold.cursor;
             match self.entries.get(number) {
                 Some(entry) if entry.expires() <= now => {
                     // Keep the cursor at this slot, because the removal can shift another entry
-                    // into the slot.
+                    // into it.
                     self.remove(number);
                     self.shrink();
                     self.cold.counts.expired += 1;
@@ -442,7 +440,7 @@ impl Shard {
         }
     }
 
-    /// Returns the number of bytes on the heap, without manual blocks, which have a separate limit.
+    /// Returns the heap size in bytes, excluding manual blocks, which have a separate limit.
     pub(super) fn bytes(&self) -> usize {
         self.entries.heap_bytes() + self.cold.heap_bytes
     }
@@ -450,11 +448,10 @@ impl Shard {
 
 /// Returns the hash of a key. Each store has a random seed.
 ///
-/// foldhash does not claim to resist an attacker who can observe hashes or the time that a decision
-/// takes. SipHash-1-3 makes this claim, but takes 9.0 ns for a key of 22 bytes; foldhash takes 2.5
-/// ns, and a whole decision about 50 ns. Instead, the hash table limits the distance between a new
-/// key and its home slot. See [`table::FARTHEST`] for what an attacker who knows the hashes can
-/// still do.
+/// foldhash does not claim to resist an attacker who can observe hashes or decision times.
+/// SipHash-1-3 does, but takes 9.0 ns for a key of 22 bytes; foldhash takes 2.5 ns, and a whole
+/// decision about 50 ns. Instead, the hash table limits the distance between a new key and its home
+/// slot. See [`table::FARTHEST`] for what an attacker who knows the hashes can still do.
 #[inline]
 pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
@@ -501,8 +498,8 @@ mod tests {
     }
 
     proptest! {
-        /// The count of heap bytes stays equal to the sum over all entries under any sequence of
-        /// inserts, removals, growth and changed limits.
+        /// The heap byte count equals the sum over all entries after any sequence of insertions,
+        /// removals, growth and changed limits.
         #[test]
         fn the_byte_count_is_exact(
             operations in prop::collection::vec((0..40_u8, 0..5_usize, 1..60_u64, 0..7_u8, 0..400_000_u64), 1..300),
@@ -554,8 +551,8 @@ mod tests {
         Shard::new(RandomState::default(), capacity, BlockCount::default())
     }
 
-    /// Regression test: a peek (a read-only decision) used to copy the sliding log under the lock:
-    /// 800 kB for a limit of 100,000.
+    /// Regression test: a peek (a read-only decision) used to copy the sliding window log under the
+    /// lock, which is 800 kB for a limit of 100,000.
     #[test]
     fn a_peek_leaves_the_log_unchanged() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
@@ -595,8 +592,8 @@ mod tests {
         assert!(taken && !denied.allowed);
     }
 
-    /// If keys with neighboring hashes fill a run of slots, the table refuses more keys in this
-    /// run, but not in other places.
+    /// If keys with neighboring hashes fill a run of slots, the table rejects further keys in this
+    /// run, but not elsewhere.
     #[test]
     fn a_crowded_table_counts_as_full() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
@@ -634,7 +631,7 @@ mod tests {
         assert_eq!(inserted, table::FARTHEST);
         assert_eq!(denied.retry_after, RetryAfter::After(Span::from_secs(1)));
         assert_eq!(shard.cold.counts.denied_when_full, 1);
-        // A key from a snapshot cannot be added to the run either.
+        // A key from a snapshot is not added to the run either.
         let restored = || {
             let mut key_state = key_state();
             for state in key_state.states_mut() {
@@ -659,7 +656,7 @@ mod tests {
         );
     }
 
-    /// If an eviction has to free bytes, it evicts no entry without bytes on the heap.
+    /// An eviction that must free bytes does not evict entries without heap memory.
     #[test]
     fn an_eviction_for_bytes_keeps_entries_without_bytes() {
         let log = Limits::new(vec![
@@ -670,8 +667,8 @@ mod tests {
             .unwrap(),
         ])
         .unwrap();
-        // A small count under a large limit. Its state takes no bytes on the heap, and its key is
-        // not hot.
+        // A small count under a large limit. Its state takes no heap memory, and its key is not
+        // hot.
         let small = &limits()[1];
         // Repeat the test, because the order of the entries is random, and an eviction does not
         // inspect the entries after the victim.
