@@ -1,8 +1,8 @@
-//! Active hours: the times of the week at which the conditions of a rule hold.
+//! Active hours: the times of the week at which a rule's conditions can hold.
 //!
-//! Active hours, also called a schedule, are in the local time of a time zone. A local time that is
-//! skipped when clocks go forward does not occur. A local time that repeats when clocks go back
-//! occurs twice. A range that includes midnight belongs to the day on which it begins:
+//! Active hours, also called a schedule, are in local time. A local time that is skipped when
+//! clocks go forward does not occur. A local time that repeats when clocks go back occurs twice. A
+//! range that includes midnight belongs to the day on which it begins:
 //!
 //! ```text
 //! time: 22:00-06:00, days: [fri]        Fri 22:00 ├──────────────┤ Sat 06:00
@@ -20,13 +20,12 @@ use crate::{
 
 const MINUTES_A_DAY: u16 = 24 * 60;
 
-/// A range of the time of day. If its end is earlier than its start, it ends on the next day.
+/// A range of times of day. If its end is earlier than its start, it ends on the next day.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hours {
     /// The start in minutes since local midnight, less than a day.
     from: u16,
-    /// The end in minutes since local midnight, at most a day. The range does not include this
-    /// minute.
+    /// The exclusive end in minutes since local midnight, at most a day.
     to: u16,
 }
 
@@ -37,7 +36,7 @@ pub struct Days(u8);
 /// Times of the week in a time zone.
 #[derive(Clone, Debug)]
 pub struct ActiveHours {
-    /// The ranges of the day. If the list is empty, the schedule holds the whole day.
+    /// The time ranges. If the list is empty, the schedule holds all day.
     hours: Box<[Hours]>,
     days: Days,
     zone: Zone,
@@ -49,8 +48,7 @@ impl Hours {
     ///
     /// # Errors
     ///
-    /// Rejects a text that is not a range of two 24-hour times, and a range whose two times are
-    /// equal.
+    /// Rejects a string that is not a range of two 24-hour times, and a range with two equal times.
     pub fn parse(text: &str) -> Result<Self, RuleError> {
         let ends = text.split_once('-').and_then(|(from, to)| {
             let from = minute(from.trim_end()).filter(|from| *from < MINUTES_A_DAY)?;
@@ -70,7 +68,7 @@ impl Hours {
         Err(RuleError::new("", problem))
     }
 
-    /// Parses other spellings such as `9:00-17:00`, `9-17` and `9am - 5pm`, so that an error
+    /// Parses other spellings, such as `9:00-17:00`, `9-17` and `9am - 5pm`, so that an error
     /// message can suggest the correct one.
     fn nearest(text: &str) -> Option<Self> {
         let (from, to) = text.split_once(['-', '\u{2013}'])?;
@@ -78,7 +76,7 @@ impl Hours {
         (from != to && from < MINUTES_A_DAY).then_some(Self { from, to })
     }
 
-    /// Returns true if `minute` of `today` is in this range, and the range began on one of `days`.
+    /// Returns true if `minute` of `today` is in this range and the range began on one of `days`.
     fn holds(self, minute: u16, today: Weekday, days: Days) -> bool {
         let Self { from, to } = self;
         if from < to {
@@ -88,7 +86,7 @@ impl Hours {
     }
 }
 
-/// Writes the range as `22:00-06:00`.
+/// Formats the range like `22:00-06:00`.
 impl fmt::Display for Hours {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to } = self;
@@ -109,7 +107,7 @@ impl Days {
 
     const NAMES: [&'static str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
 
-    /// Parses a day such as `mon`, or a range of days such as `fri-mon`, which has four days.
+    /// Parses a day, such as `mon`, or a range of days, such as `fri-mon`, which has four days.
     ///
     /// # Errors
     ///
@@ -131,7 +129,7 @@ impl Days {
         Ok(Self(days))
     }
 
-    /// Returns the correct spelling for texts such as `weekdays`, `Monday` and `Mon-Fri`, for an
+    /// Returns the correct spelling of days such as `weekdays`, `Monday` and `Mon-Fri`, for an
     /// error message.
     fn nearest(text: &str) -> Option<String> {
         let text = text.to_ascii_lowercase();
@@ -176,8 +174,8 @@ impl Days {
 }
 
 impl ActiveHours {
-    /// Creates a schedule of ranges `hours` that begin on `days`, in the IANA time zone `zone`. If
-    /// `hours` is empty, the schedule holds all day on `days`.
+    /// Creates a schedule of time ranges `hours` that begin on `days`, in the IANA time zone
+    /// `zone`. If `hours` is empty, the schedule holds all day on `days`.
     ///
     /// # Errors
     ///
@@ -229,7 +227,7 @@ impl ActiveHours {
     pub(super) fn local_time(&self, now: Timestamp) -> (&'static str, i8, i8) {
         let wall = self.zone.wall(now);
         let day = usize::from(wall.weekday().to_monday_zero_offset().unsigned_abs());
-        // The index of a weekday is from 0 to 6, so the remainder does not change it.
+        // The index of a weekday is 0 to 6, so the remainder does not change it.
         (Days::NAMES[day % 7], wall.hour(), wall.minute())
     }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::time::Timestamp;
 
-/// The allow list. A request that matches one of the items passes without a charge.
+/// The allow list. A request that matches an item passes without a charge.
 #[derive(Clone, Debug, Default)]
 pub(super) struct AllowList {
     items: Box<[When]>,
@@ -50,7 +50,7 @@ impl AllowList {
         found.any(|item| self.items[*item].holds(request, now, work))
     }
 
-    /// Returns the first item that `request` matches. The number of pattern evaluations is not
+    /// Returns the first item matched by `request`. The number of pattern evaluations is not
     /// limited.
     pub(super) fn find(&self, request: &Request<'_>, now: Timestamp) -> Option<&When> {
         let mut items = self.items.iter();

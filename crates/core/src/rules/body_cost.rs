@@ -1,17 +1,17 @@
-//! The cost of a request that depends on numbers in its body, such as `max_tokens`.
+//! Costs that depend on numbers in the request body, such as `max_tokens`.
 //!
-//! This crate does not read bodies. A listener that sees the body reads the numbers to which the
-//! pointers of a rule refer, and passes the cost to [`Request::with_body_costs`].
+//! This crate does not read bodies. A listener that sees the body reads the numbers at the rule's
+//! JSON pointers, and passes the cost to [`Request::with_body_costs`].
 //!
 //! [`Request::with_body_costs`]: super::Request::with_body_costs
 
 use super::{RuleError, TokenUsage};
 use crate::limit::bounds;
 
-/// The number of bytes of a body that count as one input token in an estimate.
+/// The number of body bytes that count as one input token in an estimate.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// A JSON pointer (RFC 6901), which refers to a value in a JSON document.
+/// A JSON pointer (RFC 6901) to a value in a JSON document.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct JsonPointer {
     text: Box<str>,
@@ -61,7 +61,8 @@ impl JsonPointer {
         &self.text
     }
 
-    /// Returns the member names and array indexes from the root of the document to the value.
+    /// Returns the field names and array indexes on the path from the root of the document to the
+    /// value.
     pub fn tokens(&self) -> impl ExactSizeIterator<Item = &str> {
         self.tokens.iter().map(|token| &**token)
     }
@@ -82,35 +83,36 @@ fn unescape(token: &str) -> Option<Box<str>> {
     Some(plain.into())
 }
 
-/// The numbers in the body of a request from which its cost is computed.
+/// The numbers in a request body from which the cost is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BodyNumbers {
-    /// The largest number to which a pointer in [`BodyCost::output`] refers, if it is not 0.
+    /// The largest number at a pointer in [`BodyCost::output`], if it is not 0.
     pub output: Option<u64>,
-    /// The number to which [`BodyCost::times`] refers.
+    /// The number at [`BodyCost::times`].
     pub times: Option<u64>,
     /// The length of the body in bytes.
     pub bytes: u64,
 }
 
-/// The description of a cost that is read from the body of a request: the largest number of output
-/// tokens, and optionally an estimate of the input tokens.
+/// Describes how to compute a cost from a request body: the maximum number of output tokens, and
+/// optionally an estimate of the input tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BodyCost {
-    /// The pointers to the number of output tokens. If several are present, the largest counts.
+    /// The pointers to the number of output tokens. If several numbers are present, the largest is
+    /// used.
     pub output: Box<[JsonPointer]>,
-    /// The pointer to the number of outputs, by which the output tokens are multiplied.
+    /// The pointer to the number of outputs, which is multiplied with the output tokens.
     pub times: Option<JsonPointer>,
-    /// The number of output tokens of a body without any of the pointers, from 1 to `max`.
+    /// The number of output tokens if none of the pointers is present in a body, from 1 to `max`.
     pub default: u64,
     /// The largest number that a body may contain, up to [`bounds::MAX_TOKENS`].
     pub max: u64,
-    /// Whether each four bytes of the body count as one input token.
+    /// Whether every four bytes of the body count as one input token.
     pub estimates_input: bool,
 }
 
 impl BodyCost {
-    /// Returns the tokens that a request with these numbers in its body is expected to use at most.
+    /// Returns the maximum number of tokens that a request with these numbers is expected to use.
     #[must_use]
     pub fn expected(&self, numbers: BodyNumbers) -> TokenUsage {
         let output = numbers.output.unwrap_or(self.default);

@@ -1,27 +1,27 @@
-//! Bypass detection: rules that a client can bypass by leaving out an entry.
+//! Bypass detection: finds rules that a client can bypass by leaving out an entry.
 //!
 //! A rule applies only to requests that have every entry of its key. If a trusted component sets
-//! the entries, no client can bypass the rule. A client that sets an entry itself can bypass the
-//! rule. For example, a rule whose key is the API key does not limit a client that leaves out its
-//! API key. To prevent a bypass, add a catch-all rule that applies to all requests of the first
-//! rule, with a key that the client cannot leave out.
+//! the entries, clients cannot bypass the rule. If the client itself sets an entry, it can. For
+//! example, a rule with the API key as its key does not limit clients that leave out their API key.
+//! To prevent a bypass, add a catch-all rule that applies to all requests of the first rule, with a
+//! key that clients cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 
-/// The maximum number of candidate catch-all rules. If there are more candidates, only those with
-/// the fewest conditions are examined.
+/// The maximum number of catch-all candidates. If there are more, only those with the fewest
+/// conditions are examined.
 const MAX_CATCH_ALL: usize = 1_000;
 
-/// A rule that a request can bypass by lacking an entry.
+/// A rule that a request without a certain entry bypasses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bypass<'r> {
     /// The index of the rule, from 0.
     pub rule: usize,
-    /// The key entry that the request lacks.
+    /// The key entry missing from the request.
     pub entry: &'r str,
 }
 
-/// Finds the rules that a request can bypass by lacking an entry for which `is_optional` returns
+/// Finds the rules that a request bypasses if it lacks an entry for which `is_optional` returns
 /// true. Each rule is returned at most once. The iterator is lazy.
 pub(super) fn bypasses<'r>(
     rules: &'r [Rule],
@@ -60,7 +60,7 @@ fn subsumes(other: &Rule, rule: &Rule, entry: &str) -> bool {
 
 impl Pattern {
     /// Returns true if every value that matches this pattern is known to match `other`. Returns
-    /// false if this implication does not hold or is not known.
+    /// false if this is not the case or unknown.
     fn implies(&self, other: &Self) -> bool {
         match (self.kind(), other.kind()) {
             (_, Kind::Present) => !self.matches(None),
@@ -82,8 +82,8 @@ impl Pattern {
     }
 }
 
-/// Returns true if `other` is a fixed prefix followed by `**`, and every value that the glob `text`
-/// matches begins with that prefix.
+/// Returns true if `other` is a fixed prefix followed by `**`, and every value matched by the glob
+/// `text` begins with that prefix.
 fn begins_with(text: &str, other: &str) -> bool {
     let fixed = text.split('*').next().unwrap_or_default();
     let Some(head) = other.strip_suffix("**") else {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     /// Returns true if a request without the entry `h.key` bypasses a rule with the conditions
-    /// `when`, even though there is a second rule `catch_all`.
+    /// `when` in spite of a second rule, `catch_all`.
     fn can_bypass(when: &[(&str, &str)], catch_all: Rule) -> bool {
         let rules = [rule("front", when, &["h.key", "path"]), catch_all];
         let found: Vec<Bypass<'_>> = bypasses(&rules, |entry| entry.starts_with("h.")).collect();
@@ -152,8 +152,8 @@ mod tests {
         }
     }
 
-    /// Regression test: an exact value with a star used to count as equal to the glob with the same
-    /// text. So a catch-all rule that applies to fewer requests seemed to prevent the bypass.
+    /// Regression test: an exact value with a star used to count as equal to the same glob, so a
+    /// catch-all rule that applies to fewer requests seemed to prevent the bypass.
     #[test]
     fn an_exact_value_with_a_star_does_not_imply_the_glob() {
         let (exact, glob) = (

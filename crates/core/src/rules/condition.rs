@@ -1,4 +1,4 @@
-//! Conditions, which select the requests to which a rule applies.
+//! Conditions that select the requests to which a rule applies.
 
 use super::{ActiveHours, Pattern, Request, RuleError, pattern::Work};
 use crate::{limit::bounds, time::Timestamp};
@@ -15,8 +15,8 @@ impl Condition {
     ///
     /// # Errors
     ///
-    /// Rejects an empty name and a name that is longer than [`bounds::MAX_ENTRY_NAME_BYTES`],
-    /// because no request can have an entry with this name.
+    /// Rejects an empty name and a name longer than [`bounds::MAX_ENTRY_NAME_BYTES`], because no
+    /// request can have such an entry.
     pub fn new(entry: &str, pattern: Pattern) -> Result<Self, RuleError> {
         check_name(entry)?;
         Ok(Self {
@@ -65,7 +65,7 @@ impl When {
         }
     }
 
-    /// Requires that `schedule` holds, in addition to the conditions.
+    /// Requires `schedule` to hold, in addition to the conditions.
     #[must_use]
     pub fn during(mut self, schedule: ActiveHours) -> Self {
         self.schedule = Some(schedule);
@@ -101,7 +101,7 @@ impl When {
         conditions && self.schedule().is_none_or(|schedule| schedule.holds(now))
     }
 
-    /// Returns the names of the entries that the conditions use, without duplicates.
+    /// Returns the names of the entries used in the conditions, without duplicates.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         let conditions = self.iter().enumerate();
         let firsts = conditions.filter(|(number, condition)| {
@@ -111,7 +111,7 @@ impl When {
         firsts.map(|(_, condition)| &*condition.entry)
     }
 
-    /// Returns the maximum number of pattern evaluations to check the conditions.
+    /// Returns the maximum number of pattern evaluations for checking the conditions.
     pub(super) fn weight(&self) -> usize {
         let weights = self.iter().map(|condition| condition.pattern.weight());
         weights.fold(0, usize::saturating_add)
@@ -126,7 +126,7 @@ impl When {
     }
 }
 
-/// Rejects a name that no entry of a request can have.
+/// Rejects an invalid entry name.
 pub(super) fn check_name(entry: &str) -> Result<(), RuleError> {
     let most = bounds::MAX_ENTRY_NAME_BYTES;
     if entry.is_empty() {

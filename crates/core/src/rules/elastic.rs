@@ -1,4 +1,4 @@
-//! Elastic limits: conditions under which a rule is allowed to exceed its limits.
+//! Elastic limits: conditions under which a rule may exceed its limits.
 
 use super::{RuleError, When};
 use crate::{
@@ -6,12 +6,12 @@ use crate::{
     eval::{Charge, Limits},
 };
 
-/// The condition under which an elastic rule is allowed to exceed its limits.
+/// The condition under which an elastic rule may exceed its limits.
 #[derive(Clone, Debug)]
 pub enum Headroom {
-    /// Conditions on the request, for entries that a trusted component sets.
+    /// Conditions on request entries that are set by a trusted component.
     When(When),
-    /// A sufficient unused part of the limits of another rule that applies to the same request.
+    /// Enough unused capacity in the limits of another rule that applies to the same request.
     Unused(UnusedShare),
 }
 
@@ -45,8 +45,8 @@ impl UnusedShare {
         &self.rule
     }
 
-    /// Returns true if the required percentage of each of `limits` is unused. `outcomes` has the
-    /// outcome of each limit.
+    /// Returns true if the required percentage of each of `limits` is unused. `outcomes` contains
+    /// the outcome of each limit.
     fn is_left(&self, limits: &Limits, outcomes: &[Outcome]) -> bool {
         limits.iter().zip(outcomes).all(|(limit, outcome)| {
             let proper = outcome.remaining.saturating_sub(limit.soft_allowance());
@@ -55,13 +55,13 @@ impl UnusedShare {
     }
 }
 
-/// The parent charges of elastic rules. The children are the charges of the elastic rules. A child
-/// may exceed its own limits if enough of its parent's limits is unused. So the parents must be
-/// read before the children are decided.
+/// The parent charges of elastic rules; the charges of the elastic rules are their children. A
+/// child may exceed its own limits if enough of its parent's limits is unused, so the parents must
+/// be read before the children are decided.
 ///
-/// Reading a parent reserves nothing. Whether a child may exceed its limits depends on the parent's
-/// state just before the decision. The parent is charged together with the child, and never exceeds
-/// its own limits.
+/// Reading a parent does not reserve anything. Whether a child may exceed its limits depends on the
+/// parent's state right before the decision. The parent is charged together with the child, and
+/// never exceeds its own limits.
 #[derive(Debug)]
 pub struct Parents<'a> {
     /// The parents, to be evaluated with [`Effect::Look`](crate::Effect::Look).
@@ -79,8 +79,8 @@ struct Child<'a> {
 }
 
 impl<'a> Parents<'a> {
-    /// Finds the parents of `charges`. `unused` returns the [`Headroom::Unused`] of the rule with a
-    /// given name, if the rule has one.
+    /// Finds the parents of `charges`. For a rule name, `unused` returns the rule's
+    /// [`Headroom::Unused`], if it has one.
     pub(super) fn of(
         charges: &[Charge<'a>],
         unused: impl Fn(&str) -> Option<&'a UnusedShare>,
@@ -109,8 +109,8 @@ impl<'a> Parents<'a> {
     }
 
     /// Raises the limits of each child in `charges` if enough of its parent's limits is unused.
-    /// `outcomes` are the outcomes of [`Self::charges`]. If the outcome of a parent is missing, the
-    /// limits of its children are not raised.
+    /// `outcomes` contains the outcomes of [`Self::charges`]. If the outcome of a parent is
+    /// missing, the limits of its children are not raised.
     pub fn stretch(&self, charges: &mut [Charge<'a>], outcomes: &[Outcome]) {
         for child in &self.children {
             if self.has_left(child.parent, outcomes) {

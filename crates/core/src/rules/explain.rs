@@ -9,26 +9,25 @@ use super::{
 };
 use crate::time::Timestamp;
 
-/// The maximum number of alternatives of a list that an explanation names.
+/// The maximum number of alternatives that an explanation lists.
 const MAX_NAMED: usize = 10;
 
-/// The maximum number of characters of a value or a pattern in an explanation.
+/// The maximum length of a value or a pattern in an explanation, in characters.
 const MAX_SHOWN: usize = 120;
 
-/// The first condition of a rule that fails for a request.
+/// The first failed condition of a rule for a request.
 ///
 /// Its [`Display`](fmt::Display) form is a sentence such as `path is /login, and the rule wants
 /// /api/**`.
 #[derive(Clone, Copy, Debug)]
 pub enum FailedCondition<'a> {
-    /// An entry of the request does not match the rule's pattern for this entry.
+    /// An entry of the request does not match the rule's pattern.
     Entry {
         /// The name of the entry.
         entry: &'a str,
-        /// The value in the request; `None` if the request does not have the entry.
+        /// The value in the request; `None` if the request lacks the entry.
         value: Option<&'a str>,
-        /// The pattern of the rule. If several patterns must match, the first pattern that does not
-        /// match.
+        /// The rule's pattern. If several patterns must match, this is the first one that does not.
         pattern: &'a Pattern,
     },
     /// The rule does not apply at the time of the request.
@@ -45,17 +44,17 @@ pub enum FailedCondition<'a> {
     },
     /// The request is on the rule's own allow list.
     Allowed {
-        /// The item of the allow list that matches.
+        /// The matching item of the allow list.
         by: &'a When,
     },
 }
 
 impl Rule {
-    /// Returns the first condition that fails for `request` at `now`, or `None` if the rule applies
-    /// to the request.
+    /// Returns the first condition that fails for `request` at `now`, or `None` if the rule
+    /// applies.
     ///
-    /// Checks the conditions of the rule first, followed by its active hours, its key and its allow
-    /// list. Does not check the allow list of the whole [`RuleSet`]; see
+    /// Checks the rule's conditions first, followed by its active hours, its key and its allow
+    /// list. The allow list of the whole [`RuleSet`] is not checked; see
     /// [`RuleSet::allow_listed_by`].
     #[must_use]
     pub fn failed_condition<'a>(
@@ -94,7 +93,7 @@ impl RuleSet {
     /// Returns the first item of the allow list that `request` matches at `now`. No rule charges a
     /// request that matches an item.
     ///
-    /// The number of pattern evaluations is not limited. So first call [`Self::charges`], which
+    /// The number of pattern evaluations is not limited. Call [`Self::charges`] first, which
     /// rejects a request that would need too many evaluations.
     #[must_use]
     pub fn allow_listed_by(&self, request: &Request<'_>, now: Timestamp) -> Option<&When> {
@@ -215,8 +214,8 @@ fn named<T: fmt::Display>(
     Ok(())
 }
 
-/// A text that is written with at most [`MAX_SHOWN`] characters.
-struct TruncatedText<T>(T);
+/// A value formatted with at most [`MAX_SHOWN`] characters.
+struct Shortened<T>(T);
 
 impl<T: fmt::Display> fmt::Display for TruncatedText<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,32 +6,30 @@
 //! ```
 //!
 //! Every value except the last has a length prefix, so that (`a:b`, `c`) and (`a`, `b:c`) have
-//! different keys. The scope of a rule must be the same in every process and version, because keys
-//! are also stored in snapshots and shared with other nodes.
+//! different keys. A rule's scope must be the same in every process and version, because keys are
+//! stored in snapshots and shared with other nodes.
 
-/// The prefix of all keys of one rule, derived from the rule's name.
+/// The prefix of all keys of a rule, derived from the rule's name.
 pub(super) type Scope = [u8; 8];
 
-/// The first byte of every scope is at least this value. No UTF-8 text begins with a byte from this
-/// value on.
+/// The minimum of the first byte of every scope. No UTF-8 string begins with a byte in this range.
 const FIRST: u8 = 0xF8;
 
-/// The prefix that [`free_key`] adds to a key that could be mistaken for a rule's key.
+/// The prefix that [`free_key`] adds to keys that could be mistaken for a rule's key.
 const ESCAPE: u8 = 0xF7;
 
-/// The prefix of the keys of Envoy descriptors. No rule's key begins with this prefix. No [free
-/// key](free_key) begins with this prefix, because an escape byte at the start of a free key is
-/// never followed by the byte `d`.
+/// The prefix of keys for Envoy descriptors. No rule's key and no [free key](free_key) begins with
+/// it: an escape byte at the start of a free key is never followed by the byte `d`.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
-/// The highest number of a key space for [`free_key_in`].
+/// The largest key space number for [`free_key_in`].
 pub const MAX_KEY_SPACE: u8 = 15;
 
 const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
 
-/// Returns the key for limits that are sent with the request and belong to no rule. The result is
-/// `key` itself or, if `key` could be mistaken for a rule's key, an escaped copy in `buffer`. The
-/// result is never the key of a rule, and different keys have different results.
+/// Returns the encoded key for limits that are sent with a request and belong to no rule. The
+/// result is `key` itself or, if it could be mistaken for a rule's key, an escaped copy in
+/// `buffer`. The result is never a rule's key, and different keys have different results.
 #[must_use]
 pub fn free_key<'a>(key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     if key.first().is_none_or(|first| *first < ESCAPE) {
@@ -43,9 +41,9 @@ pub fn free_key<'a>(key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     buffer
 }
 
-/// Returns the key like [`free_key`], but in the key space `space`, so that `key` has a separate
+/// Encodes a key like [`free_key`], but in the key space `space`, so that `key` has a separate
 /// count in each space. [`free_key`] uses space 0. In any other space, the result is two bytes
-/// longer. `space` is at most [`MAX_KEY_SPACE`].
+/// longer. `space` must be at most [`MAX_KEY_SPACE`].
 #[must_use]
 pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a [u8] {
     debug_assert!(space <= MAX_KEY_SPACE, "key space {space} is out of range");
@@ -53,7 +51,7 @@ pub fn free_key_in<'a>(space: u8, key: &'a [u8], buffer: &'a mut Vec<u8>) -> &'a
         return free_key(key, buffer);
     }
     // The prefix is unambiguous, because the second byte of an escaped free key or of a
-    // descriptor's key is never the number of a key space.
+    // descriptor's key is never a key space number.
     buffer.clear();
     buffer.extend_from_slice(&[ESCAPE, space]);
     buffer.extend_from_slice(key);
@@ -70,8 +68,8 @@ pub fn free_key_parts(encoded: &[u8]) -> (u8, &[u8]) {
     }
 }
 
-/// Returns the scope of the rule `name`: its 64-bit FNV-1a hash with additional mixing. The first
-/// byte of the scope is in a range that [free keys](free_key) never use.
+/// Returns the scope of the rule `name`: the 64-bit FNV-1a hash of the name, with additional
+/// mixing. Its first byte is in a range that [free keys](free_key) never use.
 pub(super) fn scope(name: &str) -> Scope {
     let fnv = name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
@@ -87,7 +85,7 @@ pub(super) fn begin(buffer: &mut Vec<u8>, scope: Scope) {
     buffer.extend_from_slice(&scope);
 }
 
-/// Appends a value to the key at the end of `buffer`. The value has at most
+/// Appends a value to the key at the end of `buffer`. The value must have at most
 /// [`crate::bounds::MAX_ENTRY_VALUE_BYTES`] bytes.
 pub(super) fn push(buffer: &mut Vec<u8>, value: &str, is_last: bool) {
     if !is_last {
@@ -111,10 +109,9 @@ pub(super) fn split(key: &[u8]) -> Option<(Scope, &[u8])> {
     (scope[0] >= FIRST).then_some((*scope, values))
 }
 
-/// Returns the key of `values` under the rule `name`, even if the rule does not exist. With this
-/// function, a block on a key can be removed after its rule was renamed. Unlike
-/// [`super::Rule::encode_key`], this function checks neither the number of values nor their
-/// lengths.
+/// Returns the key for `values` under the rule `name`, even if the rule does not exist. This allows
+/// a block on a key to be removed after its rule was renamed. Unlike [`super::Rule::encode_key`],
+/// this function does not check the number or the lengths of the values.
 #[must_use]
 pub fn former_key(name: &str, values: &[&str]) -> Vec<u8> {
     let mut key = Vec::new();
@@ -131,7 +128,7 @@ pub(crate) fn is_of_rule(key: &[u8]) -> bool {
 }
 
 /// Decodes the values of a rule's key that has `count` values. Returns `None` if the bytes do not
-/// encode `count` values, or are not the key of a rule.
+/// encode `count` values, or are not a rule's key.
 pub(crate) fn former_values(key: &[u8], count: usize) -> Option<Vec<&str>> {
     let (_, rest) = split(key)?;
     values(rest, count)
@@ -162,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_scope_of_a_rule_name_is_stable() {
-        // If the scope of a rule changed, all keys in existing snapshots would be invalid.
+        // A change of the scope would invalidate all keys in existing snapshots.
         assert_eq!(
             u64::from_be_bytes(scope("api-per-customer")),
             0xFE65_5710_0381_B7CC

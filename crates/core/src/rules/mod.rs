@@ -1,9 +1,8 @@
-//! Rules, which determine when limits apply, and to which key.
+//! Rules determine when limits apply, and to which key.
 //!
 //! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
-//! a request and turns each rule into a charge on a key. Finding the rules does not take longer the
-//! more rules there are, because only the rules that the [`index`](pattern::index) finds are
-//! evaluated.
+//! a request and turns each rule into a charge on a key. The time to find them does not grow with
+//! the number of rules, because only rules found by the [`index`](pattern::index) are evaluated.
 
 mod active_hours;
 mod allow;

@@ -1,5 +1,4 @@
-//! Plans: named limits of a rule. An entry of the request, or an override, says which plan a key
-//! has.
+//! Plans: named limits of a rule. A request entry or an override selects the plan for a key.
 
 use std::sync::Arc;
 
@@ -9,9 +8,9 @@ use crate::eval::Limits;
 /// The plans of a rule.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Plans {
-    /// The entry that names the plan of a request; `None` if only overrides give plans.
+    /// The entry that names a request's plan; `None` if only overrides select plans.
     pub(super) entry: Option<Box<str>>,
-    /// The limits of each plan, sorted by the name of the plan.
+    /// The limits of each plan, sorted by plan name.
     limits: Vec<(Box<str>, Arc<Limits>)>,
 }
 
@@ -27,8 +26,8 @@ impl Plans {
         at.ok().map(|at| &self.limits[at].1)
     }
 
-    /// Returns the limits of the plan that `request` names. Returns `None` if it names no plan of
-    /// the rule.
+    /// Returns the limits of the plan named by `request`. Returns `None` if it does not name a plan
+    /// of the rule.
     pub(super) fn of_request(&self, request: &Request<'_>) -> Option<&Arc<Limits>> {
         let entry = self.entry.as_deref()?;
         self.get(request.entry(entry)?)

@@ -27,12 +27,12 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Creates a request from `entries`, which are pairs of name and value.
+    /// Creates a request from `entries`, which are name-value pairs.
     ///
     /// # Errors
     ///
-    /// Rejects more than [`bounds::MAX_ENTRIES`] entries, and an empty or duplicate name. Rejects a
-    /// name that is longer than [`bounds::MAX_ENTRY_NAME_BYTES`], and a value that is longer than
+    /// Rejects more than [`bounds::MAX_ENTRIES`] entries, an empty or duplicate name, a name longer
+    /// than [`bounds::MAX_ENTRY_NAME_BYTES`], and a value longer than
     /// [`bounds::MAX_ENTRY_VALUE_BYTES`]. If the error is about an entry with a name, its field is
     /// `entries.<name>`.
     pub fn new(entries: &'a [(&'a str, &'a str)], cost: Cost) -> Result<Self, RequestError> {
@@ -54,10 +54,10 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Adds the costs that were read from the body of the request, each with the
-    /// [scope](super::Rule::key_scope) of its rule. A rule whose cost depends on the body and that
-    /// is not in the list charges the default of its [`BodyCost`](super::BodyCost). Without this
-    /// call, such a rule charges [`Self::cost`].
+    /// Adds the costs read from the request body, each with the [scope](super::Rule::key_scope) of
+    /// its rule. If a rule's cost depends on the body and the rule is not in the list, it charges
+    /// the default of its [`BodyCost`](super::BodyCost). Without this call, it charges
+    /// [`Self::cost`].
     #[must_use]
     pub fn with_body_costs(self, costs: &'a [(u64, Cost)]) -> Self {
         Self {
@@ -66,8 +66,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns whether [`Self::new`] accepts one more entry with this `value` beside `others` valid
-    /// entries.
+    /// Returns whether [`Self::new`] accepts one more entry with this `value` in addition to
+    /// `others` valid entries.
     #[must_use]
     pub fn has_room(others: usize, value: &str) -> bool {
         others < bounds::MAX_ENTRIES && value.len() <= bounds::MAX_ENTRY_VALUE_BYTES
@@ -80,7 +80,7 @@ impl<'a> Request<'a> {
         named.map(|(_, value)| *value)
     }
 
-    /// Returns the entries as pairs of name and value, in their original order.
+    /// Returns the entries as name-value pairs, in their original order.
     #[must_use]
     pub fn entries(&self) -> &'a [(&'a str, &'a str)] {
         self.entries
@@ -92,14 +92,14 @@ impl<'a> Request<'a> {
         self.cost
     }
 
-    /// Returns the costs that were read from the body, if the body was available.
+    /// Returns the costs read from the body, if it was available.
     pub(super) fn body_costs(&self) -> Option<&'a [(u64, Cost)]> {
         self.body_costs
     }
 }
 
-/// Returns the field of an error about the entry `name`. The field contains the name escaped and
-/// truncated, because the name comes from the client.
+/// Returns the error field for the entry `name`. The name comes from the client, so it is escaped
+/// and truncated.
 pub(super) fn field(name: &str) -> String {
     const SHOWN: usize = 64;
     let mut field = String::from("entries.");

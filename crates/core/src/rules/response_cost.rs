@@ -1,9 +1,9 @@
 //! Response-based cost: the final charge of a request is computed from its response.
 //!
-//! A limit must be charged before the request is forwarded, because a forwarded request cannot be
-//! denied any more. Some facts are only known from the response, such as whether a login failed or
-//! how many tokens were used. When the response is known, the part of the charge that exceeds the
-//! final charge is refunded with the [receipt](crate::Receipt).
+//! A limit must be charged before the request is forwarded, because a forwarded request can no
+//! longer be denied. But only the response tells, for example, whether a login failed or how many
+//! tokens were used. When the response is known, the excess over the final charge is refunded with
+//! the [receipt](crate::Receipt).
 
 use super::{
     ActiveHours, Request, RuleError, TokenFormula, TokenUsage, When, condition::check_name,
@@ -33,8 +33,8 @@ pub struct ResponseCost {
     cost: Option<FinalCost>,
 }
 
-/// The entries of a response with the tokens that a language model used: the tokens of
-/// [`TokenUsage::input`], [`TokenUsage::cached`] and [`TokenUsage::output`].
+/// The response entries with the tokens used by a language model: [`TokenUsage::input`],
+/// [`TokenUsage::cached`] and [`TokenUsage::output`].
 pub const USAGE_ENTRIES: [&str; 3] = ["usage.input", "usage.cached", "usage.output"];
 
 /// The source of the final charge.
@@ -47,7 +47,7 @@ enum FinalCost {
 }
 
 impl ResponseCost {
-    /// Counts only requests whose response matches `answers`. The charge of any other request is
+    /// Counts only requests whose response matches `answers`. The charge for any other request is
     /// refunded completely.
     #[must_use]
     pub fn counting(mut self, answers: When) -> Self {
@@ -56,19 +56,19 @@ impl ResponseCost {
     }
 
     /// Charges the number in the response entry `name`, a whole number in decimal digits. If the
-    /// entry is missing or not a number, the initial charge stays.
+    /// entry is missing or is not a number, the initial charge stays.
     ///
     /// # Errors
     ///
-    /// Returns an error for `settle` if `name` cannot be the name of a response entry.
+    /// Returns an error for `settle` if `name` is not a valid entry name.
     pub fn costing(mut self, name: &str) -> Result<Self, RuleError> {
         check_name(name).map_err(|error| RuleError::new("settle", error.problem))?;
         self.cost = Some(FinalCost::Entry(name.into()));
         Ok(self)
     }
 
-    /// Charges the cost that `formula` computes from the tokens in the [`USAGE_ENTRIES`]. If none
-    /// of these entries is present, the initial charge stays. A single missing entry counts as 0.
+    /// Charges the cost that `formula` computes from the tokens in the [`USAGE_ENTRIES`]. If all of
+    /// these entries are missing, the initial charge stays. A single missing entry counts as 0.
     ///
     /// # Examples
     ///
@@ -87,7 +87,7 @@ impl ResponseCost {
         self
     }
 
-    /// Returns the formula of [`Self::costing_usage`].
+    /// Returns the token formula, if it was set with [`Self::costing_usage`].
     #[must_use]
     pub fn formula(&self) -> Option<&TokenFormula> {
         match &self.cost {
@@ -102,7 +102,7 @@ impl ResponseCost {
         self.counts.is_always() && self.cost.is_none()
     }
 
-    /// Returns true if the final charge is a number in a response entry.
+    /// Returns true if the final charge is computed from numbers in response entries.
     pub(super) fn has_cost(&self) -> bool {
         self.cost.is_some()
     }
@@ -130,10 +130,9 @@ impl ResponseCost {
         self.due_so_far(charged, answer, |_| true)
     }
 
-    /// Returns the final charge for a response that was aborted. Only entries for which `is_final`
-    /// returns true have their final value. A condition on any other entry counts as fulfilled,
-    /// because the final value of the entry is unknown. Otherwise, a client could avoid the charge
-    /// by aborting the response.
+    /// Returns the final charge for an aborted response. Only entries for which `is_final` returns
+    /// true have their final value. A condition on any other entry counts as fulfilled, because its
+    /// final value is unknown. Otherwise, a client could avoid the charge by aborting the response.
     #[must_use]
     pub fn due_so_far(
         &self,
@@ -169,7 +168,8 @@ impl FinalCost {
     }
 }
 
-/// Returns true if the text consists only of ASCII digits, without a sign, a space or an exponent.
+/// Returns true if the string consists only of ASCII digits, without a sign, a space or an
+/// exponent.
 pub(super) fn is_number(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }

@@ -24,12 +24,12 @@ pub enum CostSource {
     /// The cost of the request.
     #[default]
     Request,
-    /// A fixed cost, whatever the request's own cost is.
+    /// A fixed cost, regardless of the request's own cost.
     Fixed(Cost),
     /// The value of the entry with this name, a whole number in decimal digits.
     Entry(Box<str>),
-    /// Numbers in the body of the request. A listener that does not see the body charges the cost
-    /// of the request.
+    /// Numbers in the request body. A listener that does not see the body charges the cost of the
+    /// request.
     Body(Arc<BodyCost>),
 }
 
@@ -39,7 +39,7 @@ pub enum Mode {
     /// The rule denies requests over its limits.
     #[default]
     Enforce,
-    /// The rule counts requests and reports its decisions, but never denies a request.
+    /// The rule counts requests and reports its decisions, but never denies requests.
     Shadow,
 }
 
@@ -54,7 +54,7 @@ impl Mode {
     }
 }
 
-/// A rule: conditions, limits that apply if the conditions hold, and the key by which requests are
+/// A rule: conditions, limits that apply if the conditions hold, and a key by which requests are
 /// counted.
 ///
 /// A rule applies to a request if all its conditions hold **and the request has every entry of its
@@ -70,16 +70,16 @@ pub struct Rule {
     plans: Plans,
     cost: CostSource,
     allow: AllowList,
-    /// The condition under which the limits are raised, if the rule is elastic.
+    /// If the rule is elastic, the condition under which its limits are raised.
     headroom: Option<Headroom>,
     pub(super) response_cost: ResponseCost,
 }
 
 impl Rule {
-    /// Creates a rule that applies `limits` to every request. The rule has one count for all
-    /// requests, and adds the cost of each request to it.
+    /// Creates a rule that applies `limits` to every request, with a single count to which the cost
+    /// of each request is added.
     ///
-    /// The name appears in headers, metrics and paths, so it must be printable ASCII with at most
+    /// The name appears in headers, metrics and paths, so it must be printable ASCII of at most
     /// [`bounds::MAX_RULE_NAME_BYTES`].
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Rule {
         self
     }
 
-    /// Keeps a separate count for each combination of values of `entries`.
+    /// Keeps a separate count for each combination of the values of `entries`.
     ///
     /// # Errors
     ///
@@ -143,9 +143,9 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// Returns an error for `cost` if `cost` is an entry whose name no request can have, or if the
-    /// numbers of a [`BodyCost`] are invalid. Returns an error for `cost` if it is a [`BodyCost`]
-    /// and a limit is a concurrency limit, because tokens are not slots.
+    /// Returns an error for `cost` if the entry name or the numbers of a [`BodyCost`] are invalid.
+    /// Also returns an error if it is a [`BodyCost`] and one of the limits is a concurrency limit,
+    /// because tokens are not slots.
     pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
         match &cost {
             CostSource::Entry(entry) => {
@@ -171,8 +171,8 @@ impl Rule {
         self
     }
 
-    /// Makes the limits elastic: while the condition `headroom` holds, the rule admits up to
-    /// `percent` more than its limits, and marks the additional requests.
+    /// Makes the limits elastic: as long as the condition `headroom` holds, the rule admits up to
+    /// `percent` more than its limits, and marks the additional requests as over the limit.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// Sets whether the rule denies requests, or only counts and reports.
+    /// Sets whether the rule denies requests, or only counts and reports them.
     #[must_use]
     pub fn in_mode(mut self, mode: Mode) -> Self {
         for limits in self.all_limits_mut() {
@@ -209,18 +209,18 @@ impl Rule {
         Ok(self)
     }
 
-    /// Adds plans: for each name, the limits that apply instead of the rule's own limits. The entry
-    /// `entry` of a request names its plan. If the request lacks the entry, or if there is no such
-    /// plan, the rule's own limits apply. With `None`, only overrides give plans.
+    /// Adds plans: named limits that apply instead of the rule's own limits. The entry `entry` of a
+    /// request names its plan. If the request lacks the entry, or if the plan does not exist, the
+    /// rule's own limits apply. If `entry` is `None`, only overrides select plans.
     ///
-    /// All plans share the state of a key, so a change of the plan keeps what was spent. For this, each
-    /// plan needs the same algorithms and windows as the rule, in the same order.
+    /// All plans share a key's state, so spent units are kept when the plan changes. For this
+    /// reason, each plan must have the same algorithms and windows as the rule, in the same order.
     ///
     /// # Errors
     ///
     /// Returns an error for `plan` if `entry` is not a valid name, or if there are more than
     /// [`bounds::MAX_PLANS`] plans. Returns an error for `plans.<name>` if the limits of this plan
-    /// are not valid for the rule.
+    /// are invalid for the rule.
     pub fn with_plans(
         mut self,
         entry: Option<&str>,
@@ -246,8 +246,8 @@ impl Rule {
         Ok(self)
     }
 
-    /// Rejects limits that would lose what was spent if requests alternate between them and the rule's
-    /// own limits.
+    /// Rejects limits with which spent units would be lost if requests alternate between them and
+    /// the rule's own limits.
     fn check_alike(&self, limits: &[Limit]) -> Result<(), RuleError> {
         let own = self.limits.len();
         if limits.len() != own {
@@ -279,13 +279,13 @@ impl Rule {
     }
 
     /// Compiles limits that apply to some requests instead of the rule's own limits, with the
-    /// rule's settings. They share the states of keys with the rule's own limits.
+    /// rule's settings. They share their states with the rule's own limits.
     fn other_limits(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         let other = self.compile_other(limits)?;
         Ok(other.inheriting_from(&self.limits))
     }
 
-    /// Compiles limits as [`Self::other_limits`] does, without a history that they share with the
+    /// Compiles limits like [`Self::other_limits`], but without sharing their history with the
     /// rule's own limits.
     pub(super) fn compile_other(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         self.check_refundable(&limits)?;
@@ -303,7 +303,7 @@ impl Rule {
         Ok(other)
     }
 
-    /// Compiles `limits` with the settings of the rule: its name, mode, fallback policy and elastic
+    /// Compiles `limits` with the rule's settings: its name, mode, fallback policy and elastic
     /// percentage.
     fn with_own_settings(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         let refused = |error: LimitError| RuleError::new(error.field, error.problem);
@@ -319,13 +319,13 @@ impl Rule {
         }
     }
 
-    /// Returns the limits of the rule, and those of its plans.
+    /// Returns the limits of the rule and of its plans.
     fn all_limits_mut(&mut self) -> impl Iterator<Item = &mut Arc<Limits>> {
         let plans = self.plans.limits_mut().map(|(_, limits)| limits);
         std::iter::once(&mut self.limits).chain(plans)
     }
 
-    /// Takes over the limits of `before`, the rule with the same name before a reload.
+    /// Takes over the limits of `before`, the rule with the same name before the reload.
     pub(super) fn inherit_limits(&mut self, before: &Self) {
         self.limits = inherit(&self.limits, &before.limits);
         let own = Arc::clone(&self.limits);
@@ -374,11 +374,11 @@ impl Rule {
         &self.limits
     }
 
-    /// Returns the limits of the plan with this name.
+    /// Returns the limits of the plan named `name`.
     ///
     /// # Errors
     ///
-    /// Returns an error for `plan`, with the names of the rule's plans, if there is no such plan.
+    /// Returns an error for `plan`, with the names of the rule's plans, if the plan does not exist.
     pub fn plan(&self, name: &str) -> Result<&Arc<Limits>, RuleError> {
         self.plans.get(name).ok_or_else(|| {
             let names: Vec<&str> = self.plans.iter().map(|(name, _)| name).take(20).collect();
@@ -394,19 +394,19 @@ impl Rule {
         })
     }
 
-    /// Returns the plans: their names, in alphabetical order, and their limits.
+    /// Returns the names and the limits of the plans, sorted by name.
     pub fn plans(&self) -> impl Iterator<Item = (&str, &Arc<Limits>)> {
         self.plans.iter()
     }
 
-    /// Returns the entry that names the plan of a request, if there is one.
+    /// Returns the name of the entry that selects a request's plan, if there is one.
     #[must_use]
     pub fn plan_entry(&self) -> Option<&str> {
         self.plans.entry.as_deref()
     }
 
-    /// Returns the limits of `charge`, which was made under this rule. Returns `None` if an override
-    /// gave them.
+    /// Returns the limits of `charge`, which was made under this rule. Returns `None` if they come
+    /// from an override.
     #[must_use]
     pub fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {
         let limits = self.unstretched_limits(charge)?;
@@ -414,25 +414,26 @@ impl Rule {
         Some(stretched.unwrap_or(limits))
     }
 
-    /// Returns the limits of `charge` before they were raised. Returns `None` if an override gave
-    /// them.
+    /// Returns the original limits of `charge`, before any elastic increase. Returns `None` if they
+    /// come from an override.
     pub(super) fn unstretched_limits(&self, charge: &Charge<'_>) -> Option<&Arc<Limits>> {
         let mut own = self.own_and_plans();
         own.find(|limits| is_charged(limits, charge))
     }
 
-    /// Returns the limits of the plan that `request` names. Returns `None` if it names no plan.
+    /// Returns the limits of the plan named by `request`. Returns `None` if it does not name a plan
+    /// of this rule.
     pub(super) fn plan_of(&self, request: &Request<'_>) -> Option<&Arc<Limits>> {
         self.plans.of_request(request)
     }
 
-    /// Returns the limits of the rule, and those of its plans.
+    /// Returns the limits of the rule and of its plans.
     fn own_and_plans(&self) -> impl Iterator<Item = &Arc<Limits>> {
         let plans = self.plans.iter().map(|(_, limits)| limits);
         std::iter::once(&self.limits).chain(plans)
     }
 
-    /// Returns the largest number of limits that a request can be charged to under this rule.
+    /// Returns the maximum number of limits to which this rule can charge a request.
     #[must_use]
     pub fn max_limits(&self) -> usize {
         let counts = self.own_and_plans().map(|limits| limits.len());
@@ -482,15 +483,15 @@ impl Rule {
             .chain(headroom.flatten())
     }
 
-    /// Returns the longest window of all limits of the rule. A manual block lasts so long by
-    /// default.
+    /// Returns the longest window of the rule's limits, which is the default duration of a manual
+    /// block.
     #[must_use]
     pub fn longest_window(&self) -> Span {
         let windows = self.limits.iter().map(Limit::window);
         windows.max().unwrap_or(Span::ZERO)
     }
 
-    /// Returns the prefix of every encoded key of this rule. No other key begins with these bytes.
+    /// Returns the prefix of this rule's encoded keys. No other key begins with these bytes.
     #[must_use]
     pub fn key_prefix(&self) -> [u8; 8] {
         self.scope
@@ -501,7 +502,7 @@ impl Rule {
     /// # Errors
     ///
     /// Rejects a number of values that differs from the number of key entries, an empty value, and
-    /// a key that is longer than [`bounds::MAX_KEY_BYTES`].
+    /// a key longer than [`bounds::MAX_KEY_BYTES`].
     pub fn encode_key(&self, values: &[&str]) -> Result<Vec<u8>, RequestError> {
         if values.len() != self.key.len() {
             let names = self.key.join(", ");
@@ -519,9 +520,8 @@ impl Rule {
         Ok(bytes)
     }
 
-    /// Returns the first key entry whose value contradicts the conditions of this rule. With a
-    /// contradiction, the rule applies to no request with these values. `values` are in the order
-    /// of [`Self::key`].
+    /// Returns the first key entry whose value contradicts this rule's conditions, so that the rule
+    /// never applies to requests with these values. `values` must be in the order of [`Self::key`].
     #[must_use]
     pub fn contradicted_key(&self, values: &[&str]) -> Option<&str> {
         let mut pairs = self.key().zip(values);
@@ -541,7 +541,7 @@ impl Rule {
     }
 
     /// Decodes the values of a key from `rest`, the bytes of the key after the scope. Returns
-    /// `None` if the bytes do not encode as many values as the key of the rule has.
+    /// `None` if the bytes do not encode the same number of values as the rule's key has.
     #[must_use]
     pub fn decode_values<'k>(&self, rest: &'k [u8]) -> Option<Vec<&'k str>> {
         key::values(rest, self.key.len())
@@ -559,7 +559,7 @@ impl Rule {
         self.when.iter()
     }
 
-    /// Returns the maximum number of pattern evaluations to decide whether the rule applies and
+    /// Returns the maximum number of pattern evaluations for checking whether the rule applies and
     /// whether it may exceed its limits. A rule without conditions counts as one evaluation.
     pub(super) fn weight(&self) -> usize {
         let headroom = self.headroom.iter().map(|headroom| match headroom {
@@ -597,8 +597,7 @@ impl Rule {
         }
     }
 
-    /// Returns the rule on whose unused limits this elastic rule depends. Returns `None` if the
-    /// rule does not depend on another rule.
+    /// Returns the rule on whose unused limits this elastic rule depends, if there is one.
     pub(super) fn unused(&self) -> Option<&UnusedShare> {
         match &self.headroom {
             Some(Headroom::Unused(unused)) => Some(unused),
@@ -606,7 +605,7 @@ impl Rule {
         }
     }
 
-    /// Appends the key of `request`, to which the rule must apply, to `bytes`.
+    /// Appends the key for `request` to `bytes`. The rule must apply to the request.
     pub(super) fn append_key_of(
         &self,
         request: &Request<'_>,
@@ -620,7 +619,7 @@ impl Rule {
     }
 
     /// Returns whether the options of both rules are equal: the cost, the response-based cost, the
-    /// allow list, the condition of elastic limits, and the policy while the store is unreachable.
+    /// allow list, the percentage and the condition of elastic limits, and the fallback policy.
     #[must_use]
     pub fn has_same_options(&self, other: &Self) -> bool {
         let options = |rule: &Self| {
@@ -632,7 +631,7 @@ impl Rule {
                 response_cost,
                 ..
             } = rule;
-            // Patterns have no equality of their own, and their debug output has their text.
+            // Conditions do not implement `PartialEq`, so compare their debug output.
             let options = format!("{cost:?} {allow:?} {headroom:?} {response_cost:?}");
             (options, limits.on_failure(), limits.stretch())
         };
@@ -643,8 +642,8 @@ impl Rule {
     ///
     /// # Errors
     ///
-    /// Rejects a request without the entry that sets the cost, or whose entry is not a number from
-    /// 1 to [`bounds::MAX_COUNT`].
+    /// Rejects a request in which the entry that sets the cost is missing or is not a number from 1
+    /// to [`bounds::MAX_COUNT`].
     pub fn cost_of(&self, request: &Request<'_>) -> Result<Cost, RequestError> {
         match &self.cost {
             CostSource::Request => Ok(request.cost()),
@@ -674,7 +673,7 @@ impl Rule {
         }
     }
 
-    /// Returns the source of the cost if it is the body of the request.
+    /// Returns the source of the cost if it is the request body.
     #[must_use]
     pub fn body_cost(&self) -> Option<&BodyCost> {
         match &self.cost {
@@ -683,8 +682,8 @@ impl Rule {
         }
     }
 
-    /// Returns the cost that the rule charges before the response of a language model is known. The
-    /// cost is computed with the token formula of the rule, or else with [`TokenFormula::SUM`].
+    /// Returns the cost that the rule charges before the response of a language model is known. It
+    /// is computed with the rule's token formula, or with [`TokenFormula::SUM`] if it has none.
     #[must_use]
     pub fn expected_cost(&self, expected: TokenUsage) -> Cost {
         let formula = self.response_cost.formula().unwrap_or(&TokenFormula::SUM);
@@ -720,8 +719,8 @@ impl Rule {
     }
 }
 
-/// Returns the limits to use for a rule whose limits are `new` in the new rule set and were `old`
-/// until now.
+/// Returns the limits for a rule whose limits are `new` in the new rule set and `old` in the former
+/// one.
 fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     let same_manner = new.is_shadow() == old.is_shadow()
         && new.on_failure() == old.on_failure()
@@ -739,7 +738,8 @@ fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     }
 }
 
-/// Returns whether `charge` was made on `limits`, or on these limits after they were raised.
+/// Returns whether `charge` was made on `limits` or, if it was made on stretched limits, on their
+/// stretched form.
 pub(super) fn is_charged(limits: &Limits, charge: &Charge<'_>) -> bool {
     let is_stretched = charge.limits.is_stretched();
     let stretched = limits.stretched().filter(|_| is_stretched);
@@ -770,17 +770,17 @@ fn decimal(text: &str) -> Option<u64> {
     }
 }
 
-/// Functions about charges that can change after the request was admitted.
+/// Functions for charges that can change after the request was admitted.
 impl Rule {
     /// Computes the final charge of each request from its response, according to `response_cost`.
     /// The setting takes effect only in the tower layer and the reverse proxy, which see responses.
     ///
     /// # Errors
     ///
-    /// Returns an error for `count` or `settle` if a limit counts denied requests, because denied
-    /// requests are never refunded. Returns an error for `count` if `response_cost` has a schedule.
-    /// Returns an error for `settle` if a limit is a concurrency limit, whose slots must be
-    /// acquired before the request passes.
+    /// Returns an error for `count` or `settle` if a limit counts denied requests, because such
+    /// limits do not support refunds. Returns an error for `count` if `response_cost` has a
+    /// schedule. Returns an error for `settle` if a limit is a concurrency limit, because its slots
+    /// must be acquired before the request is forwarded.
     pub fn with_response_cost(mut self, response_cost: ResponseCost) -> Result<Self, RuleError> {
         if response_cost.schedule().is_some() {
             let problem = "cannot have a schedule; put the schedule into the rule's `when`";
@@ -819,8 +819,8 @@ impl Rule {
         &self.response_cost
     }
 
-    /// Returns true if the rule has a concurrency limit. A request holds a slot of this limit until
-    /// its response has ended.
+    /// Returns true if the rule has a concurrency limit. A request holds a slot until its response
+    /// is finished.
     #[must_use]
     pub fn has_slots(&self) -> bool {
         let holds = |limit: &Limit| matches!(limit.algorithm(), Algorithm::Concurrency { .. });
@@ -839,7 +839,8 @@ impl Rule {
         self.limits().iter().any(has_queue)
     }
 
-    /// Returns true if a request's charge can be refunded or released later, which needs a receipt.
+    /// Returns true if a request's charge can be refunded or released later, which requires a
+    /// receipt.
     #[must_use]
     pub fn wants_receipt(&self) -> bool {
         self.has_slots() || self.has_queue() || !self.response_cost.is_settled()

@@ -1,4 +1,4 @@
-//! A rule set: all rules, in the order of the file, and the charges of a request under them.
+//! A rule set: all rules, in the order of the file. It determines the charges for a request.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -22,8 +22,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// Buffers in which [`RuleSet::charges`] returns the charges of a request. A caller reuses the
-/// buffers for all requests.
+/// Buffers in which [`RuleSet::charges`] returns a request's charges. The caller reuses them for
+/// all requests.
 #[derive(Debug, Default)]
 pub struct Scratch {
     buffers: LookupBuffers,
@@ -33,7 +33,7 @@ pub struct Scratch {
 
 impl Scratch {
     /// Returns the number of pattern evaluations for the last request. A pattern that scans the
-    /// whole value counts as one more evaluation for each KiB of the value.
+    /// whole value counts as one additional evaluation for each KiB of the value.
     #[must_use]
     pub fn conditions_evaluated(&self) -> usize {
         self.buffers.work.done()
@@ -57,15 +57,15 @@ enum ChosenLimits {
     Other(Arc<Limits>),
 }
 
-/// A charge whose key is stored as a range of the key buffer, because the buffer can still grow and
-/// move.
+/// A charge whose key is stored as a range of the key buffer, because the buffer can still be
+/// reallocated.
 #[derive(Debug)]
 struct DueCharge {
     rule: usize,
     key: Range<usize>,
     limits: ChosenLimits,
     cost: Cost,
-    /// Whether the rule may exceed its limits, because it is elastic and its condition holds.
+    /// Whether the rule is elastic and may exceed its limits, because its condition holds.
     has_headroom: bool,
 }
 
@@ -103,22 +103,22 @@ pub struct RuleSet {
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
     extra_entry_names: BTreeSet<Box<str>>,
-    /// Whether any elastic rule depends on how much of another rule's limits is unused.
+    /// Whether any elastic rule depends on the unused part of another rule's limits.
     has_parents: bool,
     wants_receipts: bool,
     has_body_costs: bool,
 }
 
 impl RuleSet {
-    /// Indexes `rules` and keeps their order. A request that matches one of `allow` passes all
-    /// rules without a charge.
+    /// Indexes `rules`, keeping their order. A request that matches one of `allow` passes all rules
+    /// without a charge.
     ///
     /// # Errors
     ///
     /// Returns an error in these cases, where `<n>` is the index of the rule, counted from 0:
     ///
-    /// - A rule has the name of an earlier rule. The field of the error is `rules[<n>].name`.
-    /// - An elastic rule refers to itself or to a missing rule. The field of the error is
+    /// - A rule has the same name as an earlier rule. The error's field is `rules[<n>].name`.
+    /// - An elastic rule refers to itself or to a missing rule. The error's field is
     ///   `rules[<n>].elastic.unused.rule`.
     /// - There are more than [`bounds::MAX_RULES`] rules.
     /// - An ordinary request could take more than [`bounds::MAX_EVALUATIONS`] pattern evaluations.
@@ -156,8 +156,7 @@ impl RuleSet {
     }
 
     /// Takes over the limits of `old` after a reload. A rule with unchanged limits uses the same
-    /// limits object as in `old`. If the limits of a rule changed, the spent units of its keys stay
-    /// spent.
+    /// object as in `old`. If a rule's limits have changed, spent units stay spent.
     #[must_use]
     pub fn inheriting_from(mut self, old: &Self) -> Self {
         for rule in &mut self.rules {
@@ -168,7 +167,7 @@ impl RuleSet {
         self
     }
 
-    /// Applies `overrides` to the rules. Later changes of `overrides` take effect at once.
+    /// Applies `overrides` to the rules. Later changes to `overrides` take effect immediately.
     #[must_use]
     pub fn with_overrides(mut self, overrides: &Overrides) -> Self {
         let names = self.rules.iter().map(Rule::name);
@@ -183,8 +182,8 @@ impl RuleSet {
         Some(&self.overrides[*at])
     }
 
-    /// Returns the limits that apply at `now` to `key`, an encoded key of `rule`: those of its
-    /// override, or the rule's own limits. The plan that a request names is not considered.
+    /// Returns the limits that apply at `now` to `key`, an encoded key of `rule`: the limits of its
+    /// override, if any, otherwise the rule's own limits. The plan of a request is not considered.
     #[must_use]
     pub fn limits_of_key(&self, rule: &Rule, key: &[u8], now: Timestamp) -> Arc<Limits> {
         let mut buffers = LookupBuffers::default();
@@ -193,7 +192,8 @@ impl RuleSet {
         found.unwrap_or_else(|| Arc::clone(rule.limits()))
     }
 
-    /// Returns the limits of `charge`, which was made under these rules, before they were raised.
+    /// Returns the original limits of `charge`, before any elastic increase. The charge must have
+    /// been made under these rules.
     #[must_use]
     pub fn limits_of(&self, charge: &Charge<'_>) -> Arc<Limits> {
         if let Some(rule) = self.rule_of(charge.key) {
@@ -209,12 +209,11 @@ impl RuleSet {
         Arc::new(charge.limits.unstretched().clone())
     }
 
-    /// Replaces the limits of the rule `name`, to try out other limits.
+    /// Replaces the limits of the rule `name`, for trying out other limits.
     ///
     /// # Errors
     ///
-    /// Returns an error if there is no rule with this name, or if [`Rule::with_limits`] rejects the
-    /// limits.
+    /// Returns an error if the rule does not exist, or if [`Rule::with_limits`] rejects the limits.
     pub fn with_limits(mut self, name: &str, limits: Vec<Limit>) -> Result<Self, RuleError> {
         let rule = self.rules.iter_mut().find(|rule| rule.name() == name);
         let rule = rule.ok_or_else(|| RuleError::new("name", "no rule has this name"))?;
@@ -223,20 +222,19 @@ impl RuleSet {
         Ok(self)
     }
 
-    /// Returns the charges of `request` at `now`, one for every rule that applies, in the order of
+    /// Returns the charges for `request` at `now`, one for every rule that applies, in the order of
     /// the rules. Returns no charges if the request is on the allow list.
     ///
     /// # Errors
     ///
     /// Rejects a request in these cases:
     ///
-    /// - The value of a key entry of an applicable rule is empty or makes the key too long.
+    /// - In a rule that applies, the value of a key entry is empty or makes the key too long.
     /// - The entry that sets the cost is missing or is not a number from 1 to
     ///   [`bounds::MAX_COUNT`].
     /// - More than [`bounds::MAX_CHARGES`] rules apply.
-    /// - Finding the rules of the request takes more than [`bounds::MAX_EVALUATIONS`] pattern
-    ///   evaluations. A request takes so many evaluations only if its values were crafted to match
-    ///   parts of many patterns.
+    /// - Finding the rules takes more than [`bounds::MAX_EVALUATIONS`] pattern evaluations. This
+    ///   happens only if the request's values were crafted to match parts of many patterns.
     pub fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -248,8 +246,8 @@ impl RuleSet {
         keys.clear();
         due.clear();
         let is_allowed = self.allow.matches(request, now, buffers);
-        // If evaluations were skipped, the list of rules is possibly wrong. So check for skipped
-        // evaluations before using the list.
+        // If evaluations were skipped, the list of rules may be wrong, so check this before using
+        // the list.
         buffers.work.check()?;
         if is_allowed {
             return Ok(Vec::new());
@@ -275,7 +273,7 @@ impl RuleSet {
     /// Returns true if `request` is on the allow list, so that no rule charges it.
     ///
     /// Returns false if the check takes more than [`bounds::MAX_EVALUATIONS`] pattern evaluations.
-    /// [`Self::charges`] rejects a request that takes so many.
+    /// [`Self::charges`] rejects such a request.
     #[must_use]
     pub fn is_allow_listed(
         &self,
@@ -286,19 +284,19 @@ impl RuleSet {
         let buffers = &mut scratch.buffers;
         buffers.work = Work::default();
         let is_allowed = self.allow.matches(request, now, buffers);
-        // If evaluations were skipped, `is_allowed` is possibly wrong, so treat the request as not
+        // If evaluations were skipped, `is_allowed` may be wrong, so treat the request as not
         // listed.
         is_allowed && buffers.work.check().is_ok()
     }
 
-    /// Returns true if the cost of any rule depends on the body of the request.
+    /// Returns true if the cost of any rule depends on the request body.
     #[must_use]
     pub fn has_body_costs(&self) -> bool {
         self.has_body_costs
     }
 
-    /// Returns the rules that apply to `request` at `now` and whose cost depends on the body of the
-    /// request, so that a listener reads the body only if it must.
+    /// Returns the rules that apply to `request` at `now` and whose cost depends on the request
+    /// body, so that a listener reads the body only if necessary.
     ///
     /// Returns no rules for a request that [`Self::charges`] rejects.
     pub fn rules_with_body_cost<'a>(
@@ -322,7 +320,7 @@ impl RuleSet {
         let rules: Vec<&Rule> = candidates
             .filter(|rule| rule.body_cost().is_some() && rule.applies(request, now, buffers))
             .collect();
-        // If evaluations were skipped, the list is possibly wrong, but `charges` then rejects the
+        // If evaluations were skipped, the list may be wrong, but then `charges` rejects the
         // request.
         let is_complete = buffers.work.check().is_ok() && rules.len() <= bounds::MAX_CHARGES;
         buffers.rules = found;
@@ -330,8 +328,9 @@ impl RuleSet {
     }
 
     /// Returns the parent charges of the elastic rules in `charges`. An elastic rule may exceed its
-    /// own limits if enough of its parent's limits is unused. So the caller must read the parents
-    /// before it decides `charges`. Returns `None` if no rule has a parent, which is usual.
+    /// own limits if enough of its parent's limits is unused, so the caller must read the parents
+    /// before it decides `charges`. Returns `None` if no rule has a parent, which is the common
+    /// case.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
@@ -370,8 +369,8 @@ impl RuleSet {
         self
     }
 
-    /// Returns the names of entries that no rule of this set uses, and that a listener extracts for
-    /// other purposes. A request with an invalid entry of this kind must not be rejected.
+    /// Returns the names of entries that a listener extracts for other purposes and that no rule of
+    /// this set uses. A request must not be rejected because such an entry is invalid.
     pub fn extra_entry_names(&self) -> impl Iterator<Item = &str> {
         self.extra_entry_names.iter().map(|name| &**name)
     }
@@ -383,15 +382,15 @@ impl RuleSet {
     }
 
     /// Returns true if these `charges` of a request should be [settled](crate::Store::settle) when
-    /// the request has ended or is cancelled. Settling is needed if one of the rules has
-    /// concurrency slots, a queue, or a response-based cost.
+    /// the request is completed or cancelled. This is the case if one of the rules has concurrency
+    /// slots, a queue, or a response-based cost.
     #[must_use]
     pub fn wants_receipt(&self, charges: &[Charge<'_>]) -> bool {
         let wants = |charge: &Charge<'_>| self.rule_of(charge.key).is_some_and(Rule::wants_receipt);
         self.wants_receipts && charges.iter().any(wants)
     }
 
-    /// Returns the rule to which the key of a charge belongs. Returns `None` if the rule no longer
+    /// Returns the rule that a charge's key belongs to. Returns `None` if the rule no longer
     /// exists, or if the key belongs to a limit that was sent with a request.
     #[must_use]
     pub fn rule_of(&self, key: &[u8]) -> Option<&Rule> {
@@ -400,10 +399,9 @@ impl RuleSet {
     }
 
     /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
-    /// returns true. Skips a rule if another rule in enforce mode is known to apply to every
-    /// request that bypasses the rule in this way. Returns the rules in the order of the file, each
-    /// with one entry whose absence bypasses it. The iterator is lazy, and each step can examine
-    /// many rules.
+    /// returns true. A rule is skipped if another rule in enforce mode is known to apply to every
+    /// request that bypasses it in this way. The rules are in the order of the file, each with one
+    /// entry whose absence bypasses it. The iterator is lazy, and each step can examine many rules.
     pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
         bypass::bypasses(&self.rules, is_optional)
     }
@@ -420,9 +418,9 @@ impl RuleSet {
         self.rules.is_empty()
     }
 
-    /// Returns the rule to which the key of a charge belongs, with the values of the key entries in
-    /// the order of [`Rule::key`]. Returns `None` if the rule no longer exists or its key entries
-    /// have changed, or if the key belongs to a limit that was sent with a request.
+    /// Returns the rule that a charge's key belongs to, with the values of the key entries in the
+    /// order of [`Rule::key`]. Returns `None` if the rule no longer exists or its key entries have
+    /// changed, or if the key belongs to a limit that was sent with a request.
     #[must_use]
     pub fn decode_key<'k>(&self, key: &'k [u8]) -> Option<(&Rule, Vec<&'k str>)> {
         let (_, rest) = key::split(key)?;
@@ -474,8 +472,8 @@ impl RuleSet {
 }
 
 impl RuleSet {
-    /// Returns the limits of rule `at` to which `request` is charged at `now`. `key` is its encoded
-    /// key.
+    /// Returns the limits to which `request` is charged at `now` under the rule with the index
+    /// `at`. `key` is its encoded key.
     #[inline]
     fn choose_limits(
         &self,
@@ -492,9 +490,9 @@ impl RuleSet {
     }
 }
 
-/// Returns the index of the rule for each [scope](Rule::key_scope). Rejects two rules with the same
-/// name. Also rejects two rules whose scopes, which are hashes of the names, are the same; this is
-/// extremely rare.
+/// Maps the [scope](Rule::key_scope) of each rule to the rule's index. Rejects two rules with the
+/// same name. Also rejects two rules with the same scope, which is a hash of the name; such
+/// collisions are extremely rare.
 fn by_scope(rules: &[Rule]) -> Result<HashMap<Scope, usize>, RuleErrors> {
     let mut by_scope = HashMap::with_capacity(rules.len());
     let mut errors = Vec::new();

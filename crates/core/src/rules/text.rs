@@ -1,12 +1,11 @@
-//! Formatting of conditions in the notation of the rules file, for the inspection of a running
-//! server.
+//! Formats conditions in the notation of the rules file, for inspecting a running server.
 
 use std::fmt;
 
 use super::{ActiveHours, Condition, Days, Pattern, When, pattern::Kind};
 
-/// Writes conditions such as `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`.
-/// Conditions that always hold are written as `{}`.
+/// Formats conditions like `{path: /api/**, time: [22:00-06:00], zone: Europe/Berlin}`. Conditions
+/// that always hold are formatted as `{}`.
 impl fmt::Display for When {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{")?;
@@ -79,7 +78,8 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// An exact value. A value with a star is written `{is: "a*"}`, because a plain `a*` is a glob.
+/// An exact value. A value with a star is formatted as `{is: "a*"}`, because a plain `a*` is a
+/// glob.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Exact<'t>(pub(super) &'t str);
 
@@ -93,7 +93,7 @@ impl fmt::Display for Exact<'_> {
     }
 }
 
-/// A text that is written in quotes if YAML could misread it without quotes.
+/// A string that is quoted if YAML could misread it without quotes.
 pub(super) struct Word<'t>(pub(super) &'t str);
 
 impl fmt::Display for Word<'_> {
@@ -106,11 +106,10 @@ impl fmt::Display for Word<'_> {
     }
 }
 
-/// Returns whether YAML reads `text` without quotes as the same text. YAML would read a leading
+/// Returns whether YAML reads the unquoted `text` as the same string. YAML would read a leading
 /// star as an alias, and a leading hyphen as a list item or a number.
 fn is_plain(text: &str) -> bool {
-    /// The words that YAML 1.1 or 1.2 reads as a boolean, as null or as a number, in any letter
-    /// case.
+    /// The words that YAML 1.1 or 1.2 reads as a Boolean, null or a number, ignoring letter case.
     const WORDS: [&str; 11] = [
         "true", "false", "null", "yes", "no", "on", "off", "y", "n", ".inf", ".nan",
     ];
@@ -132,14 +131,14 @@ fn may_be_number(text: &str) -> bool {
         && text.matches('.').count() <= 1
 }
 
-/// A text that is written in double quotes, with the escapes of YAML.
+/// A string in double quotes, with YAML escapes.
 struct Quoted<'t>(&'t str);
 
 impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("\"")?;
         for letter in self.0.chars() {
-            // `escape_debug` tells which characters are not printable, but its own escapes, such as
+            // `escape_debug` shows which characters are not printable, but its own escapes, such as
             // `\u{7f}`, are not valid in YAML.
             let is_hidden = || letter.escape_debug().nth(1) == Some('u');
             match letter {
@@ -203,7 +202,7 @@ mod tests {
         assert_eq!(nights.to_string(), expected);
     }
 
-    /// YAML would reject the texts of this test without quotes, or read them as another value.
+    /// Without quotes, YAML would reject these strings or read them as other values.
     #[test]
     fn texts_that_yaml_would_misread_are_quoted() {
         let glob = |text: &str| Pattern::text(text).unwrap().to_string();

@@ -1,9 +1,9 @@
-//! Token formulas: the cost of a language model's request, computed from its tokens.
+//! Token formulas: compute the cost of a request to a language model from its tokens.
 
 use super::RuleError;
 use crate::limit::bounds;
 
-/// The number of decimals of a weight.
+/// The maximum number of decimals in a weight.
 const DECIMALS: usize = 6;
 
 /// The weight 1. Weights are in millionths, so that the arithmetic is exact.
@@ -16,11 +16,11 @@ pub struct TokenUsage {
     pub input: u64,
     /// The input tokens that the model read from its prompt cache.
     pub cached: u64,
-    /// The output tokens, which include the tokens of reasoning.
+    /// The output tokens, including reasoning tokens.
     pub output: u64,
 }
 
-/// A weighted sum of the tokens of a request: `input + 0.1*cached + 4*output`.
+/// A weighted sum of a request's tokens, such as `input + 0.1*cached + 4*output`.
 ///
 /// # Examples
 ///
@@ -47,8 +47,8 @@ impl TokenFormula {
         output: ONE,
     };
 
-    /// Parses a sum of the terms `input`, `cached` and `output`. A term can have a weight, such as
-    /// `0.1*cached`, with at most six decimals. Tokens without a term cost nothing.
+    /// Parses a sum of the terms `input`, `cached` and `output`. A term can have a weight with at
+    /// most six decimals, such as `0.1*cached`. Tokens without a term cost nothing.
     ///
     /// # Errors
     ///
@@ -100,7 +100,8 @@ impl TokenFormula {
     /// Returns the cost of `usage`, rounded up, and at most [`bounds::MAX_COUNT`].
     #[must_use]
     pub fn cost(&self, usage: TokenUsage) -> u64 {
-        // A weight is at most 10^12 millionths and a count is below 2^64, so the sum fits in u128.
+        // A weight is at most 10^12 millionths and a count is below 2^64, so the sum fits in a
+        // `u128`.
         let term = |weight: u64, tokens: u64| u128::from(weight) * u128::from(tokens);
         let sum = term(self.input, usage.input)
             + term(self.cached, usage.cached)
@@ -129,7 +130,7 @@ fn parse_weight(text: &str) -> Result<u64, String> {
         return Err(wrong());
     }
     let whole: u64 = whole.parse().map_err(|_| wrong())?;
-    // The text has at most six digits, so it becomes at most 999,999 when it is padded with zeros.
+    // There are at most six digits, so the number is at most 999,999 after padding with zeros.
     let millionths: u64 = format!("{part:0<DECIMALS$}").parse().map_err(|_| wrong())?;
     let weight = whole
         .checked_mul(ONE)

@@ -1,14 +1,14 @@
 //! Overrides: other limits for single keys of a rule, or for all keys that match a pattern.
-//! Overrides can be changed while requests are decided, and outlive a reload of the rules.
+//! Overrides can be changed at any time, and are kept when the rules are reloaded.
 //!
-//! A request is charged to the first of these limits that exist:
+//! A request is charged to the first of the following limits that exists:
 //!
-//! 1. the override of exactly its key;
-//! 2. of the overrides whose patterns match its key, the one with the longest pattern;
+//! 1. the override for exactly its key;
+//! 2. the override with the longest pattern that matches its key;
 //! 3. the limits of its [plan](super::Plans);
-//! 4. the limits of the rule.
+//! 4. the rule's own limits.
 //!
-//! All of them share the state of the key, so a change of the limits keeps what was spent.
+//! All of them share the key's state, so spent units are kept when the limits change.
 
 mod patterns;
 mod replacement;
@@ -34,14 +34,13 @@ use crate::{limit::bounds, time::Timestamp};
 pub enum OverrideTarget {
     /// The key with these values, in the order of the rule's key entries.
     Key(Vec<Box<str>>),
-    /// The keys whose values match these patterns, in the order of the rule's key entries. The
-    /// patterns are those of [`Pattern::text`](super::Pattern::text).
+    /// The keys whose values match these patterns, in the order of the rule's key entries.
+    /// [`Pattern::text`](super::Pattern::text) describes the patterns.
     Pattern(Vec<Box<str>>),
 }
 
 impl OverrideTarget {
-    /// Returns the target of `values`: a pattern if one of the values contains a `*`, otherwise a
-    /// key.
+    /// Returns the target for `values`: a pattern if a value contains a `*`, otherwise a key.
     #[must_use]
     pub fn of(values: &[&str]) -> Self {
         let is_pattern = values.iter().any(|value| value.contains('*'));
@@ -66,19 +65,19 @@ impl OverrideTarget {
     }
 }
 
-/// An override: the limits that apply to some keys instead of the limits of their rule.
+/// An override: the limits that apply to certain keys instead of their rule's limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// The limits that apply instead of the rule's.
+    /// The limits that apply instead of the rule's limits.
     pub replacement: Replacement,
-    /// When the override ends; `None` if it lasts until it is removed.
+    /// When the override expires; `None` if it lasts until it is removed.
     pub until: Option<Timestamp>,
-    /// The reason that the operator gave, at most [`bounds::MAX_REASON_BYTES`].
+    /// The reason given by the operator, at most [`bounds::MAX_REASON_BYTES`].
     pub reason: Box<str>,
 }
 
 impl Override {
-    /// Returns whether the override has not ended at `now`.
+    /// Returns whether the override is unexpired at `now`.
     #[must_use]
     pub fn is_active(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| until > now)
@@ -88,11 +87,11 @@ impl Override {
 /// The reason why an override cannot be set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OverrideError {
-    /// The override is not valid for its rule.
+    /// The override is invalid for its rule.
     Invalid(RuleError),
-    /// There are [`bounds::MAX_OVERRIDES`] overrides.
+    /// There are already [`bounds::MAX_OVERRIDES`] overrides.
     TooMany,
-    /// The rule has [`bounds::MAX_OVERRIDE_PATTERNS`] overrides of patterns.
+    /// The rule already has [`bounds::MAX_OVERRIDE_PATTERNS`] overrides with patterns.
     TooManyPatterns,
 }
 
@@ -122,8 +121,8 @@ impl fmt::Display for OverrideError {
 
 impl std::error::Error for OverrideError {}
 
-/// The overrides of all rules. Clones share the overrides: a change through one clone takes effect
-/// for all.
+/// The overrides of all rules. Clones share the overrides, so a change through one clone takes
+/// effect in all of them.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides(Arc<Registry>);
 
@@ -131,13 +130,13 @@ pub struct Overrides(Arc<Registry>);
 struct Registry {
     by_rule: Mutex<HashMap<Box<str>, Arc<RuleOverrides>>>,
     count: AtomicUsize,
-    /// How often all overrides were replaced.
+    /// The number of times that all overrides were replaced.
     generation: AtomicU32,
 }
 
 impl Overrides {
-    /// Returns the overrides of the rule with this name. The rule does not have to exist: its
-    /// overrides apply as soon as it does.
+    /// Returns the overrides of the rule with this name. The rule does not have to exist yet. Its
+    /// overrides apply as soon as it exists.
     #[must_use]
     pub fn of_rule(&self, rule: &str) -> Arc<RuleOverrides> {
         let mut by_rule = self.by_rule();
@@ -149,7 +148,7 @@ impl Overrides {
         overrides
     }
 
-    /// Returns the overrides of each rule that has any, sorted by the name of the rule.
+    /// Returns the overrides of each rule that has any, sorted by rule name.
     #[must_use]
     pub fn by_name(&self) -> Vec<(Box<str>, Arc<RuleOverrides>)> {
         let by_rule = self.by_rule();
@@ -163,8 +162,7 @@ impl Overrides {
         used
     }
 
-    /// Returns the number of overrides. Overrides that have ended are counted until they are
-    /// removed.
+    /// Returns the number of overrides, including expired ones that have not been removed yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.count.load(Ordering::Relaxed)
@@ -176,13 +174,13 @@ impl Overrides {
         self.len() == 0
     }
 
-    /// Checks whether an override with `replacement` can be set on `target`, a key or a pattern of
+    /// Checks whether an override with `replacement` can be set for `target`, a key or a pattern of
     /// `rule`.
     ///
     /// # Errors
     ///
-    /// Returns an error for `key` if the target is neither a key nor a pattern of `rule`. Returns an
-    /// error for `limits` or `plan` if the limits are not valid for `rule`.
+    /// Returns an error for `key` if the target is neither a key nor a pattern of `rule`. Returns
+    /// an error for `limits` or `plan` if the limits are invalid for `rule`.
     pub fn check(
         rule: &Rule,
         target: &OverrideTarget,
@@ -192,17 +190,16 @@ impl Overrides {
         replacement.compile(rule).map(drop)
     }
 
-    /// Sets the override of `target` for the rule with the name `rule`, and returns the override
-    /// that it replaces. The override takes effect at once.
+    /// Sets the override for `target` in the rule named `rule`, and returns the override that it
+    /// replaces. It takes effect immediately.
     ///
-    /// This method does not [check](Self::check) whether the override is valid for the rule, because
-    /// overrides are restored before the rules that they belong to. An override that is not valid
-    /// for its rule has no effect.
+    /// This method does not [check](Self::check) whether the override is valid for the rule,
+    /// because overrides are restored before their rules. An invalid override has no effect.
     ///
     /// # Errors
     ///
-    /// Returns an error and changes nothing if there are too many overrides, or if a pattern is not
-    /// valid.
+    /// Returns an error and changes nothing if there are too many overrides, or if a pattern is
+    /// invalid.
     pub fn set(
         &self,
         rule: &str,
@@ -220,13 +217,13 @@ impl Overrides {
         Ok(replaced)
     }
 
-    /// Checks whether an override of `target` for the rule with the name `rule` would fit. If there
-    /// are too many overrides, those that have ended at `now` are removed.
+    /// Checks whether there is room for an override for `target` in the rule named `rule`. If there
+    /// are too many overrides, those expired at `now` are removed.
     ///
     /// # Errors
     ///
     /// Returns an error if there are too many overrides or patterns, or if a request could need too
-    /// many evaluations of patterns.
+    /// many pattern evaluations.
     pub fn check_room(
         &self,
         rule: &str,
@@ -241,7 +238,7 @@ impl Overrides {
         overrides.check_room(target)
     }
 
-    /// Removes overrides that have ended, if there are too many to add one of `target`.
+    /// Removes expired overrides if there is no room for another one for `target`.
     fn make_room(
         &self,
         overrides: &RuleOverrides,
@@ -259,27 +256,27 @@ impl Overrides {
         }
     }
 
-    /// Returns the override that was set on exactly `target`, even if it has ended.
+    /// Returns the override for exactly `target`, even if it has expired.
     #[must_use]
     pub fn get(&self, rule: &str, target: &OverrideTarget) -> Option<Override> {
         let overrides = self.by_rule().get(rule).map(Arc::clone)?;
         overrides.get(target)
     }
 
-    /// Begins to replace all overrides: those that are not [set](Self::set) again until
-    /// [`Self::end_replacement`] are then removed. Meanwhile, they stay in effect.
+    /// Begins to replace all overrides. Overrides that are not [set](Self::set) again stay in
+    /// effect until [`Self::end_replacement`] removes them.
     pub fn begin_replacement(&self) {
         self.0.generation.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Removes the overrides that were not set since [`Self::begin_replacement`], and returns their
-    /// number.
+    /// Removes the overrides that have not been set since [`Self::begin_replacement`], and returns
+    /// their number.
     pub fn end_replacement(&self) -> usize {
         let generation = self.0.generation.load(Ordering::Relaxed);
         self.retain(|stored| stored.generation == generation)
     }
 
-    /// Removes the override of `target`, and returns it.
+    /// Removes and returns the override for `target`.
     pub fn remove(&self, rule: &str, target: &OverrideTarget) -> Option<Override> {
         let overrides = self.by_rule().get(rule).map(Arc::clone)?;
         let removed = overrides.remove(target)?;
@@ -287,8 +284,8 @@ impl Overrides {
         Some(removed)
     }
 
-    /// Removes the overrides that have ended at `now`, which frees their memory. An override that
-    /// has ended has no effect.
+    /// Removes the overrides that have expired at `now` to free their memory. Expired overrides
+    /// have no effect.
     pub fn remove_ended(&self, now: Timestamp) {
         self.retain(|stored| stored.is_active(now));
     }
@@ -308,8 +305,8 @@ impl Overrides {
         removed
     }
 
-    /// The map is whole between any two operations, so a panic in another thread cannot have
-    /// damaged it.
+    /// Poisoning is ignored: no operation leaves the map in an inconsistent state, even if it
+    /// panics.
     fn by_rule(&self) -> MutexGuard<'_, HashMap<Box<str>, Arc<RuleOverrides>>> {
         self.0
             .by_rule

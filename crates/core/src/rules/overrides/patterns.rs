@@ -1,4 +1,4 @@
-//! The overrides of patterns of one rule, indexed by their patterns.
+//! A rule's overrides with patterns, indexed by their patterns.
 
 use super::{OverrideError, stored::StoredOverride};
 use crate::{
@@ -10,12 +10,12 @@ use crate::{
     time::Timestamp,
 };
 
-/// The names under which the index files the values of a key, by their position in the key.
+/// The entry names that the index uses for the values of a key, by their position in the key.
 const POSITIONS: [&str; bounds::MAX_KEY_ENTRIES] = [
     "0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11", "12", "13", "14", "15",
 ];
 
-/// The overrides of patterns, with the longest patterns first.
+/// The overrides with patterns, longest pattern first.
 #[derive(Debug, Default)]
 pub(super) struct PatternOverrides {
     items: Vec<PatternOverride>,
@@ -28,7 +28,7 @@ struct PatternOverride {
     stored: StoredOverride,
 }
 
-/// The patterns of all values of a key.
+/// The patterns for all values of a key.
 #[derive(Debug)]
 struct KeyPattern {
     texts: Vec<Box<str>>,
@@ -43,8 +43,8 @@ impl KeyPattern {
         })
     }
 
-    /// Returns what the order of patterns depends on: first the number of characters other than
-    /// `*`, and then the text, so that the order is the same on all servers.
+    /// Returns the sort key of the pattern: first the number of characters other than `*`, and then
+    /// the text, so that the order is the same on all servers.
     fn rank(&self) -> (usize, &[Box<str>]) {
         let literal = |text: &str| text.chars().filter(|char| *char != '*').count();
         (
@@ -53,8 +53,8 @@ impl KeyPattern {
         )
     }
 
-    /// Returns whether the pattern matches the key with these `values`, and counts the evaluations
-    /// in `buffers`.
+    /// Returns whether the pattern matches the key with these `values`. Counts the evaluations in
+    /// `buffers`.
     fn matches(&self, values: &[&str], buffers: &mut LookupBuffers) -> bool {
         self.patterns.len() == values.len()
             && self
@@ -86,8 +86,8 @@ impl PatternOverrides {
         item.map(|item| &item.stored)
     }
 
-    /// Returns the override that applies to the key with these `values` at `now`, with its patterns:
-    /// the one with the longest pattern.
+    /// Returns the override that applies to the key with these `values` at `now`, which is the one
+    /// with the longest pattern. Also returns its patterns.
     pub(super) fn find(
         &self,
         values: &[&str],
@@ -103,7 +103,7 @@ impl PatternOverrides {
         self.index
             .look_up(&entries[..values.len().min(entries.len())], &mut found);
         buffers.work.expect(found.items.len());
-        // The items are in the order of their ranks, so the first match has the longest pattern.
+        // The items are sorted by rank, so the first match has the longest pattern.
         let mut candidates = found.items.iter().map(|at| &self.items[*at]);
         let item = candidates
             .find(|item| item.stored.is_active(now) && item.pattern.matches(values, buffers))
@@ -112,7 +112,7 @@ impl PatternOverrides {
         item
     }
 
-    /// Sets the override of the pattern `texts`, and returns the one that it replaces.
+    /// Sets the override for the pattern `texts`, and returns the override that it replaces.
     pub(super) fn set(
         &mut self,
         texts: &[Box<str>],
@@ -130,18 +130,18 @@ impl PatternOverrides {
         let ranks_before = |other: &PatternOverride| other.pattern.rank() > pattern.rank();
         let at = self.items.partition_point(ranks_before);
         self.items.insert(at, PatternOverride { pattern, stored });
-        // The positions in the index are those of the sorted list.
+        // The index refers to positions in the sorted list, so build it again.
         self.index = self.build_index();
         Ok(None)
     }
 
-    /// Checks whether the new pattern `texts` would fit.
+    /// Checks whether there is room for the new pattern `texts`.
     pub(super) fn check_room(&self, texts: &[Box<str>]) -> Result<(), OverrideError> {
         self.check_index_with(&KeyPattern::parse(texts)?)
     }
 
-    /// Checks whether `new` fits: whether there are not too many patterns, and whether no ordinary
-    /// key needs too many evaluations.
+    /// Returns an error if there is no room for `new`: there are too many patterns, or an ordinary
+    /// key would need too many evaluations.
     fn check_index_with(&self, new: &KeyPattern) -> Result<(), OverrideError> {
         if self.items.len() >= bounds::MAX_OVERRIDE_PATTERNS {
             return Err(OverrideError::TooManyPatterns);

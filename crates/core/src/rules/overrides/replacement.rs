@@ -1,4 +1,4 @@
-//! The limits of an override, as they were given and as they are compiled for a rule.
+//! The limits of an override: in their original form, and compiled for a rule.
 
 use std::{
     fmt,
@@ -11,11 +11,11 @@ use crate::{
     rules::{Rule, RuleError},
 };
 
-/// The limits that an override gives instead of the limits of its rule.
+/// The limits that an override applies instead of its rule's limits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Replacement {
-    /// Limits in short notation, such as `200/min`. They have the algorithm and the options of the
-    /// rule's first limit, as described at [`Limit::parse_like`].
+    /// Limits in short notation, such as `200/min`, with the algorithm and the options of the
+    /// rule's first limit (see [`Limit::parse_like`]).
     Limits(Box<[Box<str>]>),
     /// All limits of the rule, multiplied by a factor.
     Factor(Factor),
@@ -24,8 +24,8 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    /// Returns the limits of this replacement for `rule`. Limits that are not those of a plan do not
-    /// share their history with the rule yet.
+    /// Returns the limits of this replacement for `rule`. Except for a plan, they do not share
+    /// their history with the rule yet.
     pub(super) fn compile(&self, rule: &Rule) -> Result<Arc<Limits>, RuleError> {
         let limits: Vec<Limit> = match self {
             Self::Plan(name) => return rule.plan(name).map(Arc::clone),
@@ -66,7 +66,7 @@ impl fmt::Display for Replacement {
 }
 
 /// The number of rule sets for which the compiled limits are kept: the current rules, the candidate
-/// rules, and the rules before a reload that requests still use.
+/// rules, and former rules that requests still use after a reload.
 const MAX_COMPILED: usize = 4;
 
 /// A replacement with its compiled limits. All overrides of a rule with the same replacement share
@@ -79,10 +79,10 @@ pub(super) struct CompiledReplacement {
 
 /// The limits of a replacement for one version of its rule.
 #[derive(Debug)]
-struct CompiledLimits {
-    /// The limits of the rule. Another version of the rule has another object.
+struct Compiled {
+    /// The rule's limits. Each version of the rule has a different object.
     of: Arc<Limits>,
-    /// The limits of the replacement; `None` if it is not valid for the rule.
+    /// The limits of the replacement; `None` if it is invalid for the rule.
     limits: Option<Arc<Limits>>,
 }
 
@@ -98,7 +98,7 @@ impl CompiledReplacement {
         &self.replacement
     }
 
-    /// Returns the limits for `rule`; `None` if the replacement is not valid for the rule.
+    /// Returns the limits for `rule`; `None` if the replacement is invalid for the rule.
     pub(super) fn limits(&self, rule: &Rule) -> Option<Arc<Limits>> {
         if let Replacement::Plan(name) = &self.replacement {
             return rule.plan(name).ok().map(Arc::clone);
@@ -119,8 +119,8 @@ impl CompiledReplacement {
             .compiled
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        // Another thread can have compiled the limits in between. All threads must use the same
-        // object, because the limits have caches.
+        // Another thread may have compiled the limits in the meantime. All threads must use the
+        // same object, because the limits contain caches.
         if let Some(compiled) = compiled.iter().find(is_of_rule) {
             return compiled.limits.clone();
         }

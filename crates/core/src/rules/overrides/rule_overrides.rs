@@ -1,4 +1,4 @@
-//! The overrides of one rule.
+//! The overrides of a single rule.
 
 use std::{
     collections::HashMap,
@@ -24,29 +24,29 @@ use crate::{
     time::Timestamp,
 };
 
-/// The number of parts into which the overrides of single keys are split, so that a change locks
-/// only some of them.
+/// The number of shards for the overrides of single keys, so that a change locks only a part of
+/// them.
 const SHARDS: usize = 64;
 
-/// The overrides of single keys, by the bytes of the key after its scope.
+/// The overrides of single keys, by the key bytes after the scope.
 type Shard = RwLock<HashMap<Box<[u8]>, StoredOverride, RandomState>>;
 
-/// The overrides of one rule, which change while requests are decided.
+/// The overrides of a single rule. They can change while requests are decided.
 #[derive(Debug, Default)]
 pub struct RuleOverrides {
     count: AtomicUsize,
     hasher: RandomState,
-    /// The overrides of single keys. The shards are created with the first one.
+    /// The overrides of single keys. The shards are created when the first one is set.
     keys: OnceLock<Box<[Shard]>>,
     patterns: RwLock<PatternOverrides>,
     compiled: Mutex<SharedReplacements>,
 }
 
-/// The replacements that are in use, so that overrides with the same limits share them.
+/// The replacements in use, so that overrides with the same limits share one.
 #[derive(Debug, Default)]
 struct SharedReplacements {
     by_replacement: HashMap<Replacement, Weak<CompiledReplacement>>,
-    /// The number of replacements at which those that are no longer used are removed.
+    /// The number of replacements at which unused ones are removed.
     clean_at: usize,
 }
 
@@ -79,14 +79,13 @@ impl RuleOverrides {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the number of overrides. Overrides that have ended are counted until they are
-    /// removed.
+    /// Returns the number of overrides, including expired ones that have not been removed yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Returns the override that was set on exactly `target`, even if it has ended.
+    /// Returns the override for exactly `target`, even if it has expired.
     #[must_use]
     pub fn get(&self, target: &OverrideTarget) -> Option<Override> {
         match target {
@@ -102,8 +101,7 @@ impl RuleOverrides {
         }
     }
 
-    /// Returns the limits of the override that applies to `key`, an encoded key of `rule`, if there
-    /// is one.
+    /// Returns the limits of the override for `key`, an encoded key of `rule`, if there is one.
     #[inline]
     pub(in crate::rules) fn limits(
         &self,
@@ -120,8 +118,8 @@ impl RuleOverrides {
         compiled.limits(rule)
     }
 
-    /// Returns the compiled limits of the override that applies to the key with these `bytes` after
-    /// its scope: the override of the key or, if there is none, that of the longest pattern.
+    /// Returns the compiled override for the key with these `bytes` after its scope: the override
+    /// for the key itself or, if there is none, for the longest matching pattern.
     fn compiled_for(
         &self,
         rule: &Rule,
@@ -140,7 +138,8 @@ impl RuleOverrides {
             return None;
         }
         let values = rule.decode_values(bytes)?;
-        // The patterns have a bound of their own, so they do not count towards that of the rules.
+        // The patterns have a maximum of their own, so their evaluations do not count towards the
+        // maximum for the rules.
         let rules_work = std::mem::take(&mut buffers.work);
         let found = patterns.find(&values, now, buffers);
         let found = found.map(|(_, stored)| Arc::clone(&stored.compiled));
@@ -150,7 +149,7 @@ impl RuleOverrides {
         found
     }
 
-    /// Returns the override that applies to `key`, an encoded key of `rule`, with its target.
+    /// Returns the override for `key`, an encoded key of `rule`, with its target.
     #[must_use]
     pub fn find(
         &self,
@@ -201,7 +200,7 @@ impl RuleOverrides {
         Ok(replaced.map(|stored| stored.to_override()))
     }
 
-    /// Checks whether a new override of `target` would fit.
+    /// Checks whether there is room for a new override for `target`.
     pub(super) fn check_room(&self, target: &OverrideTarget) -> Result<(), OverrideError> {
         match target {
             OverrideTarget::Key(_) => Ok(()),
@@ -234,9 +233,9 @@ impl RuleOverrides {
         removed
     }
 
-    /// Returns the overrides that `select` accepts, in the order of their targets: at most `most`,
-    /// beginning after the target `after`. Keys come before patterns. `rule` decodes the keys. A key
-    /// that does not fit the rule's key is left out.
+    /// Returns the first `most` overrides after the target `after` that `select` accepts, sorted by
+    /// target. Keys come before patterns. `rule` is used to decode the keys; keys that it cannot
+    /// decode are left out.
     #[must_use]
     pub fn page(
         &self,
@@ -270,15 +269,14 @@ impl RuleOverrides {
     }
 
     fn shard_index(&self, bytes: &[u8]) -> usize {
-        // The hasher of the shard's table can return the same hash, of which the table uses the lowest
-        // and the highest bits.
+        // The hash map of a shard may compute the same hash, and uses its lowest and highest bits.
         let middle_bits = self.hasher.hash_one(bytes) >> 32;
-        // The remainder is below the number of shards, so it fits in a usize.
+        // The remainder is less than the number of shards, so it fits in a `usize`.
         (middle_bits % SHARDS as u64) as usize
     }
 }
 
-/// The first targets of a listing.
+/// A page of a listing, sorted by target.
 struct Page<'a> {
     after: Option<&'a OverrideTarget>,
     most: usize,
@@ -333,7 +331,7 @@ pub(super) fn check_target(rule: &Rule, target: &OverrideTarget) -> Result<(), R
     patterns::parse(values.into_iter()).map(drop)
 }
 
-/// Returns the bytes of a key after its scope.
+/// Encodes a key without its scope.
 fn encode(values: &[Box<str>]) -> Box<[u8]> {
     let mut bytes = Vec::new();
     for (at, value) in values.iter().enumerate() {
@@ -342,8 +340,7 @@ fn encode(values: &[Box<str>]) -> Box<[u8]> {
     bytes.into()
 }
 
-// All values are whole between any two operations, so a panic in another thread cannot have damaged
-// them.
+// Poisoning is ignored: no operation leaves a value in an inconsistent state, even if it panics.
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)

@@ -1,18 +1,18 @@
-//! An override as it is stored.
+//! The stored form of an override.
 
 use std::sync::Arc;
 
 use super::{Override, replacement::CompiledReplacement};
 use crate::time::Timestamp;
 
-/// An override as it is stored.
+/// The stored form of an override.
 #[derive(Clone, Debug)]
 pub(super) struct StoredOverride {
     pub(super) compiled: Arc<CompiledReplacement>,
-    /// When the override ends; [`Timestamp::MAX`] if it lasts until it is removed.
+    /// When the override expires; [`Timestamp::MAX`] if it lasts until it is removed.
     pub(super) until: Timestamp,
     pub(super) reason: Box<str>,
-    /// How often all overrides had been replaced when this one was set.
+    /// The number of times that all overrides had been replaced when this one was set.
     pub(super) generation: u32,
 }
 

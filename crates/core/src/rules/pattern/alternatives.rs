@@ -8,11 +8,11 @@ use super::{
     work::{Effort, Work},
 };
 
-/// The minimum number of alternatives for an index. Exact values are not counted.
+/// The number of alternatives, excluding exact values, from which an index is built.
 const INDEXED_FROM: usize = 8;
 
 /// A list of patterns, at least one of which must match. Exact values are in a hash set, so that a
-/// long list of values takes one lookup. If there are many other patterns, they are indexed.
+/// long list of values needs only one lookup. Many other patterns are indexed.
 #[derive(Clone, Debug)]
 pub(in crate::rules) struct Alternatives {
     exact: HashSet<Box<str>>,
@@ -65,7 +65,7 @@ impl Alternatives {
         found.any(|at| self.others[*at].evaluate(value, work))
     }
 
-    /// Returns the maximum number of pattern evaluations to match one value.
+    /// Returns the maximum number of pattern evaluations for matching one value.
     pub(in crate::rules) fn weight(&self) -> usize {
         let others = match &self.index {
             Some(index) => index.costliest().weight,

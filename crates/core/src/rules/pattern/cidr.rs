@@ -6,10 +6,11 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::rules::RuleError;
 
-/// A set of IPv4 and IPv6 networks, disjoint and sorted, so that a lookup is a binary search.
+/// A set of IPv4 and IPv6 networks. They are disjoint and sorted, so that a lookup is a binary
+/// search.
 ///
-/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is treated as the IPv4 address, in a network
-/// and in a value.
+/// An IPv4-mapped IPv6 address (`::ffff:192.0.2.1`) is treated as the IPv4 address, both in
+/// networks and in values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::rules) struct CidrSet(Box<[IpNet]>);
 
@@ -22,8 +23,7 @@ impl CidrSet {
             .iter()
             .map(|text| parse(text))
             .collect::<Result<_, _>>()?;
-        // Aggregation makes the networks disjoint: it removes a network that lies inside a larger
-        // one.
+        // Aggregation makes the networks disjoint: it removes networks inside a larger one.
         let mut nets = IpNet::aggregate(&nets);
         nets.sort_by_key(IpNet::network);
         Ok(Self(nets.into()))

@@ -7,11 +7,11 @@ use crate::{limit::bounds, rules::RuleError};
 
 /// A pattern with at least one `*`, matched against the whole value.
 ///
-/// - In a pattern that begins with `/` (a path), `*` matches any characters within one path
-///   segment: any characters except `/`. In any other pattern, `*` matches any characters, so that
-///   `*bot*` also finds `bot` in a user agent with slashes.
+/// - In a pattern that begins with `/` (a path), `*` matches any characters except `/`, which is
+///   within one path segment. In any other pattern, `*` matches any characters, so that `*bot*`
+///   also finds `bot` in a user agent with slashes.
 /// - `**` matches any characters, including `/`.
-/// - A pattern that ends in `/**` also matches the text before this slash: `/api/**` matches
+/// - A pattern that ends in `/**` also matches the path before this slash: `/api/**` matches
 ///   `/api`, `/api/` and all paths below `/api/`.
 ///
 /// A wildcard also matches the empty string. Stars cannot be escaped: to match a value that
@@ -22,8 +22,8 @@ pub(in crate::rules) struct Glob {
     head: Box<str>,
     /// Each wildcard, with the literal text that follows it.
     runs: Box<[(Run, Box<str>)]>,
-    /// Whether a value that is equal to `head` matches: the glob `/api/**`, whose head is `/api`,
-    /// also matches `/api`.
+    /// Whether a value equal to `head` matches: the glob `/api/**`, whose head is `/api`, also
+    /// matches `/api`.
     or_head: bool,
 }
 
@@ -86,12 +86,12 @@ impl Glob {
         }
     }
 
-    /// Returns the text with which every matching value begins.
+    /// Returns the prefix of every matching value.
     pub(in crate::rules) fn head(&self) -> &str {
         &self.head
     }
 
-    /// Returns the text with which every matching value ends.
+    /// Returns the suffix of every matching value.
     pub(in crate::rules) fn tail(&self) -> &str {
         let last = self.runs.last().filter(|_| !self.or_head);
         last.map_or("", |(_, literal)| literal)
@@ -130,7 +130,7 @@ impl Glob {
     }
 }
 
-/// Writes the glob as in the rules file, but three or more adjacent stars as two.
+/// Formats the glob as in the rules file, but with three or more adjacent stars reduced to two.
 impl fmt::Display for Glob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.head)?;
@@ -156,8 +156,8 @@ impl Run {
     }
 }
 
-/// Matches wildcards that can all skip any characters. For these wildcards, trying the first
-/// occurrence of each literal is sufficient. The value must end with the last literal.
+/// Matches wildcards that can all skip any characters. For these, trying the first occurrence of
+/// each literal is enough. The value must end with the last literal.
 fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     let Some(((_, last), literals)) = runs.split_last() else {
         return rest.is_empty();
@@ -171,9 +171,9 @@ fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     rest.ends_with(&**last)
 }
 
-/// Matches several wildcards without backtracking: it tracks all positions where a wildcard can end
-/// at once. For any input, the time is at most proportional to the number of wildcards times the
-/// length of `value`.
+/// Matches several wildcards without backtracking, by tracking all possible end positions of a
+/// wildcard at once. The time is at most proportional to the number of wildcards times the length
+/// of `value`, for any input.
 fn matches_runs(runs: &[(Run, Box<str>)], value: &[u8]) -> bool {
     // `ends[i]` is true if the pattern up to this wildcard can match exactly `value[..i]`.
     let mut ends = vec![false; value.len() + 1];
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn one_star_does_not_match_the_directory_itself() {
-        // In a pattern that is not a path, a single star also matches any characters. But only a
+        // In a pattern that is not a path, a single star also matches any characters, but only a
         // pattern that ends in `/**` also matches the text before the slash.
         assert!(!glob("a/*").matches("a"));
         assert!(!glob("/a/*").matches("/a"));

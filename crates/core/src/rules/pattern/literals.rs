@@ -1,36 +1,36 @@
-//! Literals of a regular expression: texts of which every matching value contains at least one. The
-//! index uses these literals to find the expression.
+//! Literals of a regular expression: strings of which every matching value contains at least one.
+//! The index uses them to find the expression.
 
 use regex_syntax::hir::{
     Hir, HirKind,
     literal::{ExtractKind, Extractor, Seq},
 };
 
-/// The maximum number of literals under which one expression is filed.
+/// The maximum number of literals under which an expression is indexed.
 const MAX_ALTERNATIVES: usize = 64;
 
 /// The maximum length of an extracted literal.
 const MAX_LITERAL_BYTES: usize = 64;
 
-/// The maximum number of parts of one concatenation that are searched for a literal.
+/// The maximum number of parts of a concatenation that are searched for a literal.
 const MAX_STARTS: usize = 32;
 
-/// Required literals: for each matching value, the condition below is true of at least one literal
-/// in the list.
+/// Required literals. For each matching value, the variant's condition is true for at least one
+/// literal in the list.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::rules) enum Literals {
-    /// The value equals one of these texts.
+    /// The value equals one of these strings.
     Values(Box<[Box<str>]>),
-    /// The value begins with one of these texts.
+    /// The value begins with one of these strings.
     Prefixes(Box<[Box<[u8]>]>),
-    /// The value ends with one of these texts.
+    /// The value ends with one of these strings.
     Suffixes(Box<[Box<[u8]>]>),
-    /// The value contains one of these texts.
+    /// The value contains one of these strings.
     Parts(Box<[Box<[u8]>]>),
 }
 
-/// Returns the required literals of all values that match `hir` as a whole, one element per kind of
-/// literals. Returns an empty list if no literals are known.
+/// Returns the required literals of all values that match `hir` as a whole, with one element per
+/// kind. The list is empty if no literals are known.
 pub(in crate::rules) fn of(hir: &Hir) -> Vec<Literals> {
     let mut literals = Vec::new();
     let prefixes = extract(hir, ExtractKind::Prefix);
@@ -54,8 +54,8 @@ fn extract(hir: &Hir, kind: ExtractKind) -> Seq {
 }
 
 /// Returns all matching values, if there are only a few. If the expression has an assertion such as
-/// `\b`, some of the returned values possibly do not match. Such a value is harmless, because the
-/// expression itself is evaluated as well.
+/// `\b`, some of the returned values may not match. This is harmless, because the expression itself
+/// is evaluated as well.
 fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
     let literals = prefixes.literals().filter(|literals| {
         !literals.is_empty() && literals.iter().all(|literal| literal.is_exact())
@@ -71,7 +71,7 @@ fn whole_values(hir: &Hir, prefixes: &Seq) -> Option<Box<[Box<str>]>> {
         .collect()
 }
 
-/// Returns the literals of `seq`, if there are only a few and none of them is empty.
+/// Returns the literals of `seq`, if there are only a few and all of them are nonempty.
 fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     let literals = seq.literals()?;
     let is_usable = !literals.is_empty() && literals.iter().all(|literal| !literal.is_empty());
@@ -83,17 +83,17 @@ fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
     })
 }
 
-/// Returns the most specific literals that occur in every match of `hir`. `is_whole` is true if
-/// `hir` is the whole expression. In this case, literals at the start of the expression are
-/// excluded, because they are already known as prefixes.
+/// Returns the most specific literals that occur in every match of `hir`. If `hir` is the whole
+/// expression (`is_whole`), literals at its start are excluded, because they are already known as
+/// prefixes.
 fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     match hir.kind() {
         HirKind::Capture(capture) => parts(&capture.sub, is_whole),
         HirKind::Repetition(repetition) if repetition.min > 0 => parts(&repetition.sub, false),
         HirKind::Concat(hirs) => {
             let places = usize::from(is_whole)..hirs.len().min(MAX_STARTS);
-            // A literal at the start of a later part of a concatenation occurs somewhere in the
-            // whole match.
+            // A literal at the start of a later part of a concatenation occurs inside the whole
+            // match.
             let starts = places.clone().filter_map(|start| {
                 let rest = Hir::concat(hirs[start..].to_vec());
                 usable(&extract(&rest, ExtractKind::Prefix))
@@ -116,9 +116,8 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     }
 }
 
-/// Ranks lists of literals by specificity. The list with the longer shortest literal is more
-/// specific. If the shortest literals have the same length, the list with fewer literals is more
-/// specific.
+/// Ranks literal lists by specificity. The list with the longer shortest literal is more specific
+/// and, among equals, the list with fewer literals.
 fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
     let shortest = literals.iter().map(|literal| literal.len()).min();
     (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))
@@ -128,7 +127,7 @@ fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
 mod tests {
     use super::*;
 
-    /// Returns the required literals of the regular expression `source` as text.
+    /// Returns the required literals of the regular expression `source`, formatted as strings.
     fn told(source: &str) -> Vec<String> {
         let hir = regex_syntax::parse(source).unwrap();
         let text = |literals: &[Box<[u8]>]| {

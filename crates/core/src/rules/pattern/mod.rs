@@ -25,9 +25,9 @@ use crate::{limit::bounds, rules::RuleError};
 
 /// A condition on the value of an entry, or on whether the entry is present.
 ///
-/// Every pattern is matched against the whole value and is case-sensitive, except
-/// [`Pattern::route`]. An absent entry matches only [`Pattern::absent`] and the negations of
-/// patterns that require a value.
+/// Every pattern is matched against the whole value and is case-sensitive. Only [`Pattern::route`]
+/// ignores case. An absent entry matches only [`Pattern::absent`] and the negations of patterns
+/// that require a value.
 ///
 /// # Examples
 ///
@@ -42,7 +42,7 @@ use crate::{limit::bounds, rules::RuleError};
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pattern(Kind);
 
-/// The kind of a pattern, which determines how the pattern is matched and indexed.
+/// The kind of a pattern, which determines how it is matched and indexed.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::rules) enum Kind {
     Exact(Box<str>),
@@ -70,7 +70,7 @@ impl Expression {
         &self.source
     }
 
-    /// Returns the literals of which every matching value contains at least one.
+    /// Returns the required literals of matching values.
     pub(in crate::rules) fn literals(&self) -> &[Literals] {
         &self.literals
     }
@@ -92,7 +92,7 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// Rejects a glob that is longer than [`bounds::MAX_PATTERN_BYTES`] or has more than
+    /// Rejects a glob longer than [`bounds::MAX_PATTERN_BYTES`] or with more than
     /// [`bounds::MAX_WILDCARDS`] wildcards. Rejects a string without wildcards that is longer than
     /// any value can be.
     pub fn text(text: &str) -> Result<Self, RuleError> {
@@ -106,8 +106,8 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// Rejects a text that is longer than [`bounds::MAX_ENTRY_VALUE_BYTES`], because no value can
-    /// be that long.
+    /// Rejects a string longer than [`bounds::MAX_ENTRY_VALUE_BYTES`], because values cannot be
+    /// that long.
     pub fn exact(text: &str) -> Result<Self, RuleError> {
         let most = bounds::MAX_ENTRY_VALUE_BYTES;
         if text.len() > most {
@@ -120,8 +120,8 @@ impl Pattern {
         Ok(Self(Kind::Exact(text.into())))
     }
 
-    /// Creates a pattern that matches values that match the regular expression `source` as a whole.
-    /// To search inside the value, put `.*` before and after the expression. Matching takes linear
+    /// Creates a pattern that matches the regular expression `source` against the whole value. To
+    /// search inside the value, put `.*` before and after the expression. Matching takes linear
     /// time for any expression and value.
     ///
     /// # Errors
@@ -164,13 +164,14 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// Rejects a text that does not begin with a slash or that contains `;`, `?` or `#`, and
+    /// Rejects a string that does not begin with a slash or contains `;`, `?` or `#`, and
     /// everything that [`Self::text`] rejects.
     pub fn route(text: &str) -> Result<Self, RuleError> {
         Route::new(text).map(|route| Self(Kind::Route(route)))
     }
 
-    /// Creates a pattern that matches if the entry is present, with any value, even an empty one.
+    /// Creates a pattern that matches if the entry is present, with any value, including an empty
+    /// one.
     #[must_use]
     pub fn present() -> Self {
         Self(Kind::Present)
@@ -224,8 +225,8 @@ impl Pattern {
         }
     }
 
-    /// Returns a pattern that matches if this pattern does not match. The negation of a pattern
-    /// that requires a value matches an absent entry.
+    /// Negates the pattern. The negation of a pattern that requires a value matches an absent
+    /// entry.
     #[must_use]
     pub fn negated(self) -> Self {
         match self.0 {
@@ -234,7 +235,7 @@ impl Pattern {
         }
     }
 
-    /// Returns true if the pattern matches `value`; `None` stands for an absent entry.
+    /// Returns true if the pattern matches `value`, which is `None` for an absent entry.
     #[must_use]
     pub fn matches(&self, value: Option<&str>) -> bool {
         self.evaluate(value, &mut Work::unbounded())
@@ -261,7 +262,7 @@ impl Pattern {
         }
     }
 
-    /// Returns the maximum number of pattern evaluations to match one value.
+    /// Returns the maximum number of pattern evaluations for matching one value.
     pub(in crate::rules) fn weight(&self) -> usize {
         match (&self.0, self.effort()) {
             (Kind::Any(any), _) => any.weight(),
@@ -320,8 +321,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let config = Regex::config()
         .nfa_size_limit(Some(bounds::MAX_REGEX_BYTES))
         .hybrid_cache_capacity(bounds::MAX_REGEX_BYTES)
-        // These two regex engines together take half of the compile time. A faster engine would
-        // gain little, because a request evaluates only a few expressions.
+        // These two engines would take half of the compile time, and gain little, because a request
+        // evaluates only a few expressions.
         .dfa(false)
         .onepass(false);
     let built = Regex::builder().configure(config).build_from_hir(&whole);
@@ -334,8 +335,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     })
 }
 
-/// Converts an error message of the regex parser. The message has several lines that show the
-/// position of the error; its last line names the problem.
+/// Converts an error message from the regex parser. The message has several lines that show the
+/// position of the error; the last line describes the problem.
 fn not_a_regex(message: &str) -> RuleError {
     let last = message.lines().last().unwrap_or_default();
     let last = last.trim_start_matches("error: ");

@@ -1,7 +1,7 @@
-//! Routes: paths that are compared in the way of many web frameworks.
+//! Routes: paths that are compared like in many web frameworks.
 //!
-//! Other patterns compare paths byte by byte. But many frameworks treat `/login/`, `/LOGIN`,
-//! `/login;x=1` and `/login%20` as `/login`. A [`Route`] of `/login` matches all of these paths.
+//! Other patterns compare paths byte by byte, but many frameworks treat `/login/`, `/LOGIN`,
+//! `/login;x=1` and `/login%20` like `/login`. The [`Route`] `/login` matches all of these paths.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ use crate::rules::RuleError;
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::rules) struct Route {
     written: Box<str>,
-    /// The exact text or the glob that the [normalized form](form) of a value must match.
+    /// The exact value or glob for the [normalized form](form) of a value.
     inner: Box<Pattern>,
 }
 
@@ -39,7 +39,7 @@ impl Route {
         &self.written
     }
 
-    /// Returns the pattern that the [normalized form](form) of a value must match.
+    /// Returns the pattern for the [normalized form](form) of a value.
     pub(in crate::rules) fn inner(&self) -> &Pattern {
         &self.inner
     }
@@ -53,9 +53,8 @@ impl Route {
     }
 }
 
-/// Returns the normalized form in which routes are compared: lower case, without path parameters,
-/// and without trailing slashes and trailing encoded white space. The normalized form of the root
-/// path is `/`.
+/// Returns the normalized form of a path for comparing routes: lower case, without path parameters,
+/// trailing slashes and trailing encoded white space. The normalized form of the root path is `/`.
 pub(in crate::rules) fn form(path: &str) -> Cow<'_, str> {
     if is_form(path) {
         return Cow::Borrowed(path);
@@ -68,7 +67,7 @@ pub(in crate::rules) fn form(path: &str) -> Cow<'_, str> {
             ';' => is_parameter = true,
             _ => {}
         }
-        // A segment that consists only of parameters must not leave a double slash.
+        // A segment consisting only of parameters must not leave a double slash.
         let is_double = letter == '/' && form.ends_with('/');
         if !is_parameter && !is_double {
             form.push(letter.to_ascii_lowercase());

@@ -1,10 +1,10 @@
-//! The work of finding the rules that apply to one request. A request that would need too much work
+//! The work for finding the rules that apply to a request. A request that would need too much work
 //! is rejected.
 
 use crate::{eval::RequestError, limit::bounds};
 
 /// A counter of the pattern evaluations for one request. A pattern that scans the whole value
-/// counts as one more evaluation for each KiB of the value.
+/// counts as one additional evaluation for each KiB of the value.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::rules) struct Work {
     done: usize,
@@ -22,7 +22,7 @@ pub(in crate::rules) enum Effort {
 }
 
 impl Effort {
-    /// Returns the number of evaluations that this effort counts as, for a value of `bytes` bytes.
+    /// Returns the number of evaluations that this effort counts as for a value of `bytes` bytes.
     fn of(self, bytes: usize) -> usize {
         match self {
             Self::Constant => 1,
@@ -59,18 +59,17 @@ impl Work {
         self.done
     }
 
-    /// Counts one evaluation of a pattern. Returns false if the counter exceeds its maximum, in
-    /// which case the caller must skip the evaluation. The caller must call [`Self::check`]
-    /// afterwards, which rejects the request, because the result is wrong if evaluations were
-    /// skipped.
+    /// Counts one evaluation of a pattern. If the counter exceeds its maximum, returns false, and
+    /// the caller must skip the evaluation. Results may be wrong if evaluations were skipped, so
+    /// the caller must call [`Self::check`] afterwards, which then rejects the request.
     pub(in crate::rules) fn spend(&mut self, effort: Effort, value: Option<&str>) -> bool {
         let units = effort.of(value.map_or(0, str::len));
         self.done = self.done.saturating_add(units);
         self.done <= self.most
     }
 
-    /// Exhausts the counter if `items` exceeds the maximum. `items` is the number of items that are
-    /// about to be evaluated.
+    /// Exhausts the counter if `items`, the number of items about to be evaluated, exceeds the
+    /// maximum.
     pub(in crate::rules) fn expect(&mut self, items: usize) {
         if items > self.most {
             self.done = self.done.max(items);

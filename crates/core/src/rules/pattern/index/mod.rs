@@ -1,24 +1,23 @@
-//! The index: finds the items whose conditions can hold for a request, without evaluating all
-//! items.
+//! The index: finds the items whose conditions can hold for a request without evaluating all items.
 //!
-//! An item is a rule, an entry of an allow list or an alternative in a long list of patterns. Each
-//! item is filed under a fact that must be true of a request for the item's conditions to hold.
-//! Examples of such facts are that a value equals a text, or begins with, ends with or contains it;
-//! that an address is in a network; and that an entry is present. A lookup searches for each entry
-//! of the request, and only the items that it finds are evaluated. If an item can be filed under
-//! several facts, the index uses the fact that it shares with the fewest other items. For example,
-//! ten thousand rules with the same path and different customers are filed by customer.
+//! An item is a rule, an allow list entry or an alternative in a long list of patterns. Each item
+//! is filed under a fact: a requirement that a request must meet for the item's conditions to hold.
+//! For example, a value equals a string, or begins with it, ends with it or contains it; an address
+//! is in a network; or an entry is present. A lookup searches for each entry of the request, and
+//! only the items found are evaluated. If an item can be filed under several facts, the index uses
+//! the fact shared with the fewest other items. For example, ten thousand rules with the same path
+//! and different customers are filed by customer.
 //!
 //! An item without conditions, or with only negated conditions, cannot be filed, so it is evaluated
 //! for every request.
 //!
-//! The hash maps of the index contain only values from the rules file. So clients cannot cause
+//! The index's hash maps contain only values from the rules file. Therefore, clients cannot cause
 //! collisions, and a fast hash function is safe.
 //!
-//! Each item is filed once, so the index needs little memory. A hash map takes at most 64 bytes for
-//! each alternative of an item. Items that are found by a text inside a value are in an
-//! Aho-Corasick automaton. The automaton uses at most the first 32 bytes of each text, and takes
-//! about 12 bytes of memory for each of these bytes. A test measures the memory.
+//! Each item is filed once, so the index needs little memory. A hash map takes at most 64 bytes per
+//! alternative of an item. Items that are found by a string inside a value are in an Aho-Corasick
+//! automaton. The automaton uses at most the first 32 bytes of each string, and takes about 12
+//! bytes of memory for each of these bytes. A test measures the memory.
 
 mod postings;
 
@@ -30,7 +29,7 @@ use self::postings::{Criterion, Postings, ways_of};
 use super::Pattern;
 use crate::{limit::bounds, rules::RuleError};
 
-/// An index of items, each filed under a fact that its conditions require.
+/// An index of items, each filed under a fact required by its conditions.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rules) struct Index {
     by_entry: HashMap<Box<str>, Postings>,
@@ -38,15 +37,15 @@ pub(in crate::rules) struct Index {
     costliest: CostliestLookup,
 }
 
-/// The lookup that leads to the most pattern evaluations. Values that were crafted to contain many
-/// literals can lead to more.
+/// The lookup that leads to the most pattern evaluations. Values crafted to contain many literals
+/// can lead to more.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rules) struct CostliestLookup {
-    /// The total weight of the items that the lookup finds. The weight of an item is the maximum
-    /// number of its pattern evaluations.
+    /// The total weight of the items found by the lookup. An item's weight is the maximum number of
+    /// its pattern evaluations.
     pub(in crate::rules) weight: usize,
-    /// The entry whose items have most of the total weight. `None` if most of the weight belongs to
-    /// items that are evaluated for every request.
+    /// The entry whose items have most of the total weight; `None` if these are the items that are
+    /// evaluated for every request.
     pub(in crate::rules) entry: Option<Box<str>>,
 }
 
@@ -99,13 +98,13 @@ struct Hook<'a> {
     on: Criterion<'a>,
 }
 
-/// One way to file an item: under each of several hooks. Whenever the item applies, at least one of
-/// these hooks is true.
+/// One way to file an item, under several hooks. Whenever the item applies, at least one of these
+/// hooks is true.
 type Filing<'a> = Vec<Hook<'a>>;
 
 impl<'a> Item<'a> {
-    /// Creates an item that applies if all of `conditions` hold, which are pairs of the name of an
-    /// entry and its pattern.
+    /// Creates an item that applies if all of `conditions` hold. A condition consists of an entry
+    /// name and its pattern.
     pub(in crate::rules) fn new(
         conditions: impl Iterator<Item = (&'a str, &'a Pattern)>,
         weight: usize,
@@ -116,8 +115,8 @@ impl<'a> Item<'a> {
         Self { ways, weight }
     }
 
-    /// Creates an item for an alternative in a list of patterns. The index of a list has no entry
-    /// names, because all its alternatives are matched against the same value.
+    /// Creates an item for an alternative in a list of patterns. A list's index has no entry names,
+    /// because all alternatives are matched against the same value.
     pub(in crate::rules) fn alternative(pattern: &'a Pattern) -> Self {
         Self {
             ways: ways_at(ANY_ENTRY, pattern),
@@ -125,7 +124,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    /// Restricts the item to requests that have all of `entries`.
+    /// Restricts the item to requests with all of `entries`.
     pub(in crate::rules) fn needing(mut self, entries: impl Iterator<Item = &'a str>) -> Self {
         let present = |entry| {
             vec![Hook {
@@ -168,7 +167,7 @@ impl Index {
         index
     }
 
-    /// Writes the indices of all items that can apply to a request with `entries` into `matches`,
+    /// Writes the positions of all items that can apply to a request with `entries` to `matches`,
     /// sorted and without duplicates.
     pub(in crate::rules) fn look_up(&self, entries: &[(&str, &str)], matches: &mut Matches) {
         matches.items.clear();
@@ -184,7 +183,7 @@ impl Index {
         matches.items.dedup();
     }
 
-    /// Writes the indices of all alternatives of a list that can match `value` into `matches`,
+    /// Writes the positions of all alternatives of a list that can match `value` to `matches`,
     /// sorted and without duplicates. `value` is `None` if the entry is absent.
     pub(in crate::rules) fn look_up_value(&self, value: Option<&str>, matches: &mut Matches) {
         matches.items.clear();
@@ -227,8 +226,8 @@ impl Index {
     }
 }
 
-/// Returns the sort key of one way to file an item. The way with the smallest sort key is used. The
-/// sort key compares the largest number of items that share one of the hooks, the least specific
+/// Returns the sort key for one way to file an item; the way with the smallest sort key is used.
+/// The key consists of the largest number of items that share one of the hooks, the least specific
 /// hook, and the number of hooks, in this order.
 fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
     let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();

@@ -1,5 +1,5 @@
-//! Postings: the items (rules, entries of an allow list, or alternatives) that are filed under one
-//! entry name. A lookup finds them by the value of the entry.
+//! Postings: the items (rules, allow list entries or alternatives) filed under one entry name. A
+//! lookup finds them by the entry's value.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 use foldhash::HashMap;
@@ -7,29 +7,29 @@ use ipnet::IpNet;
 
 use crate::rules::pattern::{Kind, Pattern, cidr::address, glob::Glob, literals::Literals, route};
 
-/// The maximum length of a prefix or suffix under which an item is filed. This length bounds the
-/// number of lookups for one value.
+/// The maximum length of a prefix or suffix under which an item is filed. It bounds the number of
+/// lookups for a value.
 const MAX_AFFIX_BYTES: usize = 64;
 
-/// The maximum length of a literal in the automaton. This length limits the number of states of the
+/// The maximum length of a literal in the automaton. It limits the number of states of the
 /// automaton, and the number of literals that can end at one byte of a value.
 const MAX_PART_BYTES: usize = 32;
 
-/// A fact about the value of an entry that must be true for an item to apply. The most specific
-/// kind comes first.
+/// A fact about an entry's value that must be true for an item to apply. The most specific kind
+/// comes first.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::rules) enum Criterion<'a> {
-    /// The value equals this text.
+    /// The value equals this string.
     Value(&'a str),
     /// The value is an address in this network.
     Net(IpNet),
-    /// The value begins with this text.
+    /// The value begins with this string.
     Prefix(&'a [u8]),
-    /// The value ends with this text.
+    /// The value ends with this string.
     Suffix(&'a [u8]),
-    /// The value contains this text.
+    /// The value contains this string.
     Part(&'a [u8]),
-    /// The normalized form of the value as a [route] meets this criterion.
+    /// The value's normalized form as a [route] meets this criterion.
     Route(Box<Self>),
     /// The entry is present.
     Presence,
@@ -42,19 +42,19 @@ pub(in crate::rules) struct Postings {
     values: HashMap<Box<str>, Vec<usize>>,
     prefixes: Affixes,
     suffixes: Affixes,
-    /// The items that are filed under a text inside the value, until [`Self::finish`] moves them
-    /// into the automaton.
+    /// The items filed under a string inside the value, until [`Self::finish`] moves them into the
+    /// automaton.
     parts: HashMap<Box<[u8]>, Vec<usize>>,
     nets: HashMap<IpNet, Vec<usize>>,
     v4_lengths: Vec<u8>,
     v6_lengths: Vec<u8>,
-    /// The items that are filed under the normalized form of the value as a route.
+    /// The items filed under the value's normalized form as a route.
     routes: Option<Box<Self>>,
-    /// The automaton that finds all literals in a value in one pass over the value.
+    /// The automaton that finds all literals in one pass over a value.
     automaton: Option<Automaton>,
 }
 
-/// Items that are filed under a prefix of the value, or items that are filed under a suffix.
+/// Items filed under a prefix of the value, or items filed under a suffix.
 #[derive(Clone, Debug, Default)]
 struct Affixes {
     items: HashMap<Box<[u8]>, Vec<usize>>,
@@ -62,25 +62,25 @@ struct Affixes {
     lengths: Vec<usize>,
 }
 
-/// An Aho-Corasick automaton, which searches for many literals at once.
+/// An Aho-Corasick automaton that searches for many literals at once.
 #[derive(Clone, Debug)]
 struct Automaton {
     search: AhoCorasick,
-    /// The items that are filed under each literal, in the order of the literals in the automaton.
+    /// The items filed under each literal, in the order of the literals in the automaton.
     items: Box<[Box<[usize]>]>,
 }
 
 /// The result of a lookup. The buffers are reused for all requests.
 #[derive(Debug, Default)]
 pub(in crate::rules) struct Matches {
-    /// The indices of the items that the lookup found.
+    /// The positions of the items found by the lookup.
     pub(in crate::rules) items: Vec<usize>,
-    /// The literals that were already found in the current value, with one bit for each literal.
+    /// The literals already found in the current value, with one bit per literal.
     seen: Vec<u64>,
 }
 
 impl Postings {
-    /// Files `item` under the criterion `on`, without which the item cannot apply.
+    /// Files `item` under the criterion `on`, which is required for the item to apply.
     pub(in crate::rules) fn file(&mut self, on: &Criterion<'_>, item: usize) {
         let items = match on {
             Criterion::Value(value) => self.values.entry((*value).into()).or_default(),
@@ -94,7 +94,7 @@ impl Postings {
         items.push(item);
     }
 
-    /// Prepares the postings for lookups. If the automaton cannot be built, its items are filed
+    /// Prepares the postings for lookups. If building the automaton fails, its items are filed
     /// under [`Criterion::Presence`] instead.
     pub(in crate::rules) fn finish(&mut self) {
         let of_family = |is_v4: bool| {
@@ -117,8 +117,8 @@ impl Postings {
         }
     }
 
-    /// Appends all items that can apply if the entry has the value `value` to `matches`, possibly
-    /// with duplicates.
+    /// Appends all items that can apply if the entry has this `value` to `matches`, possibly with
+    /// duplicates.
     pub(in crate::rules) fn look_up(&self, value: &str, matches: &mut Matches) {
         let found = &mut matches.items;
         found.extend_from_slice(&self.present);
@@ -149,9 +149,9 @@ impl Postings {
         }
     }
 
-    /// Returns the weight of the costliest lookup: the highest total weight of items that the
-    /// lookup of one value can find. `weight` returns the weight of an item. Only one literal is
-    /// assumed per value, so a value that was crafted to contain many literals can find more items.
+    /// Returns the weight of the costliest lookup: the highest total weight of items that a lookup
+    /// of one value can find. `weight` returns the weight of an item. Only one literal per value is
+    /// assumed, so a value crafted to contain many literals can find more items.
     pub(in crate::rules) fn costliest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
@@ -206,8 +206,8 @@ impl Affixes {
         self.lengths = distinct(self.items.keys().map(|affix| affix.len()));
     }
 
-    /// Returns the highest total weight of the items that are filed under one affix and under the
-    /// shorter affixes that it contains.
+    /// Returns the highest total weight of the items filed under an affix and the shorter affixes
+    /// that it contains.
     fn costliest(
         &self,
         cut: impl Fn(&[u8], usize) -> Option<&[u8]>,
@@ -241,9 +241,8 @@ impl Automaton {
         weights.max().unwrap_or(0)
     }
 
-    /// Finds all literals that occur in `value`, and appends the items of each literal to
-    /// `matches`. Appends the items of a literal only once, even if the literal occurs several
-    /// times.
+    /// Finds all literals that occur in `value`, and appends their items to `matches`. The items of
+    /// a literal are appended only once, even if it occurs several times.
     fn look_up(&self, value: &[u8], matches: &mut Matches) {
         matches.seen.clear();
         matches.seen.resize(self.items.len().div_ceil(64), 0);
@@ -325,8 +324,8 @@ fn ways_of_literals(literals: &Literals) -> Vec<Criterion<'_>> {
     }
 }
 
-/// Returns the way that files each alternative in its own most specific way. Returns no way if one
-/// of the alternatives cannot be filed.
+/// Returns the way that files each alternative in its most specific way. Returns no ways if one of
+/// the alternatives cannot be filed.
 fn ways_of_any<'a>(
     exact: impl Iterator<Item = &'a str>,
     others: &'a [Pattern],
@@ -341,16 +340,16 @@ fn ways_of_any<'a>(
     vec![way]
 }
 
-/// Returns the most specific of `ways`. A way is a list of criteria, and is as specific as the
-/// least specific criterion in the list.
+/// Returns the most specific of `ways`. A way is as specific as the least specific criterion in its
+/// list.
 pub(in crate::rules) fn most_telling(ways: Vec<Vec<Criterion<'_>>>) -> Option<Vec<Criterion<'_>>> {
     let vagueness = |way: &Vec<Criterion<'_>>| way.iter().map(Criterion::vagueness).max();
     ways.into_iter().min_by_key(vagueness)
 }
 
 impl Criterion<'_> {
-    /// Returns a value to compare criteria by: the less specific a criterion, the higher the value.
-    /// The kind is compared first. Within a kind, a shorter text is less specific.
+    /// Returns a sort key for criteria: the less specific a criterion, the higher the key. The kind
+    /// is compared first. Within a kind, a shorter string is less specific.
     pub(in crate::rules) fn vagueness(&self) -> (u8, std::cmp::Reverse<usize>) {
         let (kind, length) = match self {
             Self::Value(value) => (0, value.len()),
