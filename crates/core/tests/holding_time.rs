@@ -1,5 +1,5 @@
-//! Compares the estimate of when a concurrency slot is free with the truth, in a simulation of a
-//! service under steady load. The seed is fixed.
+//! Compares the estimated and the actual time until a concurrency slot is free, in a simulation of
+//! a service under steady load. The seed is fixed.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,7 +12,7 @@ use tidegate_core::{HoldingTime, SlotEstimate, Span};
 
 const SLOTS: usize = 20;
 
-/// xorshift64*, which needs no dependency.
+/// An xorshift64* generator, to avoid a dependency.
 struct Random(u64);
 
 impl Random {
@@ -28,7 +28,7 @@ impl Random {
     }
 }
 
-/// A request that waits: when it gives up, and how long it would hold its slot, in milliseconds.
+/// A waiting request: when it gives up, and how long it would hold its slot, in milliseconds.
 type Waiting = (u64, u64);
 
 /// The state of the service. Times are in milliseconds.
@@ -41,8 +41,8 @@ struct Service {
 }
 
 impl Service {
-    /// Moves to the next millisecond. Returns the times for which the released slots were held, and
-    /// the number of requests that gave up.
+    /// Advances to the next millisecond. Returns the holding times of the released slots, and the
+    /// number of requests that gave up.
     fn step(&mut self) -> (Vec<u64>, usize) {
         self.now += 1;
         let now = self.now;
@@ -63,7 +63,7 @@ impl Service {
         self.queue.is_empty() && self.held.len() < SLOTS
     }
 
-    /// Returns the time until a request at the end of the queue would have a slot.
+    /// Returns the actual time until a request at the end of the queue gets a slot.
     fn truth(&self) -> u64 {
         let mut later = self.clone();
         while !later.has_free_slot() {
@@ -75,16 +75,16 @@ impl Service {
 
 #[derive(Clone, Copy)]
 struct Load {
-    /// The arrivals in 10 seconds. The service serves 400 requests in this time.
+    /// The number of arrivals in 10 seconds, in which the service serves 400 requests.
     arrivals: u64,
     longest_wait: u64,
     queue: usize,
-    /// How long a request holds its slot: 500 ms on average.
+    /// Generates how long a request holds its slot: 500 ms on average.
     hold: fn(&mut Random) -> u64,
 }
 
-/// Returns the percentage of refusals whose announced time is within a factor of two of the truth,
-/// and the number of refusals.
+/// Returns the percentage of denials with an estimate within a factor of two of the actual time,
+/// and the number of denials.
 fn share_within_factor_of_two(load: Load) -> (usize, usize) {
     const WARM_UP: u64 = 10_000;
     const UNTIL: u64 = 100_000;
@@ -185,8 +185,8 @@ fn nine_of_ten_refusals_announce_a_time_within_a_factor_of_two() {
     }
 }
 
-/// Without a queue, the truth is the end of the next of 20 requests. No estimate can be close to it
-/// in most cases, because requests end at random times. It is right on average.
+/// Without a queue, a slot becomes free when the next of 20 requests ends. Requests end at random
+/// times, so an estimate cannot be close in most cases, but it is right on average.
 #[test]
 fn without_a_queue_the_estimate_is_right_on_average() {
     let load = Load {

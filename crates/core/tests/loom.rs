@@ -1,4 +1,4 @@
-//! Tests of the memory store under loom, which tests all interleavings of threads that use the
+//! Tests the memory store under loom, which explores all interleavings of threads that use the
 //! store's locks. The script `scripts/loom` runs these tests.
 
 #![cfg(loom)]
@@ -57,8 +57,8 @@ fn two_threads_on_one_key_with_a_limit_of_one() {
     });
 }
 
-/// Two threads that charge the same two keys in opposite order do not deadlock, and each thread
-/// charges either both keys or neither of them.
+/// Two threads that charge the same two keys in opposite orders do not deadlock, and each thread
+/// charges either both keys or neither.
 #[test]
 fn two_threads_on_two_keys_in_opposite_order() {
     loom::model(|| {
@@ -76,8 +76,8 @@ fn two_threads_on_two_keys_in_opposite_order() {
     });
 }
 
-/// One thread charges two keys, and a second thread charges only the second key. In any order, a
-/// denied request charges nothing.
+/// One thread charges two keys, and another thread only the second key. In any order, a denied
+/// request charges nothing.
 #[test]
 fn a_denied_pair_spends_nothing() {
     loom::model(|| {

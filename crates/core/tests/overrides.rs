@@ -1,5 +1,5 @@
-//! Overrides and plans: which limits apply to which request, and that a change of the limits keeps
-//! what was spent.
+//! Tests which overrides and plans apply to a request, and that spent units are kept when the
+//! limits change.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -76,7 +76,7 @@ impl Fixture {
         (decision, outcomes)
     }
 
-    /// Returns the limit of `customer`, and how much of it remains.
+    /// Returns the limit of `customer`, and its remaining units.
     fn look(&self, customer: &str) -> (u64, u64) {
         let (_, outcomes) = self.ask(&[("customer", customer)], 1, Effect::Look);
         (outcomes[0].limit, outcomes[0].remaining)
@@ -155,8 +155,8 @@ fn spent_units_stay_spent_when_an_override_begins_and_ends() {
     assert_eq!(fixture.look("alice"), (20, 5));
 }
 
-/// The units of a bucket that was raised, lowered and ended are counted once, although each change
-/// has another rate.
+/// If a bucket is raised, lowered and reset to the rule's limits, its units are counted once,
+/// although each change has a different rate.
 #[test]
 fn a_bucket_that_is_raised_lowered_and_ended_admits_no_more_than_the_largest_limit() {
     let bucket = |rate: &str| limits(&[&format!("{rate} capacity 10")]);
@@ -217,7 +217,7 @@ fn plans_follow_the_request_and_overrides_win() {
     assert_eq!(quota("free"), [(5, 5)]);
     assert_eq!(quota("pro"), [(100, 100)]);
     assert_eq!(quota("unknown"), [(10, 10)]);
-    // A change of the plan keeps what was spent.
+    // When the plan changes, spent units are kept.
     let pro = [("customer", "alice"), ("tier", "pro")];
     assert_eq!(fixture.ask(&pro, 7, Effect::Charge).0, Decision::Admitted);
     assert_eq!(quota("free"), [(5, 0)]);
@@ -238,8 +238,8 @@ fn plans_follow_the_request_and_overrides_win() {
     );
 }
 
-/// Limits between which a client can alternate share one state, which needs the same algorithm and
-/// the same windows.
+/// A client can alternate between plans, so their limits share one state. This requires the same
+/// algorithm and the same windows.
 #[test]
 fn a_plan_with_other_windows_is_rejected() {
     for (given, problem) in [
@@ -415,8 +415,8 @@ enum Step {
     },
 }
 
-/// Keys, and patterns of which each matches some of the keys. The patterns are in the order of their
-/// lengths, the longest first.
+/// Keys, and patterns that each match some of the keys. The patterns are sorted by length, longest
+/// first.
 const KEYS: [&str; 6] = ["a", "ab", "abc", "abd", "b", "bc"];
 const PATTERNS: [&str; 5] = ["ab*d", "ab*", "a*", "*b*", "*"];
 
@@ -445,8 +445,8 @@ fn matches(pattern: &str, key: &str) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// A client that alternates between two plans never gets more than a client that always has the
-    /// best of both: the larger bucket, refilled at the faster rate.
+    /// A client that alternates between two plans never gets more than a client with the best of
+    /// both: the larger bucket, refilled at the faster rate.
     #[test]
     fn alternating_between_plans_gains_nothing(
         capacities in (1..50_u64, 1..50_u64),
@@ -468,7 +468,7 @@ proptest! {
             if decision == Decision::Admitted {
                 admitted.push((fixture.now, cost));
             } else if let Some(wait) = outcomes[0].retry_after.span() {
-                // The wait is exact, whichever plan the key had before.
+                // The wait time is exact, whichever plan the key had before.
                 let now = fixture.now;
                 fixture.now = now.after(Span::from_micros(wait.as_micros() - 1));
                 let (early, _) = fixture.ask(&entries, cost, Effect::Peek);
@@ -488,7 +488,8 @@ proptest! {
         }
     }
 
-    /// The limits of each key are those of a naive model, which looks at all overrides in order.
+    /// Each key has the same limits as in a simple reference model, which checks all overrides in
+    /// order.
     #[test]
     fn the_first_override_that_applies_is_used(steps in prop::collection::vec(step(), 1..60)) {
         let mut fixture = Fixture::new(vec![api()]);

@@ -1,4 +1,4 @@
-//! Tests which rules apply to a request, and with which keys.
+//! Tests which rules apply to a request, and which keys they charge.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -36,8 +36,7 @@ fn set(rules: Vec<Rule>) -> RuleSet {
     RuleSet::build(rules, Vec::new()).unwrap()
 }
 
-/// Returns the name of each rule that applies, with the values of its key and the cost that it
-/// charges.
+/// Returns the name of each rule that applies, with its key values and cost.
 fn charged(rules: &RuleSet, entries: &[(&str, &str)]) -> Vec<(String, Vec<String>, u64)> {
     try_charged(rules, entries).unwrap()
 }
@@ -140,8 +139,8 @@ fn an_empty_or_too_long_key_value_is_refused() {
         empty.to_string(),
         "entries.customer: must not be empty; this entry is part of the key of rule \"per-customer\""
     );
-    // A key has at most 1,024 bytes. The rule's scope takes 8 bytes, the length of the tenant 2,
-    // and the tenant itself 1, so 1,013 bytes are left for the last value.
+    // A key has at most 1,024 bytes. The rule's scope takes 8 bytes, the tenant's length 2, and the
+    // tenant itself 1, so 1,013 bytes are left for the last value.
     let fits = "c".repeat(1_013);
     assert_eq!(
         charged(&rules, &[("tenant", "t"), ("customer", &fits)]).len(),

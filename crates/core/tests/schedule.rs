@@ -1,4 +1,4 @@
-//! Tests that schedules follow local time, even when the clocks change to or from summer time.
+//! Tests that schedules follow local time, including changes to and from daylight saving time.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,8 +23,8 @@ fn at(text: &str) -> Timestamp {
     Timestamp::from_micros(instant.as_microsecond().try_into().unwrap())
 }
 
-/// Draws one character for each of `quarters` quarters of an hour from `first` on. The character is
-/// `#` if the schedule holds in this quarter.
+/// Draws a character for each of `quarters` quarter hours, starting at `first`: `#` if the schedule
+/// holds, otherwise `.`.
 fn drawn(schedule: &ActiveHours, first: &str, quarters: u64) -> String {
     let instant = |quarter| at(first).as_micros() + quarter * 15 * 60 * 1_000_000;
     let holds = |quarter| schedule.holds(Timestamp::from_micros(instant(quarter)));
@@ -54,7 +54,8 @@ fn hours_begin_with_their_first_minute_and_end_before_their_last() {
     );
 }
 
-/// A range that includes midnight belongs to the day on which it starts. June 19, 2026 is a Friday.
+/// A range that includes midnight belongs to the day on which it starts. June 19, 2026, is a
+/// Friday.
 #[test]
 fn a_night_belongs_to_the_day_on_which_it_starts() {
     let friday = schedule(&["22:00-06:00"], "fri", "UTC");
@@ -185,8 +186,8 @@ fn name(day: Weekday) -> &'static str {
 }
 
 proptest! {
-    /// A schedule gives the same result as a reference implementation, which compares local times
-    /// and days as formatted text.
+    /// A schedule gives the same result as a reference implementation that compares formatted local
+    /// times and days.
     #[test]
     fn the_schedule_matches_wall_clock_time(
         micros in 1_500_000_000_000_000..2_000_000_000_000_000_u64,

@@ -1,4 +1,4 @@
-//! Tests of top talkers, which compare every number of a list with exact counts.
+//! Tests top talkers by comparing every number in a list with exact counts.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn key(number: u32) -> Vec<u8> {
     format!("key-{number}").into_bytes()
 }
 
-/// Returns a hash with many collisions, so that the sketch has to compare keys.
+/// Returns a hash with many collisions, so that the sketch must compare keys.
 fn hash(key: &[u8]) -> u32 {
     key.iter()
         .fold(7, |hash, byte| hash * 31 % 61 + u32::from(*byte) % 17)
@@ -70,8 +70,8 @@ fn check(summary: &Summary, exact: &Exact, keep: usize) {
     }
 }
 
-/// Generates a skewed stream: the number of a key is about the inverse of a uniformly distributed
-/// number.
+/// Generates a skewed stream, in which a key's index is about the inverse of a uniformly
+/// distributed number.
 fn zipf() -> impl Strategy<Value = Vec<Addition>> {
     let key = (1_u32..1_000).prop_map(|number| 1_000 / number);
     prop::collection::vec((key, 1_u64..4), 0..2_000)
@@ -81,9 +81,9 @@ fn uniform() -> impl Strategy<Value = Vec<Addition>> {
     prop::collection::vec((0_u32..300, 1_u64..4), 0..2_000)
 }
 
-/// Generates streams that are difficult for sketches. Such a stream has floods of new keys between
-/// additions to a heavy key, keys that occur again just after a sketch could have dropped them, and
-/// a flood of new keys at the end.
+/// Generates streams that are difficult for sketches: floods of new keys between additions to a
+/// heavy key, keys that occur again just after a sketch may have dropped them, and a flood of new
+/// keys at the end.
 fn adversarial() -> impl Strategy<Value = Vec<Addition>> {
     let part = prop_oneof![
         // A flood of new keys.
@@ -129,7 +129,7 @@ proptest! {
             dealt.iter().map(|part| sketch_of(part, keep).summary()).collect();
         let exact = exact(&stream);
         check(&merge(&summaries, keep), &exact, keep);
-        // Merge the summaries one after the other, as a history merges time slices.
+        // Merge the summaries one after the other, like a history merges time slices.
         let mut one_by_one = Summary::default();
         for summary in &summaries {
             one_by_one = merge([&one_by_one, summary], keep);
@@ -142,8 +142,7 @@ proptest! {
             prop_assert!(truth <= *estimate && estimate - error <= truth);
             prop_assert!(*error <= total / (keep as u64 + 1));
         }
-        // If the exact sum of a key is higher than the estimate of the last row, the key must be in
-        // the list.
+        // A key with an exact sum above the estimate of the last row must be in the list.
         let all = top_keys(&summaries, usize::MAX);
         let least = rows.last().map_or(0, |row| row.estimate);
         for (key, truth) in &exact {
@@ -173,7 +172,7 @@ proptest! {
     }
 }
 
-/// A decided request of a test.
+/// A decided request in a test.
 #[derive(Clone, Debug)]
 struct Event {
     worker: usize,
@@ -225,7 +224,7 @@ const BASE: u64 = 28_000_000;
 
 proptest! {
     /// Several workers record requests, with pauses between them. For every rule, measure and
-    /// period, the totals are exact and the bounds of every row contain the exact number.
+    /// period, the totals are exact, and the bounds of every row contain the exact number.
     #[test]
     fn lists_over_slices_are_right(
         steps in prop::collection::vec(
@@ -251,8 +250,8 @@ proptest! {
                 recorders[event.worker].record(minute, request, [charge].into_iter());
                 events.push((minute, event.clone()));
             }
-            // Only the first worker hands over its closed slices now. The slices of the other
-            // workers are added before the lists are read.
+            // Only the first worker hands over its completed slices now. Those of the other workers
+            // are added before the lists are read.
             let closed: Vec<_> = recorders[0].take_closed();
             history.add(&closed, minute);
         }
@@ -261,7 +260,7 @@ proptest! {
             let closed = recorder.take_closed();
             history.add(&closed, minute);
         }
-        // Time has advanced since the last request, so close the slices that are still live.
+        // Time has advanced since the last request, so complete the live slices.
         for recorder in &mut recorders {
             recorder.advance(minute);
             let closed = recorder.take_closed();

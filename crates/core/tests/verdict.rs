@@ -1,4 +1,4 @@
-//! Tests of verdicts on several limits: the tightest limit, the wait, and rules in shadow mode.
+//! Tests verdicts on several limits: the tightest limit, the wait time, and rules in shadow mode.
 
 #![cfg(not(loom))]
 
@@ -150,8 +150,8 @@ fn a_request_without_rules_passes() {
     assert_eq!((verdict.rule, verdict.retry_after), (None, RetryAfter::NOW));
 }
 
-/// The verdict of the memory store on one charge equals the verdict computed from the outcomes of
-/// the charge, with and without the fast path.
+/// The memory store's verdict on one charge equals the verdict computed from the charge's outcomes,
+/// with and without the fast path.
 #[test]
 fn the_verdict_on_one_charge_equals_that_of_its_outcomes() {
     let parse = |text: &str| text.parse::<Limit>().expect("a limit");
@@ -210,7 +210,7 @@ fn the_verdict_on_one_charge_equals_that_of_its_outcomes() {
     );
 }
 
-/// Only rules without a key, and only concurrency limits, speak for the whole service.
+/// Only concurrency limits of rules without a key represent the capacity of the service.
 #[test]
 fn a_denial_by_the_slots_of_the_service_is_a_lack_of_capacity() {
     let slots = || {
@@ -242,7 +242,7 @@ fn a_denial_by_the_slots_of_the_service_is_a_lack_of_capacity() {
             assert_eq!(verdict.is_at_capacity(), is_denied && at_capacity);
         }
     }
-    // More than the limit is never admitted.
+    // A cost above the limit is never admitted.
     let verdict = verdict(&store(), &[&all], 2);
     assert_eq!(verdict.retry_after, RetryAfter::Never);
     assert!(!verdict.waits_for_slots() && !verdict.is_at_capacity());

@@ -1,8 +1,8 @@
-//! The summaries of one rule.
+//! The summaries of a rule.
 
 use super::{Measure, Stream, SumBounds, Summary, Tally, merge};
 
-/// The counts of one rule in a closed time slice.
+/// A rule's counts in a closed time slice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GroupSummaries {
     /// The exact totals.
@@ -18,7 +18,7 @@ impl GroupSummaries {
         streams.filter_map(|stream| self.streams[stream.index()].as_ref())
     }
 
-    /// Returns the bounds of the measure `by` of `key`, which is without the scope of its rule.
+    /// Returns the bounds of the measure `by` for `key`, which is given without its rule's scope.
     #[must_use]
     pub fn bounds_of(&self, by: Measure, key: &[u8]) -> SumBounds {
         let mut bounds = SumBounds::default();

@@ -1,20 +1,20 @@
-//! The history: the counts of the last day in time slices of a minute, 5 minutes and an hour.
+//! The history: the counts of the last day, in time slices of 1 minute, 5 minutes and 1 hour.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{GroupSummaries, Level, LiveSlice, Period, Summary, Tally};
 
-/// A time slice that has ended, merged from the slices of all workers.
+/// A completed time slice, merged from the slices of all workers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClosedSlice {
-    /// The exact totals over all rules, in which each request counts once.
+    /// The exact totals over all rules. Each request is counted once.
     pub total: Tally,
-    /// The counts of each rule, by the [scope](crate::Rule::key_scope) of the rule.
+    /// The counts of each rule, by the rule's [scope](crate::Rule::key_scope).
     pub groups: BTreeMap<u64, GroupSummaries>,
 }
 
-/// The time slices of the last day, by [`Level`] and by number. The number of a slice is its start
-/// since 1970, divided by its length.
+/// The time slices of the last day, by [`Level`] and index. A slice's index is its start, counted
+/// from 1970, divided by its length.
 #[derive(Debug)]
 pub struct History {
     keep: usize,
@@ -24,7 +24,7 @@ pub struct History {
 
 impl History {
     /// Creates an empty history. Each summary keeps `keep` keys, or fewer if all summaries together
-    /// would take more than `max_bytes`.
+    /// would exceed `max_bytes`.
     #[must_use]
     pub fn new(keep: usize, max_bytes: usize) -> Self {
         Self {
@@ -34,8 +34,8 @@ impl History {
         }
     }
 
-    /// Adds closed minutes of workers to the time slices that contain them, at each level. `minute`
-    /// is the current minute. Returns the level and the number of each slice that has changed.
+    /// Adds the workers' completed minutes to the time slices that contain them, at each level.
+    /// `minute` is the current minute. Returns the level and the index of each changed slice.
     pub fn add(&mut self, slices: &[LiveSlice], minute: u64) -> BTreeSet<(Level, u64)> {
         let mut changed = BTreeSet::new();
         self.expire(minute);
@@ -61,7 +61,7 @@ impl History {
         changed
     }
 
-    /// Drops the time slices that are older than every [`Period`] ending in `minute`.
+    /// Drops the time slices before every [`Period`] ending in `minute`.
     pub fn expire(&mut self, minute: u64) {
         for level in Level::ALL {
             let current = minute / level.minutes();
@@ -70,27 +70,27 @@ impl History {
         }
     }
 
-    /// Drops the counts of each rule for whose scope `is_listed` returns false. The totals over all
-    /// rules are kept.
+    /// Drops the counts of rules with a scope for which `is_listed` returns false. The totals over
+    /// all rules are kept.
     pub fn retain(&mut self, is_listed: impl Fn(u64) -> bool) {
         for slice in self.levels.iter_mut().flat_map(BTreeMap::values_mut) {
             slice.groups.retain(|scope, _| is_listed(*scope));
         }
     }
 
-    /// Returns the time slice of `level` with this number.
+    /// Returns the time slice of `level` with the index `number`.
     #[must_use]
     pub fn slice(&self, level: Level, number: u64) -> Option<&ClosedSlice> {
         self.levels[level.index()].get(&number)
     }
 
-    /// Returns the time slices of the period that ends in `minute`.
+    /// Returns the time slices of the period ending in `minute`.
     pub fn slices(&self, over: Period, minute: u64) -> impl Iterator<Item = &ClosedSlice> {
         let slices = self.levels[over.level().index()].range(over.first_slice(minute)..);
         slices.map(|(_, slice)| slice)
     }
 
-    /// Returns the scopes of all rules that have counts in the period that ends in `minute`.
+    /// Returns the scopes of all rules with counts in the period ending in `minute`.
     #[must_use]
     pub fn scopes(&self, over: Period, minute: u64) -> BTreeSet<u64> {
         let slices = self.slices(over, minute);

@@ -1,4 +1,4 @@
-//! Merging of [summaries](Summary).
+//! Merges [summaries](Summary).
 
 use std::cmp::Reverse;
 
@@ -6,7 +6,7 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use super::Summary;
 
-/// A key in a list of top talkers. The true number is in `estimate - error ..= estimate`.
+/// A key in a list of top talkers. Its true number is in `estimate - error ..= estimate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopKey<'s> {
     /// The key, without the scope of its rule.
@@ -17,7 +17,7 @@ pub struct TopKey<'s> {
     pub error: u64,
 }
 
-/// The sums over the summaries that contain a key.
+/// The sums over all summaries that contain a key.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     count: u64,
@@ -69,9 +69,8 @@ fn merged<'s>(
         }
     }
     let keys = sums.into_iter().map(move |(key, sum)| {
-        // In each summary without the key, the sum of the key is between 0 and the floor of the
-        // summary. `sum.floor` can exceed `floor`, because a damaged summary can contain a key
-        // twice.
+        // In a summary without the key, its sum is between 0 and the summary's floor. `sum.floor`
+        // can exceed `floor`, because a damaged summary can contain a key twice.
         let unseen = floor.saturating_sub(sum.floor);
         TopKey {
             key,

@@ -1,5 +1,5 @@
-//! Top talkers: the keys with the most requests, denials or cost in the last minutes and hours. The
-//! numbers are counted in bounded memory, and each number has an error bound.
+//! Top talkers: the keys with the most requests, denials or cost in the last minutes and hours.
+//! They are counted in bounded memory, and each number has an error bound.
 //!
 //! ```text
 //! Recorder   one per worker: counts the decisions of the current minute
@@ -14,9 +14,9 @@
 //!
 //! # The bound
 //!
-//! A sketch keeps a `count` and an `error` for some keys, and one `floor`. For every key in the
-//! sketch, the true number is in `count - error ..= count`. For every other key, the true number is
-//! at most `floor`.
+//! A sketch keeps a `count` and an `error` for some keys, and a single `floor`. For a key in the
+//! sketch, the true number is in `count - error ..= count`. For any other key, it is at most
+//! `floor`.
 //!
 //! The algorithm is Space-Saving (Metwally, Agrawal, El Abbadi 2005) with lazy eviction. A new key
 //! starts with `floor` as its error. When a sketch has twice as many keys as its setting `keys`,
@@ -24,12 +24,13 @@
 //!
 //! The error bound follows as for the Misra-Gries sketch, to which Space-Saving is isomorphic. Each
 //! addition increases the sum of `count - floor` over all keys by its weight. Each unit by which
-//! `floor` rises decreases this sum by at least `keys + 1`. So `floor <= total / (keys + 1)`.
+//! `floor` rises decreases this sum by at least `keys + 1`. Therefore, `floor <= total / (keys +
+//! 1)`.
 //!
 //! Merging (Agarwal et al. 2012, "Mergeable Summaries") adds the counts, the errors and the floors
-//! of two sketches. If only one sketch has a key, the floor of the second sketch is added to the
-//! count and to the error of the key. In the merged sketch, the bounds of the counts and of `floor`
-//! hold for the sum of both totals. So merging does not weaken the bounds, no matter how often
+//! of two sketches. If only one sketch has a key, the floor of the other sketch is added to the
+//! key's count and error. In the merged sketch, the bounds of the counts and of `floor` hold for
+//! the sum of both totals. Therefore, merging does not weaken the bounds, no matter how often
 //! sketches are merged.
 
 mod group_summaries;
@@ -51,24 +52,24 @@ pub use tally::Tally;
 
 use crate::time::Timestamp;
 
-/// The maximum number of rules that have their own lists of top talkers: the first ones of the
-/// rules file. The requests of later rules count only in the totals over all rules.
+/// The maximum number of rules with their own lists of top talkers: the first ones in the rules
+/// file. Requests for later rules count only in the totals over all rules.
 pub const MAX_TOP_RULES: usize = 1_000;
 
 /// The maximum number of keys in one response.
 pub const MAX_TOP_KEYS: usize = 1_000;
 
-/// The [scope](crate::Rule::key_scope) for keys without a rule: the keys of limits that are sent
-/// with the request. No rule has this scope.
+/// The [scope](crate::Rule::key_scope) for keys without a rule, which belong to limits sent with a
+/// request. No rule has this scope.
 pub const NO_RULE: u64 = 0;
 
-/// The maximum number of keys and bytes of the lists of top talkers.
+/// The maximum number of keys and bytes for the lists of top talkers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopBounds {
-    /// The number of keys in each sketch. If `max_bytes` is large enough for all keys, no number in
-    /// a list is off by more than the total divided by `keys`.
+    /// The number of keys in each sketch. If `max_bytes` is large enough for all keys, the error of
+    /// each number in a list is at most the total divided by `keys`.
     pub keys: usize,
-    /// The maximum memory of all lists, in bytes. If the lists need more memory, the sketches keep
+    /// The maximum memory for all lists, in bytes. If the lists would need more, the sketches keep
     /// fewer keys.
     pub max_bytes: usize,
 }
@@ -88,8 +89,7 @@ pub enum Measure {
     /// The number of requests.
     #[default]
     Requests,
-    /// The number of requests that the rule denied, or would have denied if it were not in shadow
-    /// mode.
+    /// The number of requests that the rule denied, or would have denied outside shadow mode.
     Denied,
     /// The cost of the requests, denied or not.
     Cost,
@@ -99,7 +99,7 @@ impl Measure {
     /// All measures.
     pub const ALL: [Self; 3] = [Self::Requests, Self::Denied, Self::Cost];
 
-    /// Returns the name that queries use.
+    /// Returns the name used in queries.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -115,7 +115,7 @@ impl Measure {
         Self::ALL.into_iter().find(|by| by.as_str() == name)
     }
 
-    /// Returns the streams whose sum is this measure. Each addition is in only one stream.
+    /// Returns the streams that sum up to this measure. Each addition is in only one stream.
     #[must_use]
     pub const fn streams(self) -> &'static [Stream] {
         match self {
@@ -126,16 +126,16 @@ impl Measure {
     }
 }
 
-/// One of three disjoint groups of additions to a key, with a sketch for each. The groups are
-/// disjoint so that a request of cost 1 is added to a single sketch, although there are three
+/// One of three disjoint streams of additions to keys. Each stream has a sketch of its own. With
+/// disjoint streams, a request of cost 1 is added to a single sketch, although there are three
 /// measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
-    /// An addition of 1 for each request that the rule did not deny.
+    /// Adds 1 for each request that the rule did not deny.
     Passed,
-    /// An addition of 1 for each request that the rule denied.
+    /// Adds 1 for each request that the rule denied.
     Denied,
-    /// An addition of `cost - 1` for each request whose cost is more than 1.
+    /// Adds `cost - 1` for each request with a cost above 1.
     ExtraCost,
 }
 
@@ -170,7 +170,7 @@ impl Period {
     /// All periods.
     pub const ALL: [Self; 4] = [Self::FiveMinutes, Self::QuarterHour, Self::Hour, Self::Day];
 
-    /// Returns the name that queries use.
+    /// Returns the name used in queries.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -208,15 +208,15 @@ impl Period {
         }
     }
 
-    /// Returns the number of the first time slice of the period that ends in `minute`. The first
-    /// slice begins before the period, by less than its length, so that the slices cover the whole
+    /// Returns the index of the first time slice of the period ending in `minute`. This slice can
+    /// begin before the period, by less than the slice's length, so that the slices cover the whole
     /// period.
     #[must_use]
     pub const fn first_slice(self, minute: u64) -> u64 {
         minute.saturating_sub(self.minutes()) / self.level().minutes()
     }
 
-    /// Returns the instant at which the time slice of [`Self::first_slice`] begins.
+    /// Returns the start of the time slice [`Self::first_slice`].
     #[must_use]
     pub const fn start(self, minute: u64) -> Timestamp {
         self.level().start(self.first_slice(minute))
@@ -248,16 +248,15 @@ impl Level {
         }
     }
 
-    /// Returns the instant at which the time slice `number` begins.
+    /// Returns the start of the time slice with the index `number`.
     #[must_use]
     pub const fn start(self, number: u64) -> Timestamp {
         let minutes = number.saturating_mul(self.minutes());
         Timestamp::from_micros(minutes.saturating_mul(MINUTE_MICROS))
     }
 
-    /// Returns the number of time slices that are kept: enough for the longest period of this
-    /// level. One more slice than the period has is needed, because the first and the last slice
-    /// are partial.
+    /// Returns the number of time slices to keep for the longest period of this level. One
+    /// additional slice is needed, because the first and the last slice are partial.
     #[must_use]
     pub const fn slices(self) -> u64 {
         match self {

@@ -5,19 +5,19 @@
 //! stream: | 0 |   or   | 1 | floor | keys | length | packed summary |
 //! ```
 //!
-//! All numbers except the scope are in LEB128. `totals` stands for the number of requests, the
-//! number of denials, and the cost.
+//! All numbers except the scope are in LEB128. `totals` is the number of requests, the number of
+//! denials, and the cost.
 
 use super::{
     ClosedSlice, GroupSummaries, Stream, Summary, Tally,
     summary::{put, take},
 };
 
-/// The version of the format. A server ignores slices in other versions of the format.
+/// The version of the format. A server ignores slices in other versions.
 const VERSION: u8 = 1;
 
 impl ClosedSlice {
-    /// Returns the packed form of the slice with this `number`.
+    /// Returns the packed form of the slice, which has the index `number`.
     #[must_use]
     pub fn pack(&self, number: u64) -> Vec<u8> {
         let mut packed = vec![VERSION];
@@ -42,7 +42,7 @@ impl ClosedSlice {
         packed
     }
 
-    /// Reads a packed slice and its number. Returns `None` if the bytes are damaged or in another
+    /// Reads a packed slice and its index. Returns `None` if the bytes are damaged or in another
     /// version of the format.
     #[must_use]
     pub fn unpack(packed: &[u8]) -> Option<(u64, Self)> {

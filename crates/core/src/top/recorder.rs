@@ -1,4 +1,4 @@
-//! The recorder, which counts the decisions of one worker.
+//! The recorder, which counts a worker's decisions.
 
 use std::hash::BuildHasher as _;
 
@@ -10,7 +10,7 @@ use crate::rules::{DESCRIPTOR_KEY, scope_of_key};
 /// A decided request.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedRequest {
-    /// The cost of the request: the highest cost among its charges.
+    /// The request's cost: the highest cost among its charges.
     pub cost: u64,
     /// Whether the request was denied.
     pub denied: bool,
@@ -27,7 +27,7 @@ pub struct ChargedKey<'k> {
     pub denied: bool,
 }
 
-/// Counts the decisions of one worker, by rule and by key.
+/// Counts a worker's decisions, by rule and by key.
 #[derive(Debug)]
 pub struct Recorder {
     hasher: RandomState,
@@ -36,11 +36,11 @@ pub struct Recorder {
     /// The index in [`LiveSlice::groups`] for each [scope](crate::Rule::key_scope).
     by_scope: HashMap<u64, usize>,
     live: LiveSlice,
-    /// The minutes that have ended and that [`Self::take_closed`] has not returned yet.
+    /// The completed minutes that [`Self::take_closed`] has not returned yet.
     closed: Vec<LiveSlice>,
 }
 
-/// The counts of one worker in one minute.
+/// A worker's counts in one minute.
 #[derive(Debug, Default)]
 pub struct LiveSlice {
     pub(super) minute: u64,
@@ -50,7 +50,7 @@ pub struct LiveSlice {
     sketch_bytes: usize,
 }
 
-/// The counts of one rule in a time slice.
+/// A rule's counts in a time slice.
 #[derive(Clone, Debug, Default)]
 pub struct Group {
     pub(super) scope: u64,
@@ -60,7 +60,7 @@ pub struct Group {
 
 impl Recorder {
     /// Creates a recorder without rules. Each sketch keeps at least `keep` keys, unless all
-    /// sketches together would take more than `max_bytes`.
+    /// sketches together would exceed `max_bytes`.
     #[must_use]
     pub fn new(keep: usize, max_bytes: usize) -> Self {
         let mut recorder = Self {
@@ -75,8 +75,8 @@ impl Recorder {
         recorder
     }
 
-    /// Sets the [scopes](crate::Rule::key_scope) of the rules that have lists of top talkers. Only
-    /// the first [`MAX_TOP_RULES`] scopes are used. Counts of all other rules are dropped.
+    /// Sets the [scopes](crate::Rule::key_scope) of the rules with lists of top talkers. Only the
+    /// first [`MAX_TOP_RULES`] scopes are used. The counts of all other rules are dropped.
     pub fn set_scopes(&mut self, scopes: &[u64]) {
         let scopes = &scopes[..scopes.len().min(MAX_TOP_RULES)];
         let all = std::iter::once(NO_RULE).chain(scopes.iter().copied());
@@ -106,8 +106,8 @@ impl Recorder {
         }
     }
 
-    /// Counts a request that was decided in `minute`. If the clock was set back to an earlier
-    /// minute, the request is counted in the latest minute that the recorder has seen.
+    /// Counts a request decided in `minute`. If the clock was set back to an earlier minute, the
+    /// request is counted in the latest minute that the recorder has seen.
     #[inline]
     pub fn record<'k>(
         &mut self,
@@ -122,7 +122,7 @@ impl Recorder {
         }
     }
 
-    /// Ends the current time slice if it is of an earlier minute than `minute`.
+    /// Completes the current time slice if `minute` is later.
     #[inline]
     pub fn advance(&mut self, minute: u64) {
         if self.live.minute < minute {
@@ -130,19 +130,19 @@ impl Recorder {
         }
     }
 
-    /// Removes and returns the time slices that have ended.
+    /// Removes and returns the completed time slices.
     pub fn take_closed(&mut self) -> Vec<LiveSlice> {
         std::mem::take(&mut self.closed)
     }
 
-    /// Returns the number of time slices that have ended and were not taken yet.
+    /// Returns the number of completed time slices that have not been taken yet.
     #[must_use]
     pub fn closed(&self) -> usize {
         self.closed.len()
     }
 
-    /// Returns the totals of all time slices of the recorder: the current slice, and the ended
-    /// slices that were not taken yet.
+    /// Returns the totals of all of the recorder's time slices: the current slice, and the
+    /// completed slices that have not been taken yet.
     #[must_use]
     pub fn total(&self) -> Tally {
         let mut total = Tally::default();
@@ -150,7 +150,7 @@ impl Recorder {
         total
     }
 
-    /// Returns the counts of the rule with this scope in each time slice of the recorder.
+    /// Returns the counts of the rule with this scope in each of the recorder's time slices.
     pub fn groups(&self, scope: u64) -> impl Iterator<Item = Group> {
         let at = self.by_scope.get(&scope).copied();
         let slices = self.slices();
@@ -190,8 +190,8 @@ impl Recorder {
         let ChargedKey { key, cost, denied } = charge;
         let (scope, key) = match scope_of_key(key) {
             Some((scope, key)) => (scope, key),
-            // Keys of Envoy descriptors are not listed here: Envoy's rate limit service has
-            // separate statistics.
+            // Keys of Envoy descriptors are not counted here, because the listener for Envoy's rate
+            // limit service has separate statistics.
             None if key.starts_with(&DESCRIPTOR_KEY) => return,
             None => (NO_RULE, key),
         };
@@ -263,7 +263,7 @@ impl Group {
         }
     }
 
-    /// Adds `weight` to `key`. Returns the number of bytes by which the memory grew.
+    /// Adds `weight` to `key`. Returns the number of additional bytes of memory.
     #[inline]
     fn add(&mut self, stream: Stream, key: &[u8], hash: u32, weight: u64, keep: usize) -> usize {
         let sketch = &mut self.sketches[stream.index()];

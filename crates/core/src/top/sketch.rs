@@ -1,13 +1,13 @@
-//! The Space-Saving sketch of the current time slice.
+//! The Space-Saving sketch for the current time slice.
 
 use super::Summary;
 use crate::limit::bounds::MAX_KEY_BYTES;
 
-/// The average number of bytes per key for which a full sketch has room. If keys are longer on
+/// The average key length, in bytes, for which a full sketch has room. If keys are longer on
 /// average, the sketch holds fewer keys.
 const AVERAGE_KEY_BYTES: usize = 64;
 
-/// The minimum number of bytes that a sketch has for the keys.
+/// The minimum room for keys in a sketch, in bytes.
 const MIN_KEY_BYTES: usize = 2 * MAX_KEY_BYTES;
 
 /// An unused slot of the hash table.
@@ -16,8 +16,8 @@ const UNUSED: Slot = Slot {
     entry: u32::MAX,
 };
 
-/// A Space-Saving sketch: the keys with the largest sums of weights, each with an error. The
-/// [module documentation](super) describes the error bound.
+/// A Space-Saving sketch: the keys with the largest total weights, each with an error. The [module
+/// documentation](super) describes the error bound.
 #[derive(Clone, Debug)]
 pub struct Sketch {
     entries: Vec<Entry>,
@@ -26,9 +26,9 @@ pub struct Sketch {
     /// A hash table of the entries, with linear probing. The table is at most half full, and its
     /// length is a power of two.
     slots: Vec<Slot>,
-    /// The upper bound of the sum of every key without an entry.
+    /// The upper bound for the sum of any key without an entry.
     floor: u64,
-    /// The number of entries that stay when a full sketch drops keys.
+    /// The number of entries that are kept when a full sketch drops keys.
     keep: u32,
 }
 
@@ -48,8 +48,8 @@ struct Slot {
 }
 
 impl Sketch {
-    /// Creates an empty sketch of at least `keep` keys. The sketch takes memory only for the keys
-    /// that it contains.
+    /// Creates an empty sketch for at least `keep` keys. It takes memory only for the keys that it
+    /// contains.
     #[must_use]
     pub fn new(keep: usize) -> Self {
         Self {
@@ -61,8 +61,9 @@ impl Sketch {
         }
     }
 
-    /// Adds `weight` to `key` and returns true if the sketch has the key. `hash` is a hash of the
-    /// key. The caller must use the same hash function for all keys of a sketch.
+    /// Adds `weight` to `key` and returns true, or returns false if the key is not in the sketch.
+    /// `hash` is a hash of the key. The caller must use the same hash function for all keys of a
+    /// sketch.
     #[inline]
     pub fn increase(&mut self, key: &[u8], hash: u32, weight: u64) -> bool {
         let Some(mask) = self.slots.len().checked_sub(1) else {
@@ -86,7 +87,8 @@ impl Sketch {
         }
     }
 
-    /// Adds `weight` to `key`, which the sketch does not have. Makes room for the key if necessary.
+    /// Adds `weight` to `key`, which must not be in the sketch. Makes room for the key if
+    /// necessary.
     pub fn insert(&mut self, key: &[u8], hash: u32, weight: u64) {
         let key = &key[..key.len().min(MAX_KEY_BYTES)];
         if self.entries.len() >= self.capacity() {
@@ -98,7 +100,7 @@ impl Sketch {
         let (most, most_bytes) = (self.capacity(), self.max_key_bytes());
         reserve(&mut self.entries, 1, most);
         reserve(&mut self.keys, key.len(), most_bytes);
-        // The total length of the keys is below 2³², because `max_key_bytes` is below 2³².
+        // The total length of the keys is below 2³², like `max_key_bytes`.
         let start = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
         self.keys.extend_from_slice(key);
         self.entries.push(Entry {
@@ -141,7 +143,7 @@ impl Sketch {
         self.index(self.slots.len());
     }
 
-    /// Halves the number of keys, and releases the memory.
+    /// Halves the number of keys, and releases unused memory.
     pub fn halve(&mut self) {
         self.shrink_to(self.entries.len() / 2);
         self.entries.shrink_to_fit();
@@ -170,7 +172,7 @@ impl Sketch {
             + self.slots.capacity() * size_of::<Slot>()
     }
 
-    /// Returns the maximum number of entries: twice the number that a full sketch keeps when it
+    /// Returns the maximum number of entries: twice the number that is kept when a full sketch
     /// drops keys. Dropping keys visits all entries, so it should be rare.
     fn capacity(&self) -> usize {
         2 * self.keep as usize

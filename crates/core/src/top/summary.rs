@@ -1,12 +1,12 @@
-//! Summaries: sketches of ended time slices, packed, sorted by count, and mergeable.
+//! Summaries: packed sketches of completed time slices, sorted by count and mergeable.
 
 use std::cmp::Reverse;
 
-/// A sketch that is complete. The [module documentation](super) describes the error bound.
+/// A completed sketch. The [module documentation](super) describes the error bound.
 ///
-/// The packed form of an entry is the length of the key, its bytes, the count and the error, with
-/// all numbers in LEB128. The entries are sorted by descending count, so that the entries with the
-/// lowest counts can be cut off at the end.
+/// A packed entry consists of the key's length and bytes, the count and the error, with all numbers
+/// in LEB128. The entries are sorted by descending count, so that those with the lowest counts can
+/// be cut off at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     floor: u64,
@@ -17,7 +17,7 @@ pub struct Summary {
 /// An entry of a summary: the key, the count and the error.
 pub type SummaryEntry<'s> = (&'s [u8], u64, u64);
 
-/// The bounds of the sum of a key, which is in `estimate - error ..= estimate`.
+/// The bounds of a key's sum, which is in `estimate - error ..= estimate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SumBounds {
     /// The upper bound of the sum.
@@ -26,7 +26,7 @@ pub struct SumBounds {
     pub error: u64,
 }
 
-/// Adds the bounds of the sums of the same key in disjoint parts of a stream.
+/// Adds the bounds for the same key in disjoint parts of a stream.
 impl std::ops::AddAssign for SumBounds {
     fn add_assign(&mut self, other: Self) {
         self.estimate = self.estimate.saturating_add(other.estimate);
@@ -35,8 +35,8 @@ impl std::ops::AddAssign for SumBounds {
 }
 
 impl Summary {
-    /// Creates a summary of `entries` with distinct keys. The sum of every other key is at most
-    /// `floor`.
+    /// Creates a summary of `entries`, which must have distinct keys. The sum of any other key is
+    /// at most `floor`.
     #[must_use]
     pub fn new(floor: u64, mut entries: Vec<SummaryEntry<'_>>) -> Self {
         entries.sort_unstable_by_key(|&(key, count, _)| (Reverse(count), key));
@@ -54,7 +54,7 @@ impl Summary {
         }
     }
 
-    /// Reads a summary that another process has packed. Returns `None` if the bytes are damaged.
+    /// Reads a summary packed by another process. Returns `None` if the bytes are damaged.
     #[must_use]
     pub fn unpack(floor: u64, len: usize, packed: &[u8]) -> Option<Self> {
         let (mut rest, mut highest) = (packed, u64::MAX);
@@ -72,7 +72,7 @@ impl Summary {
         })
     }
 
-    /// Returns the upper bound of the sum of every key without an entry.
+    /// Returns the upper bound for the sum of any key without an entry.
     #[must_use]
     pub fn floor(&self) -> u64 {
         self.floor
@@ -134,7 +134,7 @@ impl Summary {
     }
 }
 
-/// Takes the next entry from `rest`; `None` at the end, and for damaged bytes.
+/// Takes the next entry from `rest`. Returns `None` at the end or if the bytes are damaged.
 fn entry<'s>(rest: &mut &'s [u8]) -> Option<SummaryEntry<'s>> {
     let len = usize::try_from(take(rest)?).ok()?;
     let (key, after) = rest.split_at_checked(len)?;

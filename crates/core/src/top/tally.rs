@@ -2,14 +2,14 @@
 
 use std::ops::AddAssign;
 
-/// The exact number of requests, of denials, and their cost.
+/// The exact number of requests and denials, and the total cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// The number of requests.
     pub requests: u64,
-    /// The number of requests that were denied.
+    /// The number of denied requests.
     pub denied: u64,
-    /// The cost of all requests, denied or not. The cost stops growing at 2⁶⁴ − 1.
+    /// The cost of all requests, denied or not; saturates at 2⁶⁴ − 1.
     pub cost: u64,
 }
 

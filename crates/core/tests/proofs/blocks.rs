@@ -1,4 +1,4 @@
-//! Tests of manual blocks: their number is limited and counted, and expired blocks are removed.
+//! Tests manual blocks: their number is limited and counted, and expired blocks are removed.
 
 use std::{sync::Barrier, thread};
 

@@ -1,5 +1,5 @@
-//! Tests of calendar windows against the time zone database. Around every offset change of every
-//! zone, each instant is in the correct window, and the windows are contiguous.
+//! Tests calendar windows against the time zone database. Around every offset change of every zone,
+//! each instant is in the correct window, and the windows are contiguous.
 
 use jiff::{Timestamp as Instant, ToSpan, civil::Date, tz::TimeZone};
 use proptest::prelude::*;
@@ -22,15 +22,15 @@ fn days(zone: &str) -> Calendar {
     Calendar::new(CalendarUnit::Day, zone, None).expect("a zone of the database")
 }
 
-/// Returns the local date at an instant, computed directly with the time zone database.
+/// Returns the local date at an instant, computed directly from the time zone database.
 fn date(zone: &TimeZone, micros: u64) -> Date {
     let micros = i64::try_from(micros).expect("an instant before 2255");
     let instant = Instant::from_microsecond(micros).expect("an instant before 2255");
     zone.to_datetime(instant).date()
 }
 
-/// Asserts that the window of `now` contains `now`, and that the first and the last instant of this
-/// window have the same window. Also asserts that the next window begins where this window ends.
+/// Asserts that the window for `now` contains `now`, that its first and its last instant have the
+/// same window, and that the next window begins where it ends.
 fn assert_sound(calendar: &Calendar, now: u64) {
     let (start, end) = window(calendar, now);
     let name = format!("{calendar} at {now}: [{start}, {end})");
@@ -65,8 +65,8 @@ fn changes(zone: &TimeZone) -> Vec<u64> {
         .collect()
 }
 
-/// At each of several instants around every offset change of every zone, a day begins with the
-/// first instant of its date.
+/// At several instants around every offset change of every zone, a day begins with the first
+/// instant of its date.
 #[test]
 fn every_transition_of_every_zone() {
     let mut checked = 0;
@@ -115,7 +115,7 @@ fn days_have_23_and_25_hours_when_the_clocks_change() {
     );
 }
 
-/// If midnight does not exist, the day begins at the first instant after the gap.
+/// If a clock change skips midnight, the day begins at the first instant after the gap.
 #[test]
 fn days_that_have_no_midnight() {
     let sao_paulo = window(&days("America/Sao_Paulo"), at("2017-10-15T12:00:00Z"));
@@ -173,7 +173,7 @@ fn weeks_begin_on_their_anchor() {
 }
 
 proptest! {
-    /// For any calendar, the window of an instant contains this instant, and adjacent windows are
+    /// For any calendar, an instant's window contains the instant, and adjacent windows are
     /// contiguous. The instants include times in 1970, before the first whole window.
     #[test]
     fn windows_hold_their_instants(
@@ -201,8 +201,8 @@ proptest! {
             }
             CalendarUnit::Month => {
                 let wanted = day.unwrap_or(1).min(first.days_in_month());
-                // Apia skipped December 30, 2011, so a window that would begin on December 30
-                // begins on December 31.
+                // Apia skipped December 30, 2011, so a window that would begin on that day begins
+                // on December 31.
                 let skipped = first.checked_sub(1.day()).is_ok_and(|before| before.day() == wanted);
                 prop_assert!(start == 0 || first.day() == wanted || skipped, "{first} for {day:?}");
             }

@@ -1,6 +1,6 @@
-//! Tests of clocks that were ahead and have been set back. Units that were charged while the clock
-//! was ahead count as if they were charged when the jump was detected. No key has more spent units
-//! than a key that has just been exhausted. No limit admits more than its bound.
+//! Tests clocks that were ahead and have been set back. Units charged while the clock was ahead
+//! count as if they were charged when the jump was detected. A key never has more spent units than
+//! a key that has just been exhausted, and a limit never admits more than its bound.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -18,14 +18,13 @@ const NOW: u64 = 1_700_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 const YEAR: u64 = 365 * 86_400 * SECOND;
 
-/// Generates a jump of the clock that is larger than the lag between threads that a store
-/// tolerates.
+/// Generates a clock jump that is larger than the lag between threads tolerated by a store.
 fn jump() -> impl Strategy<Value = u64> {
     prop_oneof![11 * SECOND..700 * SECOND, Just(YEAR), 11 * SECOND..2 * YEAR,]
 }
 
-/// Charges the requests of a trace, but never moves the clock back. Returns the admitted charges
-/// and the last instant.
+/// Charges the requests of a trace without moving the clock back. Returns the admitted charges and
+/// the last instant.
 fn charge_all(
     store: &MemoryStore,
     rule: &Rule,
@@ -53,7 +52,7 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// Checks that no interval admits more units than the limit guarantees for it.
+/// Checks that no interval admits more units than the limit guarantees.
 fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseError> {
     for first in 0..admitted.len() {
         let mut sum = 0_u128;
@@ -70,8 +69,8 @@ fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Checks that from `now` on, the key admits at least as much as a key that was charged to its
-/// maximum at `now`.
+/// Checks that, from `now` on, the key admits at least as much as a key charged to its maximum at
+/// `now`.
 fn check_no_fuller_than_exhausted(
     store: &MemoryStore,
     rule: &Rule,
@@ -87,7 +86,7 @@ fn check_no_fuller_than_exhausted(
         let cost = cost.clamp(1, most.max(1));
         let expected = ask(&exhausted, rule, now, cost, Effect::Peek);
         let found = ask(store, rule, now, cost, Effect::Peek);
-        // The wait for a concurrency slot is estimated from the ages of the held slots.
+        // The wait time for a concurrency slot is estimated from the ages of the held slots.
         prop_assert!(
             is_estimated(limit) || found.retry_after <= expected.retry_after,
             "{cost}: {found:?} is denied for longer than {expected:?}"
@@ -100,7 +99,7 @@ fn check_no_fuller_than_exhausted(
 proptest! {
     #![proptest_config(strategies::cases(1_500))]
 
-    /// From the instant to which the clock is set back, no interval admits more than its bound.
+    /// After the clock is set back, no interval admits more than its bound.
     #[test]
     fn no_interval_exceeds_its_bound_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -122,8 +121,7 @@ proptest! {
         check_bound(&limit, &admitted)?;
     }
 
-    /// No key is denied for longer than a key that is charged to its maximum when the clock is set
-    /// back.
+    /// No key is denied for longer than a key charged to its maximum when the clock is set back.
     #[test]
     fn no_key_is_fuller_than_an_exhausted_key_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -143,8 +141,8 @@ proptest! {
         check_no_fuller_than_exhausted(&store, &rule, &limit, start)?;
     }
 
-    /// A key that was charged only before the jump has the same outcomes as if the clock had never
-    /// been ahead.
+    /// A key charged only before the jump has the same outcomes as if the clock had never been
+    /// ahead.
     #[test]
     fn a_key_without_future_charges_is_unchanged_by_a_jump(
         limit in any_kind()
@@ -159,23 +157,23 @@ proptest! {
         let (store, right) = (one_shard(), one_shard());
         let (_, now) = charge_all(&store, &rule, start, &before);
         charge_all(&right, &rule, start, &before);
-        // While the clock is ahead, the store can drop a key that has expired by then. So skip this
-        // case.
+        // While the clock is ahead, the store can drop a key that is expired at that time, so skip
+        // this case.
         let rest = ask(&right, &rule, now, 1, Effect::Look).reset_after.as_micros();
         if rest <= jump {
             return Ok(());
         }
         ask(&store, &other, now + jump, 1, Effect::Charge);
         // Make the store detect the jump now. Otherwise, the first charge could be so late that the
-        // store takes its distance from the wrong instant for normal lag.
+        // store treats the remaining difference as normal lag.
         ask(&store, &other, now, 1, Effect::Look);
         let (expected, _) = charge_all(&right, &rule, now, &after);
         let (admitted, _) = charge_all(&store, &rule, now, &after);
         prop_assert_eq!(admitted, expected);
     }
 
-    /// After the restoration of a snapshot that was written while the clock was ahead, keys have as
-    /// many spent units as when the snapshot was written.
+    /// After restoring a snapshot that was written while the clock was ahead, keys have the same
+    /// spent units as when it was written.
     #[test]
     fn a_snapshot_from_the_future_keeps_the_remaining_units(
         limit in prop::sample::select(vec![
@@ -203,12 +201,11 @@ fn five_a_minute(kind: Kind) -> Limit {
     Limit::new(kind.algorithm(5, rate, 6)).expect("numbers that a limit can have")
 }
 
-/// Returns the time at which all units that were spent on [`five_a_minute`] at [`NOW`] are
-/// available again.
+/// Returns when all units of [`five_a_minute`] spent at [`NOW`] are available again.
 fn full_again(kind: Kind) -> u64 {
     let seconds = match kind {
         Kind::CalendarWindow => 32 * 86_400,
-        // Five requests wait in the queue, and one request is being served.
+        // Five requests are waiting in the queue, and one is being served.
         Kind::Queue => 72,
         _ => 120,
     };
@@ -241,7 +238,7 @@ fn a_burst_from_the_future_does_not_block_a_key() {
     }
 }
 
-/// Each thread can read the clock slightly before the previous thread decides. So a small step back
+/// A thread may read the clock slightly before the previous thread decides, so a small step back
 /// counts as the latest instant.
 #[test]
 fn a_small_step_back_counts_as_the_latest_instant() {
@@ -253,7 +250,7 @@ fn a_small_step_back_counts_as_the_latest_instant() {
     assert_eq!(look.reset_after, Span::from_secs(50), "as of 10 s later");
 }
 
-/// If a decision covers keys in several shards, all shards use the same instant, even if some of
+/// For a decision over keys in several shards, all shards use the same instant, even if some of
 /// them have seen later instants.
 #[test]
 fn shards_locked_together_step_back_together() {
@@ -349,8 +346,8 @@ fn leases_from_the_future_are_still_held() {
     }
 }
 
-/// A holder that acquired a slot while the clock was ahead has crashed. Its slot becomes free one
-/// lease duration after the jump was detected, not after the future instant.
+/// The slot of a crashed holder that acquired it while the clock was ahead becomes free one lease
+/// duration after the jump was detected, not after the future instant.
 #[test]
 fn a_lease_from_the_future_expires_in_time() {
     let (limits, store) = (two_at_once(), one_shard());
@@ -360,8 +357,8 @@ fn a_lease_from_the_future_expires_in_time() {
     assert_eq!(reserve(&store, &limits, later).0, Decision::Admitted);
 }
 
-/// Units that were charged while the clock was ahead are not refunded, because it is unknown how
-/// many of them have already become available again.
+/// Units charged while the clock was ahead are not refunded, because it is unknown how many of them
+/// have already become available again.
 #[test]
 fn a_receipt_from_the_future_refunds_nothing() {
     for kind in [Kind::Gcra, Kind::Interval, Kind::Log, Kind::StrictBuckets] {
@@ -383,7 +380,7 @@ fn a_receipt_from_the_future_refunds_nothing() {
     }
 }
 
-/// A block that was set while the clock was ahead lasts for its original duration.
+/// A block set while the clock was ahead lasts for its original duration.
 #[test]
 fn a_block_from_the_future_expires_in_time() {
     let (store, minute) = (one_shard(), Span::from_secs(60));
@@ -421,7 +418,7 @@ fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
 }
 
 /// After a clock jump, units that elastic limits admitted beyond the original limits stay charged.
-/// The store does not mistake them for the effect of a wrong clock.
+/// The store does not mistake them for effects of a wrong clock.
 #[test]
 fn elastic_charges_survive_a_clock_jump() {
     for kind in [Kind::Gcra, Kind::Interval] {

@@ -1,4 +1,4 @@
-//! Tests of concurrency slots, which are held for the duration of a lease, renewed, and released.
+//! Tests concurrency slots, which are held for the duration of a lease, renewed, and released.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// An action of the holder of a concurrency slot.
+/// An action of a slot holder.
 #[derive(Clone, Copy, Debug)]
 enum HolderAction {
     Release,
     Renew,
 }
 
-/// A request, optionally followed by the action of a holder.
+/// A request, optionally followed by a holder's action.
 type Step = (Ask, Option<(Index, HolderAction)>);
 
 fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -68,8 +68,8 @@ proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
     /// The number of held slots never exceeds the limit, and a request is admitted if and only if
-    /// enough slots are free. A slot is held if it was acquired or renewed less than a lease ago,
-    /// and was not released. A late renewal acquires a slot again if one is free.
+    /// enough slots are free. A slot is held if it was acquired or renewed less than a lease ago
+    /// and has not been released. A late renewal acquires a slot again if one is free.
     #[test]
     fn concurrency_never_exceeds_the_limit(
         limit in strategies::plain_limit(Kind::Concurrency),
@@ -112,7 +112,7 @@ proptest! {
         }
     }
 
-    /// If all holders renew in time, no slot is ever lost and the limit is never exceeded, however
+    /// If all holders renew in time, slots are never lost and the limit is never exceeded, however
     /// long the slots are held.
     #[test]
     fn a_renewed_lease_is_counted_until_it_is_released(
@@ -125,7 +125,7 @@ proptest! {
         let mut held: Vec<Receipt> = Vec::new();
         let mut now = start;
         for (arrivals, wait, departing) in steps {
-            // At most two thirds of the lease duration elapse between two renewals.
+            // At most two thirds of the lease elapse between two renewals.
             now += wait * (lease / 3);
             let at = Timestamp::from_micros(now);
             for receipt in &mut held {
@@ -183,8 +183,8 @@ fn leases_are_released_after_the_limit_changed() {
     }
 }
 
-/// A server that still has the old limits can renew a lease after other servers have changed to new
-/// limits. A lower limit does not revoke slots.
+/// A server with the old limits can renew a lease after other servers have changed to new limits. A
+/// lower limit does not revoke slots.
 #[test]
 fn leases_are_renewed_after_the_limit_changed() {
     let old = Arc::new(concurrency(3));
@@ -223,8 +223,8 @@ fn leases_are_renewed_after_the_limit_changed() {
     assert_eq!(outcomes[0].remaining, 2);
 }
 
-/// If all leases have expired under other limits, a slot that is acquired again has the lease
-/// duration of the limits under which it is acquired.
+/// After all leases have expired under other limits, a slot that is acquired again has the lease of
+/// the limits under which it is acquired.
 #[test]
 fn a_reacquired_slot_has_the_lease_of_its_own_limit() {
     let lasting = |lease| {
@@ -250,7 +250,7 @@ fn a_reacquired_slot_has_the_lease_of_its_own_limit() {
     }
 }
 
-/// After the store has lost its state, such as by a reset, renewals acquire the slots again, up to
+/// If the store has lost its state, for example by a reset, renewals acquire the slots again, up to
 /// the limit.
 #[test]
 fn a_renewal_after_a_reset_counts_the_holder_again() {
@@ -292,8 +292,8 @@ fn taken(store: &MemoryStore, limits: &Limits) -> Vec<Receipt> {
     (1..=4).map(take).collect()
 }
 
-/// Fills the store with the sliding logs of other keys until no log can grow. Charges each key four
-/// times. Afterwards, charges each key until the store has no room for its log.
+/// Fills the store with the sliding window logs of other keys until no log can grow: charges each
+/// key four times, and then until the store has no room for its log.
 fn fill(store: &MemoryStore) {
     let log = Algorithm::SlidingWindowLog {
         limit: 100_000,
@@ -323,7 +323,8 @@ fn fill(store: &MemoryStore) {
     }
 }
 
-/// A renewal needs no additional memory, so it succeeds in a full store and affects no other key.
+/// A renewal does not need additional memory, so it succeeds in a full store and does not affect
+/// other keys.
 #[test]
 fn leases_are_renewed_in_a_full_store() {
     let limits = concurrency(4);
@@ -343,8 +344,8 @@ fn leases_are_renewed_in_a_full_store() {
     }
 }
 
-/// If the store has no memory to acquire a slot again, the renewal is not reported as lost, because
-/// no other request has the slot.
+/// If the store has no memory to acquire a slot again, the slot is not reported as lost, because no
+/// other request holds it.
 #[test]
 fn a_renewal_without_room_is_not_reported_as_lost() {
     let limits = concurrency(4);
@@ -357,8 +358,8 @@ fn a_renewal_without_room_is_not_reported_as_lost() {
     assert_eq!(renewal, Renewal::Unknown);
 }
 
-/// Slots that were acquired at the same instant share an entry in the state. When the slots are
-/// renewed at different instants, each slot needs a separate entry.
+/// Slots acquired at the same instant share an entry in the state. When they are renewed at
+/// different instants, each slot needs a separate entry.
 #[test]
 fn leases_of_the_same_instant_are_renewed_one_by_one() {
     let (limits, store) = (concurrency(6), one_shard());
@@ -385,8 +386,8 @@ fn leases_of_the_same_instant_are_renewed_one_by_one() {
     assert_eq!(outcomes[0].remaining, 6);
 }
 
-/// Regression test: the reported wait used to be the time until the first lease expires. So the
-/// wait was a minute for a slot that became free after half a second.
+/// Regression test: the reported wait time used to be the time until the first lease expires, which
+/// was a minute for a slot that became free after half a second.
 #[test]
 fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
     const SECOND: u64 = 1_000_000;

@@ -1,4 +1,4 @@
-//! Tests of elastic limits, which are raised while a condition (the headroom) holds. The original
+//! Tests elastic limits, which are raised as long as a condition (the headroom) holds. The original
 //! and the raised (stretched) limits share one state.
 
 use std::sync::Arc;
@@ -40,8 +40,8 @@ proptest! {
     #![proptest_config(strategies::cases(800))]
 
     /// With headroom, outcomes equal those of limits with the larger soft allowance. Without
-    /// headroom, the original limits apply, and units that were admitted beyond the original limits
-    /// still count. Waits are exact: a denied request is admitted after its wait, and not earlier.
+    /// headroom, the original limits apply, and units admitted beyond them still count. Wait times
+    /// are exact: a denied request is admitted after its wait time, and not earlier.
     #[test]
     fn elastic_charges_count_against_the_normal_limit(
         (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
@@ -52,8 +52,7 @@ proptest! {
         let stretched = limits.stretched().expect("they stretch");
         let is_estimated = limits.iter().any(is_estimated);
         let (store, mut last): (_, Option<Outcome>) = (one_shard(), None);
-        // The twin is charged with the same requests under limits that always have the larger
-        // allowance.
+        // The twin receives the same requests under limits that always have the larger allowance.
         let twin = one_shard();
         let mut now = start;
         for (step, has_room) in asks.iter().zip(room) {
@@ -97,8 +96,8 @@ fn a_stretched_log_refunds_at_most_its_charge() {
             .take_while(|_| ask(&store, stretched, (0, 1), Effect::Charge).allowed)
             .count();
         assert!(spent > 10, "{kind:?}");
-        // The refund of one unit is made under the original limits. For every kind of limit, it
-        // must free exactly one unit of the stretched limits.
+        // A unit is refunded under the original limits. For every kind of limit, this must free
+        // exactly one unit of the stretched limits.
         ask(&store, &limits, (0, 1), Effect::Refund);
         assert!(
             ask(&store, stretched, (0, 1), Effect::Charge).allowed,
@@ -138,8 +137,8 @@ fn a_limit_stretches_and_returns_to_normal() {
     }
 }
 
-/// Stretched limits know the limits before a reload, as the original limits do. So units that were
-/// spent before a change of limits stay spent, and each unit lasts as long as a unit of the new
+/// Stretched limits know the limits before a reload, like the original limits. Therefore, units
+/// spent before the limits changed stay spent, and each unit lasts as long as a unit of the new
 /// limits.
 #[test]
 fn stretched_limits_convert_the_state_of_former_limits() {

@@ -1,4 +1,4 @@
-//! In a flood of new keys, the store never exceeds its maximum numbers of keys and bytes, and never
+//! In a flood of new keys, the store never exceeds its maximum number of keys or bytes, and never
 //! evicts a key that it must keep.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +16,8 @@ use crate::{
 
 const NOW: u64 = 1_700_000_000_000_000;
 
-/// Returns limits whose states have very different sizes: inline states, numbers above 32 bits,
-/// sliding logs that grow, counters of 8 KB, and several limits in one rule.
+/// Returns limits with states of very different sizes: inline states, numbers above 32 bits,
+/// growing sliding window logs, counters of 8 KB, and several limits in one rule.
 fn all_sizes() -> Vec<Limits> {
     let minute = Span::from_secs(60);
     let limit = |kind: Kind, count, buckets| {
@@ -48,7 +48,7 @@ fn all_sizes() -> Vec<Limits> {
 
 #[derive(Clone, Debug)]
 struct Wave {
-    /// The numbers of the keys that are charged together.
+    /// The indexes of the keys that are charged together.
     keys: BTreeSet<u16>,
     sizes: usize,
     cost: u64,
@@ -83,8 +83,8 @@ fn bounds() -> impl Strategy<Value = MemoryBounds> {
     })
 }
 
-/// Returns a short or a long key. For every third number, the key does not depend on `sizes`, so
-/// that the key is charged under changing limits.
+/// Returns a short or a long key. For every third `number`, the key does not depend on `sizes`, so
+/// that it is charged under changing limits.
 fn key_of(number: u16, sizes: usize) -> Vec<u8> {
     let mut key = number.to_le_bytes().to_vec();
     if !number.is_multiple_of(3) {
@@ -149,8 +149,8 @@ proptest! {
                 prop_assert!(retry_after.span().is_none_or(|wait| wait > Span::ZERO));
                 prop_assert!(outcomes.is_empty());
             } else if uncounted {
-                // Some of these charges were not counted, so it is unknown what the store has to
-                // remember of their keys.
+                // Some of these charges were not counted, so it is unknown which of the keys' units
+                // the store must remember.
                 kept.retain(|key, _| rules.iter().all(|rule| rule.key != *key));
             } else {
                 let each = outcomes.chunks(sizes[wave.sizes].len());

@@ -1,4 +1,4 @@
-//! Tests of a full store's decisions on new and existing keys.
+//! Tests a full store's decisions on new and existing keys.
 
 use std::collections::HashSet;
 
@@ -29,7 +29,7 @@ fn small(when_full: WhenFull) -> MemoryStore {
     })
 }
 
-/// Charges each of `keys` once. Returns how many decisions were `Admitted`, `Limited` and `Full`,
+/// Charges each of `keys` once. Returns the number of `Admitted`, `Limited` and `Full` decisions,
 /// in this order.
 fn flood(store: &MemoryStore, limits: &Limits, keys: std::ops::Range<u32>) -> [usize; 3] {
     let mut decisions = [0; 3];
@@ -76,8 +76,8 @@ fn a_full_store_of_limited_keys_denies_new_keys() {
     );
 }
 
-/// The retry delay of a new key is the earliest expiry among the few entries that were inspected.
-/// If all entries were inspected, every new key would get the earliest expiry in the whole store.
+/// The retry delay for a new key is the earliest expiry among the few inspected entries. If all
+/// entries were inspected, every new key would get the earliest expiry in the whole store.
 #[test]
 fn a_full_store_inspects_few_entries_for_a_new_key() {
     let store = small(WhenFull::Deny);
@@ -143,7 +143,7 @@ fn a_full_store_admits_new_keys_uncounted_if_configured() {
     );
 }
 
-/// In a full store, a peek (a read-only decision) gives the same decision as the charge after it.
+/// In a full store, a peek (a read-only decision) gives the same decision as the following charge.
 #[test]
 fn a_peek_predicts_whether_there_is_room() {
     for (when_full, quota, expected) in [
@@ -178,8 +178,8 @@ fn a_peek_predicts_whether_there_is_room() {
     }
 }
 
-/// Charges a sliding log with a window of an hour, in a store of 64 KiB, until the log cannot grow.
-/// Returns the store and the decision on the first charge that did not fit.
+/// Charges a sliding window log with a window of one hour, in a store of 64 KiB, until the log
+/// cannot grow. Returns the store and the decision on the first charge that did not fit.
 fn overgrown(when_full: WhenFull) -> (MemoryStore, Rule, Timestamp, Decision) {
     let store = MemoryStore::new(MemoryBounds {
         max_bytes: 1,
@@ -214,8 +214,8 @@ fn a_log_that_cannot_grow_is_denied() {
     }
 }
 
-/// Regression test: a charge that was denied as `Full` used to evict idle keys anyway. So a client
-/// whose sliding log could not grow removed the counts of other clients.
+/// Regression test: a charge denied as `Full` used to evict idle keys anyway, so a client whose
+/// sliding window log could not grow evicted the counts of other clients.
 #[test]
 fn a_charge_that_does_not_fit_evicts_no_live_keys() {
     let store = MemoryStore::new(MemoryBounds {
@@ -264,8 +264,8 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
     assert!(stats.expired > 0 && stats.evicted == 0, "{stats:?}");
 }
 
-/// Regression test: under [`WhenFull::Allow`], a charge whose sliding log could not grow used to be
-/// denied, although new keys were admitted.
+/// Regression test: under [`WhenFull::Allow`], a charge used to be denied if its sliding window log
+/// could not grow, although new keys were admitted.
 #[test]
 fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
     let (store, rule, now, decision) = overgrown(WhenFull::Allow);
@@ -301,7 +301,7 @@ fn larger_than_the_store() -> Rule {
     Rule::new(b"large", vec![limit; 16], false)
 }
 
-/// A charge that does not fit in an empty store is denied with `RetryAfter::Never`.
+/// A charge that does not fit even in an empty store is denied with `RetryAfter::Never`.
 #[test]
 fn a_request_that_never_fits_the_store_must_not_be_retried() {
     let store = MemoryStore::new(MemoryBounds {
@@ -315,8 +315,7 @@ fn a_request_that_never_fits_the_store_must_not_be_retried() {
     assert_eq!(decision, Decision::Full { retry_after });
 }
 
-/// After all keys have expired, decisions on a single key drop the expired keys and release their
-/// memory.
+/// After all keys have expired, decisions on a single key drop them and release their memory.
 #[test]
 fn expired_keys_leave_the_store() {
     let store = MemoryStore::new(MemoryBounds {
@@ -340,7 +339,7 @@ fn expired_keys_leave_the_store() {
 }
 
 /// Two keys are charged together in a full store. If the existing key were evicted to make room for
-/// the new key, the existing key would lose its count and would never be limited.
+/// the new key, it would lose its count and would never be limited.
 #[test]
 fn keys_of_one_decision_do_not_evict_each_other() {
     let store = small(WhenFull::Evict);
@@ -372,8 +371,8 @@ fn keys_of_one_decision_do_not_evict_each_other() {
     }
 }
 
-/// Regression test: eviction used to ignore spent units of the soft allowance, so that it evicted a
-/// key that was far over its limit.
+/// Regression test: eviction used to ignore spent units of the soft allowance, and evicted a key
+/// that was far over its limit.
 #[test]
 fn a_key_in_its_soft_allowance_is_not_evicted() {
     let store = small(WhenFull::Evict);

@@ -1,4 +1,4 @@
-//! Property tests, which compare every algorithm with a simple reference model (its twin) and check
+//! Property tests. They compare every algorithm with a simple reference model (its twin), and check
 //! every documented guarantee over all intervals. They also test the store with floods of keys,
 //! concurrent threads, restarts and changed limits.
 //!

@@ -1,5 +1,5 @@
-//! Tests of the guarantees in the documentation of each algorithm, over all intervals of a trace (a
-//! sequence of requests). Also tests of the guarantees of all limits about waits, costs and expiry.
+//! Tests each algorithm's documented guarantees over all intervals of a trace (a sequence of
+//! requests), and the guarantees of all limits about wait times, costs and expiry.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -18,7 +18,7 @@ type Admitted = Vec<(u64, u64)>;
 proptest! {
     #![proptest_config(strategies::cases(1_500))]
 
-    /// No interval admits more than the bound of the limit, even if the clock jumps back.
+    /// No interval admits more than the limit's bound, even if the clock jumps back.
     #[test]
     fn no_interval_exceeds_its_bound(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -40,8 +40,8 @@ proptest! {
         }
     }
 
-    /// A denied request is still denied one microsecond before its wait ends, and is admitted when
-    /// its wait ends.
+    /// A denied request is still denied one microsecond before its wait time ends, and is then
+    /// admitted.
     #[test]
     fn waits_are_tight(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -72,7 +72,7 @@ proptest! {
     }
 
     /// A request that would be admitted now would also be admitted later, if there are no other
-    /// requests until then. If a cost is admitted, any lower cost is also admitted.
+    /// requests in between. If a cost is admitted, any lower cost is also admitted.
     #[test]
     fn waiting_or_a_lower_cost_never_hurts(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -98,9 +98,8 @@ proptest! {
         }
     }
 
-    /// Except for rounding, the time between two start times in a queue is the time that the first
-    /// request's cost takes to drain. No wait is longer than the time that a full queue takes to
-    /// drain.
+    /// Except for rounding, the time between two start times in a queue is the drain time of the
+    /// first request's cost. No wait is longer than the drain time of a full queue.
     #[test]
     fn a_queue_spaces_what_it_admits(
         limit in strategies::limit(Kind::Queue),
@@ -129,7 +128,7 @@ proptest! {
     }
 
     /// A cost that never fits is denied with `RetryAfter::Never` and changes nothing. Looks and
-    /// peeks (read-only decisions) at any instant between two requests also change nothing.
+    /// peeks (read-only decisions) between two requests also change nothing.
     #[test]
     fn impossible_requests_and_looks_leave_no_trace(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -161,8 +160,8 @@ proptest! {
         prop_assert!(differences.is_empty(), "{differences:?}");
     }
 
-    /// After `reset_after` has elapsed, no outcome depends on whether the key was dropped. A new
-    /// key has its whole limit available.
+    /// After `reset_after` has elapsed, outcomes do not depend on whether the key was dropped. A
+    /// new key has its whole limit available.
     #[test]
     fn forgetting_an_initial_state_is_unobservable(
         limit in any_kind().prop_flat_map(strategies::limit),
@@ -187,13 +186,13 @@ proptest! {
     }
 }
 
-/// Returns whether the waits of a limit are estimates. The waits for concurrency slots are
-/// estimates, because the time at which a slot will be released is unknown.
+/// Returns whether a limit's wait times are estimates. Those for concurrency slots are, because it
+/// is unknown when a slot will be released.
 pub(crate) fn is_estimated(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }
 
-/// Charges the requests of a trace, but never moves the clock back. Passes every outcome to `seen`.
+/// Charges the requests of a trace without moving the clock back. Passes every outcome to `seen`.
 /// Returns the last instant.
 pub(crate) fn walk(
     rule: &Rule,
@@ -258,7 +257,7 @@ pub(crate) fn copy_of(store: &MemoryStore, now: u64) -> MemoryStore {
 }
 
 /// Returns the maximum number of units that a limit admits in the closed interval from `from` to
-/// `to`. Returns `None` if the limit guarantees no maximum.
+/// `to`. Returns `None` if the limit does not guarantee a maximum.
 pub(crate) fn bound(limit: &Limit, from: u64, to: u64) -> Option<u128> {
     let most = u128::from(limit.quota() + limit.soft_allowance());
     let ticks = u128::from(to - from);

@@ -1,4 +1,4 @@
-//! Regression tests: former counterexamples of the property tests, each reduced to a minimum.
+//! Regression tests: minimized former counterexamples of the property tests.
 
 use tidegate_core::{
     Algorithm, Charge, Cost, Decision, Effect, FallbackShare, Limit, Limits, MemoryBounds,
@@ -19,8 +19,8 @@ fn limit(kind: Kind, count: u64, period: Span) -> Limit {
         .expect("numbers that a limit can have")
 }
 
-/// A cost above the limit of a sliding log evicts nothing. Such a cost used to make the store
-/// reserve terabytes, evict other keys and report itself as full.
+/// A cost above the limit of a sliding window log evicts nothing. The store used to reserve
+/// terabytes for such a cost, evict other keys and report itself as full.
 #[test]
 fn an_impossible_cost_on_a_log_evicts_nothing() {
     let minute = Span::from_secs(60);
@@ -52,8 +52,8 @@ fn an_impossible_cost_on_a_log_evicts_nothing() {
     }
 }
 
-/// A full counter used to drop denied requests that should be counted. So a client that never
-/// backed off got its whole limit again in each window.
+/// A full counter used to drop denied requests that should be counted. As a result, a client that
+/// never backed off got its whole limit again in each window.
 #[test]
 fn a_client_that_hammers_a_denial_counting_counter_stays_denied() {
     for kind in [
@@ -77,7 +77,7 @@ fn a_client_that_hammers_a_denial_counting_counter_stays_denied() {
     }
 }
 
-/// A limit of 0 that counts denied requests has no units that could become available again.
+/// A limit of 0 that counts denied requests has no units that could become available.
 #[test]
 fn a_limit_of_zero_always_equals_its_initial_state() {
     let day = Span::from_secs(86_400);
@@ -111,7 +111,7 @@ fn a_limit_of_zero_always_equals_its_initial_state() {
 }
 
 /// A look ([`Effect::Look`]) has a cost of 0 and is never denied, even if denied requests have
-/// filled a sliding log beyond its limit.
+/// filled a sliding window log beyond its limit.
 #[test]
 fn a_look_is_never_denied() {
     let limit = limit(Kind::Log, 3, Span::from_secs(1)).counting_denied(true);
@@ -125,7 +125,7 @@ fn a_look_is_never_denied() {
     );
 }
 
-/// Spent units that drain in less than a microsecond used to be dropped if a state was converted
+/// Spent units that drain in less than a microsecond used to be dropped when a state was converted
 /// from unknown limits.
 #[test]
 fn a_fraction_of_a_microsecond_is_not_dropped() {
@@ -146,8 +146,8 @@ fn a_fraction_of_a_microsecond_is_not_dropped() {
     );
 }
 
-/// If two full windows were converted to a window of another length, the count used to be larger
-/// than the maximum in a snapshot.
+/// When two full windows were converted to a window of another length, the count used to exceed the
+/// maximum for a snapshot.
 #[test]
 fn two_converted_windows_count_at_most_one() {
     let most = tidegate_core::bounds::MAX_COUNT;
@@ -176,8 +176,7 @@ fn two_converted_windows_count_at_most_one() {
     );
 }
 
-/// If an otherwise valid snapshot contained numbers that no limit produces, a later decision used
-/// to overflow.
+/// If an otherwise valid snapshot contained impossible numbers, a later decision used to overflow.
 #[test]
 fn impossible_numbers_in_a_snapshot_never_panic() {
     for kind in Kind::ALL {
@@ -206,8 +205,7 @@ fn impossible_numbers_in_a_snapshot_never_panic() {
     }
 }
 
-/// If a remote store returned more buckets than any limit has, the sum of the buckets used to
-/// overflow.
+/// If a remote store returned more buckets than any limit can have, their sum used to overflow.
 #[test]
 fn impossible_numbers_from_a_remote_store_never_panic() {
     let counter = limit(Kind::StrictBuckets, 6, Span::from_secs(6));
@@ -239,7 +237,7 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
     }
 }
 
-/// If denied requests are counted, a denied request used to hold concurrency slots that no receipt
+/// If denied requests were counted, a denied request used to hold concurrency slots that no receipt
 /// could release. The memory store and the Redis store released these slots differently.
 #[test]
 fn a_denied_request_holds_no_concurrency_slot() {
@@ -258,14 +256,14 @@ fn a_denied_request_holds_no_concurrency_slot() {
     assert_eq!(ask(2, &mut outcomes), Decision::Admitted);
 }
 
-/// The fast path for plain GCRA limits used to ignore shadow mode in two kinds of derived limits:
-/// the local share of a limit, and stretched (elastic) limits.
+/// The fast path for plain GCRA limits used to ignore shadow mode for two kinds of derived limits:
+/// local shares and stretched (elastic) limits.
 #[test]
 fn shadow_limits_never_deny_as_shares_or_stretched() {
     let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
     for kind in [Kind::Gcra, Kind::TokenBucket, Kind::Meter] {
         let limits = Limits::new(vec![limit(kind, 5, Span::from_secs(1))]).unwrap();
-        // Ten percent of 5 is less than one unit, so the stretched limits have no soft allowance,
+        // Ten percent of 5 is less than one unit, so the stretched limits have no soft allowance
         // and could take the fast path.
         let limits = limits.in_shadow(true).stretching(10).unwrap();
         let share = limits.share(FallbackShare::default());
@@ -285,14 +283,14 @@ fn shadow_limits_never_deny_as_shares_or_stretched() {
     }
 }
 
-/// If a call contained the same key twice, the second write used to undo the first write, so that a
-/// limit of 5 admitted 40 units. Only a debug assertion checked for repeated keys.
+/// If a call contained the same key twice, the second write used to overwrite the first one, so
+/// that a limit of 5 admitted 40 units. Only a debug assertion checked for repeated keys.
 #[test]
 fn one_key_twice_in_one_call_is_refused() {
     let five = |kind| Limits::new(vec![limit(kind, 5, Span::from_secs(60))]).unwrap();
     let (limits, others) = (five(Kind::EpochWindow), five(Kind::Gcra));
     let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
-    // The first store has many shards, and the second store has a single shard.
+    // The first store has many shards, the second a single one.
     for store in [MemoryStore::new(MemoryBounds::default()), one_shard()] {
         let charge = |key, limits| Charge::new(key, limits, Cost::ONE).unwrap();
         let repeated = [

@@ -1,5 +1,5 @@
-//! After a restart from its snapshot, a store decides as if the store had not been restarted.
-//! Invalid snapshots are rejected, and never cause a panic.
+//! After a restart from its snapshot, a store makes the same decisions as without a restart.
+//! Invalid snapshots are rejected and never cause a panic.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -21,7 +21,8 @@ fn saved(store: &MemoryStore, now: u64) -> Vec<u8> {
     bytes
 }
 
-/// Creates a store with many shards. The stores that write snapshots in these tests have one shard.
+/// Creates a store with many shards. In these tests, the stores that write snapshots have one
+/// shard.
 fn many_shards() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
@@ -62,7 +63,7 @@ fn an_invalid_record_restores_nothing() {
     assert_eq!(again.restore_parts(&[&whole, &whole], now), Ok(1));
 }
 
-/// After a restart with other rules, an operator can still see to which rule a block belonged.
+/// After a restart with other rules, an operator can still see which rule a block belonged to.
 #[test]
 fn a_block_keeps_the_name_of_its_rule() {
     let rule = BlockedRule {
@@ -87,7 +88,8 @@ fn a_block_keeps_the_name_of_its_rule() {
     assert!(block.is_of_rule());
 }
 
-/// A snapshot is invalid if it has a block of a rule that [`MemoryStore::block`] would reject.
+/// A snapshot is invalid if it contains a block with a rule that [`MemoryStore::block`] would
+/// reject.
 #[test]
 fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
     let text = |bytes: usize| [&(bytes as u64).to_le_bytes()[..], &vec![b'x'; bytes]].concat();
@@ -120,7 +122,7 @@ fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
     }
 }
 
-/// A block without a rule, as earlier versions wrote it, is restored.
+/// A block without a rule, as written by earlier versions, is restored.
 #[test]
 fn a_block_without_a_rule_is_restored() {
     // A record with a tag, a key of three bytes, no end, and a reason of one byte.
@@ -198,14 +200,14 @@ proptest! {
             time = step.from(time, last.as_ref()).max(time);
             let charge = rule.charge(price.units(last.as_ref()));
             again.check(&[charge], Timestamp::from_micros(time), Effect::Charge, &mut outcomes);
-            // A modified byte can turn a counter into a block, which has no outcome.
+            // A modified byte can turn a count into a block, which has no outcome.
             last = outcomes.first().copied();
         }
         let _ = again.restore(&saved(&again, latest), now);
     }
 }
 
-/// If a snapshot does not fit, the store restores as many keys as it has room for.
+/// If a snapshot does not fit, the store restores the keys for which it has room.
 #[test]
 fn a_smaller_store_restores_what_fits() {
     let hourly = Rate {
@@ -229,7 +231,7 @@ fn a_smaller_store_restores_what_fits() {
         Ok(100)
     );
     assert_eq!(small.stats().keys, 100);
-    // Keys that the store already holds are not replaced.
+    // Keys that are already in the store are not replaced.
     assert_eq!(
         small.restore(&saved(&large, now), Timestamp::from_micros(now)),
         Ok(0)

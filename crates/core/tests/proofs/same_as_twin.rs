@@ -1,5 +1,5 @@
-//! Model-based tests: for any limit and trace, every field of every outcome equals the field that
-//! the reference model (the twin) computes.
+//! Model-based tests: for any limit and trace, every field of every outcome is the same as in the
+//! reference model (the twin).
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{Algorithm, Decision, Effect, Limit, MemoryStore, Outcome, Span, Timestamp};
@@ -35,8 +35,8 @@ impl Pair {
         self.now = step.from(self.now, self.last(of));
     }
 
-    /// Sends the requests to the store and to the model. The outcomes of the store and the model
-    /// must be equal, and a peek must have the same outcome as the charge after it.
+    /// Sends the requests to the store and to the model. The outcomes must be equal, and a peek
+    /// must have the same outcome as the following charge.
     fn ask(&mut self, asks: &[(&Rule, u64)], effect: Effect) -> Result<(), TestCaseError> {
         if effect == Effect::Charge {
             let peeked = self.ask_store(asks, Effect::Peek);
@@ -151,7 +151,7 @@ fn event() -> impl Strategy<Value = Event> {
 }
 
 /// Generates one to three rules with one to five limits each, including rules with several sliding
-/// logs and rules in shadow mode.
+/// window logs and rules in shadow mode.
 fn rules() -> impl Strategy<Value = Vec<Rule>> {
     let kind = prop_oneof![2 => strategies::any_kind(), 1 => Just(Kind::Log)];
     let limits = prop::collection::vec(kind.prop_flat_map(strategies::limit), 1..=5);
@@ -165,9 +165,9 @@ fn rules() -> impl Strategy<Value = Vec<Rule>> {
     })
 }
 
-/// Returns whether several sliding windows of the rule share a log that counts denied requests. A
-/// shared log keeps more entries than a separate log for each window, so it can refund more units
-/// than the model.
+/// Returns whether several of the rule's sliding window logs share one log that counts denied
+/// requests. A shared log keeps more entries than separate logs, so it can refund more units than
+/// the model.
 fn shares_denials(rule: &Rule) -> bool {
     let counts = |limit: &&Limit| {
         limit.count_denied() && matches!(limit.algorithm(), Algorithm::SlidingWindowLog { .. })
@@ -178,8 +178,8 @@ fn shares_denials(rule: &Rule) -> bool {
 proptest! {
     #![proptest_config(strategies::cases(300))]
 
-    /// Several limits behave like the models of the single limits combined: a request is charged to
-    /// all limits, or, if any limit denies it, to none.
+    /// Several limits behave like the combined models of the single limits: a request is charged to
+    /// all limits or, if any limit denies it, to none.
     #[test]
     fn several_rules_match_their_models(
         rules in rules(),

@@ -1,5 +1,5 @@
-//! Tests of refunds with a receipt. A refund returns at most the units that are still counted. So
-//! in every interval, the units that were finally used stay within the bound of the limit.
+//! Tests refunds with a receipt. A refund returns at most the units that are still counted.
+//! Therefore, in every interval, the units finally used stay within the limit's bound.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -14,15 +14,15 @@ use crate::{
 };
 
 /// A charge, with its receipt until the charge is settled. After the settlement, `units` is the
-/// number of units that were finally used.
+/// number of units finally used.
 struct Used {
     at: u64,
     units: u64,
     open: Option<Receipt>,
 }
 
-/// A request, optionally followed by the settlement of an earlier charge. The settlement is the
-/// index of the charge among the open ones, and its unused units.
+/// A request, optionally followed by the settlement of an earlier charge: the charge's index among
+/// the open ones, and its unused units.
 type Step = (Ask, Option<(Index, u64)>);
 
 fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -34,12 +34,11 @@ fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// Whatever is refunded, the units that were finally used in an interval stay within the bound
-    /// of the limit.
+    /// Whatever is refunded, the units finally used in an interval stay within the limit's bound.
     #[test]
     fn a_refund_never_mints_units(
-        // Concurrency limits are excluded: a settlement releases all slots, even slots that were
-        // used.
+        // Concurrency limits are excluded, because a settlement releases all slots, including used
+        // ones.
         limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
         start in strategies::start(),
         steps in steps(60),
@@ -56,7 +55,7 @@ proptest! {
         }
     }
 
-    /// A charge that is settled immediately, before any other request, leaves no trace.
+    /// A charge settled immediately, before any other request, leaves no trace.
     #[test]
     fn an_immediate_refund_undoes_the_charge(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -78,7 +77,7 @@ proptest! {
         prop_assert_eq!(after, before);
     }
 
-    /// In a queue, only the last request is refunded. So no later request starts before a start
+    /// In a queue, only the last request is refunded, so later requests do not start before a start
     /// time that was already assigned.
     #[test]
     fn a_refund_in_a_queue_moves_no_other(
@@ -88,7 +87,7 @@ proptest! {
     ) {
         let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
         let (mut now, mut last): (u64, Option<Outcome>) = (start, None);
-        // The start time, cost and receipt of each request that is still in the queue.
+        // The start time, cost and receipt of each request still in the queue.
         let mut line: Vec<(u64, u64, Option<Receipt>)> = Vec::new();
         for (step, settled) in &steps {
             now = now.max(step.step.from(now, last.as_ref()));
@@ -128,8 +127,8 @@ fn interval_tokens_are_refunded_once() {
     assert_eq!(ask(&store, &rule, 1_000_000, 1, Effect::Look).remaining, 0);
 }
 
-/// A late settlement refunds only the unused tokens that refills have not already returned since
-/// the charge.
+/// A late settlement refunds only the unused tokens that refills have not returned since the
+/// charge.
 #[test]
 fn interval_tokens_that_no_refill_has_returned_are_refunded() {
     let rate = Rate {
@@ -140,8 +139,8 @@ fn interval_tokens_that_no_refill_has_returned_are_refunded() {
     let (rule, store) = (Rule::new(b"key", vec![limit], false), one_shard());
     let (receipt, _) = reserve(&store, &rule.charge(5), 0);
     assert!(ask(&store, &rule, 0, 5, Effect::Charge).allowed);
-    // Two refills have returned two tokens, so eight tokens are missing. Of the five unused tokens,
-    // three are left to refund.
+    // Two refills have returned two tokens, so eight are missing. Of the five unused tokens, three
+    // are left to refund.
     let now = Timestamp::from_micros(2_500_000);
     store.settle(&[rule.charge(5)], receipt, &[Settlement { unused: 5 }], now);
     assert_eq!(ask(&store, &rule, 2_500_000, 1, Effect::Look).remaining, 5);
@@ -218,8 +217,8 @@ pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Re
     (receipt, outcomes[0])
 }
 
-/// The refund of a key's last charge moves no earlier charge. The earlier charges keep their
-/// positions, and can be refunded in full.
+/// The refund of a key's last charge does not move earlier charges. They keep their positions and
+/// can be refunded in full.
 #[test]
 fn a_refund_of_the_last_charge_moves_no_other() {
     let rate = Rate {

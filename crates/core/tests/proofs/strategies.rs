@@ -1,5 +1,5 @@
-//! Generators of limits and traces (sequences of requests), with ordinary numbers, extreme numbers,
-//! and steps of the clock to instants at which outcomes change.
+//! Generators for limits and traces (sequences of requests), with ordinary numbers, extreme
+//! numbers, and clock steps to instants at which outcomes change.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -7,12 +7,12 @@ use tidegate_core::{
     RetryAfter, Span, Window, bounds,
 };
 
-/// The latest instant of a trace, in the year 2128, so that no wait extends beyond the maximum
-/// timestamp.
+/// The latest instant of a trace, in the year 2128. No wait from this instant extends beyond the
+/// maximum timestamp.
 const LATEST: u64 = 5_000_000_000_000_000;
 
-/// Returns a configuration for `cases` test cases. If the environment variable `PROPTEST_CASES` is
-/// set, the number is scaled by its ratio to the default of 256.
+/// Returns a configuration for `cases` test cases. The number is scaled by the ratio of the
+/// environment variable `PROPTEST_CASES`, if set, to its default of 256.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     let cases = u64::from(cases) * u64::from(config.cases) / 256;
@@ -22,7 +22,7 @@ pub(crate) fn cases(cases: u32) -> ProptestConfig {
     }
 }
 
-/// A kind of limit, with which a test selects an algorithm.
+/// A kind of limit, used by tests to select an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Gcra,
@@ -143,8 +143,8 @@ pub(crate) fn plain_limit(kind: Kind) -> impl Strategy<Value = Limit> {
     )
 }
 
-/// Generates limits of `kind`, with and without a soft allowance, that count or do not count denied
-/// requests.
+/// Generates limits of `kind`, with and without a soft allowance, and with and without counting of
+/// denied requests.
 pub(crate) fn limit(kind: Kind) -> impl Strategy<Value = Limit> {
     let soft = prop_oneof![2 => Just(0_u32), 1 => 1..=300_u32];
     let extras = (plain_limit(kind), soft, prop::bool::weighted(0.3));
@@ -226,7 +226,7 @@ pub(crate) fn start() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// The movement of the clock before an operation, which can depend on a previous outcome.
+/// The clock step before an operation, which can depend on a previous outcome.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Stay,
@@ -261,7 +261,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         3 => (0..=100_u64).prop_map(Step::Forward),
         2 => (0..=40_u32, any::<u64>())
             .prop_map(|(bits, random)| Step::Forward(random % (1 << bits))),
-        // The sum of 60 steps back is less than a clock jump. The module `clock_jumps` tests jumps.
+        // 60 steps back are together less than a clock jump. The module `clock_jumps` tests jumps.
         2 => prop_oneof![1..=100_u64, 1..=150_000_u64].prop_map(Step::Back),
         4 => any::<bool>().prop_map(|early| Step::ToRetry { early }),
         1 => any::<bool>().prop_map(|early| Step::ToReset { early }),
@@ -280,7 +280,7 @@ pub(crate) fn price() -> impl Strategy<Value = Price> {
     ]
 }
 
-/// Generates any effect. Most of the generated effects are charges.
+/// Generates any effect, mostly charges.
 pub(crate) fn effect() -> impl Strategy<Value = Effect> {
     prop_oneof![
         16 => Just(Effect::Charge),

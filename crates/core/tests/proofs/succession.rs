@@ -1,4 +1,4 @@
-//! Tests of limits that change after keys have spent units. Spent units stay spent, the new bound
+//! Tests limits that change after keys have spent units. Spent units stay spent, the new bound
 //! holds from the change on, and raising a limit takes effect immediately.
 
 use std::sync::Arc;
@@ -35,9 +35,9 @@ fn two_limits() -> impl Strategy<Value = (Limit, Limit)> {
     any_kind().prop_flat_map(|kind| (strategies::plain_limit(kind), strategies::plain_limit(kind)))
 }
 
-/// Generates two limits of the same kind under which a key expires at the same time. Sliding logs
-/// and windows with a shorter period drop a key earlier. So arbitrary numbers are generated only
-/// for the kinds of limits that store a debt (spent units that drain over time).
+/// Generates two limits of the same kind under which a key expires at the same time. Sliding window
+/// logs and windows with a shorter period drop a key earlier. Therefore, arbitrary numbers are
+/// generated only for kinds of limits that store a debt (spent units that drain over time).
 fn two_limits_of_equal_memory() -> impl Strategy<Value = (Limit, Limit)> {
     use Kind::{Gcra, Interval, Meter, Queue, TokenBucket};
     let debt = prop::sample::select(vec![Gcra, Interval, Meter, Queue, TokenBucket]);
@@ -77,7 +77,7 @@ proptest! {
     }
 
     /// After the change, no interval admits more than the new limit's bound, even if the new limit
-    /// does not know the old one. The waits of the new limit are exact.
+    /// does not know the old one. The new limit's wait times are exact.
     #[test]
     fn the_new_bound_holds_from_the_change_on(
         (before, after) in two_limits(),
@@ -111,9 +111,9 @@ proptest! {
         }
     }
 
-    /// Two servers with different limits share a store. A denial by one server returns no units to
-    /// the counts of the second server, even if the first server does not know the second server's
-    /// limits.
+    /// Two servers with different limits share a store. A denial by the first server does not
+    /// reduce the counts of the second server, even if the first server does not know the second
+    /// server's limits.
     #[test]
     fn a_denial_after_a_change_refunds_nothing(
         (before, after) in two_limits_of_equal_memory(),
@@ -136,8 +136,7 @@ proptest! {
         prop_assert!(seen.remaining <= left.remaining, "{} left, and {} then", left.remaining, seen.remaining);
     }
 
-    /// Units that were spent before the change are still spent after the change, even if the period
-    /// changes.
+    /// Units spent before the change are still spent afterwards, even if the period changes.
     #[test]
     fn a_changed_limit_refunds_nothing(
         (before, after) in two_limits(),
@@ -158,8 +157,8 @@ proptest! {
     }
 }
 
-/// Asserts that a denied request is still denied one microsecond before its wait ends, and is
-/// admitted when its wait ends.
+/// Asserts that a denied request is still denied one microsecond before its wait time ends, and is
+/// then admitted.
 fn assert_tight(
     store: &MemoryStore,
     rule: &Rule,
@@ -222,8 +221,8 @@ fn a_raise_from_five_to_ten_leaves_five() {
     }
 }
 
-/// Two servers share a store. The second server has lower limits, and does not know the limits of
-/// the first server.
+/// Two servers share a store. The second server has lower limits, and does not know the first
+/// server's limits.
 #[test]
 fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     let start = 1_700_000_000_000_000;
@@ -245,8 +244,8 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
             assert!(!ask(&store, &less, start, 1, Effect::Charge).allowed);
         }
         assert_eq!(admitted, quota, "{kind:?}");
-        // If the limit is lowered and raised again, and the old limits are known, spent units are
-        // still spent.
+        // If the limit is lowered and raised again and the old limits are known, spent units stay
+        // spent.
         let lowered = successor(less.limits.iter().next().unwrap(), &more);
         assert!(!ask(&store, &lowered, start, 1, Effect::Charge).allowed);
         let raised = successor(more.limits.iter().next().unwrap(), &lowered);
@@ -258,9 +257,9 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     }
 }
 
-/// A limit of another algorithm cannot evaluate a key's old state, so it starts a new state. If the
-/// limit only denies requests, the old state stays, because another server possibly still uses the
-/// old limit.
+/// A limit with another algorithm cannot evaluate a key's old state, so it starts a new state. If
+/// it only denies requests, the old state stays, because another server may still use the old
+/// limit.
 #[test]
 fn a_denial_by_another_algorithm_keeps_the_state() {
     let start = 1_700_000_000_000_000;
@@ -284,7 +283,7 @@ fn a_denial_by_another_algorithm_keeps_the_state() {
     }
 }
 
-/// Creates a rule with a token bucket that is refilled with `count` tokens per `period`, at once or
+/// Creates a rule with a token bucket refilled with `count` tokens per `period`, at once or
 /// continuously, depending on `mode`.
 fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     let refill = Rate { count, period };
@@ -296,8 +295,8 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     rule(&limit.expect("numbers that a bucket can have"))
 }
 
-/// If a debt (spent units that drain over time) keeps its duration under a faster rate, it becomes
-/// more units. The debt must survive the conversion back to the slow rate.
+/// A debt (spent units that drain over time) that keeps its duration under a faster rate becomes
+/// more units. It must survive the conversion back to the slow rate.
 #[test]
 fn a_debt_of_a_century_survives_a_change_of_limits() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
@@ -342,8 +341,8 @@ fn a_refund_after_a_change_lengthens_no_wait() {
     }
 }
 
-/// A sliding log that counts denied requests keeps at most as many units as its limit. A refund
-/// under a lower limit first drops the units beyond the lower limit, from as many entries as
+/// A sliding window log that counts denied requests keeps at most as many units as its limit. A
+/// refund under a lower limit first drops the units beyond that limit, from as many entries as
 /// necessary.
 #[test]
 fn a_refund_after_a_log_was_lowered_frees_one_unit() {
@@ -494,9 +493,8 @@ fn the_largest_limits_change() {
     }
 }
 
-/// The refund ledger of a shard has room for a few hundred conversions to other limits. A
-/// conversion of a key without spent units is not recorded, so it does not cancel the refund of
-/// another key.
+/// A shard's refund ledger has room for a few hundred conversions to other limits. The conversion
+/// of a key without spent units is not recorded, so it does not cancel the refund of another key.
 #[test]
 fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     let store = MemoryStore::new(MemoryBounds {
@@ -568,7 +566,7 @@ fn the_fingerprints_of_limits_are_the_same_as_in_stored_values() {
     assert_eq!(fingerprints, stored, "{:?}", Kind::ALL);
 }
 
-/// A concurrency slot is released even if the limits have changed since the slot was acquired.
+/// A concurrency slot is released even if the limits have changed since it was acquired.
 #[test]
 fn a_slot_is_released_after_a_change_of_limits() {
     let rate = Rate {

@@ -1,5 +1,5 @@
-//! Tests that decisions are exact when several threads make them at once. The clock does not move,
-//! so the number of admitted units must be exactly the limit.
+//! Tests that concurrent decisions are exact. The clock does not advance, so the number of admitted
+//! units must be exactly the limit.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -29,7 +29,7 @@ fn rule(key: &[u8], kind: Kind, quota: u64) -> Rule {
     Rule::new(key, vec![limit], false)
 }
 
-/// Returns how often `charge` returns true if every thread calls it `times` times.
+/// Returns how often `charge` returns true when every thread calls it `times` times.
 fn hammer(times: u64, charge: impl Fn(u64) -> bool + Sync) -> u64 {
     let admitted = AtomicU64::new(0);
     thread::scope(|scope| {
@@ -69,7 +69,7 @@ fn threads_on_one_key_are_admitted_exactly_the_limit() {
 }
 
 /// Threads that charge the same two keys in opposite orders do not deadlock, and charge either both
-/// keys or neither of them.
+/// keys or neither.
 #[test]
 fn threads_on_two_keys_charge_both_or_neither() {
     for pair in 0..20_u8 {
@@ -90,8 +90,8 @@ fn threads_on_two_keys_charge_both_or_neither() {
 }
 
 /// Three threads charge overlapping pairs of three keys, and a fourth thread looks at all three
-/// keys. Each charge adds one unit to two keys. So the fourth thread must always see an even sum of
-/// the three counts, because it never sees a partial decision.
+/// keys. Each charge adds one unit to two keys, and the fourth thread never sees a partial
+/// decision. Therefore, it must always see an even sum of the three counts.
 #[test]
 fn decisions_are_atomic_to_readers() {
     let store = MemoryStore::new(MemoryBounds::default());

@@ -1,14 +1,14 @@
-//! The twin: a reference model of every kind of limit, as simple as possible.
+//! The twin: a reference model for every kind of limit, as simple as possible.
 //!
-//! The state of the model is a water level, a number of tokens, or a list of all charges. The model
-//! computes with wide integers, without rounding. It finds each wait by searching for the first
-//! instant at which its own decision changes. The model shares no arithmetic with the algorithms.
+//! The model's state is a water level, a number of tokens, or a list of all charges. The model
+//! computes with wide integers, without rounding. It finds each wait time by searching for the
+//! first instant at which its own decision changes. It shares no arithmetic with the algorithms.
 
 use tidegate_core::{
     Algorithm, Counting, Limit, Outcome, RefillMode, RetryAfter, Span, Timestamp, Window, bounds,
 };
 
-/// A duration in microseconds that is longer than any limit takes to become fully available again.
+/// A duration, in microseconds, longer than any limit takes to become fully available again.
 const HORIZON: u64 = 3_200_000_000_000_000;
 
 /// The model of one limit on one key.
@@ -18,7 +18,7 @@ pub(crate) struct Twin {
     soft: u64,
     pub(crate) count_denied: bool,
     pub(crate) in_full: bool,
-    /// Whether the limit is a concurrency limit, whose waits are estimates.
+    /// Whether the limit is a concurrency limit, for which wait times are estimates.
     has_slots: bool,
     model: Model,
 }
@@ -30,8 +30,8 @@ enum Model {
     Past(Past),
 }
 
-/// A leaky bucket that leaks `leak` units per `period`. The field `level` is the number of units
-/// multiplied by `period`.
+/// A leaky bucket that leaks `leak` units per `period`. `level` is the number of units multiplied
+/// by `period`.
 #[derive(Clone, Debug)]
 struct Water {
     capacity: i128,
@@ -54,8 +54,8 @@ struct Tokens {
     refills_seen: u64,
 }
 
-/// A limit over all past charges. The list `spent` has the instant and the units of each charge,
-/// oldest first.
+/// A limit over all past charges. The list `spent` contains the instant and the units of each
+/// charge, oldest first.
 #[derive(Clone, Debug)]
 struct Past {
     limit: u64,
@@ -117,7 +117,7 @@ impl Twin {
         }
     }
 
-    /// Refunds `units` units, the last spent first.
+    /// Refunds `units` units, the most recently spent first.
     pub(crate) fn refund(&mut self, now: u64, units: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -167,8 +167,8 @@ impl Twin {
         RetryAfter::After(Span::from_micros(wait.min(self.hint(now, cost))))
     }
 
-    /// Returns the estimated wait for a concurrency slot, from 0.1 to 10 seconds; `u64::MAX` for
-    /// all other kinds of limits.
+    /// Returns the estimated wait time for a concurrency slot, from 0.1 to 10 seconds; `u64::MAX`
+    /// for all other kinds of limits.
     fn hint(&self, now: u64, cost: u64) -> u64 {
         let Model::Past(past) = &self.model else {
             return u64::MAX;
@@ -186,8 +186,8 @@ impl Twin {
         u64::try_from(spread.clamp(100_000, 10_000_000)).unwrap_or(u64::MAX)
     }
 
-    /// Returns the outcome of an operation. `before` is the model before the operation, and `self`
-    /// is the model after it.
+    /// Returns the outcome of an operation. `before` is the model before the operation, `self`
+    /// after it.
     pub(crate) fn outcome(&self, before: &Self, now: u64, cost: u64, charged: bool) -> Outcome {
         let allowed = before.admits(now, cost);
         Outcome {
@@ -225,8 +225,7 @@ impl Twin {
     }
 }
 
-/// Returns the time from `now` until `holds` becomes true. After it has become true, `holds` must
-/// stay true.
+/// Returns the time from `now` until `holds` becomes true. Once true, `holds` must stay true.
 pub(crate) fn first(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if holds(now) {
         return Some(0);
@@ -331,7 +330,7 @@ impl Tokens {
 }
 
 impl Past {
-    /// Returns the units that count at `now` as a fraction: its numerator and its denominator.
+    /// Returns the units that count at `now` as the numerator and the denominator of a fraction.
     fn weight(&self, now: u64) -> (i128, i128) {
         let sum = |counts: &dyn Fn(u64) -> bool| -> i128 {
             let counted = self.spent.iter().filter(|(at, _)| counts(*at));
@@ -374,7 +373,7 @@ impl Past {
     }
 
     /// Records spent units. Fixed and weighted windows stop counting at their limit. Sliding
-    /// windows keep the newest units up to their limit.
+    /// windows keep the newest units, up to their limit.
     fn spend(&mut self, now: u64, cost: u64, in_full: bool) {
         let cost = match &self.counted {
             Counted::Grid(_) => {
@@ -403,7 +402,7 @@ impl Past {
         }
     }
 
-    /// Removes up to `units` units that still count, newest first.
+    /// Removes up to `units` units among those that still count, newest first.
     fn refund(&mut self, now: u64, units: u64) {
         let mut left = units;
         let mut newest_first: Vec<usize> = (0..self.spent.len()).rev().collect();

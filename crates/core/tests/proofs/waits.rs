@@ -1,5 +1,5 @@
-//! Tests of the maximum delay of a request in a queue. A request that would be delayed for longer
-//! than the maximum is denied, and does not enter the queue.
+//! Tests the maximum delay of a request in a queue. A request that would be delayed longer is
+//! denied, and does not enter the queue.
 
 use proptest::prelude::*;
 use tidegate_core::{Charge, Decision, Effect, MemoryStore, Outcome, RetryAfter, Span, Timestamp};
@@ -20,10 +20,10 @@ fn ask(store: &MemoryStore, charge: Charge<'_>, now: u64, effect: Effect) -> Out
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// A queue with the maximum wait `longest` is compared with the same queue without a maximum
-    /// wait. The queue with the maximum admits a request if the queue without a maximum admits it
-    /// with a delay of at most `longest`. A denied request changes nothing. A denied request is
-    /// admitted after its wait, but not one microsecond earlier.
+    /// Compares a queue with the maximum wait time `longest` with the same queue without a maximum.
+    /// The first queue admits a request if the second one admits it with a delay of at most
+    /// `longest`. A denied request changes nothing. It is admitted after its wait time, but not one
+    /// microsecond earlier.
     #[test]
     fn a_wait_over_the_maximum_never_joins_the_queue(
         limit in strategies::plain_limit(Kind::Queue),

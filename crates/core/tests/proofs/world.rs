@@ -9,7 +9,7 @@ use tidegate_core::{
 
 use crate::twin::Twin;
 
-/// Creates a store with one shard, so that the store has one clock, as the model has.
+/// Creates a store with one shard, so that it has a single clock, like the model.
 pub(crate) fn one_shard() -> MemoryStore {
     MemoryStore::new(MemoryBounds {
         max_keys: 1_000,
@@ -46,7 +46,7 @@ pub(crate) struct World {
     blocks: BTreeMap<Vec<u8>, u64>,
 }
 
-/// A charge that the model is deciding.
+/// A charge that is being decided by the model.
 struct Pending {
     before: Vec<Twin>,
     after: Vec<Twin>,
@@ -153,7 +153,7 @@ impl World {
     }
 
     /// Returns the decision for the block that ends last. If several blocks end at the same time,
-    /// the first of them is used.
+    /// the first one is used.
     fn blocked(&self, asks: &[(&Rule, u64)], now: u64) -> Option<Decision> {
         let blocks = asks.iter().map(|(rule, _)| self.blocks.get(&rule.key));
         let standing = blocks.map(|until| until.copied().filter(|until| *until > now));

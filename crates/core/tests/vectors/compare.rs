@@ -1,4 +1,4 @@
-//! Comparison of an answer with the expectations in the test vector, field by field.
+//! Compares a response with the expectations in the test vector, field by field.
 
 use std::fmt::Display;
 
@@ -9,7 +9,8 @@ use super::{
     runner::Answer,
 };
 
-/// Returns a description of each field that the operation specifies and that differs in the answer.
+/// Returns a description of each field that is specified by the operation and differs in the
+/// response.
 pub(crate) fn compare(op: &Op, answer: &Answer, precision: Span) -> Result<Vec<String>, String> {
     let mut differences = Vec::new();
     differ(

@@ -1,5 +1,5 @@
-//! The files with test vectors: every `*.yaml` file in the project's `vectors/` folder. If the
-//! environment variable `TIDEGATE_VECTORS` is set, it names the folder instead.
+//! The test vector files: every `*.yaml` file in the project's `vectors/` folder. The environment
+//! variable `TIDEGATE_VECTORS` overrides the folder.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Panics if no case ran or if any case failed.
+    /// Panics if no cases ran or if a case failed.
     #[expect(clippy::print_stdout, reason = "prints the number of cases")]
     pub(crate) fn assert_success(&self) {
         let folder = folder();
@@ -37,7 +37,7 @@ impl Report {
     }
 }
 
-/// Runs every case against a new system under test, which `subject` creates.
+/// Runs every case against a new system under test, created by `subject`.
 pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
     let mut report = Report::default();
     for path in files() {
@@ -59,7 +59,7 @@ pub(crate) fn run<S: Subject>(mut subject: impl FnMut(&Case) -> S) -> Report {
     report
 }
 
-/// Returns the files with test vectors, sorted by name.
+/// Returns the test vector files, sorted by name.
 fn files() -> Vec<PathBuf> {
     let folder = folder();
     let mut files: Vec<_> = std::fs::read_dir(&folder)
@@ -81,8 +81,8 @@ fn folder() -> PathBuf {
     std::env::var("TIDEGATE_VECTORS").map_or_else(|_| own.into(), PathBuf::from)
 }
 
-/// Returns true for a file with cases of Envoy's rate limit service. The cases of Envoy's service
-/// use descriptors and run against the gRPC listener, so they are skipped here.
+/// Returns true for a file with cases for Envoy's rate limit service. These cases use descriptors
+/// and run against the gRPC listener, so they are skipped here.
 #[expect(clippy::print_stdout, reason = "a skipped file is printed")]
 fn has_another_format(path: &std::path::Path) -> bool {
     let name = path.file_name().map(|name| name.to_string_lossy());

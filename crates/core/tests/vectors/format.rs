@@ -1,8 +1,8 @@
-//! The format of a file with test vectors. A file has cases; a case has one or more limits on one
+//! The format of a test vector file. A file contains cases. A case has one or more limits on one
 //! key, and operations.
 //!
-//! `vectors/seeds.yaml` describes the format. An unknown field fails to parse, so that no
-//! expectation is silently ignored.
+//! `vectors/seeds.yaml` describes the format. Unknown fields are rejected, so that no expectation
+//! is silently ignored.
 
 use serde::Deserialize;
 use tidegate_core::{
@@ -28,7 +28,7 @@ pub(crate) struct Case {
     pub(crate) invalid_requests: Vec<RequestFields>,
 }
 
-/// A limit as written in the file, with periods in milliseconds, and rates as a count and a period.
+/// A limit as written in the file. Periods are in milliseconds, and a rate is a count and a period.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitFields {
@@ -53,7 +53,7 @@ pub(crate) struct LimitFields {
     pub(crate) count_denied: Option<bool>,
 }
 
-/// A number as written in the file. A negative or fractional number occurs only in a case with an
+/// A number as written in the file. Negative and fractional numbers occur only in cases with an
 /// invalid limit or request.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(untagged)]
@@ -111,7 +111,7 @@ pub(crate) struct Op {
     pub(crate) delay_us: Option<u64>,
 }
 
-/// A wait in the unit of its field, or the word `never`.
+/// A wait time in the unit of its field, or the word `never`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Wait {
@@ -174,7 +174,7 @@ impl Op {
 }
 
 impl Generate {
-    /// Returns the instant of each operation, as its offset from the start of the case.
+    /// Returns the time of each operation, as an offset from the start of the case.
     pub(crate) fn offsets(&self) -> Result<impl Iterator<Item = Span> + use<>, String> {
         let count = match (self.for_ms, self.count) {
             (Some(for_ms), None) if self.every_ms > 0 => for_ms.div_ceil(self.every_ms),
@@ -187,7 +187,7 @@ impl Generate {
 }
 
 impl LimitFields {
-    /// Converts the fields to a [`LimitSpec`]. An error names the invalid field as in a rules file.
+    /// Converts the fields to a [`LimitSpec`]. Errors name the invalid field as in a rules file.
     pub(crate) fn spec(&self) -> Result<LimitSpec, String> {
         let algorithm = AlgorithmName::parse(&self.algorithm)
             .ok_or_else(|| format!("algorithm: unknown name {}", self.algorithm))?;

@@ -20,7 +20,7 @@ fn vectors_hold_in_the_memory_store() {
     folder::run(|_| InMemory(MemoryStore::new(MemoryBounds::default()))).assert_success();
 }
 
-/// Checks that the runner reports test vectors with wrong expectations.
+/// Checks that the runner reports wrong expectations in test vectors.
 #[test]
 fn wrong_vectors_fail() {
     let text = "
@@ -51,7 +51,7 @@ fn wrong_vectors_fail() {
     assert!(format::parse(unknown).unwrap_err().contains("alowed"));
 }
 
-/// Checks that the runner's predictions detect a system under test that reports wrong waits.
+/// Checks that the runner's predictions detect wrong wait times reported by a system under test.
 #[test]
 fn wrong_waits_fail() {
     let text = "[{id: lie, start: 2026-01-01T00:00:00Z, limits: [{algorithm: gcra, rate: 1, period_ms: 1000}],
@@ -71,7 +71,7 @@ fn wrong_waits_fail() {
 
 struct InMemory(MemoryStore);
 
-/// A system under test that reports a wrong wait with every denial.
+/// A system under test that reports a wrong wait time with every denial.
 struct Liar {
     honest: InMemory,
     told: Span,

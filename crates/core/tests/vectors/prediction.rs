@@ -1,10 +1,10 @@
-//! Predictions: what a denial implies for the following requests of a `generate` operation, which
+//! Predictions: the consequences of a denial for later requests of a `generate` operation, which
 //! sends the same request at regular intervals.
 //!
-//! A denied request changes nothing, and the reported wait is exact: until the wait has elapsed,
-//! the same request is denied. So an answer that differs from the prediction of an earlier answer
-//! is a failure. A system under test behind a socket would take minutes to answer 864,000 requests.
-//! With predictions, it does not have to be asked at every instant.
+//! A denied request changes nothing, and the reported wait time is exact: until it has elapsed, the
+//! same request is denied. A response that differs from the prediction is a failure. A system under
+//! test behind a socket would take minutes for 864,000 requests. With predictions, a request does
+//! not have to be sent at every instant.
 //!
 //! ```text
 //! denied, wait 8 s                             test   test   test   over: admitted
@@ -21,24 +21,24 @@ use super::{format::LimitFields, runner::Answer};
 pub(crate) enum Instants {
     /// Sends a request at every instant.
     Every,
-    /// After a denial, sends a request only each time that half of the remaining wait has elapsed.
+    /// After a denial, sends a request each time half of the remaining wait time has elapsed.
     #[allow(dead_code, reason = "for subjects behind a socket")]
     Halving,
 }
 
-/// The predictions of the current denial, if the last request was denied.
+/// The predictions from the latest denial, if the last request was denied.
 pub(crate) struct Prediction {
     instants: Instants,
     precision: Span,
-    /// Whether denials predict anything. False if denied requests are counted, because each counted
-    /// denial changes the result of the next request.
+    /// Whether denials predict anything. False if denied requests are counted, because each denial
+    /// then changes the result of the next request.
     predicts: bool,
     denial: Option<Denial>,
 }
 
 struct Denial {
-    /// The end of the wait, up to `precision` too late because of rounding; `None` if the request
-    /// is never admitted.
+    /// The end of the wait, which can be up to `precision` too late because of rounding; `None` if
+    /// the request is never admitted.
     until: Option<Timestamp>,
     /// The next instant at which a request is sent.
     again: Timestamp,
@@ -55,15 +55,14 @@ impl Prediction {
         }
     }
 
-    /// Returns true if the system under test would certainly deny a request at `now`, so that the
-    /// request can be skipped.
+    /// Returns true if a request at `now` would certainly be denied and can be skipped.
     pub(crate) fn is_certain(&self, now: Timestamp) -> bool {
         let denial = self.denial.as_ref();
         self.instants == Instants::Halving && denial.is_some_and(|denial| now < denial.again)
     }
 
-    /// Records the answer at `now`. Returns a description of the difference if the answer differs
-    /// from the prediction.
+    /// Records the response at `now`. If it differs from the prediction, returns a description of
+    /// the difference.
     pub(crate) fn check(&mut self, now: Timestamp, answer: &Answer) -> Option<&'static str> {
         let latest = self.predicts.then(|| Denial::of(answer, now)).flatten();
         let earlier = std::mem::replace(&mut self.denial, latest);
@@ -80,7 +79,7 @@ impl Prediction {
         }
     }
 
-    /// Returns true if the ends of two waits are equal except for rounding.
+    /// Returns true if two waits end at the same time, except for rounding.
     fn are_alike(&self, one: Option<Timestamp>, other: Option<Timestamp>) -> bool {
         match (one, other) {
             (Some(one), Some(other)) => {
@@ -92,8 +91,8 @@ impl Prediction {
 }
 
 impl Denial {
-    /// Returns the predictions of `answer`. A denial by a manual block predicts nothing, because
-    /// limits can deny requests after the block has ended.
+    /// Returns the predictions from `answer`. A denial by a manual block predicts nothing, because
+    /// limits can deny requests after the block has expired.
     fn of(answer: &Answer, now: Timestamp) -> Option<Self> {
         if answer.allowed || answer.reason.as_deref() == Some("blocked") {
             return None;

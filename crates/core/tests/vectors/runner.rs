@@ -1,4 +1,4 @@
-//! The runner, which runs the cases of test vectors against a [`Subject`]: a system under test that
+//! The runner, which runs the test vector cases against a [`Subject`]: a system under test that
 //! decides requests.
 //!
 //! A store or a listener that supports the features of a case implements [`Subject`].
@@ -16,13 +16,13 @@ use super::{
 
 /// A system under test.
 pub(crate) trait Subject {
-    /// The resolution of the answers. Waits are rounded up to this resolution.
+    /// The resolution of the responses. Wait times are rounded up to this resolution.
     const PRECISION: Span = Span::from_micros(1);
 
     /// The instants of a `generate` operation at which a request is sent to the system under test.
     const INSTANTS: Instants = Instants::Every;
 
-    /// Decides one request. An `Err` is a failure of the case.
+    /// Decides one request. With an `Err`, the case fails.
     fn answer(&mut self, ask: &Ask<'_>) -> Result<Answer, String>;
 
     /// Blocks `key` for `span`.
@@ -47,7 +47,7 @@ pub(crate) trait Subject {
     }
 }
 
-/// One request of a case.
+/// A request of a case.
 pub(crate) struct Ask<'a> {
     /// The limits, compiled.
     #[allow(dead_code, reason = "for stores, which take them compiled")]
@@ -64,7 +64,7 @@ pub(crate) struct Ask<'a> {
     pub(crate) effect: Effect,
 }
 
-/// The answer of the system under test. A field that the system does not report is `None`, and is
+/// The response of the system under test. Fields that the system does not report are `None` and are
 /// not compared.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -73,7 +73,7 @@ pub(crate) struct Answer {
     pub(crate) over_limit: Option<bool>,
     /// The minimum of the remaining units over all limits. Also `None` if no limit was evaluated.
     pub(crate) remaining: Option<u64>,
-    /// The longest wait over all limits that deny the request.
+    /// The longest wait time over all limits that deny the request.
     pub(crate) retry: RetryAfter,
     /// The time until the tightest limit is fully available again. Also `None` if no limit was
     /// evaluated.
@@ -82,7 +82,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// Converts a verdict to an answer.
+    /// Converts a verdict to a response.
     #[allow(dead_code, reason = "for stores; the response of a listener is parsed")]
     pub(crate) fn of(verdict: &Verdict<'_>) -> Self {
         let outcomes = || verdict.lines.iter().map(|line| line.outcome);
@@ -98,8 +98,8 @@ impl Answer {
     }
 }
 
-/// Runs one case. Returns a text for each failure, with the case, the operation, the expected value
-/// and the actual value.
+/// Runs one case. Returns a message for each failure, with the case, the operation, the expected
+/// value and the actual value.
 pub(crate) fn run_case<S: Subject>(case: &Case, subject: &mut S) -> Vec<String> {
     let mut run = Run::<S> {
         case,
@@ -114,7 +114,7 @@ pub(crate) fn run_case<S: Subject>(case: &Case, subject: &mut S) -> Vec<String> 
     run.failures
 }
 
-/// Builds a limit from its fields. An error begins with the name of the field.
+/// Builds a limit from its fields. Errors begin with the name of the field.
 pub(crate) fn limit_of(fields: &LimitFields) -> Result<tidegate_core::Limit, String> {
     fields.spec()?.build().map_err(|problems| {
         let problems: Vec<String> = problems.iter().map(ToString::to_string).collect();
@@ -182,7 +182,7 @@ impl<S: Subject> Run<'_, S> {
         Ok(())
     }
 
-    /// Runs the operation `op` and returns the expectations that were not met.
+    /// Runs the operation `op` and returns the unmet expectations.
     fn operate(
         &mut self,
         limits: &Limits,
@@ -282,7 +282,7 @@ impl<S: Subject> Run<'_, S> {
         }
     }
 
-    /// Returns a key that only this case uses, so that cases can share a server.
+    /// Returns a key that is unique to this case, so that cases can share a server.
     fn key(&self) -> String {
         format!("vector:{}", self.case.id)
     }
