@@ -34,14 +34,14 @@ impl HoldingTime {
     const PARTS: u64 = 1 << 8;
 
     /// The number of observations after which the average becomes an exponential moving average, in
-    /// which each further observation has a weight of 1/32.
+    /// which each further observation has a weight of 1 / `WINDOW`.
     const WINDOW: u64 = 32;
 
     /// The longest holding time that enters the average. A longer time is replaced by this one, so
     /// that the arithmetic cannot overflow.
     const LONGEST: Span = Span::from_secs(366 * 86_400);
 
-    /// The shortest estimate. Retry times are sent to clients with at least this resolution.
+    /// The shortest estimate. It is the smallest unit of the retry times sent to clients.
     const SHORTEST: Span = Span::from_millis(1);
 
     /// Adds a request that held its slots for the time `held`.

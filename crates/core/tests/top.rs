@@ -129,7 +129,7 @@ proptest! {
             dealt.iter().map(|part| sketch_of(part, keep).summary()).collect();
         let exact = exact(&stream);
         check(&merge(&summaries, keep), &exact, keep);
-        // Merge the summaries one after the other, like a history merges time slices.
+        // Merge the summaries one after the other, as a history merges time slices.
         let mut one_by_one = Summary::default();
         for summary in &summaries {
             one_by_one = merge([&one_by_one, summary], keep);

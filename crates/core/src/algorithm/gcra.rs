@@ -73,7 +73,8 @@ pub(crate) struct Gcra {
     unit: ExactMicros,
     /// The capacity as a duration: the maximum difference between the TAT and the current time.
     tau: ExactMicros,
-    /// Half of the capacity as a duration. A key with less than this remaining is hot (`is_hot`).
+    /// Half of the capacity as a duration. A key with less capacity remaining is hot (`is_hot`),
+    /// and is not evicted.
     half: ExactMicros,
     capacity: u64,
     queue: bool,
@@ -138,8 +139,8 @@ impl Gcra {
     }
 
     /// Returns a copy of this limit with `l = 1` and zero fractions as constants, or `None` if one
-    /// unit is not a whole number of microseconds. With the copy, the compiler removes the
-    /// arithmetic on fractions.
+    /// unit is not a whole number of microseconds. In operations on the copy, the compiler removes
+    /// the arithmetic on fractions.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
         let whole = |exact: ExactMicros| ExactMicros { part: 0, ..exact };

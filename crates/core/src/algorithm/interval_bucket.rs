@@ -8,7 +8,7 @@
 //!
 //! The state consists of the instant at which the bucket will be full again, and the number of
 //! tokens added by the last refill, at that instant. The number of tokens missing now is computed
-//! from it:
+//! from this state:
 //!
 //! ```text
 //!   missing = (m - 1) * R + last     m = ceil((full_at - now) / I) refills to come

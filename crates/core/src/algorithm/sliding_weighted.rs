@@ -118,8 +118,8 @@ impl WeightedWindow {
         })
     }
 
-    /// Returns the longest remaining window time at which the weighted part of the count `weighed`
-    /// is at most `free`.
+    /// Returns the longest remaining window time at which a count of `weighed` units, weighted by
+    /// this time, is at most `free`.
     fn most_left(&self, weighed: u64, free: u64) -> u64 {
         if weighed == 0 {
             return self.window;

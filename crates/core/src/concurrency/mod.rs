@@ -22,9 +22,9 @@
 //!   the minimum. **Weakness.** The latency threshold must be configured, and overload is detected
 //!   only when latency exceeds the threshold. **Source.** Chiu and Jain 1989.
 //! - **[`Method::Gradient`]** compares the current latency with the latency without queueing, and
-//!   scales the limit by the ratio. The latency without queueing is measured by probing: for at
-//!   most 2% of the time, the limit is reduced to half or less. Failed requests also reduce the
-//!   limit: before headroom and smoothing are applied, the limit is reduced by at least the
+//!   scales the limit by the ratio. The latency without queueing is measured by periodic probes:
+//!   for at most 2% of the time, the limit is reduced to half or less. Failed requests also reduce
+//!   the limit: before headroom and smoothing are applied, the limit is reduced by at least the
 //!   percentage of failed requests. **Weakness.** The gradient method needs homogeneous traffic.
 //!   With a mix of slow and fast requests, a change in the mix looks like a change in load. If 1%
 //!   of the requests fail independently of the load, the limit never grows above 100 times `queue`.

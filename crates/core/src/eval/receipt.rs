@@ -18,9 +18,10 @@
 //!   and the larger one is refunded. The first bound is `cost - (now - time of the charge)`,
 //!   because the part served since the charge is at most the elapsed time. The second bound is
 //!   `min(cost, TAT after the charge - refunds to others since - now)`. Without refunds, the charge
-//!   ends at the TAT after the charge. Only refunds of earlier charges move this end. A refund of
-//!   the last charge moves no other charge. In a queue that delays requests, only the last request
-//!   can be refunded, because the other requests already have their start times.
+//!   is fully served at the TAT after the charge. Only refunds of earlier charges move this
+//!   instant. A refund of the last charge moves no other charge. In a queue that delays requests,
+//!   only the last request can be refunded, because the other requests already have their start
+//!   times.
 //! - **Buckets refilled at intervals.** Tokens that refills may have returned since the charge are
 //!   not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only

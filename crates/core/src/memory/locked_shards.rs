@@ -1,4 +1,4 @@
-//! The locks of a decision over several keys, which locks the shards of all its keys at once.
+//! The locks of a decision over several keys. The decision holds the locks of all shards at once.
 
 use super::{
     Guard, MemoryStore,

@@ -81,10 +81,10 @@ pub enum WhenFull {
     /// denied. If none of the few inspected entries has such a key, the charge is denied.
     #[default]
     Evict,
-    /// Evicts no live key and denies the charge.
+    /// Does not evict live keys, and denies the charge.
     Deny,
-    /// Evicts no live key and admits the charge without counting it. A sliding window log that
-    /// cannot grow still denies a charge if its cost does not fit under the limit.
+    /// Does not evict live keys, and admits the charge without counting it. A sliding window log
+    /// that cannot grow still denies a charge if its cost does not fit under the limit.
     Allow,
 }
 
@@ -134,10 +134,10 @@ const MAX_SHARDS: usize = 256;
 /// Counters and current sizes of a memory store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryStats {
-    /// The number of keys in the store now.
+    /// The current number of keys.
     pub keys: usize,
-    /// The bytes that keys, states, the hash table and manual blocks use now, as counted by the
-    /// store itself.
+    /// The bytes currently used by keys, states, the hash table and manual blocks, as counted by
+    /// the store itself.
     pub bytes: usize,
     /// The number of expired keys that were dropped.
     pub expired: u64,
@@ -149,9 +149,9 @@ pub struct MemoryStats {
     /// The number of charges admitted without being counted because the store was full
     /// ([`WhenFull::Allow`]).
     pub admitted_when_full: u64,
-    /// The bytes that the refund ledgers, which record recent refunds, use now. They are not part
-    /// of `bytes`. Each shard has a ledger of at most 64 KiB. A ledger that reaches this size is
-    /// shrunk or cleared.
+    /// The bytes currently used by the refund ledgers, which record recent refunds. They are not
+    /// part of `bytes`. Each shard has a ledger of at most 64 KiB. A ledger that reaches this size
+    /// is shrunk or cleared.
     pub ledger_bytes: usize,
     /// The current number of manual blocks. An expired block is counted until the store removes it.
     /// The store removes it when a charge on its key is decided, when blocks are listed, or when a
@@ -302,7 +302,7 @@ impl MemoryStore {
         }
     }
 
-    /// Drops the state of `key`, so that all its limits are unused again. Returns true if the store
+    /// Drops the state of `key`, which is then treated like a new key. Returns true if the store
     /// had a state for `key`. A block on the key remains.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);

@@ -44,8 +44,8 @@ const TAIL: usize = 8;
 /// last slot.
 const CHUNK_BYTES: usize = size_of::<Chunk>() + size_of::<Box<Chunk>>() + CHUNK + ctrl_bytes::GROUP;
 
-/// The maximum number of entries in one table. 32 bits of the hash select the home slot, and an
-/// entry's distance from its home slot is stored in 24 bits.
+/// The maximum number of entries in one table. The home slot is selected by 32 bits of the hash,
+/// and an entry's distance from its home slot is stored in 24 bits.
 pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 
 /// The maximum distance of a new key from its home slot. If all slots within this distance are
@@ -64,7 +64,7 @@ pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 ///
 /// This constant does not bound the time of a lookup, which scans the tags from the key's home slot
 /// to the next vacant slot. An attacker who knows the hashes can create a long run of occupied
-/// slots: a key with a home slot near the end of the run extends it, although the key is close to
+/// slots. A key with a home slot near the end of the run extends it, although the key is close to
 /// its home slot. The attacker needs one live key per slot, and only the shard's capacity limits
 /// the length of the run. A lookup in the run compares eight tags at a time, and the key of each
 /// entry with a matching tag. Therefore, its time is proportional to the length of the run.

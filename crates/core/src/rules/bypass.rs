@@ -1,10 +1,10 @@
 //! Bypass detection: finds rules that a client can bypass by leaving out an entry.
 //!
 //! A rule applies only to requests that have every entry of its key. If a trusted component sets
-//! the entries, clients cannot bypass the rule. If the client itself sets an entry, it can. For
-//! example, a rule with the API key as its key does not limit clients that leave out their API key.
-//! To prevent a bypass, add a catch-all rule that applies to all requests of the first rule, with a
-//! key that clients cannot leave out.
+//! the entries, clients cannot bypass the rule. A client that sets an entry itself can bypass the
+//! rule. For example, a rule with the API key as its key does not limit clients that leave out
+//! their API key. To prevent a bypass, add a catch-all rule that applies to all requests of the
+//! first rule, with a key that clients cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 
@@ -12,7 +12,7 @@ use super::{Pattern, Rule, pattern::Kind};
 /// conditions are examined.
 const MAX_CATCH_ALL: usize = 1_000;
 
-/// A rule that a request without a certain entry bypasses.
+/// A rule that is bypassed by requests without a certain key entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bypass<'r> {
     /// The index of the rule, from 0.

@@ -15,7 +15,7 @@ const MAX_NAMED: usize = 10;
 /// The maximum length of a value or a pattern in an explanation, in characters.
 const MAX_SHOWN: usize = 120;
 
-/// The first failed condition of a rule for a request.
+/// The first of a rule's conditions that a request does not meet.
 ///
 /// Its [`Display`](fmt::Display) form is a sentence such as `path is /login, and the rule wants
 /// /api/**`.

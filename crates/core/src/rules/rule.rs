@@ -738,8 +738,7 @@ fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     }
 }
 
-/// Returns whether `charge` was made on `limits` or, if it was made on stretched limits, on their
-/// stretched form.
+/// Returns whether `charge` was made on `limits`, in their original or stretched form.
 pub(super) fn is_charged(limits: &Limits, charge: &Charge<'_>) -> bool {
     let is_stretched = charge.limits.is_stretched();
     let stretched = limits.stretched().filter(|_| is_stretched);

@@ -100,7 +100,7 @@ impl Sketch {
         let (most, most_bytes) = (self.capacity(), self.max_key_bytes());
         reserve(&mut self.entries, 1, most);
         reserve(&mut self.keys, key.len(), most_bytes);
-        // The total length of the keys is below 2³², like `max_key_bytes`.
+        // The total length of the keys is at most `max_key_bytes`, which is below 2³².
         let start = u32::try_from(self.keys.len()).unwrap_or(u32::MAX);
         self.keys.extend_from_slice(key);
         self.entries.push(Entry {

@@ -346,8 +346,8 @@ fn leases_from_the_future_are_still_held() {
     }
 }
 
-/// The slot of a crashed holder that acquired it while the clock was ahead becomes free one lease
-/// duration after the jump was detected, not after the future instant.
+/// A client that acquired a slot while the clock was ahead has crashed. Its slot becomes free one
+/// lease after the jump was detected, not one lease after the future instant.
 #[test]
 fn a_lease_from_the_future_expires_in_time() {
     let (limits, store) = (two_at_once(), one_shard());

@@ -261,7 +261,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         3 => (0..=100_u64).prop_map(Step::Forward),
         2 => (0..=40_u32, any::<u64>())
             .prop_map(|(bits, random)| Step::Forward(random % (1 << bits))),
-        // 60 steps back are together less than a clock jump. The module `clock_jumps` tests jumps.
+        // Together, 60 steps back are less than a clock jump. The module `clock_jumps` tests jumps.
         2 => prop_oneof![1..=100_u64, 1..=150_000_u64].prop_map(Step::Back),
         4 => any::<bool>().prop_map(|early| Step::ToRetry { early }),
         1 => any::<bool>().prop_map(|early| Step::ToReset { early }),

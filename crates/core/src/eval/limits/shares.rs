@@ -5,8 +5,8 @@ use std::sync::{Arc, OnceLock};
 use super::Limits;
 use crate::eval::FallbackShare;
 
-/// The maximum number of cached shares per rule. There is one share for each cluster size so far. A
-/// share that does not fit in the cache is compiled again on every call.
+/// The maximum number of cached shares per rule. A rule has a share for each number of servers that
+/// the cluster has had. A share that does not fit in the cache is compiled again on every call.
 const MAX_SHARES: usize = 256;
 
 /// A linked list of cached shares. It only grows, so decisions can read it without a lock.

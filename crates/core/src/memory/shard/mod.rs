@@ -122,8 +122,8 @@ impl Shard {
     ///
     /// Clamping a state requires its key's limits, which are unknown here. Therefore, this function
     /// only marks the entries, and each entry is clamped when it is next loaded. A marked key that
-    /// is never used again is held until its recorded expiry, which is later by the time that the
-    /// clock was ahead.
+    /// is never used again is held until its recorded expiry, which is too late by the time that
+    /// the clock was ahead.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;

@@ -8,11 +8,11 @@ use super::{
     work::{Effort, Work},
 };
 
-/// The number of alternatives, excluding exact values, from which an index is built.
+/// The minimum number of alternatives for building an index, not counting exact values.
 const INDEXED_FROM: usize = 8;
 
 /// A list of patterns, at least one of which must match. Exact values are in a hash set, so that a
-/// long list of values needs only one lookup. Many other patterns are indexed.
+/// long list of values needs only one lookup. Other patterns are indexed if there are many of them.
 #[derive(Clone, Debug)]
 pub(in crate::rules) struct Alternatives {
     exact: HashSet<Box<str>>,

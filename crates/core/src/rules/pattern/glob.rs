@@ -7,7 +7,7 @@ use crate::{limit::bounds, rules::RuleError};
 
 /// A pattern with at least one `*`, matched against the whole value.
 ///
-/// - In a pattern that begins with `/` (a path), `*` matches any characters except `/`, which is
+/// - In a pattern that begins with `/` (a path), `*` matches any characters except `/`, so it stays
 ///   within one path segment. In any other pattern, `*` matches any characters, so that `*bot*`
 ///   also finds `bot` in a user agent with slashes.
 /// - `**` matches any characters, including `/`.

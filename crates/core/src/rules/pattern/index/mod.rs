@@ -98,8 +98,8 @@ struct Hook<'a> {
     on: Criterion<'a>,
 }
 
-/// One way to file an item, under several hooks. Whenever the item applies, at least one of these
-/// hooks is true.
+/// One way to file an item: the hooks under which it is filed. Whenever the item applies, at least
+/// one of these hooks is true.
 type Filing<'a> = Vec<Hook<'a>>;
 
 impl<'a> Item<'a> {
