@@ -84,7 +84,7 @@ pub(crate) struct Interval {
 
 /// The number of tokens missing from a bucket, and the time of the next refill. The number can
 /// exceed the capacity if the bucket was charged under a higher limit.
-struct Missing {
+struct MissingUnits {
     tokens: u128,
     next_refill: u64,
 }

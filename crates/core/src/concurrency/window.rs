@@ -4,7 +4,7 @@ use super::AdaptiveSettings;
 use crate::time::{Span, Timestamp};
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Window {
+pub(super) struct MeasurementWindow {
     /// When the first request of this window was completed; `None` if no request has been completed
     /// since the previous window.
     began: Option<Timestamp>,

@@ -215,7 +215,7 @@ fn named<T: fmt::Display>(
 }
 
 /// A value formatted with at most [`MAX_SHOWN`] characters.
-struct Shortened<T>(T);
+struct TruncatedText<T>(T);
 
 impl<T: fmt::Display> fmt::Display for TruncatedText<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

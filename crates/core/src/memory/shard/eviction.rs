@@ -68,7 +68,7 @@ pub(in crate::memory) struct RoomReservation {
     earliest_expiry: Option<Timestamp>,
 }
 
-impl Reservation {
+impl RoomReservation {
     /// Clears the reservation. Returns the number of reserved keys.
     #[inline]
     pub(in crate::memory) fn clear(&mut self) -> usize {

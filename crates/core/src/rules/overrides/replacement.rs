@@ -79,7 +79,7 @@ pub(super) struct CompiledReplacement {
 
 /// The limits of a replacement for one version of its rule.
 #[derive(Debug)]
-struct Compiled {
+struct CompiledLimits {
     /// The rule's limits. Each version of the rule has a different object.
     of: Arc<Limits>,
     /// The limits of the replacement; `None` if it is invalid for the rule.
