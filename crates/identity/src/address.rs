@@ -1,4 +1,4 @@
-//! IP addresses: parses the addresses that proxies write, and formats them for rules.
+//! Parses the IP addresses in proxy headers, and formats IP addresses for rules.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -37,9 +37,8 @@ pub(crate) fn text(ip: IpAddr) -> String {
     text
 }
 
-/// Returns the network of the first `prefix` bits of an IPv6 address, because one client usually
-/// controls all addresses of its network. Returns an IPv4 address unchanged. `prefix` must be at
-/// most 128.
+/// Returns the network with the first `prefix` bits of an IPv6 address. One client usually controls
+/// all addresses of its network. Returns an IPv4 address unchanged. `prefix` must be at most 128.
 pub(crate) fn network(ip: IpAddr, prefix: u8) -> IpAddr {
     match ip {
         IpAddr::V4(_) => ip,

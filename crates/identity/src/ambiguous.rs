@@ -13,29 +13,30 @@ use std::{borrow::Cow, fmt};
 #[non_exhaustive]
 pub enum AmbiguousRequest {
     /// A header, cookie or query parameter has several different values. Services differ in which
-    /// value they use. So the rules could count a different value than the service uses. The text
-    /// is the name of the entry.
+    /// value they use, so the rules could count a different value than the service uses. The string
+    /// is the entry name.
     Repeated(Box<str>),
     /// The header `Connection` names the header of this entry, so a proxy may remove the header
-    /// before the service sees it. The text is the name of the entry.
+    /// before the service sees it. The string is the entry name.
     HopByHop(Box<str>),
-    /// The request has another header with the name of this entry's header, but with `_` in place
-    /// of `-`. Many services treat the two names as equal. The text is the name of the entry.
+    /// The request has another header whose name differs from that of this entry's header only by
+    /// `_` instead of `-`. Many services treat the two names as equal. The string is the entry
+    /// name.
     Alias(Box<str>),
     /// A cookie escapes plain letters, such as `%61`. Some services decode such escapes and others
-    /// do not. So the rules could see a different value than the service. The text is the name of
-    /// the entry.
+    /// do not, so the rules could see a different value than the service. The string is the entry
+    /// name.
     HiddenLetters(Box<str>),
-    /// The path has `.` or `..` segments. Some services resolve these segments and others do not.
-    /// So the rules could see a different path than the service.
+    /// The path has `.` or `..` segments. Some services resolve these segments and others do not,
+    /// so the rules could see a different path than the service.
     DotSegments,
-    /// The value of this entry is not a single IP address. The text is the name of the entry.
+    /// The value of this entry is not a single IP address. The string is the entry name.
     NotAnAddress(Box<str>),
     /// The request has the headers of two proxy dialects, one of which may come from the client.
     MixedDialects {
-        /// The header that nginx would have sent.
+        /// The header of the nginx dialect.
         original: &'static str,
-        /// The header that Caddy or Traefik would have sent.
+        /// The header of the Caddy and Traefik dialect.
         forwarded: &'static str,
     },
 }

@@ -1,8 +1,9 @@
 //! Finds the client address of a request. The configuration says which proxies are trusted.
 //!
-//! Each proxy on the path appends the address of its own peer to a list. A client can also send
-//! such a list. The elements of the client then precede the elements of the proxies. So the list is
-//! read from the right, starting at the socket's peer, and only as far as the proxies are trusted:
+//! Each proxy on the path appends the address of its own peer to a list, for example in
+//! `X-Forwarded-For`. A client can also send such a list. The client's elements then precede the
+//! proxies' elements. The list is therefore read from the right, starting at the socket's peer, and
+//! only as far as the proxies are trusted:
 //!
 //! ```text
 //! X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.8
@@ -10,6 +11,10 @@
 //!                  by the    10.0.0.7:    10.0.0.8
 //!                  client    the client
 //! ```
+//!
+//! A header with a single address, such as `CF-Connecting-IP`, can be configured instead of a list.
+//! For forward-auth requests in the nginx dialect, the address in `X-Real-IP` takes the place of
+//! the socket's peer (see [`ForwardAuthRequest`](crate::ForwardAuthRequest)).
 
 use std::{fmt, net::IpAddr};
 
@@ -25,14 +30,14 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 /// The header `Forwarded`.
 const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
 
-/// The default number of bits of an IPv6 address by which clients are counted. A subscriber usually
-/// gets a network of this size.
+/// The default prefix length, in bits, of the IPv6 network by which clients are counted. A
+/// subscriber usually gets a network of this size.
 pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 
 /// The trusted proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxies {
-    /// A number of trusted proxies between the clients and this server, whatever their addresses.
+    /// The number of trusted proxies between the clients and this server, whatever their addresses.
     /// With 0 proxies, the socket's peer is the client. This setting is safe only if clients cannot
     /// bypass any of the proxies.
     Hops(usize),
@@ -91,7 +96,7 @@ impl Trust {
         }
     }
 
-    /// Sets the number of leading `bits` of an IPv6 address by which clients are counted. Returns
+    /// Sets the prefix length, in `bits`, of the IPv6 network by which clients are counted. Returns
     /// `None` if `bits` is not between 1 and 128.
     #[must_use]
     pub fn with_ipv6_prefix(self, bits: u8) -> Option<Self> {
@@ -101,8 +106,8 @@ impl Trust {
         })
     }
 
-    /// Sets the number of trusted proxies to `hops`, whatever their addresses. This replaces the
-    /// previous setting of trusted proxies.
+    /// Trusts the nearest `hops` proxies, whatever their addresses. This replaces the previous
+    /// setting for trusted proxies.
     #[must_use]
     pub fn with_hops(self, hops: usize) -> Self {
         Self {
@@ -113,10 +118,10 @@ impl Trust {
 
     /// Returns the address of the client, given the socket's `peer` and the headers of the request.
     ///
-    /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address that a
-    /// trusted proxy recorded may be unusable: it may be `unknown`, invalid, or missing because the
-    /// list is too short. In this case, the last known address is returned. With [`Proxies::Hops`],
-    /// this is `peer`. With [`Proxies::Nets`], it is the address of that proxy. So a client cannot
+    /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address recorded by a
+    /// trusted proxy may be unusable: it may be `unknown`, invalid, or missing because the list is
+    /// too short. In this case, the last known address is returned. With [`Proxies::Hops`], this is
+    /// `peer`. With [`Proxies::Nets`], it is that proxy's own address. This way, a client cannot
     /// use a header to choose an address that no trusted proxy has written.
     #[must_use]
     pub fn client_ip(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
@@ -128,9 +133,9 @@ impl Trust {
         }
     }
 
-    /// Returns the client address of a forward-auth request that `proxy` has sent. `proxy` is
-    /// always trusted, whatever its address. With [`Proxies::Hops`], the configured number of
-    /// proxies is trusted in addition.
+    /// Returns the client address of a forward-auth request sent by `proxy`. `proxy` is always
+    /// trusted, whatever its address. With [`Proxies::Hops`], the configured number of proxies is
+    /// trusted in addition.
     #[must_use]
     pub fn client_ip_behind(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
         self.client_ip_from_proxy(headers)
@@ -162,9 +167,9 @@ impl Trust {
         address::network(client, self.ipv6_prefix)
     }
 
-    /// Returns the text by which an address or a network is counted. `written` is the address or
-    /// network in any notation. Returns `None` if `written` is neither an address nor a network
-    /// whose clients share one count.
+    /// Returns the canonical string by which an address or a network is counted. `written` is the
+    /// address or network in any notation. Returns `None` if `written` is neither an address nor a
+    /// network whose clients share one count.
     #[must_use]
     pub fn counted_text(&self, written: &str) -> Option<String> {
         let (bare, bits) = match written.split_once('/') {
@@ -181,9 +186,9 @@ impl Trust {
         has_one_count.then(|| address::text(self.counted(address)))
     }
 
-    /// Returns warnings about settings that let clients evade the limits, or use the address of
-    /// another client.
-    pub fn warnings(&self) -> impl Iterator<Item = TrustWarning> {
+    /// Returns warnings about settings that let clients evade the limits, or use another client's
+    /// address.
+    pub fn warnings(&self) -> impl Iterator<Item = Warning> {
         let all = match &self.proxies {
             Proxies::Hops(_) => false,
             Proxies::Nets(nets) => nets.iter().any(|net| canonical_net(*net).prefix_len() == 0),
@@ -249,8 +254,8 @@ pub enum TrustWarning {
     RawIpv6,
 }
 
-impl TrustWarning {
-    /// Returns the code of the warning, which can be searched in logs.
+impl Warning {
+    /// Returns the code of the warning, a fixed identifier to search for in logs.
     #[must_use]
     pub const fn code(self) -> &'static str {
         match self {

@@ -7,7 +7,7 @@ use percent_encoding::percent_decode;
 
 use crate::{AmbiguousRequest, ambiguous::single_value};
 
-/// Returns the decoded value of the cookie `name`. The cookie is the source of the entry `entry`.
+/// Returns the decoded value of the cookie `name`, which is the source of the entry `entry`.
 ///
 /// RFC 6265 gives the percent sign no meaning, but many frameworks decode it. No encoder escapes a
 /// letter, a digit or one of `-._~`. Some services decode such a needless escape and others do not,

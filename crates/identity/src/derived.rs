@@ -1,18 +1,18 @@
-//! Derived entries. A derived entry is the part of another entry that is safe to show, such as the
-//! owner of an API key without its secret.
+//! Derived entries. A derived entry is the part of another entry that is safe to show. For example,
+//! it is the owner in an API key, without the key's secret.
 //!
 //! Keys are visible in snapshots, on the admin listener, and in the logs of tools that query the
-//! admin listener. So secrets must be removed from an entry before rules use it in a key.
+//! admin listener. Secrets must therefore be removed from an entry before rules use it in a key.
 
 use std::fmt;
 
 use regex::{Regex, RegexBuilder};
 use tidegate_core::bounds::{MAX_PATTERN_BYTES, MAX_REGEX_BYTES};
 
-/// The highest number of a part that can be selected.
+/// The highest part number that can be selected.
 const MAX_PART: usize = 16;
 
-/// An entry that consists of a part of another entry.
+/// An entry whose value is a part of another entry's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DerivedEntry {
     source: Box<str>,
@@ -64,8 +64,8 @@ impl fmt::Display for DerivedEntryError {
 impl std::error::Error for DerivedEntryError {}
 
 impl DerivedEntry {
-    /// Selects the part with the number `part`, counted from 1, of the entry `source`. The value of
-    /// `source` is split at each `separator`.
+    /// Splits the value of the entry `source` at each `separator`, and selects part number `part`,
+    /// counted from 1.
     ///
     /// A value without the separator has no parts, because the whole value may be secret.
     ///
@@ -125,8 +125,8 @@ impl DerivedEntry {
             .dfa_size_limit(MAX_REGEX_BYTES)
             .build()
             .map_err(|problem| {
-                // The error message of the regex parser has several lines, which show the position.
-                // Only the last line names the problem.
+                // The regex parser's error message has several lines, most of which show the
+                // position. Only the last line names the problem.
                 let text = problem.to_string();
                 let last = text.lines().last().unwrap_or_default();
                 error(

@@ -11,7 +11,7 @@ use crate::{AmbiguousRequest, ambiguous::single_value, header::header_text};
 /// The headers in which a proxy describes the original request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeaderDialect {
-    /// The dialect is detected from the headers of each request. A request with headers of both
+    /// The dialect is detected for each request from its headers. A request with headers of both
     /// dialects is rejected.
     #[default]
     Detect,
@@ -33,13 +33,13 @@ impl HeaderDialect {
     }
 }
 
-/// The names of the headers in which one dialect sends the method, the target and the host.
+/// The names of the headers for the method, the target and the host in one dialect.
 #[derive(Debug)]
 pub(crate) struct DialectHeaders {
     method: &'static str,
     targets: &'static [&'static str],
     host: &'static [&'static str],
-    /// Whether the dialect sends the client address in `X-Real-IP`, and not in a list.
+    /// Whether the dialect sends the client address in `X-Real-IP` instead of a list.
     pub(crate) has_real_ip: bool,
 }
 
@@ -58,11 +58,11 @@ static FORWARDED: DialectHeaders = DialectHeaders {
 };
 
 impl DialectHeaders {
-    /// Returns the headers of `dialect`. With [`HeaderDialect::Detect`], detects the dialect from
-    /// the request.
+    /// Returns the header names of `dialect`. With [`HeaderDialect::Detect`], detects the dialect
+    /// from the request.
     ///
-    /// The two dialects are never mixed. Otherwise a client could add a header of the other
-    /// dialect, and so set a value that the proxy does not send.
+    /// The two dialects are never mixed. Otherwise, a client could add a header of the other
+    /// dialect to set a value that the proxy does not send.
     pub(crate) fn of(
         headers: &HeaderMap,
         dialect: HeaderDialect,

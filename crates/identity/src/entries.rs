@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The address of the socket's peer, stored as a request extension. The code that accepts
-/// connections sets the extension.
+/// connections must set the extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer(pub SocketAddr);
 
@@ -61,8 +61,8 @@ impl Entries {
     }
 }
 
-/// The sources of the entries of a request. By default, no proxy is trusted, there is no GeoIP
-/// source, and the socket's peer comes from the [`Peer`] extension.
+/// The sources of a request's entries. By default, no proxy is trusted, there is no GeoIP source,
+/// and the socket's peer comes from the [`Peer`] extension.
 #[derive(Clone, Debug)]
 pub struct EntrySources {
     trust: Trust,
@@ -72,7 +72,7 @@ pub struct EntrySources {
 }
 
 impl EntrySources {
-    /// Takes the socket's peer from an extension of each request.
+    /// Sets the function that reads the socket's peer from the extensions of each request.
     pub fn set_peer_extension(&mut self, peer: fn(&Extensions) -> Option<IpAddr>) {
         self.peer = PeerSource::Extensions(peer);
     }
@@ -104,7 +104,7 @@ impl EntrySources {
 enum PeerSource {
     /// The peer address is in an extension of each request.
     Extensions(fn(&Extensions) -> Option<IpAddr>),
-    /// The peer address is that of the connection, for all of its requests.
+    /// All requests arrive on one connection and have this peer address.
     Connection(IpAddr, AddressTextCache),
 }
 
@@ -125,8 +125,7 @@ impl PeerSource {
     }
 }
 
-/// A cache of the text of the first address that was formatted. Most connections need only one
-/// address.
+/// Caches the first address that was formatted, as text. Most connections need only one address.
 #[derive(Clone, Debug, Default)]
 struct AddressTextCache(OnceLock<(IpAddr, Box<str>)>);
 
@@ -155,7 +154,7 @@ impl Default for EntrySources {
     }
 }
 
-/// The head of a request, with access to the entries of the request.
+/// A request head, with access to the entries of the request.
 #[derive(Debug)]
 pub struct RequestEntries<'r> {
     parts: &'r Parts,
@@ -304,8 +303,8 @@ mod tests {
         }
     }
 
-    /// HTTP/2 libraries do not trim white space. A value with white space would result in a
-    /// different key.
+    /// HTTP/2 libraries do not trim white space. If the value kept its white space, it would result
+    /// in a different key.
     #[test]
     fn white_space_around_a_value_is_trimmed() {
         for value in ["a", " a", "a\t", "\t a "] {

@@ -1,5 +1,5 @@
-//! Forward auth: parses the headers in which a proxy describes the original request. The proxy asks
-//! about each original request before it forwards it.
+//! Forward auth: parses the headers in which a proxy describes the original request. The proxy
+//! sends an auth request for each original request before it forwards the original request.
 //!
 //! Proxies use one of two header dialects. nginx `auth_request` is configured to send
 //! `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`) and `X-Real-IP`. Caddy
@@ -16,7 +16,7 @@
 //! | `path` | the original path without query, in RFC 3986 normal form, repeated slashes merged |
 //! | `host` | the original host in lower case, without the port; nginx: `Host` |
 //! | `scheme` | `X-Forwarded-Proto` |
-//! | `ip` | the client address; for IPv6 its network (/64), which one subscriber has |
+//! | `ip` | the client address; for IPv6 the subscriber's network (default /64) |
 //! | `ip.exact` | the complete client address |
 //! | `country`, `asn` | the country and autonomous system of the client, with a [`GeoIpSource`] |
 //! | `query.NAME` | the query parameter NAME, decoded |
@@ -32,7 +32,7 @@
 //! - an entry with several different values,
 //! - a path with `.` or `..` segments,
 //! - a header named by `Connection`, which the proxy may remove before the service sees it,
-//! - a header that is also sent with `_` in place of `-` in its name.
+//! - a header that is also sent with `_` instead of `-` in its name.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -68,7 +68,7 @@ pub struct ForwardAuthContext<'t> {
     pub geoip: Option<&'t dyn GeoIpSource>,
 }
 
-/// The original request, as a proxy has described it.
+/// The original request, as described by a proxy.
 #[derive(Clone, Debug)]
 pub struct ForwardAuthRequest<'r> {
     headers: &'r HeaderMap,
@@ -161,9 +161,9 @@ impl<'r> ForwardAuthRequest<'r> {
         prefixed_entry(name, self.headers, self.target.as_ref()).unwrap_or_else(of_proxy)
     }
 
-    /// Returns the value of the header `known`, which is the source of the entry `name`. Fails
-    /// unless the service certainly receives the same value. The proxy may remove headers that
-    /// `Connection` names, and the service may treat `_` in a name as `-`.
+    /// Returns the value of the header `known`, which is the source of the entry `name`. Fails if
+    /// the service might receive a different value. The proxy may remove headers that `Connection`
+    /// names, and the service may treat `_` in a name as `-`.
     fn header(&self, name: &str, known: &str) -> EntryValue<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(AmbiguousRequest::HopByHop(name.into()));
@@ -185,8 +185,8 @@ fn is_named_by_connection(headers: &HeaderMap, known: &str) -> bool {
         .any(|name| name.trim_ascii().eq_ignore_ascii_case(known.as_bytes()))
 }
 
-/// Returns true if there is a header with the name `known`, but with `_` in place of `-`. CGI, WSGI
-/// and PHP treat the two names as equal.
+/// Returns true if there is a header whose name is `known` with `_` instead of `-`. CGI, WSGI and
+/// PHP treat the two names as equal.
 fn has_alias(headers: &HeaderMap, known: &str) -> bool {
     let same = |(written, known): (u8, u8)| written == known || (written, known) == (b'_', b'-');
     headers.keys().any(|name| {

@@ -5,9 +5,9 @@
 //! Forwarded: for=192.0.2.43, for="[2001:db8:cafe::17]:4711";proto=https;by=203.0.113.43
 //! ```
 //!
-//! The header is parsed from the right, because the nearest proxy appends its element there. So an
-//! unclosed quotation mark in the client's part of the header cannot hide the elements that proxies
-//! append.
+//! The header is parsed from the right, because the nearest proxy appends its element there. This
+//! way, an unclosed quotation mark in the client's part of the header cannot hide the elements
+//! appended by proxies.
 
 /// Returns the `for` parameter of each element of one line, starting with the last element. `None`
 /// stands for an element without a valid `for` parameter.
@@ -45,7 +45,7 @@ fn unquoted(value: &str) -> Option<String> {
     Some(text)
 }
 
-/// An iterator over the parts of a text, starting with the last part. The text is split at
+/// An iterator over the parts of a string, starting with the last part. The string is split at
 /// separators outside quoted strings.
 struct FromTheRight<'t>(Option<&'t [u8]>, u8);
 

@@ -5,15 +5,13 @@ use std::{fmt, net::IpAddr};
 /// A GeoIP source. Use a MaxMind database (`MaxMind`, with the feature `maxmind`), or implement
 /// this trait.
 ///
-/// The source is called for every request for which rules use `country` or `asn`. It must not
-/// block.
+/// The source is called for every request if a rule uses `country` or `asn`. It must not block.
 pub trait GeoIpSource: fmt::Debug + Send + Sync {
     /// Returns the country of `address` as a two-letter ISO 3166-1 code, or `None` if the country
     /// is unknown.
     fn country(&self, address: IpAddr) -> Option<String>;
 
-    /// Returns the number of the autonomous system of `address`, or `None` if the number is
-    /// unknown.
+    /// Returns the autonomous system number of `address`, or `None` if it is unknown.
     fn asn(&self, address: IpAddr) -> Option<u32>;
 }
 

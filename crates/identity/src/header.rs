@@ -1,4 +1,4 @@
-//! Values of headers as text.
+//! Header values as text.
 
 use std::borrow::Cow;
 
@@ -6,7 +6,7 @@ use http::{HeaderMap, HeaderValue};
 
 /// Returns a header's value without surrounding white space, which is not part of the value (RFC
 /// 9110, section 5.5). The value may contain any byte. Invalid UTF-8 becomes U+FFFD, so that such a
-/// value can be counted too.
+/// value can still be used in a key.
 #[must_use]
 pub fn header_text(value: &HeaderValue) -> Cow<'_, str> {
     String::from_utf8_lossy(value.as_bytes().trim_ascii())

@@ -1,4 +1,4 @@
-//! Client identity: reads from the head of a request the values by which rules match and count.
+//! Client identity: extracts the values by which rules match and count from the request head.
 //!
 //! A client can write anything into its headers. This crate returns only values that all services
 //! interpret in the same way. Examples are the address that the trusted proxies saw, the path in a

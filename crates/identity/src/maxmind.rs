@@ -9,7 +9,7 @@ use crate::geoip::{GeoIpField, GeoIpSource};
 
 type Database = Reader<Vec<u8>>;
 
-/// The maximum number of networks in a database. All of them are validated before use. The largest
+/// The maximum number of networks in a database, all of which are validated before use. The largest
 /// databases have a few million networks.
 const MAX_NETWORKS: usize = 1 << 24;
 
@@ -36,7 +36,7 @@ pub struct MaxMind {
     asn: ArcSwapOption<Database>,
 }
 
-/// The error that says why a database cannot be used.
+/// The reason why a database cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaxMindError(String);
 
@@ -49,13 +49,13 @@ impl fmt::Display for MaxMindError {
 impl std::error::Error for MaxMindError {}
 
 impl MaxMind {
-    /// Uses the database `bytes` for `field` from now on. First validates the whole database, which
+    /// Validates the whole database in `bytes`, and uses it for `field` from now on. Validation
     /// takes a fraction of a second for a million networks.
     ///
     /// # Errors
     ///
     /// Returns an error if the bytes are not a MaxMind database, if the database is damaged, or if
-    /// it contains `field` for no address. The previous database then stays in use.
+    /// it does not contain `field` for any address. The previous database then stays in use.
     pub fn put(&self, field: GeoIpField, bytes: Vec<u8>) -> Result<(), MaxMindError> {
         let database = Reader::from_source(bytes).map_err(|error| {
             MaxMindError(format!(
@@ -138,7 +138,7 @@ fn check(field: GeoIpField, database: &Database) -> Result<(), MaxMindError> {
     )))
 }
 
-/// Returns the error of the database reader as one line.
+/// Formats the database reader's error as one line.
 fn one_line(error: &maxminddb::MaxMindDbError) -> String {
     error.to_string().replace(['\n', '\r'], " ")
 }

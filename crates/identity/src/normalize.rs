@@ -1,9 +1,9 @@
-//! Normalizes entries that a service sends. The result has the same form as entries that are
-//! extracted from a proxy's request.
+//! Normalizes entries sent by a service. The result has the same form as entries extracted from a
+//! proxy's request.
 //!
 //! Rules expect a single notation of each path and each address. Forward auth and the tower layer
-//! derive paths and addresses from the request itself. A service that sends entries may send values
-//! in the notation of its client.
+//! derive paths and addresses from the request itself. A service that sends entries may pass on
+//! values in its client's notation.
 
 use std::{
     borrow::Cow,
@@ -13,15 +13,15 @@ use std::{
 use crate::{AmbiguousRequest, Trust, address, target::RequestTarget};
 
 impl Trust {
-    /// Returns the value of the entry `name` in the form that
-    /// [`ForwardAuthRequest`](crate::ForwardAuthRequest) gives it:
+    /// Returns the value of the entry `name` in the same form as
+    /// [`ForwardAuthRequest`](crate::ForwardAuthRequest):
     ///
     /// - `path` is in normal form, without the query.
     /// - `host` is in lower case, without the port.
     /// - `ip` is the address by which the client is counted.
     /// - `ip.exact` is the complete address.
     ///
-    /// Any other entry is returned unchanged, and so is an empty value.
+    /// Other entries and empty values are returned unchanged.
     ///
     /// # Errors
     ///

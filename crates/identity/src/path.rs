@@ -17,7 +17,7 @@ use crate::AmbiguousRequest;
 /// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`. This also holds if the
 /// segment is encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which some servers
 /// treat as a slash. Ordinary clients resolve these segments before they send a request. Some
-/// servers resolve them too, and other servers look for a file with this name.
+/// servers resolve them too, and others look for a file of that name.
 pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {
@@ -138,7 +138,7 @@ mod tests {
         #[test]
         fn normal_form_is_stable(path in "(/|\\.|%|2|e|E|F|a|\u{e9}){0,24}") {
             let Ok(once) = normalize_path(&path) else { return Ok(()) };
-            // Decoding can produce a new escape (`%%32e`). So only a path without escapes must stay
+            // Decoding can produce a new escape (`%%32e`), so only a path without escapes must stay
             // unchanged when it is normalized again.
             if !once.contains('%') {
                 proptest::prop_assert_eq!(&normalize_path(&once).unwrap(), &once);

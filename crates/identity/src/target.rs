@@ -34,7 +34,7 @@ impl<'r> RequestTarget<'r> {
         }
     }
 
-    /// Returns the request target of a request whose URI a server has already parsed.
+    /// Returns the request target from a URI that has already been parsed.
     pub(crate) fn of(uri: &'r Uri) -> Self {
         Self {
             path: path::normalize_path(uri.path()),

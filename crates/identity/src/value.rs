@@ -1,5 +1,4 @@
-//! The values of entries: headers, cookies, query parameters, and values that are derived from
-//! them.
+//! Entry values: headers, cookies, query parameters, and values derived from them.
 
 use std::borrow::Cow;
 
@@ -16,8 +15,8 @@ use crate::{
 /// The value of an entry: `None` if the entry is absent, and an error if the value is ambiguous.
 pub type EntryValue<'r> = Result<Option<Cow<'r, str>>, AmbiguousRequest>;
 
-/// Returns the value of the entry `name`. This is the derived entry of this name, if there is one,
-/// and otherwise the value from `given`. The result is never an empty value.
+/// Returns the value of the entry `name`. This is the derived entry of that name, if there is one,
+/// and otherwise the value from `given`. An empty value is returned as absent.
 pub(crate) fn derived_or_given<'r>(
     derived: &[(Box<str>, DerivedEntry)],
     name: &str,

@@ -12,8 +12,8 @@ use tidegate_core::{MemoryStore, Timestamp};
 use crate::timer::TokioTimer;
 use crate::{AcquireError, BlockingStore, Key, Limiter};
 
-/// An item that was not admitted, because it can never be admitted or because too many requests
-/// wait.
+/// An item that was not admitted. Either it can never be admitted, or too many requests are
+/// waiting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RateLimitError<T> {
     /// The item.
@@ -49,11 +49,11 @@ impl<T: fmt::Debug> Error for RateLimitError<T> {}
 /// ```
 #[cfg(feature = "tokio")]
 pub trait StreamRateLimit: Stream + Sized {
-    /// Returns a stream of the same items. Each item waits until it is admitted on `key`, for as
-    /// long as the limit requires. Of the [`WaitBounds`](crate::WaitBounds), only the maximum
-    /// numbers of waiters apply.
+    /// Returns a stream of the same items. Each item waits for admission on `key` for as long as
+    /// the limit requires. Only the maximum numbers of waiters in [`WaitBounds`](crate::WaitBounds)
+    /// apply, and not the longest wait.
     ///
-    /// If the stream is dropped, a waiting item is dropped, too, and is not charged.
+    /// If the stream is dropped, a waiting item is dropped with it and is not charged.
     fn rate_limited<'a, S, K>(
         self,
         limiter: &'a Limiter<S>,
@@ -92,9 +92,9 @@ impl<T: Stream> StreamRateLimit for T {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait IteratorRateLimit: Iterator + Sized {
-    /// Returns an iterator over the same items. Each item waits until it is admitted on `key`, for
-    /// as long as the limit requires. Of the [`WaitBounds`](crate::WaitBounds), only the maximum
-    /// numbers of waiters apply.
+    /// Returns an iterator over the same items. Each item waits for admission on `key` for as long
+    /// as the limit requires. Only the maximum numbers of waiters in
+    /// [`WaitBounds`](crate::WaitBounds) apply, and not the longest wait.
     fn rate_limited<S: BlockingStore, K: Key + Clone>(
         self,
         limiter: &Limiter<S>,

@@ -1,8 +1,8 @@
-//! Stores whose results a thread can wait for by blocking.
+//! Stores that can also be used from blocking code.
 
 use tidegate_core::{MemoryStore, Store};
 
-/// A store whose results a thread can wait for by blocking.
+/// A store that a thread can call and then block on until the result is ready.
 pub trait BlockingStore: Store {
     /// Prepares the thread for blocking on the store's futures. The thread stays prepared until the
     /// result is dropped.
@@ -14,7 +14,8 @@ impl BlockingStore for MemoryStore {
     fn enter(&self) -> impl Sized {}
 }
 
-/// The futures of a store in Redis must run within the runtime of the store's connections.
+/// A Redis store's futures must be polled within the tokio runtime that runs the store's
+/// connections.
 #[cfg(feature = "redis")]
 impl BlockingStore for tidegate_redis::FallbackStore {
     fn enter(&self) -> impl Sized {

@@ -1,4 +1,4 @@
-//! The clock. No other module of the server reads the system's clocks.
+//! The clock. No other module of the server reads the system clocks.
 
 use std::{
     sync::{
@@ -15,21 +15,21 @@ use tidegate_core::Timestamp;
 /// A monotonic clock, anchored to the wall clock when it is created.
 ///
 /// A step of the wall clock while the program runs has no effect. Calendar windows and schedules
-/// continue from the wall clock at the start, so they are wrong by the size of the step until the
-/// program restarts. Calendar windows and schedules are also wrong by the time for which the
-/// machine was suspended, because Linux's monotonic clock does not count that time. Limits only
-/// measure elapsed time and are not affected. Clones are cheap and return the same time.
+/// continue from the wall clock time at the start, so they are off by the size of the step until
+/// the program restarts. They are also off by the time for which the machine was suspended, because
+/// Linux's monotonic clock does not count that time. Limits measure only elapsed time and are not
+/// affected. Clones are cheap and return the same time.
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
 /// The tick rate is known only to a few parts per million, and that error adds up to minutes over
-/// months. So [`Self::follow`] corrects the counter by the system's monotonic clock, which time
-/// synchronization adjusts.
+/// months. [`Self::follow`] therefore corrects the counter by the system's monotonic clock, which
+/// time synchronization adjusts.
 ///
 /// The counter can also jump: it may count the time of a suspension, which the monotonic clock does
-/// not count, or restart at zero. So the counter is trusted for two seconds after each comparison
-/// with the monotonic clock. A read after that time, or a read that finds that the counter went
-/// back, first makes a new comparison. A jump therefore shifts the time by at most two seconds, and
-/// only until the next comparison.
+/// not count, or restart at zero. The counter is therefore trusted for only two seconds after each
+/// comparison with the monotonic clock. A read after that time, or a read that finds a lower count
+/// than before, first makes a new comparison. A jump therefore shifts the time by at most two
+/// seconds, and only until the next comparison.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
@@ -49,19 +49,19 @@ enum Source {
 struct Counter {
     clock: quanta::Clock,
     start: u64,
-    /// The microseconds of one tick, in units of 2^-64.
+    /// The duration of one tick, in units of 2^-64 microseconds.
     tick: u64,
     steady_start: Instant,
     wall_start_micros: u64,
     /// The offset added to the counted microseconds: the wall clock at the start, plus the
     /// accumulated lag of the counter behind the system's monotonic clock.
     anchor_micros: AtomicU64,
-    /// The counter in microseconds at the last comparison with the system's clock.
+    /// The counter in microseconds at the last comparison with the system clock.
     compared_micros: AtomicU64,
 }
 
-/// How long the counter is trusted after a comparison. The duration is twice the server's interval
-/// between comparisons, so that decisions normally do not read the system's clock.
+/// How long the counter is trusted after a comparison: twice the server's interval between
+/// comparisons, so that decisions normally do not read the system clock.
 const TRUSTED_MICROS: u64 = 2_000_000;
 
 impl Counter {
@@ -69,11 +69,11 @@ impl Counter {
         self.clock.delta_as_nanos(self.start, self.clock.raw())
     }
 
-    /// Returns the microseconds since the start, computed from the ticks alone. The conversion
-    /// takes only one multiplication, because it is part of every decision.
+    /// Returns the microseconds since the start, computed from the ticks alone. Every decision does
+    /// this conversion, so it takes only one multiplication.
     fn counted_micros(&self) -> u64 {
-        // A counter that restarted is lower than at the start. The difference wraps around, and the
-        // anchor compensates for the wrap.
+        // After a counter restart, the count is lower than at the start. The difference wraps
+        // around, and the anchor compensates for the wrap.
         micros_of(self.clock.raw().wrapping_sub(self.start), self.tick)
     }
 
@@ -82,7 +82,7 @@ impl Counter {
         let counted = self.counted_micros();
         // Acquire before reading the anchor, so that the anchor is not older than the comparison.
         let compared = self.compared_micros.load(Ordering::Acquire);
-        // If the counter went back, the difference wraps around to a large number.
+        // If the counter went backwards, the difference wraps around to a large number.
         if counted.wrapping_sub(compared) > TRUSTED_MICROS {
             return self.compared();
         }
@@ -90,18 +90,18 @@ impl Counter {
         anchor.wrapping_add(counted)
     }
 
-    /// Compares the counter with the system's clock and returns the corrected time.
+    /// Compares the counter with the system clock and returns the corrected time.
     #[cold]
     fn compared(&self) -> u64 {
         let (steady, counted) = self.read_both();
         self.follow(steady, counted)
     }
 
-    /// Reads the system's clock and the counter at almost the same instant. The counter is read
-    /// last, so that the resulting time is never ahead.
+    /// Reads the system clock and the counter at almost the same instant. The counter is read last,
+    /// so that the resulting time is never ahead.
     fn read_both(&self) -> (u64, u64) {
-        /// Reading a clock takes less than this, unless the thread is preempted or the machine is
-        /// suspended.
+        /// The longest time between two reads that still counts as the same instant. Reading a
+        /// clock takes less, unless the thread is preempted or the machine is suspended.
         const TOGETHER_MICROS: u64 = 100;
         const TRIES: usize = 4;
         let mut both = (0, 0);
@@ -117,8 +117,8 @@ impl Counter {
         both
     }
 
-    /// Moves the anchor so that a counter of `counted` gives a time `steady_micros` after the
-    /// start. Returns that time.
+    /// Moves the anchor so that the counter value `counted` corresponds to the time `steady_micros`
+    /// after the start. Returns that time.
     fn follow(&self, steady_micros: u64, counted: u64) -> u64 {
         let now = self.wall_start_micros.saturating_add(steady_micros);
         let anchor = now.wrapping_sub(counted);
@@ -128,12 +128,12 @@ impl Counter {
     }
 }
 
-/// Returns the microseconds of one tick of `clock`, in units of 2^-64.
+/// Returns the duration of one tick of `clock`, in units of 2^-64 microseconds.
 fn tick(clock: &quanta::Clock) -> u64 {
     /// 2^40 ticks take minutes at any tick rate, so whole nanoseconds are precise enough.
     const TICKS: u32 = 40;
     let nanos = clock.delta_as_nanos(0, 1 << TICKS);
-    // No processor has ticks of a microsecond or more; such ticks would saturate here.
+    // A tick is shorter than a microsecond on every processor. A longer tick would saturate here.
     u64::try_from((u128::from(nanos) << (64 - TICKS)) / 1_000).unwrap_or(u64::MAX)
 }
 
@@ -144,7 +144,7 @@ fn micros_of(ticks: u64, tick: u64) -> u64 {
 }
 
 impl Clock {
-    /// Creates a clock that is anchored to the wall clock now.
+    /// Creates a clock anchored to the current wall clock time.
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
@@ -168,22 +168,23 @@ impl Clock {
         Self(Source::Real(Arc::new(counter)))
     }
 
-    /// Corrects the counted time by the system's monotonic clock. Once a second is sufficient,
-    /// because the two clocks diverge by only a few dozen microseconds per second. If a correction
-    /// moves the time back by that little, stores use the latest instant that they have seen.
+    /// Corrects the counted time by the system's monotonic clock. Calling it once a second is
+    /// sufficient, because the two clocks diverge by only a few dozen microseconds per second. A
+    /// correction may move the time back by this amount. Stores then use the latest instant that
+    /// they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
             counter.compared();
         }
     }
 
-    /// Creates a clock that only changes when it is set, for tests.
+    /// Creates a clock for tests, which changes only when it is set.
     #[must_use]
     pub fn manual(now: Timestamp) -> Self {
         Self(Source::Manual(Arc::new(AtomicU64::new(now.as_micros()))))
     }
 
-    /// Creates a clock that shows `now` and advances with tokio's time, which tests can pause.
+    /// Creates a clock that starts at `now` and advances with tokio's time, which tests can pause.
     #[cfg(feature = "tokio")]
     #[must_use]
     pub fn tokio(now: Timestamp) -> Self {
@@ -200,7 +201,7 @@ impl Clock {
         }
     }
 
-    /// Returns nanoseconds since an arbitrary instant, for measuring durations.
+    /// Returns the nanoseconds since an arbitrary instant, for measuring durations.
     #[must_use]
     pub fn nanos(&self) -> u64 {
         match &self.0 {

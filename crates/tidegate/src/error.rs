@@ -1,4 +1,4 @@
-//! The errors of waiting for a limit.
+//! Errors of waiting for admission by a limit.
 
 use std::{error::Error, fmt};
 
@@ -8,9 +8,9 @@ use tidegate_core::{RequestError, Span};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The request would never be admitted. Its cost exceeds the most units that a limit ever
-    /// admits at one instant, the key is blocked until an operator removes the block, or the store
-    /// has no room for a state of that size.
+    /// The request would never be admitted. There are three possible reasons: its cost exceeds the
+    /// most units that a limit ever admits at one instant, the key is blocked until an operator
+    /// removes the block, or the state of the key would be too large for the store.
     Never,
     /// The longest wait has elapsed, or the request would be admitted only after the longest wait.
     /// In the second case, the error is returned immediately.

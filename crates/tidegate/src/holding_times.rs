@@ -1,4 +1,4 @@
-//! The times for which requests hold the concurrency slots of each rule.
+//! Holding times: how long requests hold the concurrency slots of each rule.
 
 use std::{
     collections::HashMap,
@@ -7,21 +7,21 @@ use std::{
 
 use tidegate_core::{HoldingTime, Span};
 
-/// The maximum number of rules whose holding times are known. The holding times of further rules
-/// are not observed.
+/// The maximum number of rules whose holding times are recorded. The holding times of further rules
+/// are ignored.
 const MAX_OBSERVED_RULES: usize = 10_000;
 
-/// The holding time of each rule, by the name of the rule. Limits without a rule have an empty name.
+/// The holding time of each rule, by rule name. Limits without a rule use an empty name.
 #[derive(Debug, Default)]
 pub(crate) struct HoldingTimes(Mutex<HashMap<Box<str>, HoldingTime>>);
 
 impl HoldingTimes {
-    /// Returns the holding time of `rule`, if a slot of the rule was ever released.
+    /// Returns the holding time of `rule`, if a slot of the rule has ever been released.
     pub(crate) fn of(&self, rule: &str) -> Option<HoldingTime> {
         self.lock().get(rule).copied()
     }
 
-    /// Adds a request that held slots of `rule` for the time `held`.
+    /// Records a request that held slots of `rule` for the time `held`.
     pub(crate) fn observe(&self, rule: &str, held: Span) {
         let mut rules = self.lock();
         if let Some(holding_time) = rules.get_mut(rule) {

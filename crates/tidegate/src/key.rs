@@ -6,15 +6,15 @@ use std::{
 };
 
 /// The bytes under which an empty key is counted, because a store needs at least one byte. These
-/// bytes are not UTF-8, so no text is equal to them.
+/// bytes are not valid UTF-8, so they differ from every string.
 pub(crate) const EMPTY: &[u8] = b"\x80tidegate:empty";
 
 /// A key: each key has its own count.
 ///
 /// Keys with equal bytes are equal, so use only one type of key with a limiter. For example, the
-/// number 65 as a `u8` and the text `"A"` share a count. For a limiter with a single count, use the
-/// key `()`. A key has at most [`MAX_KEY_BYTES`](crate::bounds::MAX_KEY_BYTES) bytes; hash longer
-/// keys first. The empty key is valid, and is equal to `()`.
+/// number 65 as a `u8` and the string `"A"` share a count. For a limiter with a single count, use
+/// the key `()`. A key has at most [`MAX_KEY_BYTES`](crate::bounds::MAX_KEY_BYTES) bytes; hash
+/// longer keys first. The empty key is valid, and is equal to `()`.
 ///
 /// # Examples
 ///
@@ -35,7 +35,7 @@ pub trait Key {
     /// Calls `read` with the bytes of the key.
     fn with_bytes<R>(&self, read: impl FnOnce(&[u8]) -> R) -> R;
 
-    /// Returns the cost of the request in units of the limit.
+    /// Returns the cost of a request on this key, in units of the limit.
     fn cost(&self) -> u64 {
         1
     }

@@ -1,4 +1,4 @@
-//! Limiters with the same limits for every key.
+//! Methods of limiters that have the same limits for every key.
 
 use std::{iter, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
 impl Limiter {
     /// Decides whether a request on `key` may pass now, and charges the request if it may.
     ///
-    /// A request whose key or cost [is too large](Key) for every store is always denied.
+    /// If the key or the cost [is too large](Key) for every store, the request is denied.
     #[inline]
     pub fn check(&self, key: impl Key) -> Verdict<'_> {
         self.verdict(&key, Effect::Charge)
@@ -42,7 +42,7 @@ impl Limiter {
 }
 
 impl<S: Store> Limiter<S> {
-    /// Returns the limits of every key.
+    /// Returns the limits, which are the same for every key.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.policy
@@ -77,9 +77,9 @@ impl<S: Store> Limiter<S> {
 
     /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`].
     ///
-    /// If the future is dropped, the request leaves its queue and nothing was charged. This method
+    /// If the future is dropped, the request leaves its queue and nothing is charged. This method
     /// needs a tokio runtime with a timer. The resolution of that timer is a millisecond. If the
-    /// limit admits more than one request per millisecond, give the limit a burst.
+    /// limit should admit more than one request per millisecond, give it a burst.
     ///
     /// # Errors
     ///
@@ -93,9 +93,8 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`. With a `longest_wait` of
-    /// zero, the request is admitted now or not at all, and never before requests that already
-    /// wait. With a remote store, the call may take longer than `longest_wait` by up to the timeout
-    /// of the store.
+    /// zero, the request is admitted now or not at all, and never ahead of waiting requests. With a
+    /// remote store, the call may exceed `longest_wait` by up to the store's timeout.
     ///
     /// # Errors
     ///
@@ -150,7 +149,7 @@ impl<S: Store> Limiter<S> {
 }
 
 /// These methods block the thread. Do not call them in an async task, because they would block the
-/// worker thread of the runtime.
+/// runtime's worker thread.
 impl<S: BlockingStore> Limiter<S> {
     /// Decides like [`check_async`](Limiter::check_async).
     pub fn check_blocking(&self, key: impl Key) -> Verdict<'_> {
@@ -197,7 +196,7 @@ impl<S: BlockingStore> Limiter<S> {
     }
 }
 
-/// Returns the cost of a request of `units`, and its effect: a request of 0 units only reads the
+/// Returns the cost and the effect of a request for `units`. A request for 0 units only reads the
 /// state.
 #[inline]
 fn ask(units: u64, effect: Effect) -> Result<(Cost, Effect), RequestError> {
@@ -208,7 +207,7 @@ fn ask(units: u64, effect: Effect) -> Result<(Cost, Effect), RequestError> {
     }
 }
 
-/// Returns the verdict on a request whose key or cost no store can decide.
+/// Returns the verdict on a request whose key or cost is invalid for every store.
 #[cold]
 fn undecidable(limits: &Limits) -> Verdict<'_> {
     Verdict::on(&Decision::REPEATED_KEY, iter::once(limits), &[])

@@ -1,5 +1,4 @@
-//! Rate limits inside an application. Limits are exact, and requests that wait are admitted in
-//! order.
+//! Rate limits inside an application. Limits are exact, and waiting requests are admitted in order.
 //!
 //! ```
 //! use tidegate::{Limit, Limiter};

@@ -1,4 +1,4 @@
-//! [`Limiter`]: limits, a store, a clock and the requests that wait.
+//! [`Limiter`]: combines limits, a store, a clock and the queues of waiting requests.
 
 use tidegate_core::{
     Charge, Effect, Limit, Limits, MaybeReady, MemoryBounds, MemoryStore, Outcome, Span, Store,
@@ -9,9 +9,8 @@ use crate::{Clock, WaitBounds, waiters::Waiters};
 
 /// A rate limiter.
 ///
-/// `S` is the store of the counts, in memory or in Redis. `P` is the policy: the same [`Limits`]
-/// for every [`Key`](crate::Key), or
-/// [`Rules`](crate::Rules).
+/// `S` is the store that contains the counts, in memory or in Redis. `P` is the policy: the same
+/// [`Limits`] for every [`Key`](crate::Key), or [`Rules`](crate::Rules).
 ///
 /// A limiter can be shared between tasks and threads, by reference or in an
 /// [`Arc`](std::sync::Arc).
@@ -19,9 +18,9 @@ use crate::{Clock, WaitBounds, waiters::Waiters};
 /// - [`check`](Self::check) decides immediately. A denial is a normal
 ///   [`Verdict`](tidegate_core::Verdict), which contains the remaining units and the time to retry.
 /// - [`acquire`](Self::acquire) waits until the request is admitted. Requests on one key are
-///   admitted in the order in which they began to wait. A `check` does not join the queue: a check
-///   is charged if enough units remain at that instant. [`WaitBounds`] limits the duration of a
-///   wait and the number of waiting requests. A request that stops waiting was not charged.
+///   admitted in the order in which they began to wait. A `check` bypasses the queue: it is charged
+///   if enough units remain at that instant. [`WaitBounds`] limits the wait time and the number of
+///   waiting requests. A request that stops waiting is not charged.
 ///
 /// # Examples
 ///
@@ -66,7 +65,7 @@ pub trait IntoPolicy {
     /// The second type parameter of the [`Limiter`].
     type Policy;
 
-    /// Converts the limits.
+    /// Converts the limits or rules into the policy.
     fn into_policy(self) -> Self::Policy;
 }
 
@@ -104,11 +103,11 @@ impl<P> Limiter<MemoryStore, P> {
 }
 
 impl<S: Store, P> Limiter<S, P> {
-    /// Creates a limiter that counts in `store`, which may be a memory store with other bounds or a
-    /// store in Redis.
+    /// Creates a limiter that counts in `store`, for example a memory store with other bounds, or a
+    /// Redis store.
     ///
-    /// A [manual clock](Clock::manual) affects only decisions. A task that waits sleeps by tokio's
-    /// time; to control both in a test, use [`Clock::tokio`].
+    /// A [manual clock](Clock::manual) affects only decisions. A waiting task sleeps by tokio's
+    /// time. To control both in a test, use [`Clock::tokio`].
     #[must_use]
     pub fn new(limits: impl IntoPolicy<Policy = P>, store: S, clock: Clock) -> Self {
         Self {
@@ -138,20 +137,20 @@ impl<S: Store, P> Limiter<S, P> {
         &self.clock
     }
 
-    /// Returns the number of requests that are waiting now.
+    /// Returns the number of waiting requests.
     #[must_use]
     pub fn waiters(&self) -> usize {
         self.waiters.count()
     }
 
-    /// Returns the deadline of a request that has to be admitted within `span`.
+    /// Returns the deadline of a request that may wait at most `span`.
     pub(crate) fn deadline(&self, span: Span) -> Timestamp {
         let longest = self.waiters.bounds.longest_wait;
         self.clock.now().after(span.min(longest))
     }
 
-    /// Lets the store decide `charges`. Returns the decision and the instant from which its waits
-    /// are measured. `waits` is whether the request waits in a queue.
+    /// Lets the store decide `charges`. Returns the decision and the instant from which its wait
+    /// times are measured. `waits` says whether the request waits in a queue.
     pub(crate) async fn decide(
         &self,
         charges: &mut Vec<Charge<'_>>,
@@ -167,8 +166,9 @@ impl<S: Store, P> Limiter<S, P> {
                 charge.longest_wait = Some(Span::ZERO);
             }
         }
-        // The store has its own timeout, after which it uses a fallback policy. A short remaining
-        // wait must not shorten that timeout, so the request has no timeout of its own.
+        // The store has its own timeout, after which it uses a fallback policy. The remaining wait
+        // time may be shorter but must not shorten that timeout, so the request has no timeout of
+        // its own.
         let decided = self
             .store
             .decide(StoreRequest::new(charges, now, effect), outcomes);
@@ -177,7 +177,7 @@ impl<S: Store, P> Limiter<S, P> {
         }
         let decided = if waits == Waits::InLine && effect == Effect::Charge {
             drop(decided);
-            // If the caller stops waiting for the answer, a reservation is refunded.
+            // If the caller stops waiting for the reply, a reservation is refunded.
             let request = StoreRequest::new(charges, now, effect);
             self.store.reserve(request, outcomes).await.0
         } else {

@@ -1,4 +1,4 @@
-//! Rules: the limits depend on the entries of a request.
+//! Limiters with rules, whose limits depend on the entries of a request.
 
 use std::{cell::RefCell, sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     waiters::QueuedRequest,
 };
 
-/// A limiter that limits by rules.
+/// A limiter that chooses the limits by rules.
 pub type RuleLimiter<S = MemoryStore> = Limiter<S, Rules>;
 
 /// The rules of a limiter, which can be replaced at any time.
@@ -121,7 +121,7 @@ impl CurrentRules<'_, MemoryStore> {
         self.decide_in_memory(request, Effect::Peek)
     }
 
-    /// Decides in the memory store, as [`decide`](CurrentRules::decide) does in any store.
+    /// Decides like [`decide`](CurrentRules::decide), but only in a memory store, without waiting.
     fn decide_in_memory(
         &self,
         request: &Request<'_>,
@@ -181,9 +181,8 @@ impl<S: Store> CurrentRules<'_, S> {
         Ok(decided.await?.0)
     }
 
-    /// Waits until `request` is admitted, as [`Limiter::acquire`] does for a key. Requests that are
-    /// charged by the same rules on the same keys are admitted in the order in which they began to
-    /// wait.
+    /// Waits until `request` is admitted, as [`Limiter::acquire`] does for a key. Requests charged
+    /// by the same rules on the same keys are admitted in the order in which they began to wait.
     ///
     /// # Errors
     ///
@@ -272,7 +271,7 @@ impl<S: Store> CurrentRules<'_, S> {
 }
 
 /// These methods block the thread. Do not call them in an async task, because they would block the
-/// worker thread of the runtime.
+/// runtime's worker thread.
 impl<S: BlockingStore> CurrentRules<'_, S> {
     /// Decides like [`check_async`](CurrentRules::check_async).
     ///
@@ -286,7 +285,7 @@ impl<S: BlockingStore> CurrentRules<'_, S> {
         })
     }
 
-    /// Waits until `request` is admitted, at most for `longest_wait` and for
+    /// Waits until `request` is admitted, at most for the shorter of `longest_wait` and
     /// [`WaitBounds::longest_wait`](crate::WaitBounds::longest_wait).
     ///
     /// # Errors
@@ -307,14 +306,15 @@ impl<S: BlockingStore> CurrentRules<'_, S> {
 
 /// Returns the key of the queue for requests with these charges.
 fn queue_key(charges: &[Charge<'_>]) -> Vec<u8> {
-    // The requests of a single rule wait in the queue of the rule's key, in which the requests of a
-    // layer wait for slots, too. A rule's key never begins like a length.
+    // Requests with a single charge wait in the queue of the rule's key. Requests of a tower layer
+    // wait for slots in the same queue. A rule's key never begins with bytes that look like a
+    // length.
     if let [charge] = charges {
         return charge.key.to_vec();
     }
     let mut key = Vec::new();
     for charge in charges {
-        // The length prefix ensures that different lists of keys have different queue keys.
+        // The length prefix ensures that different key lists have different queue keys.
         key.extend_from_slice(&charge.key.len().to_be_bytes());
         key.extend_from_slice(charge.key);
     }

@@ -1,4 +1,4 @@
-//! Timers for requests that wait, in a task or in a thread.
+//! Timers for waiting requests, in a task or in a thread.
 
 use std::{
     cell::Cell,
@@ -17,7 +17,7 @@ use crate::Clock;
 pub(crate) trait Timer {
     type Sleep: Future<Output = ()>;
 
-    /// Sleeps until `clock` shows `until`, or slightly longer.
+    /// Sleeps until the time of `clock` is `until`, or slightly longer.
     fn sleep_until(&self, until: Timestamp, clock: &Clock) -> Self::Sleep;
 }
 
@@ -37,7 +37,7 @@ impl Timer for TokioTimer {
 /// A timer for [`block_on`]: the thread is parked until the next instant.
 #[derive(Clone, Default)]
 pub(crate) struct ThreadTimer {
-    /// The earliest instant that the future has requested since it was last polled.
+    /// The earliest wake-up time that the future has requested in its latest poll.
     next: Rc<Cell<Option<Timestamp>>>,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn block_on<T>(clock: &Clock, start: impl AsyncFnOnce(&ThreadTimer) -
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             return output;
         }
-        // After a wake-up before this line, `park` returns immediately.
+        // If the waker was called before this line, `park` returns immediately.
         match timer.next.get() {
             Some(next) => thread::park_timeout(next.since(clock.now()).into()),
             None => thread::park(),

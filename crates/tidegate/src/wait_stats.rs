@@ -1,25 +1,25 @@
-//! How long requests have waited for concurrency slots.
+//! Statistics about how long requests have waited for concurrency slots.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::Span;
 
-/// The end of a wait.
+/// The way in which a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitEnd {
     /// The request was admitted.
     Admitted,
-    /// The request was denied: its longest wait was over, or another limit denied it.
+    /// The request was denied, because its longest wait elapsed or another limit denied it.
     Denied,
-    /// The request was cancelled, for example because its client has disconnected.
+    /// The request was cancelled, for example because its client disconnected.
     Cancelled,
 }
 
 impl WaitEnd {
-    /// All ends, in the order of their index.
+    /// All variants, in the order of their index.
     pub const ALL: [Self; 3] = [Self::Admitted, Self::Denied, Self::Cancelled];
 
-    /// Returns the name of the end, as used in metric labels.
+    /// Returns the metric label value for this variant.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -30,22 +30,23 @@ impl WaitEnd {
     }
 }
 
-/// The number of waits by their end and by their length.
+/// Histograms of wait times, one for each [`WaitEnd`].
 #[derive(Debug, Default)]
 pub struct WaitStats {
     ends: [WaitCounts; 3],
 }
 
-/// The waits with one end.
+/// The histogram of the waits that ended in one way.
 #[derive(Debug, Default)]
 struct WaitCounts {
-    /// The waits up to each of [`WaitStats::BOUNDS`], and the longer ones.
+    /// The number of waits in each bucket of [`WaitStats::BOUNDS`]. The last element counts longer
+    /// waits.
     buckets: [AtomicU64; WaitStats::BOUNDS.len() + 1],
     micros: AtomicU64,
 }
 
 impl WaitStats {
-    /// The upper bounds of the buckets.
+    /// The upper bounds of the histogram buckets.
     pub const BOUNDS: [Span; 10] = [
         Span::from_millis(5),
         Span::from_millis(25),
@@ -67,7 +68,7 @@ impl WaitStats {
         counts.micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// Returns the number of waits with this end, for each bucket of [`Self::BOUNDS`] and for
+    /// Returns the number of waits that ended this way, for each bucket of [`Self::BOUNDS`] and for
     /// longer waits.
     #[must_use]
     pub fn buckets(&self, end: WaitEnd) -> Vec<u64> {
@@ -75,14 +76,14 @@ impl WaitStats {
         buckets.map(|count| count.load(Ordering::Relaxed)).collect()
     }
 
-    /// Returns the total length of the waits with this end.
+    /// Returns the total duration of the waits that ended this way.
     #[must_use]
     pub fn total(&self, end: WaitEnd) -> Span {
         Span::from_micros(self.counts(end).micros.load(Ordering::Relaxed))
     }
 
     fn counts(&self, end: WaitEnd) -> &WaitCounts {
-        // The array has one element for each end.
+        // The array has one element for each variant.
         match end {
             WaitEnd::Admitted => &self.ends[0],
             WaitEnd::Denied => &self.ends[1],

@@ -1,12 +1,12 @@
 //! Waiting requests: one queue for each key, in order of arrival.
 //!
-//! Only the first request of a queue is sent to the store, and it is charged when it is admitted. A
-//! request that stops waiting leaves its queue, and needs no refund.
+//! Only the first request in a queue is sent to the store, and it is charged when it is admitted. A
+//! request that stops waiting leaves its queue and does not need a refund.
 //!
-//! [`QueuedRequest`] waits for any limit, for [`Limiter::acquire`](crate::Limiter::acquire).
-//! [`SlotTurn`](crate::rate_limiter::SlotTurn) waits for concurrency slots, for the layers and the
-//! listeners. Both use the same queues. A slot that is released wakes the first request of the
-//! queue of its key.
+//! [`Limiter::acquire`](crate::Limiter::acquire) uses [`QueuedRequest`], which waits for any limit.
+//! The layers and the listeners use [`SlotTurn`](crate::rate_limiter::SlotTurn), which waits for
+//! concurrency slots. Both use the same queues. The release of a slot wakes the first request in
+//! the queue of the slot's key.
 //!
 //! ```text
 //!   acquire ─▶ others wait on the key? ── no ──▶ charge ─▶ admitted
@@ -34,25 +34,26 @@ use crate::{
     AcquireError, Clock, holding_times::HoldingTimes, timer::Timer, wait_stats::WaitStats,
 };
 
-/// The delay after which the first request in a queue asks for a slot again. A slot that this
-/// process releases wakes the request earlier. The delay matters for slots that other processes
-/// release, for leases that expire, and for limits that are raised.
+/// The delay after which the first request in a queue tries again to get a slot. When this process
+/// releases a slot, the request wakes up earlier. The delay matters for slots released by other
+/// processes, for expired leases, and for raised limits.
 const POLL: Backoff = Backoff::new(Span::from_millis(10), Span::from_millis(500), Jitter::None);
 
 /// Returns the delay after attempt number `attempt`, counted from 0, of the first request in a
-/// queue. `hint` is the retry time of the denial, which is no later than the next lease expires.
+/// queue. `hint` is the retry time of the denial, which is at most the time until the next lease
+/// expires.
 pub(crate) fn poll_delay(attempt: u32, hint: Span) -> Span {
     POLL.longest(attempt).min(hint).max(Span::from_millis(1))
 }
 
-/// The maximum number of waiting requests in a limiter, and the maximum duration of a wait.
+/// The maximum number of waiting requests in a limiter, and the maximum wait time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitBounds {
-    /// The maximum number of requests that wait at the same time, on all keys; default 10,000.
+    /// The maximum number of waiting requests on all keys; default 10,000.
     pub max_waiters: usize,
-    /// The maximum number of requests that wait on one key; default 1,000.
+    /// The maximum number of waiting requests on one key; default 1,000.
     pub max_waiters_per_key: usize,
-    /// The longest wait of a request; default 1 minute.
+    /// The maximum wait time of a request; default 1 minute.
     pub longest_wait: Span,
 }
 
@@ -66,7 +67,7 @@ impl Default for WaitBounds {
     }
 }
 
-/// The requests that wait in a limiter, and how long the limiter's slots are held.
+/// The waiting requests of a limiter, and the holding times of its slots.
 #[derive(Debug, Default)]
 pub struct Waiters {
     pub(crate) bounds: WaitBounds,
@@ -81,16 +82,16 @@ pub struct Waiters {
 struct Queues {
     /// The number of the next ticket. Tickets are numbered in order of arrival.
     next: u64,
-    /// The queue of each key on which requests wait.
+    /// The queue of each key with waiting requests.
     by_key: HashMap<Box<[u8]>, Queue>,
 }
 
-/// The requests that wait on one key.
+/// The waiting requests on one key.
 #[derive(Debug, Default)]
 struct Queue {
     /// The wakers of the waiting requests, by ticket.
     wakers: BTreeMap<u64, Waker>,
-    /// The number of times that slots of the key were released since the queue exists.
+    /// The number of slot releases on the key since the queue was created.
     releases: u64,
 }
 
@@ -101,7 +102,7 @@ impl Queue {
 }
 
 impl Waiters {
-    /// Creates queues with these bounds, in which no request waits.
+    /// Creates empty queues with these bounds.
     #[must_use]
     pub fn new(bounds: WaitBounds) -> Self {
         Self {
@@ -115,13 +116,13 @@ impl Waiters {
         self.holding_times.retain(is_known);
     }
 
-    /// Returns the number of requests that wait now.
+    /// Returns the number of waiting requests.
     #[must_use]
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Acquire)
     }
 
-    /// Returns how long requests have waited for concurrency slots.
+    /// Returns the statistics of waits for concurrency slots.
     #[must_use]
     pub fn stats(&self) -> &WaitStats {
         &self.stats
@@ -131,7 +132,7 @@ impl Waiters {
         self.first(key).is_some()
     }
 
-    /// Returns the number of the first request that waits on `key`, if there is one.
+    /// Returns the ticket number of the first request waiting on `key`, if there is one.
     pub(crate) fn first(&self, key: &[u8]) -> Option<u64> {
         if self.count() == 0 {
             return None;
@@ -139,7 +140,7 @@ impl Waiters {
         self.lock().by_key.get(key).and_then(Queue::first)
     }
 
-    /// Returns the number of requests that wait on `key`.
+    /// Returns the number of requests waiting on `key`.
     pub(crate) fn queue_len(&self, key: &[u8]) -> usize {
         if self.count() == 0 {
             return 0;
@@ -148,7 +149,7 @@ impl Waiters {
         queues.by_key.get(key).map_or(0, |queue| queue.wakers.len())
     }
 
-    /// Wakes the first request that waits on `key`, because slots of the key were released.
+    /// Wakes the first request waiting on `key`, because slots of the key were released.
     pub(crate) fn wake(&self, key: &[u8]) {
         if self.count() == 0 {
             return;
@@ -168,8 +169,8 @@ impl Waiters {
         }
     }
 
-    /// Puts a request at the end of the queue of `key`, in which at most `max_per_key` requests
-    /// wait.
+    /// Adds a request to the end of the queue of `key`. At most `max_per_key` requests may wait in
+    /// the queue.
     pub(crate) fn enter<'a>(
         &'a self,
         key: &'a [u8],
@@ -178,9 +179,8 @@ impl Waiters {
         self.enter_as(None, key, max_per_key)
     }
 
-    /// Puts a request into the queue of `key`, as [`enter`](Self::enter) does. A request that
-    /// already waits in another queue keeps its `number`, so that its position is that of its
-    /// arrival.
+    /// Adds a request to the queue of `key`, like [`enter`](Self::enter). A request from another
+    /// queue keeps its ticket `number`, so that its position still depends on its arrival time.
     fn enter_as<'a>(
         &'a self,
         number: Option<u64>,
@@ -238,14 +238,14 @@ impl Waiters {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        // The only panic that is possible while the lock is held is a failed allocation.
+        // Only a failed allocation can panic while the lock is held.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request that waits until it is admitted. The caller repeats these steps until
-/// [`has_passed`](Self::has_passed): decide the request with [`effect`](Self::effect), then
-/// [`wait`](Self::wait).
+/// A request waiting for admission. The caller repeats three steps: it decides the request with
+/// [`effect`](Self::effect), stops if [`has_passed`](Self::has_passed) returns true, and otherwise
+/// calls [`wait`](Self::wait).
 #[derive(Debug)]
 pub(crate) struct QueuedRequest<'a> {
     waiters: &'a Waiters,
@@ -258,11 +258,11 @@ pub(crate) struct QueuedRequest<'a> {
     ticket: Option<Ticket<'a>>,
     /// The effect of the latest decision.
     effect: Effect,
-    /// When to decide again, according to the latest decision.
+    /// The time of the next decision, according to the latest decision.
     next: Timestamp,
     /// The number of decisions that denied the request a concurrency slot.
     slot_denials: u32,
-    /// The number of releases on the key before the latest decision.
+    /// The number of slot releases on the key before the latest decision.
     releases: u64,
 }
 
@@ -301,8 +301,8 @@ impl<'a> QueuedRequest<'a> {
         self.effect
     }
 
-    /// Returns true if the request is admitted, given the verdict on it at `now`. Otherwise, the
-    /// request is in the queue from now on.
+    /// Returns true if the request is admitted, given its verdict at `now`. Otherwise, puts the
+    /// request into the queue, if it is not there yet.
     pub(crate) fn has_passed(
         &mut self,
         verdict: &Verdict<'_>,
@@ -330,10 +330,10 @@ impl<'a> QueuedRequest<'a> {
                 let retry_after = Some(span);
                 return Err(AcquireError::Timeout { retry_after });
             }
-            // The request has only peeked so far, so it asks to be charged as soon as it is first
-            // in the queue.
+            // The request has only peeked so far, so it is decided again as soon as it is first in
+            // the queue.
             RetryAfter::After(_) if self.effect == Effect::Peek => now,
-            // A denial without a wait would make this a busy loop.
+            // A denial with a wait time of zero would cause a busy loop.
             RetryAfter::After(span) => now.after(span.max(Span::from_micros(1))),
         };
         if self.ticket.is_none() {
@@ -343,7 +343,7 @@ impl<'a> QueuedRequest<'a> {
         Ok(false)
     }
 
-    /// Waits until it is time to decide again. A request that is first in the queue waits until the
+    /// Waits until it is time to decide again. The first request in the queue waits until the
     /// instant given by the latest decision, or until a slot of its key is released. Any other
     /// request waits until it is first.
     pub(crate) async fn wait<T: Timer>(&mut self, timer: &T) -> Result<(), AcquireError> {
@@ -376,12 +376,12 @@ pub(crate) struct Ticket<'a> {
 }
 
 impl Ticket<'_> {
-    /// Returns the number of the request. Earlier requests have smaller numbers.
+    /// Returns the ticket number. Earlier requests have smaller numbers.
     pub(crate) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Returns the ticket of the same request in the queue of `key`.
+    /// Enters the queue of `key` with the same ticket number, and returns the new ticket.
     pub(crate) fn enter<'k>(
         &self,
         waiters: &'k Waiters,
@@ -397,7 +397,7 @@ impl Ticket<'_> {
         self.is_first_or_wakes(None)
     }
 
-    /// Returns the number of times that slots of the key were released since the queue exists.
+    /// Returns the number of slot releases on the key since the queue was created.
     pub(crate) fn releases(&self) -> u64 {
         let queues = self.waiters.lock();
         queues
@@ -406,8 +406,8 @@ impl Ticket<'_> {
             .map_or(0, |queue| queue.releases)
     }
 
-    /// Waits until slots of the key are released, given the number of `releases` that the request
-    /// has seen. Returns false if `timeout` elapses before.
+    /// Waits until the number of slot releases on the key differs from `releases`. Returns false if
+    /// `timeout` elapses first.
     pub(crate) async fn slots_released_within(
         &self,
         releases: u64,
@@ -415,7 +415,7 @@ impl Ticket<'_> {
     ) -> bool {
         let mut timeout = pin!(timeout);
         poll_fn(|context| {
-            // The waker is registered before the number is compared.
+            // Register the waker before the comparison, so that no release is missed.
             self.is_first_or_wakes(Some(context.waker()));
             if self.releases() != releases {
                 return Poll::Ready(true);
@@ -439,8 +439,7 @@ impl Ticket<'_> {
         queue.first() == Some(self.number)
     }
 
-    /// Waits until the request is first. Returns false if `timeout` elapses before the request is
-    /// first.
+    /// Waits until the request is first in its queue. Returns false if `timeout` elapses first.
     pub(crate) async fn turn_comes_within(&self, timeout: impl Future<Output = ()>) -> bool {
         let mut timeout = pin!(timeout);
         poll_fn(|context| {

@@ -4,8 +4,8 @@ use tidegate_core::{
     Charge, Cost, Decision, MaybeReady, Outcome, Store, StoreDecision, StoreRequest, Timestamp,
 };
 
-/// Returns the index of each charge whose final amount in `due` exceeds its cost, with the
-/// difference.
+/// Returns the index of each charge whose final amount in `due` exceeds its cost, together with the
+/// excess.
 #[must_use]
 pub fn excess_costs(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
     let excess = |(at, (charge, due)): (usize, (&Charge<'_>, &u64))| {
@@ -20,9 +20,9 @@ pub fn excess_costs(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
         .collect()
 }
 
-/// Charges the part of a request's cost that exceeds the reserved amount. If the limits do not
-/// admit this part completely, charges as much of it as they admit. The cost of `charge` is this
-/// part. Returns the number of units that were charged.
+/// Charges the part of a request's cost that exceeds the reserved amount. The cost of `charge` is
+/// this excess. If the limits do not admit the whole excess, charges as much of it as they admit.
+/// Returns the number of charged units.
 pub fn charge_excess<S: Store>(
     store: &S,
     charge: Charge<'_>,
@@ -57,7 +57,7 @@ pub fn charge_excess<S: Store>(
     })
 }
 
-/// Returns the number of units of `charge` that the decision charged.
+/// Returns the number of units that the decision charged for `charge`.
 fn charged(decided: &StoreDecision, charge: Charge<'_>) -> u64 {
     match decided.decision {
         Decision::Admitted => charge.cost.units(),

@@ -1,4 +1,4 @@
-//! The rate limiter interface that the HTTP layers use, and code that the layers share with rate
+//! The rate limiter interface used by the HTTP layers, and code shared by the layers and the rate
 //! limiters.
 
 mod excess;
@@ -20,21 +20,21 @@ pub use self::{
     slot_turn::{CancelSignal, Receipts, SlotTurn, TurnDecision, release_slots},
 };
 
-/// A request that was decided, for [`RateLimiter::observe`].
+/// A decided request, for [`RateLimiter::observe`].
 #[derive(Clone, Copy, Debug)]
 pub struct DecidedRequest<'a> {
     /// The request.
     pub request: &'a Request<'a>,
-    /// The rules under which the request was decided.
+    /// The rules that decided the request.
     pub rules: &'a RuleSet,
     /// The time of the decision.
     pub now: Timestamp,
 }
 
 impl<'a> DecidedRequest<'a> {
-    /// Returns the values of the key of the rule with the name `rule`, in the order of the rule's
-    /// key entries. Returns an empty list if there is no such rule. If the request lacks an entry,
-    /// so that the rule does not apply to the request, the value is empty.
+    /// Returns the key values of the rule named `rule`, in the order of the rule's key entries.
+    /// Returns an empty list if there is no such rule. If the request lacks an entry, the rule does
+    /// not apply, and the value is empty.
     #[must_use]
     pub fn key_of(&self, rule: &str) -> Vec<&'a str> {
         let rule = self.rules.rule(rule);
@@ -45,10 +45,11 @@ impl<'a> DecidedRequest<'a> {
     }
 }
 
-/// A rate limiter: an application's [`Limiter`](crate::Limiter), or a server's own.
+/// A rate limiter: an application's [`Limiter`](crate::Limiter), or the server's own
+/// implementation.
 ///
-/// For each request, a caller takes the current [`rules`](Self::rules) once, extracts the entries
-/// that the rules use, and asks for a [decision](Self::check).
+/// For each request, a caller gets the current [`rules`](Self::rules) once, extracts the entries
+/// that the rules use, and calls [`check`](Self::check).
 pub trait RateLimiter: Send + Sync {
     /// The store of the limits.
     type Store: Store;
@@ -62,7 +63,7 @@ pub trait RateLimiter: Send + Sync {
     /// Returns the store of the limits.
     fn store(&self) -> &Self::Store;
 
-    /// The requests that wait for concurrency slots.
+    /// Returns the queues of the requests waiting for concurrency slots.
     fn wait_queues(&self) -> &Waiters;
 
     /// Decides `request` under `rules`, which must come from [`Self::rules`]. The result is ready
@@ -87,12 +88,13 @@ pub trait RateLimiter: Send + Sync {
         self.check_within(rules, scratch, request, effect, Span::ZERO)
     }
 
-    /// Decides `request` like [`check`](Self::check). If the request is to be charged, is denied
-    /// only because no concurrency slot is free, and the limit lets requests
-    /// [wait](tidegate_core::Limit::slot_wait), it waits up to `longest_wait` for a slot. The result
-    /// is ready unless the store or the request has to wait.
+    /// Decides `request` like [`check`](Self::check). The request waits up to `longest_wait` for a
+    /// concurrency slot if it is to be charged, if it is denied only because no slot is free, and
+    /// if the limit lets requests [wait](tidegate_core::Limit::slot_wait). The result is ready
+    /// unless the store or the request has to wait.
     ///
-    /// If the future is dropped while the request waits, the next request in the queue is first.
+    /// If the future is dropped while the request waits, the next request moves to the front of the
+    /// queue.
     ///
     /// # Errors
     ///
@@ -140,8 +142,8 @@ pub trait RateLimiter: Send + Sync {
         })
     }
 
-    /// Decides `request` like [`check`](Self::check), which has just returned a pending result that
-    /// the caller could not keep. Does not search the store's denial cache again.
+    /// Decides `request` again, after a call of [`check`](Self::check) whose pending result the
+    /// caller could not keep. Does not search the store's denial cache again.
     ///
     /// # Errors
     ///
@@ -177,8 +179,8 @@ pub trait RateLimiter: Send + Sync {
 }
 
 /// Raises the limits of the elastic `charges` whose parent rules have a sufficient unused share. If
-/// the store has to wait for the state of the parents, nothing is raised yet, and the result has to
-/// be [finished](PendingStretch::finish).
+/// the store has to wait for the state of the parents, nothing is raised yet. The caller must then
+/// [finish](PendingStretch::finish) the result.
 #[inline]
 pub fn stretch<'a, S: Store>(
     store: &S,
@@ -347,7 +349,7 @@ mod tests {
         assert!(!decided.await.unwrap().allowed);
     }
 
-    /// The first request to a store only finds out that the state of the parents is not ready.
+    /// The first call of the store only finds out that the state of the parents is not ready.
     #[tokio::test]
     async fn the_cache_is_searched_after_the_parents_are_looked_up() {
         let limiter = RemoteLimiter::new(elastic_rules());

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tidegate_core::{Charge, Cost, Limits, Rule, RuleSet, Span, Timestamp};
 
-/// Charges that own their data, so that they outlive the decision that made them.
+/// Charges that own their data, so that they can outlive the decision.
 #[derive(Debug)]
 pub struct OwnedCharges {
     rules: Arc<RuleSet>,
@@ -24,7 +24,7 @@ pub struct OwnedCharge {
     is_stretched: bool,
 }
 
-/// A charge without its limits, which another server finds in its own rules.
+/// A charge without its limits. A server that reads it takes the limits from its own rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCharge {
     /// The key.
@@ -53,9 +53,9 @@ impl OwnedCharges {
         }
     }
 
-    /// Creates charges from `list`, in which each charge has a receipt, and returns them with their
-    /// receipts. Leaves out the charges whose key belongs to no rule of `rules`. `now` determines
-    /// which overrides apply.
+    /// Creates charges from `list`, a list of pairs of a charge and its receipt, and returns the
+    /// charges with their receipts. Leaves out charges whose key does not belong to a rule in
+    /// `rules`. `now` determines which overrides apply.
     #[must_use]
     pub fn of_known_rules<R>(
         rules: &Arc<RuleSet>,

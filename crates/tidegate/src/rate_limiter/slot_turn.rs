@@ -10,9 +10,9 @@
 //!                denied
 //! ```
 //!
-//! A request that waits has charged nothing. When it is first in its queue, all its limits are
-//! decided together, at the current time. When its longest wait is over, it is decided once more,
-//! and this decision is its verdict.
+//! Nothing is charged while a request waits. When it is first in its queue, all its limits are
+//! evaluated together, at the current time. When its longest wait has elapsed, it is decided a last
+//! time, and this decision is its verdict.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,8 +33,8 @@ pub enum Receipts {
     Unwanted,
 }
 
-/// Tells a [`SlotTurn`] that the request was cancelled, and the caller whether the store is being
-/// called. A caller that cannot drop the future during a call to the store uses it.
+/// Cancels the request of a [`SlotTurn`], and tells the caller whether the store is being called.
+/// It is for callers that must not drop the future during a call to the store.
 #[derive(Debug, Default)]
 pub struct CancelSignal {
     calls_store: AtomicBool,
@@ -43,8 +43,8 @@ pub struct CancelSignal {
 
 impl CancelSignal {
     /// Cancels the request. Returns true if the store is being called. The caller must then poll
-    /// the future until it ends, which is as soon as the store has answered, so that charges have a
-    /// receipt. Otherwise the caller must drop the future.
+    /// the future until it is ready, so that charges have a receipt. It is ready as soon as the
+    /// store has replied. If the store is not being called, the caller must drop the future.
     pub fn cancel(&self) -> bool {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.calls_store.load(Ordering::Relaxed)
@@ -68,7 +68,7 @@ impl<R> TurnDecision<R> {
     }
 }
 
-/// The settings with which a request is decided, and waits for slots.
+/// The settings for deciding a request that may wait for slots.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotTurn<'s> {
     effect: Effect,
@@ -77,7 +77,7 @@ pub struct SlotTurn<'s> {
     signal: Option<&'s CancelSignal>,
 }
 
-/// The queue in which a request waits.
+/// A queue in which a request waits for slots.
 #[derive(Clone, Copy, Debug)]
 struct SlotQueue<'c> {
     key: &'c [u8],
@@ -85,8 +85,8 @@ struct SlotQueue<'c> {
 }
 
 impl<'s> SlotTurn<'s> {
-    /// Creates the turn of a request that is decided with `effect`, and that waits at most
-    /// `longest_wait`. A request with another effect than [`Effect::Charge`] does not wait.
+    /// Creates the settings for a request that is decided with `effect` and waits at most
+    /// `longest_wait`. A request waits only if `effect` is [`Effect::Charge`].
     #[must_use]
     pub fn new(effect: Effect, longest_wait: Span) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl<'s> SlotTurn<'s> {
         }
     }
 
-    /// Creates the turn of a request that is charged, and that does not wait.
+    /// Creates the settings for a request that is charged and does not wait.
     #[must_use]
     pub fn at_once() -> Self {
         Self::new(Effect::Charge, Span::ZERO)
@@ -115,8 +115,8 @@ impl<'s> SlotTurn<'s> {
         Self { signal, ..self }
     }
 
-    /// Decides a request whose `charges` are to be made at `now`, or returns `None` if the store or
-    /// the request has to wait. Then nothing was charged, and the caller calls
+    /// Decides a request with these `charges` at `now`. Returns `None` if the store or the request
+    /// has to wait. In this case, nothing was charged, and the caller must call
     /// [`decide`](Self::decide).
     #[inline]
     pub fn decide_now<L: RateLimiter + ?Sized>(
@@ -175,8 +175,8 @@ impl<'s> SlotTurn<'s> {
     }
 
     /// Decides a request with these `charges`. The request waits for concurrency slots if its
-    /// limits permit it. If the future is dropped while the request waits, nothing was charged, and
-    /// the next request in the queue is first.
+    /// limits allow waiting. If the future is dropped while the request waits, nothing was charged,
+    /// and the next request moves to the front of the queue.
     pub async fn decide<L: RateLimiter + ?Sized>(
         &self,
         limiter: &L,
@@ -247,7 +247,7 @@ impl<'s> SlotTurn<'s> {
 
 type ReceiptOf<L> = <<L as RateLimiter>::Store as Store>::Receipt;
 
-/// Marks that the store is being called, until it is dropped.
+/// A guard that marks the store as being called until it is dropped.
 struct StoreCall<'s>(&'s CancelSignal);
 
 impl<'s> StoreCall<'s> {
@@ -276,16 +276,16 @@ fn attempt<'q, 'c>(
     }
 }
 
-/// Returns true if one of the limits counts denied requests. Such a request must be denied with
-/// [`Effect::Charge`] only once.
+/// Returns true if one of the limits counts denied requests. The request must then be denied with
+/// [`Effect::Charge`] at most once.
 fn counts_denied(charges: &[Charge<'_>]) -> bool {
     let mut limits = charges.iter().flat_map(|charge| charge.limits.iter());
     limits.any(Limit::count_denied)
 }
 
 /// Returns the first queue in which earlier requests wait for slots that the request needs. `own`
-/// is the number of the request itself, if it waits. All that wait are earlier than a request that
-/// does not.
+/// is the ticket number of the request, if it is waiting. If it is not, all waiting requests are
+/// earlier.
 fn queue_ahead<'c>(
     waiters: &Waiters,
     charges: &[Charge<'c>],
@@ -308,9 +308,9 @@ fn queue_ahead<'c>(
     })
 }
 
-/// Returns the queue in which a request can wait that was denied with these `outcomes`. Returns
-/// `None` if the request was admitted, or if waiting for slots does not help, because another limit
-/// denies the request as well.
+/// Returns the queue in which a request denied with these `outcomes` can wait. Returns `None` if
+/// the request was admitted. Also returns `None` if another limit denies the request as well,
+/// because waiting for slots would not help.
 fn queue_of_denial<'c>(
     decided: &StoreDecision,
     charges: &[Charge<'c>],
@@ -350,8 +350,8 @@ fn lines<'a, 'c>(
         .map(|((charge, limit), outcome)| (charge, limit, outcome))
 }
 
-/// Replaces the retry times of the concurrency limits that deny a request by estimates, if the
-/// holding times of their slots were observed.
+/// Replaces the retry times of the concurrency limits that deny a request with estimates, if the
+/// holding times of their slots are known.
 #[cold]
 fn estimate(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
     let limits = charges
@@ -381,8 +381,8 @@ fn estimate(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome])
     }
 }
 
-/// Wakes the requests that wait for the slots that `charges` held and that were released. `held` is
-/// the time for which the slots were held, if it is known.
+/// Wakes the requests waiting for the released slots of `charges`. `held` is the time for which the
+/// slots were held, if it is known.
 pub fn release_slots(waiters: &Waiters, charges: &OwnedCharges, held: Option<Span>) {
     for (charge, rule) in charges.list().iter().zip(charges.rules()) {
         if !rule.has_slots() {
@@ -409,7 +409,7 @@ mod queued {
     };
 
     impl SlotTurn<'_> {
-        /// Decides a request, which waits in a queue if slots are missing.
+        /// Decides a request. The request waits in a queue if no slots are free.
         pub(super) async fn decide_in_queue<'c, L: RateLimiter + ?Sized>(
             &self,
             limiter: &L,
@@ -460,8 +460,9 @@ mod queued {
                     return turn;
                 }
                 let Some(queue) = queue else {
-                    // The peek was admitted, so the request asks to be charged. Or it was denied by
-                    // other limits, some of which have to count the denial.
+                    // If the peek was admitted, the next attempt charges the request. If other
+                    // limits denied it, the next attempt is the last: limits that count denied
+                    // requests must count it.
                     is_last = !is_admitted;
                     has_peeked = true;
                     continue;
@@ -479,7 +480,8 @@ mod queued {
                 let hint = hint(charges, outcomes);
                 is_last = !waiting.next_attempt(releases, hint).await;
                 if self.is_cancelled() {
-                    // The store is not being called, so the caller drops this future.
+                    // The store is not being called, so the caller drops this future instead of
+                    // polling it.
                     std::future::pending::<()>().await;
                 }
                 wait = Some(waiting);
@@ -494,24 +496,24 @@ mod queued {
         hints.min().unwrap_or(Span::ZERO)
     }
 
-    /// A request that waits in a queue. Dropping it gives its turn to the next request.
+    /// A waiting request. Dropping it moves the next request to the front of the queue.
     struct Wait<'l, 'c, L: RateLimiter + ?Sized>
     where
         'c: 'l,
     {
         ticket: Ticket<'l>,
         key: &'c [u8],
-        /// Elapses when the request has waited for its longest wait.
+        /// The timer that elapses at the end of the request's longest wait.
         deadline: Pin<Box<Sleep>>,
         /// The number of attempts as the first in the queue.
         attempts: u32,
-        /// Whether the request has just entered the queue. It then asks again without a delay if it
-        /// is first, because slots may have been released before it was in the queue.
+        /// Whether the request has just entered the queue. If it is then first, it is decided again
+        /// without a delay, because slots may have been released before it was in the queue.
         is_new: bool,
         record: WaitRecord<'l, L>,
     }
 
-    /// Records the end of a wait when it is dropped.
+    /// Records the result and the duration of a wait when it is dropped.
     struct WaitRecord<'l, L: RateLimiter + ?Sized> {
         limiter: &'l L,
         since: Timestamp,
@@ -529,9 +531,9 @@ mod queued {
     where
         'c: 'l,
     {
-        /// Enters `queue`. A request that waits in another queue leaves it, and keeps its deadline.
-        /// If `queue` is full, it stays in the other queue. Returns `None` if the request does not
-        /// wait yet, and `queue` is full.
+        /// Enters `queue`. A request waiting in another queue leaves that queue, and its deadline
+        /// is never extended. If `queue` is full, the request stays in the other queue. Returns
+        /// `None` if `queue` is full and the request was not waiting yet.
         fn enter(
             former: Option<Self>,
             limiter: &'l L,
@@ -560,7 +562,8 @@ mod queued {
             if wait.key != queue.key
                 && let Ok(ticket) = wait.ticket.enter(waiters, queue.key, max)
             {
-                // This drops the other ticket, so the next request in that queue is first.
+                // This drops the other ticket, so the next request moves to the front of that
+                // queue.
                 wait.ticket = ticket;
                 wait.key = queue.key;
                 wait.attempts = 0;
@@ -573,8 +576,8 @@ mod queued {
             Some(wait)
         }
 
-        /// Waits until the request should be decided again. Returns false if its longest wait is
-        /// over. `releases` is the number of releases that the latest decision has seen.
+        /// Waits until the request should be decided again. Returns false if its longest wait has
+        /// elapsed. `releases` is the release count from before the latest decision.
         async fn next_attempt(&mut self, releases: u64, hint: Span) -> bool {
             let is_new = std::mem::replace(&mut self.is_new, false);
             if !self.ticket.is_first() {
