@@ -5,8 +5,7 @@ use std::{env, error::Error, fs, path::Path};
 
 use prost::Message as _;
 
-/// The `.proto` files that define the services of the listener. The files that they import are
-/// compiled too.
+/// The `.proto` files that define the listener's services. Their imports are compiled too.
 const SERVED: [&str; 4] = [
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/service/ratelimit/v2/rls.proto",
@@ -14,8 +13,8 @@ const SERVED: [&str; 4] = [
     "grpc/health/v1/health.proto",
 ];
 
-/// The `.proto` files of the xDS client. Reflection does not list them, because the listener has no
-/// discovery service.
+/// The `.proto` files for the xDS client. Reflection does not list them, because the listener does
+/// not have a discovery service.
 const OF_THE_CLIENT: [&str; 2] = [
     "envoy/service/discovery/v3/ads.proto",
     "ratelimit/config/ratelimit/v3/rls_conf.proto",
@@ -28,14 +27,14 @@ const OF_THE_CLIENT: [&str; 2] = [
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let out = env::var("OUT_DIR")?;
-    // Write the descriptors of the messages, for gRPC reflection.
+    // Write the message descriptors, for gRPC reflection.
     let served = protox::compile(SERVED, ["proto"])?;
     fs::write(
         Path::new(&out).join("descriptors.bin"),
         served.encode_to_vec(),
     )?;
     let mut descriptors = protox::compile(SERVED.into_iter().chain(OF_THE_CLIENT), ["proto"])?;
-    // The v2 service uses the messages of the v3 service.
+    // Add the v2 service, which uses the v3 messages.
     descriptors
         .file
         .retain(|file| !file.name().contains("/v2/"));

@@ -1,8 +1,8 @@
 //! All-or-nothing charging: either all descriptors of a request are charged, or none of them.
 //!
-//! A quota is a rule in quota mode. Quotas deny a request only if all quotas of the request are
-//! over their limits. No store supports such a condition. So this module chooses one quota as the
-//! leading quota, which denies like any other rule, while the other quotas only count. The first
+//! A quota is a rule in quota mode. Quotas deny a request only if all of the request's quotas are
+//! over their limits. No store supports such a condition. This module therefore chooses one quota
+//! as the leading quota, which denies like any other rule. The other quotas only count. The first
 //! quota with remaining capacity leads.
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //!         └─ the others ─────────▶ count ─┘
 //! ```
 //!
-//! If a request has only one quota, this quota leads, and no query is needed to choose it.
+//! If a request has only one quota, this quota leads, and no store query is needed to choose it.
 //!
 //! Other requests may use up the capacity of the leading quota before the decision. This module
 //! then chooses another quota as the leading quota, in at most [`MAX_TURNS`] attempts.
@@ -27,18 +27,18 @@ use super::{
     evaluate::{Evaluator, limited},
 };
 
-/// The maximum number of attempts with a leading quota. If other requests use up the capacity of
-/// the leading quota in every attempt, all quotas of the request are reported as over their limits.
+/// The maximum number of attempts with a leading quota. If other requests use up the leading
+/// quota's capacity in every attempt, all of the request's quotas are reported as over their
+/// limits.
 const MAX_TURNS: usize = 4;
 
-/// The descriptors of a request, grouped by the way in which they are decided: each alone, or all
+/// The descriptors of a request in two groups: those decided on their own, and those decided
 /// together.
 #[derive(Debug, Default)]
 struct GroupedDescriptors<'a, 'd> {
     alone: Vec<&'a mut AppliedLimit<'d>>,
     together: Vec<(&'a mut AppliedLimit<'d>, Cost)>,
-    /// Whether the cache knows that a rule is over its limit, and this rule alone denies the
-    /// request.
+    /// Whether the request is denied because the cache says that a rule is over its limit.
     one_is_cached: bool,
 }
 
@@ -59,8 +59,8 @@ enum OtherQuotas {
 struct CounterCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
-    /// The limits of a quota in shadow mode, used if another limit determines the answer; `None` if
-    /// the rule is not a quota.
+    /// The limits of a quota in shadow mode, used unless this quota leads; `None` if the rule is
+    /// not a quota.
     shadow_limits: Option<&'a Limits>,
     cost: Cost,
 }
@@ -79,14 +79,13 @@ impl<'a> CounterCharge<'a> {
         self.shadow_limits.is_some()
     }
 
-    /// Returns whether this counter alone denies the request when it is over its limit.
+    /// Returns whether this counter denies the request on its own if it is over its limit.
     fn denies(&self) -> bool {
         !self.is_quota() && !self.limits.is_shadow()
     }
 
-    /// Returns whether the counter was charged even though a quota denied the request. The counter
-    /// was charged if all of its limits count denied hits, including hits that another limit has
-    /// denied.
+    /// Returns whether the counter is charged even if a quota denies the request. This is the case
+    /// if all of its limits count denied hits, including hits denied by another limit.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
         self.denies() && self.limits.iter().all(counts)
@@ -97,9 +96,9 @@ impl<'a> CounterCharge<'a> {
 type CounterResult = (LimitResult, Exactness);
 
 impl Evaluator<'_> {
-    /// Decides all descriptors that charge hits, in one decision. If the request is denied, none of
-    /// these descriptors is charged, except that exceeded limits count denied hits if their
-    /// settings say so.
+    /// Decides all descriptors that charge hits in one decision. If the request is denied, none of
+    /// these descriptors is charged. As an exception, exceeded limits still count denied hits if
+    /// their settings say so.
     ///
     /// # Errors
     ///
@@ -150,15 +149,15 @@ impl Evaluator<'_> {
             match (applied.hits, cached_until) {
                 (Hits::Charge(_), Some(until)) => {
                     // Record the cached result now, because the cache entry may expire before this
-                    // descriptor is decided. The decision on the other descriptors depends on the
-                    // same result.
+                    // descriptor is decided. The decision on the other descriptors uses the same
+                    // result.
                     applied.result = LimitResult::cached(until);
-                    // A rule in shadow mode never denies. A quota does not deny alone.
+                    // A rule in shadow mode never denies, and a quota does not deny on its own.
                     grouped.one_is_cached |= !applied.limits().is_shadow() && !applied.is_quota();
                     grouped.alone.push(applied);
                 }
-                // Decide this descriptor alone: one decision cannot charge a key with two different
-                // limits.
+                // Decide this descriptor on its own: one decision cannot charge a key with two
+                // different limits.
                 (Hits::Charge(_), None)
                     if grouped
                         .together
@@ -174,8 +173,8 @@ impl Evaluator<'_> {
         grouped
     }
 
-    /// Queries the status of each descriptor in `together` without charging. The request is already
-    /// known to be denied.
+    /// Queries the status of each descriptor in `together` without charging, for a request that is
+    /// already known to be denied.
     async fn query_each(
         &self,
         together: &mut [(&mut AppliedLimit<'_>, Cost)],
@@ -235,9 +234,9 @@ impl Evaluator<'_> {
             if !(denied_by_lead && another_has_room) {
                 return Ok(results);
             }
-            // The leading quota has no capacity left. Do not charge the counters again that have
-            // counted this denial. If only some limits of a descriptor count denials, those limits
-            // do count twice.
+            // The leading quota has no capacity left. Do not charge counters again if all of their
+            // limits have counted this denial. If only some limits of a descriptor count denials,
+            // those limits count it twice.
             open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
         }
         for number in open.iter().filter(|number| counts[**number].is_quota()) {
@@ -247,7 +246,7 @@ impl Evaluator<'_> {
     }
 
     /// Charges all of the `open` counters or none, with `lead` as the leading quota. Stores the
-    /// results in `found`. The numbers are indices in `counts`.
+    /// results in `found`. `lead` and `open` are indices in `counts`.
     async fn charge_under(
         &self,
         lead: Option<usize>,
@@ -304,7 +303,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// Returns the counters that `together` charges, and for each descriptor the index of its counter.
+/// Returns the counters charged by `together`, and the counter index of each descriptor.
 fn counts<'a>(
     together: &'a [(&mut AppliedLimit<'_>, Cost)],
 ) -> (Vec<CounterCharge<'a>>, Vec<usize>) {
@@ -326,7 +325,7 @@ fn counts<'a>(
     (counts, count_of)
 }
 
-/// Returns the combined result of the quotas that are decided alone or are in shadow mode.
+/// Returns the combined result of the quotas that are decided on their own or are in shadow mode.
 fn other_quotas(
     alone: &[&mut AppliedLimit<'_>],
     together: &[(&mut AppliedLimit<'_>, Cost)],

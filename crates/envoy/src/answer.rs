@@ -29,15 +29,15 @@ impl Code {
 /// The response to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateLimitAnswer {
-    /// The code that determines what Envoy does with the request.
+    /// The code by which Envoy allows or denies the request.
     pub overall_code: Code,
-    /// One status per descriptor, in the order of the request.
+    /// One status per descriptor, in the order of the descriptors in the request.
     pub statuses: Vec<DescriptorStatus>,
     /// The headers that Envoy adds to its response to the client. The list is empty unless the
-    /// settings enable it.
+    /// settings enable these headers.
     pub response_headers: Vec<ResponseHeader>,
-    /// The request, and the metadata of the rules that admitted the request; `None` unless the
-    /// settings enable it.
+    /// The request and the metadata of the rules that admitted it; `None` unless the settings
+    /// enable dynamic metadata.
     pub dynamic_metadata: Option<Metadata>,
 }
 
@@ -79,9 +79,9 @@ pub struct CurrentLimit {
 /// A header that Envoy adds to its response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// The name of the header, as configured.
+    /// The header name, as configured.
     pub name: Arc<str>,
-    /// The value of the header.
+    /// The header value.
     pub value: String,
 }
 
@@ -95,11 +95,11 @@ pub enum RlsError {
     /// The request has no descriptors.
     #[error("rate limit descriptor list must not be empty")]
     EmptyDescriptors,
-    /// No configuration was loaded yet. The operator must load one.
+    /// No configuration has been loaded yet. The operator must load one.
     #[error("no rate limit configuration loaded")]
     NoConfiguration,
     /// The store is unavailable, and the settings require an error in this case. The operator must
-    /// repair the store. If several limits applied, some of them may have been charged.
+    /// fix the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
     /// A field of the request is out of bounds. The client must correct the field.
@@ -113,7 +113,7 @@ pub enum RlsError {
 }
 
 impl RlsError {
-    /// Returns whether the cause of the error is the server and not the request.
+    /// Returns whether the error was caused by the server, and not by the request.
     #[must_use]
     pub fn is_ours(&self) -> bool {
         match self {

@@ -15,8 +15,8 @@ use super::{
 /// The result of matching a descriptor to a rule.
 #[derive(Debug)]
 pub(super) enum DescriptorMatch<'d> {
-    /// No rule applies to the descriptor, or another rule of the request replaces the matching
-    /// rule.
+    /// No rule applies to the descriptor, or another rule that applies to the request replaces the
+    /// matching rule.
     NoLimit,
     /// An unlimited rule applies.
     Unlimited(&'d Rule),
@@ -24,7 +24,7 @@ pub(super) enum DescriptorMatch<'d> {
     Limited(AppliedLimit<'d>),
 }
 
-/// The operation of a descriptor on its limit.
+/// What a descriptor does with its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hits {
     /// Query the status without charging.
@@ -65,7 +65,7 @@ pub(super) struct AppliedLimit<'d> {
     pub(super) result: LimitResult,
 }
 
-/// The limit that denied a descriptor.
+/// The limit that denied a descriptor's hits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DeniedLimit<'a> {
     pub(super) limit: &'a Limit,
@@ -82,10 +82,10 @@ pub(super) struct LimitResult {
     pub(super) cached_until: Option<Timestamp>,
     /// The index of the limit that the status reports.
     pub(super) limit: usize,
-    /// The outcome of the limit at the index `limit`; `None` if the store was not queried, or if no
-    /// limit decided.
+    /// The outcome of the limit at the index `limit`; `None` if the store was not queried, or if it
+    /// decided without evaluating a limit.
     pub(super) outcome: Option<Outcome>,
-    /// The reason and the wait, if the store denied the charge before it looked at a limit.
+    /// The reason and the retry time, if the store denied the charge without evaluating a limit.
     pub(super) denied_by_store: Option<(Reason, RetryAfter)>,
 }
 

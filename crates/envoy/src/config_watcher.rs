@@ -15,7 +15,7 @@ use tidegate_net::file_watch::{self, LastRead};
 
 use super::{File, FileMistake, LoadedConfig, RateLimitService, read};
 
-/// The target of the log records about configuration files.
+/// The log target of messages about configuration files.
 pub const CONFIG_LOG_TARGET: &str = module_path!();
 
 /// The maximum number of files in a folder.
@@ -38,21 +38,21 @@ pub enum ConfigFilesError {
     Unreadable {
         /// The path of the file or folder.
         path: PathBuf,
-        /// The error from the file system.
+        /// The file system error.
         source: io::Error,
     },
-    /// The files were read, but contain mistakes.
+    /// The files were read, but contain errors.
     #[error("{} has {} mistake{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
     Mistaken {
         /// The path of the file or folder.
         path: PathBuf,
-        /// Every mistake in the files.
+        /// All errors in the files.
         mistakes: Vec<FileMistake>,
     },
 }
 
 impl ConfigFilesError {
-    /// Returns the problems, one line each.
+    /// Returns the errors, one per line.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         match self {
@@ -74,7 +74,7 @@ impl ConfigFilesError {
 ///
 /// # Errors
 ///
-/// Returns a [`ConfigFilesError`] if the files cannot be read or contain mistakes.
+/// Returns a [`ConfigFilesError`] if the files cannot be read or contain errors.
 pub fn load_files(folder: &ConfigFiles) -> Result<LoadedConfig, ConfigFilesError> {
     let path = &folder.path;
     let texts = read_unchanged(|| files(path), |files| texts(path, files))?;
@@ -102,7 +102,7 @@ fn files(folder: &Path) -> Result<Vec<ListedFile>, ConfigFilesError> {
     Ok(files)
 }
 
-/// Returns the name of a file in messages, which is its path relative to `folder`.
+/// Returns the name of `file` for messages, which is its path relative to `folder`.
 fn name_of(folder: &Path, file: &Path) -> String {
     let inside = file
         .strip_prefix(folder)
@@ -113,8 +113,8 @@ fn name_of(folder: &Path, file: &Path) -> String {
 }
 
 /// Calls `read`, and calls `look` before and after it, until both calls of `look` return the same
-/// value. Makes at most [`TRIES`] attempts. If files are replaced while `read` runs, it may return
-/// a mixture of old and new content.
+/// value. Makes at most [`TRIES`] attempts. The repetition is necessary because `read` may return a
+/// mixture of old and new content if files are replaced while it runs.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
@@ -196,7 +196,7 @@ fn text(path: &Path) -> Result<String, ConfigFilesError> {
     fs::read_to_string(path).map_err(unreadable)
 }
 
-/// A watcher that reloads the configuration on request or when its files change.
+/// Reloads the configuration on request, and when its files change.
 #[derive(Debug)]
 pub struct ConfigWatcher {
     folder: ConfigFiles,
@@ -211,12 +211,12 @@ pub struct ConfigWatcher {
 #[derive(Debug)]
 struct Last {
     read: LastRead<Vec<ListedFile>>,
-    /// The warnings for the files in use.
+    /// The warnings about the active configuration.
     warnings: Vec<String>,
 }
 
 impl ConfigWatcher {
-    /// Creates a watcher for the files in `folder`. The watcher reads no file yet.
+    /// Creates a watcher for the files in `folder`, without reading them.
     #[must_use]
     pub fn new(folder: ConfigFiles, service: Arc<RateLimitService>) -> Self {
         Self {
@@ -230,7 +230,7 @@ impl ConfigWatcher {
         }
     }
 
-    /// Returns the service that is reloaded.
+    /// Returns the service whose configuration is reloaded.
     #[must_use]
     pub fn service(&self) -> &Arc<RateLimitService> {
         &self.service
@@ -240,7 +240,7 @@ impl ConfigWatcher {
     ///
     /// # Errors
     ///
-    /// Returns a [`ConfigFilesError`] if the files cannot be read or contain mistakes. The previous
+    /// Returns a [`ConfigFilesError`] if the files cannot be read or contain errors. The previous
     /// rules stay in effect.
     pub fn reload(&self) -> Result<usize, ConfigFilesError> {
         let loaded = self.load();
@@ -276,7 +276,7 @@ impl ConfigWatcher {
     ///
     /// # Errors
     ///
-    /// Returns a [`ConfigFilesError`] if the files cannot be read or contain mistakes. The previous
+    /// Returns a [`ConfigFilesError`] if the files cannot be read or contain errors. The previous
     /// rules stay in effect. [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
     pub fn load(&self) -> Result<usize, ConfigFilesError> {
         let mut last = self.last();
@@ -343,14 +343,13 @@ impl ConfigWatcher {
         }
     }
 
-    /// Returns the problems of the last load. The list is empty if the load succeeded.
+    /// Returns the errors of the last load. The list is empty if the load succeeded.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.last().read.mistakes.clone()
     }
 
-    /// Returns the warnings about the files in use. The warnings were logged when the files were
-    /// loaded.
+    /// Returns the warnings about the active configuration, which were logged when it was loaded.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.last().warnings.clone()
@@ -387,7 +386,7 @@ fn lines(mistakes: &[FileMistake]) -> String {
 mod tests {
     use super::*;
 
-    /// Reads a folder that changes `moves` times, and whose reads return `found`. Returns the
+    /// Simulates a folder that changes `moves` times and whose reads return `found`. Returns the
     /// result of `read_unchanged` and the number of reads.
     fn read_counted(moves: u32, found: Result<u32, &str>) -> (Result<u32, &str>, usize) {
         let (mut looks, mut readings) = (0, 0);

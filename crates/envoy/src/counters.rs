@@ -9,18 +9,18 @@ use std::{
 };
 
 /// The maximum number of descriptor paths with their own counters. All further paths are counted
-/// together as `other`. The maximum is necessary because a path may contain values from requests.
-/// Clients must not be able to exhaust memory or flood a dashboard.
+/// together as `other`. The maximum is necessary because a path may contain values from requests,
+/// and clients must not be able to exhaust memory or flood a dashboard.
 pub const MAX_PATHS: usize = 4_096;
 
 /// The maximum length of a path with its own counters, in bytes. The path of a limit override
 /// contains values from the request.
 const MAX_PATH_BYTES: usize = 512;
 
-/// The path under which the shared counters appear.
+/// The path of the shared counters.
 pub(super) const OTHER: &str = "other";
 
-/// A kind of counter. Each counter of a rule counts hits.
+/// A kind of counter. All counters of a rule count hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     missing_docs,
@@ -116,7 +116,7 @@ impl Registry {
     }
 
     /// Returns every domain and path with its counters, in sorted order. The caller reads the
-    /// counters without holding the lock, because decisions wait for this lock.
+    /// counters without holding the lock, so that decisions do not wait for it.
     pub(super) fn all(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let entries = known.iter();
@@ -126,14 +126,14 @@ impl Registry {
     }
 }
 
-/// The number of descriptors in requests for each unknown domain. A typo in a domain silently
-/// disables all limits of the domain. This metric reveals the typo.
+/// The number of descriptors in requests for each unknown domain. A typo in a domain name silently
+/// disables all limits of the domain, and this metric reveals it.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
 
 impl UnknownDomains {
-    /// The maximum number of domains that are counted separately. Clients choose the names of
-    /// domains, so the number of names must be bounded.
+    /// The maximum number of domains that are counted separately. Clients choose the domain names,
+    /// so their number must be bounded.
     const MOST: usize = 256;
 
     pub(super) fn count(&self, domain: &str, descriptors: usize) {

@@ -14,21 +14,22 @@ use super::{
     over_limit_cache::OverLimitCache,
 };
 
-/// The context of a decision, which includes the store, the settings and the time.
+/// The context of a decision, such as the store, the settings and the time.
 #[derive(Debug)]
 pub(super) struct Evaluator<'s> {
     pub(super) limiter: &'s ServerLimiter,
     pub(super) store_failure: StoreFailure,
     pub(super) over: Option<&'s OverLimitCache>,
     pub(super) now: Timestamp,
-    /// The common deadline for all store queries of the request. If Redis has not answered a query
-    /// by the deadline, the store is treated as unavailable.
+    /// The common deadline for all store queries of the request. If Redis has not replied by the
+    /// deadline, the store is treated as unavailable.
     pub(super) until: Option<Instant>,
     pub(super) near_limit_ratio: Ratio,
 }
 
 impl Evaluator<'_> {
-    /// Decides every descriptor on its own. No result affects the result of another descriptor.
+    /// Decides every descriptor on its own. The result of one descriptor does not affect the
+    /// others.
     ///
     /// # Errors
     ///
@@ -106,8 +107,8 @@ impl Evaluator<'_> {
                 LimitResult::of_charge(&decided.decision, &outcomes)
             }
             Hits::Refund(cost) => {
-                // When the guard is dropped, it removes the cached entry. So the entry is also
-                // removed if the request is cancelled, or if the outcome of the refund is unknown.
+                // Dropping the guard removes the cached entry. The entry is thus also removed if
+                // the request is cancelled, or if the outcome of the refund is unknown.
                 let _invalidated = self
                     .over
                     .map(|cache| cache.invalidate_on_drop(&applied.key));
@@ -150,7 +151,7 @@ impl Evaluator<'_> {
         Ok((decided, outcomes))
     }
 
-    /// Returns the end of the window, if the cache knows that the descriptor is over its limit.
+    /// Returns the end of the window, if the cache says that the descriptor is over its limit.
     pub(super) fn cached_over_until(&self, applied: &AppliedLimit<'_>) -> Option<Timestamp> {
         self.over?.over_until(&applied.key, self.now)
     }
@@ -172,7 +173,7 @@ impl Evaluator<'_> {
     }
 }
 
-/// Returns the descriptors of the request to which a limit applies.
+/// Returns the request's descriptors that have a limit.
 pub(super) fn limited<'s, 'd>(
     matches: &'s mut [DescriptorMatch<'d>],
 ) -> impl Iterator<Item = &'s mut AppliedLimit<'d>> {

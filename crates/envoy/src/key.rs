@@ -1,19 +1,19 @@
-//! Builds the key of the counter to which the hits of a descriptor are charged.
+//! Builds the counter key of a descriptor.
 //!
 //! ```text
 //! | begin, 2 bytes | window in seconds | length | domain | length | key | length | value | … |
 //! ```
 //!
 //! Every part has a length prefix, so that `a` = `b_c` and `a_b` = `c` have different counters. The
-//! key contains the window length, so that a limit per minute and a limit per hour on the same
-//! entries have different counters. The key does not contain the number of requests, so that a
-//! changed limit keeps its count.
+//! key contains the window length, so that a per-minute limit and a per-hour limit on the same
+//! entries have different counters. The key does not contain the number of requests per unit, so
+//! that a changed limit keeps its count.
 
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// The beginning of a key that is the digest of a longer key. No minimal varint has this encoding,
-/// so it cannot be confused with a window length.
+/// The first bytes of a key that contains the digest of a longer key. They are not a minimal
+/// varint, so they cannot be confused with a window length.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
 /// Writes the key of `domain` and `entries` into `key`. If the key is longer than

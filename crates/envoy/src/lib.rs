@@ -11,8 +11,8 @@
 //! ```
 //!
 //! The rate limit service differs from Tidegate's other listeners in two ways: each descriptor is
-//! charged on its own, and denied hits are counted too. The decision function, which all listeners
-//! use, supports both behaviours.
+//! charged on its own, and denied hits are counted too. All listeners use the same decision
+//! function, which supports both behaviours.
 
 mod all_or_nothing;
 mod answer;

@@ -11,7 +11,7 @@ pub enum Metadata {
     Truth(bool),
     /// A number.
     Number(f64),
-    /// A text.
+    /// A string.
     Text(Arc<str>),
     /// A list.
     List(Arc<[Self]>),
@@ -26,7 +26,7 @@ impl Metadata {
         Self::Map(members.into_iter().collect())
     }
 
-    /// Creates a text value.
+    /// Creates a string value.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self::Text(text.into())

@@ -2,8 +2,9 @@
 //! a store query until its window ends.
 //!
 //! The result of a decision may be outdated when it arrives: since the decision began, the limits
-//! may have changed, or hits may have been refunded. So each decision records the state of the
-//! cache before it starts. If entries were invalidated after the start, the result is not cached.
+//! may have changed, or hits may have been refunded. Each decision therefore records the state of
+//! the cache before it starts. If entries were invalidated after the start, the result is not
+//! cached.
 //!
 //! ```text
 //! decision  ├─ record state ─ the store says: over ─────── not cached
@@ -27,15 +28,15 @@ const CLASSES: usize = 256;
 /// The state of the cache when a decision began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheEpoch {
-    /// How often the whole cache was cleared.
+    /// The number of times that the whole cache was cleared.
     pub(super) cleared: u64,
-    /// How often hits were refunded to keys of the same class.
+    /// The number of refunds to keys of the same class.
     pub(super) refunds: u64,
 }
 
 /// A cache of keys that are over their limit, each with the end of its window. When the cache is
-/// full, the older half of the entries is dropped. A descriptor without a cached entry is decided
-/// by a store query.
+/// full, the older half of the entries is dropped. A descriptor without an entry is decided by a
+/// store query.
 #[derive(Debug)]
 pub(super) struct OverLimitCache {
     most_bytes: usize,
@@ -53,7 +54,7 @@ struct Generations {
 }
 
 impl OverLimitCache {
-    /// Creates a cache of at most `bytes` bytes; `None` if `bytes` is 0.
+    /// Creates a cache with a maximum size of `bytes`; `None` if `bytes` is 0.
     pub(super) fn new(bytes: usize) -> Option<Self> {
         (bytes > 0).then(|| Self {
             most_bytes: bytes,
@@ -68,20 +69,20 @@ impl OverLimitCache {
         })
     }
 
-    /// Returns how often the cache was cleared. The caller must read this number before it looks up
-    /// limits.
+    /// Returns the number of times that the cache was cleared. The caller must read this number
+    /// before it looks up limits.
     pub(super) fn cleared(&self) -> u64 {
         self.lock().cleared
     }
 
-    /// Returns how often hits were refunded to keys in the class of `key`. The caller must read
-    /// this number before it queries the store.
+    /// Returns the number of refunds to keys in the class of `key`. The caller must read this
+    /// number before it queries the store.
     pub(super) fn refunds(&self, key: &[u8]) -> u64 {
         self.lock().refunds[self.class(key)]
     }
 
-    /// Returns the end of the window until which `key` is over its limit; `None` if the cache does
-    /// not know that the key is over its limit.
+    /// Returns the end of the window in which `key` is over its limit; `None` if there is no cached
+    /// entry.
     pub(super) fn over_until(&self, key: &[u8], now: Timestamp) -> Option<Timestamp> {
         let generations = self.lock();
         let until = generations
@@ -91,7 +92,7 @@ impl OverLimitCache {
         until.copied().filter(|until| *until > now)
     }
 
-    /// Caches until the time `until` that `key` is over its limit. Caches nothing if entries were
+    /// Records until the time `until` that `key` is over its limit. Does nothing if entries were
     /// invalidated after `epoch`.
     pub(super) fn remember(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
         let class = self.class(key);

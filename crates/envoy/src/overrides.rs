@@ -1,5 +1,5 @@
-//! A cache of limits that are built from limit overrides in descriptors. Building a limit takes
-//! longer than a decision.
+//! A cache of the limits for limit overrides in descriptors. Building a limit takes longer than a
+//! decision.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -15,7 +15,7 @@ use super::{
 /// Even overrides per tenant have few distinct values.
 const CACHED_LIMITS: usize = 4_096;
 
-/// A cache of limits. The keys are the override and the way in which the limits count denied hits.
+/// A cache of limits. A key consists of the override and the setting for counting denied hits.
 #[derive(Debug)]
 pub(super) struct OverrideCache(RwLock<BuildCache<(LimitOverride, DeniedHits), Arc<RuleLimits>>>);
 
@@ -25,8 +25,8 @@ impl Default for OverrideCache {
     }
 }
 
-impl OverrideCache {
-    /// Returns the limits that `limit_override` describes; `None` if its unit is unknown.
+impl Overrides {
+    /// Returns the limits for `limit_override`; `None` if its unit is unknown.
     pub(super) fn limits(
         &self,
         limit_override: LimitOverride,
@@ -44,8 +44,8 @@ impl OverrideCache {
     }
 }
 
-/// Builds the limit of envoyproxy/ratelimit: a number of hits in each fixed window, aligned to the
-/// Unix epoch.
+/// Builds the kind of limit that envoyproxy/ratelimit has: a number of hits in each fixed window,
+/// aligned to the Unix epoch.
 pub(super) fn fixed_window(
     LimitOverride {
         requests_per_unit,
@@ -53,7 +53,7 @@ pub(super) fn fixed_window(
     }: LimitOverride,
     denied: DeniedHits,
 ) -> Result<RuleLimits, LimitError> {
-    // An unknown unit gives a window of length zero, which `Limit::new` rejects with a helpful
+    // An unknown unit results in a window of length zero, which `Limit::new` rejects with a helpful
     // message.
     let span = unit.span().unwrap_or_default();
     let limit = Limit::new(Algorithm::FixedWindow {

@@ -16,5 +16,5 @@
 
 include!(concat!(env!("OUT_DIR"), "/messages.rs"));
 
-/// The serialised `FileDescriptorSet` of the services of the listener, for reflection.
+/// The serialised `FileDescriptorSet` of the listener's services, for reflection.
 pub(crate) const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

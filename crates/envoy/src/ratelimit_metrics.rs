@@ -1,5 +1,5 @@
-//! The metrics under the names that the default Prometheus mapping of envoyproxy/ratelimit gives
-//! them, so that its dashboards and those of Envoy Gateway show Tidegate.
+//! The metrics with the names from envoyproxy/ratelimit's default Prometheus mapping, so that its
+//! dashboards and those of Envoy Gateway work with Tidegate.
 
 use std::collections::BTreeMap;
 
@@ -81,12 +81,12 @@ const NOT_LOADED: Metric = Metric::foreign_counter(
 
 const METHOD: &str = "ShouldRateLimit";
 
-/// The domain, and the first two levels of the path of a descriptor.
+/// The domain, and the first two levels of a descriptor path.
 type Levels = (String, String, String);
 
 impl RateLimitService {
-    /// Adds the metrics to `page`. `loads` are the numbers of successful and failed loads of the
-    /// configuration.
+    /// Adds the metrics to `page`. `loads` contains the numbers of successful and failed
+    /// configuration loads.
     pub(super) fn collect_as_ratelimit(&self, loads: (u64, u64), page: &mut Page<'_>) {
         let mut sums: BTreeMap<Levels, [u64; HITS.len()]> = BTreeMap::new();
         for ((domain, path), counters) in self.counters() {

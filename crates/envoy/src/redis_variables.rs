@@ -1,7 +1,7 @@
 //! Reads the Redis settings from the environment variables of envoyproxy/ratelimit.
 //!
-//! The variables are converted to the `store` section of a rules file, which is then parsed. So
-//! servers, logins and certificates are validated in only one place.
+//! The variables are converted to the `store` section of a rules file, which is then parsed. This
+//! way, servers, logins and certificates are validated in only one place.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
@@ -9,7 +9,7 @@ use tidegate_config::{Config, RedisConfig};
 
 use super::variables::Reader;
 
-/// The environment variables that are supported.
+/// The supported environment variables.
 pub(super) const HONOURED: &[&str] = &[
     "BACKEND_TYPE",
     "REDIS_URL",

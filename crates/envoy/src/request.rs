@@ -11,7 +11,7 @@ pub const MAX_DESCRIPTORS: usize = 512;
 /// The maximum number of entries in a descriptor.
 pub const MAX_DESCRIPTOR_ENTRIES: usize = 64;
 
-/// The maximum size of all keys and values of a descriptor, in bytes.
+/// The maximum total size of a descriptor's keys and values, in bytes.
 pub const MAX_DESCRIPTOR_BYTES: usize = 64 << 10;
 
 /// The maximum length of a domain, in bytes.
@@ -24,7 +24,7 @@ pub struct RateLimitRequest {
     pub domain: String,
     /// The descriptors of the request. An empty list is an error.
     pub descriptors: Vec<Descriptor>,
-    /// The hits of each descriptor without its own `hits_addend`. The value 0 counts as 1.
+    /// The hits for descriptors without their own `hits_addend`. The value 0 counts as 1.
     pub hits_addend: u32,
 }
 

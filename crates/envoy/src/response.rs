@@ -76,13 +76,13 @@ fn limited(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
 }
 
 /// Returns the time until the limit resets, rounded up to whole seconds. For a fixed window, this
-/// is the time until the window ends. For other algorithms, it is the wait of a denied request, or
-/// else the time until the charge expires.
+/// is the time until the window ends. For other algorithms, it is the retry time of a denied
+/// request, or the time until the charges of an admitted request expire.
 fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
-        // The outcome of a window without hits has no reset time. So compute the end of the window
-        // here.
+        // The outcome of a window without hits does not have a reset time, so compute the end of
+        // the window here.
         (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
             left_of(window, now)
         }
@@ -124,7 +124,8 @@ fn overall(
 }
 
 /// Returns for each descriptor whether it denies the request. A descriptor that is over its limit
-/// does, but if it is in quota mode, only if all descriptors in quota mode are over their limits.
+/// denies the request. In quota mode, it does so only if all descriptors in quota mode are over
+/// their limits.
 pub(super) fn denying(
     matches: &[DescriptorMatch<'_>],
     statuses: &[DescriptorStatus],
@@ -149,8 +150,8 @@ fn is_quota(matched: &DescriptorMatch<'_>, settings: &RlsSettings) -> bool {
     }
 }
 
-/// Returns the status that the headers report. This is the last status that is over its limit and
-/// not in quota mode. If there is none, it is the first status with the fewest remaining hits.
+/// Returns the status for the headers. This is the last status that is over its limit and not in
+/// quota mode. If there is no such status, it is the first one with the fewest remaining hits.
 fn leading<'s>(
     matches: &[DescriptorMatch<'_>],
     statuses: &'s [DescriptorStatus],

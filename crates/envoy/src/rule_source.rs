@@ -1,4 +1,4 @@
-//! The source of the rules of the rate limit service: files or a control plane.
+//! The source of the rate limit service's rules: files or a control plane.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub enum RuleSource {
 }
 
 impl RuleSource {
-    /// Returns the service that is configured.
+    /// Returns the service that uses the rules.
     #[must_use]
     pub fn service(&self) -> &Arc<RateLimitService> {
         match self {
@@ -42,7 +42,8 @@ impl RuleSource {
         }
     }
 
-    /// Returns the mistakes in the last configuration. The list is empty if it is in force.
+    /// Returns the errors in the last configuration. The list is empty if that configuration is
+    /// active.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         match self {
@@ -51,7 +52,7 @@ impl RuleSource {
         }
     }
 
-    /// Returns the warnings about the configuration in force.
+    /// Returns the warnings about the active configuration.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         match self {
@@ -69,7 +70,7 @@ impl RuleSource {
         }
     }
 
-    /// Returns the reason why no new rules can arrive now, if there is one.
+    /// Returns the reason why rule changes cannot arrive at the moment, if there is one.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         match self {

@@ -101,7 +101,7 @@ impl RateLimitService {
     }
 
     /// Decides `request`, which came from `listener`, like [`Self::should_rate_limit`]. If Redis
-    /// has not answered after the time `within`, Redis is treated as unavailable.
+    /// has not replied after the time `within`, Redis is treated as unavailable.
     ///
     /// # Errors
     ///
@@ -129,8 +129,8 @@ impl RateLimitService {
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
         request.check()?;
-        // Read this number before the rules are loaded. Otherwise a result under the old rules
-        // could be cached under the new rules.
+        // Read this number before loading the rules. Otherwise, a result under the old rules could
+        // be cached under the new rules.
         let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RlsError::NoConfiguration)?;
@@ -151,8 +151,8 @@ impl RateLimitService {
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         let is_one = self.settings.stop_increment || domain.charging == ChargeMode::AllOrNothing;
-        // If all rules are in quota mode, no rule alone can deny the request. Then there is no
-        // reason to decide all rules together.
+        // If all rules are in quota mode, none of them can deny the request on its own, so there is
+        // no reason to decide them together.
         if is_one && !self.settings.quota_mode {
             evaluator.evaluate_all_or_nothing(&mut matches).await?;
         } else {
@@ -210,7 +210,8 @@ impl RateLimitService {
             let Some(denied) = applied.denied_limit(now) else {
                 continue;
             };
-            // A quota that is over its limit denies nothing while another quota has capacity.
+            // A quota that is over its limit does not deny anything while another quota has
+            // capacity.
             if !is_denying && !is_shadow {
                 continue;
             }
@@ -336,7 +337,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());
-    // Larger numbers are reduced to the maximum count, because it exceeds every limit.
+    // Larger numbers are replaced with the maximum count, which exceeds every limit.
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
@@ -345,8 +346,8 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     }
 }
 
-/// Drops the rules that other rules of the same request replace. All replacements are collected
-/// first. So a replaced rule still replaces other rules.
+/// Drops the rules that are replaced by other rules of the same request. All replacements are
+/// collected first, so a replaced rule still replaces other rules.
 fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
     let replaced: Vec<Box<str>> = matches
         .iter()
@@ -378,7 +379,7 @@ impl RateLimitService {
         self.limiter.metrics()
     }
 
-    /// Returns whether the metrics also have the names of envoyproxy/ratelimit.
+    /// Returns whether the metrics are also exported with envoyproxy/ratelimit's names.
     pub(crate) fn has_ratelimit_metrics(&self) -> bool {
         self.settings.ratelimit_metrics
     }
@@ -443,21 +444,20 @@ impl RateLimitService {
         self.global_shadow_mode.load(Ordering::Relaxed)
     }
 
-    /// Calls `each` with every unknown domain that was requested, and with the number of
-    /// descriptors that were requested in the domain.
+    /// Calls `each` with every unknown domain in requests, and with the number of descriptors in
+    /// requests for it.
     pub fn for_each_unknown_domain(&self, mut each: impl FnMut(&str, u64)) {
         for (domain, count) in self.unknown_domains() {
             each(&domain, count);
         }
     }
 
-    /// Returns every unknown domain that was requested, with the number of descriptors that were
-    /// requested in it.
+    /// Returns every unknown domain in requests, with the number of descriptors in requests for it.
     pub(crate) fn unknown_domains(&self) -> BTreeMap<Box<str>, u64> {
         self.unknown_domains.all()
     }
 
-    /// Returns the number of descriptors that were requested in the unknown domain `domain`.
+    /// Returns the number of descriptors in requests for the unknown domain `domain`.
     #[must_use]
     pub fn domain_not_found(&self, domain: &str) -> u64 {
         self.unknown_domains.count_of(domain)

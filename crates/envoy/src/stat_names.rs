@@ -1,5 +1,5 @@
-//! Descriptor paths as they appear in metrics. The paths have the form that envoyproxy/ratelimit
-//! uses, so that existing dashboards keep working.
+//! Descriptor paths in metrics. The paths have the same form as in envoyproxy/ratelimit, so that
+//! existing dashboards keep working.
 
 use super::{
     Descriptor,

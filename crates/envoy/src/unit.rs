@@ -25,7 +25,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Every unit with its upper-case name, which responses use.
+    /// Every unit with its upper-case name, as used in responses.
     pub const ALL: [(&'static str, Self); 8] = [
         ("UNKNOWN", Self::Unknown),
         ("SECOND", Self::Second),
@@ -61,7 +61,7 @@ impl Unit {
         }
     }
 
-    /// Returns the length of the unit in time; `None` for [`Self::Unknown`].
+    /// Returns the duration of the unit; `None` for [`Self::Unknown`].
     #[must_use]
     pub const fn span(self) -> Option<Span> {
         let seconds = match self {

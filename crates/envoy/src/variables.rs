@@ -7,7 +7,7 @@ use tidegate_config::envoy::{HeaderNames, Ratio, RlsSettings};
 /// Environment variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// A reader of environment variables that collects the problems with them.
+/// Reads environment variables and collects the errors in their values.
 #[derive(Debug)]
 pub(super) struct Reader<'v> {
     variables: &'v Variables,
@@ -64,7 +64,7 @@ impl<'v> Reader<'v> {
 ///
 /// # Errors
 ///
-/// Returns every problem, with the name of its variable.
+/// Returns all errors, each with the name of its variable.
 pub fn settings_from_variables(variables: &Variables) -> Result<RlsSettings, Vec<String>> {
     let mut reader = Reader::new(variables);
     let settings = settings(&mut reader);

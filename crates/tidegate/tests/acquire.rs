@@ -24,7 +24,7 @@ fn limit(text: &str) -> Limit {
     text.parse().expect("a limit")
 }
 
-/// A limiter whose clock is that of the runtime.
+/// A limiter that uses the runtime's clock.
 fn limiter(limit: Limit) -> Limiter {
     let store = MemoryStore::new(MemoryBounds::default());
     Limiter::new(limit, store, Clock::tokio(START))

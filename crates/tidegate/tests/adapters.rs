@@ -30,7 +30,7 @@ async fn a_stream_is_as_fast_as_its_limit() {
     assert_eq!(items.collect::<Vec<_>>().await, expected);
 }
 
-/// Both streams wait for hours, which is longer than the longest wait of a request.
+/// Both streams wait for hours, although the longest wait of a request is only a minute.
 #[tokio::test(start_paused = true)]
 async fn streams_on_one_key_take_turns() {
     let limiter = limiter("1/h burst 0", Clock::tokio(START));

@@ -24,7 +24,7 @@ use tokio::{
 
 const START: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
-/// Limits whose waits are whole milliseconds, which is the resolution of the timer. Otherwise the
+/// Limits whose wait times are whole milliseconds, which is the timer's resolution. Otherwise, the
 /// instants of two runs could not be compared.
 const LIMITS: [&[&str]; 7] = [
     &["10/s burst 0"],
@@ -69,13 +69,13 @@ enum Ending {
     Refused(AcquireError),
 }
 
-/// The end of a call, in the order in which the calls ended.
+/// A completed call. Calls are listed in the order of completion.
 #[derive(Clone, Debug)]
 struct Ended {
     number: usize,
     at_ms: u64,
     ending: Ending,
-    /// The number of waiting requests afterwards.
+    /// The number of waiting requests after this call.
     waiters: usize,
 }
 
@@ -117,7 +117,7 @@ struct Run {
     /// The results of peeks on the keys 0 and 1 at the end.
     peeks: [String; 2],
     waiters: usize,
-    /// The most calls that were in progress on one key.
+    /// The maximum number of calls in progress at the same time on one key.
     most_per_key: usize,
 }
 
@@ -173,7 +173,8 @@ fn run(texts: &[&str], calls: &[Option<Call>]) -> Run {
     })
 }
 
-/// Returns the time of call `number`. The pause before a call counts even if the call is left out.
+/// Returns the time of call `number`. If an earlier call is left out, the caller must have added
+/// its pause to the following call.
 fn at_ms(calls: &[Option<Call>], number: usize) -> u64 {
     let pauses = calls[..=number].iter().flatten().map(|call| call.pause_ms);
     pauses.sum()
@@ -209,8 +210,8 @@ fn admitted(ended: &[Ended]) -> impl Iterator<Item = &Ended> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// The store alone would also admit all admitted requests at the same instants, and nothing
-    /// else was charged.
+    /// A store without queues would admit all admitted requests at the same instants, and nothing
+    /// else is charged.
     #[test]
     fn no_more_is_admitted_than_the_limits_allow(
         texts in select(&LIMITS[..]),
@@ -229,7 +230,8 @@ proptest! {
         }
         clock.set(now);
         prop_assert_eq!(peeks(&twin), expected);
-        // Count the admitted units as well: no window of a sliding log admits more than its limit.
+        // Count the admitted units as well: no window of the sliding window log contains more than
+        // its limit.
         if texts == ["3/s"] {
             for admitted in units.values() {
                 for (end, _) in admitted {
@@ -282,8 +284,8 @@ proptest! {
     }
 
     /// If the cancelled requests are left out, no other request is admitted earlier. All requests
-    /// have the same cost, because a request behind a request with a higher cost has to wait until
-    /// that request is admitted or leaves the queue.
+    /// have the same cost, because a request behind a more expensive request has to wait until that
+    /// request is admitted or leaves the queue.
     #[test]
     fn a_cancelled_wait_costs_nothing(
         texts in select(&LIMITS[..]),
@@ -311,7 +313,7 @@ proptest! {
             let same = ended.iter().find(|other| other.number == end.number).unwrap();
             match &same.ending {
                 Ending::Admitted => prop_assert!(same.at_ms <= end.at_ms, "{same:?} {end:?}"),
-                // A request that was cancelled later was still in the queue at that time.
+                // At that time, a request that was cancelled later was still in the queue.
                 Ending::Refused(AcquireError::TooManyWaiters { .. }) => {}
                 _ => prop_assert!(false, "{same:?} {end:?}"),
             }

@@ -1,4 +1,4 @@
-//! Limiters with rules: decisions, waiting, and changes of the rules.
+//! Limiters with rules: decisions, waiting, and rule changes.
 
 #![cfg(feature = "tokio")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -1,4 +1,4 @@
-//! Tests of requests that wait for concurrency slots, with tokio's paused time.
+//! Tests of requests waiting for concurrency slots, with tokio's paused time.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -81,7 +81,7 @@ impl Denial {
     }
 }
 
-/// Asks for slots, and waits at most `longest_wait` for them.
+/// Requests slots, and waits at most `longest_wait` for them.
 async fn acquire(
     limiter: &Arc<RuleLimiter>,
     entries: &[(&str, &str)],
@@ -130,7 +130,7 @@ async fn settle_tasks() {
     }
 }
 
-/// Returns what the rule number `at` has left.
+/// Returns the remaining units of the rule at index `at`.
 async fn remaining(limiter: &RuleLimiter, entries: &[(&str, &str)], at: usize) -> u64 {
     let request = Request::new(entries, Cost::ONE).unwrap();
     let (rules, mut scratch) = (limiter.rules(), Scratch::default());
@@ -148,7 +148,7 @@ async fn sixty_arrivals_at_twenty_slots_are_served_in_order() {
     for number in 0..60_u64 {
         let (limiter, order) = (Arc::clone(&limiter), Arc::clone(&order));
         tasks.push(tokio::spawn(async move {
-            // Three arrivals each millisecond.
+            // Three requests arrive per millisecond.
             sleep(Duration::from_millis(number / 3)).await;
             let held = acquire(&limiter, &[], TWO_SECONDS).await;
             let held = held.unwrap_or_else(|denial| panic!("{number}: {denial:?}"));
@@ -258,7 +258,7 @@ async fn an_expired_lease_ends_a_wait() {
     drop(crashed);
 }
 
-/// The decision is all or nothing, at the time when the request is admitted.
+/// All limits are charged together, at the time of admission.
 #[tokio::test(start_paused = true)]
 async fn a_waiting_request_has_charged_no_other_limit() {
     let quota = rule("quota", &[], vec!["3/h".parse().unwrap()]);
@@ -286,7 +286,7 @@ async fn a_waiting_request_has_charged_no_other_limit() {
     held.release();
 }
 
-/// The retry time of another limit is measured from the decision, which is after the wait.
+/// Another limit's retry time is measured from the decision, which is made after the wait.
 #[tokio::test(start_paused = true)]
 async fn a_retry_time_after_a_wait_is_exact() {
     let window = tidegate::LimitSpec::shorthand(
@@ -297,7 +297,7 @@ async fn a_retry_time_after_a_wait_is_exact() {
     let all = rule("all", &[], vec![slots(1, TWO_SECONDS, 100)]);
     let limiter = limiter(vec![quota.keyed_by(&["c"]).unwrap(), all]);
     let held = acquire(&limiter, &[("c", "a")], TWO_SECONDS).await.unwrap();
-    // Both wait, and the first one takes the quota.
+    // Both requests wait, and the first one uses up the quota.
     let [first, second] = [(); 2].map(|()| spawn(&limiter, &[("c", "b")], TWO_SECONDS));
     settle_tasks().await;
     sleep(Duration::from_secs(1)).await;
@@ -308,7 +308,7 @@ async fn a_retry_time_after_a_wait_is_exact() {
     held.release();
 }
 
-/// A limit that counts denied requests counts a request once, however long it waits.
+/// A limit that counts denied requests counts each request once, however long it waits.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_is_counted_once() {
     let window = tidegate::LimitSpec {
@@ -338,8 +338,8 @@ async fn a_request_that_waits_is_counted_once() {
     held.release();
 }
 
-/// A request that is first on the service's key and then finds its customer's slots taken waits on
-/// the customer's key, and does not block others.
+/// A request may be first on the service's key and then find its customer's slots taken. It then
+/// waits on the customer's key and does not block other customers.
 #[tokio::test(start_paused = true)]
 async fn a_request_can_wait_on_one_key_after_another() {
     let all = rule("all", &[], vec![slots(2, TWO_SECONDS, 100)]);
@@ -365,8 +365,8 @@ async fn a_request_can_wait_on_one_key_after_another() {
     carol.release();
 }
 
-/// A customer with many waiting requests takes no slot of the service before an earlier request of
-/// another customer, although its requests are first on its own key.
+/// A customer with many waiting requests does not get a slot of the service before an earlier
+/// request of another customer, although its requests are first on its own key.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_arrival_holds_across_keys() {
     let each = rule("each", &["c"], vec![slots(1, TWO_SECONDS, 100)]);
@@ -393,7 +393,7 @@ async fn the_order_of_arrival_holds_across_keys() {
     assert_eq!(limiter.wait_queues().count(), 0);
 }
 
-/// `acquire` waits in the same queue, so a release wakes it at once, and it keeps its place.
+/// `acquire` waits in the same queue, so a release wakes it immediately, and it keeps its position.
 #[tokio::test(start_paused = true)]
 async fn acquire_waits_in_the_same_queue() {
     let limiter = limiter(vec![rule("all", &[], vec![slots(1, TWO_SECONDS, 100)])]);
@@ -409,7 +409,8 @@ async fn acquire_waits_in_the_same_queue() {
     let behind = spawn(&limiter, &[], TWO_SECONDS);
     settle_tasks().await;
     assert_eq!(limiter.wait_queues().count(), 2);
-    // The estimate of the retry time is longer than the remaining wait, which does not matter.
+    // The estimated retry time is longer than the remaining wait time. The request is not rejected
+    // for this reason.
     sleep(Duration::from_millis(1_700)).await;
     let start = Instant::now();
     held.release();
@@ -432,7 +433,8 @@ async fn the_retry_time_is_estimated_from_holding_times() {
     };
     let held = hold().await;
     sleep(Duration::from_secs(30)).await;
-    // Nothing was observed: the hint of the store, which is bounded by the lease.
+    // No holding time was recorded yet, so the retry time is the store's own hint, which is at most
+    // the lease.
     assert_eq!(denied().await, RetryAfter::After(Span::from_secs(10)));
     held.into_iter().for_each(Held::release);
     for _ in 0..100 {
@@ -446,7 +448,7 @@ async fn the_retry_time_is_estimated_from_holding_times() {
     };
     let expected = Span::from_millis(250)..Span::from_millis(900);
     assert!(expected.contains(&estimate), "{estimate}");
-    // Requests that wait are ahead of a request that comes later.
+    // Waiting requests are ahead of a later request.
     let waiting: Vec<_> = (0..2).map(|_| spawn(&limiter, &[], TWO_SECONDS)).collect();
     settle_tasks().await;
     let RetryAfter::After(behind) = denied().await else {
@@ -459,7 +461,7 @@ async fn the_retry_time_is_estimated_from_holding_times() {
     }
 }
 
-/// A request of a random plan. Times are in milliseconds.
+/// A request in a random plan. Times are in milliseconds.
 #[derive(Clone, Debug)]
 struct Planned {
     key: usize,
@@ -482,8 +484,8 @@ const PLAN_LEASE_MS: u64 = 10 * 128;
 const RULE_WAIT_MS: u64 = 8 * 128 + 64;
 
 /// Plans in which no two events coincide, so that the result does not depend on the order of events
-/// within a millisecond. All times are multiples of 128, with a remainder for the number and the
-/// kind of the event.
+/// within a millisecond. Each time is a multiple of 128 plus a remainder that depends on the
+/// request number and the kind of event.
 fn plans() -> impl Strategy<Value = (usize, usize, Vec<Planned>)> {
     let request = (
         0..KEYS.len(),
@@ -506,7 +508,7 @@ fn plans() -> impl Strategy<Value = (usize, usize, Vec<Planned>)> {
     })
 }
 
-/// The naive model: looks at every millisecond.
+/// The naive model, which checks every millisecond.
 fn model(slots: usize, queue: usize, plan: &[Planned]) -> Vec<Ending> {
     let mut endings = vec![None; plan.len()];
     let mut held: [Vec<u64>; KEYS.len()] = Default::default();
@@ -592,8 +594,8 @@ async fn run(slots: usize, queue: usize, plan: &[Planned]) -> Vec<Ending> {
 }
 
 proptest! {
-    /// First in, first out for each key, bounded in number and in time, whatever arrives, ends,
-    /// crashes or is cancelled.
+    /// Each key has a first-in, first-out queue, whose length and wait times are bounded. This
+    /// holds for any order of arrivals, completions, crashes and cancellations.
     #[test]
     fn the_queue_behaves_like_a_naive_model((slots, queue, plan) in plans()) {
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -38,7 +38,8 @@ use tower::{Layer, ServiceExt, service_fn, util::BoxCloneSyncService};
 
 type App = BoxCloneSyncService<Request<()>, StatusCode, Infallible>;
 
-/// The number of requests that the service handles concurrently, and the duration of each request.
+/// The number of requests that the service handles concurrently, and the processing time of a
+/// request.
 const WORKERS: usize = 10;
 const TAKES: Duration = Duration::from_millis(10);
 
@@ -48,10 +49,10 @@ const OFFERED: [(usize, usize); 3] = [(500, 3), (2_000, 6), (500, 3)];
 /// The rate of all rate limits in this comparison.
 const RATE: &str = "600/s";
 
-/// The time between two points of the chart.
+/// The time between two points in the chart.
 const POINT: Duration = Duration::from_millis(250);
 
-/// The arrival time and the latency of a request that was served.
+/// The arrival time and the latency of a served request.
 type Served = (Duration, Duration);
 
 #[tokio::main(flavor = "current_thread")]
@@ -178,7 +179,7 @@ fn elastic(clock: &Clock) -> App {
     boxed(shed.layer(limiter.layer(service())))
 }
 
-/// Sends the offered load to `app`. Returns the requests that were served.
+/// Sends the offered load to `app`. Returns the served requests.
 async fn offer(app: App) -> Vec<Served> {
     let (served, began) = (Arc::new(Mutex::new(Vec::new())), now());
     for (rate, seconds) in OFFERED {

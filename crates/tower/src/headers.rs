@@ -1,12 +1,12 @@
-//! Writes a verdict as response headers. A verdict is the decision of a limiter about a request.
+//! Writes a verdict as response headers. A verdict is a limiter's decision about a request.
 //!
 //! `RateLimit-Policy` and `RateLimit` follow draft-ietf-httpapi-ratelimit-headers-10 (lists of
 //! strings with parameters). Both headers are optional, because the specification is still a draft.
 //! `Retry-After` follows RFC 9110.
 //!
-//! The three headers `X-RateLimit-Limit`, `-Remaining` and `-Reset` are also optional. They are
-//! called the triple below. The reset of the triple is in seconds from now or in seconds since the
-//! epoch, because clients expect different formats.
+//! The three headers `X-RateLimit-Limit`, `-Remaining` and `-Reset` (the "triple") are also
+//! optional. The value of `X-RateLimit-Reset` is in seconds from now or in seconds since the epoch,
+//! because clients expect different formats.
 //!
 //! ```text
 //! RateLimit-Policy: "1/s";q=1;w=1, "20/min";q=20;w=60
@@ -14,24 +14,23 @@
 //! Retry-After: 1
 //! ```
 //!
-//! A policy is named after its limit, because clients must not see some names of rules
+//! A policy is named after its limit, because clients must not see some rule names
 //! (`secret-fraud-rule`). With [`RuleNames::Shown`], a policy is named after its rule: `"api:1/s"`.
 //!
-//! Waits are rounded up and quotas are rounded down. So a client that follows the headers never
-//! retries too early. The draft leaves these points open:
+//! Wait times are rounded up and quotas are rounded down, so that a client that follows the headers
+//! never retries too early. The draft leaves these points open:
 //!
 //! - `q` is the number of units that an idle key can spend at once.
-//! - `qu` is the unit `concurrent-requests` for a concurrency limit, and left out for other limits.
+//! - `qu` is `concurrent-requests` for a concurrency limit. It is left out for other limits.
 //! - `w` is the time in which the whole quota becomes available again. `w` is left out if it is
-//!   under a second. It is also left out for a node's local share of a limit, and for a
-//!   concurrency limit.
+//!   under a second, for a node's local share of a limit, and for a concurrency limit.
 //! - `t` is the time until more units are available if none remain. If units remain, `t` is the
 //!   time until the whole quota is available again.
 //! - `Retry-After` is never earlier than a `t` in the same response. If a limit does not deny the
 //!   request and its `t` would be later, the `t` is left out.
-//! - A concurrency limit has a `t` and a reset only if it denies the request. Both values are then
-//!   the same estimate as `Retry-After`. The slots of the limit are released when requests end,
-//!   which is usually long before the leases expire.
+//! - A concurrency limit has a `t` and an `X-RateLimit-Reset` only if it denies the request. Both
+//!   values are then the same estimate as `Retry-After`. They are not derived from the leases,
+//!   because slots are usually released long before their leases expire.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
@@ -41,8 +40,8 @@ use tidegate_core::{
 
 use crate::structured_fields;
 
-/// The maximum number of limits in the headers. The tightest limits are shown. The maximum keeps
-/// the headers within the size that clients and proxies accept.
+/// The maximum number of limits in the headers. If there are more, only the tightest are shown. The
+/// maximum keeps the headers within the size that clients and proxies accept.
 pub const MAX_SHOWN: usize = 8;
 
 const RATELIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -54,8 +53,8 @@ const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 /// The unit of a concurrency limit. The default unit is one request.
 const CONCURRENT_REQUESTS: &[u8] = b";qu=\"concurrent-requests\"";
 
-/// The name of a limit that was sent with the request and so belongs to no rule. It is used with
-/// [`RuleNames::Shown`].
+/// The name of a limit that was sent with the request, and therefore does not belong to a rule. It
+/// is used with [`RuleNames::Shown`].
 const UNNAMED: &str = "default";
 
 /// The format of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.
@@ -64,25 +63,25 @@ pub enum Legacy {
     /// The `X-RateLimit-*` headers are not sent.
     #[default]
     Off,
-    /// The reset is in seconds from now, rounded up.
+    /// `X-RateLimit-Reset` is in seconds from now, rounded up.
     Delta,
-    /// The reset is in seconds since the Unix epoch, rounded up.
+    /// `X-RateLimit-Reset` is in seconds since the Unix epoch, rounded up.
     Epoch,
 }
 
-/// Whether clients see the names of rules in headers and in denial responses.
+/// Whether clients see rule names in headers and in denial responses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuleNames {
-    /// A policy has the name of its limit, such as `20/min`. If two policies have equal names, the
-    /// second one is named `20/min:2`.
+    /// A policy has the name of its limit, such as `20/min`. If two policies have the same name,
+    /// the second one is named `20/min:2`.
     #[default]
     Hidden,
     /// A policy has the name of its rule, such as `api`. If the rule has several limits, the name
-    /// is `api:20/min`. If two policies have equal names, the second one is named `api:20/min:2`.
+    /// is `api:20/min`. If two policies have the same name, the second one is named `api:20/min:2`.
     Shown,
 }
 
-/// A writer of the headers of verdicts. It contains a buffer that is reused for all responses of a
+/// Writes the headers for verdicts. It contains a buffer that is reused for all responses on a
 /// connection.
 #[derive(Clone, Debug)]
 pub struct HeaderWriter {
@@ -92,8 +91,8 @@ pub struct HeaderWriter {
     text: Vec<u8>,
 }
 
-/// Creates a writer of the `RateLimit` and `RateLimit-Policy` headers, without the `X-RateLimit-*`
-/// headers.
+/// The default writer writes the `RateLimit` and `RateLimit-Policy` headers, but not the
+/// `X-RateLimit-*` headers.
 impl Default for HeaderWriter {
     fn default() -> Self {
         Self::new(true, Legacy::Off)
@@ -101,8 +100,8 @@ impl Default for HeaderWriter {
 }
 
 impl HeaderWriter {
-    /// Creates a writer. It writes `RateLimit` and `RateLimit-Policy` if `ratelimit` is true. It
-    /// writes the `X-RateLimit-*` headers in the format `legacy`. It always writes `Retry-After`.
+    /// Creates a writer. It writes `RateLimit` and `RateLimit-Policy` if `ratelimit` is true, and
+    /// the `X-RateLimit-*` headers as `legacy` says. It always writes the `Retry-After` of denials.
     #[must_use]
     pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
         Self {
@@ -122,13 +121,13 @@ impl HeaderWriter {
         }
     }
 
-    /// Returns whether clients see the names of rules.
+    /// Returns whether clients see rule names.
     #[must_use]
     pub fn rule_names(&self) -> RuleNames {
         self.rule_names
     }
 
-    /// Adds the headers of `verdict`, which was decided at `now`.
+    /// Adds the headers for `verdict`, which was decided at `now`.
     ///
     /// The limits of shadow rules are not shown. The denial of a request that can never be admitted
     /// has no `Retry-After`.
@@ -155,14 +154,13 @@ impl HeaderWriter {
             let line = &shown.lines[at];
             self.name(shown.lines, at);
             structured_fields::parameter(&mut self.text, b'q', line.outcome.limit);
-            // The slots of a concurrency limit do not become available again in a window.
+            // A concurrency limit has no window: its slots become free when requests end.
             if matches!(line.limit.algorithm(), Algorithm::Concurrency { .. }) {
                 self.text.extend_from_slice(CONCURRENT_REQUESTS);
                 continue;
             }
             let window = line.limit.window();
-            // A node's local share of a limit takes a different time to recover, so `w` would be
-            // wrong.
+            // A node's local share of a limit recovers in a different time, so `w` would be wrong.
             if window >= Span::from_secs(1) && exactness != Exactness::Local {
                 structured_fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
@@ -234,15 +232,16 @@ pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
 /// limiter.
 ///
 /// A list header gets additional values. A header that can occur only once keeps its value, because
-/// the limiter that wrote it is closer to the response. The `X-RateLimit-*` headers are an
-/// exception: if the added ones have fewer units remaining, they replace the existing ones.
+/// the limiter that wrote it is closer to the service. The `X-RateLimit-*` headers are an
+/// exception: the added headers replace the existing ones if they show fewer remaining units.
 pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     let remaining = |headers: &HeaderMap| -> Option<u64> {
         headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
     };
     let is_tighter =
         remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
-    // Replace these headers together, because not every limit has a reset.
+    // Replace these headers together. The new limit may have no reset, and the old reset must not
+    // remain.
     if is_tighter && added.contains_key(X_REMAINING) {
         headers.remove(X_RESET);
     }
@@ -302,14 +301,14 @@ impl<'v, 'r> Shown<'v, 'r> {
     }
 }
 
-/// A part of the name of a policy.
+/// A part of a policy name.
 enum NamePart<'v> {
     Text(&'v str),
     Number(u64),
 }
 
-/// Returns the parts of the policy name for the verdict line at index `at`. The policies of one
-/// response have different names: the second policy of the same name ends in `:2`.
+/// Returns the parts of the policy name for the verdict line at index `at`. The policies in one
+/// response have different names: a second policy with the same name gets the suffix `:2`.
 fn policy_name<'v>(
     lines: &'v [Line<'_>],
     at: usize,
@@ -351,8 +350,8 @@ fn base_name<'v>(lines: &'v [Line<'_>], at: usize, names: RuleNames) -> (&'v str
     }
 }
 
-/// Returns whether two names are the same text. The comparison is not by part, because the name of
-/// a rule may itself contain a colon.
+/// Returns whether two names are the same string. The parts are not compared one by one, because a
+/// rule name may itself contain a colon.
 fn is_same(one: (&str, Option<&str>), other: (&str, Option<&str>)) -> bool {
     match (one, other) {
         ((one, None), (other, None)) => one == other,
@@ -380,8 +379,8 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
     text
 }
 
-/// Returns the sort key of a line. Limits that deny longest come first, and then the limits with
-/// the fewest remaining units. The verdict has the same order.
+/// Returns the sort key of a line. The limits that deny the request for the longest time come
+/// first, and then the limits with the fewest remaining units. The verdict uses the same order.
 fn slack(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,
@@ -427,9 +426,9 @@ fn more_after_secs(line: &Line<'_>) -> Option<u64> {
 /// Returns the time until the whole quota of the key is available again, for the headers.
 ///
 /// For a concurrency limit, the outcome contains the time until the last lease expires. This time
-/// is too long for a client, because a slot is free as soon as its request ends. When a request
-/// will end is unknown. If the limit denies the request, `retry_after` is an estimate, and this
-/// function returns it.
+/// is too long for a client, because a slot becomes free as soon as its request ends, at an unknown
+/// time. If the limit denies the request, `retry_after` is an estimate, and this function returns
+/// it.
 fn reset_after(line: &Line<'_>) -> Option<Span> {
     let outcome = &line.outcome;
     match (is_concurrency(line.limit), outcome.allowed) {
@@ -444,8 +443,8 @@ fn is_concurrency(limit: &Limit) -> bool {
 }
 
 /// Returns the time until an exhausted key has a unit again. For a window, this is the time until
-/// the whole quota is available. For a bucket, it is the same time minus the time in which all
-/// later units become available.
+/// the whole quota is available. For a bucket, the time in which all later units become available
+/// is subtracted.
 fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     let units = limit.quota().saturating_add(limit.soft_allowance());
     let later_steps = match *limit.algorithm() {

@@ -1,10 +1,10 @@
-//! Writes those parts of RFC 9651 (structured fields) that the RateLimit headers need.
+//! Writes the parts of RFC 9651 (structured fields) that the `RateLimit` headers need.
 
 /// The largest integer that a structured field may contain.
 const MAX_INTEGER: u64 = 999_999_999_999_999;
 
-/// Appends `number` in decimal. A number above the maximum of a structured field is replaced by the
-/// maximum.
+/// Appends `number` in decimal. A number above the maximum of a structured field is replaced with
+/// the maximum.
 pub(crate) fn integer(out: &mut Vec<u8>, number: u64) {
     let mut digits = itoa::Buffer::new();
     out.extend_from_slice(digits.format(number.min(MAX_INTEGER)).as_bytes());
@@ -16,8 +16,8 @@ pub(crate) fn parameter(out: &mut Vec<u8>, name: u8, number: u64) {
     integer(out, number);
 }
 
-/// Appends `text` as the content of a string. Quotes and backslashes are escaped, and characters
-/// other than printable ASCII are replaced by `?`.
+/// Appends `text` as the content of a structured field string. Quotes and backslashes are escaped,
+/// and characters other than printable ASCII are replaced with `?`.
 pub(crate) fn string_content(out: &mut Vec<u8>, text: &str) {
     let is_plain = |byte: &u8| matches!(byte, b' '..=b'~') && !matches!(byte, b'"' | b'\\');
     if text.as_bytes().iter().all(is_plain) {

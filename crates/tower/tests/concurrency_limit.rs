@@ -1,4 +1,4 @@
-//! Tests the concurrency limit layer around a service whose responses the test sends one by one.
+//! Tests the concurrency limit layer around a service that responds only when the test tells it to.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,8 +23,7 @@ use tidegate_tower::{
 use tokio::sync::oneshot;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// The requests that the service holds, in order of arrival. Each request has a channel for its
-/// response.
+/// The pending requests of the service, in order of arrival, each with a channel for its response.
 type HeldRequests = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
 
 /// Creates a service that holds every request until the test answers it. If the test answers
@@ -153,7 +152,7 @@ async fn failures_and_slowness_shrink_the_limit_and_neutral_outcomes_do_not() {
         layer.load().limit
     };
     let window = Span::from_millis(200);
-    // A measurement window begins with the first request that ends in it.
+    // A measurement window begins when the first request in it ends.
     assert_eq!(ends(Some(StatusCode::OK), window).await, 20);
     assert_eq!(
         ends(Some(StatusCode::OK), window).await,
@@ -349,7 +348,7 @@ fn a_paused_request_holds_no_permit_and_is_not_timed() {
     assert!(limiter.try_acquire(SlotShare::ALL).is_none());
 }
 
-/// A denial by a rule says nothing about how many requests the service can handle.
+/// A denial by a rule does not show how many requests the service can handle.
 #[tokio::test]
 async fn a_denial_by_the_capacity_of_a_rule_does_not_shrink_the_limit() {
     let clock = clock();

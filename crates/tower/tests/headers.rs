@@ -1,5 +1,4 @@
-//! Tests the headers that are written for verdicts. A client that follows the headers never retries
-//! too early.
+//! Tests the headers written for verdicts. A client that follows them never retries too early.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 use http::HeaderMap;
@@ -86,7 +85,7 @@ fn an_admitted_response_shows_the_remaining_quota() {
     assert_eq!(headers.len(), 2, "{headers:?}");
 }
 
-/// Half of a limit of one request per minute is a limit of one request in two minutes.
+/// Half of one request per minute is one request in two minutes.
 #[test]
 fn a_local_share_does_not_show_the_full_reset_time() {
     let limits = limits(Some("api"), &["1/min"]);
@@ -191,7 +190,8 @@ fn concurrency() -> Limits {
     limits.named("in-flight")
 }
 
-/// A slot is free as soon as its request ends. So more units are available before the lease ends.
+/// A slot becomes free as soon as its request ends, so more units are available before the lease
+/// expires.
 #[test]
 fn an_allowed_answer_of_a_concurrency_limit_has_no_reset() {
     let limits = concurrency();
@@ -264,8 +264,8 @@ fn parameters(field: &str, name: &str) -> Vec<u64> {
 }
 
 proptest! {
-    /// Remaining units are rounded down, waits are rounded up and are at least a second, and no `t`
-    /// is later than `Retry-After`.
+    /// Remaining units are rounded down. Wait times are rounded up to at least a second. No `t` is
+    /// later than `Retry-After`.
     #[test]
     fn a_client_that_obeys_the_headers_is_never_too_early(outcomes in prop::collection::vec(any_outcome(), 1..12)) {
         let limits = limits(Some("r"), &vec!["3/7s"; outcomes.len()]);
@@ -289,7 +289,7 @@ proptest! {
     }
 }
 
-/// Regression test: equal limits of one rule had the same policy name. So a client could not tell
+/// Regression test: equal limits of one rule had the same policy name, so a client could not tell
 /// which state belonged to which policy.
 #[test]
 fn shown_policies_of_one_response_have_different_names() {

@@ -25,7 +25,7 @@ use crate::{
 pub(super) struct Reader<'r, 'f> {
     pub(super) charging: &'r HashMap<String, ChargeMode>,
     pub(super) merging: DomainFiles,
-    /// The file that was the first to use each domain.
+    /// The first file that used each domain.
     pub(super) first_files: &'r mut HashMap<String, &'f str>,
     pub(super) file: &'f str,
 }
@@ -54,7 +54,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Reads the descriptors of `parent` into `level`. Messages refer to the descriptors by `path`.
+/// Reads the descriptors of `parent` into `level`. `path` is their path in error messages.
 fn level(
     parent: &Value<'_>,
     path: &str,
@@ -158,7 +158,7 @@ fn rule(item: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<Rul
     })
 }
 
-/// Returns whether a file sets `all_or_nothing`. Ignores all mistakes in the file.
+/// Returns whether a file sets `all_or_nothing`. Ignores all errors in the file.
 pub(super) fn is_all_or_nothing(root: &Value<'_>) -> bool {
     flag(root, "all_or_nothing", &mut Report::default())
 }

@@ -4,7 +4,7 @@ use tidegate_config::{report::Report, value::Value, yaml::Content};
 
 use super::scalar::{self, Scalar};
 
-/// Returns the text of a field, if it is a scalar.
+/// Returns a field's string value, if it is a scalar.
 pub(super) fn text_of<'n>(value: &Value<'n>, name: &str) -> Option<&'n str> {
     field(value, name)?.scalar()
 }
@@ -19,7 +19,7 @@ pub(super) fn field<'n>(value: &Value<'n>, name: &str) -> Option<Value<'n>> {
         .next_back()
 }
 
-/// Returns the text of a scalar field, quoted or not; `None` if the text is empty.
+/// Returns the string value of a scalar field, quoted or not; `None` if it is empty.
 pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Option<&'n str> {
     let value = field(value, name)?;
     match value.content() {
@@ -40,7 +40,7 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     match scalar::of(value.content()) {
         Some(Scalar::Truth(truth)) => truth,
         Some(Scalar::Null) => false,
-        // A fraction is accepted here, because the check of the keys reports it as a mistake.
+        // A fraction is accepted here, because the key check reports it as an error.
         Some(Scalar::Fraction(_)) => false,
         Some(Scalar::Whole(_) | Scalar::Text) | None => {
             unreadable(&value, "true or false", report);
@@ -58,7 +58,7 @@ pub(super) fn unreadable(value: &Value<'_>, what: &str, report: &mut Report) {
     );
 }
 
-/// Reports a mistake in the field `name`, or in `value` if the field does not exist.
+/// Reports an error in the field `name`, or in `value` if the field does not exist.
 pub(super) fn wrong(
     value: &Value<'_>,
     name: &str,

@@ -1,9 +1,8 @@
-//! Warns about files that may depend on the way in which envoyproxy/ratelimit joins keys and
-//! values.
+//! Warns about files that may depend on how envoyproxy/ratelimit joins keys and values.
 //!
-//! A rule is looked up by its key and value, joined with `_`. So a rule with the key `user_id` also
-//! applies to the entry `user` = `id`. If another rule of the same level has the key `user`, the
-//! file is ambiguous, and only its author can resolve the ambiguity.
+//! A rule is looked up by its key and value, joined with `_`. A rule with the key `user_id`
+//! therefore also applies to the entry `user` = `id`. If another rule at the same level has the key
+//! `user`, the file is ambiguous, and only its author can resolve the ambiguity.
 
 use std::collections::HashSet;
 
@@ -11,7 +10,8 @@ use tidegate_config::{report::Report, value::Value};
 use tidegate_net::input::shown;
 
 /// Warns about every descriptor in `named` that also applies to an entry with the key of another
-/// descriptor. Each element of `named` has the key, the joined name and the value in the file.
+/// descriptor. Each element of `named` consists of the key, the joined name and the value in the
+/// file.
 pub(super) fn warn(named: &[(&str, String, Value<'_>)], report: &mut Report) {
     let keys: HashSet<&str> = named.iter().map(|(key, _, _)| *key).collect();
     for (key, name, item) in named {

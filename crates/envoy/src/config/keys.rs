@@ -1,10 +1,10 @@
 //! Checks that each key is used only where it is allowed.
 //!
 //! envoyproxy/ratelimit has a single list of keys, and accepts a key even in a map where the key
-//! has no effect. Tidegate warns about a key without effect. Tidegate accepts its own keys only
-//! where they have an effect.
+//! has no effect. Tidegate warns about a key without effect, and accepts its own keys only where
+//! they have an effect.
 //!
-//! envoyproxy/ratelimit rejects Tidegate's own keys everywhere. So a file that is valid for
+//! envoyproxy/ratelimit rejects Tidegate's own keys everywhere, so a file that is valid for
 //! envoyproxy/ratelimit has the same meaning for Tidegate.
 
 use tidegate_config::{report::Report, value::Value, yaml::Content};
@@ -80,7 +80,7 @@ impl MapKind {
         self.effective().contains(&key) || self.fields().contains(&key)
     }
 
-    /// Returns the kind of the map under `key`; `None` if the content of this map is not checked.
+    /// Returns the kind of map under `key`; `None` if the content of this map is not checked.
     fn inside(self, key: &str) -> Option<Self> {
         match key {
             "metadata" => None,
@@ -133,7 +133,7 @@ fn check_value(value: &Value<'_>, kind: MapKind, name: &str, report: &mut Report
             for item in value.items(report, "a list").unwrap_or_default() {
                 match item.content() {
                     Content::Map(_) => check(&item, kind, report),
-                    // A limit in Tidegate's format may be a shorthand such as `5/s`.
+                    // A limit in Tidegate's format may be in the short form, such as `5/s`.
                     Content::Plain(_) | Content::Quoted(_) if name == "rate_limits" => {}
                     Content::Plain(text) | Content::Quoted(text) => {
                         let text = shown(text);

@@ -1,4 +1,4 @@
-//! Reads `rate_limit` of envoyproxy/ratelimit, and Tidegate's extensions of it.
+//! Reads the `rate_limit` field of envoyproxy/ratelimit, with Tidegate's extensions.
 //!
 //! ```yaml
 //! rate_limit: {unit: minute, requests_per_unit: 20}                   # envoyproxy/ratelimit
@@ -42,7 +42,7 @@ pub(super) struct ParsedLimit {
 
 impl ParsedLimit {
     /// Applies a mode to the limits. In shadow mode, the limits never deny. In quota mode, the
-    /// limits deny only if all quotas of the request are over their limits.
+    /// limits deny only if all of the request's quotas are over their limits.
     pub(super) fn denying(mut self, shadow: bool, quota: bool) -> Self {
         if let Allowance::Limited(limits) = &mut self.allowance {
             if shadow {
@@ -178,7 +178,7 @@ fn epoch_window(limit: &Limit) -> Option<Span> {
     }
 }
 
-/// Reads one limit with fields of envoyproxy/ratelimit, fields of Tidegate, or both.
+/// Reads one limit, which may have envoyproxy/ratelimit's fields, Tidegate's fields, or both.
 fn limit(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<Limit> {
     let fallback = Fallback {
         algorithm: DefaultAlgorithm::Named(AlgorithmName::FixedWindow),
@@ -309,7 +309,7 @@ fn unit(value: &Value<'_>, report: &mut Report) -> Option<Span> {
     span
 }
 
-/// Checks that an unlimited rule has neither a unit nor a field of a limit.
+/// Checks that an unlimited rule does not have a unit or any other limit fields.
 fn check_unlimited(value: &Value<'_>, report: &mut Report) {
     let text = text(value, "unit", report).unwrap_or_default();
     if Unit::parse(text).and_then(Unit::span).is_some() {

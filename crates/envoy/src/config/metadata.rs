@@ -8,7 +8,7 @@ use super::scalar::{self, Scalar};
 
 use crate::Metadata;
 
-/// Reads the metadata of a rule, which is a map with text keys.
+/// Reads the metadata of a rule, which is a map with string keys.
 pub(super) fn read(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
     match value.content() {
         Content::Empty => None,

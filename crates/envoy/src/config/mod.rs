@@ -1,8 +1,8 @@
-//! Reads the configuration files of envoyproxy/ratelimit, with Tidegate's extensions.
+//! Reads envoyproxy/ratelimit's configuration files, with Tidegate's extensions.
 //!
-//! All files are read as one configuration: if any file has a mistake, no file takes effect. All
-//! mistakes in all files are reported together, each with its path and line. A mistake that
-//! envoyproxy/ratelimit also reports has the same message.
+//! All files are read as one configuration: if any file has an error, no file takes effect. All
+//! errors in all files are reported together, each with its path and line. Errors that
+//! envoyproxy/ratelimit also reports have the same message.
 
 mod descriptor;
 mod fields;
@@ -27,13 +27,13 @@ use tidegate_config::{
 /// A configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// The name of the file in messages.
+    /// The file name in messages.
     pub name: String,
     /// The content of the file.
     pub text: String,
 }
 
-/// A mistake in a configuration file, or in a resource of a control plane.
+/// An error in a configuration file, or in a resource from a control plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileMistake {
     /// The name of the file or resource.
@@ -42,15 +42,15 @@ pub struct FileMistake {
     pub mistake: Mistake,
 }
 
-/// Writes, for example, `shop.yaml: descriptors[0].rate_limit.unit (line 5): invalid rate limit
-/// unit 'fortnight'`.
+/// Formats an error, for example as
+/// `shop.yaml: descriptors[0].rate_limit.unit (line 5): invalid rate limit unit 'fortnight'`.
 impl fmt::Display for FileMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.file, self.mistake)
     }
 }
 
-/// The rules that were read, with warnings about the files.
+/// The loaded rules, with warnings about the files.
 #[derive(Debug, Default)]
 pub struct LoadedConfig {
     pub(super) domains: Domains,
@@ -70,7 +70,7 @@ impl LoadedConfig {
 ///
 /// # Errors
 ///
-/// Returns every mistake in every file. The list is never empty.
+/// Returns all errors in all files. The list is never empty.
 ///
 /// # Examples
 ///
@@ -101,12 +101,12 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, 
     interpret(&documents, merging, mistakes)
 }
 
-/// Reads the `documents`, sorted by name, as one configuration. Each has the name of its file or
-/// resource. `mistakes` are those of other files, which could not be parsed.
+/// Reads the `documents`, sorted by name, as one configuration. Each document has the name of its
+/// file or resource. `mistakes` contains the errors of other files, which could not be parsed.
 ///
 /// # Errors
 ///
-/// Returns every mistake. The list is never empty.
+/// Returns all errors. The list is never empty.
 pub(crate) fn interpret(
     documents: &[(&str, Document<'_>)],
     merging: DomainFiles,
@@ -169,8 +169,8 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     }
 }
 
-/// Returns how the descriptors of each domain are charged: each alone, or all or none.
-/// `all_or_nothing` takes effect for a domain if any file of the domain sets it.
+/// Returns how the descriptors of each domain are charged: each on its own, or all or none.
+/// `all_or_nothing` takes effect for a domain if any of the domain's files sets it.
 fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, ChargeMode> {
     let mut charging = HashMap::new();
     for (_, document) in documents {

@@ -1,5 +1,5 @@
 //! Interprets scalars by the rules of YAML 1.1. For example, `yes` is true and `0x10` is a number,
-//! even if the author intended a text.
+//! even if the author intended a string.
 
 use tidegate_config::yaml::Content;
 
@@ -69,7 +69,7 @@ fn fraction(text: &str) -> Option<f64> {
     match unsigned {
         ".inf" | ".Inf" | ".INF" if text.starts_with('-') => return Some(f64::NEG_INFINITY),
         ".inf" | ".Inf" | ".INF" => return Some(f64::INFINITY),
-        // YAML allows no sign before a NaN.
+        // YAML does not allow a sign before a NaN.
         ".nan" | ".NaN" | ".NAN" if text == unsigned => return Some(f64::NAN),
         unsigned if !unsigned.starts_with(|first: char| first.is_ascii_digit() || first == '.') => {
             return None;

@@ -24,14 +24,14 @@ use super::{
     variables::{self, Reader},
 };
 
-/// The variable with the admin token. Without the token, other machines cannot reach the admin
-/// listener.
+/// The variable for the admin token. Without the token, the admin listener is not reachable from
+/// other machines.
 pub const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
 
 /// The result of reading the variables.
 #[derive(Debug)]
 pub struct FromEnvironment {
-    /// The configuration that the variables describe.
+    /// The configuration described by the variables.
     pub config: Config,
     /// The log level of `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if
     /// `LOG_LEVEL` is not set.
@@ -39,14 +39,14 @@ pub struct FromEnvironment {
     /// `LOG_FORMAT`: whether the log has one JSON object per line; `None` if the variable is not
     /// set.
     pub json_log: Option<bool>,
-    /// The variables that are set but have no effect, each with the reason.
+    /// The ignored variables, each with the reason why it has no effect.
     pub ignored: Vec<String>,
 }
 
 /// The reason why Redis variables have no effect without `REDIS_URL`.
 const WITHOUT_REDIS: &str = "without REDIS_URL, counts are kept in the memory of this process";
 
-/// The prefixes of variables that have no effect, each with the reason.
+/// The prefixes of unsupported variables, each with the reason why they have no effect.
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
@@ -129,21 +129,21 @@ const IGNORED: &[(&str, &str)] = &[
     ("XDS_", WITHOUT_XDS),
 ];
 
-/// The reason why variables of the xDS client have no effect.
+/// The reason why variables for the xDS client have no effect.
 const WITHOUT_XDS: &str = "CONFIG_TYPE is not GRPC_XDS_SOTW, so rules are read from files";
 
-/// The reason why variables of files have no effect.
+/// The reason why variables for configuration files have no effect.
 const WITHOUT_FILES: &str = "CONFIG_TYPE is GRPC_XDS_SOTW, so rules come from the control plane";
 
-/// The reason why variables of TLS to the control plane have no effect.
+/// The reason why variables for TLS to the control plane have no effect.
 const WITHOUT_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not true";
 
 /// Builds the configuration from the `variables`.
 ///
 /// # Errors
 ///
-/// Returns every problem with the name of its variable. Problems are invalid values, and
-/// unsupported features that must not be ignored silently.
+/// Returns all invalid values, and all unsupported features that must not be ignored silently, each
+/// with the name of its variable.
 pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<String>> {
     let mut reader = Reader::new(variables);
     refuse(&mut reader);
@@ -168,7 +168,7 @@ pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<St
     }
 }
 
-/// Rejects the variables of features that Tidegate does not support and cannot safely ignore.
+/// Rejects variables for features that Tidegate does not support and cannot safely ignore.
 fn refuse(reader: &mut Reader<'_>) {
     if reader
         .text("BACKEND_TYPE")
@@ -382,7 +382,7 @@ fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
     .collect()
 }
 
-/// Returns the reason why the variable `name` has no effect, if it has none.
+/// Returns the reason why the variable `name` has no effect; `None` if it has an effect.
 fn reason(name: &str, value: &str, config: &Config) -> Option<&'static str> {
     if redis_variables::HONOURED.contains(&name) {
         return config.redis.is_none().then_some(WITHOUT_REDIS);

@@ -20,7 +20,7 @@ pub(super) const OF_TLS: &[&str] = &[
     "CONFIG_GRPC_XDS_SERVER_TLS_SAN",
 ];
 
-/// The other variables of the client.
+/// The other variables for the xDS client.
 pub(super) const HONOURED: &[&str] = &[
     "CONFIG_GRPC_XDS_NODE_ID",
     "CONFIG_GRPC_XDS_NODE_METADATA",
@@ -35,7 +35,7 @@ pub(super) const HONOURED: &[&str] = &[
     "XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES",
 ];
 
-/// Returns the server that envoyproxy/ratelimit uses by default.
+/// Returns envoyproxy/ratelimit's default server.
 fn default_server() -> XdsServer {
     XdsServer {
         host: "localhost".to_owned(),
@@ -75,7 +75,7 @@ pub(super) fn xds(reader: &mut Reader<'_>) -> XdsConfig {
     config
 }
 
-/// Reads the additional headers, such as `a:1,b:2`. The problems do not contain the values, which
+/// Reads the additional headers, such as `a:1,b:2`. Error messages do not contain the values, which
 /// may be credentials.
 fn headers(config: &mut XdsConfig, reader: &mut Reader<'_>) {
     const NAME: &str = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";

@@ -89,7 +89,7 @@ impl Http2 {
                 tokio::select! {
                     biased;
                     ended = serving => Ok(ended),
-                    // The client may never react to the GOAWAY. So the connection also closes when
+                    // The client may never react to the GOAWAY, so the connection also closes once
                     // no call is in flight.
                     () = connection.activity.drained() => Ok(Ok(())),
                 }
@@ -124,12 +124,12 @@ impl Http2 {
         builder
     }
 
-    /// Returns the maximum age of this connection, which is the configured age ±10 %. The variation
-    /// prevents that clients which connected at the same time also reconnect at the same time.
+    /// Returns the maximum age of this connection, which is the configured age ±10 %. Because of
+    /// the variation, clients that connected at the same time do not reconnect at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
-        // A number from 0 to 20 stands for -10 % to +10 %. Clients choose ports in ascending order,
-        // so the port number spreads the ages of their connections evenly.
+        // `spread` is from 0 to 20, which stands for -10 % to +10 %. Clients choose ports in
+        // ascending order, so the port number spreads the ages of their connections evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
     }

@@ -13,8 +13,8 @@ use super::proto::grpc::health::v1::{
 };
 use crate::RateLimitService;
 
-/// The names whose health clients can query. They are the empty name for the whole server, the name
-/// that Envoy health checks usually use, and the services of this listener.
+/// The names that clients can query: the empty name for the whole server, the usual name in Envoy
+/// health checks, and the services of this listener.
 const SERVICES: [&str; 5] = [
     "",
     "ratelimit",
@@ -101,11 +101,11 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Waits for a status that differs from the status that was sent last. Returns `None` after the
-    /// last status before a shutdown.
+    /// Waits for a status that differs from the last sent status. Returns `None` after the last
+    /// status before a shutdown.
     async fn next(mut self) -> Option<(ServingStatus, Self)> {
         loop {
-            // Check for the shutdown before the status is read, so that the last status is also
+            // Check for the shutdown before reading the status, so that the last status is also
             // sent.
             let is_last = self.healthy.shutdown.is_announced();
             let status = self.healthy.status(&self.service);

@@ -1,9 +1,9 @@
 //! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections run on the workers of [`tidegate_net`], like those of all other listeners. So hyper
-//! serves each connection directly. tonic's server is not used, because it has its own threads and
-//! listeners. The services that tonic generates handle streaming calls. The module `unary` handles
-//! `ShouldRateLimit`, which Envoy calls for each request.
+//! Connections run on the workers of [`tidegate_net`], like those of all other listeners. hyper
+//! therefore serves each connection directly. tonic's server is not used, because it has its own
+//! threads and listeners. tonic's generated services handle streaming calls. The module `unary`
+//! handles `ShouldRateLimit`, which Envoy calls for each request.
 
 mod connection;
 mod fields;
@@ -32,12 +32,12 @@ use crate::{RateLimitService, proto, quota::Quotas};
 const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 
-/// The name of the service that assigns quotas in advance.
+/// The name of the quota service, which assigns quotas in advance.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
-/// The maximum size of a message in bytes, which is also the maximum size of a body on the HTTP
-/// listener. A connection may send one message per concurrent call, and a quota report takes 50
-/// times its size in memory.
+/// The maximum message size in bytes, which is also the maximum body size on the HTTP listener. A
+/// connection may send one message per concurrent call, and a quota report takes 50 times its size
+/// in memory.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// The services behind the gRPC listener.
@@ -45,8 +45,8 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 pub struct GrpcContext {
     /// The server's limiter.
     pub limiter: Arc<ServerLimiter>,
-    /// The quotas that are divided among the Envoys that enforce them. There are none if no rule
-    /// defines a quota.
+    /// The quotas that are divided among the Envoys that enforce them. Empty if no rule defines a
+    /// quota.
     pub quotas: Arc<Quotas>,
     /// The rate limit service. If it is `None`, calls get the same responses as from a service
     /// without a configuration.

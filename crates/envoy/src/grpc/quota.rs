@@ -28,23 +28,22 @@ use super::proto::envoy::{
 };
 use crate::quota::{Assignment, BucketAssignments, Quotas, StreamId, Usage};
 
-/// The time to live of an assignment, in seconds. Envoy reports every 5 seconds. So an assignment
+/// The time to live of an assignment, in seconds. Envoy reports every 5 seconds, so an assignment
 /// stays valid if a few reports are lost, but expires if this server is unreachable.
 const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 
-/// The refill interval of a budget, in seconds. A budget is in effect never refilled, because the
+/// The refill interval of a budget, in seconds. A budget is never refilled in practice, because the
 /// assignment for the next window arrives long before the interval ends.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
-/// The limits of a bucket id: the maximum number of entries, and the maximum total size of the
-/// entries in bytes.
+/// The bounds of a bucket ID: the maximum number of entries, and their maximum total size in bytes.
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
 /// The maximum length of a domain name, in bytes.
 const MAX_DOMAIN_BYTES: usize = 4 << 10;
 
-/// The maximum number of messages that wait to be sent on one stream.
+/// The maximum number of unsent messages on one stream.
 const MAX_UNSENT: usize = 16;
 
 /// The quota service. Each Envoy sends usage reports on a stream. On the same stream, the service
@@ -86,7 +85,7 @@ impl RateLimitQuotaService for StreamedQuotas {
                 () = outbox.closed() => {}
                 ended = session.hold(request.into_inner(), inbox, &outbox) => {
                     if let Err(status) = ended {
-                        // The send fails if the client has disconnected. This failure is ignored.
+                        // Sending fails if the client has disconnected. Ignore this failure.
                         let _ = outbox.send(Err(status)).await;
                     }
                 }
@@ -177,8 +176,8 @@ impl QuotaSession {
         Ok(())
     }
 
-    /// Returns the time until the first of the stream's windows ends. Returns an hour if the stream
-    /// has no windows.
+    /// Returns the time until the earliest end of the stream's windows. Returns an hour if the
+    /// stream has no windows.
     fn until_next_window(&self) -> Duration {
         let end = self.quotas.next_window(self.stream);
         let wait = end.map(|end: Timestamp| end.since(self.clock.now()));
@@ -219,7 +218,7 @@ fn read(usage: BucketQuotaUsage) -> Result<(BucketId, Usage), Status> {
     Ok((id, usage))
 }
 
-/// Converts a duration that a client sent. A negative duration counts as zero.
+/// Converts a duration from a client. A negative duration counts as zero.
 fn elapsed(duration: prost_types::Duration) -> Span {
     let nanos = i128::from(duration.seconds) * 1_000_000_000 + i128::from(duration.nanos);
     Span::from_micros(u64::try_from(nanos.max(0) / 1_000).unwrap_or(u64::MAX))
@@ -261,8 +260,8 @@ fn strategy(assignment: Assignment) -> Strategy {
             )),
         }),
         // If a new assignment is identical to the current one, Envoy keeps the current token
-        // bucket, which may be empty. So the number of the grant is added to the refill interval,
-        // to make each grant differ. The refill interval never elapses.
+        // bucket, which may be empty. The grant number is therefore added to the refill interval,
+        // so that consecutive grants differ. The refill interval never elapses.
         Assignment::Budget { requests, number } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(1),

@@ -27,7 +27,7 @@ use crate::{
     RlsError, Unit,
 };
 
-/// The units by their protobuf numbers.
+/// The units by their protobuf enum values.
 const UNITS: [(rate_limit::Unit, Unit); 8] = [
     (rate_limit::Unit::Unknown, Unit::Unknown),
     (rate_limit::Unit::Second, Unit::Second),
@@ -39,7 +39,7 @@ const UNITS: [(rate_limit::Unit, Unit); 8] = [
     (rate_limit::Unit::Week, Unit::Week),
 ];
 
-/// Decides the request in `message`. The store may take at most the time `within`.
+/// Decides the request in `message`. The store has at most the time `within`.
 pub(super) async fn decide(
     service: Option<&RateLimitService>,
     message: &[u8],
@@ -61,16 +61,14 @@ fn status(error: &RlsError) -> Status {
             Status::unknown(message)
         }
         // For a store failure, envoyproxy/ratelimit returns UNKNOWN. Its callers then cannot
-        // distinguish a store failure from their own mistake. So Tidegate returns UNAVAILABLE
-        // instead.
+        // distinguish a store failure from a bad request. Tidegate therefore returns UNAVAILABLE.
         RlsError::Store => Status::unavailable(message),
         RlsError::Invalid { .. } => Status::invalid_argument(message),
     }
 }
 
-/// Decodes a request. Truncates each list to its maximum length plus one, which is enough to detect
-/// a list that is too long, so that a small message cannot become a large request. The service then
-/// rejects the list as too long.
+/// Decodes a request. Truncates each list to its maximum length plus one, so that a small message
+/// cannot become a large request. The service then rejects the list as too long.
 fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
     let mut fields = Fields::of(message);
@@ -117,8 +115,8 @@ fn entry(message: &[u8]) -> Result<(String, String), MalformedMessage> {
     Ok((key.to_owned(), value.to_owned()))
 }
 
-/// Decodes a limit. If the message is repeated, the occurrences are merged as in protobuf: later
-/// fields win.
+/// Decodes a limit. If the field occurs several times, the occurrences are merged as in protobuf:
+/// later fields win.
 fn limit(message: &[u8], before: Option<LimitOverride>) -> Result<LimitOverride, MalformedMessage> {
     let mut limit = before.unwrap_or(LimitOverride {
         requests_per_unit: 0,
@@ -205,7 +203,8 @@ fn header(header: ResponseHeader) -> HeaderValue {
     }
 }
 
-/// Encodes dynamic metadata, which is a map. Any other value becomes a structure without fields.
+/// Encodes dynamic metadata, which must be a map. Any other value becomes a structure without
+/// fields.
 fn structure(metadata: &Metadata) -> Struct {
     let Metadata::Map(members) = metadata else {
         return Struct::default();

@@ -1,4 +1,4 @@
-//! Routes each call to its service by the path of the request.
+//! Routes each call to its service by the request path.
 
 use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ const SHOULD_RATE_LIMIT: [&str; 2] = [
 
 type RouteFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-/// A service that answers all calls whose path starts with its name.
+/// A service that handles all calls whose path starts with its name.
 struct Route {
     service: &'static str,
     call: Box<dyn Fn(Request<Incoming>) -> RouteFuture + Send + Sync>,
@@ -80,8 +80,8 @@ impl Routes {
         })
     }
 
-    /// Answers a call, or starts a streaming response. The timeout is the caller's timeout, but at
-    /// most `most`.
+    /// Responds to a call, or starts a streaming response. The timeout is the caller's timeout, but
+    /// at most `most`.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -136,7 +136,7 @@ impl Routes {
                 let is_over = answer.overall_code() == Code::OverLimit;
                 metrics.observe_answer(ListenerKind::Grpc, is_over);
             }
-            // Do not count a store failure as a bad request: it is not the caller's mistake.
+            // Do not count a store failure as a bad request: it is not the caller's fault.
             Err(status) if status.code() == tonic::Code::Unavailable => {}
             Err(_) => metrics.count_bad_request(ListenerKind::Grpc),
         }

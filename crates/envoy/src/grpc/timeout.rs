@@ -1,4 +1,4 @@
-//! Call timeouts: the `grpc-timeout` of the caller, capped by the limit of the listener.
+//! Call timeouts: the caller's `grpc-timeout`, capped by the listener's maximum.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ pub(super) fn of(headers: &HeaderMap, most: Duration) -> Duration {
 }
 
 /// Returns the part of a call's remaining `time` that the store may use. It is three quarters, so
-/// that the fallback policy still has time to answer.
+/// that the fallback policy still has time to decide.
 pub(super) fn for_store(time: Duration) -> Duration {
     time - time / 4
 }
 
-/// Parses one to eight digits and a unit of time, as specified by gRPC over HTTP/2.
+/// Parses one to eight digits and a time unit, as specified by gRPC over HTTP/2.
 fn parse(value: &[u8]) -> Option<Duration> {
     let (unit, digits) = value.split_last()?;
     if !(1..=8).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {

@@ -17,8 +17,7 @@ use crate::{
     quota::{BucketAssignments, Quotas},
 };
 
-/// Returns the encoded response of `ShouldRateLimit` to `message`. This function does not support a
-/// limiter with Redis.
+/// Returns the encoded `ShouldRateLimit` response to `message`. The limiter must not use Redis.
 ///
 /// # Errors
 ///
@@ -63,7 +62,7 @@ impl QuotaStream {
     ///
     /// # Errors
     ///
-    /// Returns the message of the gRPC status that would end the stream.
+    /// Returns the message of the gRPC status with which the stream would end.
     pub fn report(&mut self, message: &[u8]) -> Result<(), String> {
         let reports = RateLimitQuotaUsageReports::decode(message);
         let reports = reports.map_err(|error| error.to_string())?;

@@ -24,15 +24,15 @@ use tonic::{Status, body::Body};
 
 use super::MAX_MESSAGE_BYTES;
 
-/// The length of the message prefix, which contains the compression flag and the message length, in
-/// bytes.
+/// The length in bytes of the message prefix, which contains the compression flag and the message
+/// length.
 const PREFIX_BYTES: usize = 5;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// The body of a response.
 pub(super) enum Reply {
-    /// One message. The trailers of a successful call follow it.
+    /// One message, followed by the trailers of a successful call.
     Message(Option<Bytes>, Option<HeaderMap>),
     /// The response of a tonic service.
     Streamed(Body),
@@ -71,8 +71,8 @@ impl http_body::Body for Reply {
     }
 }
 
-/// Answers a call with the result of `answer`. `answer` receives the request message, or the error
-/// that occurred while the message was read.
+/// Responds to a call with the result of `answer`, which gets the request message or the error from
+/// reading it.
 pub(super) async fn call<M, F>(
     request: Request<Incoming>,
     answer: impl FnOnce(Result<Bytes, Status>) -> F,
@@ -143,12 +143,12 @@ async fn message(body: Incoming) -> Result<Bytes, Status> {
 
 fn success(message: &impl Message) -> Response<Reply> {
     let length = message.encoded_len();
-    let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
-    bytes.put_u8(0);
-    // A response is only a few bytes per descriptor longer than its request, so its length fits in
-    // 32 bits.
-    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    message.encode_raw(&mut bytes);
+    let mut octets = BytesMut::with_capacity(PREFIX_BYTES + length);
+    octets.put_u8(0);
+    // A response is longer than its request by only a few bytes per descriptor, so its length fits
+    // in 32 bits.
+    octets.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message.encode_raw(&mut octets);
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
     let mut response = Response::new(Reply::Message(Some(bytes.freeze()), Some(trailers)));

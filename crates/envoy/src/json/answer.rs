@@ -62,7 +62,7 @@ fn value(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value::Null,
         Metadata::Truth(truth) => json!(truth),
-        // protobuf writes numbers that are integers without a fraction.
+        // protobuf writes integral numbers without a fraction.
         #[expect(
             clippy::cast_possible_truncation,
             reason = "it is an integer, and small enough to be exact"

@@ -1,8 +1,9 @@
 //! `/json` and `/healthcheck`, compatible with envoyproxy/ratelimit over HTTP.
 //!
-//! Requests and responses are protobuf JSON. Names are in camel case or as in the `.proto` file,
-//! and fields with their default value are left out. The response to a bad request has the same
-//! two-word body as in envoyproxy/ratelimit. The header `x-tidegate-problem` describes the problem.
+//! Requests and responses are protobuf JSON. Field names are in camel case or as in the `.proto`
+//! file, and fields with their default value are left out. The response to a bad request has the
+//! same body as in envoyproxy/ratelimit (`Bad Request`). The header `x-tidegate-problem` describes
+//! the problem.
 
 mod answer;
 mod request;
@@ -25,7 +26,7 @@ use crate::{Code, RateLimitService, RlsError};
 /// The header that describes what is wrong with a bad request.
 const PROBLEM: HeaderName = HeaderName::from_static("x-tidegate-problem");
 
-/// Decides the request in the JSON text `body`.
+/// Decides the request in `body`, which must be JSON.
 pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &[u8]) -> Answer {
     let request = object(body).and_then(|members| request::read(&members));
     let request = match request {
@@ -51,7 +52,7 @@ pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &
     }
 }
 
-/// Returns the status 200 if the service can decide and no shutdown was announced, otherwise 500.
+/// Returns the status 200 if the service is healthy and no shutdown was announced, otherwise 500.
 #[must_use]
 pub fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
     if service.is_healthy() && !shutdown.is_announced() {

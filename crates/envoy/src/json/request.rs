@@ -11,7 +11,7 @@ use crate::{
     Descriptor, LimitOverride, MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS, RateLimitRequest, Unit,
 };
 
-/// Parses a request. Stops at the first mistake.
+/// Parses a request. Stops at the first error.
 pub(super) fn read(members: &Members<'_>) -> Result<RateLimitRequest, Problem> {
     let mut request = RateLimitRequest::default();
     for (name, value) in set(members) {
@@ -73,7 +73,7 @@ fn limit(path: &str, value: &Json<'_>) -> Result<LimitOverride, Problem> {
     Ok(limit)
 }
 
-/// The units by their number in `envoy.type.v3.RateLimitUnit`, followed by the week.
+/// The units in the order of `envoy.type.v3.RateLimitUnit`, followed by the week.
 const UNITS: [Unit; 8] = [
     Unit::Unknown,
     Unit::Second,
@@ -105,7 +105,7 @@ fn unit(field: &str, value: &Json<'_>) -> Result<Unit, Problem> {
     })
 }
 
-/// Returns the members whose value is not null, because null means the same as an absent member.
+/// Returns the fields whose value is not null. Null has the same meaning as an absent field.
 fn set<'m, 'b>(members: &'m Members<'b>) -> impl Iterator<Item = (&'m str, &'m Json<'b>)> {
     let said = members
         .iter()

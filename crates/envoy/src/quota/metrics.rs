@@ -1,4 +1,4 @@
-//! Metrics of quotas.
+//! Quota metrics.
 
 use std::sync::Arc;
 

@@ -10,8 +10,8 @@
 //!             rules and streams     divides the limit
 //! ```
 //!
-//! This module does no I/O and reads no clock: callers pass the time. The gRPC listener sends and
-//! receives the messages.
+//! This module does not do any I/O or read the clock: callers pass the time. The gRPC listener
+//! sends and receives the messages.
 
 mod bucket;
 mod metrics;

@@ -1,10 +1,10 @@
-//! Divides a whole number of requests into whole shares that add up to exactly this number.
+//! Divides an integer number of requests into integer shares that add up to exactly this number.
 
 /// The divisor of the evenly divided part: 1/`FLOOR` of the total is divided evenly, regardless of
-/// the demands. So a new stream has a minimum share.
+/// the demands, so that a new stream gets a minimum share.
 pub const FLOOR: u64 = 10;
 
-/// The cap of demands. It prevents that products overflow.
+/// The maximum demand. It prevents overflows in multiplications.
 const MAX_DEMAND: u64 = 1 << 40;
 
 /// Divides `total` among the `demands` and `vacant` seats. A vacant seat is a share that is

@@ -16,19 +16,19 @@ pub(crate) struct Rule {
     pub(crate) replaces: Box<[Box<str>]>,
     /// Whether the rule is in shadow mode: it counts and reports, but never denies.
     pub(crate) shadow: bool,
-    /// Whether the rule is in quota mode: it denies only if all quotas of the request are over
+    /// Whether the rule is in quota mode: it denies only if all of the request's quotas are over
     /// their limits.
     pub(crate) quota: bool,
     /// The metadata that is sent to Envoy if the rule allows a request.
     pub(crate) metadata: Option<Metadata>,
-    /// The values from the request that appear in the metrics of the rule.
+    /// The request values that appear in the rule's metrics.
     pub(crate) detail: Detail,
     /// The cached counters of the rule, if its metrics contain no values from requests.
     pub(crate) counters: OnceLock<Arc<Counters>>,
 }
 
 impl Rule {
-    /// Takes over the usage that was counted under the limits of `old`.
+    /// Takes over the usage counted under the limits of `old`.
     pub(super) fn inherit_counts(&mut self, old: &Self) {
         if let (Allowance::Limited(new), Allowance::Limited(old)) =
             (&mut self.allowance, &old.allowance)
@@ -55,27 +55,27 @@ pub(crate) enum Allowance {
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
-    /// The same limits in shadow mode, for a rule in quota mode. They are used if another quota of
-    /// the request is the leading quota, which denies for all quotas.
+    /// The same limits in shadow mode, for a rule in quota mode. They are used unless this quota is
+    /// the request's leading quota, which denies on behalf of all quotas.
     pub(crate) shadow_limits: Option<Arc<Limits>>,
     /// The units of the limits, in order. The unit of a window with a different length is
     /// [`Unit::Unknown`].
     pub(crate) units: Box<[Unit]>,
-    /// The window length, which is part of the counter key. So a descriptor has separate counters
+    /// The window length, which is part of the counter key. A descriptor thus has separate counters
     /// for different window lengths.
     pub(crate) window_seconds: u64,
 }
 
 impl RuleLimits {
-    /// Prepares the limits for quota mode, in which another quota of the request may deny for this
-    /// quota.
+    /// Prepares the limits for quota mode, in which another quota of the request may deny on behalf
+    /// of this quota.
     pub(crate) fn add_shadow_limits(&mut self) {
         let in_shadow = Limits::clone(&self.limits).in_shadow(true);
         self.shadow_limits = Some(Arc::new(in_shadow));
     }
 }
 
-/// The values of the request that appear in the metrics of a rule.
+/// The request values that appear in the metrics of a rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// Only the values of the levels that set `value_to_metric`.

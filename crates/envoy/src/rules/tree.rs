@@ -13,8 +13,8 @@
 //! alone. There is no backtracking. Only the rule at the final node applies.
 //!
 //! The joined names are a peculiarity of envoyproxy/ratelimit, and existing files depend on them.
-//! For example, a rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used for
-//! matching only: in the keys of counters, keys and values stay separate.
+//! For example, a rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used
+//! only for matching: in counter keys, keys and values stay separate.
 
 use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
@@ -28,12 +28,12 @@ pub(crate) struct Domains(HashMap<Box<str>, Domain>);
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
-    /// The way in which the descriptors of a request are charged: each on its own, or all or none.
+    /// How the descriptors of a request are charged: each on its own, or all or none.
     pub(crate) charging: ChargeMode,
     pub(crate) root: Level,
 }
 
-/// The way in which the descriptors of one request are charged.
+/// How the descriptors of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ChargeMode {
     /// Each descriptor is charged on its own, and denied hits are counted.
@@ -43,7 +43,7 @@ pub(crate) enum ChargeMode {
     AllOrNothing,
 }
 
-/// The way in which a window counts denied hits.
+/// How a window counts denied hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum DeniedHits {
     /// Denied hits are counted in full.
@@ -93,7 +93,7 @@ impl Domains {
         })
     }
 
-    /// Takes over the usage that was counted under the limits of `old`. Usage is matched by path.
+    /// Takes over the usage counted under the limits of `old`. Rules are matched by path.
     pub(crate) fn inherit_counts(&mut self, old: &Self) {
         for (name, domain) in &mut self.0 {
             if let Some(old) = old.get(name) {
@@ -116,7 +116,7 @@ impl Domains {
 }
 
 impl Domain {
-    /// Returns the way in which the windows of this domain count denied hits.
+    /// Returns how the windows of this domain count denied hits.
     pub(crate) fn denied_hits(&self) -> DeniedHits {
         match self.charging {
             ChargeMode::Each => DeniedHits::InFull,
@@ -140,7 +140,7 @@ impl Domain {
 
 impl Node {
     /// Returns the value for the counter key. If all matching values share one counter, this is the
-    /// pattern. Otherwise it is `value` itself.
+    /// pattern. Otherwise, it is `value` itself.
     pub(crate) fn counted<'v>(&'v self, value: &'v str) -> &'v str {
         match &self.value {
             Some(pattern) if self.share_threshold => pattern,

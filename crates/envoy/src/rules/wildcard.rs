@@ -1,8 +1,8 @@
 //! Patterns with `*`. A `*` matches any number of characters of any kind, including none and `/`. A
 //! pattern can contain several `*`.
 
-/// A wildcard pattern. A text matches if it contains the literal pieces of the pattern in order and
-/// without overlap. Other text may stand between the pieces.
+/// A wildcard pattern. A string matches if it contains the pattern's literal pieces in order and
+/// without overlap. Between the pieces, it may contain other characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wildcard {
     prefix: Box<str>,
@@ -30,7 +30,7 @@ impl Wildcard {
         let Some(mut rest) = between else {
             return false;
         };
-        // Greedy search is sufficient: the first match of a piece leaves the most text for the
+        // Greedy search is sufficient: the first match of a piece leaves the longest rest for the
         // later pieces.
         for piece in &self.middle {
             match rest.find(&**piece) {

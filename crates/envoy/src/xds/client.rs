@@ -1,4 +1,4 @@
-//! The xDS client: its stream, the answers to responses, and reconnection.
+//! The xDS client: its stream, the ACKs and NACKs, and reconnection.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -43,16 +43,16 @@ const PATH: PathAndQuery = PathAndQuery::from_static(
 /// The number of requests that can wait to be sent. The client answers one response at a time.
 const QUEUED_REQUESTS: usize = 4;
 
-/// The maximum time to send an answer to a control plane that does not read.
+/// The maximum time to send an ACK or NACK to a control plane that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The time without a first configuration after which the client reports that it is missing.
+/// The time after which the client reports that the first configuration has not arrived.
 const FIRST_CONFIG_NOTICE: Duration = Duration::from_secs(60);
 
-/// The maximum length of the message of a NACK, in bytes.
+/// The maximum length of the message in a NACK, in bytes.
 const MAX_NACK_BYTES: usize = 8 << 10;
 
-/// The status code `INVALID_ARGUMENT` of the message of a NACK.
+/// The status code in a NACK, `INVALID_ARGUMENT`.
 const INVALID_ARGUMENT: i32 = 3;
 
 /// A client that receives the rules of a [`RateLimitService`] from a control plane.
@@ -68,17 +68,17 @@ pub struct XdsClient {
 #[derive(Debug)]
 struct SessionEnd {
     problem: String,
-    /// The wait before the first attempt to connect again, without its random part.
+    /// The delay before the first attempt to reconnect, without its random part.
     first_wait: Span,
     /// Whether the control plane has sent a response in this session.
     has_responded: bool,
 }
 
 impl XdsClient {
-    /// Creates a client. It does not connect before [`Self::run`].
+    /// Creates a client. It does not connect until [`Self::run`] is called.
     ///
-    /// If the service is required to have a configuration, it reports itself as unhealthy until the
-    /// control plane has sent one.
+    /// If a configuration is required, the service reports itself as unhealthy until the control
+    /// plane has sent one.
     #[must_use]
     pub fn new(config: XdsConfig, service: Arc<RateLimitService>, initial: InitialConfig) -> Self {
         if initial == InitialConfig::Required {
@@ -92,7 +92,7 @@ impl XdsClient {
         }
     }
 
-    /// Returns the service that is configured.
+    /// Returns the service that uses the rules.
     #[must_use]
     pub fn service(&self) -> &Arc<RateLimitService> {
         &self.service
@@ -102,7 +102,7 @@ impl XdsClient {
         &self.status
     }
 
-    /// Returns the version of the configuration in force; `None` before the first configuration.
+    /// Returns the version of the active configuration; `None` before the first configuration.
     #[must_use]
     pub fn version(&self) -> Option<String> {
         self.status.lock().version.clone()
@@ -114,19 +114,20 @@ impl XdsClient {
         self.initial == InitialConfig::Required && self.status.lock().version.is_none()
     }
 
-    /// Returns the mistakes in the last response. The list is empty if the response was accepted.
+    /// Returns the errors in the last response. The list is empty if the response was accepted.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         self.status.lock().mistakes.clone()
     }
 
-    /// Returns the warnings about the configuration in force.
+    /// Returns the warnings about the active configuration.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         self.status.lock().warnings.clone()
     }
 
-    /// Returns the reason why the control plane sends no configuration now, if there is one.
+    /// Returns the reason why the control plane cannot send configurations at the moment, if there
+    /// is one.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.status.lock().problem.clone()
@@ -186,8 +187,8 @@ impl XdsClient {
         }
     }
 
-    /// Opens the stream, and answers responses until the stream ends. Returns the reason of the
-    /// end.
+    /// Opens the stream, and applies responses until the stream ends. Returns the reason why it
+    /// ended.
     async fn follow(&self, connection: &Connection, has_responded: &mut bool) -> String {
         let (requests, receiver) = mpsc::channel(QUEUED_REQUESTS);
         let opened = pin!(self.open(connection, &requests, receiver));
@@ -246,7 +247,8 @@ impl XdsClient {
             .map_err(|status| describe(&status))
     }
 
-    /// Waits for `event`, and reports once if there is no first configuration for a long time.
+    /// Waits for `event`. Logs a message once if the first configuration does not arrive for a long
+    /// time.
     async fn with_notice<F: Future + Unpin>(&self, mut event: F) -> F::Output {
         if self.status.lock().version.is_none() {
             if let Ok(output) = timeout(FIRST_CONFIG_NOTICE, &mut event).await {
@@ -261,8 +263,8 @@ impl XdsClient {
         event.await
     }
 
-    /// Applies a response, and returns the answer to it: an ACK or a NACK. Returns `None` for a
-    /// response with resources of another type, which the client has not asked for.
+    /// Applies a response, and returns the ACK or NACK. Returns `None` for a response with
+    /// resources of another type, which the client has not requested.
     fn answer(&self, response: &DiscoveryResponse) -> Option<DiscoveryRequest> {
         let counts = &self.status.counts;
         if response.type_url != TYPE_URL {
@@ -294,7 +296,7 @@ impl XdsClient {
         }
     }
 
-    /// Puts the rules of a response in force. Counts are kept.
+    /// Activates the rules of a response. Counts are kept.
     fn accept(&self, response: &DiscoveryResponse, loaded: LoadedConfig) {
         let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         for warning in &warnings {
@@ -324,7 +326,7 @@ impl XdsClient {
         state.problem = None;
     }
 
-    /// Records and logs the mistakes of a response. Returns the message of the NACK.
+    /// Records and logs the errors in a response. Returns the message for the NACK.
     fn reject(&self, response: &DiscoveryResponse, mistakes: &[FileMistake]) -> String {
         let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
         let line = in_one_line(&mistakes);
@@ -337,12 +339,12 @@ impl XdsClient {
         line[..end].to_owned()
     }
 
-    /// Returns a request with the version in force.
+    /// Returns a request with the active version.
     fn request(&self, nonce: String, error: Option<rpc::Status>) -> DiscoveryRequest {
         DiscoveryRequest {
             version_info: self.status.lock().version.clone().unwrap_or_default(),
             node: Some(node(&self.config.node)),
-            // No name is a subscription to all resources of the type.
+            // An empty list subscribes to all resources of the type.
             resource_names: Vec::new(),
             type_url: TYPE_URL.to_owned(),
             response_nonce: nonce,
@@ -360,7 +362,7 @@ pub enum InitialConfig {
     Optional,
 }
 
-/// Returns the description of this server.
+/// Returns the xDS description of this server.
 fn node(node: &XdsNode) -> Node {
     let text = |text: &String| Value {
         kind: Some(Kind::StringValue(text.clone())),

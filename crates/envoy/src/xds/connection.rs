@@ -1,7 +1,7 @@
 //! The connection to a control plane: TCP, TLS and HTTP/2.
 //!
-//! tonic's client, `Channel`, is not used. It reconnects by rules of its own and pulls in several
-//! crates, while the only stream of this client needs no more than one HTTP/2 connection of hyper.
+//! tonic's client, `Channel`, is not used. It has its own reconnection rules and pulls in several
+//! crates, and the single stream of this client needs only one hyper HTTP/2 connection.
 
 use std::{
     future::Future,
@@ -31,10 +31,10 @@ use tower_service::Service;
 /// The maximum size of the headers and trailers of a response, in bytes.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 
-/// The interval between checks whether the `SETTINGS` of the peer have arrived.
+/// The interval between checks whether the peer's `SETTINGS` frame has arrived.
 const SETTINGS_CHECK: Duration = Duration::from_millis(5);
 
-/// The reason why there is no connection.
+/// The reason why no connection was established.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
     /// No connection was established in time.
@@ -55,7 +55,7 @@ pub(super) enum ConnectError {
     /// The peer does not speak HTTP/2.
     #[error("no HTTP/2 connection: {0}")]
     Http2(#[from] hyper::Error),
-    /// The peer has closed the connection before it spoke HTTP/2.
+    /// The peer closed the connection before it sent any HTTP/2 frame.
     #[error("no HTTP/2 connection: the peer has closed it")]
     Closed,
 }
@@ -87,7 +87,7 @@ impl Connection {
         let server = &config.server;
         let stream = TcpStream::connect((server.host.as_str(), server.port)).await;
         let stream = stream.map_err(ConnectError::Unreachable)?;
-        // Without this option, messages are only later.
+        // Ignore an error: without this option, messages are only delayed.
         let _ = stream.set_nodelay(true);
         let Some((connector, name)) = connector else {
             return Self::handshake(stream, config).await;
@@ -105,12 +105,12 @@ impl Connection {
             .max_header_list_size(MAX_HEADER_BYTES)
             .keep_alive_interval(config.keep_alive.interval)
             .keep_alive_timeout(config.keep_alive.timeout)
-            // Send nothing before the `SETTINGS` of the peer have arrived.
+            // Do not send requests before the peer's `SETTINGS` frame has arrived.
             .initial_max_send_streams(0)
             .handshake(TokioIo::new(stream))
             .await?;
         let mut connection = Box::pin(connection);
-        // hyper does not wait for the `SETTINGS`, by which the peer proves that it speaks HTTP/2.
+        // hyper does not wait for the `SETTINGS` frame, which proves that the peer speaks HTTP/2.
         while connection.current_max_send_streams() == 0 {
             if let Ok(end) = timeout(SETTINGS_CHECK, &mut connection).await {
                 end?;
@@ -118,7 +118,7 @@ impl Connection {
             }
         }
         let driver = tokio::spawn(async move {
-            // The stream on the connection reports the error, too.
+            // The stream on this connection reports the same error.
             drop(connection.await);
         });
         Ok(Self { sender, driver })
@@ -130,8 +130,8 @@ impl Connection {
     }
 }
 
-/// Returns the origin of the requests to the control plane. The configuration admits only hosts
-/// that are valid in a URL.
+/// Returns the origin for requests to the control plane. The configuration accepts only hosts that
+/// are valid in a URL.
 pub(super) fn origin(config: &XdsConfig) -> Uri {
     let scheme = match config.tls {
         Some(_) => Scheme::HTTPS,

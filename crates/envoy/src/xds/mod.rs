@@ -1,8 +1,9 @@
-//! The rules from a control plane, over Envoy's discovery protocol xDS.
+//! Rules from a control plane, received over Envoy's discovery protocol xDS.
 //!
 //! The client opens one stream of the aggregated discovery service, and subscribes to all resources
-//! of the type `ratelimit.config.ratelimit.v3.RateLimitConfig`. Each response has the state of the
-//! world: all resources that exist, so a resource that is absent was removed.
+//! of the type `ratelimit.config.ratelimit.v3.RateLimitConfig`. It uses the state-of-the-world
+//! variant of xDS: each response contains all existing resources, so an absent resource was
+//! removed.
 //!
 //! ```text
 //! client                                             control plane
@@ -13,9 +14,9 @@
 //!   ── version "7", nonce "b", error_detail ────────────▶           NACK: version 7 stays in force
 //! ```
 //!
-//! A response takes effect as a whole, or not at all. The state of the world has no answer that
-//! accepts some resources, and a rule set of two versions could contain limits that were never
-//! meant to be in force together.
+//! A response takes effect as a whole or not at all. A state-of-the-world client cannot accept only
+//! some of the resources. Moreover, a mixture of two versions could contain limits that were never
+//! meant to be active together.
 
 mod client;
 mod connection;

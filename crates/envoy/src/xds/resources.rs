@@ -1,7 +1,8 @@
-//! Reads the resources of a control plane.
+//! Reads the resources from a control plane.
 //!
-//! A resource becomes the document that a file with the same rules would be, and the documents are
-//! read like files. So rules from a control plane have the same checks, messages and meaning.
+//! A resource is converted to the document of a file with the same rules, and the documents are
+//! read like files. Rules from a control plane therefore have the same checks, messages and
+//! meaning.
 
 use std::borrow::Cow;
 
@@ -28,15 +29,15 @@ pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.Ra
 /// The maximum number of resources in one response.
 pub const MAX_RESOURCES: usize = 10_000;
 
-/// The maximum number of descriptors in all resources of a response, at all depths. A descriptor
-/// without content has two bytes on the wire, and a hundred times as many in memory.
+/// The maximum number of descriptors in all resources of a response, at all depths. An empty
+/// descriptor takes two bytes on the wire, but a hundred times as many in memory.
 pub const MAX_RESOURCE_DESCRIPTORS: usize = 500_000;
 
 /// Reads all `resources` of a response as one configuration.
 ///
 /// # Errors
 ///
-/// Returns every mistake in every resource. The list is never empty.
+/// Returns all errors in all resources. The list is never empty.
 pub(super) fn read(
     resources: &[Any],
     merging: DomainFiles,
@@ -76,7 +77,7 @@ pub(super) fn read(
         Err(mistakes) => mistakes,
     };
     for reported in reported {
-        // A resource has no lines.
+        // A resource does not have line numbers.
         reported.mistake.line = None;
     }
     read
@@ -90,13 +91,14 @@ fn decode(resource: &Any) -> Result<RateLimitConfig, String> {
     RateLimitConfig::decode(&*resource.value).map_err(|error| format!("cannot be decoded: {error}"))
 }
 
-/// Returns the number of descriptors at all depths. The decoder bounds the depth.
+/// Returns the number of descriptors at all depths. The recursion is bounded, because the decoder
+/// limits the depth.
 fn count(descriptors: &[RateLimitDescriptor]) -> usize {
     let inside = descriptors.iter().map(|one| count(&one.descriptors));
     inside.fold(descriptors.len(), usize::saturating_add)
 }
 
-/// Creates a mistake in the resource `name` as a whole.
+/// Creates an error about the resource `name` as a whole.
 fn mistake(name: &str, message: String) -> FileMistake {
     let mistake = Mistake {
         path: String::new(),
@@ -106,8 +108,8 @@ fn mistake(name: &str, message: String) -> FileMistake {
     of_file(name, mistake)
 }
 
-/// Returns the document that a file with the same content would be. Fields with the default value
-/// are left out, because protobuf does not distinguish them from missing fields.
+/// Converts a resource to the document of a file with the same content. Fields with the default
+/// value are left out, because protobuf does not distinguish them from missing fields.
 fn document(config: &RateLimitConfig) -> Document<'_> {
     let root = map([
         ("domain", text(&config.domain)),
@@ -179,7 +181,8 @@ fn list<'m, M>(items: &'m [M], item: impl Fn(&'m M) -> Node<'m>) -> Option<Node<
     (!items.is_empty()).then(|| node(Content::List(items.iter().map(item).collect())))
 }
 
-/// Returns a text as if it were quoted, so that it is never read as a number or a boolean.
+/// Returns a quoted string value, so that it is never read as a number or a boolean. Returns `None`
+/// for an empty string.
 fn text(text: &str) -> Option<Node<'_>> {
     (!text.is_empty()).then(|| key(text))
 }

@@ -1,4 +1,4 @@
-//! What is known about the control plane and its configuration, for status pages and metrics.
+//! The status of the control plane and its configuration, for status pages and metrics.
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError,
@@ -7,7 +7,7 @@ use std::sync::{
 
 use tidegate_core::Timestamp;
 
-/// A counter that other threads read.
+/// A counter that other threads can read.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -21,16 +21,16 @@ impl Count {
     }
 }
 
-/// The numbers of connections and responses since the start.
+/// The numbers of connections and responses since the start of the server.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) connections: Count,
     pub(crate) failed_connections: Count,
-    /// Streams that have ended.
+    /// The number of closed streams.
     pub(crate) ended_streams: Count,
     pub(crate) accepted: Count,
     pub(crate) rejected: Count,
-    /// Responses with resources of another type.
+    /// The number of responses with resources of another type.
     pub(crate) ignored: Count,
 }
 
@@ -39,17 +39,17 @@ pub(crate) struct Counts {
 pub(crate) struct State {
     /// Whether a stream is open.
     pub(crate) is_connected: bool,
-    /// The version of the configuration in force; `None` before the first configuration.
+    /// The version of the active configuration; `None` before the first configuration.
     pub(crate) version: Option<String>,
-    /// The number of resources in force.
+    /// The number of resources in the active configuration.
     pub(crate) resources: usize,
     /// The time of the last response.
     pub(crate) last_response: Option<Timestamp>,
-    /// The mistakes in the last response; empty if it was accepted.
+    /// The errors in the last response; empty if it was accepted.
     pub(crate) mistakes: Vec<String>,
-    /// The warnings about the configuration in force.
+    /// The warnings about the active configuration.
     pub(crate) warnings: Vec<String>,
-    /// The reason why no stream is open, or why it has no configuration.
+    /// The reason why no stream is open, or why no configuration has arrived on it.
     pub(crate) problem: Option<String>,
 }
 

@@ -85,8 +85,8 @@ fn every_configuration_has_its_own_client() {
         for (trust, expected) in columns().iter().zip(clients) {
             let found = client(trust, PEER, lines);
             assert_eq!(found, expected, "{lines:?} under {trust:?}");
-            // If the configuration is a number of hops, every peer is trusted. If the configuration
-            // is a list of networks, headers from an untrusted peer are ignored.
+            // With a configured number of hops, every peer is trusted. With a list of networks,
+            // headers from an untrusted peer are ignored.
             if !trust.is_trusted(STRANGER.parse().unwrap()) {
                 assert_eq!(client(trust, STRANGER, lines), STRANGER);
             }

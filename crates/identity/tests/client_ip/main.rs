@@ -1,5 +1,4 @@
-//! Tests which client address is found for given headers and configurations, whatever the client
-//! sends.
+//! Tests the client address for given headers and configurations, whatever the client sends.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -29,7 +29,7 @@ pub struct Load {
     pub limit: u32,
     /// The number of requests in flight.
     pub in_flight: u32,
-    /// The number of requests shed so far.
+    /// The number of requests shed (rejected because of overload) so far.
     pub shed: u64,
 }
 
@@ -41,8 +41,8 @@ impl SlotShare {
     /// The whole limit.
     pub const ALL: Self = Self(100);
 
-    /// Creates a share of `percent` percent. The resulting number of slots is rounded down, but is
-    /// at least one.
+    /// Creates a share of `percent` percent of the slots. The number of slots is rounded down, but
+    /// is at least one.
     ///
     /// # Errors
     ///
@@ -57,8 +57,8 @@ impl SlotShare {
 }
 
 /// The concurrency limiter of a service. A [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer)
-/// contains one. Use the limiter directly if you have more information about the service than the
-/// layer has.
+/// contains one. Use the limiter directly if your code knows more about the service than the layer
+/// does.
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
     adaptive: Mutex<AdaptiveLimit>,
@@ -73,7 +73,7 @@ pub struct ConcurrencyLimiter {
 }
 
 impl ConcurrencyLimiter {
-    /// Creates a limiter for a service that has not been measured yet.
+    /// Creates a limiter without any measurements.
     ///
     /// # Errors
     ///
@@ -90,7 +90,7 @@ impl ConcurrencyLimiter {
         })
     }
 
-    /// Replaces the settings. Measurements and requests in flight are kept.
+    /// Replaces the settings. Keeps the measurements and the count of requests in flight.
     ///
     /// # Errors
     ///
@@ -155,18 +155,19 @@ impl ConcurrencyLimiter {
         }
     }
 
-    /// Returns the number of slots that requests with this share may use.
+    /// Returns the number of slots available to requests with this share. A request is admitted if
+    /// fewer slots are in use.
     fn most(&self, SlotShare(percent): SlotShare) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
         // Round the number down, so that the last slot is reserved for shares of 100 %. If there is
-        // only one slot, all classes may use it.
+        // only one slot, requests with any share may use it.
         let most = (limit * u64::from(percent) / 100).max(1);
         // The result is at most the limit, or 1. Both fit in a `u32`.
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
-    /// Records the end of a request. `in_flight` is the number of requests in flight, including the
-    /// ended request.
+    /// Records the end of a request. `in_flight` is the number of requests in flight, including
+    /// this one.
     fn learn(&self, in_flight: u32, completion: Completion) {
         if completion != Completion::Ignored {
             let mut adaptive = self.adaptive();
@@ -188,21 +189,20 @@ impl ConcurrencyLimiter {
     }
 }
 
-/// A concurrency slot, which is held until the permit is dropped. If no result was reported before
-/// the drop, the request counts as cancelled.
+/// A permit that holds a concurrency slot until it is dropped. If no result was reported before the
+/// drop, the request counts as cancelled.
 #[derive(Debug)]
 pub struct ConcurrencyPermit {
     limiter: Arc<ConcurrencyLimiter>,
     since: Timestamp,
-    /// The time since which the slot has been paused because the service waits for the client.
+    /// The time at which the slot was paused; `None` if the slot is in use.
     paused: Option<Timestamp>,
     completion: Option<Completion>,
 }
 
 impl ConcurrencyPermit {
-    /// Pauses the slot while the service waits for more data from the client. Other requests may
-    /// use the slot meanwhile. The paused time is not part of the measured latency. Does nothing if
-    /// the slot is already paused.
+    /// Frees the slot for other requests while the service waits for more data from the client. The
+    /// paused time is not part of the measured latency. Does nothing if the slot is already paused.
     pub fn pause(&mut self) {
         if self.paused.is_none() {
             self.paused = Some(self.limiter.clock.now());
@@ -210,7 +210,7 @@ impl ConcurrencyPermit {
         }
     }
 
-    /// Takes the slot again when data resumes, even if the requests in flight then briefly exceed
+    /// Takes the slot back when data resumes, even if the requests in flight then briefly exceed
     /// the limit. Does nothing if the slot is not paused.
     pub fn resume(&mut self) {
         if let Some(paused) = self.paused.take() {
@@ -232,8 +232,8 @@ impl ConcurrencyPermit {
         match (answer.status(), grpc.map(HeaderValue::as_bytes)) {
             (StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT, _)
             | (_, Some(DEADLINE_EXCEEDED | UNAVAILABLE)) => self.fail(),
-            // Do not measure this response: the request itself caused the rejection, which often
-            // takes less time than a normal response.
+            // Do not measure this response. The request itself caused the rejection, and a
+            // rejection often takes less time than a normal response.
             (StatusCode::TOO_MANY_REQUESTS, _) | (_, Some(RESOURCE_EXHAUSTED)) => self.ignore(),
             _ => self.served(),
         }

@@ -10,7 +10,7 @@
 //! computes it from the latency, which is the time until responses begin. Under overload, requests
 //! of lower classes are shed first.
 //!
-//! Place this layer outside all layers that take time. Place it also outside a
+//! Place this layer outside all layers that take time. Also place it outside any
 //! [`RateLimitLayer`](crate::RateLimitLayer), so that the rules of the `RateLimitLayer` can use the
 //! [headroom](ConcurrencyLimitLayer::export_headroom).
 
@@ -31,14 +31,14 @@ use tidegate::Clock;
 
 /// A tower layer that limits the number of concurrent requests to what a service can handle.
 ///
-/// Clones of the layer, and all services that they wrap, share their slots. A request holds its
+/// Clones of the layer, and all services that they wrap, share the same slots. A request holds its
 /// slot from its arrival until its response begins. The time to send the body is not measured,
 /// because it depends on the client.
 ///
 /// The following count as failures: an error, a response with status 503 or 504, and a gRPC
 /// response without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Responses with
 /// status 429 or `RESOURCE_EXHAUSTED` are not measured. If a request is cancelled before its
-/// response begins, the elapsed time is a lower bound of its latency.
+/// response begins, the elapsed time counts as a lower bound for its latency.
 ///
 /// # Examples
 ///
@@ -66,17 +66,18 @@ pub struct ConcurrencyLimitLayer {
     headroom: Option<(Arc<str>, HeadroomCondition)>,
 }
 
-/// A function that returns the number of a request's class.
+/// A function that returns the class number of a request.
 type ClassOf = dyn Fn(&Parts) -> usize + Send + Sync;
 
-/// The condition under which the service has headroom, which is spare capacity for elastic rules.
+/// The condition for headroom. Headroom is spare capacity, which elastic rules may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadroomCondition {
-    /// Less than this percentage of the slots is in use.
+    /// The service has headroom if less than this percentage of the slots is in use.
     InFlight(u32),
-    /// The latency is below this percentage (such as 120) of the baseline, which is the latency
-    /// without queueing. The condition is false while the baseline is unknown. With
-    /// [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd), it is always false.
+    /// The service has headroom if the latency is below this percentage (such as 120) of the
+    /// baseline, which is the latency without queueing. The condition is false while the baseline
+    /// is unknown. With [`Method::Aimd`](tidegate_core::concurrency::Method::Aimd), it is always
+    /// false.
     Latency(u32),
 }
 
@@ -84,7 +85,7 @@ impl ConcurrencyLimitLayer {
     /// The maximum number of classes.
     pub const MAX_CLASSES: usize = 16;
 
-    /// Creates a layer with these `settings`. The layer treats all requests alike.
+    /// Creates a layer with these `settings`, in which all requests have the same class.
     ///
     /// # Errors
     ///
@@ -99,9 +100,9 @@ impl ConcurrencyLimitLayer {
         })
     }
 
-    /// Assigns requests to classes. The function `class` returns the class number of a request,
-    /// given its head. A number beyond the last class means the last class. Requests of class `n`
-    /// may use `shares[n]` percent of the slots, rounded down but at least one.
+    /// Assigns requests to classes. The function `class` returns the class number for a request
+    /// head. A number beyond the last class means the last class. Requests of class `n` may use
+    /// `shares[n]` percent of the slots, rounded down but at least one.
     ///
     /// # Errors
     ///
@@ -136,9 +137,9 @@ impl ConcurrencyLimitLayer {
         self.shares[class.min(last)]
     }
 
-    /// Adds an entry to the [`Entries`](tidegate_identity::Entries) of each request. The value says
-    /// whether there is `room` (headroom): `yes` or `no`. The inner layers can use the entry in the
-    /// `elastic` condition of a rule.
+    /// Adds an entry to the [`Entries`](tidegate_identity::Entries) of each request. Its value is
+    /// `yes` if the service has headroom, and `no` otherwise. Rules of inner layers can use the
+    /// entry in their `elastic` condition.
     #[must_use]
     pub fn export_headroom(mut self, entry: &str, condition: HeadroomCondition) -> Self {
         self.headroom = Some((entry.into(), condition));

@@ -1,4 +1,4 @@
-//! The service that a concurrency limit layer creates.
+//! The service created by a concurrency limit layer.
 
 use std::{
     fmt,

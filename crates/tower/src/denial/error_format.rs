@@ -1,5 +1,5 @@
-//! Denials in the error formats of the APIs of language models. The SDKs of these APIs show the
-//! message of an error only if the error has the format of their API.
+//! Denials in the error formats of language model APIs. The SDKs for these APIs show an error
+//! message only if the error has the format of their API.
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE, request::Parts};
@@ -10,17 +10,17 @@ use super::{Cause, Denial};
 
 const ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 const GOOGLE_API_KEY: HeaderName = HeaderName::from_static("x-goog-api-key");
-/// A header of the SDKs of OpenAI, and of other SDKs that are generated in the same way.
+/// A request header sent by OpenAI's SDKs, and by other SDKs generated with the same tool.
 const SDK_LANGUAGE: HeaderName = HeaderName::from_static("x-stainless-lang");
 
-/// A header that the SDKs of OpenAI and Anthropic obey.
+/// A response header that the OpenAI and Anthropic SDKs obey.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// The longest `Retry-After` that the SDKs of OpenAI and Anthropic obey. If the wait is longer, they
-/// retry after a few seconds, and are denied again.
+/// The longest `Retry-After` that the OpenAI and Anthropic SDKs obey. If it is longer, they retry
+/// after a few seconds and are denied again.
 const LONGEST_SDK_WAIT: Span = Span::from_secs(60);
 
-/// The ends of the paths of the OpenAI API.
+/// The path suffixes of the OpenAI API.
 const OPENAI_PATHS: [&str; 5] = [
     "/chat/completions",
     "/v1/completions",
@@ -29,7 +29,7 @@ const OPENAI_PATHS: [&str; 5] = [
     "/openai/responses",
 ];
 
-/// The ends of the paths of the Gemini API.
+/// The path suffixes of the Gemini API.
 const GEMINI_PATHS: [&str; 4] = [
     ":generateContent",
     ":streamGenerateContent",
@@ -37,25 +37,25 @@ const GEMINI_PATHS: [&str; 4] = [
     ":batchEmbedContents",
 ];
 
-/// The format of the body of a denial.
+/// The body format of a denial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ErrorFormat {
     /// A problem document (RFC 9457).
     #[default]
     Problem,
-    /// The format of the API that the request uses, as its headers and its path show. A request of
-    /// none of these APIs gets a problem document.
+    /// The format of the request's API, detected from its headers and path. If the request uses
+    /// none of these APIs, the denial is a problem document.
     Auto,
-    /// The format of the OpenAI API, which many services have.
+    /// The format of the OpenAI API, which many other services use too.
     OpenAi,
     /// The format of the Anthropic API.
     Anthropic,
-    /// The format of the Gemini API, and of other APIs of Google.
+    /// The format of the Gemini API and other Google APIs.
     Gemini,
 }
 
 impl ErrorFormat {
-    /// Replaces `Auto` by the format for a request with this head.
+    /// Replaces `Auto` with the format for a request with this head.
     pub(crate) fn resolve(self, head: &Parts) -> Self {
         if self != Self::Auto {
             return self;
@@ -90,7 +90,7 @@ pub(super) fn response(denial: &Denial<'_>, format: ErrorFormat) -> Option<Respo
     Some(response)
 }
 
-/// Tells SDKs to retry only if they would wait long enough.
+/// Tells SDKs to retry only if the wait time is short enough that they obey it.
 fn put_should_retry(denial: &Denial<'_>, headers: &mut HeaderMap) {
     if denial.cause == Cause::Malformed {
         return;

@@ -1,6 +1,6 @@
 //! Denials in gRPC: a trailers-only response with `google.rpc` error details.
 //!
-//! The messages come from `google/rpc/status.proto` and `error_details.proto`. They are reduced to
+//! The messages come from `google/rpc/status.proto` and `error_details.proto`. They contain only
 //! the fields that are sent.
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
@@ -67,8 +67,8 @@ struct Violation {
 /// Returns the content type of a gRPC call, or `None` if the request with this head is not a gRPC
 /// call.
 ///
-/// The response to a gRPC call always has status 200. So a request that is not a gRPC call must not
-/// get such a response.
+/// The response to a gRPC call always has HTTP status 200, so other requests must not get such a
+/// response.
 pub fn call<'h>(method: &Method, headers: &'h HeaderMap) -> Option<&'h HeaderValue> {
     if *method != Method::POST {
         return None;

@@ -1,4 +1,4 @@
-//! Denials. In HTTP, a denial is a status and a problem document (RFC 9457). In gRPC, it is a
+//! Denials. An HTTP denial is a status code and a problem document (RFC 9457). A gRPC denial is a
 //! status with details.
 
 mod error_format;
@@ -14,7 +14,7 @@ use tidegate_core::{Reason, RetryAfter, Span, Verdict};
 pub use self::{error_format::ErrorFormat, grpc::call as grpc_content_type};
 use crate::headers::{self, MAX_SHOWN, RuleNames, policy_text};
 
-// The types of problems that draft-ietf-httpapi-ratelimit-headers registers.
+// The problem types registered by draft-ietf-httpapi-ratelimit-headers.
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const REDUCED_CAPACITY: &str =
     "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
@@ -23,12 +23,12 @@ const ABNORMAL_USAGE: &str =
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 
-/// A denial of a request, independent of the protocol.
+/// A denial, independent of the protocol.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Denial<'v> {
     pub(crate) cause: Cause,
-    /// The description of the problem and of the time to retry. It contains no part of the key,
-    /// because the key may be secret.
+    /// A description of the problem and of the time to retry. It does not contain the key or parts
+    /// of it, because the key may be secret.
     pub(crate) detail: String,
     /// The limits that deny the request.
     pub(crate) violated: Vec<ViolatedLimit<'v>>,
@@ -55,8 +55,8 @@ pub(crate) enum Cause {
 
 /// A limit that denies the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct ViolatedLimit<'v> {
-    /// The name of the limit's policy in the `RateLimit` headers.
+pub(crate) struct Violated<'v> {
+    /// The limit's policy name in the `RateLimit` headers.
     pub(crate) name: String,
     /// The name of the limit's rule; `None` if clients must not see the name.
     pub(crate) rule: Option<&'v str>,
@@ -65,7 +65,7 @@ pub(crate) struct ViolatedLimit<'v> {
 }
 
 impl<'v> Denial<'v> {
-    /// Creates the denial for `verdict`. The denial contains the names of rules only if `names` is
+    /// Creates the denial for `verdict`. The denial contains rule names only if `names` is
     /// [`RuleNames::Shown`].
     pub(crate) fn of(verdict: &'v Verdict<'_>, names: RuleNames) -> Self {
         let lines = verdict.lines.iter().enumerate();
@@ -117,8 +117,8 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Returns true if a retry can never succeed. The response says so explicitly. Otherwise a
-    /// client would assume that the time to retry was merely left out.
+    /// Returns true if a retry can never succeed. The response says so explicitly. Otherwise, a
+    /// client would assume that the retry time was only left out.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self.cause, Cause::Spent | Cause::Blocked) && self.retry_after.is_none()
     }
@@ -167,7 +167,7 @@ impl<'v> Denial<'v> {
     }
 }
 
-/// The kind of response that a client understands.
+/// The kind of response that the client of a request understands.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ResponseTarget {
     /// The content type if the request is a gRPC call.
@@ -191,8 +191,8 @@ pub(crate) fn malformed(error: &dyn fmt::Display, target: &ResponseTarget) -> Re
     Denial::malformed(error).response(target)
 }
 
-/// Returns the response to a request with this head when the service is overloaded. It is a 503
-/// with `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
+/// Returns the response to a request with this head if the service is overloaded. It is a 503 with
+/// `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
 #[must_use]
 pub fn overload_response(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();
@@ -236,7 +236,7 @@ fn detail(verdict: &Verdict<'_>, names: RuleNames) -> String {
     }
 }
 
-/// Rounds a wait up to whole seconds. Rounds a wait under one second up to whole milliseconds.
+/// Rounds a wait time up to whole seconds, or to whole milliseconds if it is under one second.
 fn readable(wait: Span) -> Span {
     let second = Span::from_secs(1);
     if wait < second {

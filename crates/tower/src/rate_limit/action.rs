@@ -1,5 +1,5 @@
-//! The action that follows from a verdict (the limiter's decision). The layer forwards the request
-//! now or after a delay, or responds without the inner service.
+//! The action for a verdict (the limiter's decision). The layer forwards the request now or after a
+//! delay, or responds without the inner service.
 
 use std::{fmt, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
     denial::{Denial, ErrorFormat, ResponseTarget, malformed},
 };
 
-/// The action that the layer takes for a request.
+/// The layer's action for a request.
 #[derive(Debug)]
 pub(super) enum Action {
     /// Forwards the request to the inner service.
@@ -23,12 +23,12 @@ pub(super) enum Action {
     Respond(Box<Response<Bytes>>),
 }
 
-/// The data with which a request is forwarded to the inner service.
+/// The data for forwarding a request to the inner service.
 #[derive(Debug)]
 pub(super) struct Forward {
     /// The extension for the inner service; `None` if it is disabled.
     pub(super) status: Option<RateLimitStatus>,
-    /// The time for which the request is delayed.
+    /// The delay before the request is forwarded.
     pub(super) delay: Duration,
     /// The headers to add to the response.
     pub(super) headers: HeaderMap,
@@ -36,8 +36,8 @@ pub(super) struct Forward {
     pub(super) reservation: RequestReservation,
 }
 
-/// The result of the limits for an admitted request. The inner service finds it in the extensions
-/// of the request.
+/// The status of the limits for an admitted request. The inner service can read it from the request
+/// extensions.
 ///
 /// If several layers are stacked, the inner service gets the extension of the innermost layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ pub struct RateLimitStatus {
     /// Whether the request exceeds an enforced limit, within its soft allowance. The service should
     /// give such a request a cheaper response or a lower priority.
     pub over_limit: bool,
-    /// The time for which the request was delayed.
+    /// The delay before the request was forwarded.
     pub delay: Span,
     /// The exactness of the decision.
     pub exactness: Exactness,
@@ -80,8 +80,8 @@ impl RateLimitStatus {
     }
 }
 
-/// The reason for a denial, stored as an extension of the layer's response. For example, access
-/// logs can use it.
+/// The reason for a denial, stored as an extension of the layer's response, for example for access
+/// logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DenialInfo {
@@ -99,7 +99,7 @@ pub(super) struct ActionPolicy {
     pub(super) headers: HeaderWriter,
     pub(super) longest_wait: Span,
     pub(super) inserts_status: bool,
-    /// The format of the bodies of denials.
+    /// The body format of denials.
     pub(super) error_format: ErrorFormat,
 }
 

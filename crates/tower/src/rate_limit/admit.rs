@@ -20,8 +20,8 @@ pub(super) struct Admission<'v> {
     pub(super) reservation: RequestReservation,
 }
 
-/// A request that is not decided yet, because the store needs to wait for a reply.
-pub(super) struct PendingAdmission<F> {
+/// A request that is not decided yet, because the store has to wait for a reply.
+pub(super) struct PendingCharge<F> {
     /// Whether charges of the request may be refunded later.
     pub(super) reserves: bool,
     /// The future that resolves to the [`Admission`].

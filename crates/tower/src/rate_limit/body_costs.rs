@@ -1,7 +1,7 @@
-//! The costs of a request that are read from its body, before the layer decides the request.
+//! Request costs that are read from the body before the layer decides the request.
 //!
-//! The layer itself does not read bodies. A service around the layer reads the body, and inserts
-//! the costs into the extensions of the request: the reverse proxy does so.
+//! The layer itself does not read bodies. An outer service, such as the reverse proxy, reads the
+//! body and inserts the costs into the request extensions.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -20,13 +20,13 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// The costs that were read from the body of a request, as an extension of the request. A rule
-/// whose cost depends on the body and that is not in this list charges its default.
+/// The costs read from the body of a request, as a request extension. If a rule's cost depends on
+/// the body but is not in this list, the rule charges its default cost.
 #[derive(Clone, Debug, Default)]
 pub struct BodyCosts(SmallVec<[(u64, Cost); 1]>);
 
 impl BodyCosts {
-    /// Adds the cost of a rule, which [`RuleBodyCost::cost_of`] returns.
+    /// Adds the cost of a rule, as returned by [`RuleBodyCost::cost_of`].
     #[must_use]
     pub fn with(mut self, rule: &RuleBodyCost, cost: Cost) -> Self {
         self.0.push((rule.scope, cost));
@@ -56,7 +56,8 @@ pub struct RuleBodyCost {
 }
 
 impl RuleBodyCost {
-    /// Describes `rule`, a rule of `rules`.
+    /// Creates the value for `rule`, which must be in `rules`. Returns `None` if its cost does not
+    /// depend on the body.
     fn new(rule: &Rule, rules: &Arc<RuleSet>) -> Option<Self> {
         let CostSource::Body(cost) = rule.cost() else {
             return None;
@@ -75,11 +76,11 @@ impl RuleBodyCost {
         &self.cost
     }
 
-    /// Returns the cost of a request with these numbers in its body.
+    /// Returns the cost of a request whose body contains these numbers.
     #[must_use]
     pub fn cost_of(&self, numbers: BodyNumbers) -> Cost {
         let rule = self.rules.rule(&self.name);
-        // The rule set contains the rule, which was found in it.
+        // The rule is always found, because `new` took it from this rule set.
         rule.map_or(Cost::ONE, |rule| {
             rule.expected_cost(self.cost.expected(numbers))
         })

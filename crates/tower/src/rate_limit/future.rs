@@ -93,7 +93,7 @@ fn prepare<B>(
         request.extensions_mut().insert(status);
     }
     if reservation.reads_usage() {
-        // The usage is not read from a compressed response.
+        // Usage cannot be read from a compressed response.
         let identity = HeaderValue::from_static("identity");
         request.headers_mut().insert(ACCEPT_ENCODING, identity);
     }
@@ -123,7 +123,7 @@ where
         Self { state }
     }
 
-    /// Creates the future of a request that waits for a remote store.
+    /// Creates the future of a request whose decision is pending.
     pub(super) fn admitting(action: PendingAction, request: Request<B>, service: &mut S) -> Self {
         let pending = Some(Box::new(PendingRequest::new(request, service)));
         Self {
@@ -219,8 +219,8 @@ where
                     reservation,
                 } => {
                     let response = ready!(response.poll(context));
-                    // If the inner service has failed, this drops the reservation and so settles
-                    // its charges.
+                    // If the inner service has failed, `?` drops the reservation, which settles its
+                    // charges.
                     let reservation = mem::take(reservation);
                     let mut response = response?;
                     let reservation = reservation.responded(&response);

@@ -2,12 +2,12 @@
 //!
 //! Leases expire, so that a crashed process does not keep its slots. The lease of a long request is
 //! renewed after a third of its duration, which leaves time for two more attempts. One task with
-//! one timer renews the leases of all requests of a layer. Requests that have ended cause no work
-//! for this task. So only requests that run longer than a third of their lease have a cost.
+//! one timer renews the leases of all requests of a layer. Completed requests cause no work for
+//! this task, so only requests that run longer than a third of their lease cost processing time.
 //!
-//! The task runs on the tokio runtime of the first request with a lease, and ends when no request
-//! with a lease is left. If this runtime ends earlier, the next request with a slot starts a new
-//! task.
+//! The task runs on the tokio runtime of the first request with a lease, and ends when no requests
+//! with leases are left. If this runtime shuts down earlier, the next request with a lease starts a
+//! new task.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -28,25 +28,25 @@ use super::receipt_guard::ChargeGuard;
 /// The number of renewals per lease duration.
 const TIMES_A_LEASE: u32 = 3;
 
-/// The minimum interval between renewals of a slot, even if its lease is very short. Timers are not
-/// more precise than this interval.
+/// The minimum interval between renewals of a slot, even if its lease is very short. It is the
+/// resolution of the timers.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// The maximum number of concurrent renewals. It applies to a store that has to wait.
+/// The maximum number of concurrent renewals, for stores that have to wait.
 const AT_ONCE: usize = 64;
 
 /// The requests with leases of one layer and its clones.
 #[derive(Default)]
 pub(super) struct LeaseKeepalive {
     schedule: Mutex<Schedule>,
-    /// The notification that a renewal is due before the time at which the task would wake up.
+    /// Notifies the task that a renewal is due before its next wake-up time.
     sooner: Notify,
 }
 
 #[derive(Default)]
 struct Schedule {
     holders: HashMap<u64, LeaseHolder>,
-    /// The time of the next renewal of each request with leases, and the number of the request.
+    /// The next renewal time of each request with leases, with the ID of the request.
     due: BTreeSet<(Instant, u64)>,
     numbers: u64,
     /// The time at which the task wakes up next; `None` if there is no task.
@@ -59,7 +59,7 @@ struct LeaseHolder {
     every: Duration,
 }
 
-/// A guard that keeps the leases of one request renewed until it is dropped.
+/// A guard for one request, whose leases are renewed until the guard is dropped.
 pub(super) struct KeepaliveTicket {
     keepalive: Arc<LeaseKeepalive>,
     number: u64,
@@ -106,8 +106,8 @@ impl LeaseKeepalive {
         Some(KeepaliveTicket { keepalive, number })
     }
 
-    /// Returns the time of the next renewal. Returns `None` if no request has leases, which ends
-    /// the task.
+    /// Returns the time of the next renewal. Returns `None` if no request has leases. The task then
+    /// ends.
     fn next(&self) -> Option<Instant> {
         let mut schedule = self.schedule();
         let next = schedule.due.first().map(|(due, _)| *due);
@@ -128,7 +128,8 @@ impl LeaseKeepalive {
                 continue;
             };
             due.push((Arc::clone(&holder.charges), holder.every / 2));
-            // This sum does not overflow, because `enter` has checked it for an earlier time.
+            // This addition cannot fail in practice: `enter` has checked the same addition for an
+            // earlier time.
             holder.due = now + holder.every;
             let again = (holder.due, number);
             schedule.due.insert(again);
@@ -152,8 +153,8 @@ impl Drop for KeepaliveTicket {
     }
 }
 
-/// A guard of the renewal task. It is dropped when the task ends, even if the task never started.
-/// Dropping it allows a new task to start.
+/// A guard that the renewal task owns. It is dropped when the task ends, even if the task never
+/// started. Dropping it allows a new task to start.
 struct TaskGuard(Option<Arc<LeaseKeepalive>>);
 
 impl Drop for TaskGuard {
@@ -182,8 +183,8 @@ async fn renew_all(mut task: TaskGuard) {
             renewing.spawn(timeout(longest, charges.renew()));
         }
     }
-    // Do not run the guard: `next` has already recorded the end of this task, and another task may
-    // have started.
+    // Disarm the guard: `next` has already recorded the end of this task, and another task may have
+    // started.
     task.0 = None;
     while renewing.join_next().await.is_some() {}
 }

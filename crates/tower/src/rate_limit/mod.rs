@@ -5,7 +5,7 @@
 //!                   RateLimiter  └─▶ denied ─────────────▶ 429 or 503, or a gRPC status
 //! ```
 //!
-//! `poll_ready` polls only the inner service. A limit is charged when a request arrives. Denied
+//! `poll_ready` polls only the inner service. Limits are charged when a request arrives. Denied
 //! requests never reach the inner service.
 //!
 //! # Entries that rules can use
@@ -30,9 +30,9 @@
 //! sets in a [`ResponseEntries`]. Until the response is known, the initial charge of the request
 //! stays reserved.
 //!
-//! A request is rejected as an [`AmbiguousRequest`] in two cases. An entry that rules use has
-//! several values, or rules use the path and the path has `.` or `..` segments. If a request lacks
-//! an entry of a rule's key, the rule does not apply.
+//! A request is rejected as an [`AmbiguousRequest`] in two cases: an entry used by rules has
+//! several values, or the rules use the path and it has `.` or `..` segments. If a request lacks an
+//! entry in a rule's key, the rule does not apply.
 //!
 //! A header never sets an entry that only the application can set. For example, the header
 //! `X-Customer` does not set the entry `customer`.
@@ -85,7 +85,7 @@ use crate::{
 /// layers remain.
 ///
 /// If rules count by an authenticated identity, place the layer inside the authentication. In axum,
-/// `Router::layer` wraps the layers that were added before. So the layer that is added *last* sees
+/// `Router::layer` wraps the layers that were added before, so the layer that is added *last* sees
 /// a request *first*.
 ///
 /// # Examples
@@ -118,7 +118,7 @@ struct Settings {
     cost: RequestCost,
 }
 
-/// The source of the cost of a request.
+/// The source of a request's cost.
 #[derive(Clone)]
 enum RequestCost {
     Fixed(Cost),
@@ -150,8 +150,8 @@ impl RequestCost {
 }
 
 impl<L: RateLimiter> RateLimitLayer<L> {
-    /// Creates a layer that uses `limiter`. The layer trusts no proxy, and takes the socket's peer
-    /// from the [`Peer`](tidegate_identity::Peer) extension.
+    /// Creates a layer that uses `limiter`. By default, the layer does not trust any proxy, and
+    /// reads the socket's peer from the [`Peer`](tidegate_identity::Peer) extension.
     #[must_use]
     pub fn new(limiter: Arc<L>) -> Self {
         Self {
@@ -161,7 +161,7 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         }
     }
 
-    /// Takes the socket's peer from another extension, such as axum's `ConnectInfo` or tonic's
+    /// Reads the socket's peer from another extension, such as axum's `ConnectInfo` or tonic's
     /// `TcpConnectInfo`.
     ///
     /// # Examples
@@ -187,15 +187,15 @@ impl<L: RateLimiter> RateLimitLayer<L> {
     }
 
     /// Sets `peer` as the socket's peer for all requests. Use this method for a layer that serves a
-    /// single connection. Its requests then need no extension.
+    /// single connection. Its requests then do not need the peer extension.
     #[must_use]
     pub fn connection_from(mut self, peer: IpAddr) -> Self {
         self.settings().sources.set_connection_peer(peer);
         self
     }
 
-    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they get it.
-    /// If the inner service does not use the extension, turning it off saves time.
+    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they do.
+    /// Turning it off saves time if the inner service does not use the extension.
     #[must_use]
     pub fn insert_status(mut self, tells: bool) -> Self {
         self.settings().policy.inserts_status = tells;
@@ -219,46 +219,46 @@ impl<L: RateLimiter> RateLimitLayer<L> {
     }
 
     /// Adds the entry `name`, which is derived from another entry. For example, it can be the owner
-    /// of an API key without its secret.
+    /// in an API key, without the key's secret.
     #[must_use]
     pub fn derived(mut self, name: &str, derived: DerivedEntry) -> Self {
         self.settings().sources.add_derived(name, derived);
         self
     }
 
-    /// Sets the cost of every request, for rules without a cost of their own. The default is 1.
+    /// Sets the cost of every request for rules that do not define a cost. The default is 1.
     #[must_use]
     pub fn cost(mut self, cost: Cost) -> Self {
         self.settings().cost = RequestCost::Fixed(cost);
         self
     }
 
-    /// Sets a function that computes the cost of a request from its head, for rules without a cost
-    /// of their own.
+    /// Sets a function that computes the cost of a request from its head, for rules that do not
+    /// define a cost.
     #[must_use]
     pub fn cost_by(mut self, of: impl Fn(&Parts) -> Cost + Send + Sync + 'static) -> Self {
         self.settings().cost = RequestCost::Parts(Arc::new(of));
         self
     }
 
-    /// Sets the way in which responses report limits. The default is the `RateLimit` and
-    /// `RateLimit-Policy` headers without the names of rules. The body of a denial contains the
-    /// names of rules only if the headers contain them.
+    /// Sets the headers in which responses report limits. The default is `RateLimit` and
+    /// `RateLimit-Policy`, without rule names. The body of a denial contains rule names only if the
+    /// headers contain them.
     #[must_use]
     pub fn headers(mut self, headers: HeaderWriter) -> Self {
         self.settings().policy.headers = headers;
         self
     }
 
-    /// Sets the longest time for which a queue may delay a request. The default is 30 s. A request
-    /// that would wait longer is denied.
+    /// Sets the maximum time for which a queue may delay a request. The default is 30 s. A request
+    /// that would have to wait longer is denied.
     #[must_use]
     pub fn longest_wait(mut self, longest: Span) -> Self {
         self.settings().policy.longest_wait = longest;
         self
     }
 
-    /// Sets the format of the bodies of denials. The default is a problem document.
+    /// Sets the body format of denials. The default is a problem document.
     #[must_use]
     pub fn error_format(mut self, format: ErrorFormat) -> Self {
         self.settings().policy.error_format = format;

@@ -11,11 +11,12 @@ use tokio::runtime::Handle;
 
 use super::action::Action;
 
-/// A pending decision of a store that has to wait.
+/// A pending decision, with the action that follows from it.
 ///
-/// A remote store may charge a request that was cancelled. If the charge can be refunded, the
-/// decision is completed in the background, on the runtime of the request. Then the charge is
-/// refunded. A cancelled request that waits for a concurrency slot leaves its queue at once.
+/// A remote store may charge a request after the request was cancelled. If such a charge can be
+/// refunded, the decision is completed in the background, on the request's runtime, and the charge
+/// is then refunded. If a cancelled request is waiting for a concurrency slot, it leaves its queue
+/// immediately.
 pub(super) struct PendingAction {
     action: Option<Pin<Box<dyn Future<Output = Action> + Send>>>,
     reserves: bool,

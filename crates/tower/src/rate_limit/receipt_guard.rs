@@ -33,12 +33,12 @@ pub(super) trait ChargeGuard: Send + Sync {
     fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 }
 
-/// The charges that `limiter` has made, with their receipt.
+/// Charges made by `limiter`, with their receipt.
 pub(super) struct ReceiptGuard<L: RateLimiter> {
     limiter: Arc<L>,
     runtime: Option<Handle>,
     charges: OwnedCharges,
-    /// The instant from which the request holds its slots.
+    /// The time at which the request got its slots.
     since: Timestamp,
     receipt: Mutex<ReceiptState<ReceiptOf<L>>>,
 }
@@ -57,7 +57,7 @@ enum ReceiptState<R> {
 }
 
 impl<L: RateLimiter + 'static> ReceiptGuard<L> {
-    /// Creates a guard of the charges that `limiter` made under `rules`, with their `receipt`.
+    /// Creates a guard for the charges that `limiter` made under `rules`, with their `receipt`.
     pub(super) fn new(
         limiter: &Arc<L>,
         rules: &Arc<RuleSet>,
@@ -171,8 +171,8 @@ impl<L: RateLimiter + 'static> ChargeGuard for ReceiptGuard<L> {
     }
 }
 
-/// A receipt that the store is using for a renewal. When this value is dropped, the receipt is
-/// returned to its guard. If the request has ended, the charges are settled instead.
+/// A receipt that the store is using for a renewal. Dropping this value returns the receipt to its
+/// guard, or settles the charges if the request has ended.
 struct ReceiptLoan<L: RateLimiter + 'static> {
     guard: Arc<ReceiptGuard<L>>,
     receipt: Option<ReceiptOf<L>>,

@@ -9,10 +9,10 @@
 //! refunded    released     response head       whole response
 //! ```
 //!
-//! A request may be cancelled at every stage. The reservation of a cancelled request is dropped,
-//! and settled with the information available at this time. With a store in this process, the
-//! charges are settled immediately. With a remote store, a task on the runtime of the request
-//! settles the charges.
+//! A request may be cancelled at any stage. The reservation of a cancelled request is dropped, and
+//! its charges are settled with the information available at that time. With a store in this
+//! process, the charges are settled immediately. With a remote store, a task on the request's
+//! runtime settles them.
 //!
 //! If this runtime is shutting down, the receipt of the charges is lost. The loss is safe: the
 //! charges remain, and concurrency slots become free when their leases expire.
@@ -46,7 +46,7 @@ struct ReservedCharges {
     /// The guard that keeps the leases of concurrency slots renewed; `None` if there are no slots.
     _renewed: Option<KeepaliveTicket>,
     stage: Stage,
-    /// The permit of work that continues after the body of the response, if there is any.
+    /// The permit for work that continues after the response body, if there is any.
     lasting: Option<LongLivedPermit>,
 }
 
@@ -74,23 +74,23 @@ impl RequestReservation {
         })))
     }
 
-    /// Returns true if the final charges depend on the usage in the body of the response, so that
-    /// the response must not be compressed.
+    /// Returns true if the final charges depend on the token usage in the response body. The
+    /// response must then not be compressed.
     pub(super) fn reads_usage(&self) -> bool {
         let reads = |rule: &Rule| rule.response_cost().formula().is_some();
         let reserved = self.0.as_ref();
         reserved.is_some_and(|reserved| reserved.guard.charges().rules().any(reads))
     }
 
-    /// Records that the service receives the request. From now on, only part of the charges is
-    /// refunded if the request is cancelled.
+    /// Records that the service receives the request. If the request is cancelled after this call,
+    /// its slots are released, but its other charges are not refunded.
     pub(super) fn begin(&mut self) {
         let Some(reserved) = &mut self.0 else { return };
         reserved.stage = Stage::Running;
         let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
         if !reserved.guard.charges().rules().any(depends) {
-            // Neither slots nor the response matter for these charges. They are final, because the
-            // wait in the queue is over.
+            // These charges are final: the wait in the queue is over, and they do not depend on
+            // slots or on the response.
             self.0 = None;
         }
     }

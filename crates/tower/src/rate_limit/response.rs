@@ -18,7 +18,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 /// an entry can contain the number of tokens used, or say that a login failed. These entries take
 /// precedence over the entries of the response itself.
 ///
-/// Clones share the entries. So the application can still set an entry at the end of a streamed
+/// Clones share the entries, so the application can still set an entry at the end of a streamed
 /// body, when its value becomes known.
 ///
 /// # Examples
@@ -53,7 +53,7 @@ impl ResponseEntries {
     }
 }
 
-/// The information about a response that is known so far.
+/// The currently known information about a response.
 #[derive(Debug)]
 pub(super) struct ResponseState {
     status: http::StatusCode,
@@ -64,7 +64,7 @@ pub(super) struct ResponseState {
     /// The number of body bytes sent so far.
     bytes: u64,
     has_ended: bool,
-    /// Reads the tokens that a language model used, if a final charge depends on them.
+    /// The scanner for the token usage of a language model, if a final charge depends on it.
     usage: Option<Box<UsageScanner>>,
 }
 
@@ -88,7 +88,7 @@ impl ResponseState {
         state
     }
 
-    /// Returns true if the entry `name` is known from the response head.
+    /// Returns true if the response head determines the entry `name`.
     pub(super) fn is_of_head(name: &str) -> bool {
         name == "status" || name.starts_with("header.")
     }
@@ -124,7 +124,7 @@ impl ResponseState {
         self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
     }
 
-    /// Returns the final charge that `bill` determines from the response and the initial charge.
+    /// Returns the final charge according to `bill`, given the response and the initial charge.
     pub(super) fn final_charge(&self, bill: &ResponseCost, charged: Cost) -> u64 {
         let mut names: Vec<&str> = bill.entry_names().collect();
         names.sort_unstable();
@@ -137,8 +137,7 @@ impl ResponseState {
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
-        // If the response contains a value that is not a valid entry, the initial charge stays
-        // unchanged.
+        // If a response value is not valid as an entry, the initial charge stays unchanged.
         let response = Request::new(&entries, Cost::ONE);
         response.map_or_else(
             |_| charged.units(),
@@ -162,7 +161,7 @@ impl ResponseState {
         }
     }
 
-    /// Returns the number of tokens in the entry `name` of [`USAGE_ENTRIES`].
+    /// Returns the number of tokens for `name`, which must be one of [`USAGE_ENTRIES`].
     fn tokens(&self, name: &str) -> Option<Cow<'_, str>> {
         let usage = self.usage.as_ref()?.usage_at_end(self.has_ended)?;
         let [input, cached, _] = USAGE_ENTRIES;
@@ -177,8 +176,8 @@ impl ResponseState {
     }
 }
 
-/// Returns the scanner for the body of a response with these headers, if `names` contains an entry
-/// with a number of tokens.
+/// Returns a scanner for the body of a response with these headers, if `names` contains a token
+/// usage entry.
 fn usage_scanner(headers: &HeaderMap, names: &[&str]) -> Option<Box<UsageScanner>> {
     if !names.iter().any(|name| USAGE_ENTRIES.contains(name)) {
         return None;

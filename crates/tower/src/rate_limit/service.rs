@@ -1,5 +1,5 @@
-//! The service that the rate limit layer creates. It gets a verdict (the limiter's decision) for
-//! each request, and forwards admitted requests.
+//! The service created by the rate limit layer. It gets a verdict (the limiter's decision) for each
+//! request, and forwards admitted requests.
 
 use std::{
     cell::RefCell,
@@ -144,7 +144,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
         })
     }
 
-    /// Decides a request for which the store has to wait, or which waits for a concurrency slot.
+    /// Decides a request if the store has to wait, or if the request waits for a concurrency slot.
     async fn decide_detached(self, request: DetachedRequest, signal: Arc<CancelSignal>) -> Action {
         let limiter = &self.limiter;
         let target = request.target;
@@ -167,7 +167,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
             let decided = DecidedRequest {
                 request: &described,
                 rules,
-                // The request may have waited for a slot.
+                // Read the time again, because the request may have waited for a slot.
                 now: limiter.now(),
             };
             limiter.observe(decided, &admission.verdict);
@@ -179,7 +179,7 @@ impl<L: RateLimiter + 'static> RateLimitLayer<L> {
     }
 }
 
-/// The data that the decision needs about a request, copied from the request.
+/// The request data needed for a decision, copied from the request.
 struct DetachedRequest {
     entries: Vec<(Box<str>, Box<str>)>,
     cost: Cost,

@@ -1,4 +1,4 @@
-//! The entries of a request that rules use.
+//! The request entries used by rules.
 
 use std::borrow::Cow;
 
@@ -9,8 +9,8 @@ use tidegate_identity::{AmbiguousRequest, RequestEntries};
 /// A list with inline capacity for the usual number of entries that rules use.
 pub(super) type Few<T> = SmallVec<[T; 4]>;
 
-/// Returns the entries of `request` that `rules` use, and the valid entries among the extra entries
-/// of `rules`.
+/// Returns the entries of `request` that `rules` use. Extra entries of `rules` are included only if
+/// they are valid and fit.
 pub(super) fn used_entries<'n, 'r>(
     request: &'r RequestEntries<'_>,
     rules: &'n RuleSet,

@@ -1,4 +1,4 @@
-//! Event streams (`text/event-stream`), whose data are JSON documents.
+//! Event streams (`text/event-stream`) in which the data of each event is a JSON document.
 
 use super::{UsageCounts, json::JsonScanner};
 
@@ -8,12 +8,12 @@ const DATA: &[u8] = b"data:";
 #[derive(Clone, Debug, Default)]
 pub(super) struct EventStreamScanner {
     line: LineState,
-    /// Whether the last byte was a CR. A LF after it belongs to the same end of line.
+    /// Whether the last byte was a CR. An LF after it belongs to the same line ending.
     was_cr: bool,
     json: JsonScanner,
 }
 
-/// The part of a line that was read.
+/// The part of the current line that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LineState {
     /// The line so far equals this many bytes of `data:`.
@@ -73,7 +73,7 @@ impl EventStreamScanner {
             // An empty line ends the event. A document does not continue in the next event.
             self.json = JsonScanner::default();
         } else if self.line == LineState::Data {
-            // The lines of data of an event are joined with a line feed.
+            // The data lines of an event are joined with a line feed.
             self.json.scan(b"\n", counts);
         }
         self.line = LineState::default();

@@ -1,44 +1,44 @@
-//! A tokenizer that finds the usage in JSON documents that arrive in pieces.
+//! A tokenizer that finds the token usage in JSON documents that arrive in pieces.
 //!
-//! The scanner follows only the path to the members of the usage. Of every other part of the
-//! document it knows only the nesting depth. It does not validate: the usage in invalid JSON may be
-//! missing or wrong.
+//! The scanner follows only the path to the usage fields. For all other parts of the document, it
+//! tracks only the nesting depth. It does not validate the document: the usage in invalid JSON may
+//! be missing or wrong.
 
 use super::{Member, UsageCounts};
 
-/// The longest name of a member that the scanner compares. Longer names match nothing.
+/// The maximum length of a field name in bytes. Longer names do not match any known name.
 const MAX_NAME: usize = 32;
 
 /// The maximum number of nested [`Place`]s: array, document, wrapper, usage, details.
 const MAX_PLACES: usize = 5;
 
-/// Replaces a character of a name that no known name contains.
+/// The replacement for a character in a field name that does not occur in any known name.
 const UNKNOWN: u8 = 0xFF;
 
 /// A container on the path to the usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// An array of documents, as Gemini sends without `alt=sse`.
+    /// An array of documents, which Gemini sends without `alt=sse`.
     Array,
     /// The document itself.
     Document,
-    /// The member `response` of a document.
+    /// The field `response` of a document.
     Response,
-    /// The member `message` of a document: Anthropic's first event.
+    /// The field `message` of a document, which occurs in Anthropic's first event.
     Message,
-    /// The member `usage` of a document or of its `response`.
+    /// The field `usage` of a document or of its `response`.
     Usage,
-    /// The member `usage` of a `message`.
+    /// The field `usage` of a `message`.
     FirstUsage,
-    /// The details of OpenAI's input.
+    /// The details of OpenAI's input tokens.
     Details,
-    /// The member `usageMetadata`.
+    /// The field `usageMetadata`.
     UsageMetadata,
 }
 
 impl Place {
-    /// Returns the place of the container that opens with `bracket` as the member `name` of
-    /// `parent`. Returns `None` if the usage is not in this container.
+    /// Returns the place of the container that starts with `bracket` as the field `name` of
+    /// `parent`. Returns `None` if this container does not contain the usage.
     fn of(parent: Option<Self>, name: &[u8], bracket: u8) -> Option<Self> {
         if bracket == b'[' {
             return parent.is_none().then_some(Self::Array);
@@ -57,7 +57,7 @@ impl Place {
         }
     }
 
-    /// Returns the member `name` of this place, if it is a number of tokens.
+    /// Returns the field `name` of this container, if it contains a number of tokens.
     fn member(self, name: &[u8]) -> Option<Member> {
         match (self, name) {
             (Self::Usage, b"prompt_tokens") => Some(Member::PromptTokens),
@@ -85,7 +85,7 @@ impl Place {
     }
 }
 
-/// The names of members with generated text, in any place.
+/// The names of fields with generated text, anywhere in the document.
 const TEXTS: [&[u8]; 10] = [
     b"content",
     b"text",
@@ -99,7 +99,7 @@ const TEXTS: [&[u8]; 10] = [
     b"transcript",
 ];
 
-/// A name of a member, or the beginning of any other string.
+/// A field name, or the beginning of any other string.
 #[derive(Clone, Copy, Debug, Default)]
 struct Name {
     bytes: [u8; MAX_NAME],
@@ -108,7 +108,7 @@ struct Name {
 
 impl Name {
     fn push(&mut self, byte: u8) {
-        // A name that is too long has a length that no known name has.
+        // A name that is too long keeps its length, so it does not equal any known name.
         if let Some(next) = self.bytes.get_mut(self.length) {
             *next = byte;
         }
@@ -121,7 +121,7 @@ impl Name {
     }
 }
 
-/// The token in which the scanner is.
+/// The token at the scanner's current position.
 #[derive(Clone, Copy, Debug, Default)]
 enum Token {
     #[default]
@@ -132,7 +132,7 @@ enum Token {
     Escape { bytes: u64 },
     /// A string after `\u`, the number of its hexadecimal digits so far, and their value.
     Unicode { bytes: u64, digits: u8, code: u32 },
-    /// A number of which only digits were seen, or `None` after another character.
+    /// A number, if it contains only digits so far, or `None` after any other character.
     Scalar(Option<u64>),
 }
 
@@ -144,9 +144,9 @@ pub(super) struct JsonScanner {
     places: [Option<Place>; MAX_PLACES],
     /// The number of `places` that are in use.
     depth: usize,
-    /// The number of open containers that do not contain the usage, inside the last place.
+    /// The number of open containers inside the last place that do not contain the usage.
     skipped: usize,
-    /// The name of the current member.
+    /// The name of the current field.
     name: Name,
     /// Whether the colon after the name was read, so that a value follows.
     is_value: bool,
@@ -185,8 +185,8 @@ impl JsonScanner {
         }
     }
 
-    /// Reads `text`, a part of a string of which `length` bytes were read before. `rest` begins
-    /// with the quote or backslash after it, if that has arrived.
+    /// Reads `text`, the next part of a string. `length` is the number of bytes of the string
+    /// before it. `rest` begins with the quote or backslash after `text`, or is empty.
     fn read_text(&mut self, text: &[u8], length: u64, counts: &mut UsageCounts, rest: &mut &[u8]) {
         if !self.is_value {
             for byte in text.iter().take(MAX_NAME + 1) {
@@ -331,8 +331,8 @@ fn is_of_scalar(byte: u8) -> bool {
     )
 }
 
-/// Returns `value` with another decimal digit. A number that is too large saturates, and any other
-/// character makes the scalar something else than a whole number.
+/// Returns `value` with another decimal digit. A number that is too large saturates. Returns `None`
+/// for any other character, because the scalar is then not a whole number.
 fn add_digit(value: u64, byte: u8) -> Option<u64> {
     let digit = char::from(byte).to_digit(10)?;
     Some(value.saturating_mul(10).saturating_add(u64::from(digit)))

@@ -1,10 +1,10 @@
-//! The tokens that a language model used, read from its response as the response passes.
+//! Token usage of language models, read from the response while it is forwarded.
 //!
-//! [`UsageScanner`] sees the bytes of a response in any pieces, keeps none of them, and recognises
-//! the usage of the OpenAI, Anthropic and Gemini APIs by its content, in a JSON document and in an
+//! [`UsageScanner`] gets the bytes of a response in pieces of any size and does not keep them. It
+//! recognises the usage fields of the OpenAI, Anthropic and Gemini APIs in a JSON document or an
 //! event stream. A JSON parser such as `serde_json` needs the whole document, or a thread that
-//! waits for the rest of it. So the scanner has its own tokenizer, which uses a fixed amount of
-//! memory.
+//! waits for the rest of it. The scanner therefore has its own tokenizer, which uses a fixed amount
+//! of memory.
 //!
 //! | API | members |
 //! | --- | --- |
@@ -13,7 +13,7 @@
 //! | Anthropic messages | `usage` or `message.usage`: `input_tokens`, `output_tokens` |
 //! | Gemini | `usageMetadata`: `promptTokenCount`, `candidatesTokenCount`, and more |
 //!
-//! The counts of a stream are cumulative, so the largest value of each member counts.
+//! The counts in a stream are cumulative, so the scanner uses the largest value of each field.
 
 mod events;
 mod json;
@@ -24,7 +24,7 @@ use tidegate_core::{TokenUsage, bounds};
 
 use self::{events::EventStreamScanner, json::JsonScanner};
 
-/// The number of bytes of text that count as one output token, if a response is cut.
+/// The number of bytes of text that count as one output token if a response was cut off.
 const BYTES_PER_TOKEN: u64 = 4;
 
 /// Reads the number of tokens from the body of a response of a language model.
@@ -48,7 +48,7 @@ pub struct UsageScanner {
     counts: UsageCounts,
 }
 
-/// The format of a body, which its first significant byte determines.
+/// The format of a body, determined by its first significant byte.
 #[derive(Clone, Debug, Default)]
 enum Format {
     #[default]
@@ -68,7 +68,7 @@ impl UsageScanner {
             let Some(start) = bytes.iter().position(|byte| !is_blank(byte)) else {
                 return;
             };
-            // The position was found in the same slice.
+            // Indexing cannot panic, because the position was found in the same slice.
             rest = &bytes[start..];
             self.format = match bytes[start] {
                 b'{' | b'[' => Format::Json(JsonScanner::default()),
@@ -82,16 +82,16 @@ impl UsageScanner {
         }
     }
 
-    /// Returns the tokens according to the response so far. Returns `None` if the response has not
-    /// shown any.
+    /// Returns the usage in the response so far. Returns `None` if the response has not contained
+    /// any usage yet.
     #[must_use]
     pub fn usage(&self) -> Option<TokenUsage> {
         self.counts.usage()
     }
 
-    /// Returns the tokens of a response that ends here. If the response ends early, or has not
-    /// shown its final usage, each four bytes of the text so far count as at least one output
-    /// token.
+    /// Returns the usage of a response that ends here. If the response was cut off, or did not
+    /// contain its final usage, the number of output tokens is at least a quarter of the number of
+    /// text bytes so far.
     #[must_use]
     pub fn usage_at_end(&self, has_ended: bool) -> Option<TokenUsage> {
         let usage = self.usage()?;
@@ -106,32 +106,33 @@ impl UsageScanner {
         })
     }
 
-    /// Returns true if the response contained a number of tokens above [`bounds::MAX_TOKENS`],
-    /// which was replaced by this maximum.
+    /// Returns true if a number of tokens in the response was above [`bounds::MAX_TOKENS`]. Such a
+    /// number was replaced with this maximum.
     #[must_use]
     pub fn was_clamped(&self) -> bool {
         self.counts.was_clamped
     }
 }
 
-/// A member that contains a number of tokens.
+/// A JSON field that contains a number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Member {
     PromptTokens,
     CompletionTokens,
     InputTokens,
     OutputTokens,
-    /// `cached_tokens` in the details of OpenAI's input. These tokens are a part of the input.
+    /// `cached_tokens` in the details of OpenAI's input. These tokens are included in the input
+    /// tokens.
     CachedTokens,
-    /// Anthropic's cache reads, which are not a part of its `input_tokens`.
+    /// Anthropic's cache reads, which are not included in its `input_tokens`.
     CacheReadInputTokens,
-    /// Anthropic's cache writes, which are not a part of its `input_tokens`.
+    /// Anthropic's cache writes, which are not included in its `input_tokens`.
     CacheCreationInputTokens,
     PromptTokenCount,
     CandidatesTokenCount,
-    /// Gemini's cached tokens, which are a part of its prompt.
+    /// Gemini's cached tokens, which are included in its prompt tokens.
     CachedContentTokenCount,
-    /// Gemini's reasoning, which is not a part of its candidates.
+    /// Gemini's reasoning tokens, which are not included in its candidate tokens.
     ThoughtsTokenCount,
     ToolUsePromptTokenCount,
 }
@@ -139,7 +140,7 @@ enum Member {
 /// The number of variants of [`Member`].
 const MEMBERS: usize = Member::ToolUsePromptTokenCount as usize + 1;
 
-/// The largest value of each member, and what else the scanner remembers of a response.
+/// The largest value of each field, and other data that the scanner keeps for a response.
 #[derive(Clone, Debug, Default)]
 struct UsageCounts {
     members: [Option<u64>; MEMBERS],
@@ -174,7 +175,7 @@ impl UsageCounts {
             });
         }
         if has(Member::PromptTokens, Member::CompletionTokens) {
-            // Some gateways add Anthropic's members to this format. The prompt includes them.
+            // Some gateways add Anthropic's fields to this format. The prompt tokens include them.
             let cached = count(Member::CachedTokens).max(count(Member::CacheReadInputTokens));
             return Some(TokenUsage {
                 input: count(Member::PromptTokens).saturating_sub(cached),
@@ -183,8 +184,8 @@ impl UsageCounts {
             });
         }
         if has(Member::InputTokens, Member::OutputTokens) {
-            // OpenAI's input includes its cached tokens. Anthropic's input excludes cache reads and
-            // cache writes. A response has the members of one of the two.
+            // OpenAI's input tokens include its cached tokens. Anthropic's input tokens exclude
+            // cache reads and cache writes. A response has only the fields of one of the two APIs.
             let fresh = count(Member::InputTokens).saturating_sub(count(Member::CachedTokens));
             return Some(TokenUsage {
                 input: fresh + count(Member::CacheCreationInputTokens),

@@ -1,4 +1,4 @@
-//! Tests with the responses of the providers, and with every way to cut them into pieces.
+//! Tests the providers' responses, cut into pieces at every position.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -21,7 +21,7 @@ fn tokens(input: u64, cached: u64, output: u64) -> Option<TokenUsage> {
     })
 }
 
-/// Checks the usage of a complete response, whole and cut in two at every byte.
+/// Checks the usage of a complete response, in one piece and cut in two at every byte.
 fn assert_usage(body: &str, expected: Option<TokenUsage>) {
     for cut in 0..=body.len() {
         let (first, second) = body.as_bytes().split_at(cut);
@@ -232,7 +232,7 @@ fn a_cut_stream_counts_the_text_that_was_seen() {
     assert_eq!(cut.usage(), tokens(25, 40, 1));
     // 23 bytes of text are at least 6 tokens.
     assert_eq!(cut.usage_at_end(false), tokens(25, 40, 6));
-    // Even if the upstream ends the stream properly, its final usage is missing.
+    // Even if the upstream ends the stream properly, the final usage is missing.
     assert_eq!(cut.usage_at_end(true), tokens(25, 40, 6));
     let complete = scan(&[ANTHROPIC_STREAM.as_bytes()]);
     assert_eq!(complete.usage_at_end(true), tokens(25, 40, 15));
@@ -262,7 +262,7 @@ fn nesting_has_no_maximum() {
     assert_eq!(scan(&[body.as_bytes()]).usage(), tokens(12, 0, 0));
 }
 
-/// Returns the usage of a document that is parsed as a whole.
+/// Returns the usage of a document by parsing the whole document.
 fn naive(document: &Value) -> Option<TokenUsage> {
     let at = |pointer: &str| document.pointer(pointer).and_then(Value::as_u64);
     let count = |pointers: &[&str]| pointers.iter().filter_map(|pointer| at(pointer)).max();

@@ -1,4 +1,4 @@
-//! Tests concurrency slots that are held for longer than their lease.
+//! Tests concurrency slots held for longer than their lease.
 
 use std::{
     convert::Infallible,
@@ -43,7 +43,7 @@ fn endless() -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     Response::new(UnsyncBoxBody::new(body))
 }
 
-/// Takes the only slot of `limiter`. Holds it for ten times its lease, with a response that does
+/// Takes the only slot of `limiter` and holds it for ten times its lease, with a response that does
 /// not end.
 async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
@@ -155,7 +155,7 @@ impl Store for Odd {
     }
 }
 
-/// A lease that cannot be renewed expires, and the request continues.
+/// A lease that cannot be renewed expires, but the request continues.
 #[tokio::test(start_paused = true)]
 async fn a_slot_without_renewal_ends_with_its_lease() {
     let store = Odd(MemoryStore::new(MemoryBounds::default()), Oddity::Refuses);
@@ -176,7 +176,7 @@ async fn a_slot_without_renewal_ends_with_its_lease() {
     assert_eq!(left(&limiter).await, 0, "it releases no other slot");
 }
 
-/// Requests that have ended are not renewed.
+/// The leases of completed requests are not renewed.
 #[tokio::test(start_paused = true)]
 async fn finished_requests_are_not_renewed() {
     let limiter = limiter(vec![places(2)]);
@@ -198,7 +198,7 @@ async fn finished_requests_are_not_renewed() {
     assert_eq!(Arc::strong_count(&limiter), 1, "no task keeps it");
 }
 
-/// A renewal that hangs times out before the next renewal. It does not delay the renewals of other
+/// A hanging renewal times out before the next renewal. It does not delay the renewals of other
 /// requests.
 #[tokio::test(start_paused = true)]
 async fn a_hanging_renewal_loses_no_other_slot() {
@@ -219,8 +219,8 @@ async fn a_hanging_renewal_loses_no_other_slot() {
     assert_eq!(left(&limiter).await, 2);
 }
 
-/// Tests a runtime that ends before any renewal. If the first request was on this runtime, the
-/// runtime of the second request renews the leases of both requests.
+/// Tests a runtime that shuts down before any renewal. If the first request was on this runtime,
+/// the second request's runtime renews the leases of both requests.
 fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));

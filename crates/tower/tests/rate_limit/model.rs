@@ -1,5 +1,4 @@
-//! Compares the layer with a simple model, in which requests arrive, end and are cancelled in any
-//! order.
+//! Compares the layer with a simple model. Requests arrive, end and are cancelled in any order.
 
 use std::{convert::Infallible, future, sync::Arc};
 
@@ -67,8 +66,8 @@ struct Model {
 }
 
 impl Model {
-    /// Returns whether the model admits a request. A pending request counts too, because it may
-    /// still fail.
+    /// Returns whether the model admits a request. A pending request counts as a failure, because
+    /// it may still fail.
     fn admits(&self) -> bool {
         self.underway.len() < PLACES && self.failed + self.underway.len() < FAILURES
     }
@@ -91,7 +90,8 @@ proptest! {
         let mut model = Model::default();
         for step in steps {
             let admits = model.admits();
-            // A full service is not the client's fault, in contrast to its failures.
+            // The client is at fault for its failures (429), but not for a service at capacity
+            // (503).
             let spent = model.failed + model.underway.len() >= FAILURES;
             let denied = if spent { 429 } else { 503 };
             match step {

@@ -1,4 +1,4 @@
-//! Tests limits that delay requests in place of denying them. The tests use tokio's paused time,
+//! Tests limits that delay requests instead of denying them. The tests use tokio's paused time,
 //! which advances when all tasks wait.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
@@ -20,7 +20,7 @@ use crate::{
     support::{Notes, get, limited, limiter, limiter_on, read, send},
 };
 
-/// Returns a rule with a queue that serves one request a second and has this capacity.
+/// Returns a rule with a queue of this capacity that serves one request per second.
 fn queue(capacity: u64) -> Vec<Rule> {
     let leak = Rate {
         count: 1,
@@ -65,8 +65,8 @@ async fn a_cancelled_request_never_reaches_the_service() {
     assert_eq!(notes.paths(), ["/1", "/3"]);
 }
 
-/// The queue has two slots behind the request that is being served. A cancelled request frees its
-/// slot for the next request.
+/// The queue has two slots behind the request in progress. A cancelled request frees its slot for
+/// the next request.
 #[tokio::test(start_paused = true)]
 async fn the_last_queued_request_frees_its_turn_when_cancelled() {
     let (notes, mut service) = limited(queue(2));
@@ -89,8 +89,8 @@ where
         assert!(timeout(patience, &mut one).await.is_err());
         let mut other = Box::pin(service.ready().await.unwrap().call(get("/other")));
         assert!(timeout(patience, &mut other).await.is_err());
-        // Cancel the last request first. A request can release its slot only while no other request
-        // is behind it, because a later request already has its start time.
+        // Cancel the last request first. A request can release its slot only if no other request is
+        // behind it, because a later request already has a fixed start time.
         drop(other);
         sleep(Duration::from_secs(2)).await;
         drop(one);

@@ -1,4 +1,4 @@
-//! Tests the headers and bodies that clients get, and the extension that inner services get.
+//! Tests the headers and bodies of responses, and the request extension for inner services.
 
 use tidegate::RateLimiter;
 use tidegate_core::{AlgorithmName, Cost, LimitSpec, Rule, notation};
@@ -145,7 +145,7 @@ async fn several_layers_and_the_service_combine_their_headers() {
     assert_eq!(statuses(&mut service, "/", 2).await, [200, 429]);
 }
 
-/// The `X-RateLimit-*` headers of the tighter limit replace all three headers of the other limit.
+/// The tighter limit's `X-RateLimit-*` headers replace all three headers of the other limit.
 #[tokio::test]
 async fn a_concurrency_limit_around_another_leaves_no_reset_of_that() {
     let legacy = |limiter| {

@@ -1,5 +1,5 @@
-//! Tests refunds after a request has ended or was cancelled. The clock does not advance, so only
-//! refunds make units available again.
+//! Tests refunds after the end or the cancellation of a request. The clock does not advance, so
+//! only refunds make units available again.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ use crate::{
     support::{Limiter, Notes, fixed, get, lasting_for, limiter, limiter_on, rule, statuses},
 };
 
-/// A service that responds immediately with the result of a function of the path.
+/// A service that calls a function with the path and responds immediately with the result.
 struct Answering<B>(fn(&str) -> Response<B>);
 
 impl<B> Clone for Answering<B> {
@@ -241,8 +241,8 @@ async fn only_matching_responses_are_counted() {
 }
 
 /// The charge is reserved, so a client cannot make more concurrent attempts than the limit allows.
-/// If the client disconnects before the response, the charge stays, so that such attempts are not
-/// free.
+/// If the client disconnects before the response, the request stays charged, so that such attempts
+/// are not free.
 #[tokio::test]
 async fn attempts_are_reserved_and_stay_charged_without_a_response() {
     let rule = counting(fixed("failed", "3/h"), "status", "401");
@@ -372,7 +372,7 @@ async fn the_grpc_status_is_read_from_headers_or_trailers() {
     assert_eq!(left(&limiter).await, 7);
 }
 
-/// If a client reads the whole stream and resets it before the trailers, it is charged like any
+/// A client that reads the whole body and resets the stream before the trailers is charged like any
 /// other client.
 #[tokio::test]
 async fn a_disconnect_before_the_trailers_is_still_counted() {
@@ -405,7 +405,7 @@ async fn each_layer_settles_its_own_charges() {
     let service = layered(&inner, Notes::default());
     let mut service = layered(&outer, service);
     assert_eq!(statuses(&mut service, "/", 4).await, [200, 200, 429, 429]);
-    // For the outer rule, a denial by the inner layer is a response that the rule does not count.
+    // The outer rule does not count a denial by the inner layer.
     assert_eq!((left(&outer).await, left(&inner).await), (3, 0));
 }
 
@@ -424,7 +424,8 @@ async fn shadow_charges_are_settled() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// With a remote store, charges and refunds continue in the background after the request is gone.
+/// With a remote store, charges and refunds are completed in the background after the request is
+/// dropped.
 #[tokio::test(start_paused = true)]
 async fn a_remote_store_is_settled_in_the_background() {
     let limiter = far(vec![places(1)]);
@@ -443,8 +444,8 @@ async fn a_remote_store_is_settled_in_the_background() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// When a runtime ends, its pending refunds are lost. The charges stay, and the slots become free
-/// when their leases expire.
+/// When a runtime shuts down, its pending refunds are lost. The charges stay, and the slots become
+/// free when their leases expire.
 #[test]
 fn a_runtime_shutdown_drops_pending_refunds() {
     let runtime = || {

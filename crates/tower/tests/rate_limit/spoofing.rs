@@ -1,4 +1,4 @@
-//! Tests that no header from a client changes the key by which the client is counted.
+//! Tests that a client cannot change the key by which it is counted, whatever headers it sends.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use crate::support::{Limiter, Notes, fixed, get, limiter};
 
 type Lines = Vec<(String, String)>;
 
-/// Generates arbitrary headers, including those in which some proxies report the client.
+/// Generates arbitrary headers, including those that some proxies use to report the client.
 fn lines() -> impl Strategy<Value = Lines> {
     let telling = prop::sample::select(vec![
         "x-forwarded-for",
@@ -50,8 +50,8 @@ fn lines() -> impl Strategy<Value = Lines> {
     prop::collection::vec((name, value), 0..6)
 }
 
-/// Returns configurations that do not trust the headers of the tests. In these configurations, no
-/// proxy is trusted, the trusted proxies have other addresses, or another header is used.
+/// Returns configurations that do not trust the tests' headers: no proxy is trusted, the trusted
+/// proxies have other addresses, or another header is used.
 fn trusts() -> Vec<Trust> {
     let ours = || Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
     vec![

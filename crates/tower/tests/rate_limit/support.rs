@@ -1,4 +1,4 @@
-//! Helpers for the tests: a service that records its requests, limiters, and others.
+//! Test helpers, such as limiters and a service that records its requests.
 
 use std::{
     convert::Infallible,
@@ -70,8 +70,8 @@ impl Service<Request<()>> for Notes {
         Poll::Ready(Ok(()))
     }
 
-    /// Checks that this clone of the service was polled ready. The readiness of the original does
-    /// not count.
+    /// Checks that this clone of the service was polled ready. It does not matter whether the
+    /// original was.
     fn call(&mut self, request: Request<()>) -> Self::Future {
         assert!(
             std::mem::take(&mut self.is_ready),
@@ -104,7 +104,7 @@ impl Answer {
     }
 }
 
-/// Returns a rule with one limit. The limit is given in the short notation, such as `5/s`.
+/// Returns a rule with one limit. The limit is given in the short form, such as `5/s`.
 pub(crate) fn rule(name: &str, algorithm: AlgorithmName, rate: &str) -> Rule {
     let spec = LimitSpec::shorthand(notation::rate(rate).unwrap(), algorithm);
     Rule::new(name, vec![spec.build().unwrap()]).unwrap()

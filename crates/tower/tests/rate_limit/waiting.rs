@@ -1,4 +1,4 @@
-//! Tests requests that wait for a concurrency slot, with tokio's paused time.
+//! Tests requests waiting for a concurrency slot, with tokio's paused time.
 
 use std::{
     convert::Infallible,
@@ -42,7 +42,7 @@ fn memory() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
 
-/// A service that records the paths of its requests, each of which takes 600 ms.
+/// A service that records the path of each request and takes 600 ms to respond.
 fn slow_service(came: &Arc<Mutex<Vec<String>>>) -> Inner {
     let came = Arc::clone(came);
     BoxCloneService::new(service_fn(move |request: Request<()>| {
@@ -104,7 +104,7 @@ async fn a_request_that_waits_in_vain_is_answered_503() {
     );
     assert_eq!(denied.header("retry-after"), Some("1"));
     assert_eq!(first.await.unwrap().status, 200);
-    // With the layer's own maximum, the request is denied earlier.
+    // If the layer's own maximum is shorter, the request is denied earlier.
     let first = tokio::spawn(ask(layer.clone(), inner.clone(), "/"));
     tokio::task::yield_now().await;
     let start = Instant::now();
@@ -160,11 +160,11 @@ async fn a_cancelled_request_gives_its_turn_on() {
     cancels_the_second(memory(), Duration::from_millis(1)).await;
 }
 
-/// With a remote store, the second request may be cancelled while the store is called. It then
+/// With a remote store, the second request may be cancelled during a call of the store. It then
 /// releases its slot in the background.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
-    // The service takes longer than a call to the store here, so all requests wait.
+    // Here, the service takes longer than a call of the store, so all requests wait.
     let store = Far(memory());
     let limiter = limiter_on(store, waiting_rule(1, Span::from_secs(30)));
     let came = Arc::default();
@@ -179,8 +179,8 @@ async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
             ask(layer, inner, &format!("/{number}")).await.status
         }));
     }
-    // The store answers after a second. The first request has the slot until it is settled, which
-    // is 2.6 s after the start, and the others wait.
+    // The store replies after a second. The first request holds the slot until it is settled, 2.6 s
+    // after the start, and the other requests wait.
     sleep(Duration::from_millis(1_500)).await;
     let cancelled = tasks.remove(1);
     cancelled.abort();

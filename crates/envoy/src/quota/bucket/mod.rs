@@ -3,11 +3,11 @@
 //!
 //! A bucket is a group of requests that share a quota. Each Envoy reports its usage on its own
 //! stream, and enforces its assignment as a token bucket. A new assignment starts with a full token
-//! bucket. So there are two kinds of assignment:
+//! bucket. There are two kinds of assignment:
 //!
 //! *Rates* are for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the
 //! stream's share of the limit, and is refilled each period. Streams report less often than once
-//! per period. So a report shows the demand, not the remaining tokens. The shares of all streams
+//! per period, so a report shows the demand and not the remaining tokens. The shares of all streams
 //! add up to the limit.
 //!
 //! *Budgets* are for longer periods, which are fixed windows aligned to the clock. A grant gives a
@@ -18,9 +18,10 @@
 //! ```
 //!
 //! A grant stays reserved until its stream reports, because the server does not know the usage of
-//! the grant before the report. So a grant is replaced only when its stream reports, when the grant
-//! is fully used, or when the next window begins. The sum of usage and grants never exceeds the
-//! limit. Once the limit is used up, every stream is assigned DENY_ALL until the window ends.
+//! the grant before the report. For this reason, a grant is replaced only when its stream reports,
+//! when the grant is fully used, or when the next window begins. The sum of usage and grants never
+//! exceeds the limit. Once the limit is used up, every stream is assigned DENY_ALL until the window
+//! ends.
 
 use tidegate_config::quota::QuotaLimit;
 use tidegate_core::{Span, Timestamp};
@@ -30,11 +31,11 @@ use super::share::divide;
 /// The longest period that is enforced as a rate. Longer periods are enforced as budgets.
 pub(super) const LONGEST_RATE: Span = Span::from_secs(10);
 
-/// The maximum time between two reports of a stream about a bucket. After this time, the stream
-/// loses its part of the bucket. Envoy reports every five seconds.
+/// The maximum time between two reports of a stream about a bucket. A stream that has not reported
+/// for longer loses its part of the bucket. Envoy reports every five seconds.
 const SILENCE: Span = Span::from_secs(60);
 
-/// The id of a stream.
+/// The ID of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub(super) u64);
 
@@ -45,8 +46,8 @@ pub struct Usage {
     pub allowed: u64,
     /// The number of denied requests.
     pub denied: u64,
-    /// The time that the report covers, according to the client. The time is zero in the first
-    /// report for a bucket, which Envoy sends with the first request. The time is long in the first
+    /// The time covered by the report, according to the client. The time is zero in the first
+    /// report for a bucket, which Envoy sends with the first request. It is long in the first
     /// report after a reconnect.
     pub elapsed: Span,
 }
@@ -67,7 +68,7 @@ pub enum Assignment {
     AllowAll,
     /// Deny all requests.
     DenyAll,
-    /// Allow the requests that a token bucket admits. The token bucket refills each period.
+    /// Allow the requests admitted by a token bucket that is refilled each period.
     Rate {
         /// The number of requests per period, which is never 0.
         requests: u32,
@@ -78,12 +79,12 @@ pub enum Assignment {
     Budget {
         /// The number of requests, which is never 0.
         requests: u32,
-        /// The number of the grant. It differs between consecutive grants of the same size.
+        /// The grant number. It differs between consecutive grants of the same size.
         number: u32,
     },
 }
 
-/// The assignments that have changed, at most one per stream.
+/// The changed assignments, at most one per stream.
 pub(super) type Changes = Vec<(StreamId, Assignment)>;
 
 /// A bucket of one quota. It has one [`Seat`] for each stream that uses the bucket.
@@ -103,8 +104,8 @@ struct Seat {
     /// The demand in requests per second, times 1024. Each report changes the demand to the mean of
     /// the reported demand and the previous demand.
     demand: u64,
-    /// The size of the assignment. For a budget, this is the part of the last grant that was not
-    /// reported as used. For a rate, this is the current share.
+    /// The size of the assignment. For a budget, this is the part of the last grant that has not
+    /// been reported as used. For a rate, it is the current share.
     granted: u64,
     grants: u32,
     assignment: Assignment,
@@ -139,8 +140,8 @@ impl Bucket {
         self.seats.is_empty()
     }
 
-    /// Changes the limit. Usage counts until the end of the window in which it was reported. If the
-    /// assignment of a stream changes, the next call of [`Self::take_changes`] returns it.
+    /// Changes the limit. Usage counts until the end of the window in which it was reported. If a
+    /// stream's assignment changes, the next call of [`Self::take_changes`] returns it.
     pub(super) fn set_limit(&mut self, limit: QuotaLimit, now: Timestamp) {
         if limit == self.limit {
             return;
@@ -153,8 +154,8 @@ impl Bucket {
             self.used = 0;
         }
         if has_ended || self.is_rate() != was_rate {
-            // Grants end with their window. They also end if the limit changes between a rate and a
-            // budget, because a share of a rate is not a grant of a budget.
+            // Grants expire with their window. They also expire if the limit changes between a rate
+            // and a budget, because a share of a rate is not a grant of a budget.
             self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
@@ -163,8 +164,8 @@ impl Bucket {
         self.redistribute();
     }
 
-    /// Records a report of `stream`. The first report creates the seat of `stream`. Returns the
-    /// assignment of `stream`, changed or not, and the changed assignments of other streams.
+    /// Records a report of `stream`. The first report creates its seat. Returns the assignment of
+    /// `stream`, changed or not, and the changed assignments of other streams.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
         let mut changes = self.remove_silent_seats(stream, now);
         self.begin_window_if_due(now);
@@ -192,8 +193,7 @@ impl Bucket {
         self.seats.retain(|seat| seat.stream != stream);
     }
 
-    /// Removes the seat of `stream`, and redistributes the share of `stream` among the other
-    /// streams.
+    /// Removes the seat of `stream`, and redistributes its share among the other streams.
     pub(super) fn remove_stream(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         self.remove_seat(stream);
         self.begin_window_if_due(now);
@@ -235,8 +235,8 @@ impl Bucket {
         self.limit.period <= LONGEST_RATE
     }
 
-    /// Removes the seats of streams, except `stream`, that have not reported for [`SILENCE`].
-    /// Returns DENY_ALL assignments for the removed streams.
+    /// Removes the seats of all streams that have not reported for [`SILENCE`], except that of
+    /// `stream`. Returns DENY_ALL assignments for the removed streams.
     fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         let is_silent =
             |seat: &mut Seat| seat.stream != stream && now.since(seat.reported_at) >= SILENCE;
@@ -252,8 +252,8 @@ impl Bucket {
             self.seats.push(Seat {
                 stream,
                 reported_at: now,
-                // The server cannot measure the time that a first report covers, so use the time
-                // that the client reports.
+                // The server cannot measure the time covered by a first report, so use the time
+                // reported by the client.
                 demand: usage.demand(usage.elapsed),
                 granted: 0,
                 grants: 0,
@@ -280,8 +280,8 @@ impl Bucket {
             return self.share_rate();
         }
         for at in 0..self.seats.len() {
-            // While part of a grant may be unused, its usage is unknown. So the grant must not be
-            // replaced yet.
+            // As long as part of a grant may be unused, its usage is unknown, so the grant must not
+            // be replaced yet.
             if self.seats[at].granted == 0 {
                 self.share_budget(at);
             }
@@ -289,7 +289,7 @@ impl Bucket {
     }
 
     /// Recomputes the shares of a rate, but only if the share of some stream changes by more than
-    /// an eighth. Smaller changes are skipped, because a new assignment starts with a full token
+    /// an eighth. Smaller changes are skipped, because each new assignment starts with a full token
     /// bucket.
     fn share_rate(&mut self) {
         let shares = divide(u64::from(self.limit.requests), &self.demands(), 0);
@@ -314,12 +314,12 @@ impl Bucket {
     }
 
     /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant is
-    /// at most the seat's share of the remaining requests. It is also at most the number of
-    /// requests that are not granted to other streams.
+    /// at most the seat's share of the remaining requests, and at most the number of requests not
+    /// granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let remaining = u64::from(self.limit.requests).saturating_sub(self.used);
-        // Reserve one more share for a new stream. Otherwise a new stream would have to wait for
-        // the reports of the other streams.
+        // Reserve one more share for a new stream. Otherwise, a new stream would have to wait for
+        // the other streams' reports.
         let share = divide(remaining, &self.demands(), 1)[at];
         let others = self.shared() - self.seats[at].granted;
         let grant = share.min(remaining.saturating_sub(others));

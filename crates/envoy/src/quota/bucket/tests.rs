@@ -157,7 +157,7 @@ struct Envoy {
     holds: u64,
     passed: u64,
     denied: u64,
-    /// The number of requests that this Envoy has allowed in this window and not reported.
+    /// The number of requests that this Envoy has allowed in this window but not yet reported.
     unreported: u64,
     reported_at: u64,
 }
@@ -180,13 +180,13 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     vec(event, 0..200)
 }
 
-/// Four simulated Envoys, the quota bucket that they share, and the current time.
+/// Four simulated Envoys, their shared quota bucket, and the current time.
 struct World {
     bucket: Bucket,
     envoys: [Envoy; 4],
     seconds: u64,
-    /// The number of requests allowed in this window, without usage that a departed Envoy did not
-    /// report.
+    /// The number of requests allowed in this window, without the unreported usage of departed
+    /// Envoys.
     passed: u64,
 }
 
@@ -263,8 +263,8 @@ impl World {
 
 proptest! {
     /// For any sequence of requests, reports and departures, all Envoys together never allow more
-    /// requests in a window than the limit. The test excludes usage that a departed Envoy did not
-    /// report, because that usage is unknown to the server.
+    /// requests in a window than the limit. The unreported usage of departed Envoys is excluded,
+    /// because the server does not know it.
     #[test]
     fn budgets_never_admit_more_than_the_limit(most in 0..300_u32, events in events()) {
         let bucket = Bucket::new(limit(most, 60), at(0));
@@ -289,7 +289,7 @@ fn a_rate_that_becomes_a_budget_is_divided_again() {
     );
 }
 
-/// Usage in an ended window does not count in a later window, whatever the lengths of the windows.
+/// Usage in an expired window does not count in a later window, whatever the window lengths.
 #[test]
 fn a_limit_that_changes_after_its_window_starts_unused() {
     for reported_first in [false, true] {
@@ -332,7 +332,7 @@ fn a_denial_that_continues_is_not_sent_again() {
     assert_eq!(bucket.remove_stream(B, at(60)), []);
 }
 
-/// When a report applies a raised limit, the other streams are notified too.
+/// If a limit was raised, the first report under the new limit also updates the other streams.
 #[test]
 fn a_report_under_a_new_limit_updates_the_other_streams() {
     let mut bucket = Bucket::new(limit(0, 3_600), at(0));

@@ -20,7 +20,7 @@ pub const MAX_STREAM_BUCKETS: usize = 10_000;
 /// The maximum number of buckets in total.
 pub const MAX_QUOTA_BUCKETS: usize = 100_000;
 
-/// The maximum number of messages that wait for a stream. If a stream does not read its messages,
+/// The maximum number of unread messages of a stream. If a stream does not read its messages,
 /// further messages are dropped. The response to the stream's next report contains its current
 /// assignment.
 const MAX_WAITING: usize = 64;
@@ -31,7 +31,7 @@ pub type BucketAssignments = Vec<(BucketId, Option<Assignment>)>;
 /// The number of buckets and streams, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaCounts {
-    /// The number of buckets. It includes unused buckets that are kept because their usage still
+    /// The number of buckets, including unused buckets that are kept because their usage still
     /// counts.
     pub buckets: usize,
     /// The number of connected streams.
@@ -65,7 +65,7 @@ struct Stream {
 }
 
 impl Quotas {
-    /// Replaces the rules, and notifies every stream whose assignments change. Shares of rates
+    /// Replaces the rules, and notifies every stream whose assignments change. The shares of a rate
     /// change immediately. A grant of a budget changes immediately only if it is used up. A stream
     /// whose bucket no longer matches a quota is assigned ALLOW_ALL. Buckets keep their usage until
     /// their windows end.
@@ -85,7 +85,7 @@ impl Quotas {
         }
     }
 
-    /// Registers a new stream. Returns the stream's id and the receiver of its assignments.
+    /// Registers a new stream. Returns the stream's ID and the receiver of its assignments.
     pub fn add_stream(&self) -> (StreamId, mpsc::Receiver<BucketAssignments>) {
         let stream = StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed));
         let (outbox, inbox) = mpsc::channel(MAX_WAITING);
@@ -144,7 +144,7 @@ impl Quotas {
         state.send(notifications);
     }
 
-    /// Removes a stream that has ended, and redistributes the requests that were assigned to it.
+    /// Removes a closed stream, and redistributes the requests that were assigned to it.
     pub fn remove_stream(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(left) = state.streams.remove(&stream) else {
@@ -311,7 +311,7 @@ impl State {
     }
 
     /// Removes up to two unused buckets whose windows have ended. Each call of [`Self::seat`] adds
-    /// at most one bucket, so expired buckets cannot accumulate.
+    /// at most one bucket, so unused buckets cannot accumulate.
     fn forget_expired(&mut self, now: Timestamp) {
         for _ in 0..2 {
             let has_expired = self.vacant.first().is_some_and(|(end, _)| *end <= now);
@@ -327,7 +327,7 @@ impl State {
     fn send(&self, notifications: Notifications) {
         for (stream, assigned) in notifications {
             if let Some(stream) = self.streams.get(&stream) {
-                // If the outbox is full, the message is lost. The response to the stream's next
+                // If the outbox is full, this message is dropped. The response to the stream's next
                 // report contains the assignment again.
                 let _ = stream.outbox.try_send(assigned);
             }

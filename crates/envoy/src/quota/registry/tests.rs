@@ -1,4 +1,4 @@
-//! Tests of the quota registry: streams and the assignments that they receive.
+//! Tests of the quota registry: streams and their assignments.
 
 use tidegate_core::Span;
 
@@ -113,7 +113,7 @@ fn a_removed_quota_allows_all_at_once() {
         count(1, 2),
         "the usage of the hour is kept in case its quota returns"
     );
-    // No stream uses the bucket any more, so the next stream gets the whole limit.
+    // The bucket no longer has any streams, so the next stream gets the whole limit.
     quotas.swap_rules(rules(&[("rate", 1)]), NOW);
     let (stream, inbox) = &mut streams[0];
     quotas.report(*stream, "rate", used_one("a"), NOW);
