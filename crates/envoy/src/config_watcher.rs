@@ -112,9 +112,9 @@ fn name_of(folder: &Path, file: &Path) -> String {
     inside.or_else(alone).unwrap_or(file).display().to_string()
 }
 
-/// Calls `read`, and calls `look` before and after it, until both calls of `look` return the same
-/// value. Makes at most [`TRIES`] attempts. The repetition is necessary because `read` may return a
-/// mixture of old and new content if files are replaced while it runs.
+/// Calls `read` between two calls of `look`, and repeats this until both calls of `look` return the
+/// same value, in at most [`TRIES`] attempts. The repetition is necessary because `read` may return
+/// a mixture of old and new content if files are replaced while it runs.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,

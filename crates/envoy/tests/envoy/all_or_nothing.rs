@@ -69,7 +69,7 @@ impl Shop {
         ask(&self.started, domain, descriptors).await
     }
 
-    /// Returns how often the Redis server has read from a connection, according to its statistics.
+    /// Returns the number of reads from connections, according to the Redis server's statistics.
     fn readings(&self) -> u64 {
         let stats = self.server.ask(&["INFO", "stats"]);
         let line = stats
@@ -134,8 +134,8 @@ async fn all_descriptors_of_a_request_take_one_round_trip_to_redis() {
         shop.ask(request()).await;
         let (batches, readings) = (shop.redis.health().batches, shop.readings());
         let answer = shop.ask(request()).await;
-        // Two of the reads belong to the INFO queries: one to the end of the first query, and one
-        // to the second query.
+        // Two of the reads are caused by the INFO queries: one at the end of the first query, and
+        // one for the second query.
         let readings = shop.readings() - readings - 2;
         let batches = shop.redis.health().batches - batches;
         assert_eq!(answer.statuses.len(), 40);
@@ -190,8 +190,8 @@ async fn descriptors_with_one_key_keep_their_order_in_redis() {
     );
 }
 
-/// Every denied hit is counted in Redis, even if the hit is denied again a moment later. Otherwise
-/// a refund would free capacity too early.
+/// Every denied hit is counted in Redis, even if the same key was denied only a moment before.
+/// Otherwise, a refund would free capacity too early.
 #[tokio::test]
 async fn every_denied_hit_is_counted_in_redis() {
     let shop = Shop::open(&[]).await;
@@ -227,8 +227,8 @@ async fn envoy_quotas_deny_together_in_redis() {
     assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
 }
 
-/// The leading quota, which denies for all quotas, changes as windows end. A recent denial under
-/// one leading quota does not apply to a request under another leading quota.
+/// The leading quota, which denies on behalf of all quotas, changes when windows end. A recent
+/// denial under one leading quota does not apply to a request under another leading quota.
 #[tokio::test]
 async fn quotas_allow_again_as_soon_as_one_has_room() {
     let shop = Shop::open(&[]).await;
@@ -275,7 +275,7 @@ async fn a_cached_denial_holds_despite_a_refund_on_another_server() {
 /// Returns the result of a request for `descriptors`. For each quota in `taken`, another request
 /// uses up the quota just before it becomes the leading quota.
 async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code, [u32; 2]) {
-    // With one connection, Redis answers the commands in order.
+    // With one connection, Redis executes the commands in order.
     let shop = Shop::open_with(1, &[]).await;
     // The first request loads the Lua scripts.
     shop.ask_in("one", vec![hit("few", 99), hit("few", 98), hit("all", 99)])
@@ -283,7 +283,8 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
     let mut asked = Box::pin(shop.ask_in("one", descriptors));
     let mut asked_of_all = || asked.as_mut().now_or_never();
     for quota in taken {
-        // The request has queried the quotas to choose a leading quota, or sends this query now.
+        // At this point, the request has queried the quotas to choose a leading quota, or is
+        // sending this query.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
         // The request is charged next.

@@ -42,7 +42,7 @@ fn envoy_load_errors_match_the_cases() {
     assert_all_ran(&report);
 }
 
-/// The test runner must reject wrong expectations. Otherwise it would detect no defects.
+/// The test runner must reject wrong expectations. Otherwise, it would not detect any defects.
 #[tokio::test]
 async fn wrong_envoy_cases_fail() {
     let text = "
@@ -85,7 +85,7 @@ cases:
     }
 }
 
-/// Runs every decision in every case file against the subject `S`, with counts in memory.
+/// Runs all decisions in all case files against the subject `S`, with counts in memory.
 pub(crate) async fn hold<S: Subject>() {
     hold_in::<S>(None).await;
 }

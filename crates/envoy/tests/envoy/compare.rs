@@ -83,8 +83,8 @@ fn fields_of(limit: &CurrentLimit) -> LimitFields {
     }
 }
 
-/// Converts metadata to JSON. A number without a fraction becomes an integer, because the test
-/// cases contain integers.
+/// Converts metadata to JSON. An integral number becomes an integer, because the test cases contain
+/// integers.
 pub(crate) fn json_of(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value::Null,

@@ -1,5 +1,4 @@
-//! Tests of configuration files: the report of all mistakes, warnings, YAML 1.1, and Tidegate's
-//! extensions.
+//! Tests of configuration files: error reports, warnings, YAML 1.1, and Tidegate's extensions.
 
 use tidegate_config::envoy::DomainFiles;
 use tidegate_envoy::{self as envoy, File, LoadedConfig};

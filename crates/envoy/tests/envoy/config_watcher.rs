@@ -123,8 +123,7 @@ async fn envoy_folder_changes_take_effect_and_keep_counts() {
     assert_eq!(disk.started.service.domain_not_found("a"), 1);
 }
 
-/// If one of twenty files is invalid, its mistake is reported and the previous files stay in
-/// effect.
+/// If one of twenty files is invalid, its error is reported and the previous files stay in effect.
 #[tokio::test]
 async fn envoy_folder_with_a_mistake_has_no_effect() {
     let names: Vec<String> = (0..20).map(|number| format!("d{number}")).collect();

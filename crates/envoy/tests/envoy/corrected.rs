@@ -1,5 +1,4 @@
-//! Expectations for the cases in which envoyproxy/ratelimit has a defect that Tidegate does not
-//! have.
+//! Expectations for cases with a defect of envoyproxy/ratelimit that Tidegate does not have.
 //!
 //! Such a case is marked as a bug in its `quirk` field. The expectation in the case file remains
 //! unchanged, because it documents the response of envoyproxy/ratelimit.

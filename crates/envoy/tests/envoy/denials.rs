@@ -1,4 +1,4 @@
-//! Tests of the list of recent denials: which descriptors it contains.
+//! Tests which descriptors the list of recent denials contains.
 
 use tidegate_core::{Mode, RetryAfter, Span};
 use tidegate_envoy::{Descriptor, RateLimitRequest};

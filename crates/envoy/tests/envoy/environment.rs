@@ -4,7 +4,7 @@
 use tidegate_config::envoy::RuleOrigin;
 use tidegate_envoy::{Variables, from_environment};
 
-/// The way in which a variable is handled.
+/// How a variable is handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// The variable changes the configuration.
@@ -17,7 +17,7 @@ enum Fate {
 
 use Fate::{Honoured, Ignored, Refused};
 
-/// A variable, its value, its handling, and the other variables on which it depends.
+/// A variable, its value, how it is handled, and the other variables on which it depends.
 type Row = (
     &'static str,
     &'static str,
@@ -275,7 +275,7 @@ fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     }
 }
 
-/// The exporters of the program read these variables, whatever the configuration.
+/// The program's OpenTelemetry exporters read these variables, whatever the configuration.
 #[test]
 fn the_variables_of_opentelemetry_are_not_ignored() {
     let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");

@@ -1,6 +1,6 @@
-//! The format of the case files, which `vectors/envoy.yaml` describes.
+//! The format of the case files, described in `vectors/envoy.yaml`.
 //!
-//! An unknown field is a parse error. So no expectation is ignored silently.
+//! An unknown field is a parse error, so that no expectation is ignored silently.
 
 use std::collections::BTreeMap;
 
@@ -86,8 +86,8 @@ fn unknown() -> String {
     "UNKNOWN".into()
 }
 
-/// The expected response to a step. Unless an error is expected, every field is compared. If a
-/// field is not given here, it must be absent from the response.
+/// The expected response to a step. Unless an error is expected, every field is compared. A field
+/// that is not given here must be absent from the response.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
@@ -98,7 +98,7 @@ pub(crate) struct Expect {
     pub(crate) response_headers_to_add: Vec<(String, String)>,
     pub(crate) dynamic_metadata: Option<Value>,
     pub(crate) error: Option<String>,
-    /// The expected result of a reload: `ok`, or a text that the load error must contain.
+    /// The expected result of a reload: `ok`, or a string that the load error must contain.
     pub(crate) reload: Option<String>,
 }
 

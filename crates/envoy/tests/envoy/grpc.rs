@@ -31,7 +31,7 @@ use crate::{
 
 const PATH: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// The service as a subject that is called over gRPC.
+/// A subject that calls the service over gRPC.
 pub(crate) struct OverGrpc {
     listener: Listener,
     client: tokio::sync::OnceCell<Client>,
@@ -99,8 +99,8 @@ fn described(descriptor: &Descriptor) -> RateLimitDescriptor {
     }
 }
 
-/// Returns the number of a unit in `envoy.type.v3.RateLimitUnit`. The week has the last number,
-/// because it was added after the other units.
+/// Returns the enum value of a unit in `envoy.type.v3.RateLimitUnit`. The week has the highest
+/// value, because it was added after the other units.
 fn number_of(unit: Unit) -> i32 {
     match unit {
         Unit::Unknown => 0,

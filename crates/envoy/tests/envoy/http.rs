@@ -31,7 +31,7 @@ descriptors:
   - key: api_key
     rate_limit: {unit: minute, requests_per_unit: 3}";
 
-/// The service as a subject that is called over HTTP.
+/// A subject that calls the service over HTTP.
 pub(crate) struct OverHttp {
     client: RefCell<Client>,
     _server: Server,
@@ -205,8 +205,8 @@ async fn envoy_http_cases_hold() {
     assert_all_ran(&report);
 }
 
-/// Sends the request of the case and returns the differences from the expectation. Some cases need
-/// special preparation: they are recognized by their id.
+/// Sends the request of the case and returns the differences from the expectation. Some cases,
+/// recognized by their ID, need special preparation.
 async fn run(case: &HttpCase) -> Vec<String> {
     const OK: &str =
         r#"{"domain":"shop","descriptors":[{"entries":[{"key":"api_key","value":"a"}]}]}"#;

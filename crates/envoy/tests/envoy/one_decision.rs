@@ -23,8 +23,8 @@ descriptors:
   - {key: shadowed, quota_mode: true, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}
   - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}";
 
-/// Sends `times` requests for `descriptors`. Returns how many of them are OK, and how often the
-/// rule `broad` was charged.
+/// Sends `times` requests for `descriptors`. Returns the number of allowed requests, and the number
+/// of charges to the rule `broad`.
 async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u32) -> (u32, u32) {
     let started = started(TEXT, settings);
     let (request, mut passed) = (request(descriptors.to_vec()), 0);
@@ -98,7 +98,7 @@ async fn quotas_prevent_charging_others_once_all_are_over() {
 }
 
 /// If a rule denies a request, quotas are not charged either. A quota in shadow mode is always
-/// within its limit. So if one quota is in shadow mode, the quotas never deny.
+/// within its limit. If one quota is in shadow mode, the quotas therefore never deny.
 #[tokio::test]
 async fn quotas_are_charged_only_together_with_others() {
     let started = started(TEXT, &[TOGETHER]);
@@ -111,7 +111,7 @@ async fn quotas_are_charged_only_together_with_others() {
     assert_eq!(passed(&[TOGETHER], &lenient, 20).await, (20, 20));
 }
 
-/// A quota that is only queried, not charged, counts as a quota of the request too.
+/// A quota that is only queried and not charged also counts as a quota of the request.
 #[tokio::test]
 async fn a_peeked_quota_counts_as_one_of_the_quotas() {
     let started = started(TEXT, &[TOGETHER]);

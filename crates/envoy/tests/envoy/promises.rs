@@ -1,5 +1,5 @@
-//! Tests of general properties: rejected requests charge nothing, a decision is atomic, and any
-//! text is either a valid configuration or rejected with a reason.
+//! Tests of general properties: rejected requests are not charged, a decision is atomic, and any
+//! string is either a valid configuration or rejected with a reason.
 
 use std::{sync::Arc, thread};
 
@@ -56,7 +56,7 @@ pub(crate) async fn ask(
     service.should_rate_limit(request).await
 }
 
-/// Returns the number of hits counted under `key`. The query does not charge hits.
+/// Returns the number of hits counted under `key`, without charging any hits.
 pub(crate) async fn counted(service: &RateLimitService, key: &str, limit: u32) -> u32 {
     let asked = Descriptor {
         hits_addend: Some(0),
@@ -157,7 +157,7 @@ async fn the_envoy_service_without_a_configuration_returns_errors() {
     );
 }
 
-/// Only one of two concurrent requests passes if only one is allowed. In envoyproxy/ratelimit both
+/// Only one of two concurrent requests passes if only one is allowed. In envoyproxy/ratelimit, both
 /// can pass, because it checks first and charges afterwards.
 #[tokio::test]
 async fn envoy_stop_increment_is_one_decision() {
@@ -232,8 +232,8 @@ async fn envoy_metrics_are_bounded() {
     assert_eq!((paths, hits, domains), (4_097, 5_000, 257));
 }
 
-/// A request with a new path or domain needs the lock of the counters. It must not have to wait
-/// until a page of metrics has been written.
+/// A request with a new path or domain locks the counters. It must not have to wait until a metrics
+/// page has been written.
 #[test]
 fn envoy_requests_do_not_wait_for_a_reader_of_the_metrics() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,5 +1,5 @@
-//! Tests of an unavailable store. The service returns the response of its failure policy, or
-//! returns an error so that Envoy decides.
+//! Tests of an unavailable store. The service responds according to its failure policy, or returns
+//! an error so that Envoy decides.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ descriptors:
   - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 8}}";
 
 /// Returns a client of an unreachable Redis. The client has already failed to connect. It runs on
-/// the async runtime of the caller.
+/// the caller's async runtime.
 pub(crate) async fn gone() -> Arc<Redis> {
     let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
     redis.wait_for_first_attempt().await.unwrap_err();
@@ -127,8 +127,8 @@ async fn the_server_decides_locally_while_the_store_fails() {
     assert_eq!(passed, 2, "half of four, as the share is half by default");
 }
 
-/// If Redis hangs, it may not answer within the time that Envoy waits. The fallback must still
-/// respond in time.
+/// If Redis hangs, it may not reply within Envoy's timeout. The fallback must still respond in
+/// time.
 #[tokio::test]
 async fn a_slow_store_does_not_exceed_the_deadline() {
     let server = RedisServer::start();
@@ -152,7 +152,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
     }
 }
 
-/// Quotas that are decided together need several store queries. These queries share one deadline.
+/// Quotas decided together need several store queries, which share one deadline.
 #[tokio::test]
 async fn many_store_requests_do_not_exceed_the_deadline() {
     let server = RedisServer::start();
@@ -185,8 +185,8 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
     assert!(took < within + within / 2, "{took:?}");
 }
 
-/// A query whose reply would come too late is not sent. Otherwise the query would charge Redis,
-/// although the local fallback has already charged the hits.
+/// A query whose reply would come too late is not sent. Otherwise, Redis would charge hits that the
+/// local fallback has already charged.
 #[tokio::test]
 async fn the_store_is_not_asked_after_the_deadline() {
     let server = RedisServer::start();

@@ -19,7 +19,7 @@ pub(crate) trait Subject {
     /// Connects to a started service.
     fn new(started: &Started) -> Self;
 
-    /// Loads `files`. An `Err` contains every mistake in the files.
+    /// Loads `files`. An `Err` contains all errors in the files.
     async fn load(&self, started: &Started, files: &[ConfigFile]) -> Result<(), String> {
         started.load(files)
     }
@@ -44,7 +44,7 @@ impl Subject for InProcess {
     }
 }
 
-/// The store in which a service keeps its counts.
+/// The store for the counts of a service.
 #[derive(Clone, Copy)]
 pub(crate) enum Place<'r> {
     Memory,
@@ -52,7 +52,7 @@ pub(crate) enum Place<'r> {
     Redis(&'r Arc<Redis>, &'r str),
 }
 
-/// A service with an empty store, and with a clock that the case controls.
+/// A service with an empty store and a clock controlled by the case.
 pub(crate) struct Started {
     pub(crate) service: Arc<RateLimitService>,
     pub(crate) limiter: Arc<ServerLimiter>,
@@ -128,7 +128,7 @@ impl Started {
         self.merging
     }
 
-    /// Loads `files`. An `Err` contains every mistake in the files, one per line.
+    /// Loads `files`. An `Err` contains all errors in the files, one per line.
     pub(crate) fn load(&self, files: &[ConfigFile]) -> Result<(), String> {
         let files = files.iter().map(|file| File {
             name: file.name.clone(),

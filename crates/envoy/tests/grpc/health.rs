@@ -76,8 +76,8 @@ async fn watching_an_unknown_service_returns_service_unknown() {
     assert_eq!(now.status(), ServingStatus::ServiceUnknown);
 }
 
-/// With `healthy_with_a_domain`, a load balancer that watches the health sends requests only while
-/// the configuration has a domain.
+/// With `healthy_with_a_domain`, a load balancer that watches the health sends requests only if the
+/// configuration has a domain.
 #[tokio::test]
 async fn watchers_are_notified_when_domains_come_and_go() {
     let mut settings = RlsSettings::default();

@@ -146,7 +146,7 @@ async fn a_connection_at_its_maximum_age_is_closed_and_reopened() {
     let listener = TestListener::open("grpc: {max_connection_age: 1ms}");
     let mut client = listener.connect().await;
     while listener.listener.accepted() < 3 {
-        // A call may fail because the connection ends. But a response is never wrong.
+        // A call may fail because the connection is closed, but a response is never wrong.
         let called = client
             .call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default())
             .await;
@@ -180,7 +180,7 @@ async fn a_slow_call_ends_at_the_server_deadline() {
     };
     let listener = TestListener::with("", bounds);
     let mut client = listener.connect().await;
-    // The call is never complete, because its only message never arrives.
+    // The request is never complete, because its only message is never sent.
     let never = futures_util::stream::pending::<HealthCheckRequest>();
     let called = client.stream::<_, HealthCheckResponse>(CHECK, never).await;
     assert_eq!(
@@ -198,8 +198,8 @@ fn literal(name: &str, value: &str) -> Vec<u8> {
     [vec![0], text(name), text(value)].concat()
 }
 
-/// Uses raw HTTP/2, because tonic's client cancels a call when its timeout expires. So tonic's
-/// client never sees the server's response.
+/// Uses raw HTTP/2, because tonic's client cancels a call when its timeout expires, and would never
+/// see the server's response.
 #[tokio::test]
 async fn a_call_ends_at_the_deadline_of_its_caller() {
     let listener = TestListener::open("");

@@ -39,7 +39,7 @@ impl TestListener {
     }
 
     /// Opens a listener with a rate limit service. The service has these settings, and this
-    /// configuration file in the format of envoyproxy/ratelimit.
+    /// configuration file in envoyproxy/ratelimit's format.
     pub(crate) fn for_envoy(settings: RlsSettings, file: &str) -> Self {
         let file = File {
             name: "shop.yaml".to_owned(),
@@ -53,7 +53,7 @@ impl TestListener {
         })
     }
 
-    /// Opens a listener whose rate limit service has no configuration.
+    /// Opens a listener whose rate limit service does not have a configuration.
     pub(crate) fn without_a_domain(settings: RlsSettings) -> Self {
         Self::serving("", Bounds::default(), |limiter| {
             Some(Arc::new(RateLimitService::new(limiter, settings)))

@@ -21,7 +21,7 @@ use crate::{
 const STREAM: &str =
     "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
-/// A rules file with a rate per API key, and a budget that all exports share.
+/// A rules file with a rate per API key, and a budget shared by all exports.
 const QUOTAS: &str = r#"
 quotas:
   - {name: per-key, domain: shop, bucket: {service: shop, api_key: "*"}, limit: 100/s}
@@ -75,7 +75,7 @@ impl Envoy {
         self.reports.send(report).await.unwrap();
     }
 
-    /// Returns the bucket id of the next assignment, and the assignment.
+    /// Returns the bucket ID of the next assignment, and the assignment.
     async fn assigned(&mut self) -> (HashMap<String, String>, Option<Strategy>) {
         let mut answer = self.answers.message().await.unwrap().unwrap();
         assert_eq!(answer.bucket_action.len(), 1);

@@ -1,5 +1,5 @@
-//! Tests of the wire format of `RateLimitService`. Its decisions are tested with the cases of
-//! envoyproxy/ratelimit.
+//! Tests of `RateLimitService`'s wire format. Its decisions are tested with the case files in
+//! `vectors/`.
 
 use std::time::Duration;
 
@@ -229,7 +229,7 @@ async fn an_invalid_request_is_an_error_with_the_reason() {
     );
 }
 
-/// A message whose fields have other types than the fields of `RateLimitRequest`.
+/// A message whose fields have different types than those of `RateLimitRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Nonsense {
     #[prost(bytes = "vec", tag = "1")]

@@ -13,7 +13,7 @@ use crate::{
     proto::grpc::health::v1::{HealthCheckRequest, HealthCheckResponse},
 };
 
-/// A certificate authority. Its certificates are texts in PEM format.
+/// A certificate authority, which issues certificates in PEM format.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
@@ -41,7 +41,7 @@ impl Authority {
     }
 }
 
-/// Writes the certificate files to `folder`, and returns the settings that name these files.
+/// Writes the certificate files to `folder`, and returns settings with the paths of these files.
 fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String {
     renew(folder, authority);
     fs::write(folder.join("clients.pem"), authority.pem()).unwrap();
@@ -58,7 +58,7 @@ fn settings(folder: &Path, authority: &Authority, with_clients: bool) -> String 
     )
 }
 
-/// Replaces the certificate and key in `folder` with a new certificate and key from `authority`.
+/// Replaces the certificate and key in `folder` with new ones from `authority`.
 fn renew(folder: &Path, authority: &Authority) {
     let (certificate, key) = authority.sign();
     fs::write(folder.join("server.pem"), certificate).unwrap();

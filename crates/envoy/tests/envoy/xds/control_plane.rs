@@ -1,4 +1,4 @@
-//! A control plane whose streams a test controls message by message.
+//! A control plane with streams that a test controls message by message.
 
 use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -33,7 +33,7 @@ use crate::proto::{
     ratelimit::config::ratelimit::v3::RateLimitConfig,
 };
 
-/// A time that is longer than any step takes on a busy machine.
+/// A timeout that is longer than any step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A control plane on an ephemeral port.
@@ -71,7 +71,7 @@ impl ControlPlane {
                     let connection: AbortHandle = handle.await.unwrap();
                     match tls {
                         None => serve(stream, sender, connection).await,
-                        // The client sees the failed handshake, too.
+                        // Ignore a failed handshake: the client reports it too.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(stream).await {
                                 serve(stream, sender, connection).await;
@@ -95,13 +95,14 @@ impl ControlPlane {
         stream.expect("the client opens a stream").unwrap()
     }
 
-    /// Returns the settings of a client that reconnects at once.
+    /// Returns the settings of a client that reconnects immediately.
     pub(super) fn config(&self) -> XdsConfig {
         client_of(self.address)
     }
 }
 
-/// Returns the settings of a client of the control plane at `address` that reconnects at once.
+/// Returns the settings of a client that connects to the control plane at `address` and reconnects
+/// immediately.
 pub(super) fn client_of(address: SocketAddr) -> XdsConfig {
     let server = XdsServer::parse(&address.to_string()).unwrap();
     let mut config = XdsConfig::new(server);
@@ -143,7 +144,7 @@ where
         connection,
     });
     let builder = http2::Builder::new(TokioExecutor::new());
-    // The error of a connection that the test breaks is of no interest.
+    // Ignore the error: the test may break the connection on purpose.
     drop(
         builder
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
@@ -190,7 +191,7 @@ impl AdsStream {
         request.expect("the stream is open")
     }
 
-    /// Returns the first request of the stream, which must subscribe with the version in force.
+    /// Returns the first request on the stream, which must subscribe with the active version.
     pub(super) async fn subscription(&mut self, version: &str) -> DiscoveryRequest {
         let request = self.request().await;
         assert_eq!(request.type_url, TYPE_URL);
@@ -209,8 +210,8 @@ impl AdsStream {
         self.responses.send(Ok(response)).await.unwrap();
     }
 
-    /// Sends a response, and returns the answer of the client: the error of a NACK. The answer must
-    /// have the nonce of the response, and the version that is then in force.
+    /// Sends a response. Returns `Ok` if the client sends an ACK, and the error message if it sends
+    /// a NACK. Either must have the nonce of the response, and the version that is then active.
     pub(super) async fn send(
         &mut self,
         (version, nonce, before): (&str, &str, &str),

@@ -1,4 +1,4 @@
-//! Converts files of envoyproxy/ratelimit to resources, without the parser under test.
+//! Converts envoyproxy/ratelimit files to resources, without the parser under test.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Control planes that send nonsense, half a message, too much, or nothing.
+//! Tests of control planes that send invalid, incomplete or too large messages, or nothing.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::{
     protocol::{limiting, started},
 };
 
-/// Waits until the client reports a problem with this text.
+/// Waits until the client reports a problem that contains `text`.
 async fn wait_for_problem(client: &RunningClient, text: &str) {
     let mut last = None;
     for _ in 0..3_000 {
@@ -47,7 +47,7 @@ async fn a_server_that_speaks_another_protocol_is_reported() {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(reply).await.unwrap();
             let mut preface = [0; 24];
-            // The client may be faster in closing the connection.
+            // The client may close the connection first.
             let _ = stream.read_exact(&mut preface).await;
         }
         wait_for_problem(&client, "no HTTP/2 connection").await;
@@ -85,11 +85,11 @@ async fn nonsense_is_rejected_and_the_last_good_set_stays() {
         assert!(error.starts_with("resources[1]: "), "{error}");
         assert_eq!(started.service.domains(), 1);
     }
-    // An answer to many mistakes is bounded.
+    // The length of a NACK is bounded, even if there are many errors.
     let many = vec![packed(&limiting("", 1)); 60];
     let error = stream.send(("3", "c", "1"), many).await.unwrap_err();
     assert!(error.ends_with(" more") && error.len() < 8_192, "{error}");
-    // A message over the maximum cannot be answered, because it is not read.
+    // A message over the maximum size gets no NACK, because it is not read.
     let large = vec![packed(&limiting(&"x".repeat(20_000), 1))];
     stream
         .respond(super::control_plane::response("4", "d", large))
@@ -107,7 +107,7 @@ async fn nonsense_is_rejected_and_the_last_good_set_stays() {
     assert_eq!(started.service.domains(), 1);
 }
 
-/// The control plane is silent for an hour of paused time, and then sends rules.
+/// The control plane does not send anything for an hour of paused time, and then sends rules.
 #[tokio::test(start_paused = true)]
 async fn a_silent_control_plane_is_reported_and_may_speak_later() {
     let mut plane = ControlPlane::start().await;
@@ -136,7 +136,7 @@ async fn a_silent_control_plane_is_reported_and_may_speak_later() {
     );
 }
 
-/// A peer that accepts the connection and then disappears is noticed by the keep-alive.
+/// The keep-alive detects a peer that accepts the connection and then disappears.
 #[tokio::test(start_paused = true)]
 async fn a_dead_connection_is_noticed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! Tests of the rules from a control plane.
+//! Tests of rules from a control plane.
 
 mod control_plane;
 mod convert;

@@ -1,4 +1,5 @@
-//! Tests of the protocol: the first request, ACK and NACK, health, and what is reported.
+//! Tests of the protocol: the first request, ACK and NACK, health, and reported metrics and
+//! problems.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::{
     subject::{Place, Started},
 };
 
-/// Returns a resource with one limit by the minute for the key `user`.
+/// Returns a resource with one limit per minute for the key `user`.
 pub(super) fn limiting(domain: &str, requests: u32) -> RateLimitConfig {
     RateLimitConfig {
         name: domain.to_owned(),
@@ -108,7 +109,7 @@ async fn a_nack_names_every_mistake_and_keeps_all_domains() {
         "the last good set stays in force"
     );
 
-    // A response of another type is not answered, so the next answer is that to the response after.
+    // A response of another type is ignored, so the next ACK belongs to the response after it.
     let other = response("3", "c", Vec::new());
     let type_url = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
     stream
@@ -168,7 +169,7 @@ async fn a_lost_connection_keeps_the_rules_and_is_reported() {
     assert!(metrics(&client).contains("tidegate_envoy_xds_connected 0"));
 }
 
-/// In state of the world, a resource that is absent was removed.
+/// In state-of-the-world xDS, an absent resource was removed.
 #[tokio::test]
 async fn an_absent_resource_is_removed() {
     let mut plane = ControlPlane::start().await;
@@ -249,7 +250,7 @@ async fn the_metrics_have_the_names_of_envoyproxy_ratelimit_on_request() {
     ] {
         assert!(page.lines().any(|found| found == line), "{line}:\n{page}");
     }
-    // A scrape in OpenMetrics has the same names.
+    // An OpenMetrics scrape has the same metric names.
     let collected = Arc::clone(&client.client);
     let page = prometheus::encode(Format::OpenMetrics, move |page| collected.collect(page));
     for line in [

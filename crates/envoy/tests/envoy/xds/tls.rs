@@ -36,7 +36,7 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// Writes the certificate of the authority, and a certificate of a client.
+    /// Writes the authority's certificate, and a client certificate with its key.
     fn write(&self, folder: &Path) {
         let (certificate, key) = self.sign("client");
         fs::write(folder.join("ca.crt"), self.0.pem()).unwrap();
@@ -97,7 +97,7 @@ async fn mutual_tls_reads_renewed_files_at_the_next_connection() {
     let resources = vec![packed(&limiting("shop", 3))];
     stream.send(("1", "a", ""), resources).await.unwrap();
     assert_eq!(started.service.domains(), 1);
-    // Files that cannot be used do not disturb the connection. The next connection needs them.
+    // Invalid files do not affect the open connection. Only the next connection reads them.
     fs::write(folder.path().join("tls.key"), "nonsense").unwrap();
     let resources = vec![packed(&limiting("shop", 4))];
     stream.send(("2", "b", "1"), resources).await.unwrap();

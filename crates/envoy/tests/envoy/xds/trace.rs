@@ -1,5 +1,6 @@
 //! Random traces: resources are added, changed and removed, responses are rejected, and streams and
-//! connections end. After each step, the wire and the answers must agree with a simple model.
+//! connections are closed. After each step, the client's messages and the decisions must agree with
+//! a simple model.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +34,7 @@ impl Random {
     }
 }
 
-/// What must be in force.
+/// The expected active configuration.
 #[derive(Default)]
 struct Model {
     limits: BTreeMap<&'static str, u32>,
@@ -103,7 +104,7 @@ async fn run(seed: u64) {
     }
 }
 
-/// Sends a valid set of random resources.
+/// Sends a valid response with random resources.
 async fn respond(step: u32, random: &mut Random, model: &mut Model, stream: &mut AdsStream) {
     let domains = DOMAINS.iter().filter(|_| random.below(3) > 0);
     let domains: Vec<&str> = domains.copied().collect();
@@ -120,7 +121,7 @@ async fn respond(step: u32, random: &mut Random, model: &mut Model, stream: &mut
     model.version = version;
 }
 
-/// Sends a set with a mistake in one of its resources.
+/// Sends a response with an error in one of its resources.
 async fn reject(step: u32, random: &mut Random, model: &Model, stream: &mut AdsStream) {
     let mut resources: Vec<_> = DOMAINS.map(|domain| limiting(domain, 7)).into();
     let at = random.index(resources.len());

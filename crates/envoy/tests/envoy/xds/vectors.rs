@@ -1,4 +1,4 @@
-//! Runs the cases with their files sent as resources by a control plane.
+//! Runs the cases with a control plane that sends their files as resources.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ const INEXPRESSIBLE: &[&str] = &[
     "metric-keys",
 ];
 
-/// A service that a control plane configures.
+/// A service configured by a control plane.
 struct OverXds {
     service: Arc<RateLimitService>,
     merging: DomainFiles,
@@ -38,7 +38,7 @@ struct OverXds {
 
 struct Plane {
     stream: AdsStream,
-    /// The number of responses, and the version in force.
+    /// The number of responses, and the active version.
     sent: u32,
     version: String,
     _client: RunningClient,
@@ -127,7 +127,7 @@ async fn load_errors_are_the_same_over_xds() {
             let started = Started::new(&runner::variables(&case.settings), 0).unwrap();
             let loaded = OverXds::new(&started).load(&started, &case.config).await;
             match loaded {
-                // protobuf writes the names of units in upper case.
+                // protobuf writes unit names in upper case.
                 Err(error)
                     if error
                         .to_lowercase()
