@@ -11,14 +11,14 @@ from http2 import GET, POST, PREFACE, frame, headers, integer, literal
 CONNECTIONS = 8
 SECONDS = 1.2
 
-# The expected end of the flooding connections. In any case, the server must serve other clients and
-# limit its memory.
+# Whether the server must close the flooding connections. In any case, it must serve other clients
+# and limit its memory.
 CLOSED, ANY = "closed", "any"
 UNREAD = "without reading"
 
 
 def control():
-    """Control frames, which can be sent without a request."""
+    """Floods of control frames, which can be sent without a request."""
 
     def always(data):
         return lambda: itertools.repeat(data * 200)
@@ -84,7 +84,7 @@ def control():
 
 
 def requests():
-    """Frames that open streams."""
+    """Floods of frames that open streams."""
 
     def streams(make):
         return lambda: (
@@ -156,7 +156,7 @@ def requests():
         b"",
         streams(lambda stream: headers(POST, stream, end=False) + headers([(b"x", b"y")], stream)),
     )
-    # One field of 3,000 bytes in the dynamic table, and 1,000 references of one byte to it in each
+    # One field of 3,000 bytes in the dynamic table, and 1,000 one-byte references to it in each
     # request.
     indexed = b"\x40" + integer(1, 7) + b"x" + integer(3_000, 7) + b"y" * 3_000
     plain = b"".join(literal(*pair) for pair in GET)
@@ -178,7 +178,7 @@ def requests():
 
 
 def kinds():
-    """Floods of HTTP/2: name, expected end, first bytes, and the pieces that follow."""
+    """HTTP/2 floods: name, expected end, first bytes, and the pieces that follow."""
     for name, first, pieces in control():
         yield name, CLOSED, PREFACE + first, pieces
     for name, first, pieces in requests():
@@ -186,7 +186,7 @@ def kinds():
 
 
 def of_resp():
-    """Floods of the Redis protocol, in the form of `kinds`."""
+    """Redis protocol floods, in the form of `kinds`."""
     for name, first, piece in (
         ("PING " + UNREAD, b"", b"*1\r\n$4\r\nPING\r\n"),
         ("PING", b"", b"PING\r\n"),
@@ -201,7 +201,7 @@ def of_resp():
 
 
 def of_http1():
-    """Floods of HTTP/1.1, in the form of `kinds`."""
+    """HTTP/1.1 floods, in the form of `kinds`."""
     head = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     for name, first, piece in (
         ("GET " + UNREAD, b"", b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"),
@@ -219,8 +219,8 @@ def of_http1():
 
 
 def flood(address, name, first, pieces, other):
-    """Returns the number of flooding connections that are open at the end, and the response times
-    of another client (infinity for a failed request)."""
+    """Returns the number of flooding connections still open at the end, and another client's
+    response times (infinity for a failed request)."""
     alive, latencies, end = [], [], time.monotonic() + SECONDS
 
     def send_flood():

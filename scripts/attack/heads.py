@@ -1,4 +1,4 @@
-"""Ambiguous requests and responses over HTTP/1.1, and spellings of keys, paths and cookies."""
+"""Ambiguous HTTP/1.1 requests and responses, and different spellings of keys, paths and cookies."""
 
 import re
 from urllib.parse import unquote_to_bytes
@@ -96,8 +96,8 @@ def mutate(data, chance):
 
 
 def is_denied(line):
-    """Whether a request line names the denied path. The path is read as common servers read it:
-    decoded once, slashes merged, dots resolved."""
+    """Whether a request line contains the denied path. The path is interpreted as in common
+    servers: decoded once, slashes merged, dots resolved."""
     parts = line.split(b" ")
     if len(parts) != 3:
         return False
@@ -116,7 +116,7 @@ def is_denied(line):
 
 
 def evasions():
-    """Spellings of a key; each is a function from the key to a request."""
+    """Spellings of a key. Each is a function that returns a request for the key."""
     head = b"GET /k HTTP/1.1\r\nHost: x\r\n"
     for name, lines in (
         ("plain", b"X-Api-Key: @"), ("spaces", b"X-Api-Key:   @  "), ("tab", b"X-Api-Key:\t@\t"),
@@ -140,7 +140,7 @@ def evasions():
 
 
 def responses():
-    """Names, and responses of a hostile upstream. A response that contains `INJECTED` hides a
+    """Names, and responses from a hostile upstream. A response that contains `INJECTED` hides a
     second response."""
     second = b"HTTP/1.1 200 INJECTED\r\nContent-Length: 8\r\n\r\nINJECTED"
     for value in (b"0, 0", b"2, 2", b"0,0", b"+0", b"-0", b"-1", b"0x0", b"", b" ", b"0 ;", b"0;",
@@ -206,7 +206,7 @@ def responses():
                     b"Transfer-Encoding: chunked", b"Connection: close"):
         for status in (b"204 No Content", b"304 Not Modified", b"205 Reset Content"):
             yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\n" + second
-        # An interim response, the final response, and bytes that follow it.
+        # An interim response, the final response, and surplus bytes.
         for status in (b"100 Continue", b"102 Processing", b"103 Early Hints", b"199 X"):
             yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" + second
     yield "20,000 interim responses", b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000 + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -220,7 +220,7 @@ def responses():
 
 
 def injected_responses(received):
-    """Parses the responses in `received` strictly, and counts those that are injected."""
+    """Parses the responses in `received` strictly, and counts the injected ones."""
     injected = 0
     while b"\r\n\r\n" in received:
         head, received = received.split(b"\r\n\r\n", 1)
@@ -246,7 +246,7 @@ def injected_responses(received):
     return injected
 
 
-# Requests to a path that a rule denies; mutations of each are sent.
+# Requests to a path that a rule denies. Mutations of each are sent.
 SEEDS = [
     DENIED,
     b"POST /denied/x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
@@ -283,7 +283,7 @@ def route_spellings():
 
 
 def cookie_spellings():
-    """Headers with the cookie `sid=@`, as an application may read them."""
+    """Headers that an application may read as the cookie `sid=@`."""
     yield from (b"Cookie: sid=@", b"cookie:sid=@", b"COOKIE: sid=@", b"Cookie: a=b; sid=@",
                 b"Cookie: sid=@; a=b", b"Cookie: a=b;sid=@",
                 b"Cookie: a=b;  sid=@", b"Cookie: sid=@;", b"Cookie: ;sid=@", b"Cookie: ; ; sid=@",
@@ -317,7 +317,7 @@ def has_session(head, session):
 
 
 def beginnings():
-    """Names, and incomplete requests over HTTP/1.1, after which a client stops."""
+    """Names, and incomplete HTTP/1.1 requests, after which a client stops sending."""
     head = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\n"
     yield "nothing", b""
     for data in (b"G", b"GET", b"GET ", b"GET /hea", b"GET /healthz HTTP",
@@ -340,7 +340,7 @@ def beginnings():
 
 
 def resp_beginnings():
-    """Names, and incomplete commands over the Redis protocol, after which a client stops."""
+    """Names, and incomplete Redis protocol commands, after which a client stops sending."""
     for data in (b"", b"P", b"PIN", b"PING", b"PING\r", b"*", b"*1", b"*1\r\n", b"*1\r\n$",
                  b"*1\r\n$4", b"*1\r\n$4\r\n",
                    b"*1\r\n$4\r\nPI", b"*1\r\n$4\r\nPING", b"*1\r\n$4\r\nPING\r",

@@ -33,8 +33,8 @@ def headers(fields, stream=1, end=True):
 
 
 def ask(address, fields):
-    """Sends a request, and returns the status of the response in the form of HTTP/1.1, or nothing
-    if the stream was refused."""
+    """Sends a request. Returns the response status in the form of HTTP/1.1, or nothing if the
+    stream was refused."""
     return exchange(address, headers(fields))
 
 
@@ -42,7 +42,7 @@ def exchange(address, request):
     """Sends the frames of a request, and returns the same as `ask`."""
     for kind, flags, stream, payload in frames(address, PREFACE + request):
         if kind == 1 and stream == 1:
-            # Only common statuses are an index into the static table of HPACK.
+            # Only common statuses have an index in the static table of HPACK.
             statuses = {0x88: b"200", 0x89: b"204", 0x8a: b"206", 0x8b: b"304", 0x8c: b"400",
                         0x8d: b"404", 0x8e: b"500"}
             return b"HTTP/1.1 " + statuses.get(payload[0], b"4xx")
@@ -67,8 +67,8 @@ def call(address, payload):
 
 
 def frames(address, data):
-    """Sends `data`, and yields the received frames until the stream ends, or no byte arrives for
-    two seconds."""
+    """Sends `data`, and yields the received frames until the stream ends or no data arrives for two
+    seconds."""
     try:
         with socket.create_connection(address, timeout=5) as client:
             client.sendall(data)
@@ -118,7 +118,7 @@ def injections():
 
 
 def placements(data, payload):
-    """A request for each field in which `data` can separate `payload` from the rest."""
+    """One request for each field in which `data` can separate `payload` from the rest."""
     yield "value", GET + [(b"x", b"y" + data + payload)]
     yield "name", GET + [(b"x" + data + payload, b"y")]
     yield "cookie", GET + [(b"cookie", b"a=b" + data + payload)]

@@ -2,8 +2,8 @@
 
 
 def resp():
-    """Commands that are errors, or incomplete: the server waits for the rest until its timeout."""
-    # Lengths and types of the protocol.
+    """Invalid commands, and incomplete ones, for whose rest the server waits until its timeout."""
+    # Invalid lengths and types.
     yield from (b"*-2\r\n", b"*1025\r\n", b"*99999999999999999999\r\n", b"*1\r\n$-1\r\n\r\n",
                 b"*1\r\n$-2\r\n", b"*1\r\n$99999999999\r\n",
                 b"*1\r\n+x\r\n", b"*1\r\n:4\r\n", b"*1\r\n*1\r\n$4\r\nPING\r\n",
@@ -56,7 +56,7 @@ def json():
                 b"{\"entries\": {\"a\": \"\\x\"}}", b"{\"entries\": {\"a\": \"\n\"}}",
                 b"{\"entries\": {\"a\": 01}}",
                 b"{\"entries\": {\"a\": NaN}}", b"[" * 100_000, b"{\"a\":" * 50_000)
-    # JSON with other types or fields than a request.
+    # JSON with different types or fields than a request.
     yield from (b"[]", b"null", b"1", b"\"x\"", b"true", b"{}", b"[{}]", b"{\"entries\": 1}",
                 b"{\"entries\": []}", b"{\"entries\": null}",
                 b"{\"entries\": {\"a\": {}}}", b"{\"entries\": {\"a\": []}}",
@@ -122,7 +122,7 @@ def grpc():
         field(1, b"\xc3\x28"),
         field(2, field(1, field(2, b"\xed\xa0\x80"))),
     ))
-    # More than the service accepts.
+    # Larger than the service accepts.
     yield from map(message, (field(1, b"d" * 6_000) + field(2, field(1, entry)), field(1,
         b"shop") + field(2, field(1, entry)) * 1_000,
                              field(1, b"shop") + field(2, field(1, entry) * 800)))

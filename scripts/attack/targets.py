@@ -1,5 +1,5 @@
-"""The targets: a Tidegate server, and the upstream of its proxy, which records the requests that it
-receives."""
+"""The targets: a Tidegate server, and the upstream of its proxy, which records the received
+requests."""
 
 import os
 import re
@@ -94,7 +94,7 @@ class Server:
         return self.log_text().count("\n")
 
     def memory(self):
-        """The resident memory of the server in MiB."""
+        """The server's resident memory in MiB."""
         with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
             return int(re.search(r"VmRSS:\s+(\d+)", status.read())[1]) // 1_024
 
@@ -102,7 +102,7 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def panics(self):
-        """The number of panics; an exit of the server counts as one."""
+        """The number of panics. An exit of the server counts as one."""
         return self.log_text().count("panicked at") + (self.process.poll() is not None)
 
     def __enter__(self):
@@ -117,12 +117,12 @@ class Server:
         self.folder.cleanup()
 
 
-# More than the buffers of the proxy and the sockets hold.
+# More data than fits in the buffers of the proxy and the sockets.
 LARGE = b"x" * (8 << 20)
 
 
 class Upstream:
-    """A server that reads requests strictly by HTTP/1.1, responds to each, and keeps their
+    """A server that parses requests strictly as HTTP/1.1, responds to each, and keeps their
     heads."""
 
     def __init__(self):
@@ -162,7 +162,7 @@ class Upstream:
                         return
                     continue
                 if path == b"/early":
-                    # A response before the request body has been read.
+                    # Respond before the request body has been read.
                     client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
                     continue
                 data = self.read_body(client, head, data)
@@ -238,8 +238,8 @@ def receive(client):
 
 
 def exchange(address, data, wait, enough=None, client=None, source="127.0.0.1"):
-    """Sends `data`, and returns the received bytes: until the peer closes the connection, `enough`
-    has been received, or no byte arrives for `wait` seconds."""
+    """Sends `data`, and returns the received bytes. Stops when the peer closes the connection, when
+    `enough` has been received, or when no data arrives for `wait` seconds."""
     received = b""
     try:
         client = client or socket.create_connection(address, timeout=10, source_address=(source, 0))

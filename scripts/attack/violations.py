@@ -1,8 +1,8 @@
 """Violations of RFC 9113 (HTTP/2) and RFC 7541 (HPACK), section by section, in the order of h2spec.
 
-A case is the first bytes of a connection and the error that must follow: of the connection
-(`GOAWAY`, or the connection is closed) or of the stream (also `RST_STREAM`, or a response with a
-4xx status). A `PING` at the end shows whether the violation was ignored.
+A case consists of the first bytes of a connection and the level of the expected error. A connection
+error is a `GOAWAY` or a closed connection. A stream error can also be a `RST_STREAM`, or a response
+with a 4xx status. A `PING` at the end shows whether the violation was ignored.
 """
 
 import socket
@@ -30,7 +30,7 @@ def cases():
         ("no end", b"PRI * HTTP/2.0\r\n\r\n\r\n\r\n\r\n"),
     ):
         yield f"3.4 {name}", CONNECTION, data + PREFACE[24:], False
-    # The HTTP/2 library accepts a PING before the first SETTINGS, and h2spec does not ask for an
+    # The HTTP/2 library accepts a PING before the first SETTINGS, and h2spec does not require an
     # error either.
     for name, data in (("HEADERS first", ended), ("DATA first", frame(0, 0, b"x", 1))):
         yield f"3.4 {name}", CONNECTION, PREFACE[:24] + data, False
@@ -234,7 +234,7 @@ def outcome(address, data, with_ping):
                 elif kind == 1:
                     result = "response" if payload[0] in (0x88, 0x89, 0x8A) else "stream"
                 elif kind == 6 and flags & 1:
-                    # A stream error may follow, if the handler of the request reports it.
+                    # The request handler may also report a stream error.
                     if result != "ignored":
                         return result
                     client.settimeout(2)

@@ -24,7 +24,8 @@ def spawn(*command):
 
 
 def faketime(**settings):
-    """The environment of a program with another wall clock; `settings` are those of libfaketime."""
+    """The environment of a program with a different wall clock. `settings` are libfaketime's
+    variables."""
     found = glob.glob("/usr/lib/*/faketime/libfaketime.so.1")
     if not found:
         sys.exit("libfaketime is not installed; run scripts/setup")
@@ -42,7 +43,7 @@ def in_environment(environment, *command):
 
 
 def fetch(port, path, body=None):
-    """Returns the response, also for statuses that are errors, such as 429."""
+    """Returns the response, even if the status is an error, such as 429."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data=body)
     try:
         return urllib.request.urlopen(request, timeout=30)
@@ -57,8 +58,8 @@ def accepts_connections(port):
 
 
 def free_port():
-    """A port that is free now. The system does not assign ports of this range to sockets that ask
-    for any port, so the port is still free when the program starts."""
+    """A free port. The system does not assign ports in this range to sockets that request any free
+    port, so the port is still free when the program starts."""
     while True:
         port = random.randrange(*PORTS)
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
@@ -66,7 +67,7 @@ def free_port():
 
 
 def eventually(what, attempt, timeout=30.0):
-    """Waits until `attempt` returns a true value; ends this program at the timeout."""
+    """Waits until `attempt` returns a true value. Exits at the timeout."""
     until = time.monotonic() + timeout
     while time.monotonic() < until:
         if attempt():

@@ -1,4 +1,4 @@
-"""Tidegate servers of a fleet, and a client of their Redis protocol."""
+"""Tidegate servers in a fleet, and a client for their Redis protocol."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from programs import accepts_connections, eventually, fetch, free_port
 
 
 class Server:
-    """A server on free ports; `settings` is the rules file without `listen`."""
+    """A server on free ports. `settings` is the rules file without `listen`."""
 
     def __init__(self, binary, folder, number, settings, environment=None):
         self.http, self.resp, self.admin = free_port(), free_port(), free_port()
@@ -21,7 +21,7 @@ class Server:
         }
         self.file = os.path.join(folder, f"rules{number}.yaml")
         with open(self.file, "w") as file:
-            json.dump({"listen": listen, **settings}, file)  # JSON is YAML, too
+            json.dump({"listen": listen, **settings}, file)  # JSON is also valid YAML
         self.log = open(os.path.join(folder, f"log{number}"), "w")
         self.binary = binary
         self.environment = {**os.environ, **(environment or {})}
@@ -46,18 +46,18 @@ class Server:
         self.log.close()
 
     def check_running(self):
-        """Ends this program if the server has exited."""
+        """Exits if the server has exited."""
         if self.process.poll() is not None:
             with open(self.log.name) as log:
                 sys.exit(f"the server exited: {log.read()}")
         return False
 
     def is_exact(self):
-        """Whether Redis decides the requests of this server."""
+        """Whether Redis decides this server's requests."""
         return json.loads(fetch(self.admin, "/readyz").read())["redis"]["state"] == "ok"
 
     def sources(self):
-        """The number of decisions of each source."""
+        """The number of decisions from each source."""
         found = {}
         for line in fetch(self.admin, "/metrics").read().decode().splitlines():
             if line.startswith("tidegate_decisions_by_source_total{"):
@@ -68,7 +68,7 @@ class Server:
 
 
 class Client:
-    """A client of the Redis protocol that counts the admitted checks."""
+    """A Redis protocol client that counts the admitted checks."""
 
     # A reply with a rule: the array's length, five numbers, the name's length, the rule's name.
     LINES = 8
@@ -85,7 +85,7 @@ class Client:
         self.socket.close()
 
     def admitted(self, entries, times=1):
-        """Sends `times` checks together, and returns how many were admitted. `entries` contains
+        """Sends `times` checks in one batch, and returns how many were admitted. `entries` contains
         names and values, separated by spaces."""
         self.socket.sendall(f"TIDEGATE.CHECK {entries}\r\n".encode() * times)
         replies = bytearray()

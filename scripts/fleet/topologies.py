@@ -1,6 +1,6 @@
 """Redis or Valkey as one server, with Sentinels, and as a cluster.
 
-`store` is the section of the same name in the rules file.
+`store` is the `store` section of the rules file.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Standalone:
         return redis_cli(self.port, *words)
 
     def deciding(self):
-        """The ports of the servers that decide."""
+        """The ports of the servers that make decisions."""
         return [self.port]
 
 
@@ -81,7 +81,7 @@ class Clock:
 
     def shift(self, seconds):
         """Sets the clock to `seconds` ahead of this machine's clock."""
-        # The program has mapped the file into its memory, so the file is overwritten in place.
+        # The program has mapped the file into memory, so the file must be overwritten in place.
         with open(self.file, "r+b" if os.path.exists(self.file) else "wb") as out:
             out.write(struct.pack("=q", seconds))
 
@@ -143,7 +143,7 @@ class Sentinels:
         return self.processes[2:5]
 
     def primary_port(self):
-        """The port of the primary that the first Sentinel names."""
+        """The port of the primary, according to the first Sentinel."""
         return redis_cli(self.ports[2], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "tide").split()[-1]
 
 
@@ -231,13 +231,13 @@ class Cluster:
         return [(int(line[1].split("@")[0].rsplit(":", 1)[1]), line[0]) for line in found]
 
     def deciding(self):
-        """The ports of the primaries, which decide."""
+        """The ports of the primaries, which make the decisions."""
         return [port for port, _ in self.primaries(self.ports[0])]
 
 
 class Namespaces:
-    """A cluster of six nodes, each in its own network namespace. So a node can be separated from
-    the other nodes, and still be reached by its clients. Needs root and `ip`."""
+    """A cluster of six nodes, each in its own network namespace. This way, a node can be separated
+    from the other nodes and still be reached by its clients. Needs root and `ip`."""
 
     PORT = 7000
 
@@ -317,13 +317,14 @@ class Namespaces:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
     def cut_off(self, number):
-        """Drops what this node sends to the other nodes, so that neither side gets replies."""
+        """Drops the packets from this node to the other nodes, so that neither side gets
+        replies."""
         for other, host in enumerate(self.hosts):
             if other != number:
                 ip("-n", self.space(number), "route", "add", "blackhole", f"{host}/32")
 
     def owners(self, node):
-        """The hosts that own slots, as the host `node` reports."""
+        """The hosts that own slots, according to the host `node`."""
         lines = [line.split() for line in self.cli(node, "CLUSTER", "NODES").splitlines()]
         return [line[1].split(":")[0] for line in lines if len(line) > 8 and "master" in line[2]]
 

@@ -1,8 +1,9 @@
-"""The variants of every algorithm: the limit in the rules file, and the maximum that it may admit.
+"""The variants of every algorithm, each with its limit in the rules file and the maximum that it
+may admit.
 
-Each variant refills `limit` units in each `window`. The maximum between two times is that of
-docs/algorithms.md, for a key without earlier requests. Times are microseconds on the clock of
-Redis. The load begins a quarter into a window and lasts 7.5 windows. So it ends in the middle of a
+Each variant refills `limit` units per `window`. The maximum between two times is that of
+docs/algorithms.md, for a key without earlier requests. Times are microseconds on Redis' clock. The
+load begins a quarter into a window and lasts 7.5 windows. It therefore ends in the middle of a
 window or bucket, where the maximum can be reached.
 """
 
@@ -13,7 +14,8 @@ WINDOWS = 7.5  # the duration of the load, in windows
 
 
 class Variant:
-    """A rule; `maximum(began, ended)` is the most it may admit between two times."""
+    """A rule. `maximum(began, ended)` returns the most units that it may admit between two
+    times."""
 
     def __init__(self, name, limits, maximum, algorithm=None):
         self.name, self.maximum = name, maximum
@@ -57,7 +59,7 @@ def variants(limit, window):
             [{"algorithm": "leaky_bucket", "capacity": limit, "leak": rate}],
             gcra(limit, limit, window),
         ),
-        # One request is being served, and `capacity` requests wait.
+        # One request is in progress, and `capacity` requests wait.
         Variant(
             "queue",
             [{"algorithm": "leaky_bucket", "capacity": limit, "leak": rate, "queue": True}],
@@ -130,8 +132,8 @@ def weighted(limit, window):
 
 
 def log(windows):
-    """At most `limit` units in every half-open interval of the length `window`, for each pair of
-    `windows`, which begin with the shortest window."""
+    """At most `limit` units in every half-open interval of length `window`, for each pair of limit
+    and window in `windows`. The shortest window comes first."""
 
     def maximum(windows, length):
         """The maximum in a closed interval of this length."""

@@ -80,7 +80,7 @@ class Gateway:
     def charged(self, key: str) -> int:
         """Returns the tokens that the rule `tokens` has charged to `key`.
 
-        The request for it reserves one token, which is refunded.
+        This method's own request reserves one token, which is refunded.
         """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         body = json.dumps({"max_tokens": 1})

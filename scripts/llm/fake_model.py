@@ -1,7 +1,7 @@
 """A fake model server with the APIs of OpenAI and Anthropic, which counts tokens exactly.
 
-A prompt is a number: the model generates as many tokens, at most the maximum of the request. Each
-word of the input is a token, and half of the input comes from the cache.
+A prompt is a number: the model generates this number of tokens, but at most the request's maximum.
+Each word of the input is a token, and half of the input comes from the cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Usage:
 
 
 class Counter:
-    """The tokens that requests have used, and the most that they could have used at any time."""
+    """The number of tokens used by requests, and the peak of the number of tokens that they could
+    have used."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -56,7 +57,7 @@ class Counter:
 
 
 class QuietServer(ThreadingHTTPServer):
-    """A server that does not report clients that disconnect."""
+    """A server that does not report disconnected clients."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], ConnectionError):
@@ -85,7 +86,7 @@ class FakeModel:
 
 
 class ModelHandler(BaseHTTPRequestHandler):
-    """Answers one request after another."""
+    """Handles one request after another."""
 
     protocol_version = "HTTP/1.1"
     counter: Counter
@@ -113,7 +114,7 @@ class ModelHandler(BaseHTTPRequestHandler):
             document, events = responses(usage)
         else:
             document, events = messages(usage)
-        # The proxy settles when it sees the end of the response, so count before.
+        # Count before the end of the response, because the proxy then settles the charge.
         if not body.get("stream"):
             self.counter.end(key, len(words) + most, usage.total)
             self._send(document)

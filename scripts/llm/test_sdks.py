@@ -1,4 +1,5 @@
-"""The SDKs of OpenAI and Anthropic, and LiteLLM, through Tidegate's proxy: charged to the token."""
+"""Runs the OpenAI and Anthropic SDKs and LiteLLM through Tidegate's proxy, and checks every charged
+token."""
 
 from __future__ import annotations
 
@@ -205,7 +206,8 @@ def test_50_concurrent_calls_of_litellm_never_exceed_the_limit(
     assert 5 <= len(served) <= 1000 // TOKENS
     counter = gateway.model.counter
     assert counter.used[test] == len(served) * TOKENS
-    # At every instant, the tokens used and the most that open requests could use fit.
+    # At every instant, the used tokens and the tokens that open requests could use are within the
+    # limit.
     assert counter.peak[test] <= 1000
 
 
@@ -213,7 +215,8 @@ def test_50_concurrent_calls_of_litellm_never_exceed_the_limit(
 def test_50_concurrent_calls_with_a_callback_never_exceed_the_limit(
     gateway: Gateway, loop: asyncio.AbstractEventLoop, stream: bool
 ) -> None:
-    """LiteLLM without the proxy: the recipe reserves, and its callback settles."""
+    """LiteLLM without the proxy: the recipe reserves tokens, and its callback settles the
+    reservation."""
     test = f"callback-{stream}"
 
     async def calls() -> List[Any]:
@@ -242,7 +245,7 @@ def test_50_concurrent_calls_with_a_callback_never_exceed_the_limit(
             results = await asyncio.gather(*[call() for _ in range(50)], return_exceptions=True)
             await asyncio.wait_for(limiter.settled(), 30)
             state = await client.peek({"model": test})
-            # A peek answers as a check does, which costs 1.
+            # A peek reports the same as a check, which costs 1.
             assert state.remaining == 999 - gateway.model.counter.used[test], state
             return results
 
