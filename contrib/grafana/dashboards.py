@@ -2,7 +2,7 @@
 """Writes the dashboards tidegate-operators.json and tidegate-fleet.json. Edit the panels here.
 
     ./dashboards.py           writes the files
-    ./dashboards.py --check   exits with 1 if a file is not what this program writes
+    ./dashboards.py --check   exits with 1 if a file differs from this program's output
 """
 
 import json
@@ -34,7 +34,7 @@ def rate_by(by, metric, labels=SERVER):
 
 
 def share(part, whole):
-    """Returns a query for a share, without a value where `whole` is 0."""
+    """Returns a query for a ratio, which has no value where `whole` is 0."""
     return f"{part} / ({whole} > 0)"
 
 
@@ -96,9 +96,9 @@ def heatmap(title, description, unit, query, width=12):
 
 
 def table(title, description, columns, hidden=(), width=24):
-    """A table of the present values. `columns` are queries with their names and units; the rows are
-    joined by their labels."""
-    # Grafana's names of the columns with values.
+    """A table of the current values. `columns` contains queries with their names and units. The
+    rows are joined by their labels."""
+    # Grafana's names for the value columns.
     values = ["Value"] if len(columns) == 1 else [f"Value #{one}" for one in "ABCDEFGH"]
     names = {value: name for value, (_, name, _) in zip(values, columns)}
     shown = panel("table", title, description, [(query, "") for query, _, _ in columns], width,

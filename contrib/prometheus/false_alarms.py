@@ -35,8 +35,9 @@ def add(one, other, weight):
 
 
 def usual_counts(per_minute, weights, unit):
-    """Returns values of the usual count and their probabilities. `weights` are pairs: how many
-    minutes of requests have which weight in the usual count, in units of 1 / `unit`."""
+    """Returns the values of the usual count and their probabilities. `weights` contains pairs of a
+    number of minutes and the weight that requests in these minutes have in the usual count, in
+    units of 1 / `unit`."""
     distribution = [1.0]
     for minutes, weight in weights:
         distribution = add(distribution, probabilities(per_minute * minutes), weight)
@@ -58,8 +59,8 @@ def exceeds(rate, usual):
 
 
 def main():
-    # The usual count is the average of counts of five minutes, so a request is in up to five
-    # minutes of them. Requests near the ends of the period are in fewer.
+    # The usual count is the average of five-minute counts, so a request is included for up to five
+    # minutes. Requests near the ends of the period are included for a shorter time.
     end = [(1, weight) for weight in (9, 7, 5, 3, 1)]
     # In the first five minutes of a series, the counts cover less than five minutes.
     short, hour = [(15, 10), *end], [(55, 10), *end, *end]

@@ -2,7 +2,7 @@
 """Writes tests-surge.yaml: the unit tests of the surge alerts, on Poisson noise with a fixed seed.
 
     ./poisson.py           writes the file
-    ./poisson.py --check   exits with 1 if the file is not what this program writes
+    ./poisson.py --check   exits with 1 if the file differs from this program's output
 """
 
 import os
@@ -30,7 +30,7 @@ tests:
 
 
 def poisson(draw, mean):
-    """Returns a random number with a Poisson distribution, by the gaps between arrivals."""
+    """Returns a random number with a Poisson distribution, by adding gaps between arrivals."""
     count, at = 0, draw.expovariate(1)
     while at < mean:
         count, at = count + 1, at + draw.expovariate(1)
@@ -54,8 +54,8 @@ def series(name, labels, samples):
 
 
 def traffic(seed, minutes, factor):
-    """Returns the series of a server. `factor(rule, minute)` multiplies the rate of denials of a rule,
-    and of the allowed requests for the rule None."""
+    """Returns the series of a server. `factor(rule, minute)` multiplies a rule's denial rate. For
+    the rule None, it multiplies the rate of allowed requests."""
     draw = random.Random(seed)
     target = {"job": "tidegate", "instance": "a:8082"}
     text = series("up", target, [f"1x{minutes * 60 // STEP}"])

@@ -1,4 +1,4 @@
-// A service that checks each request with Tidegate, with the standard library only.
+// A service that checks each request with Tidegate, using only the standard library.
 package main
 
 import (
@@ -22,7 +22,7 @@ type Tidegate struct {
 	Client *http.Client
 }
 
-// Verdict is the part of a response of /v1/check that a service needs.
+// Verdict contains the fields of a /v1/check response that a service needs.
 type Verdict struct {
 	Allowed      *bool  `json:"allowed"`
 	Reason       string `json:"reason"`
@@ -34,7 +34,7 @@ type Verdict struct {
 // ErrUncountable means that the client sent a value that cannot be counted, such as a long key.
 var ErrUncountable = errors.New("the request cannot be counted")
 
-// maxAnswer is longer than every response of a server.
+// maxAnswer is larger than any response of the server, in bytes.
 const maxAnswer = 1 << 20
 
 // Check decides a request and charges its cost. An error means that there is no decision.
@@ -130,7 +130,7 @@ func main() {
 		Token: os.Getenv("TIDEGATE_TOKEN"),
 		Client: &http.Client{
 			Timeout: timeout,
-			// The default keeps 2 idle connections to a host, too few for a busy service.
+			// The default of 2 idle connections per host is too low for a busy service.
 			Transport: &http.Transport{MaxIdleConnsPerHost: 100, IdleConnTimeout: time.Minute},
 			// A redirect could send the token to another server.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },

@@ -1,6 +1,6 @@
-"""LiteLLM: reserve the tokens of a call before it is sent, and settle what it used in a callback.
+"""LiteLLM: reserve the tokens of a call before it is sent, and settle its usage in a callback.
 
-The proxy of Tidegate does the same for every SDK and needs no code: see docs/llm.md.
+Tidegate's proxy does the same for every SDK without any code: see docs/llm.md.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TokenLimiter:
         self._is_settled.clear()
         SETTLE.limiters[call] = self
         if options.get("stream"):
-            # Without this option, a stream of OpenAI does not contain its usage.
+            # Without this option, OpenAI's streams do not contain the usage.
             options.setdefault("stream_options", {"include_usage": True})
         metadata = {**options.pop("metadata", {}), "tidegate_call": call}
         try:
@@ -51,7 +51,7 @@ class TokenLimiter:
             raise
 
     async def settle(self, call: str, tokens: int) -> None:
-        """Charges the tokens that a call has used."""
+        """Charges the tokens used by a call."""
         SETTLE.limiters.pop(call, None)
         reservation = self._open.pop(call, None)
         if reservation is not None:

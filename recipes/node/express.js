@@ -1,4 +1,4 @@
-// Express: two limiters that several processes share, and a limit on failed logins.
+// Express: two limiters shared by several processes, and a limit on failed logins.
 
 import express from "express";
 import { rateLimit } from "express-rate-limit";
@@ -10,14 +10,14 @@ const tidegate = new Tidegate({
   timeoutMs: Number(process.env.TIDEGATE_TIMEOUT_MS ?? 500),
 });
 const app = express();
-// The number of proxies in front of this application; `req.ip` is then the client's address.
+// The number of proxies in front of this application. `req.ip` is then the client's address.
 app.set("trust proxy", 1);
 
 // 1. express-rate-limit counts in Tidegate. No rules file is needed.
 const limits = { windowMs: 60_000, standardHeaders: "draft-8", legacyHeaders: false };
 app.use("/pages", rateLimit({ ...limits, limit: 10, store: new TidegateStore(tidegate) }));
 
-// 2. The rules file of Tidegate limits the API.
+// 2. Tidegate's rules file limits the API.
 app.use("/api", async (req, res, next) => {
   const entries = { path: req.originalUrl, ip: req.ip, customer: req.get("x-customer") };
   const verdict = await tidegate.check(entries);

@@ -1,4 +1,4 @@
-// Fastify: the rules file of Tidegate limits an API, and failed logins.
+// Fastify: Tidegate's rules file limits an API, and failed logins.
 
 import Fastify from "fastify";
 import { Tidegate } from "tidegate";
@@ -8,7 +8,7 @@ const tidegate = new Tidegate({
   url: process.env.TIDEGATE_URL,
   timeoutMs: Number(process.env.TIDEGATE_TIMEOUT_MS ?? 500),
 });
-// The networks of the proxies in front of this application; `request.ip` is then the client's
+// The networks of the proxies in front of this application. `request.ip` is then the client's
 // address.
 const app = Fastify({ trustProxy: "127.0.0.1" });
 

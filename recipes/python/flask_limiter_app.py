@@ -1,4 +1,4 @@
-"""Flask with flask-limiter: limits in the code, counts in Tidegate.
+"""Flask with flask-limiter: the limits are in the code, and the counts in Tidegate.
 
     flask --app flask_limiter_app run
 """

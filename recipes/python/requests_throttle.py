@@ -1,6 +1,6 @@
-"""requests: stay within the limit of another service, with all processes together.
+"""requests: stay within another service's limit, for all processes together.
 
-Each request takes a turn in a queue of the server, and waits until its turn comes.
+Each request takes a position in a queue on the server, and waits for its turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""requests: reserve the tokens of a language model before a call, and settle what it used."""
+"""requests: reserve a language model's tokens before a call, and settle the used tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FastAPI with slowapi: limits in the code, counts in Tidegate.
+"""FastAPI with slowapi: the limits are in the code, and the counts in Tidegate.
 
     uvicorn slowapi_app:app
 

@@ -9,7 +9,7 @@ import {
 } from "./verdict.js";
 
 const FAILURE_POLICIES = ["open", "closed", "throw"];
-/** The longest time of setTimeout, which treats longer times as one millisecond. */
+/** The longest delay of setTimeout, which treats longer delays as one millisecond. */
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
 
 export class Tidegate {
@@ -71,7 +71,7 @@ export class Tidegate {
     try {
       return await this.#call(path, body, read, [200, 429, 503], options);
     } catch (error) {
-      // A mistake in the call is never an admission.
+      // An error in the call never admits the request.
       if (policy === "throw" || !(error instanceof TidegateUnavailableError)) throw error;
       return verdictWithoutDecision(policy === "open", error);
     }
@@ -129,7 +129,7 @@ class Deadline {
     return this.#controller.signal;
   }
 
-  /** Without this, a long-lived signal of the caller would keep every request in memory. */
+  /** Without this method, a caller's long-lived signal would keep every request in memory. */
   clear() {
     clearTimeout(this.#timer);
     this.#caller?.removeEventListener("abort", this.#abort);
@@ -188,7 +188,7 @@ function unreachable(base, error, timeoutMs) {
     const message = `no answer from ${base.origin} within ${timeoutMs} ms`;
     return new TidegateUnavailableError(message, { cause: error });
   }
-  // The message of fetch is only "fetch failed"; the reason is in the cause.
+  // fetch's message is only "fetch failed"; the reason is in the cause.
   const why = error.cause?.message || error.cause?.code || error.message;
   return new TidegateUnavailableError(`cannot reach ${base.origin}: ${why}`, { cause: error });
 }

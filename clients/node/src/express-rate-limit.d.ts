@@ -3,9 +3,9 @@ import type { ClientRateLimitInfo, Store } from "express-rate-limit";
 import type { Tidegate } from "./index.js";
 
 export interface TidegateStoreOptions {
-  /** Text before each key. Limiters that count the same keys need different prefixes. */
+  /** A prefix for each key. Limiters that count the same keys need different prefixes. */
   prefix?: string;
-  /** Is called if a hit could not be refunded. Default: a warning of the process. */
+  /** Called if a hit could not be refunded. Default: a process warning. */
   onError?: (error: Error) => void;
 }
 

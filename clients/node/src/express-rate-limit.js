@@ -1,18 +1,18 @@
 // A store for express-rate-limit. The store counts and the middleware compares, so the store does
 // not know the limit.
 //
-// A key has one fixed window on the server that never denies. Hits cost 1 unit and refunds cost
-// `REFUND` units, so that one counter holds both numbers:
+// Each key has one fixed window on the server, which never denies. Hits cost 1 unit and refunds
+// cost `REFUND` units, so that one counter contains both numbers:
 //
 //     units = hits + refunds * REFUND
 //
-// One counter cannot be read between a hit and a refund, and both numbers have the same window.
+// With a single counter, both numbers are read together, and have the same window.
 
 import { createHash } from "node:crypto";
 
 import { TidegateError, TidegateUnavailableError } from "./errors.js";
 
-/** The largest limit of the server. */
+/** The server's maximum limit. */
 const LIMIT = 999_999_999_999_999;
 const REFUND = 1_000_000_000;
 /** The server accepts keys of 1 to 1,023 bytes. */
@@ -48,7 +48,7 @@ export class TidegateStore {
 
   async increment(key) {
     const { totalHits, resetTime } = info(await this.#charge(key, 1));
-    // A concurrent refund may not be undone yet; this hit counts in any case.
+    // A concurrent refund may not have been undone yet. This hit counts in any case.
     return { totalHits: Math.max(totalHits, 1), resetTime };
   }
 
@@ -65,7 +65,7 @@ export class TidegateStore {
   }
 
   async resetKey(key) {
-    // A state of another kind replaces the window; this one ends after a millisecond.
+    // A state of another algorithm replaces the window. This state expires after a millisecond.
     const limit = { algorithm: "gcra", rate: "1/1ms" };
     await this.#client.throttle(this.#serverKey(key), limit, { onFailure: "throw" });
   }
@@ -75,7 +75,7 @@ export class TidegateStore {
     if (before.hits <= before.refunds) return;
     const after = await this.#charge(key, REFUND);
     const isNextWindow = after.resetAfterMs > before.resetAfterMs;
-    // The window ended meanwhile, or another refund was faster. One more hit undoes this refund.
+    // The window has ended, or another refund was faster. One more hit undoes this refund.
     if (isNextWindow || after.hits < after.refunds) await this.#charge(key, 1);
   }
 
@@ -101,7 +101,7 @@ export class TidegateStore {
       window: `${this.#windowMs}ms`,
       anchor: "first_request",
     };
-    // The option `passOnStoreError` of the middleware determines what a failure means.
+    // The middleware's option `passOnStoreError` determines what happens after a failure.
     const verdict = await this.#client.throttle(this.#serverKey(key), window, {
       ...options,
       onFailure: "throw",

@@ -16,7 +16,7 @@ export interface TidegateHookOptions {
     /** Returns the final cost; 0 refunds everything. */
     settle: (request: FastifyRequest, reply: FastifyReply) => number | Promise<number>;
   };
-  /** Is called if a reservation could not be settled. Default: a warning of the process. */
+  /** Called if a reservation could not be settled. Default: a process warning. */
   onSettleError?: (error: Error) => void;
 }
 

@@ -36,7 +36,7 @@ export function tidegateHook(client, options = {}) {
   };
 }
 
-/** `request.ip` follows the setting `trustProxy` of Fastify. */
+/** `request.ip` depends on Fastify's setting `trustProxy`. */
 function standardEntries(request) {
   return { method: request.method, path: request.url, ip: request.ip || undefined };
 }
@@ -56,24 +56,24 @@ function answerFailure(reply, error) {
 }
 
 function send(reply, { status, headers, body }) {
-  // Fastify would add a charset to a text, which the type of a problem document does not have.
+  // Fastify would add a charset to a string, but a problem document's media type has none.
   return reply.code(status).headers(headers).send(Buffer.from(body));
 }
 
 function settleAtEnd({ client, verdict, request, reply, reserve, cost, onSettleError }) {
-  // HTTP/2 responses of Node have no `writableFinished`.
+  // Node's HTTP/2 responses do not have `writableFinished`.
   let isComplete = false;
   const settle = async () => {
     try {
-      // If the client disconnects before the response, the reserved cost stays charged. Otherwise
-      // a client could make its failures free.
+      // If the client disconnects before the response, the reserved cost stays charged. Otherwise,
+      // a client could avoid being charged for its failures.
       const final = isComplete ? await reserve.settle(request, reply) : cost;
       await client.settle(verdict.reservation, final);
     } catch (error) {
       onSettleError(error);
     }
   };
-  // The client may have disconnected while the server decided.
+  // The client may have disconnected during the decision.
   if (request.raw.destroyed || reply.raw.destroyed) return void settle();
   reply.raw.once("finish", () => (isComplete = true));
   reply.raw.once("close", settle);

@@ -1,7 +1,7 @@
 /** Values that describe a request. Values that are `undefined` or `null` are left out. */
 export type Entries = Record<string, string | number | bigint | null | undefined>;
 
-/** The decision of a call if the server does not respond. */
+/** What a call does if the server does not respond. */
 export type FailurePolicy = "open" | "closed" | "throw";
 
 export interface TidegateOptions {
@@ -9,25 +9,25 @@ export interface TidegateOptions {
   url?: string;
   /** The token of `listen.http`. */
   token?: string;
-  /** The time for a whole call, in milliseconds. Default: 1000. */
+  /** The timeout for a whole call, in milliseconds. Default: 1000. */
   timeoutMs?: number;
   /** Default: `throw`. */
   onFailure?: FailurePolicy;
-  /** Default: the `fetch` of Node. */
+  /** Default: Node's `fetch`. */
   fetch?: typeof globalThis.fetch;
 }
 
 export interface CallOptions {
-  /** Ends the call early. The call then rejects with the reason of the signal. */
+  /** Aborts the call. The call then rejects with the signal's reason. */
   signal?: AbortSignal;
-  /** Replaces the `timeoutMs` of the client. */
+  /** Replaces the client's `timeoutMs`. */
   timeoutMs?: number;
 }
 
 export interface DecisionOptions extends CallOptions {
   /** The units to charge. Default: 1. */
   cost?: number;
-  /** Replaces the `onFailure` of the client. */
+  /** Replaces the client's `onFailure`. */
   onFailure?: FailurePolicy;
 }
 
@@ -37,7 +37,7 @@ export interface CheckOptions extends DecisionOptions {
 }
 
 export interface ThrottleOptions extends DecisionOptions {
-  /** `true` charges nothing. */
+  /** `true` reads the state without charging. */
   peek?: boolean;
 }
 
@@ -51,7 +51,7 @@ export interface RenewOptions extends CallOptions {
   ttl?: string;
 }
 
-/** A limit: a shorthand such as `20/min`, several limits, or the fields of the rules file. */
+/** A limit: a short form such as `20/min`, the fields of the rules file, or several limits. */
 export type Limit = string | LimitFields | Array<string | LimitFields>;
 
 export interface LimitFields {
@@ -68,12 +68,12 @@ export interface LimitFields {
 
 /** One limit of a verdict. */
 export interface LimitVerdict {
-  /** `null` if the limit is part of the request. */
+  /** `null` if the limit is part of the call. */
   rule: string | null;
   /** A short form of the limit, such as `20/min`. */
   policy: string;
   allowed: boolean;
-  /** Whether the request is admitted over the limit, within the `soft` allowance. */
+  /** Whether the request is over the limit but admitted within the `soft` allowance. */
   overLimit: boolean;
   limit: number | null;
   remaining: number | null;
@@ -84,7 +84,7 @@ export interface LimitVerdict {
   shadow: boolean;
 }
 
-/** A decision. The fields have the meaning of `/v1/check`. */
+/** A decision. The fields have the same meaning as in the response of `/v1/check`. */
 export interface Verdict {
   allowed: boolean;
   /** Why the request is denied. */
@@ -93,13 +93,13 @@ export interface Verdict {
   limit: number | null;
   remaining: number | null;
   resetAfterMs: number | null;
-  /** Milliseconds until the same request passes: 0 if allowed, `null` for never. */
+  /** Milliseconds until the same request would be allowed: 0 if it is, `null` for never. */
   retryAfterMs: number | null;
   retryAfterEstimated: boolean;
-  /** How long the caller must delay an allowed request. Above 0 only for a queue. */
+  /** How long the caller must delay an allowed request. Above 0 only for a queued limit. */
   delayMs: number;
   exactness: "exact" | "local" | "none";
-  /** `client` if the server did not decide, so that `onFailure` applied. */
+  /** `client` if the server did not decide and `onFailure` was applied. */
   source?: "redis" | "cache" | "local" | "policy" | "client";
   limits: LimitVerdict[];
   /** `ratelimit`, `ratelimit-policy`, `retry-after` and `x-ratelimit-*`, for the end client. */
@@ -119,7 +119,7 @@ export interface Settled {
   settled: number;
   /** The reserved units that are refunded. */
   released: number;
-  /** The units beyond the reserved ones. */
+  /** The charged units beyond the reserved units. */
   over: number;
 }
 
@@ -130,15 +130,15 @@ export interface Renewed {
 }
 
 export interface WithReservationOptions<T> extends ReserveOptions {
-  /** Returns the final cost of a result. */
+  /** Returns the final cost, given the function's result. */
   settle: (value: T) => number | Promise<number>;
   /** Whether the reservation is renewed while the function runs. Default: `true`. */
   renew?: boolean;
-  /** Is called if the reservation could not be settled. Default: a warning of the process. */
+  /** Called if the reservation could not be settled. Default: a process warning. */
   onSettleError?: (error: Error) => void;
 }
 
-/** What `withReservation` passes to the function. */
+/** The argument that `withReservation` passes to the function. */
 export interface Running {
   verdict: ReservedVerdict;
   signal?: AbortSignal;
@@ -154,23 +154,23 @@ export type ReservationResult<T> =
       settled: Settled | undefined;
     };
 
-/** A client of one Tidegate server. It has no state, so one client serves a whole process. */
+/** A client of a Tidegate server. It is stateless, so one client serves a whole process. */
 export class Tidegate {
   constructor(options?: TidegateOptions);
-  /** Decides a request by the rules of the server, and charges its cost. */
+  /** Decides a request by the server's rules, and charges its cost if it is allowed. */
   check(entries: Entries, options?: CheckOptions): Promise<Verdict>;
-  /** Decides a request by the rules of the server, and charges nothing. */
+  /** Decides a request by the server's rules without charging it. */
   peek(entries: Entries, options?: CheckOptions): Promise<Verdict>;
   /** Decides a request by a limit that is part of the call. */
   throttle(key: string, limit: Limit, options?: ThrottleOptions): Promise<Verdict>;
   /** Charges a cost that is corrected later by `settle`. */
   reserve(entries: Entries, options?: ReserveOptions): Promise<ReservedVerdict>;
-  /** Ends a reservation at its final cost. A cost of 0 cancels it. */
+  /** Settles a reservation at its final cost. A cost of 0 cancels it. */
   settle(reservation: string, cost: number, options?: CallOptions): Promise<Settled>;
   /** Extends a reservation. */
   renew(reservation: string, options?: RenewOptions): Promise<Renewed>;
   /**
-   * Reserves, runs the function if the request is allowed, and settles at the cost of its result.
+   * Reserves, runs the function if the request is allowed, and settles at the final cost.
    * If the function throws, the reservation is cancelled and the error is thrown.
    */
   withReservation<T>(
@@ -180,10 +180,10 @@ export class Tidegate {
   ): Promise<ReservationResult<T>>;
 }
 
-/** The base class of the errors of this package. */
+/** The base class of this package's errors. */
 export class TidegateError extends Error {}
 
-/** The server rejected the call: the call, the token or the settings have a mistake. */
+/** The server rejected the call, because the call, the token or the settings are wrong. */
 export class TidegateRequestError extends TidegateError {
   constructor(
     message: string,
@@ -195,9 +195,9 @@ export class TidegateRequestError extends TidegateError {
   status: 400 | 500;
   /** The same number, for Fastify. */
   statusCode: 400 | 500;
-  /** The field that is wrong. */
+  /** The invalid field. */
   field: string | undefined;
-  /** The problem document of the server. */
+  /** The server's problem document. */
   problem: unknown;
 }
 

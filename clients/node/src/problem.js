@@ -1,7 +1,7 @@
-// The HTTP response to a denied request: a problem document (RFC 9457), as Tidegate's reverse proxy
-// sends it. It does not name rules, because their names can reveal information to clients.
+// The HTTP response to a denied request: a problem document (RFC 9457), as sent by Tidegate's
+// reverse proxy. It does not contain rule names, because they could reveal information to clients.
 
-/** The maximum number of policies in the RateLimit fields, and so in the document. */
+/** The maximum number of policies in the RateLimit fields, and thus in the document. */
 const MAX_POLICIES = 8;
 
 const UNITS = [
@@ -40,7 +40,7 @@ function detail(verdict) {
     : `${longest.policy} exceeded; ${again}`;
 }
 
-/** The names of the policies in the RateLimit fields: a repeated name has a number. */
+/** The policy names in the RateLimit fields. Repeated names are numbered. */
 function violatedPolicies(verdict) {
   const seen = new Map();
   const names = [];
@@ -60,7 +60,7 @@ function waitOf(limit) {
   return limit.retryAfterMs ?? Infinity;
 }
 
-/** Rounds a wait up to whole seconds, or to milliseconds below a second. */
+/** Rounds a wait time up to whole seconds, or to whole milliseconds if it is below a second. */
 function readable(ms) {
   if (ms < 1_000) return `${Math.ceil(ms)}ms`;
   const seconds = Math.ceil(ms / 1_000);

@@ -1,10 +1,10 @@
-// Runs a function while a reservation is outstanding, and settles it afterwards.
+// Runs a function with a reservation, and settles the reservation afterwards.
 
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { TidegateRequestError, TidegateUnavailableError } from "./errors.js";
 
-/** The delays before each repetition of a settlement. A repeated settlement takes effect once. */
+/** The delays before the retries of a settlement. A repeated settlement takes effect only once. */
 const SETTLE_RETRIES_MS = [50, 250];
 
 export async function holdReservation(client, entries, options, run) {
@@ -61,13 +61,13 @@ class HeldReservation {
         this.#token = renewed.reservation;
         expiresAt = Date.now() + renewed.expiresInMs;
       } catch (error) {
-        // After a failure the next attempt follows in half of the time that is left.
+        // After a failure, the next attempt follows after half of the remaining time.
         if (!(error instanceof TidegateUnavailableError) || Date.now() > expiresAt) return;
       }
     }
   }
 
-  /** Settles at `cost`. Returns `undefined` if there is nothing to settle, or if it failed. */
+  /** Settles at `cost`. Returns `undefined` if there is nothing to settle, or after a failure. */
   async end(cost, onSettleError) {
     this.#stop.abort();
     await this.#renewals;

@@ -1,9 +1,9 @@
-// Parses the responses of the server. A response that does not have the documented form is an
-// error, and never an admission.
+// Parses the server's responses. A response that does not have the documented form is an error, and
+// never admits the request.
 
 import { TidegateUnavailableError } from "./errors.js";
 
-/** The header fields of a response that are for the end client. */
+/** The response header fields for the end client. */
 const RATE_LIMIT_FIELDS = [
   "ratelimit",
   "ratelimit-policy",
@@ -65,7 +65,7 @@ export function readRenewed(status, headers, body) {
   };
 }
 
-/** The verdict if the server did not decide, so that a setting of the client applies. */
+/** The verdict according to the client's settings, if the server did not decide. */
 export function verdictWithoutDecision(allowed, error) {
   return {
     allowed,

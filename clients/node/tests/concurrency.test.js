@@ -56,7 +56,7 @@ test("parallel hits and refunds of a store add up", async () => {
   });
   await Promise.all(calls);
   assert.equal((await store.get("sum")).totalHits, 50);
-  // More refunds than hits are undone, so that they admit nothing.
+  // Refunds beyond the number of hits are undone, so that they do not admit any requests.
   await Promise.all(Array.from({ length: 80 }, () => store.decrement("sum")));
   assert.equal((await store.get("sum")).totalHits, 0);
   assert.equal((await store.increment("sum")).totalHits, 1);

@@ -35,7 +35,7 @@ async function application(t, limiter, handler = (req, res) => res.send("hello")
   const app = express();
   app.use(limiter);
   app.get("/", handler);
-  // Express logs errors unless a handler takes them.
+  // Express logs errors unless a handler handles them.
   app.use((error, req, res, next) => res.status(error.status ?? 500).send(error.message));
   const listening = app.listen(0, "127.0.0.1");
   await once(listening, "listening");
@@ -92,7 +92,7 @@ describe("the store", () => {
 
   test("a refund in the next window admits nothing there", async () => {
     const store = newStore({}, 500);
-    // The window ends between the two calls of a refund, and the next one has a hit.
+    // The window ends between the two calls of a refund, and the next window has a hit.
     const late = new Tidegate({
       url: server.url,
       timeoutMs: 10_000,
@@ -110,7 +110,7 @@ describe("the store", () => {
     await store.increment("a");
     await other.decrement("a");
     const info = await store.get("a");
-    // On a slow machine, this window may have ended, too.
+    // On a slow machine, this window may also have ended.
     assert.ok(info === undefined || info.totalHits === 1, JSON.stringify(info));
   });
 

@@ -1,4 +1,4 @@
-// The behaviour of the client without a decision: servers that are dead, slow, or not Tidegate.
+// The client's behaviour without a decision: servers that are dead, slow, or not Tidegate.
 
 import assert from "node:assert/strict";
 import { once } from "node:events";
@@ -9,7 +9,7 @@ import { Tidegate, TidegateUnavailableError, problem } from "tidegate";
 
 import { startServer } from "./server.js";
 
-/** Starts a server with the handler `answer`, and returns a client of it. */
+/** Starts a server with the handler `answer`, and returns a client for it. */
 async function pretending(t, answer, options = {}) {
   const server = createServer(answer).listen(0, "127.0.0.1");
   await once(server, "listening");

@@ -82,11 +82,11 @@ test("the client's address follows trustProxy", async (t) => {
   for (let request = 0; request < 3; request += 1) {
     await trusting.send("/api/a", from("203.0.113.9, 198.51.100.2"));
   }
-  // The left address is forged; the client is the same.
+  // The left address is forged, so the client is the same.
   const forged = await trusting.send("/api/a", from("203.0.113.77, 198.51.100.2"));
   assert.equal(forged.status, 429);
   assert.equal((await trusting.send("/api/a", from("198.51.100.3"))).status, 200);
-  // Without trustProxy the header is ignored. The first test has exhausted the limit.
+  // Without trustProxy, the header is ignored. The first requests have exhausted the limit.
   const plain = await application(t);
   assert.equal((await plain.send("/api/a", from("198.51.100.4"))).status, 429);
 });
@@ -161,7 +161,7 @@ test("a queue delays the request", async (t) => {
   await send("/print");
   const begin = performance.now();
   await Promise.all([send("/print"), send("/print"), send("/print")]);
-  // Three requests of a queue that passes one each 100 ms.
+  // Three requests in a queue that admits one request per 100 ms.
   assert.ok(performance.now() - begin > 150);
 });
 
@@ -244,7 +244,7 @@ test("HTTP/2 responses and injected requests are settled", async (t) => {
     stream.resume();
     await once(stream, "close");
   }
-  // Otherwise the application waits for the session when it closes.
+  // Otherwise, the application would wait for the session when it closes.
   session.destroy();
   const plain = await application(t, { hook });
   await plain.app.inject({ method: "POST", url: "/login", headers: { password: "right" } });
@@ -256,7 +256,7 @@ test("reserve needs a function that returns the final cost", () => {
   assert.throws(() => tidegateHook(tidegate, { reserve: {} }), /reserve\.settle: expected/);
 });
 
-/** Sends bytes, which fetch would not send, and returns the answer. */
+/** Sends raw bytes that fetch would not send, and returns the response. */
 async function raw(app, bytes) {
   const socket = connect(app.server.address().port, "127.0.0.1");
   socket.write(bytes);

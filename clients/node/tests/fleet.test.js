@@ -28,7 +28,7 @@ test("any server settles a reservation, once", async () => {
   assert.equal(source, "redis");
   assert.equal((await other.check({ user: "settle" }, { cost: 3 })).allowed, false);
   assert.deepEqual(await other.settle(reservation, 1), { settled: 1, released: 7, over: 0 });
-  // A repeated call gets the same answer.
+  // A repeated call gets the same response.
   assert.deepEqual(await one.settle(reservation, 1), { settled: 1, released: 7, over: 0 });
   await assert.rejects(one.settle(reservation, 2), { serverStatus: 404 });
   assert.equal((await one.check({ user: "settle" }, { cost: 9 })).remaining, 0);

@@ -1,4 +1,4 @@
-// The package as it is published: its files, its entry points and their declarations.
+// The published package: its files, its entry points and their declarations.
 
 import assert from "node:assert/strict";
 import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -40,7 +40,7 @@ test("the published package has no dependencies and works alone", async (t) => {
   assert.deepEqual(exported, names.map(declared));
 });
 
-/** Returns the values that a declaration file exports. */
+/** Returns the values exported by a declaration file. */
 function declared(name) {
   const text = readFileSync(join(PACKAGE, `src/${ENTRY_POINTS[name]}.d.ts`), "utf8");
   const values = text.matchAll(/^export (?:class|function|const) (\w+)/gm);

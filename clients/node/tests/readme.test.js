@@ -14,7 +14,7 @@ const BLOCK = /^```(js|console)\n([^]*?)^```$/gm;
 test("the examples of README.md work as documented", async (t) => {
   const quickstart = readFileSync(join(repository, "examples/quickstart.yaml"), "utf8");
   const server = await startServer(/^rules:\n([^]*)$/m.exec(quickstart)[1]);
-  // Programs in a folder of the package resolve `tidegate`, Express and Fastify.
+  // Programs in a folder inside the package can import `tidegate`, Express and Fastify.
   const folder = mkdtempSync(join(PACKAGE, ".readme-"));
   let background;
   t.after(async () => {
@@ -54,7 +54,7 @@ test("the examples of README.md work as documented", async (t) => {
   assert.equal(commands, 8);
 });
 
-/** Splits a block into commands and what they print. */
+/** Splits a block into commands and their output. */
 function steps(block) {
   return block
     .split(/^\$ /m)
@@ -65,7 +65,7 @@ function steps(block) {
     });
 }
 
-/** A slow machine may print a shorter wait. */
+/** Normalizes wait times, because a slow machine may print a shorter one. */
 function normal(output) {
   return output.replace(/retry in \d+ s/g, "retry in N s").replace(/\s+$/gm, "");
 }

@@ -1,4 +1,4 @@
-// Runs the recipes as their readers do, with the real frameworks and a real server.
+// Runs the recipes as readers would, with the real frameworks and a real server.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -49,7 +49,7 @@ async function limitsTheApi(get) {
   assert.match(denied.headers.get("content-type"), /^application\/problem\+json/);
   assert.match(denied.headers.get("retry-after"), /^\d+$/);
   assert.equal((await denied.json()).status, 429);
-  // A customer that is too long to be counted must not pass uncounted.
+  // A customer name that is too long to be counted must not be admitted uncounted.
   assert.equal((await get("/api/orders", { "x-customer": "x".repeat(5_000) })).status, 400);
 }
 

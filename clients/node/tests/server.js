@@ -17,7 +17,7 @@ after(() => {
 
 export const repository = fileURLToPath(new URL("../../../", import.meta.url));
 
-/** Starts a server with these rules, which are YAML. */
+/** Starts a server with these rules in YAML. */
 export async function startServer(rules = "", { listen = "127.0.0.1:0", more = "", env } = {}) {
   const folder = mkdtempSync(join(tmpdir(), "tidegate-node-"));
   const config = join(folder, "tidegate.yaml");
@@ -55,7 +55,7 @@ export function start(program, args, ready, { cwd, env } = {}) {
   });
 }
 
-/** Runs a program to its end, and returns its standard output. */
+/** Runs a program until it exits, and returns its standard output. */
 export function run(program, args, { cwd, env, input } = {}) {
   const child = spawn(program, args, { cwd, env: { ...process.env, ...env } });
   running.add(child);

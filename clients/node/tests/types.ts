@@ -1,4 +1,4 @@
-// Compiled only: the declarations accept what the documentation shows.
+// Only compiled, not run: checks that the declarations accept the documented usage.
 
 import express from "express";
 import { rateLimit } from "express-rate-limit";
@@ -27,7 +27,7 @@ export async function decisions(): Promise<string> {
     const renewed = await tidegate.renew(reservation, { ttl: "30s" });
     await tidegate.settle(renewed.reservation, 1);
   }
-  // @ts-expect-error A policy is one of three texts.
+  // @ts-expect-error A policy is one of three strings.
   new Tidegate({ onFailure: "opne" });
   // @ts-expect-error A limit is required.
   await tidegate.throttle("a");

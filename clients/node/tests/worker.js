@@ -1,5 +1,5 @@
-// A second process for the tests of concurrency: `node worker.js URL KEY CALLS LIMIT [store]`.
-// It prints the number of calls that passed.
+// A second process for the concurrency tests: `node worker.js URL KEY CALLS LIMIT [store]`. It
+// prints the number of allowed calls.
 
 import { Tidegate } from "tidegate";
 import { TidegateStore } from "tidegate/express-rate-limit";

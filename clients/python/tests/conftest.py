@@ -59,7 +59,7 @@ class Server:
         wait_until(self._answers, f"{BINARY} to listen")
 
     def kill(self) -> None:
-        """Kills the server as a crash does."""
+        """Kills the server, as in a crash."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()

@@ -285,7 +285,7 @@ class TestAuthentication:
         server = start_server(http=", token: a-secret-of-the-tests")
         assert Client(server.url, token="a-secret-of-the-tests").check({}).allowed
         for token in (None, "wrong"):
-            # A wrong token is a mistake of the configuration, so `on_failure` does not hide it.
+            # A wrong token is a configuration error, so `on_failure` does not hide it.
             client = Client(server.url, token=token, on_failure="open")
             with pytest.raises(tidegate.Unauthorized):
                 client.check({})
@@ -359,7 +359,7 @@ class TestFailures:
         with pytest.raises(tidegate.Unavailable):
             with Client(server.url).reserve({"model": "m"}) as reservation:
                 server.kill()
-        # The reservation is still there to be settled again.
+        # The token is kept, so that the reservation can be settled again.
         assert reservation.token is not None
         server.start()
 

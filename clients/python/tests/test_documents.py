@@ -1,4 +1,4 @@
-"""Runs the examples of the README against a server with the rules of the README."""
+"""Runs the README's examples against a server with the README's rules."""
 
 from __future__ import annotations
 

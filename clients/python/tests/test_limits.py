@@ -31,7 +31,7 @@ def server(request: pytest.FixtureRequest, start_server: StartServer) -> Server:
     if request.param == "memory":
         return start_server()
     redis: RedisServer = request.getfixturevalue("redis")
-    # The timeout is long because the machine of the tests can be busy.
+    # The timeout is long, because the test machine may be busy.
     store = f'store: {{redis: "redis://127.0.0.1:{redis.port}", timeout: 5s}}'
     return start_server(RULES, more=store)
 
@@ -143,7 +143,7 @@ class TestFixedWindow:
     def test_a_reader_finds_the_window_in_the_key(
         self, storage: TidegateStorage, limit: str, user: str
     ) -> None:
-        """`get` and `get_expiry` have no parameter for the window."""
+        """`get` and `get_expiry` do not have a parameter for the window."""
         item = parse(limit)
         key = item.key_for(user)
         storage.incr(key, item.get_expiry())
@@ -191,7 +191,7 @@ class TestSlidingWindowCounter:
         # The server reports only the weighted sum, which is the current count here.
         assert (previous, current) == (0, 10)
         assert 2 < left <= 4
-        # Half a window later, half of the count of the previous window is left.
+        # Half a window later, half of the previous window's count is left.
         time.sleep(left - 2 + 1)
         assert 3 <= limiter.get_window_stats(item, "user").remaining <= 6
 

@@ -1,4 +1,4 @@
-"""The ASGI and the WSGI middleware, over real HTTP servers, and their parts."""
+"""The ASGI and WSGI middleware, over real HTTP servers, and its parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import tidegate
 from tidegate import AsgiMiddleware, AsyncClient, Client, WsgiMiddleware
 from tidegate._middleware import ClientAddress, EntryReader, RequestHead, parse_address
 
-# Makes the middleware with these arguments and returns the URL of the application.
+# Creates the middleware with these arguments, and returns the application's URL.
 Serve = Callable[..., str]
 
 
@@ -112,7 +112,7 @@ def test_a_denial_is_a_problem_document(serve: Serve, unique: str) -> None:
     assert problem["detail"].startswith("3/min exceeded; retry in ")
     assert 55_000 < problem["retry_after_ms"] <= 60_000
     assert "per-ip" not in denied.text
-    # Another spelling of the path is the same path.
+    # A different spelling of the same path.
     assert get(f"{url}//%6cimited", x_forwarded_for=address).status_code == 429
     assert get(f"{url}/free", x_forwarded_for=address).status_code == 200
 
@@ -216,7 +216,7 @@ def test_exactly_the_limit_passes(serve: Serve, unique: str) -> None:
 
 
 class TestWebSockets:
-    """Runs without a server: the events are simple, and a client would be another dependency."""
+    """Runs without a server: events are simple, and a client would be another dependency."""
 
     def handshake(self, server: Server, unique: str, **scope: Any) -> List[Dict[str, Any]]:
         sent: List[Dict[str, Any]] = []
@@ -320,12 +320,12 @@ def head(peer: Any, *forwarded: str) -> RequestHead:
         (["10.0.0.0/8"], "10.0.0.1", ["198.51.100.1:4711, 10.0.0.2:80"], "198.51.100.1"),
         (["10.0.0.0/8"], "10.0.0.1", ["[2001:db8::1]:4711"], "2001:db8::1"),
         (["10.0.0.0/8"], "10.0.0.1", ["::ffff:198.51.100.1"], "198.51.100.1"),
-        # An invalid or missing address counts as that of the proxy that sent it.
+        # If an address is invalid or missing, the address of the proxy that sent it is used.
         (["10.0.0.0/8"], "10.0.0.1", ["198.51.100.1, unknown, 10.0.0.2"], "10.0.0.2"),
         (["10.0.0.0/8"], "10.0.0.1", [], "10.0.0.1"),
         (["10.0.0.0/8"], "10.0.0.1", ["10.0.0.3"], "10.0.0.3"),
         (["fd00::/8"], "fd00::1", ["198.51.100.1"], "198.51.100.1"),
-        # A Unix socket has no address.
+        # A peer on a Unix socket does not have an address.
         ([], None, ["198.51.100.1"], "127.0.0.1"),
         ([], "", ["198.51.100.1"], "127.0.0.1"),
         (["unix"], None, ["198.51.100.1"], "198.51.100.1"),

@@ -1,4 +1,4 @@
-"""Runs each recipe with the real framework against a real server with the rules of the recipes."""
+"""Runs each recipe with the real framework against a real server with the recipes' rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RECIPES = REPOSITORY / "recipes" / "python"
 @pytest.fixture(scope="module")
 def server(start_server: StartServer) -> Server:
     rules = (RECIPES / "rules.yaml").read_text()
-    # Each test server has a port of its own.
+    # Each test server has its own port.
     listen, _, rest = rules.partition("\n")
     assert listen.startswith("listen:")
     return start_server(rest)
@@ -50,7 +50,7 @@ def recipe(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 class Service:
-    """A service that counts the times of its requests, and answers with the usage of a model."""
+    """A service that records the times of its requests, and responds with a model's usage."""
 
     def __init__(self) -> None:
         self.times: List[float] = []
@@ -102,14 +102,14 @@ def test_requests_throttle(server: Server, service: Service) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as processes:
         sent = processes.starmap(_send_throttled, [arguments, arguments])
     assert sent == [10, 10]
-    # 20 requests of two processes at 10 a second take at least 1.9 s.
+    # 20 requests from two processes, at 10 per second, take at least 1.9 s.
     assert len(service.times) == 20
     assert service.times[-1] - service.times[0] >= 1.8
 
 
 def test_requests_throttle_gives_up(recipe: Any) -> None:
     class Full(tidegate.Client):
-        """A client of a server whose queue is full."""
+        """A client for a server whose queue is full."""
 
         def check(self, *_: Any, **__: Any) -> tidegate.Verdict:
             return tidegate.Verdict(allowed=False, reason="limit", retry_after=31.0)
@@ -160,7 +160,7 @@ def test_fastapi(server: Server, recipe: Any) -> None:
 def test_flask(
     start_server: StartServer, recipe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The same clients as those of the FastAPI recipe, so a server of its own.
+    # Use a separate server, because the clients are the same as in the FastAPI recipe.
     own = start_server((RECIPES / "rules.yaml").read_text().partition("\n")[2])
     monkeypatch.setenv("TIDEGATE_URL", own.url)
     with serve_wsgi(recipe("flask_app").app) as url:

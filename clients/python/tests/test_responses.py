@@ -28,7 +28,7 @@ Answer = Tuple[int, Dict[str, str], bytes]
 
 
 class Scripted:
-    """A server that sends the responses of a list in order, and then repeats the last one."""
+    """A server that sends the responses in a list in order, and then repeats the last one."""
 
     def __init__(self) -> None:
         self.answers: List[Answer] = []
@@ -42,7 +42,7 @@ class Scripted:
                 answers = scripted.answers
                 status, headers, content = answers.pop(0) if len(answers) > 1 else answers[0]
                 if status == 0:
-                    # The connection ends without a response.
+                    # Close the connection without a response.
                     self.close_connection = True
                     return
                 self.send_response(status)
@@ -140,7 +140,7 @@ def test_null_means_never(scripted: Scripted) -> None:
 def test_a_denial_of_the_store_is_a_verdict(scripted: Scripted) -> None:
     denial = changed(allowed=False, reason="store", rule=None, limit=None, remaining=None)
     scripted.says((503, {**denial, "reset_after_ms": None, "retry_after_ms": 1000}))
-    # The server has decided by its own policy, which `on_failure` does not overrule.
+    # The server has decided by its own policy, which `on_failure` does not override.
     verdict = Client(scripted.url, on_failure="open").check({})
     assert not verdict.allowed and verdict.is_undecided and verdict.retry_after == 1.0
 
@@ -205,7 +205,7 @@ class TestSettling:
 
 
 def test_a_decision_is_never_repeated(scripted: Scripted) -> None:
-    """A request whose response was lost was possibly charged, so it is not sent again."""
+    """A request whose response was lost may have been charged, so it is not sent again."""
     scripted.says((0, b""), (200, VERDICT))
     with pytest.raises(tidegate.Unavailable):
         Client(scripted.url).check({})

@@ -1,4 +1,4 @@
-"""Replaces the storages by those of Tidegate in a copy of the test suite of `limits`."""
+"""Replaces the storages with Tidegate's in a copy of the test suite of `limits`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL_STORAGES_ASYNC = {
 
 
 def edit(path: Path, old: str, new: str) -> None:
-    """Replaces a text that occurs once. A new version of the suite fails here, not silently."""
+    """Replaces a string that occurs once. Fails if a new version of the suite has changed it."""
     text = path.read_text()
     if text.count(old) != 1:
         sys.exit(f"{path}: expected to find {old!r} once, found it {text.count(old)} times")

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
         command = [os.environ["TIDEGATE_BIN"], "serve", "--config", str(rules)]
         server = subprocess.Popen(command, stdout=log, stderr=log)
     config.add_cleanup(server.kill)
-    # `tests/utils.py` reads it when it is imported.
+    # `tests/utils.py` reads this variable when it is imported.
     os.environ["TIDEGATE_HOST"] = host
     storage = TidegateStorage(f"tidegate://{host}")
     end = time.monotonic() + 30
@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def empty_storage(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Gives each test a unique key prefix. The original deletes all keys of Redis instead."""
+    """Gives each test a unique key prefix. The original deletes all Redis keys instead."""
     prefix = f"{request.node.nodeid}-{time.time_ns()}"
     for storage in (TidegateStorage, AsyncTidegateStorage):
         defaults = {**(storage.__init__.__kwdefaults__ or {}), "key_prefix": prefix}

@@ -1,4 +1,4 @@
-"""Client of the rate limiter Tidegate, with middleware for ASGI and WSGI.
+"""A client for the rate limiter Tidegate, with middleware for ASGI and WSGI.
 
 The `limits` storage is in `tidegate.limits`, because it needs the package `limits`.
 """

@@ -44,17 +44,17 @@ class AsyncClient:
         await self._http.close()
 
     async def check(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
-        """Decides a request by the rules of the server, and charges it if it is allowed."""
+        """Decides a request by the server's rules, and charges it if it is allowed."""
         return await self._decide(calls.check(entries, cost, raw))
 
     async def peek(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
-        """Returns the verdict of `check`, and charges nothing."""
+        """Returns the same verdict as `check`, without charging the request."""
         return await self._decide(calls.peek(entries, cost, raw))
 
     async def throttle(
         self, key: str, limit: Limit, *, cost: int = 1, peek: bool = False
     ) -> Verdict:
-        """Decides a request by a limit that is part of the request, as `Client.throttle`."""
+        """Decides a request by a limit that is part of the request, like `Client.throttle`."""
         return await self._decide(calls.throttle(key, limit, cost, peek))
 
     def reserve(
@@ -66,7 +66,7 @@ class AsyncClient:
         raw: bool = False,
         on_error: str = "cancel",
     ) -> PendingReservation:
-        """Charges an estimate, as `Client.reserve`.
+        """Charges an estimate, like `Client.reserve`.
 
         Use it as `async with client.reserve(…) as reservation`, or `await client.reserve(…)`.
         """
@@ -82,7 +82,7 @@ class AsyncClient:
         return await self._send(calls.renew(token, ttl))
 
     async def is_healthy(self) -> bool:
-        """Returns true if the server decides requests. It charges nothing."""
+        """Returns true if the server can decide requests. Does not charge anything."""
         try:
             return not (await self._send(calls.probe())).is_undecided
         except Unavailable:
@@ -123,7 +123,7 @@ class AsyncClient:
 
 
 class PendingReservation:
-    """A reservation that is made when it is awaited, or at the start of `async with`."""
+    """A reservation that is created when it is awaited, or at the start of `async with`."""
 
     def __init__(
         self, client: AsyncClient, call: Call[Reserved], cost: int, on_error: str
@@ -166,7 +166,7 @@ class AsyncReservation(ReservationState):
         self._client = client
 
     async def settle(self, cost: Optional[int] = None) -> Optional[Settlement]:
-        """Settles at `cost`, by default at the attribute `cost`, as `Reservation.settle`."""
+        """Settles at `cost`, by default at the attribute `cost`, like `Reservation.settle`."""
         if self.token is None:
             return None
         final = self.cost if cost is None else cost
@@ -175,7 +175,7 @@ class AsyncReservation(ReservationState):
         except NotOutstanding:
             self.token = None
             raise
-        # After another exception the token stays, so that the caller can settle again.
+        # After any other exception, the token stays, so that the caller can settle again.
         self.token = None
         return settlement
 
@@ -201,11 +201,11 @@ class AsyncReservation(ReservationState):
         if cost is None:
             return
         try:
-            # A cancelled task must settle, too. The timeout of each attempt bounds the wait.
+            # A cancelled task must settle too. The timeout of each attempt bounds the wait.
             with anyio.CancelScope(shield=True):
                 await self.settle(cost)
         except TidegateError as problem:
-            # An exception of the body is more important than one of its settlement.
+            # An exception in the body is more important than an exception in the settlement.
             if kind is None and self._client.on_failure == "raise":
                 raise
             logger.warning("a reservation was not settled: %s", problem)

@@ -1,4 +1,4 @@
-"""The calls of the HTTP API: their paths, their bodies, and functions that read the responses.
+"""The calls of the HTTP API: their paths, bodies, and functions that parse the responses.
 
 `Client` and `AsyncClient` share this module, which does no I/O.
 """
@@ -28,13 +28,13 @@ Entries = Mapping[str, str]
 Duration = Union[str, float, timedelta]
 Limit = Union[str, Mapping[str, Any], Sequence[Union[str, Mapping[str, Any]]]]
 
-# The policies for a server that cannot be reached.
+# The policies for an unreachable server.
 POLICIES = ("open", "closed", "raise")
 
-# The end of a reservation when the body of a `with` statement raises an exception.
+# What happens to a reservation if the body of a `with` statement raises an exception.
 ERROR_POLICIES = ("cancel", "settle", "keep")
 
-# Settling is repeated after a failure, because it takes effect once.
+# The delays before the retries of a settlement. Retries are safe, because it takes effect once.
 SETTLE_PAUSES = (0.05, 0.2)
 
 logger = logging.getLogger("tidegate")
@@ -42,7 +42,7 @@ logger = logging.getLogger("tidegate")
 
 @dataclass(frozen=True)
 class Call(Generic[T]):
-    """A request to the server, and the function that reads the response."""
+    """A request to the server, and the function that parses the response."""
 
     path: str
     body: Dict[str, Any]
@@ -73,7 +73,7 @@ def throttle(key: str, limit: Limit, cost: int, is_peek: bool) -> Call[Verdict]:
 
 
 def probe() -> Call[Verdict]:
-    """A call that charges nothing and needs no rules."""
+    """A call that does not charge anything and does not need any rules."""
     return throttle("tidegate-probe", "1/s", 1, True)
 
 
@@ -93,7 +93,7 @@ def renew(token: str, ttl: Duration) -> Call[Renewal]:
 
 
 def duration(value: Duration) -> str:
-    """Returns a duration in the notation of the server. Numbers are seconds."""
+    """Returns a duration in the server's notation. Numbers are in seconds."""
     if isinstance(value, str):
         return value
     if isinstance(value, timedelta):
@@ -112,7 +112,7 @@ def require_policy(name: str, value: str, policies: Sequence[str]) -> str:
 
 
 class FailureLog:
-    """Logs when a server becomes unreachable and when it responds again, but not each failure."""
+    """Logs when a server becomes unreachable and when it responds again, but not every failure."""
 
     def __init__(self, url: str) -> None:
         self._url = url

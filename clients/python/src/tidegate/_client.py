@@ -20,14 +20,14 @@ DEFAULT_TTL = 60.0
 
 
 class Client:
-    """A client of a Tidegate server. It is safe to use from several threads.
+    """A client for a Tidegate server. It can be used from several threads.
 
-    - `url`: the HTTP listener of the server.
-    - `token`: the token of the listener (`listen.http.token`), sent as `Tidegate-Token`.
-    - `timeout`: seconds for each wait: for a free connection, to connect, and for data. An
-      `AsyncClient` has this time for the whole call.
-    - `on_failure`: if the server gives no decision, `"raise"` raises `Unavailable`, `"open"`
-      allows the request, and `"closed"` denies it. A wrong request or token always raises.
+    - `url`: the URL of the server's HTTP listener.
+    - `token`: the listener's token (`listen.http.token`), sent as `Tidegate-Token`.
+    - `timeout`: the timeout in seconds of each step: waiting for a free connection, connecting, and
+      waiting for data. In an `AsyncClient`, it applies to the whole call.
+    - `on_failure`: if the server does not decide, `"raise"` raises `Unavailable`, `"open"` allows
+      the request, and `"closed"` denies it. An invalid request or token always raises an exception.
     - `verify`: an `ssl.SSLContext`, for a private certificate authority or a client certificate.
     """
 
@@ -56,11 +56,11 @@ class Client:
         self._http.close()
 
     def check(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
-        """Decides a request by the rules of the server, and charges it if it is allowed."""
+        """Decides a request by the server's rules, and charges it if it is allowed."""
         return self._decide(calls.check(entries, cost, raw))
 
     def peek(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
-        """Returns the verdict of `check`, and charges nothing."""
+        """Returns the same verdict as `check`, without charging the request."""
         return self._decide(calls.peek(entries, cost, raw))
 
     def throttle(self, key: str, limit: Limit, *, cost: int = 1, peek: bool = False) -> Verdict:
@@ -82,9 +82,9 @@ class Client:
     ) -> Reservation:
         """Charges an estimate, which `Reservation.settle` corrects. `ttl` is in seconds.
 
-        In a `with` statement, the reservation is settled at its end. If the body raises an
-        exception, `on_error` applies: `"cancel"` refunds the whole cost, `"settle"` settles the
-        reservation as without an exception, and `"keep"` leaves it to expire.
+        A `with` statement settles the reservation at its end. If the body raises an exception,
+        `on_error` applies: `"cancel"` refunds the whole cost, `"settle"` settles the reservation as
+        without an exception, and `"keep"` lets it expire.
         """
         on_error = calls.require_policy("on_error", on_error, calls.ERROR_POLICIES)
         call = calls.reserve(entries, cost, ttl, raw)
@@ -103,7 +103,7 @@ class Client:
         return self._send(calls.renew(token, ttl))
 
     def is_healthy(self) -> bool:
-        """Returns true if the server decides requests. It charges nothing."""
+        """Returns true if the server can decide requests. Does not charge anything."""
         try:
             return not self._send(calls.probe()).is_undecided
         except Unavailable:
@@ -144,7 +144,7 @@ class Client:
 
 
 class Reservation(ReservationState):
-    """A reserved cost, which is settled once. It is true if the request is allowed."""
+    """A reserved cost, which is settled once. It is true in a boolean context if allowed."""
 
     def __init__(self, client: Client, reserved: Reserved, cost: int, on_error: str) -> None:
         super().__init__(reserved, cost, on_error)
@@ -154,7 +154,7 @@ class Reservation(ReservationState):
         """Settles at `cost`, by default at the attribute `cost`.
 
         Returns `None` if there is nothing to settle: the request was denied, the server was not
-        reached, or the reservation is settled already.
+        reached, or the reservation was already settled.
         """
         if self.token is None:
             return None
@@ -164,7 +164,7 @@ class Reservation(ReservationState):
         except NotOutstanding:
             self.token = None
             raise
-        # After another exception the token stays, so that the caller can settle again.
+        # After any other exception, the token stays, so that the caller can settle again.
         self.token = None
         return settlement
 
@@ -192,7 +192,7 @@ class Reservation(ReservationState):
         try:
             self.settle(cost)
         except TidegateError as problem:
-            # An exception of the body is more important than one of its settlement.
+            # An exception in the body is more important than an exception in the settlement.
             if kind is None and self._client.on_failure == "raise":
                 raise
             logger.warning("a reservation was not settled: %s", problem)

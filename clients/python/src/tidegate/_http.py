@@ -66,8 +66,8 @@ class Settings:
 class SyncHttp:
     """Sends calls over one connection pool per process.
 
-    After a fork, as in gunicorn with `preload_app`, parent and child must not share connections.
-    The child therefore makes a pool of its own.
+    After a fork, as in gunicorn with `preload_app`, the parent and the child must not share
+    connections. The child therefore creates its own pool.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -84,7 +84,7 @@ class SyncHttp:
                 self._path + call.path,
                 body=_encoded(call),
                 headers=self._settings.headers(),
-                # A request without a response was possibly charged, so it is not sent again.
+                # A request without a response may have been charged, so it is not retried.
                 retries=False,
                 redirect=False,
                 pool_timeout=self._settings.timeout,  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ class SyncHttp:
 class AsyncHttp:
     """Sends calls over one connection pool per event loop.
 
-    A connection belongs to the event loop that opened it. A client is often made once per module
+    A connection belongs to the event loop that opened it. A client is often created once per module
     and used by several loops, as in tests with Starlette's `TestClient`.
     """
 
@@ -170,17 +170,17 @@ class AsyncHttp:
         )
 
     def _forget_closed_loops(self) -> None:
-        # A session refers to its loop, so even a dictionary with weak keys keeps both.
+        # A session refers to its loop, so even a dictionary with weak keys would keep both.
         for loop in [loop for loop in self._sessions if loop.is_closed()]:
             _close_without_loop(self._sessions.pop(loop))
 
     def __del__(self) -> None:
-        # Without this, aiohttp logs errors at the exit of a program that does not close its client.
+        # Otherwise, aiohttp logs errors when a program exits without closing its client.
         self._forget_closed_loops()
 
 
 def _close_without_loop(session: aiohttp.ClientSession) -> None:
-    """Closes a session whose event loop is closed, so that nothing can be awaited."""
+    """Closes a session whose event loop is already closed. Nothing can be awaited then."""
     connector = session.connector
     session.detach()
     if connector is not None:

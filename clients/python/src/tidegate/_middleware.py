@@ -1,4 +1,4 @@
-"""Code shared by the ASGI and the WSGI middleware: entries of a request, responses to denials."""
+"""Code shared by the ASGI and WSGI middleware: request entries, and responses to denials."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _PLAIN = ("method", "path", "host", "scheme", "ip", "ip.exact")
 _PARTS = ("header.", "query.", "cookie.")
 _PROBLEM_TYPES = "https://iana.org/assignments/http-problem-types#"
 
-# The address of a client that is connected over a Unix socket, and so runs on this machine.
+# The address of a client on a Unix socket, which must be on this machine.
 _LOCAL = "127.0.0.1"
 
 
 class Ambiguous(Exception):
-    """A value that rules use occurs several times. The service could use a different one."""
+    """A value used by rules occurs several times. The service could use a different value."""
 
 
 @dataclass(frozen=True)
 class RequestHead:
-    """The head of a request, independent of the server interface. Header names are lower case."""
+    """A request head, independent of the server interface. Header names are in lower case."""
 
     method: str
     path: str
@@ -78,9 +78,9 @@ class RequestHead:
 class ClientAddress:
     """Finds the address of the client.
 
-    Without trusted proxies, this is the address of the peer. If the peer is a trusted proxy, the
-    header is read from right to left, and trusted proxies are skipped. The first address that is
-    not a trusted proxy is the client. Addresses to the left of it are possibly forged.
+    Without trusted proxies, this is the peer's address. If the peer is a trusted proxy, the header
+    is read from right to left, and trusted proxies are skipped. The first address that is not a
+    trusted proxy is the client's address. Addresses to its left may be forged.
     """
 
     def __init__(self, trusted_proxies: Sequence[str], header: str) -> None:
@@ -120,7 +120,7 @@ class ClientAddress:
         for part in reversed(",".join(values).split(",")):
             address = parse_address(part.strip())
             if address is None:
-                # A trusted proxy sent no address, or an invalid one.
+                # A trusted proxy did not send a valid address.
                 return nearest
             nearest = address
             if not self._is_trusted(address):
@@ -154,7 +154,7 @@ def parse_address(text: str) -> Optional[Address]:
 
 
 class EntryReader:
-    """Reads the entries of a request, by the names that forward-auth uses."""
+    """Reads the entries of a request, with the same names as in forward auth."""
 
     def __init__(self, names: Sequence[str], address: ClientAddress) -> None:
         for name in names:
@@ -203,9 +203,9 @@ class Refusal:
 
 
 def denial(verdict: Verdict) -> Refusal:
-    """Returns the response to a denied request: 429, or 503 if nothing could be decided.
+    """Returns the response to a denied request: 429, or 503 if there was no decision.
 
-    It does not contain the name of the rule, because such a name can be confidential.
+    It does not contain the rule name, because rule names may be confidential.
     """
     status, kind = 429, "quota-exceeded"
     if verdict.is_undecided:

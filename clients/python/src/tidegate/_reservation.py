@@ -1,4 +1,4 @@
-"""The state of a reservation, which `Reservation` and `AsyncReservation` share."""
+"""The state of a reservation, shared by `Reservation` and `AsyncReservation`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class ReservationState:
     """A reserved cost, and its token until it is settled.
 
     - `verdict`: the verdict. If it is a denial, there is nothing to settle.
-    - `cost`: the final cost with which a `with` statement settles; at first, the reserved cost.
+    - `cost`: the final cost at which a `with` statement settles; initially, the reserved cost.
     - `reserved`: the reserved cost.
-    - `token`: the token until the reservation is settled; `None` afterwards, or if nothing is
-      reserved.
-    - `expires_in`: the seconds until expiry, counted from the last answer of the server.
+    - `token`: the token until the reservation is settled; `None` afterwards, or if there is no
+      reservation.
+    - `expires_in`: the seconds until expiry, counted from the server's last response.
     """
 
     def __init__(self, reserved: Reserved, cost: int, on_error: str) -> None:
@@ -44,7 +44,7 @@ class ReservationState:
         self.expires_in = renewal.expires_in
 
     def _final_cost(self, has_failed: bool) -> Optional[int]:
-        """Returns the cost at which the end of a `with` statement settles, if it settles."""
+        """Returns the cost at which a `with` statement settles, or `None` if it does not settle."""
         if not has_failed or self._on_error == "settle":
             return self.cost
         return 0 if self._on_error == "cancel" else None

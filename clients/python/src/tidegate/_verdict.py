@@ -1,4 +1,4 @@
-"""Verdicts, and functions that read them from responses."""
+"""Verdicts, and functions that parse them from responses."""
 
 from __future__ import annotations
 
@@ -54,10 +54,11 @@ class LimitVerdict:
 class Verdict:
     """The decision about one request. It is true in a boolean context if the request is allowed.
 
-    All times are in seconds, as for `time.sleep`. The fields are those of the HTTP API:
+    All times are in seconds, as for `time.sleep`. The fields have the same meaning as in the HTTP
+    API:
 
-    - `retry_after`: time until the same request passes; 0 if allowed, `None` for never.
-    - `delay`: how long the caller must delay an allowed request; above 0 only for a queue.
+    - `retry_after`: time until the same request would be allowed; 0 if it is, `None` for never.
+    - `delay`: how long the caller must delay an allowed request; above 0 only for a queued limit.
     - `reason`: why the request is denied: `limit`, `blocked`, `store`, or `unreachable` if this
       client denied it because it could not reach the server; `None` if allowed.
     - `exactness`: `exact`, `local` or `none`. It is `none` if the server was not reached.
@@ -92,7 +93,7 @@ class Verdict:
             raise Denied(self)
 
     def describe(self) -> str:
-        """Returns one line for logs. Do not show it to users: it names the rule."""
+        """Returns one line for logs. Do not show it to users: it contains the rule name."""
         if self.allowed:
             return "allowed"
         cause = {
@@ -110,7 +111,7 @@ class Verdict:
 
     @classmethod
     def of_failure(cls, *, allowed: bool) -> Verdict:
-        """Returns the verdict of a client that could not reach the server."""
+        """Returns the client's own verdict if it could not reach the server."""
         return cls(
             allowed=allowed,
             retry_after=0.0 if allowed else _RETRY_AFTER_FAILURE,
@@ -185,7 +186,7 @@ def read_settlement(response: Response) -> Settlement:
 
 
 class _Members:
-    """The members of a JSON object. An error names the member that is wrong."""
+    """The fields of a JSON object. Errors name the invalid field."""
 
     def __init__(self, value: Any, place: str = "") -> None:
         if not isinstance(value, dict):
@@ -245,7 +246,7 @@ def _shown(value: Any) -> str:
 
 
 def _decision_members(response: Response) -> _Members:
-    """Returns the members of a verdict, which has one of three statuses."""
+    """Returns the fields of a verdict, which has one of three statuses."""
     if response.status not in (200, 429, 503):
         raise _error(response)
     members = _json(response)
@@ -311,7 +312,7 @@ def _limit_verdict(members: _Members) -> LimitVerdict:
 
 
 def _retry_after(members: _Members) -> Optional[float]:
-    # `null` means never, so an absent member must not be read as `null`.
+    # `null` means never, so an absent field must not be read as `null`.
     return members.required(
         "retry_after_ms", lambda value: None if value is None else _seconds(value)
     )
@@ -325,7 +326,7 @@ def _renewal(members: _Members) -> Renewal:
 
 
 def _error(response: Response) -> TidegateError:
-    """Returns the exception of a response that contains no result."""
+    """Returns the exception for a response that does not contain a result."""
     status = response.status
     problem = _problem(response)
     if status == 401:
@@ -342,7 +343,7 @@ def _error(response: Response) -> TidegateError:
 
 
 def _problem(response: Response) -> Optional[Tuple[str, Optional[str], Tuple[str, ...]]]:
-    """Returns detail, field and mistakes of a problem document, if the body is one."""
+    """Returns the detail, the field and the errors of a problem document, if the body is one."""
     members = _json(response)
     if members is None or "detail" not in members:
         return None

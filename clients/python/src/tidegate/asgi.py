@@ -25,7 +25,7 @@ class AsgiMiddleware:
 
     - `client`: the client whose `check` decides.
     - `entries`: the entries to send: `method`, `path`, `host`, `scheme`, `ip`, `ip.exact`,
-      `header.NAME`, `query.NAME`, `cookie.NAME`. Send the entries that rules use.
+      `header.NAME`, `query.NAME`, `cookie.NAME`. Send all entries that the rules use.
     - `extra`: a function of the scope that returns more entries, such as the customer, or `None`
       if the request is not checked. It may be `async`.
     - `cost`: a function of the scope that returns the cost.
@@ -61,7 +61,7 @@ class AsgiMiddleware:
         except InvalidRequest as error:
             if not (error.field or "").startswith("entries"):
                 raise
-            # Entries come from the request: a path with `..`, for example.
+            # The request contains an invalid entry, for example a path with `..`.
             await _refuse(scope, receive, send, shared.malformed(error.detail))
         except Unavailable:
             await _refuse(scope, receive, send, shared.unavailable())
@@ -135,7 +135,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, refusal: shared.Re
         # The handshake is read before it is refused, as the specification requires.
         await receive()
         if "websocket.http.response" not in scope.get("extensions", {}):
-            # 1008 is a policy violation. The client gets 403 instead of 429.
+            # 1008 is "policy violation". The client gets 403 instead of 429.
             await send({"type": "websocket.close", "code": 1008, "reason": refusal.reason})
             return
         prefix = "websocket.http.response"

@@ -1,7 +1,7 @@
 """The exceptions of this package.
 
-A denial is not an exception: `Verdict.allowed` is false. An exception means that nothing was
-decided, except `Denied`, which `Verdict.raise_if_denied` raises on request.
+A denial is not an exception: `Verdict.allowed` is false. An exception means that there is no
+decision. The only exception to this is `Denied`, which `Verdict.raise_if_denied` raises.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = [
 
 
 class TidegateError(Exception):
-    """The base of all exceptions of this package."""
+    """The base class of this package's exceptions."""
 
 
 class Denied(TidegateError):
-    """A request was denied; raised by `Verdict.raise_if_denied` only."""
+    """A request was denied. Raised only by `Verdict.raise_if_denied`."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.describe())
@@ -35,18 +35,18 @@ class Denied(TidegateError):
 
 
 class Unavailable(TidegateError):
-    """The server is unreachable, did not answer in time, or could not answer.
+    """The server is unreachable, did not respond in time, or could not respond.
 
     `on_failure` applies to this exception and to `UnexpectedResponse`.
     """
 
 
 class UnexpectedResponse(Unavailable):
-    """The response is not one of Tidegate. Another server possibly listens at this URL."""
+    """The response is not from Tidegate. Another server may be listening at this URL."""
 
 
 class InvalidRequest(TidegateError):
-    """The server rejected the request. `field` names the wrong field, if there is one."""
+    """The server rejected the request. `field` is the invalid field, if there is one."""
 
     def __init__(
         self,
@@ -68,4 +68,4 @@ class Unauthorized(TidegateError):
 
 
 class NotOutstanding(TidegateError):
-    """The reservation was settled before, or has expired."""
+    """The reservation was already settled, or has expired."""

@@ -1,14 +1,14 @@
-"""Storages of the package `limits`, for flask-limiter, slowapi and others.
+"""Storages for the package `limits`, which flask-limiter, slowapi and others use.
 
-`limits` finds a storage by the scheme of its URL once the module of the storage is imported:
+`limits` finds a storage by its URL scheme once the storage's module is imported:
 
     import tidegate.limits
     from flask_limiter import Limiter
 
     limiter = Limiter(key, app=app, storage_uri="tidegate://127.0.0.1:8080")
 
-The schemes are `tidegate` (HTTP), `tidegates` (HTTPS), and with the prefix `async+` the
-asynchronous storages. `tidegate://:TOKEN@host:port` sends a token.
+The schemes are `tidegate` (HTTP) and `tidegates` (HTTPS). The prefix `async+` selects the
+asynchronous storage. `tidegate://:TOKEN@host:port` sends a token.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = ["AsyncTidegateStorage", "TidegateStorage"]
 
 T = TypeVar("T")
 
-# A count that no rate limit reaches, for counters whose limit the caller compares itself.
+# A limit that is never reached, for counters that the caller compares with its own limit.
 _UNLIMITED = 999_999_999_999_999
 
-# The longest window of the server. A peek with it reads the count of a window of any length.
+# The server's longest window. A peek with it reads the count of a window of any length.
 _LONGEST = "3650d"
 
-# The longest key of the server.
+# The server's maximum key length.
 _MAX_KEY_BYTES = 1023
 
-# A state of another kind replaces the state of a key, so the next use of the key starts at zero.
+# A state of another algorithm replaces a key's state, so the next use of the key starts at zero.
 _OTHER_KIND = {"algorithm": "gcra", "rate": "1000/s"}
 
-# How often `get_moving_window` peeks again if other requests change the window in between.
+# The maximum number of peeks in `get_moving_window`, if other requests change the window.
 _MAX_PEEKS = 4
 
 
@@ -71,7 +71,7 @@ _Operation = Generator[_Question, Verdict, T]
 
 
 class _Keys:
-    """The keys of the server, one per strategy: a key has a state of one kind."""
+    """The server's keys, one per strategy, because a key has the state of only one algorithm."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -88,7 +88,7 @@ class _Keys:
     def _key(self, strategy: str, key: str) -> str:
         whole = f"{self._prefix}:{strategy}:{key}"
         encoded = whole.encode("utf-8", "surrogatepass")
-        # JSON has no surrogates, so a key with one is hashed, too.
+        # JSON cannot contain lone surrogates, so a key with one is hashed too.
         is_text = not any("\ud800" <= character <= "\udfff" for character in whole)
         if len(encoded) <= _MAX_KEY_BYTES and is_text:
             return whole
@@ -105,9 +105,9 @@ def _fixed_window(window: str) -> Dict[str, Any]:
 
 
 def _window_of(key: str) -> str:
-    """Returns the window of a key that `RateLimitItem.key_for` made: `…/amount/multiples/unit`.
+    """Returns the window of a key from `RateLimitItem.key_for`: `…/amount/multiples/unit`.
 
-    `get` and `get_expiry` have no parameter for the window.
+    `get` and `get_expiry` do not have a parameter for the window.
     """
     parts = key.rsplit("/", 2)
     if len(parts) == 3 and parts[1].isdecimal() and parts[2] in GRANULARITIES:
@@ -116,14 +116,14 @@ def _window_of(key: str) -> str:
 
 
 def _decided(verdict: Verdict) -> Verdict:
-    """Returns a verdict of a limit, and raises an exception if nothing was decided."""
+    """Returns a verdict by a limit, and raises an exception if there was no decision."""
     if verdict.is_undecided or verdict.limit is None or verdict.remaining is None:
         raise Unavailable(verdict.describe())
     return verdict
 
 
 def _spent(verdict: Verdict, cost: int) -> int:
-    """Returns the units that were spent before a peek."""
+    """Returns the number of units spent before a peek."""
     _decided(verdict)
     assert verdict.limit is not None and verdict.remaining is not None
     return max(0, verdict.limit - verdict.remaining - (cost if verdict.allowed else 0))
@@ -143,7 +143,7 @@ def _count(key: str, window: str) -> _Operation[int]:
 
 def _expiry(key: str, window: str) -> _Operation[float]:
     verdict = yield _Question(key, _fixed_window(window), 1, peek=True)
-    # If nothing is spent, the time belongs to the window that a request would begin.
+    # If no units are spent, `reset_after` belongs to the window that a request would begin.
     wait = (verdict.reset_after or 0.0) if _spent(verdict, 1) > 0 else 0.0
     return time.time() + wait
 
@@ -165,7 +165,7 @@ def _moving_window(key: str, limit: int, expiry: int) -> _Operation[Tuple[float,
         if spent == 0:
             break
         # A request for one unit more than remains is admitted when the oldest unit expires. While
-        # Redis is unreachable, the limit in the verdict is the share of the server.
+        # Redis is unreachable, the limit in the verdict is the server's local share.
         cost = max(1, (verdict.limit or limit) - spent + 1)
         verdict = yield _Question(key, window, cost, peek=True)
         now_spent = _spent(verdict, cost)
@@ -219,7 +219,7 @@ class TidegateStorage(
     """The synchronous storage.
 
     Options: `token`, `timeout` in seconds, `max_connections`, `verify`, and `key_prefix`.
-    `TimestampedSlidingWindow` says that sliding windows begin at multiples of their length.
+    `TimestampedSlidingWindow` declares that sliding windows begin at multiples of their length.
     """
 
     STORAGE_SCHEME = ["tidegate", "tidegates"]

@@ -20,7 +20,7 @@ Environ = Dict[str, Any]
 
 class WsgiMiddleware:
     """Checks each request before the application gets it. The arguments are those of
-    `AsgiMiddleware`, with the WSGI environment in place of the scope.
+    `AsgiMiddleware`, with the WSGI environment instead of the scope.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class WsgiMiddleware:
         except InvalidRequest as error:
             if not (error.field or "").startswith("entries"):
                 raise
-            # Entries come from the request: a path with `..`, for example.
+            # The request contains an invalid entry, for example a path with `..`.
             return _refuse(start_response, shared.malformed(error.detail))
         except Unavailable:
             return _refuse(start_response, shared.unavailable())
