@@ -173,8 +173,8 @@ impl Evaluator<'_> {
         grouped
     }
 
-    /// Queries the status of each descriptor in `together` without charging, for a request that is
-    /// already known to be denied.
+    /// Queries the status of each descriptor in `together` without charging. The caller already
+    /// knows that the request is denied.
     async fn query_each(
         &self,
         together: &mut [(&mut AppliedLimit<'_>, Cost)],

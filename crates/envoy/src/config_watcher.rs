@@ -21,8 +21,8 @@ pub const CONFIG_LOG_TARGET: &str = module_path!();
 /// The maximum number of files in a folder.
 pub const MAX_FILES: usize = 10_000;
 
-/// The maximum number of attempts to read files. An attempt fails if the files change while they
-/// are read.
+/// The maximum number of attempts to read files. An attempt fails if the files change during the
+/// read.
 const TRIES: usize = 3;
 
 /// The maximum nesting depth of folders.

@@ -6,7 +6,7 @@ use tidegate_net::prometheus::Page;
 
 use crate::{ConfigFilesError, ConfigWatcher, RateLimitService, XdsClient};
 
-/// The source of the rules of a [`RateLimitService`].
+/// The source of a [`RateLimitService`]'s rules.
 #[derive(Debug)]
 pub enum RuleSource {
     /// Files, which are watched for changes.
@@ -34,7 +34,7 @@ impl RuleSource {
         }
     }
 
-    /// Reloads files that have changed. Returns `None` if there is nothing new.
+    /// Reloads files that have changed. Returns `None` if no file has changed.
     pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         match self {
             Self::Files(watcher) => watcher.reload_if_changed(),

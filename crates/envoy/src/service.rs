@@ -346,8 +346,8 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     }
 }
 
-/// Drops the rules that are replaced by other rules of the same request. All replacements are
-/// collected first, so a replaced rule still replaces other rules.
+/// Drops the rules replaced by other rules of the same request. All replacements are collected
+/// first, so a replaced rule still replaces other rules.
 fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
     let replaced: Vec<Box<str>> = matches
         .iter()
@@ -390,7 +390,7 @@ impl RateLimitService {
     }
 
     /// Returns whether the service is healthy. If the settings require a domain, the service is
-    /// healthy only while at least one domain is loaded.
+    /// healthy only if at least one domain is loaded.
     #[must_use]
     pub fn is_healthy(&self) -> bool {
         *self.healthy.borrow()
@@ -437,8 +437,8 @@ impl RateLimitService {
         self.registry.all()
     }
 
-    /// Returns the number of requests that were over their limits but were allowed because of the
-    /// setting `shadow_mode`.
+    /// Returns the number of requests over their limits that were allowed because of the setting
+    /// `shadow_mode`.
     #[must_use]
     pub fn global_shadow_mode(&self) -> u64 {
         self.global_shadow_mode.load(Ordering::Relaxed)

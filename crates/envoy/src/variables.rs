@@ -22,7 +22,7 @@ impl<'v> Reader<'v> {
         }
     }
 
-    /// Returns the value of a variable. An empty value counts as not set.
+    /// Returns the value of a variable. An empty variable counts as unset.
     pub(super) fn text(&self, name: &str) -> Option<&'v str> {
         self.variables
             .get(name)
@@ -30,7 +30,7 @@ impl<'v> Reader<'v> {
             .filter(|text| !text.is_empty())
     }
 
-    /// Reads a boolean variable. A variable that is not set counts as false.
+    /// Reads a boolean variable. An unset variable counts as false.
     pub(super) fn flag(&mut self, name: &str) -> bool {
         self.parsed(name, "true or false", |text| match text {
             "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),

@@ -7,8 +7,8 @@ use std::{borrow::Cow, fmt};
 /// ambiguous if an entry that the rules use can be read in more than one way. An entry is a named
 /// value of a request, such as a header or the path.
 ///
-/// The client has to send an unambiguous request. The error message contains no part of the
-/// request's values.
+/// The client has to send an unambiguous request. The error message does not contain the request's
+/// values or parts of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AmbiguousRequest {

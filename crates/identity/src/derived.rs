@@ -67,7 +67,8 @@ impl DerivedEntry {
     /// Splits the value of the entry `source` at each `separator`, and selects part number `part`,
     /// counted from 1.
     ///
-    /// A value without the separator has no parts, because the whole value may be secret.
+    /// A value without the separator does not have any parts, because the whole value may be
+    /// secret.
     ///
     /// # Errors
     ///

@@ -87,8 +87,8 @@ impl<'r> ForwardAuthRequest<'r> {
     ///
     /// # Errors
     ///
-    /// Returns [`AmbiguousRequest`] if the dialect is unknown and headers of both dialects are
-    /// present, or if a header that describes the request has several values.
+    /// Returns [`AmbiguousRequest`] if a header that describes the request has several values. With
+    /// [`HeaderDialect::Detect`], also returns it if headers of both dialects are present.
     pub fn parse(
         headers: &'r HeaderMap,
         context: ForwardAuthContext<'r>,

@@ -9,8 +9,8 @@
 //! way, an unclosed quotation mark in the client's part of the header cannot hide the elements
 //! appended by proxies.
 
-/// Returns the `for` parameter of each element of one line, starting with the last element. `None`
-/// stands for an element without a valid `for` parameter.
+/// Returns the `for` parameters of the elements in one header line, starting with the last element.
+/// The item is `None` for an element without a valid `for` parameter.
 pub(crate) fn for_from_the_right(line: &[u8]) -> impl Iterator<Item = Option<String>> {
     FromTheRight(Some(line), b',').map(for_of)
 }

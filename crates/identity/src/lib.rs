@@ -21,7 +21,7 @@
 //! # Examples
 //!
 //! In this example, a load balancer in `10.0.0.0/8` appends the address of its peer to
-//! `X-Forwarded-For`. Elements that the client sent in `X-Forwarded-For` have no effect:
+//! `X-Forwarded-For`. Elements sent by the client in `X-Forwarded-For` have no effect:
 //!
 //! ```
 //! use http::HeaderMap;

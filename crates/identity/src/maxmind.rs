@@ -16,8 +16,8 @@ const MAX_NETWORKS: usize = 1 << 24;
 /// A GeoIP source with MaxMind databases. It accepts GeoLite2 and GeoIP2 databases of the types
 /// Country, City, ASN and ISP.
 ///
-/// The databases are kept in memory. The method [`put`](Self::put) can replace a database while
-/// requests are served. An entry without a database is absent.
+/// The databases are kept in memory. The method [`put`](Self::put) can replace a database at any
+/// time, without interrupting requests. An entry without a database is absent.
 ///
 /// # Examples
 ///

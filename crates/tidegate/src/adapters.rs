@@ -79,7 +79,7 @@ pub trait StreamRateLimit: Stream + Sized {
 #[cfg(feature = "tokio")]
 impl<T: Stream> StreamRateLimit for T {}
 
-/// Rate limits an iterator. The thread is blocked while an item waits.
+/// Rate limits an iterator. The thread is blocked when an item has to wait.
 ///
 /// # Examples
 ///

@@ -14,11 +14,11 @@ use tidegate_core::Timestamp;
 
 /// A monotonic clock, anchored to the wall clock when it is created.
 ///
-/// A step of the wall clock while the program runs has no effect. Calendar windows and schedules
-/// continue from the wall clock time at the start, so they are off by the size of the step until
-/// the program restarts. They are also off by the time for which the machine was suspended, because
-/// Linux's monotonic clock does not count that time. Limits measure only elapsed time and are not
-/// affected. Clones are cheap and return the same time.
+/// A later step of the wall clock has no effect. Calendar windows and schedules continue from the
+/// wall clock time at the start. They are therefore off by the size of the step until the program
+/// restarts. They are also off by the time for which the machine was suspended, because Linux's
+/// monotonic clock does not count that time. Limits measure only elapsed time and are not affected.
+/// Clones are cheap and return the same time.
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
 /// The tick rate is known only to a few parts per million, and that error adds up to minutes over
@@ -80,7 +80,7 @@ impl Counter {
     #[inline]
     fn micros(&self) -> u64 {
         let counted = self.counted_micros();
-        // Acquire before reading the anchor, so that the anchor is not older than the comparison.
+        // Use `Acquire`, so that the anchor read below is not older than this comparison.
         let compared = self.compared_micros.load(Ordering::Acquire);
         // If the counter went backwards, the difference wraps around to a large number.
         if counted.wrapping_sub(compared) > TRUSTED_MICROS {

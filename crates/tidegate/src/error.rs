@@ -8,9 +8,11 @@ use tidegate_core::{RequestError, Span};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The request would never be admitted. There are three possible reasons: its cost exceeds the
-    /// most units that a limit ever admits at one instant, the key is blocked until an operator
-    /// removes the block, or the state of the key would be too large for the store.
+    /// The request would never be admitted. One of the following is the reason:
+    ///
+    /// - The cost exceeds the most units that a limit ever admits at one instant.
+    /// - The key is blocked until an operator removes the block.
+    /// - The state of the key would be too large for the store.
     Never,
     /// The longest wait has elapsed, or the request would be admitted only after the longest wait.
     /// In the second case, the error is returned immediately.

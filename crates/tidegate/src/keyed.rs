@@ -24,7 +24,7 @@ impl Limiter {
         self.verdict(&key, Effect::Charge)
     }
 
-    /// Returns the same verdict as [`check`](Self::check), but charges nothing.
+    /// Returns the same verdict as [`check`](Self::check), without charging the request.
     pub fn peek(&self, key: impl Key) -> Verdict<'_> {
         self.verdict(&key, Effect::Peek)
     }
@@ -56,7 +56,8 @@ impl<S: Store> Limiter<S> {
         self.decide_once(key, Effect::Charge).await
     }
 
-    /// Returns the same verdict as [`check_async`](Self::check_async), but charges nothing.
+    /// Returns the same verdict as [`check_async`](Self::check_async), without charging the
+    /// request.
     pub async fn peek_async(&self, key: impl Key) -> Verdict<'_> {
         self.decide_once(key, Effect::Peek).await
     }
@@ -158,7 +159,7 @@ impl<S: BlockingStore> Limiter<S> {
     }
 
     /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`]. The
-    /// request waits in the same queue as requests that use [`acquire`](Limiter::acquire).
+    /// request waits in the same queue as the requests of [`acquire`](Limiter::acquire).
     ///
     /// # Errors
     ///

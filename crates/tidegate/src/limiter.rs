@@ -167,8 +167,7 @@ impl<S: Store, P> Limiter<S, P> {
             }
         }
         // The store has its own timeout, after which it uses a fallback policy. The remaining wait
-        // time may be shorter but must not shorten that timeout, so the request has no timeout of
-        // its own.
+        // time must not shorten that timeout, so the request does not get its own timeout.
         let decided = self
             .store
             .decide(StoreRequest::new(charges, now, effect), outcomes);

@@ -112,7 +112,7 @@ impl CurrentRules<'_, MemoryStore> {
         self.decide_in_memory(request, Effect::Charge)
     }
 
-    /// Returns the same verdict as [`check`](Self::check), but charges nothing.
+    /// Returns the same verdict as [`check`](Self::check), without charging the request.
     ///
     /// # Errors
     ///
@@ -170,7 +170,8 @@ impl<S: Store> CurrentRules<'_, S> {
         Ok(decided.await?.0)
     }
 
-    /// Returns the same verdict as [`check_async`](Self::check_async), but charges nothing.
+    /// Returns the same verdict as [`check_async`](Self::check_async), without charging the
+    /// request.
     ///
     /// # Errors
     ///

@@ -169,8 +169,8 @@ impl Waiters {
         }
     }
 
-    /// Adds a request to the end of the queue of `key`. At most `max_per_key` requests may wait in
-    /// the queue.
+    /// Appends a request to the queue of `key`. At most `max_per_key` requests may wait in the
+    /// queue.
     pub(crate) fn enter<'a>(
         &'a self,
         key: &'a [u8],
@@ -288,8 +288,8 @@ impl<'a> QueuedRequest<'a> {
 
     /// Returns the effect with which to decide the request now.
     ///
-    /// A request that has to wait in the queue must not be charged yet. Such a request peeks first.
-    /// If it can never be admitted, or only after its deadline, it is rejected without waiting.
+    /// A request that has to queue must not be charged yet, so it peeks first. If it can never be
+    /// admitted, or only after its deadline, it is rejected without waiting.
     pub(crate) fn effect(&mut self) -> Effect {
         let must_queue = self.ticket.is_none() && self.waiters.has_queue(self.key);
         self.effect = if must_queue {

@@ -284,8 +284,8 @@ proptest! {
     }
 
     /// If the cancelled requests are left out, no other request is admitted earlier. All requests
-    /// have the same cost, because a request behind a more expensive request has to wait until that
-    /// request is admitted or leaves the queue.
+    /// have the same cost. Otherwise, a request behind a more expensive one would have to wait
+    /// until that one is admitted or leaves the queue.
     #[test]
     fn a_cancelled_wait_costs_nothing(
         texts in select(&LIMITS[..]),

@@ -365,8 +365,8 @@ async fn a_request_can_wait_on_one_key_after_another() {
     carol.release();
 }
 
-/// A customer with many waiting requests does not get a slot of the service before an earlier
-/// request of another customer, although its requests are first on its own key.
+/// A customer with many waiting requests does not get a service slot before an earlier request of
+/// another customer. This holds although its requests are first on its own key.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_arrival_holds_across_keys() {
     let each = rule("each", &["c"], vec![slots(1, TWO_SECONDS, 100)]);

@@ -26,8 +26,8 @@
 //!   under a second, for a node's local share of a limit, and for a concurrency limit.
 //! - `t` is the time until more units are available if none remain. If units remain, `t` is the
 //!   time until the whole quota is available again.
-//! - `Retry-After` is never earlier than a `t` in the same response. If a limit does not deny the
-//!   request and its `t` would be later, the `t` is left out.
+//! - `Retry-After` is never earlier than a `t` in the same response. If a limit that does not deny
+//!   the request would have a later `t`, this `t` is left out.
 //! - A concurrency limit has a `t` and an `X-RateLimit-Reset` only if it denies the request. Both
 //!   values are then the same estimate as `Retry-After`. They are not derived from the leases,
 //!   because slots are usually released long before their leases expire.
@@ -53,8 +53,8 @@ const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 /// The unit of a concurrency limit. The default unit is one request.
 const CONCURRENT_REQUESTS: &[u8] = b";qu=\"concurrent-requests\"";
 
-/// The name of a limit that was sent with the request, and therefore does not belong to a rule. It
-/// is used with [`RuleNames::Shown`].
+/// The name of a limit sent with the request, which does not belong to a rule. It is used with
+/// [`RuleNames::Shown`].
 const UNNAMED: &str = "default";
 
 /// The format of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.

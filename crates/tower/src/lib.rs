@@ -4,7 +4,7 @@
 //! - [`RateLimitLayer`] admits only requests that the rules allow. The layer itself responds to all
 //!   other requests, with 429 or 503 and a problem document, or with a gRPC status.
 //! - [`ConcurrencyLimitLayer`] admits only as many concurrent requests as the service can handle.
-//!   This layer needs no rules, because it derives the limit from the latency.
+//!   This layer does not need rules, because it derives the limit from the latency.
 //! - [`HeaderWriter`] writes the decision about a request as `RateLimit` and `Retry-After` headers.
 //!   It is for programs that decide without a layer.
 //!

@@ -26,7 +26,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 /// The pending requests of the service, in order of arrival, each with a channel for its response.
 type HeldRequests = Arc<Mutex<Vec<(Option<Entries>, oneshot::Sender<Option<StatusCode>>)>>>;
 
-/// Creates a service that holds every request until the test answers it. If the test answers
+/// Creates a service that holds every request until the test sends its status. If the test sends
 /// `None`, the service returns an error.
 fn holding(
     held: &HeldRequests,

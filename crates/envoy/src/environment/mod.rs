@@ -39,14 +39,14 @@ pub struct FromEnvironment {
     /// `LOG_FORMAT`: whether the log has one JSON object per line; `None` if the variable is not
     /// set.
     pub json_log: Option<bool>,
-    /// The ignored variables, each with the reason why it has no effect.
+    /// The ignored variables, each with the reason.
     pub ignored: Vec<String>,
 }
 
-/// The reason why Redis variables have no effect without `REDIS_URL`.
+/// The reason for ignoring Redis variables without `REDIS_URL`.
 const WITHOUT_REDIS: &str = "without REDIS_URL, counts are kept in the memory of this process";
 
-/// The prefixes of unsupported variables, each with the reason why they have no effect.
+/// The prefixes of ignored variables, each with the reason.
 const IGNORED: &[(&str, &str)] = &[
     (
         "REDIS_",
@@ -129,13 +129,13 @@ const IGNORED: &[(&str, &str)] = &[
     ("XDS_", WITHOUT_XDS),
 ];
 
-/// The reason why variables for the xDS client have no effect.
+/// The reason for ignoring variables for the xDS client.
 const WITHOUT_XDS: &str = "CONFIG_TYPE is not GRPC_XDS_SOTW, so rules are read from files";
 
-/// The reason why variables for configuration files have no effect.
+/// The reason for ignoring variables for configuration files.
 const WITHOUT_FILES: &str = "CONFIG_TYPE is GRPC_XDS_SOTW, so rules come from the control plane";
 
-/// The reason why variables for TLS to the control plane have no effect.
+/// The reason for ignoring variables for TLS to the control plane.
 const WITHOUT_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not true";
 
 /// Builds the configuration from the `variables`.
@@ -382,7 +382,7 @@ fn ignored(variables: &Variables, config: &Config) -> Vec<String> {
     .collect()
 }
 
-/// Returns the reason why the variable `name` has no effect; `None` if it has an effect.
+/// Returns the reason for ignoring the variable `name`; `None` if it has an effect.
 fn reason(name: &str, value: &str, config: &Config) -> Option<&'static str> {
     if redis_variables::HONOURED.contains(&name) {
         return config.redis.is_none().then_some(WITHOUT_REDIS);

@@ -42,7 +42,7 @@ impl Http2 {
     }
 
     /// Serves one connection until either side closes it or it reaches its maximum age. After a
-    /// shutdown has begun, serves the connection until the calls in flight are answered.
+    /// shutdown has begun, serves the connection until the calls in flight have completed.
     pub(super) async fn serve(
         &self,
         stream: TcpStream,
@@ -128,8 +128,8 @@ impl Http2 {
     /// the variation, clients that connected at the same time do not reconnect at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
-        // `spread` is from 0 to 20, which stands for -10 % to +10 %. Clients choose ports in
-        // ascending order, so the port number spreads the ages of their connections evenly.
+        // `spread` is from 0 to 20, which means -10 % to +10 %. Clients choose ports in ascending
+        // order, so the port number spreads the ages of their connections evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
     }

@@ -24,7 +24,7 @@ const SERVICES: [&str; 5] = [
 ];
 
 /// The health service. Every name is healthy until a shutdown is announced. A name that depends on
-/// the rate limit service is healthy only while the rate limit service is healthy.
+/// the rate limit service is healthy only if that service is healthy.
 #[derive(Clone, Debug)]
 pub(super) struct HealthService {
     shutdown: Shutdown,

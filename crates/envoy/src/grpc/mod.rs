@@ -1,9 +1,9 @@
 //! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections run on the workers of [`tidegate_net`], like those of all other listeners. hyper
-//! therefore serves each connection directly. tonic's server is not used, because it has its own
-//! threads and listeners. tonic's generated services handle streaming calls. The module `unary`
-//! handles `ShouldRateLimit`, which Envoy calls for each request.
+//! Connections run on the workers of [`tidegate_net`], like those of all other listeners. Each
+//! connection is therefore served directly by hyper. The server of tonic is not used, because it
+//! has its own threads and listeners. Streaming calls are handled by tonic's generated services.
+//! The module `unary` handles `ShouldRateLimit`, which Envoy calls for each request.
 
 mod connection;
 mod fields;

@@ -96,7 +96,7 @@ impl RateLimitQuotaService for StreamedQuotas {
     }
 }
 
-/// A stream that is registered with the quotas. Dropping the session unregisters the stream.
+/// A stream registered with the quotas. Dropping the session unregisters the stream.
 #[derive(Debug)]
 pub(super) struct QuotaSession {
     quotas: Arc<Quotas>,

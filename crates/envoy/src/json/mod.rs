@@ -70,7 +70,7 @@ fn refused(limiter: &ServerLimiter, error: &RlsError) -> Answer {
     }
 }
 
-/// Counts and answers a malformed request.
+/// Counts a malformed request and builds its response.
 fn bad(limiter: &ServerLimiter, problem: &str) -> Answer {
     limiter.metrics().count_bad_request(ListenerKind::Http);
     bad_request(problem)

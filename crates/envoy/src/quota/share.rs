@@ -1,6 +1,6 @@
 //! Divides an integer number of requests into integer shares that add up to exactly this number.
 
-/// The divisor of the evenly divided part: 1/`FLOOR` of the total is divided evenly, regardless of
+/// The divisor of the evenly divided part. 1/`FLOOR` of the total is divided evenly, regardless of
 /// the demands, so that a new stream gets a minimum share.
 pub const FLOOR: u64 = 10;
 
@@ -111,7 +111,7 @@ mod tests {
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
                     // Among equal demands, the first may get one unit more. All demands above
-                    // `MAX_DEMAND` are equal.
+                    // `MAX_DEMAND` count as equal.
                     prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
                 }
             }

@@ -23,7 +23,7 @@ pub(crate) struct Rule {
     pub(crate) metadata: Option<Metadata>,
     /// The request values that appear in the rule's metrics.
     pub(crate) detail: Detail,
-    /// The cached counters of the rule, if its metrics contain no values from requests.
+    /// The cached counters of the rule, if its metrics do not contain values from requests.
     pub(crate) counters: OnceLock<Arc<Counters>>,
 }
 

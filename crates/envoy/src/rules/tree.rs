@@ -65,7 +65,7 @@ pub(crate) struct Level {
 pub(crate) struct Node {
     pub(crate) rule: Option<Arc<Rule>>,
     pub(crate) children: Level,
-    /// The value that the configuration file specifies, if there is one.
+    /// The value in the configuration file, if there is one.
     pub(crate) value: Option<Box<str>>,
     /// Whether all matching values share one counter.
     pub(crate) share_threshold: bool,
@@ -175,7 +175,8 @@ impl Level {
             let Some(old) = old.children.get(name) else {
                 continue;
             };
-            // This cannot fail: while the tree is being built, its rules have no other owners.
+            // This cannot fail, because the rules do not have other owners before the tree is
+            // complete.
             if let (Some(rule), Some(old)) = (node.rule.as_mut().and_then(Arc::get_mut), &old.rule)
             {
                 rule.inherit_counts(old);

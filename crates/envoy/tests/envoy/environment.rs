@@ -9,7 +9,7 @@ use tidegate_envoy::{Variables, from_environment};
 enum Fate {
     /// The variable changes the configuration.
     Honoured,
-    /// The variable is reported with a reason and changes nothing.
+    /// The variable is reported with a reason and does not change the configuration.
     Ignored,
     /// The variable prevents the start.
     Refused,

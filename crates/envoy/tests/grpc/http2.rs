@@ -1,4 +1,4 @@
-//! Tests of HTTP/2 connections: limits, connection age, and requests that are not gRPC.
+//! Tests of HTTP/2 connections: limits, connection age, and non-gRPC requests.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::{
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
-/// Reads until the server closes the connection. Returns the bytes that the server sent.
+/// Reads until the server closes the connection. Returns the received bytes.
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut sent = Vec::new();
     // A connection reset counts as closed.

@@ -88,10 +88,10 @@ pub trait RateLimiter: Send + Sync {
         self.check_within(rules, scratch, request, effect, Span::ZERO)
     }
 
-    /// Decides `request` like [`check`](Self::check). The request waits up to `longest_wait` for a
-    /// concurrency slot if it is to be charged, if it is denied only because no slot is free, and
-    /// if the limit lets requests [wait](tidegate_core::Limit::slot_wait). The result is ready
-    /// unless the store or the request has to wait.
+    /// Decides `request` like [`check`](Self::check). If the request is denied only because no
+    /// concurrency slot is free, it may wait up to `longest_wait` for a slot. It waits only if it
+    /// is to be charged, and if the limit lets requests [wait](tidegate_core::Limit::slot_wait).
+    /// The result is ready unless the store or the request has to wait.
     ///
     /// If the future is dropped while the request waits, the next request moves to the front of the
     /// queue.

@@ -507,7 +507,7 @@ mod queued {
         deadline: Pin<Box<Sleep>>,
         /// The number of attempts as the first in the queue.
         attempts: u32,
-        /// Whether the request has just entered the queue. If it is then first, it is decided again
+        /// Whether the request has just entered the queue. If it is also first, it is decided again
         /// without a delay, because slots may have been released before it was in the queue.
         is_new: bool,
         record: WaitRecord<'l, L>,

@@ -35,10 +35,10 @@ use tidegate::Clock;
 /// slot from its arrival until its response begins. The time to send the body is not measured,
 /// because it depends on the client.
 ///
-/// The following count as failures: an error, a response with status 503 or 504, and a gRPC
-/// response without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Responses with
-/// status 429 or `RESOURCE_EXHAUSTED` are not measured. If a request is cancelled before its
-/// response begins, the elapsed time counts as a lower bound for its latency.
+/// An error counts as a failure. So does a response with status 503 or 504, and a gRPC response
+/// without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Responses with status
+/// 429 or `RESOURCE_EXHAUSTED` are not measured. If a request is cancelled before its response
+/// begins, the elapsed time counts as a lower bound for its latency.
 ///
 /// # Examples
 ///

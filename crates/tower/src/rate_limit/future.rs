@@ -59,7 +59,7 @@ pin_project! {
     }
 }
 
-/// A request that the inner service has not received yet, with the inner service, which is ready.
+/// A request that has not been forwarded yet, and the inner service, which is ready.
 struct PendingRequest<S, B> {
     service: S,
     request: Request<B>,

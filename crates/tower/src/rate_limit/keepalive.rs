@@ -35,7 +35,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 /// The maximum number of concurrent renewals, for stores that have to wait.
 const AT_ONCE: usize = 64;
 
-/// The requests with leases of one layer and its clones.
+/// The requests with leases in one layer and its clones.
 #[derive(Default)]
 pub(super) struct LeaseKeepalive {
     schedule: Mutex<Schedule>,

@@ -1,4 +1,4 @@
-//! The action for a request that the store has not decided yet.
+//! The action for a request whose decision is pending.
 
 use std::{
     pin::Pin,

@@ -4,7 +4,7 @@ use super::{UsageCounts, json::JsonScanner};
 
 const DATA: &[u8] = b"data:";
 
-/// A scanner of an event stream. It passes the data of all events to a JSON scanner.
+/// A scanner for an event stream. It passes the data of all events to a JSON scanner.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EventStreamScanner {
     line: LineState,

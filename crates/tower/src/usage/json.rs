@@ -136,7 +136,7 @@ enum Token {
     Scalar(Option<u64>),
 }
 
-/// A scanner of a sequence of JSON documents.
+/// A scanner for a sequence of JSON documents.
 #[derive(Clone, Debug, Default)]
 pub(super) struct JsonScanner {
     token: Token,

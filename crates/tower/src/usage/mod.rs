@@ -1,4 +1,4 @@
-//! Token usage of language models, read from the response while it is forwarded.
+//! Token usage of language models, read from responses as they are forwarded.
 //!
 //! [`UsageScanner`] gets the bytes of a response in pieces of any size and does not keep them. It
 //! recognises the usage fields of the OpenAI, Anthropic and Gemini APIs in a JSON document or an
@@ -27,7 +27,7 @@ use self::{events::EventStreamScanner, json::JsonScanner};
 /// The number of bytes of text that count as one output token if a response was cut off.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// Reads the number of tokens from the body of a response of a language model.
+/// Reads the number of tokens from the body of a language model's response.
 ///
 /// # Examples
 ///
@@ -89,9 +89,9 @@ impl UsageScanner {
         self.counts.usage()
     }
 
-    /// Returns the usage of a response that ends here. If the response was cut off, or did not
-    /// contain its final usage, the number of output tokens is at least a quarter of the number of
-    /// text bytes so far.
+    /// Returns the usage of a response that ends here. If the response was cut off or did not
+    /// contain its final usage, at least one output token is counted for every four bytes of text
+    /// so far.
     #[must_use]
     pub fn usage_at_end(&self, has_ended: bool) -> Option<TokenUsage> {
         let usage = self.usage()?;

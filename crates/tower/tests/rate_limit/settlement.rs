@@ -436,7 +436,7 @@ async fn a_remote_store_is_settled_in_the_background() {
     drop(answer);
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert_eq!(left(&limiter).await, 1);
-    // Cancel the request while the store is deciding.
+    // Cancel the request during the decision of the store.
     let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
     assert!(asked.as_mut().now_or_never().is_none());
     drop(asked);

@@ -90,7 +90,7 @@ impl Service<Request<()>> for Notes {
     }
 }
 
-/// A response that was read to its end.
+/// A response whose body was read completely.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,

@@ -10,8 +10,8 @@
 //! per period, so a report shows the demand and not the remaining tokens. The shares of all streams
 //! add up to the limit.
 //!
-//! *Budgets* are for longer periods, which are fixed windows aligned to the clock. A grant gives a
-//! stream a number of requests that is not refilled:
+//! *Budgets* are for longer periods, which are fixed windows aligned to the clock. A grant is a
+//! fixed number of requests for one stream, without refill:
 //!
 //! ```text
 //! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── unassigned ──┤
@@ -75,7 +75,7 @@ pub enum Assignment {
         /// The refill period.
         period: Span,
     },
-    /// Allow a number of requests that is not refilled before the next assignment.
+    /// Allow a fixed number of requests, without refill, until the next assignment.
     Budget {
         /// The number of requests, which is never 0.
         requests: u32,

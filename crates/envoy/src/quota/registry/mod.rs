@@ -144,7 +144,7 @@ impl Quotas {
         state.send(notifications);
     }
 
-    /// Removes a closed stream, and redistributes the requests that were assigned to it.
+    /// Removes a closed stream, and redistributes the requests assigned to it.
     pub fn remove_stream(&self, stream: StreamId, now: Timestamp) {
         let state = &mut *self.state();
         let Some(left) = state.streams.remove(&stream) else {
@@ -264,8 +264,8 @@ impl State {
     }
 
     /// Marks a bucket without streams for removal at the end of its window. The usage of the bucket
-    /// counts until then. The bucket of a rate is removed immediately, because it has no usage to
-    /// keep.
+    /// counts until then. A rate's bucket is removed immediately, because it does not have any
+    /// usage to keep.
     fn vacate(&mut self, key: Key) {
         let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
             return;

@@ -44,7 +44,7 @@ impl Authority {
         fs::write(folder.join("tls.key"), key).unwrap();
     }
 
-    /// Returns a server that has the name `envoy-gateway` and requires a certificate.
+    /// Returns a server named `envoy-gateway` that requires a client certificate.
     fn acceptor(&self) -> TlsAcceptor {
         let (certificate, key) = self.sign("envoy-gateway");
         let mut roots = RootCertStore::empty();

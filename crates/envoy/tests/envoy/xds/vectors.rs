@@ -17,7 +17,7 @@ use crate::{
     subject::{Started, Subject},
 };
 
-/// The cases whose files have keys that the resource type does not have: Tidegate's extensions of
+/// The cases whose files have keys that do not exist in the resource type: Tidegate's extensions of
 /// the file format, `share_threshold` and `value_to_metric`.
 const INEXPRESSIBLE: &[&str] = &[
     "window-of-any-length",
