@@ -25,7 +25,7 @@ impl Default for OverrideCache {
     }
 }
 
-impl Overrides {
+impl OverrideCache {
     /// Returns the limits for `limit_override`; `None` if its unit is unknown.
     pub(super) fn limits(
         &self,

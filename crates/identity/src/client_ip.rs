@@ -188,7 +188,7 @@ impl Trust {
 
     /// Returns warnings about settings that let clients evade the limits, or use another client's
     /// address.
-    pub fn warnings(&self) -> impl Iterator<Item = Warning> {
+    pub fn warnings(&self) -> impl Iterator<Item = TrustWarning> {
         let all = match &self.proxies {
             Proxies::Hops(_) => false,
             Proxies::Nets(nets) => nets.iter().any(|net| canonical_net(*net).prefix_len() == 0),
@@ -254,7 +254,7 @@ pub enum TrustWarning {
     RawIpv6,
 }
 
-impl Warning {
+impl TrustWarning {
     /// Returns the code of the warning, a fixed identifier to search for in logs.
     #[must_use]
     pub const fn code(self) -> &'static str {

@@ -13,7 +13,7 @@ use tonic::Status;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Value<'m> {
     Number(u64),
-    Octets(&'m [u8]),
+    LengthDelimited(&'m [u8]),
     /// A value with a wire type that is not used by any supported message.
     Other,
 }

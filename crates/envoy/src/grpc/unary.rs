@@ -143,12 +143,12 @@ async fn message(body: Incoming) -> Result<Bytes, Status> {
 
 fn success(message: &impl Message) -> Response<Reply> {
     let length = message.encoded_len();
-    let mut octets = BytesMut::with_capacity(PREFIX_BYTES + length);
-    octets.put_u8(0);
+    let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
+    bytes.put_u8(0);
     // A response is longer than its request by only a few bytes per descriptor, so its length fits
     // in 32 bits.
-    octets.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
-    message.encode_raw(&mut octets);
+    bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    message.encode_raw(&mut bytes);
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(Status::GRPC_STATUS, HeaderValue::from_static("0"));
     let mut response = Response::new(Reply::Message(Some(bytes.freeze()), Some(trailers)));

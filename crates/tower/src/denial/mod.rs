@@ -55,7 +55,7 @@ pub(crate) enum Cause {
 
 /// A limit that denies the request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Violated<'v> {
+pub(crate) struct ViolatedLimit<'v> {
     /// The limit's policy name in the `RateLimit` headers.
     pub(crate) name: String,
     /// The name of the limit's rule; `None` if clients must not see the name.

@@ -21,7 +21,7 @@ pub(super) struct Admission<'v> {
 }
 
 /// A request that is not decided yet, because the store has to wait for a reply.
-pub(super) struct PendingCharge<F> {
+pub(super) struct PendingAdmission<F> {
     /// Whether charges of the request may be refunded later.
     pub(super) reserves: bool,
     /// The future that resolves to the [`Admission`].

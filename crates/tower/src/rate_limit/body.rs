@@ -40,7 +40,7 @@ impl<B> LimitedBody<B> {
     }
 
     /// Wraps the inner service's body. The charges in `reservation` are settled when the body ends.
-    pub(super) fn ending(body: B, reservation: Reservation) -> Self {
+    pub(super) fn ending(body: B, reservation: RequestReservation) -> Self {
         Self {
             content: Content::Inner { body },
             reservation,
@@ -96,7 +96,11 @@ impl<B: Body<Data = Bytes>> Body for LimitedBody<B> {
 }
 
 /// Updates the reservation after a frame. Settles the reservation after the last frame.
-fn note<E>(reservation: &mut Reservation, frame: Option<&Result<Frame<Bytes>, E>>, is_end: bool) {
+fn note<E>(
+    reservation: &mut RequestReservation,
+    frame: Option<&Result<Frame<Bytes>, E>>,
+    is_end: bool,
+) {
     let Some(response) = reservation.response() else {
         return;
     };
