@@ -34,7 +34,7 @@ pub struct Hours {
 pub struct Days(u8);
 
 /// Times of the week in a time zone.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveHours {
     /// The time ranges. If the list is empty, the schedule holds all day.
     hours: Box<[Hours]>,

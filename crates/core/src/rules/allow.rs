@@ -13,6 +13,13 @@ pub(super) struct AllowList {
     index: Index,
 }
 
+/// The index follows from the items.
+impl PartialEq for AllowList {
+    fn eq(&self, other: &Self) -> bool {
+        self.items == other.items
+    }
+}
+
 impl AllowList {
     pub(super) fn new(items: Vec<When>) -> Self {
         let index = Index::new(

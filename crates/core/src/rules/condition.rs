@@ -4,7 +4,7 @@ use super::{ActiveHours, Pattern, Request, RuleError, pattern::Work};
 use crate::{limit::bounds, time::Timestamp};
 
 /// A condition on one entry of a request.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Condition {
     entry: Box<str>,
     pattern: Pattern,
@@ -49,7 +49,7 @@ impl Condition {
 
 /// A list of conditions that must all hold, optionally only at certain times. An empty list always
 /// holds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct When {
     conditions: Box<[Condition]>,
     schedule: Option<ActiveHours>,

@@ -7,7 +7,7 @@ use crate::{
 };
 
 /// The condition under which an elastic rule may exceed its limits.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Headroom {
     /// Conditions on request entries that are set by a trusted component.
     When(When),

@@ -33,6 +33,16 @@ impl Plans {
         self.get(request.entry(entry)?)
     }
 
+    /// Returns whether both have the same plans with equal limits, selected by the same entry.
+    pub(super) fn are_equal(&self, other: &Self) -> bool {
+        self.entry == other.entry
+            && self.limits.len() == other.limits.len()
+            && self
+                .iter()
+                .zip(other.iter())
+                .all(|(own, others)| own.0 == others.0 && own.1.iter().eq(others.1.iter()))
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Arc<Limits>)> {
         self.limits.iter().map(|(name, limits)| (&**name, limits))
     }

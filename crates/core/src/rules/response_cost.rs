@@ -27,7 +27,7 @@ use crate::{eval::Cost, limit::bounds};
 /// assert_eq!(due(&[("status", "401"), ("tokens", "12")]), 12);
 /// assert_eq!(due(&[("status", "401")]), 100);
 /// ```
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResponseCost {
     counts: When,
     cost: Option<FinalCost>,
@@ -38,7 +38,7 @@ pub struct ResponseCost {
 pub const USAGE_ENTRIES: [&str; 3] = ["usage.input", "usage.cached", "usage.output"];
 
 /// The source of the final charge.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum FinalCost {
     /// The number in the response entry with this name.
     Entry(Box<str>),

@@ -619,23 +619,18 @@ impl Rule {
     }
 
     /// Returns whether the options of both rules are equal: the cost, the response-based cost, the
-    /// allow list, the percentage and the condition of elastic limits, and the fallback policy.
+    /// allow list, the percentage and the condition of elastic limits, the fallback policy, and the
+    /// plans.
     #[must_use]
     pub fn has_same_options(&self, other: &Self) -> bool {
-        let options = |rule: &Self| {
-            let limits = rule.limits();
-            let Self {
-                cost,
-                allow,
-                headroom,
-                response_cost,
-                ..
-            } = rule;
-            // Conditions do not implement `PartialEq`, so compare their debug output.
-            let options = format!("{cost:?} {allow:?} {headroom:?} {response_cost:?}");
-            (options, limits.on_failure(), limits.stretch())
-        };
-        options(self) == options(other)
+        let (limits, other_limits) = (self.limits(), other.limits());
+        self.cost == other.cost
+            && self.allow == other.allow
+            && self.headroom == other.headroom
+            && self.response_cost == other.response_cost
+            && limits.on_failure() == other_limits.on_failure()
+            && limits.stretch() == other_limits.stretch()
+            && self.plans.are_equal(&other.plans)
     }
 
     /// Returns the cost that the rule charges for `request`.

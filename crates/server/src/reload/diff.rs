@@ -35,8 +35,8 @@ pub struct RuleChange {
     pub when: Option<[String; 2]>,
     /// The names of the key entries.
     pub key: Option<[Vec<String>; 2]>,
-    /// Whether other settings differ: the cost, the allow list, elastic limits, or the policy while
-    /// Redis is unreachable.
+    /// Whether other settings differ: the cost, the allow list, elastic limits, plans, settings of a
+    /// limit that its policy omits, or the policy while Redis is unreachable.
     pub has_other_changes: bool,
 }
 
@@ -128,13 +128,16 @@ impl RuleChange {
         };
         let key = |rule: &Rule| rule.key().map(str::to_owned).collect::<Vec<String>>();
         let when = |rule: &Rule| rule.applies_when().to_string();
+        let limits = changed([old, new].map(limits));
+        // The policy of a limit omits some of its settings, such as `soft` and `count_denied`.
+        let has_hidden_changes = limits.is_none() && old.limits().iter().ne(new.limits().iter());
         let change = Self {
             rule: new.name().to_owned(),
             mode: changed([old, new].map(Rule::mode)),
-            limits: changed([old, new].map(limits)),
+            limits,
             when: changed([old, new].map(when)),
             key: changed([old, new].map(key)),
-            has_other_changes: !old.has_same_options(new),
+            has_other_changes: !old.has_same_options(new) || has_hidden_changes,
         };
         let is_changed = change.mode.is_some()
             || change.limits.is_some()
@@ -180,6 +183,55 @@ mod tests {
 
     fn rules(text: &str) -> RuleSet {
         Config::parse(text).unwrap().rules
+    }
+
+    #[test]
+    fn rules_that_were_read_again_do_not_differ() {
+        let text = "
+plans: {pro: {api: 100/min}}
+rules:
+  - name: api
+    key: [user]
+    limits: [10/min]
+    plan: plan
+    when: {path: [/a, /b, /c, /d, /e, /f, /g, /h], method: {not: [GET, HEAD, OPTIONS]}}
+    allow:
+      - {user: [a, b, c, d, e, f], ip: 10.0.0.1}
+      - {agent: [u, v, w, x, y, z]}
+      - {host: a}
+      - {tenant: b}
+";
+        // Hash tables with other seeds iterate in another order.
+        for _ in 0..50 {
+            let diff = RulesDiff::between(&rules(text), &rules(text));
+            assert!(diff.changed.is_empty(), "{:?}", diff.changed);
+        }
+    }
+
+    #[test]
+    fn every_setting_of_a_rule_is_compared() {
+        let plan = "{algorithm: fixed_window, limit: 100, window: 1h}";
+        let rule = |settings: &str| {
+            rules(&format!(
+                "plans: {{pro: {{api: {plan}}}}}\nrules: [{{name: api, key: [user], {settings}}}]\n"
+            ))
+        };
+        let plain = "limits: [{algorithm: fixed_window, limit: 10, window: 1h}]";
+        let old = rule(plain);
+        assert!(RulesDiff::between(&old, &rule(plain)).changed.is_empty());
+        for settings in [
+            "limits: [{algorithm: fixed_window, limit: 10, window: 1h, soft: 10%}]",
+            "limits: [{algorithm: fixed_window, limit: 10, window: 1h, count_denied: true}]",
+            "limits: [{algorithm: fixed_window, limit: 10, window: 1h}], cost: 2",
+            "limits: [{algorithm: fixed_window, limit: 10, window: 1h}], allow: [{user: root}]",
+            "limits: [{algorithm: fixed_window, limit: 10, window: 1h}], plan: plan",
+            "limits: [{algorithm: fixed_window, limit: 10, window: 1h}], on_failure: closed",
+        ] {
+            let diff = RulesDiff::between(&old, &rule(settings));
+            let change = diff.changed.first().expect(settings);
+            assert!(change.has_other_changes, "{settings}: {change:?}");
+            assert_eq!(change.limits, None, "{settings}");
+        }
     }
 
     #[test]
