@@ -62,14 +62,18 @@ pub enum AlgorithmName {
 impl AlgorithmName {
     /// All algorithms with their names in the rules file, in the order of the documentation.
     pub const ALL: [(&'static str, Self); 7] = [
-        ("gcra", Self::Gcra),
-        ("token_bucket", Self::TokenBucket),
-        ("leaky_bucket", Self::LeakyBucket),
-        ("fixed_window", Self::FixedWindow),
-        ("sliding_window_log", Self::SlidingWindowLog),
-        ("sliding_window_counter", Self::SlidingWindowCounter),
-        ("concurrency", Self::Concurrency),
+        Self::Gcra.named(),
+        Self::TokenBucket.named(),
+        Self::LeakyBucket.named(),
+        Self::FixedWindow.named(),
+        Self::SlidingWindowLog.named(),
+        Self::SlidingWindowCounter.named(),
+        Self::Concurrency.named(),
     ];
+
+    const fn named(self) -> (&'static str, Self) {
+        (self.as_str(), self)
+    }
 
     /// Returns the algorithm with this name in the rules file, or `None` if the name is unknown.
     #[must_use]
@@ -82,12 +86,16 @@ impl AlgorithmName {
 
     /// Returns the name of the algorithm in the rules file.
     #[must_use]
-    pub fn as_str(self) -> &'static str {
-        // A test checks that every variant is in `ALL`.
-        Self::ALL
-            .iter()
-            .find(|(_, algorithm)| *algorithm == self)
-            .map_or("", |(name, _)| *name)
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Gcra => "gcra",
+            Self::TokenBucket => "token_bucket",
+            Self::LeakyBucket => "leaky_bucket",
+            Self::FixedWindow => "fixed_window",
+            Self::SlidingWindowLog => "sliding_window_log",
+            Self::SlidingWindowCounter => "sliding_window_counter",
+            Self::Concurrency => "concurrency",
+        }
     }
 }
 
@@ -143,25 +151,41 @@ impl LimitSpec {
     pub const LEASE: Span = Span::from_secs(60);
 
     /// The names of all fields, in the order of their definition.
-    pub const FIELDS: [&'static str; 17] = [
-        "algorithm",
-        "rate",
-        "burst",
-        "capacity",
-        "refill",
-        "refill_mode",
-        "leak",
-        "queue",
-        "limit",
-        "window",
-        "anchor",
-        "buckets",
-        "strict",
-        "lease",
-        "wait",
-        "soft",
-        "count_denied",
+    pub const FIELDS: [&'static str; 17] = {
+        let mut names = [""; 17];
+        let mut at = 0;
+        while at < names.len() {
+            names[at] = Self::PRESENCE[at].0;
+            at += 1;
+        }
+        names
+    };
+
+    /// Every field, with a function that returns whether a spec has it.
+    const PRESENCE: [(&'static str, fn(&Self) -> bool); 17] = [
+        ("algorithm", |spec| spec.algorithm.is_some()),
+        ("rate", |spec| spec.rate.is_some()),
+        ("burst", |spec| spec.burst.is_some()),
+        ("capacity", |spec| spec.capacity.is_some()),
+        ("refill", |spec| spec.refill.is_some()),
+        ("refill_mode", |spec| spec.refill_mode.is_some()),
+        ("leak", |spec| spec.leak.is_some()),
+        ("queue", |spec| {
+            spec.queue.is_some() || spec.slot_queue.is_some()
+        }),
+        ("limit", |spec| spec.limit.is_some()),
+        ("window", |spec| spec.window.is_some()),
+        ("anchor", |spec| spec.anchor.is_some()),
+        ("buckets", |spec| spec.buckets.is_some()),
+        ("strict", |spec| spec.strict.is_some()),
+        ("lease", |spec| spec.lease.is_some()),
+        ("wait", |spec| spec.wait.is_some()),
+        ("soft", |spec| spec.soft.is_some()),
+        ("count_denied", |spec| spec.count_denied.is_some()),
     ];
+
+    /// The fields that every algorithm takes.
+    const COMMON_FIELDS: [&'static str; 3] = ["algorithm", "soft", "count_denied"];
 
     /// The largest count for which the short notation without an algorithm means a sliding window
     /// log. A log takes 8 bytes per admission, which is 8 kB per key at this count. For a larger
@@ -382,24 +406,12 @@ impl LimitSpec {
     /// takes.
     #[must_use]
     pub fn fields_written(&self) -> Vec<&'static str> {
-        let fields = [
-            ("rate", self.rate.is_some()),
-            ("burst", self.burst.is_some()),
-            ("capacity", self.capacity.is_some()),
-            ("refill", self.refill.is_some()),
-            ("refill_mode", self.refill_mode.is_some()),
-            ("leak", self.leak.is_some()),
-            ("queue", self.queue.is_some() || self.slot_queue.is_some()),
-            ("limit", self.limit.is_some()),
-            ("window", self.window.is_some()),
-            ("anchor", self.anchor.is_some()),
-            ("buckets", self.buckets.is_some()),
-            ("strict", self.strict.is_some()),
-            ("lease", self.lease.is_some()),
-            ("wait", self.wait.is_some()),
-        ];
-        let written = fields.into_iter().filter(|(_, is_written)| *is_written);
-        written.map(|(field, _)| field).collect()
+        let own = Self::PRESENCE
+            .into_iter()
+            .filter(|(field, _)| !Self::COMMON_FIELDS.contains(field));
+        own.filter(|(_, is_present)| is_present(self))
+            .map(|(field, _)| field)
+            .collect()
     }
 
     /// Returns an error for each given field that the algorithm `name` does not take.
