@@ -10,6 +10,7 @@
 //!
 //! All of them share the key's state, so spent units are kept when the limits change.
 
+mod key_filter;
 mod patterns;
 mod replacement;
 mod rule_overrides;
@@ -24,7 +25,7 @@ use std::{
     },
 };
 
-use self::stored::StoredOverride;
+use self::{key_filter::KeyFilter, stored::StoredOverride};
 pub use self::{replacement::Replacement, rule_overrides::RuleOverrides};
 use super::{Rule, RuleError};
 use crate::{limit::bounds, time::Timestamp};
@@ -130,6 +131,7 @@ pub struct Overrides(Arc<Registry>);
 struct Registry {
     by_rule: Mutex<HashMap<Box<str>, Arc<RuleOverrides>>>,
     count: AtomicUsize,
+    filter: Arc<KeyFilter>,
     /// The number of times that all overrides were replaced.
     generation: AtomicU32,
 }
@@ -143,7 +145,7 @@ impl Overrides {
         if let Some(overrides) = by_rule.get(rule) {
             return Arc::clone(overrides);
         }
-        let overrides = Arc::<RuleOverrides>::default();
+        let overrides = Arc::new(RuleOverrides::new(Arc::clone(&self.0.filter)));
         by_rule.insert(rule.into(), Arc::clone(&overrides));
         overrides
     }
@@ -211,6 +213,9 @@ impl Overrides {
         self.make_room(&overrides, target, now)?;
         let generation = self.0.generation.load(Ordering::Relaxed);
         let replaced = overrides.set(target, new, generation)?;
+        if self.0.filter.is_stale(self.len()) {
+            self.rebuild_filter();
+        }
         if replaced.is_none() {
             self.0.count.fetch_add(1, Ordering::Relaxed);
         }
@@ -303,6 +308,16 @@ impl Overrides {
         let removed: usize = all.iter().map(|rule| rule.retain(&keep)).sum();
         self.0.count.fetch_sub(removed, Ordering::Relaxed);
         removed
+    }
+
+    fn rebuild_filter(&self) {
+        self.0.filter.rebuild(|visit| {
+            // The rules are listed here, so that none with a key in the filter is missed.
+            let all: Vec<_> = self.by_rule().values().map(Arc::clone).collect();
+            for rule in all {
+                rule.for_each_hash(visit);
+            }
+        });
     }
 
     /// Poisoning is ignored: no operation leaves the map in an inconsistent state, even if it

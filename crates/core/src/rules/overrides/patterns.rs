@@ -77,8 +77,8 @@ pub(super) fn parse<'t>(texts: impl Iterator<Item = &'t str>) -> Result<Vec<Patt
 }
 
 impl PatternOverrides {
-    pub(super) fn is_empty(&self) -> bool {
-        self.items.is_empty()
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
     }
 
     pub(super) fn get(&self, texts: &[Box<str>]) -> Option<&StoredOverride> {

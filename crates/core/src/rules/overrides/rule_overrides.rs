@@ -14,6 +14,7 @@ use foldhash::quality::RandomState;
 
 use super::{
     Override, OverrideError, OverrideTarget, Replacement,
+    key_filter::KeyFilter,
     patterns::{self, PatternOverrides},
     replacement::CompiledReplacement,
     stored::StoredOverride,
@@ -35,7 +36,11 @@ type Shard = RwLock<HashMap<Box<[u8]>, StoredOverride, RandomState>>;
 #[derive(Debug, Default)]
 pub struct RuleOverrides {
     count: AtomicUsize,
+    /// The number of overrides of patterns.
+    pattern_count: AtomicUsize,
     hasher: RandomState,
+    /// The keys that have an override, in any rule.
+    filter: Arc<KeyFilter>,
     /// The overrides of single keys. The shards are created when the first one is set.
     keys: OnceLock<Box<[Shard]>>,
     patterns: RwLock<PatternOverrides>,
@@ -72,6 +77,13 @@ impl SharedReplacements {
 }
 
 impl RuleOverrides {
+    pub(super) fn new(filter: Arc<KeyFilter>) -> Self {
+        Self {
+            filter,
+            ..Self::default()
+        }
+    }
+
     /// Returns whether the rule has no overrides.
     #[must_use]
     #[inline]
@@ -127,16 +139,19 @@ impl RuleOverrides {
         now: Timestamp,
         buffers: &mut LookupBuffers,
     ) -> Option<Arc<CompiledReplacement>> {
-        if let Some(shard) = self.shard(bytes) {
-            let shard = read(shard);
+        let hash = self.hasher.hash_one(bytes);
+        if self.filter.may_contain(hash)
+            && let Some(shards) = self.keys.get()
+        {
+            let shard = read(&shards[shard_index(hash)]);
             if let Some(stored) = shard.get(bytes).filter(|stored| stored.is_active(now)) {
                 return Some(Arc::clone(&stored.compiled));
             }
         }
-        let patterns = read(&self.patterns);
-        if patterns.is_empty() {
+        if self.pattern_count.load(Ordering::Relaxed) == 0 {
             return None;
         }
+        let patterns = read(&self.patterns);
         let values = rule.decode_values(bytes)?;
         // The patterns have a maximum of their own, so their evaluations do not count towards the
         // maximum for the rules.
@@ -190,9 +205,11 @@ impl RuleOverrides {
                     let empty = || RwLock::new(HashMap::with_hasher(RandomState::default()));
                     (0..SHARDS).map(|_| empty()).collect()
                 });
-                write(&shards[self.shard_index(&bytes)]).insert(bytes, stored)
+                let hash = self.hasher.hash_one(&*bytes);
+                let _added = self.filter.add(hash);
+                write(&shards[shard_index(hash)]).insert(bytes, stored)
             }
-            OverrideTarget::Pattern(texts) => write(&self.patterns).set(texts, stored)?,
+            OverrideTarget::Pattern(texts) => self.change_patterns(|all| all.set(texts, stored))?,
         };
         if replaced.is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
@@ -214,7 +231,7 @@ impl RuleOverrides {
                 let bytes = encode(values);
                 write(self.shard(&bytes)?).remove(&*bytes)?
             }
-            OverrideTarget::Pattern(texts) => write(&self.patterns).remove(texts)?,
+            OverrideTarget::Pattern(texts) => self.change_patterns(|all| all.remove(texts))?,
         };
         self.count.fetch_sub(1, Ordering::Relaxed);
         Some(removed.to_override())
@@ -222,7 +239,7 @@ impl RuleOverrides {
 
     /// Removes the overrides for which `keep` returns false, and returns their number.
     pub(super) fn retain(&self, keep: &impl Fn(&StoredOverride) -> bool) -> usize {
-        let mut removed = write(&self.patterns).retain(keep);
+        let mut removed = self.change_patterns(|all| all.retain(keep));
         for shard in self.keys.get().into_iter().flatten() {
             let mut shard = write(shard);
             let before = shard.len();
@@ -263,17 +280,54 @@ impl RuleOverrides {
         page.first.into_iter().collect()
     }
 
-    fn shard(&self, bytes: &[u8]) -> Option<&Shard> {
-        let shards = self.keys.get()?;
-        Some(&shards[self.shard_index(bytes)])
+    /// Returns the number of overrides that do not apply to any key of `rule`: those whose target is
+    /// neither a key nor a pattern of `rule`, and those whose limits are invalid for `rule`. Visits
+    /// all overrides.
+    #[must_use]
+    pub fn count_inactive(&self, rule: &Rule) -> usize {
+        let is_valid = |stored: &StoredOverride| stored.compiled.limits(rule).is_some();
+        let mut inactive = 0;
+        for shard in self.keys.get().into_iter().flatten() {
+            let shard = read(shard);
+            let active = shard
+                .iter()
+                .filter(|(bytes, stored)| rule.decode_values(bytes).is_some() && is_valid(stored));
+            inactive += shard.len() - active.count();
+        }
+        let patterns = read(&self.patterns);
+        let active = patterns
+            .iter()
+            .filter(|(texts, stored)| texts.len() == rule.key().len() && is_valid(stored));
+        inactive + patterns.len() - active.count()
     }
 
-    fn shard_index(&self, bytes: &[u8]) -> usize {
-        // The hash map of a shard may compute the same hash, and uses its lowest and highest bits.
-        let middle_bits = self.hasher.hash_one(bytes) >> 32;
-        // The remainder is less than the number of shards, so it fits in a `usize`.
-        (middle_bits % SHARDS as u64) as usize
+    /// Passes the hash of each key that has an override to `visit`.
+    pub(super) fn for_each_hash(&self, visit: &mut dyn FnMut(u64)) {
+        for shard in self.keys.get().into_iter().flatten() {
+            for bytes in read(shard).keys() {
+                visit(self.hasher.hash_one(&**bytes));
+            }
+        }
     }
+
+    fn change_patterns<T>(&self, change: impl FnOnce(&mut PatternOverrides) -> T) -> T {
+        let mut patterns = write(&self.patterns);
+        let result = change(&mut patterns);
+        self.pattern_count.store(patterns.len(), Ordering::Relaxed);
+        result
+    }
+
+    fn shard(&self, bytes: &[u8]) -> Option<&Shard> {
+        let shards = self.keys.get()?;
+        Some(&shards[shard_index(self.hasher.hash_one(bytes))])
+    }
+}
+
+/// Returns the index of the shard for the hash of a key.
+fn shard_index(hash: u64) -> usize {
+    // The lowest and highest bits select the place in the shard's table and in the filter. The
+    // remainder is less than the number of shards, so it fits in a `usize`.
+    ((hash >> 25) % SHARDS as u64) as usize
 }
 
 /// A page of a listing, sorted by target.
