@@ -78,7 +78,7 @@ impl RedisStore {
         decode::keys(reply).ok_or_else(StoreError::unexpected_reply)
     }
 
-    /// Returns the block on `key`, if one is in effect.
+    /// Returns the active block on `key`, if there is one.
     ///
     /// # Errors
     ///
@@ -102,8 +102,8 @@ impl RedisStore {
     /// Returns the remaining duration of `block`; `None` if the block has no end.
     ///
     /// The duration is measured by the same clock with which [`Self::block`] computes the end.
-    /// Directly after a call of `block` with a span, the remaining duration is therefore at most
-    /// that span.
+    /// Therefore, immediately after a call to `block` with a span, the remaining duration is at
+    /// most that span.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl RedisStore {
         Ok(Timestamp::from_micros(now))
     }
 
-    /// Returns every block in effect, in no particular order.
+    /// Returns all active blocks, in no particular order.
     ///
     /// # Errors
     ///
@@ -147,7 +147,7 @@ impl RedisStore {
     }
 
     /// Removes expired blocks from the index. Reads the index page by page, so that no single call
-    /// runs long.
+    /// occupies Redis for long.
     async fn remove_ended_blocks(&self) -> Result<(), StoreError> {
         let mut cursor = b"0".to_vec();
         loop {
@@ -221,7 +221,8 @@ fn decode_note(note: &[u8]) -> (String, Option<BlockedRule>) {
 mod tests {
     use super::*;
 
-    /// If a scan returns an entry twice, the list contains the block once, as in the last copy.
+    /// If a scan returns an entry twice, the list contains the block only once, with the fields of
+    /// the last copy.
     #[test]
     fn an_entry_that_is_scanned_twice_is_one_block() {
         let entry = |end: u8, reason: &[u8]| [&[0, 0, 0, 0, 0, 0, end], reason].concat();

@@ -26,9 +26,9 @@ pub(crate) enum ValueChange {
 }
 
 impl RedisStore {
-    /// Reads the values of `keys`, which must share a cluster slot, passes them to `compute`, and
-    /// writes the new values that `compute` returns. Starts over, up to `MAX_TRIES` times, if
-    /// another client has changed one of the values after it was read.
+    /// Reads the values of `keys`, passes them to `compute`, and writes the new values that
+    /// `compute` returns. All keys must be in one cluster slot. If another client has changed a
+    /// value after it was read, the function starts over, up to `MAX_TRIES` times.
     pub(crate) async fn compare_and_set<T>(
         &self,
         keys: Vec<Vec<u8>>,
@@ -106,8 +106,8 @@ impl RedisStore {
         self.compare_and_set(self.keys(charges), compute).await
     }
 
-    /// Resets the counts of `key`, and returns true if any units were counted. A manual block on
-    /// the key stays in effect. A value that was not written by this store is deleted.
+    /// Resets the counts of `key`, and returns true if any charged units were still counted. A
+    /// manual block on the key stays active. A value that was not written by this store is deleted.
     ///
     /// # Errors
     ///
@@ -134,8 +134,8 @@ impl RedisStore {
         }
     }
 
-    /// Blocks a key until the instant in `block` (`Some(None)`: without an end), or lifts its block
-    /// if `block` is `None`. Returns whether the key was blocked before.
+    /// Blocks a key until the instant in `block`, or without an end if `block` is `Some(None)`. If
+    /// `block` is `None`, lifts the key's block. Returns whether the key was blocked before.
     pub(crate) async fn set_block(
         &self,
         key: &[u8],
@@ -164,9 +164,9 @@ impl RedisStore {
     }
 }
 
-/// Returns whether a conversion of `stored` to the limits of `charge` would lose all counts. In
-/// this case, a refund leaves the value unchanged, because the counts are still valid under the
-/// limits with which they were stored.
+/// Returns whether converting `stored` to the limits of `charge` would lose all counts. In this
+/// case, a refund leaves the value unchanged, because the counts are still valid under the limits
+/// with which they were stored.
 fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored
@@ -175,8 +175,8 @@ fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -
         && stored.replay(charge, now, Effect::Look).states().1 <= now
 }
 
-/// Returns the value that encodes the states of `replay`, which started from `stored`. The new
-/// value keeps an active block.
+/// Returns the value that encodes the states of `replay`, which started from `stored`. If the key
+/// has an active block, the new value includes it.
 fn updated_value(
     charge: &Charge<'_>,
     replay: &Replay<'_>,

@@ -63,7 +63,7 @@ impl Conversions {
     }
 
     /// For limits that a stored state exceeds, corrects `reset_after` and `retry_after` in
-    /// `outcomes` to the times that the stored state takes to drain.
+    /// `outcomes` to the time that the stored state takes to drain.
     pub(crate) fn report_exceeded(
         &self,
         charges: &[Charge<'_>],
@@ -207,10 +207,10 @@ fn refundable_until(stored: &StoredValue) -> Timestamp {
 /// Returns the refund ledger of a state of `charge` that was clamped at `now`. `stored` is the
 /// value before it was clamped, as written by a clock that was ahead.
 ///
-/// Leases acquired while that clock was ahead count as acquired at `now`, and the ledger stores
-/// `now`. The ledger is kept for at least the duration of a lease, so that receipts can still
-/// identify these leases. If the states were also converted, the ledger is kept at least until
-/// charges from before the conversion have expired.
+/// Leases acquired while that clock was ahead are treated as acquired at `now`, and the ledger
+/// stores `now`. The ledger is kept for at least the duration of a lease, so that receipts can
+/// still identify these leases. If the states were also converted, the ledger is kept at least
+/// until charges from before the conversion have expired.
 pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
@@ -223,7 +223,8 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     // A charge can be refunded only under the parameters under which it was made.
     let is_same = stored.encoded_states.starts_with(&head(charge));
     if !is_same {
-        // Instants more than a window from now come from the clock that was ahead, and are ignored.
+        // An instant more than the longest window after `now` was written by the clock that was
+        // ahead, and is ignored.
         let windows = charge.limits.iter().map(Limit::window);
         let latest = now.after(windows.max().unwrap_or(Span::ZERO));
         until = until.max(refundable_until(stored).min(latest));
@@ -231,7 +232,7 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     let was_converted = stored.is_converted() && stored.ledger_until() > now;
     if was_converted {
         // The start and the end of the ledger were computed with the same clock, so their
-        // difference is right even if that clock was ahead.
+        // difference is correct even if that clock was ahead.
         let length = stored
             .ledger_until()
             .as_micros()

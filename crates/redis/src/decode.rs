@@ -25,8 +25,8 @@ pub(crate) struct StoredValue {
     pub(crate) ledger: Vec<u8>,
     /// The value without the block and the ledger.
     pub(crate) encoded_states: Vec<u8>,
-    /// The states, each with the parameters that it was stored under; `None` if nothing is spent on
-    /// the key.
+    /// The states, each with the parameters that it was stored under; `None` if no units are
+    /// charged to the key.
     pub(crate) states: Option<Vec<StoredState>>,
     /// The lead of each state, in the encoding of `lead.rs`; 0 for a state without a lead. A lead
     /// is an upper bound on how far the state was ahead of the clock when it was written.
@@ -34,8 +34,8 @@ pub(crate) struct StoredValue {
 }
 
 impl StoredValue {
-    /// Returns the end of the block in effect at `now`: `Some(None)` for a block without an end,
-    /// `None` without a block.
+    /// Returns the end of the block that is active at `now`: `Some(None)` for a block without an
+    /// end, `None` without a block.
     pub(crate) fn active_block(&self, now: Timestamp) -> Option<Option<Timestamp>> {
         match self.block? {
             0 => Some(None),
@@ -284,7 +284,7 @@ impl Input<'_> {
         })
     }
 
-    /// Reads a sliding window log. Returns its longest window and its entries.
+    /// Reads a sliding window log. Returns the length of its longest window, and its entries.
     fn log(&mut self) -> Result<(u64, Stamps), &'static str> {
         let (longest, entries) = (self.u56()?, self.number(4)?);
         let (windows, mut sum) = (self.number(1)?, self.number(3)?);
@@ -297,8 +297,8 @@ impl Input<'_> {
             let (at, before) = (self.u56()?, sum);
             sum = self.number(3)?;
             let mut cost = sum.wrapping_sub(before) & SUMS;
-            // `single_key_log.lua` merges entries, so an entry can cost more than the maximum of one
-            // stamp.
+            // `single_key_log.lua` merges entries, so the cost of an entry can exceed the maximum
+            // cost of one stamp.
             while cost > MOST {
                 stamps.push((at, MOST));
                 cost -= MOST;
@@ -356,7 +356,7 @@ impl CheckReply {
     }
 }
 
-/// Decodes the reply of the script `check` to a call with this number of charges.
+/// Decodes the reply of the script `check` to a call with `charges` charges.
 pub(crate) fn check_reply(reply: Reply, charges: usize) -> Option<CheckReply> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -424,7 +424,7 @@ pub(crate) fn fast_path_reply(reply: Reply) -> Option<FastPathReply> {
     }
 }
 
-/// Decodes the reply of the script `read` to a call with this number of keys.
+/// Decodes the reply of the script `read` to a call with `keys` keys.
 pub(crate) fn values(reply: Reply, keys: usize) -> Option<(Timestamp, Vec<Vec<u8>>)> {
     let Reply::Array(parts) = reply else {
         return None;
@@ -444,7 +444,7 @@ pub(crate) struct ChargeRenewal {
     pub(crate) receipt: Vec<u8>,
 }
 
-/// Decodes the reply of the script `renew` to a call with this number of charges.
+/// Decodes the reply of the script `renew` to a call with `charges` charges.
 pub(crate) fn renewals(reply: Reply, charges: usize) -> Option<Vec<ChargeRenewal>> {
     let Reply::Array(replies) = reply else {
         return None;

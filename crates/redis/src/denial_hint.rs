@@ -13,7 +13,7 @@ const PEEKED_REQUESTS: u8 = 16;
 /// counter, the only cost is an extra peek.
 const COUNTERS: usize = 64;
 
-/// For each counter, the number of upcoming requests to peek before they are charged.
+/// The counters. Each is the number of upcoming requests to peek before they are charged.
 #[derive(Debug)]
 pub(crate) struct DenialHints([AtomicU8; COUNTERS]);
 

@@ -117,8 +117,8 @@ pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
         .any(|member| member.denials != DenialCounting::Forgotten)
 }
 
-/// Returns the value of a key with these states, one per member of `charge`, without a block or a
-/// ledger. The leads are computed for a value that is written at `now`.
+/// Encodes `states`, one per member of `charge`, as the value of a key without a block or a ledger.
+/// The leads are computed for a value written at `now`.
 pub(crate) fn value(charge: &Charge<'_>, states: &[RemoteState], now: Timestamp) -> Vec<u8> {
     let mut value = head(charge);
     for (member, state) in remote_eval::numbers(charge.limits, charge.cost).zip(states) {
@@ -128,7 +128,7 @@ pub(crate) fn value(charge: &Charge<'_>, states: &[RemoteState], now: Timestamp)
 }
 
 /// Adds the block and the ledger, if there are any, to `state`, which is the rest of the value.
-/// `state` is empty if nothing has been spent.
+/// `state` is empty if no units are charged.
 pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u8]) -> Vec<u8> {
     let (first, rest) = state.split_first().unwrap_or((&0, &[]));
     let mut value = vec![*first];
@@ -203,7 +203,8 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
 }
 
 /// Appends a number in `bytes` bytes, at most 8. A number that is too large is stored as the
-/// largest number that fits. Its low bytes alone would be a small count or an instant in the past.
+/// largest number that fits. If only its low bytes were stored, they would be decoded as a small
+/// count or as an instant in the past.
 pub(crate) fn put(value: &mut Vec<u8>, number: u64, bytes: usize) {
     let bytes = bytes.min(8);
     let unused = u32::try_from(8 * (8 - bytes)).unwrap_or(u32::MAX);
@@ -260,7 +261,7 @@ fn put_member(
             tau,
             queue,
         } => {
-            // If denied requests are counted, a cost that can never fit fills the bucket
+            // If denied requests are counted, a cost larger than the bucket fills the bucket
             // completely.
             let cost = duration.unwrap_or(*tau);
             put_all(program, &[cost.whole, tau.whole, *fraction]);

@@ -1,7 +1,7 @@
 //! Errors that prevent a decision.
 
-/// No decision was made, or it is unknown whether one was made. The rule's failure policy decides
-/// instead.
+/// No decision was made, or it is unknown whether one was made. The request is decided by the
+/// rule's failure policy instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {

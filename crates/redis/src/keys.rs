@@ -14,8 +14,8 @@ use crate::{
 /// The maximum number of `SCAN` commands per call.
 const SCANS_PER_CALL: usize = 100;
 
-/// The minimum number of keys that one `SCAN` visits. With fewer, listing in small pages could take
-/// one command for each key of the server.
+/// The minimum number of keys that one `SCAN` visits. With a smaller minimum, listing in small
+/// pages could take one command for each key of the server.
 const MIN_KEYS_PER_SCAN: usize = 100;
 
 /// A position in a key listing. The default position is the beginning of the listing.

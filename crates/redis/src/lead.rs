@@ -1,5 +1,5 @@
-//! Finds states written by a clock that was ahead. This is the clock of a former primary, or the
-//! clock of this primary before it was set back.
+//! Finds states written by a clock that was ahead: the clock of a former primary, or the clock of
+//! this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
 //! sliding window log, or the index of a window. A GCRA limit and an interval bucket contain only
@@ -38,7 +38,7 @@ pub(crate) fn lead_of(ahead: u64) -> u8 {
     u8::try_from(lead).unwrap_or(u8::MAX)
 }
 
-/// Returns the largest distance that `lead` stands for, in microseconds.
+/// Returns the largest distance that `lead` can represent, in microseconds.
 fn longest(lead: u8) -> u64 {
     let (exponent, mantissa) = (lead >> MANTISSA_BITS, u64::from(lead) % LEAST_MANTISSA);
     let units = ((mantissa + LEAST_MANTISSA + 1) << exponent) - LEAST_MANTISSA;

@@ -9,7 +9,7 @@ use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::Redi
 /// call.
 const CHANGES_PER_READ: u64 = 500;
 
-/// The number of removals that Redis remembers. A server that has missed more removals reads all
+/// The number of removals that Redis stores. A server that has missed more removals reads all
 /// overrides again.
 const MAX_REMOVALS: u64 = 10_000;
 
@@ -55,8 +55,9 @@ pub struct OverrideChanges {
 }
 
 impl RedisStore {
-    /// Sets the override `id` to `document`. `until` is its end; `None` if it has none. Returns
-    /// false and changes nothing if there are already [`bounds::MAX_OVERRIDES`] other overrides.
+    /// Sets the override `id` to `document`. `until` is the instant at which the override ends;
+    /// `None` if it has no end. Returns false and changes nothing if there are already
+    /// [`bounds::MAX_OVERRIDES`] other overrides.
     ///
     /// # Errors
     ///
@@ -111,10 +112,10 @@ impl RedisStore {
         Ok(decode::integer(&reply) == Some(SWEPT_PER_CALL))
     }
 
-    /// Returns the override changes after `version`, oldest first. For the default version, these
-    /// are all overrides. Returns `None` if the changes since `version` are not known, for example
-    /// because Redis has lost its data. In this case, all overrides must be read again, starting
-    /// with the default version.
+    /// Returns the override changes after `version`, oldest first. For the default version, all
+    /// overrides are returned. Returns `None` if the changes since `version` are not known, for
+    /// example because Redis has lost its data. In this case, all overrides must be read again,
+    /// starting with the default version.
     ///
     /// # Errors
     ///

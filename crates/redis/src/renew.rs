@@ -24,8 +24,8 @@ impl RedisStore {
     /// was not renewed keeps its old expiry time. If a lease was renewed but the reply was lost,
     /// the receipt does not identify the renewed lease. The next renewal then acquires a second
     /// lease if a slot is free, and the first lease expires by itself. If no slot is free, the
-    /// caller's own unidentified lease may occupy it, so the result is [`Renewal::Unknown`] until a
-    /// slot is free.
+    /// caller's own unidentified lease may occupy one of the slots, so the result is
+    /// [`Renewal::Unknown`] until a slot is free.
     pub async fn renew(
         &self,
         charges: &[Charge<'_>],

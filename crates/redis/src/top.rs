@@ -13,7 +13,7 @@ use crate::{call::Reply, decode, error::StoreError, layout, scripts, store::Redi
 /// longest period of a list.
 const EXPIRES_AFTER: Duration = Duration::from_secs(26 * 3_600);
 
-/// The maximum number of servers whose slices are listed. Beyond that number, the servers that
+/// The maximum number of servers whose slices are listed. If there are more, the servers that
 /// published least recently are dropped.
 const MAX_SERVERS: usize = 1_000;
 

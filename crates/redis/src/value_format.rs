@@ -54,7 +54,7 @@ pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 
 /// The periods of rates, in microseconds, for rates encoded as a count per period. The encoding
-/// uses the first period in which the count is a whole number of at most [`RATE_COUNT_BITS`] bits.
+/// uses the first period in which the count is an integer of at most [`RATE_COUNT_BITS`] bits.
 pub(crate) const RATE_PERIODS: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
 pub(crate) const RATE_COUNT_BITS: u32 = 14;
 

@@ -11,11 +11,11 @@ use tidegate_core::{Backoff, Jitter, Span};
 /// Size of the sliding window, in batches.
 const WINDOW: u32 = 16;
 
-/// Number of failures in the window that opens the breaker.
+/// The breaker opens at this number of failures in the window.
 const MAX_FAILURES: u32 = 8;
 
-/// Number of consecutive failures that opens the breaker, regardless of the other outcomes in the
-/// window.
+/// The breaker opens at this number of consecutive failures, regardless of the other outcomes in
+/// the window.
 const MAX_CONSECUTIVE: u32 = 3;
 
 /// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
@@ -37,7 +37,7 @@ impl Breaker {
         recent.count_ones() >= MAX_FAILURES || recent.trailing_ones() >= MAX_CONSECUTIVE
     }
 
-    /// Forgets all outcomes, for a new connection.
+    /// Discards all outcomes, because a new connection was opened.
     pub(super) fn reset(&self) {
         self.0.store(0, Ordering::Release);
     }

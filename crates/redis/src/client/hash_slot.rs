@@ -50,7 +50,8 @@ mod tests {
 
     #[test]
     fn slots_are_those_of_redis() {
-        // The test vector of the checksum, and some slots that `CLUSTER KEYSLOT` returned.
+        // The standard test vector of CRC-16/XMODEM, and some slots that `CLUSTER KEYSLOT`
+        // returned.
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(hash_slot(b"foo"), 12_182);
         assert_eq!(hash_slot(b"{user1000}.following"), hash_slot(b"user1000"));

@@ -39,7 +39,7 @@ use super::{
     settings::{Address, RedisSettings},
 };
 
-/// Minimum time for which a server must be up before the reconnect backoff restarts at zero.
+/// How long a server must be up before the reconnect backoff is reset to zero.
 const STEADY: Duration = Duration::from_secs(1);
 
 /// The source from which a node gets its address.

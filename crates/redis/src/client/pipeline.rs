@@ -56,7 +56,7 @@ pub(super) async fn run(
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while queue.recv_many(&mut batch, MAX_BATCH).await > 0 {
         // A caller that has stopped waiting treats the outcome of its request as unknown. If the
-        // request were sent now, it would be charged without any use of the decision.
+        // request were sent now, it would be charged although nothing uses its decision.
         batch.retain(|request| !request.reply.is_closed());
         if batch.is_empty() {
             continue;

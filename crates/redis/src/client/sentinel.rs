@@ -121,7 +121,7 @@ impl Sentinels {
         })
     }
 
-    /// Collects the reports of the Sentinels, and the error of a Sentinel that returned no report.
+    /// Collects the Sentinels' reports, and the error of one Sentinel that returned no report.
     /// Returns early if `enough` returns true for the reports so far.
     async fn collect_reports(
         &self,
@@ -202,10 +202,10 @@ fn parse_epoch(fields: &Value) -> Option<u64> {
     as_text(&value)?.parse().ok()
 }
 
-/// Chooses the report to use if no primary is known: the highest epoch, and among equal epochs the
-/// server that most Sentinels report. A report with an epoch below `known` counts only if a
-/// majority of the `configured` Sentinels agrees. This can happen after an operator has
-/// reconfigured all Sentinels.
+/// Chooses the report to use if no primary is known: the report with the highest epoch, and among
+/// reports with equal epochs the one whose server most Sentinels report. A report with an epoch
+/// below `known` is used only if a majority of the `configured` Sentinels agrees with it. A
+/// majority can report a lower epoch after an operator has reconfigured all Sentinels.
 fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
     let votes = |report: &&Report| {
         let same = reports.iter().filter(|other| other == report);

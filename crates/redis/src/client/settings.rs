@@ -57,9 +57,9 @@ pub enum Topology {
     Standalone(Address),
     /// A primary whose address the Sentinels report.
     Sentinel {
-        /// All Sentinels of the primary. A working primary is replaced only by a server that a
-        /// majority of the Sentinels or a newer configuration names. To find the first primary, the
-        /// reply of one Sentinel is sufficient.
+        /// All Sentinels of the primary. A working primary is replaced only if a majority of the
+        /// Sentinels names another server, or if a Sentinel reports a newer configuration. To find
+        /// the first primary, the reply of one Sentinel is sufficient.
         sentinels: Vec<Address>,
         /// The name by which the Sentinels know the primary.
         primary: String,

@@ -3,7 +3,7 @@
 //! A node copies each block that it enforces to its local store, which keeps enforcing it while
 //! Redis is slow or unreachable. The node is not notified when another node lifts the block.
 //! Therefore every few seconds, the node checks its local blocks against the index in Redis, and
-//! lifts those that are no longer in force.
+//! lifts those that are no longer active.
 
 use std::{
     collections::HashSet,
@@ -67,8 +67,8 @@ impl Drop for BlockSync {
 #[derive(Debug)]
 struct LocalCopies {
     local: Arc<MemoryStore>,
-    /// The keys copied since the call in flight was sent; `None` while there is no such call. The
-    /// reply may be older than the copies of these keys, so it does not lift them.
+    /// The keys copied since the call in flight was sent; `None` while no call is in flight. The
+    /// reply may be older than the copies of these keys, so it does not lift these copies.
     copied_during_call: Mutex<Option<HashSet<Box<[u8]>>>>,
 }
 
@@ -126,7 +126,7 @@ async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
 }
 
 /// Queries Redis for the last keys of `unchecked`, and lifts the copies of blocks that are no
-/// longer in force. Then removes the queried keys from `unchecked`. If Redis does not reply,
+/// longer active. Then removes the queried keys from `unchecked`. If Redis does not reply,
 /// `unchecked` is not changed.
 async fn lift_batch(
     store: &RedisStore,

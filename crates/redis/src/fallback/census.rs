@@ -154,7 +154,7 @@ async fn send_heartbeat(store: &RedisStore, id: &str) -> Option<u32> {
 }
 
 /// The server count in use. A higher count is used immediately and a lower count after a delay, so
-/// that errors make the shares too small rather than too large.
+/// that a wrong count makes the shares too small rather than too large.
 #[derive(Debug, Default)]
 struct SteadyCount {
     servers: u32,

@@ -3,12 +3,13 @@
 //!
 //! ```text
 //! request ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
-//!                  │               └───▶ unreachable: the rules' `on_failure` policy decides
+//!                  │               └───▶ slow or unreachable: the `on_failure` policy decides
 //!                  └─▶ denied, without a call
 //! ```
 //!
 //! Requests that Redis admits are also charged to this node's share of the limits. Therefore, if
-//! Redis becomes slow or unreachable, a client that has spent its limit does not get a fresh one.
+//! Redis becomes slow or unreachable, a client that has exhausted its limit does not start again
+//! with an unused limit.
 
 mod block_sync;
 mod census;

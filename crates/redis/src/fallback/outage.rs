@@ -26,7 +26,7 @@ use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
 use super::add_elapsed;
 
-/// The time without a fallback decision after which decisions count as exact again.
+/// If there is no fallback decision for this long, decisions are treated as exact again.
 const STEADY: Span = Span::from_secs(1);
 
 /// The time after an outage in which a new outage is logged only if it lasts for [`MIN_LOGGED`].

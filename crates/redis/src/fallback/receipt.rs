@@ -1,4 +1,5 @@
-//! Reserves charges and settles them (refunds the unused units), whether Redis is reachable or not.
+//! Reserves charges and settles them (refunds their unused units), whether Redis is reachable or
+//! not.
 //!
 //! A charge in Redis is also made to this node's share of the limits, and is settled in both
 //! stores. If Redis is slow or unreachable, only this node's share is charged. Such a charge is

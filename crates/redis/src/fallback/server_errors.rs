@@ -14,8 +14,8 @@ use tokio::time::Instant;
 /// not logged.
 const WINDOW: Span = Span::from_secs(60);
 
-/// How long Redis counts as failing after it has refused a call, unless it makes a decision in that
-/// time.
+/// How long Redis is treated as failing after it has refused a call, unless it makes a decision in
+/// that time.
 const FAILING: Duration = Duration::from_secs(60);
 
 /// The maximum number of error kinds logged within [`WINDOW`]. Normally, there are one or two.

@@ -1,5 +1,5 @@
-//! This node's share of every limit. Requests are charged to the share in addition to Redis, and
-//! the share decides while Redis is slow or unreachable.
+//! This node's share of every limit. Requests are charged to the share in addition to Redis. While
+//! Redis is slow or unreachable, requests are decided on the share alone.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ impl FallbackStore {
         }
     }
 
-    /// Calls `charge_local` with this node's share of `charge`, if the share decides while Redis is
-    /// slow or unreachable.
+    /// Calls `charge_local` with this node's share of `charge`, if the rule's failure policy is
+    /// [`OnFailure::Local`].
     pub(super) fn apply_to_share(
         &self,
         charge: &Charge<'_>,
@@ -73,10 +73,10 @@ impl FallbackStore {
         answer(&shared)
     }
 
-    /// Decides `request` without Redis, by the failure policies of its rules. If a rule is
-    /// [`OnFailure::Closed`] and the request's effect can deny, the request is denied. Otherwise,
-    /// only the [`OnFailure::Local`] rules remain in the request, and are decided on this node's
-    /// share. If no rule remains, the request is admitted.
+    /// Decides `request` without Redis, according to the failure policies of its rules. If a rule
+    /// is [`OnFailure::Closed`] and the request's effect can deny, the request is denied.
+    /// Otherwise, only the [`OnFailure::Local`] rules remain in the request, and are decided on
+    /// this node's share. If no rule remains, the request is admitted.
     pub(super) fn fall_back(
         &self,
         request: &mut StoreRequest<'_, '_>,
@@ -143,7 +143,7 @@ impl FallbackStore {
         self.failure_policy(charge.limits)
     }
 
-    /// Returns the failure policy of `limits`, which decides while Redis is slow or unreachable.
+    /// Returns the failure policy of `limits`, which applies while Redis is slow or unreachable.
     /// Limits in shadow mode never deny.
     #[must_use]
     pub fn failure_policy(&self, limits: &Limits) -> OnFailure {

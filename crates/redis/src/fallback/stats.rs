@@ -23,8 +23,8 @@ pub(super) struct Counters {
 /// The counters of a [`FallbackStore`](crate::FallbackStore), and the health of Redis.
 #[derive(Clone, Debug)]
 pub struct FallbackStats {
-    /// Number of decisions by source: by Redis, from the denial cache, on this node's share, and by
-    /// policy.
+    /// Number of decisions by source: Redis, the denial cache, this node's share, and the failure
+    /// policies `open` and `closed`.
     pub decisions: [(Source, u64); SOURCES.len()],
     /// Number of failed requests to Redis by reason: `not_executed`, `unknown` (the outcome),
     /// `refused` by Redis, or `unavailable` (not sent because every server was known to be down).

@@ -46,8 +46,7 @@ if kernel == BUCKETS then
     -- If the total exceeds the limit, the excess is taken from the oldest buckets. All of these
     -- buckets except the last are emptied completely.
     if total > limit then
-      -- Returns the position of the first non-empty bucket at or after `at`. Such a bucket must
-      -- exist.
+      -- Returns the position of the first non-empty bucket at or after `at`. There must be one.
       local function first_used(counts, at)
         local used = string.find(counts, '[^%z]', at)
         return used - fmod(used - 1, COUNT_BYTES)

@@ -11,8 +11,8 @@ use crate::{call::Script, value_format::kernel};
 /// possible scripts grows exponentially with this maximum.
 pub(crate) const MAX_MEMBERS: usize = 4;
 
-/// An algorithm that the fast path supports. In the names and in the Lua code, N stands for the
-/// index of the member.
+/// An algorithm that the fast path supports. In the parameter names and in the Lua code, N stands
+/// for the member's index.
 struct FastKernel {
     /// The algorithm ID.
     kernel: u8,

@@ -21,7 +21,8 @@ if kernel == INTERVAL then
   if mode == PEEK or mode == CHARGE and denies then
     return at, position, denies
   end
-  -- A state that exceeds the capacity because it was charged under higher limits is kept unchanged.
+  -- If the state exceeds the capacity because it was charged under a higher limit, it is kept
+  -- unchanged.
   if mode ~= KEEP and missing < capacity then
     missing = min(missing + cost, capacity)
     local refills = (missing - 1 - (missing - 1) % refill) / refill

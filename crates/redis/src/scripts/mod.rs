@@ -31,12 +31,12 @@ fn expand_markers(text: &str) -> String {
         })
 }
 
-/// Decides one key with one GCRA limit that does not count denied requests, and whose unit is a
-/// whole number of microseconds.
+/// Decides one key with one GCRA limit. The limit does not count denied requests, and its unit is
+/// an integer number of microseconds.
 pub(crate) static SINGLE_KEY_GCRA: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_gcra.lua"))));
 
-/// Decides one key whose limits share one sliding window log.
+/// Decides one key whose limits all share one sliding window log.
 pub(crate) static SINGLE_KEY_LOG: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_log.lua"))));
 

@@ -1,5 +1,5 @@
--- Fast path for one key with one GCRA limit that does not count denied requests, and whose unit is
--- a whole number of microseconds.
+-- Fast path for one key with one GCRA limit. The limit does not count denied requests, and its unit
+-- is an integer number of microseconds.
 --
 -- KEYS[1]  the key
 -- ARGV[1]  the header of its value, 4 bytes; the duration of the cost; the maximum time by which

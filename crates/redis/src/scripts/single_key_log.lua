@@ -58,9 +58,9 @@ if value ~= '' then
   end
 end
 
--- Returns the first entry after `low` for which `beyond` is true, and the entry before that one.
--- `beyond` must be false for `low` itself. If `beyond` is false for all entries, returns `count` as
--- the first result.
+-- Returns the first entry after `low` for which `beyond` is true, and the entry before it. `beyond`
+-- must be false for `low` itself. If `beyond` is false for all entries, returns `count` as the
+-- first result.
 local function search(low, beyond)
   local step = 1
   while low + step < count and not beyond(low + step) do
@@ -97,7 +97,7 @@ for w = 1, windows do
   if cost > limit or sum > limit - cost then
     denied = true
     if cost <= limit then
-      -- Find the entry that must leave the window before the cost fits.
+      -- Find the last entry that must expire from the window before the cost fits.
       local frees = search(first - 1, function(number)
         local _, upto = entry(number)
         return (upto - before) % TURN >= sum - (limit - cost)

@@ -643,7 +643,7 @@ fn a_late_denial_builds_no_long_state() {
         let denied = bench.ask(&[both], Effect::Charge, Decision::Limited);
         let peeked = bench.ask(&[both], Effect::Peek, Decision::Limited);
         costs_a_peek(denied, peeked);
-        // Once the last limit admits, the long state is charged.
+        // When the last limit also admits, the long state is charged.
         bench.pass(3_600_000_000);
         bench.ask(&[both], Effect::Charge, Decision::Admitted);
         assert!(bench.value().len() as u64 > 10 * entries);
@@ -976,7 +976,7 @@ fn the_fast_path_decides_as_check_does() {
     assert!(admitted > 1_000 && denied > 1_000, "{admitted} {denied}");
 }
 
-/// On the fast path, each decision takes one call, and the work is proportional to the number of
+/// On the fast path, each decision takes one call, and its work is proportional to the number of
 /// limits.
 #[test]
 fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {

@@ -9,7 +9,7 @@
 local BLOCKED, HAS_LEDGER, CLAMPED, CONVERTED = 128, 64, 128, 64
 
 -- Returns three results: the end of the block, or nil without a block; the ledger, or '' without a
--- ledger; and the rest of the value, or '' if nothing is spent. A value that was not written by
+-- ledger; and the rest of the value, or '' if no units are charged. A value that was not written by
 -- this store is returned unchanged.
 local function open_value(raw)
   local first, at, block_end, ledger = byte(raw), 2, nil, ''

@@ -1,5 +1,5 @@
--- Weighted window. A state consists of the index of the current window, the units spent in the
--- previous window, the units spent in the current window, and the window length.
+-- Weighted window. A state consists of the index of the current window, the units charged in the
+-- previous window, the units charged in the current window, and the window length.
 if kernel == WEIGHTED then
   local limit, window, cost
   limit, window, cost, at = struct_unpack(WEIGHTED_NUMBERS, program, at)

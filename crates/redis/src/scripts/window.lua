@@ -1,4 +1,4 @@
--- Fixed window. A state consists of the units spent in the window, and the instant at which the
+-- Fixed window. A state consists of the units charged in the window, and the instant at which the
 -- window ends.
 --
 -- If the instant is outside the calendar windows in the program, `outside_calendar` is set.

@@ -165,12 +165,12 @@ impl RedisStore {
             // A limit that counts denied requests cannot refund a charge, so it is charged only
             // after all other limits have replied.
             conversions = self.conversions_per_slot(groups, &replies)?;
-            // A denied request still stores the states converted without loss, as it does if all
-            // keys are in one slot.
+            // The request is denied, but the states that were converted without loss are still
+            // stored, as they are if all keys are in one slot.
             let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
             if decision == Decision::Limited && (counts_denials || keeps_conversions) {
                 let written = self.query_slots(groups, Intent::Deny, conversions).await;
-                // The request is denied in any case. A failed write is an error only if a limit had
+                // The request is denied either way. A failed write is an error only if a limit had
                 // to count the denial.
                 return match written {
                     Err(error) if counts_denials => Err(error),
@@ -209,9 +209,9 @@ impl RedisStore {
         groups.iter().zip(replies).map(of_group).collect()
     }
 
-    /// Queries every slot. A slot cannot decide if a state must be converted or if a calendar
-    /// window has ended. In this case, all slots are queried again, up to `MAX_TRIES` times.
-    /// Returns `None` if a slot still cannot decide.
+    /// Calls the script in every slot. The script cannot decide if a state must be converted or if
+    /// a calendar window has ended. In this case, it is called again in all slots, up to
+    /// `MAX_TRIES` times. Returns `None` if it still cannot decide in a slot.
     async fn query_slots(
         &self,
         groups: &[SlotGroup<'_>],
@@ -287,8 +287,8 @@ impl RedisStore {
         if decision != Decision::Limited {
             return Ok(decision);
         }
-        // Slots that would have admitted the request report their limits as if another limit had
-        // denied it.
+        // For slots that would have admitted the request, the limits are reported as if another
+        // limit of the slot had denied it.
         for ((group, reply), slot) in groups.iter().zip(replies).zip(&mut decisions) {
             if slot.decision == Decision::Admitted {
                 slot.outcomes = self.decide_slot(group, reply, Intent::Deny)?.outcomes;

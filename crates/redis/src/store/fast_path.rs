@@ -17,14 +17,14 @@ use crate::{
     value_format::kernel,
 };
 
-/// Length in bytes of the value header that `single_key_gcra.lua` understands.
+/// Length in bytes of the value header that `single_key_gcra.lua` supports.
 const GCRA_HEAD_BYTES: usize = 4;
 
 /// Result of trying a dedicated script.
 pub(crate) enum FastPathResult {
     /// The script decided.
     Decided(Decision),
-    /// The script did not decide, because it does not understand the stored value.
+    /// The script did not decide, because it does not support the stored value's header.
     UnknownHeader { now: Timestamp, value: Vec<u8> },
     /// No dedicated script handles these limits.
     Unsupported,
@@ -73,7 +73,7 @@ impl RedisStore {
 ///
 /// There is a script for a sliding window log, and one for each sequence of up to
 /// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms with states of a fixed size. The unit of a GCRA
-/// limit must be a whole number of microseconds. Calendar windows and limits that count denied
+/// limit must be an integer number of microseconds. Calendar windows and limits that count denied
 /// requests are not supported.
 fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let cost = charge.cost.units();

@@ -60,8 +60,7 @@ const UNPINNED: u64 = u64::MAX;
 
 /// A store that keeps its state in Redis or Valkey, so that a fleet of servers shares it.
 ///
-/// The store decides by the clock of the server that holds the keys. Clones share their
-/// connections.
+/// Each decision uses the clock of the server that holds the keys. Clones share their connections.
 #[derive(Clone, Debug)]
 pub struct RedisStore {
     pub(crate) executor: Arc<dyn Executor>,
@@ -121,9 +120,9 @@ impl RedisStore {
         }
     }
 
-    /// Pins the clock for tests and simulations: from here on, decisions are made at `now` instead
-    /// of at the server's time. An instant earlier than the pinned one has no effect. While the
-    /// clock is pinned, keys live a day longer than necessary.
+    /// Pins the clock for tests and simulations: later decisions are made at `now` instead of at
+    /// the server's time. An instant earlier than the pinned one has no effect. While the clock is
+    /// pinned, keys live a day longer than necessary.
     pub fn pin_clock(&self, now: Timestamp) {
         let _ = self
             .pinned
@@ -176,7 +175,7 @@ impl RedisStore {
             .await
     }
 
-    /// Decides a request whose keys one script call can access.
+    /// Decides a request whose keys are all accessible to one script call.
     async fn check_in_one_call(
         &self,
         charges: &[Charge<'_>],
@@ -317,7 +316,7 @@ impl RedisStore {
         }
     }
 
-    /// Runs a call of `check` with this number of charges.
+    /// Runs a call of the script `check` with `charges` charges.
     pub(crate) async fn run_check(
         &self,
         call: &Call,

@@ -26,10 +26,10 @@ pub const GUARD_KEPT: Span = Span::from_secs(60);
 pub struct RedisReservation<'r> {
     /// A random number that identifies the reservation.
     pub id: [u8; 16],
-    /// The instant at which the reservation expires, by the clocks of the servers, unless it has
-    /// been renewed since.
+    /// The instant at which the reservation expires, according to the Redis servers' clocks, unless
+    /// it has been renewed since.
     pub expires: Timestamp,
-    /// The charges under the rules in force.
+    /// The charges under the active rules.
     pub charges: &'r [Charge<'r>],
     /// The receipt of `charges`.
     pub receipt: &'r RedisReceipt,
@@ -128,8 +128,8 @@ impl RedisStore {
         Ok(status)
     }
 
-    /// Renews `reservation`, so that it expires at `until`. The leases of its concurrency slots
-    /// have to be [renewed](Self::renew) separately.
+    /// Renews `reservation`: it then expires at `until`. The leases of its concurrency slots have
+    /// to be [renewed](Self::renew) separately.
     ///
     /// # Errors
     ///

@@ -116,7 +116,7 @@ async fn keys_of_every_server_are_listed(fixture: &StoreFixture) {
 }
 
 /// Charges two keys at a time, usually in two slots. One of the two keys is the same in all
-/// requests, until its units are spent.
+/// requests, until its limit is exhausted.
 async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
     let charge =
         |key: &'static str| Charge::new(key.as_bytes(), &fixture.limits, Cost::ONE).unwrap();
@@ -233,8 +233,8 @@ fn owns_slots(cluster: &RedisCluster, number: usize) -> bool {
         })
 }
 
-/// Without a slot map, a listing fails, because an empty page would wrongly mean that there are no
-/// keys.
+/// Without a slot map, a listing fails instead of returning an empty page, which would mean that
+/// there are no keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keys_of_an_unreachable_cluster_are_not_listed_as_none() {
     let nobody = "redis://127.0.0.1:1";

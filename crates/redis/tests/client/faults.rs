@@ -92,8 +92,8 @@ async fn a_slow_server_is_dropped_and_used_again_once_it_is_fast() {
     while fixture.redis.health().up == 1 {
         assert!(fixture.spend("k").await.is_err());
     }
-    // The lost connection is noticed immediately. The reason is known after the next connection
-    // attempt.
+    // The lost connection is noticed immediately. The reason for the failure is known only after
+    // the next connection attempt.
     fixture
         .until("too slow", |health| {
             let error = health.error.as_ref().map(ToString::to_string);

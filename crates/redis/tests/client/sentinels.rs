@@ -46,7 +46,8 @@ async fn a_failover_is_followed() {
     assert!(sentinels.replica.ask(&["DBSIZE"]).as_str() >= ":1");
 }
 
-/// Sentinels that exceed the decision timeout are still used to find the primary.
+/// Sentinels whose replies take longer than the decision timeout are still used to find the
+/// primary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_sentinel_is_waited_for() {
     let sentinels = tokio::task::block_in_place(Sentinels::start);

@@ -122,7 +122,7 @@ async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     }
 }
 
-/// If the limits of a request are in several slots, each node decides with its own clock.
+/// If the limits of a request are in several slots, each slot is decided with its own node's clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_in_several_slots_are_clamped() {
     for program in ["redis-server", "valkey-server"] {
@@ -184,8 +184,8 @@ async fn a_state_under_other_parameters_is_clamped() {
     }
 }
 
-/// A larger limit has admitted requests that take hours to drain. The state does not come from a
-/// clock that was ahead, so the smaller limit leaves the state unchanged.
+/// A larger limit has admitted requests whose units take hours to drain. The state does not come
+/// from a clock that was ahead, so the smaller limit leaves the state unchanged.
 #[tokio::test]
 async fn a_debt_of_a_larger_limit_is_not_clamped() {
     for server in Server::each() {
@@ -233,8 +233,8 @@ async fn reserve(redis: &RedisStore, memory: &MemoryStore, one: Charge<'_>, now:
     Receipts(there, here)
 }
 
-/// A receipt from a clock that was ahead refunds no units, but still releases and renews its
-/// leases.
+/// A receipt issued by a clock that was ahead refunds no units, but its leases can still be
+/// released and renewed.
 #[tokio::test]
 async fn a_receipt_of_a_clock_that_was_ahead_releases_only_leases() {
     for server in Server::each() {
@@ -344,8 +344,9 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 let asked = right.check(charges, Effect::Charge, &mut outcomes);
                 asked.await.unwrap();
             }
-            // A clock that is ahead exhausts the limit, and is then set back. Even by that clock,
-            // the ledger of the conversion is kept for 12 hours, in which five units drain.
+            // A clock that is ahead exhausts the limit, and is then set back. Even according to the
+            // clock that is ahead, the ledger of the conversion is kept for 12 hours, in which five
+            // units drain.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
             for _ in 0..16 {
@@ -370,7 +371,7 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
     }
 }
 
-/// A clock that steps back by less than ten seconds does not change a state.
+/// If the clock steps back by less than ten seconds, no state is changed.
 #[tokio::test]
 async fn a_short_step_back_does_not_clamp() {
     for server in Server::each() {

@@ -201,8 +201,8 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     let asked = store.reserve(&charges, &mut outcomes);
     let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
     assert!(given_up.is_err(), "Redis is paused");
-    // The server runs this request after the abandoned request, so both slots have charged the
-    // abandoned request by now.
+    // The server runs this request after the abandoned request, so the abandoned request is already
+    // charged in both slots.
     let next = store.check(&charges, Effect::Charge, &mut outcomes).await;
     assert_eq!(next, Ok(Decision::Admitted));
     let remaining = |outcomes: &[Outcome]| -> Vec<u64> {
@@ -216,8 +216,8 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     }
 }
 
-/// There are three primaries, each with its own clock. Every limit is fully used, and none is
-/// exceeded.
+/// There are three primaries, each with its own clock. Every limit is used up completely, and no
+/// limit is exceeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);

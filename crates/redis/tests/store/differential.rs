@@ -157,7 +157,7 @@ struct Reservation {
     redis_receipt: RedisReceipt,
 }
 
-/// A memory store and a Redis store whose clocks show the same time.
+/// A memory store and a Redis store whose clocks are set to the same time.
 struct Pair<'r> {
     runtime: &'r Runtime,
     redis: RedisStore,
@@ -251,8 +251,8 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        // The longest wait that the request accepts: none, half the time until the reset, the whole
-        // time, one microsecond less than the whole time, or any.
+        // The longest wait that the request accepts: no wait, half the time until the reset, that
+        // full time, one microsecond less than that, or any wait.
         let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
         let longest_wait = match ask.of.index(7) {
             0 => Some(0),

@@ -160,8 +160,8 @@ async fn reserve(
     (decided.decision, decided.source, receipt)
 }
 
-/// Settles a receipt, and returns the store that had charged it. If only this node was charged, the
-/// refund is immediate.
+/// Settles a receipt, and returns the store in which the charge was made. If only this node was
+/// charged, the refund is immediate.
 async fn settle(node: &FallbackStore, limits: &Limits, receipt: Option<FallbackReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
@@ -204,8 +204,8 @@ async fn slots_are_released_in_redis_and_on_the_granting_node() {
 
     redis.kill();
     while reserve(&one, &limits).await.1 != Source::Local {}
-    // This node's share is two requests, and two of its requests are in flight. Leases from Redis
-    // count towards the share too.
+    // This node's share is two requests, and two of its requests are in flight. Leases acquired in
+    // Redis also count towards the share.
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
     let (decision, source, receipt) = reserve(&one, &limits).await;
@@ -308,7 +308,8 @@ async fn ask(node: &FallbackStore, key: &'static [u8]) -> (Decision, Source) {
     (decided.decision, decided.source)
 }
 
-/// Charges `cost` units of 10 a day, and returns the decision, its source and the remaining units.
+/// Charges `cost` units to a limit of 10 per day, and returns the decision, its source and the
+/// remaining units.
 async fn charge(node: &FallbackStore, cost: u64) -> (Decision, Source, u64) {
     let limits = Limits::new(vec!["10/d".parse().unwrap()]).unwrap();
     let charge = Charge::new(b"key", &limits, Cost::new(cost).unwrap()).unwrap();
@@ -317,8 +318,8 @@ async fn charge(node: &FallbackStore, cost: u64) -> (Decision, Source, u64) {
     (decided.decision, decided.source, outcomes[0].remaining)
 }
 
-/// After a charge of a different cost, a cached denial would report too many remaining units and
-/// too short a wait.
+/// A cached denial from before a charge with a different cost would report too many remaining units
+/// and too short a wait.
 #[tokio::test]
 async fn a_charge_drops_the_cached_denials_of_its_key() {
     let redis = tokio::task::spawn_blocking(RedisServer::start)
@@ -402,7 +403,7 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     .await;
     assert!(blocked(b"kept") && blocked(b"lost"));
 
-    // During an outage, active blocks remain in effect.
+    // During an outage, blocks are still enforced.
     redis.kill();
     until("it is down", || one.stats().health.up == 0).await;
     assert_eq!(
@@ -420,7 +421,8 @@ async fn a_lifted_block_is_lifted_on_a_node_that_enforced_it() {
     until("the block that Redis lost is lifted", || !blocked(b"lost")).await;
 }
 
-/// Regression test: the local store used to get the time from before the call.
+/// Regression test: after a timed-out call to Redis, the local store used the time from before the
+/// call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
     let redis = tokio::task::block_in_place(RedisServer::start);

@@ -147,7 +147,7 @@ async fn a_state_of_changed_limits_is_converted() {
         let redis = RedisStore::connect(&server.url(), "tg").await.unwrap();
         let memory = MemoryStore::new(MemoryBounds::default());
         let old = std::sync::Arc::new(limits(&["20/min"]));
-        // The memory store needs the former limits. In Redis, the state itself contains the
+        // The memory store needs the former limits. In Redis, the stored state itself contains the
         // parameters of the former limits.
         let second = std::sync::Arc::new(limits(&["30/min"]).inheriting_from(&old));
         let third = std::sync::Arc::new(limits(&["7/s", "40/min"]).inheriting_from(&second));

@@ -1,4 +1,4 @@
-//! Tests the operator commands, and which keys remain on the server.
+//! Tests the operator commands, and checks which keys remain on the server.
 
 use tidegate_core::{
     Algorithm, BlockNote, BlockedRule, Charge, Cost, Counting, Decision, Effect, Limit, Limits,
@@ -100,8 +100,8 @@ async fn blocks_are_listed_enforced_and_lifted() {
     }
 }
 
-/// Expired blocks are removed from a full index, one page at a time. No script reads the whole
-/// index.
+/// Expired blocks are removed from a full index, one page at a time, so that no script reads the
+/// whole index.
 #[tokio::test]
 async fn a_full_index_is_swept_of_the_blocks_that_have_ended() {
     for server in Server::each() {

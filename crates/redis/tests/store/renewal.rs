@@ -72,8 +72,8 @@ impl Case {
         let old = Arc::new(self.limits(old_kind, hour, hour));
         let [period, lease] = [self.period, self.lease].map(Span::from_micros);
         let new = Arc::new(self.limits(self.kind, period, lease).inheriting_from(&old));
-        // The rule gets its old limits again. In memory the old limits have the new limits as
-        // former limits; in Redis the state contains its parameters.
+        // The rule gets its old limits again. The memory store reads the parameters of the stored
+        // state from the former limits, and Redis reads them from the state itself.
         let back = self.limits(old_kind, hour, hour).inheriting_from(&new);
         let key = format!("{self:?}");
         let charge =
@@ -180,7 +180,8 @@ async fn a_lease_is_renewed_in_an_expired_state_as_in_memory() {
             Meanwhile::Blocked,
             Meanwhile::OtherKinds,
         ] {
-            // With three units in seven milliseconds, a unit is not a whole number of microseconds.
+            // With three units in seven milliseconds, a unit does not take an integer number of
+            // microseconds.
             for (period, lease) in [(7_000, 12_000), (48_000, 12_000)] {
                 let spots = (0..9).flat_map(|which| [(which, 0), (which, 1), (which, 2)]);
                 cases.extend(spots.map(|(which, nudge)| Case {

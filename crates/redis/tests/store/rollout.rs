@@ -49,8 +49,8 @@ async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> 
     decisions.iter().filter(is_admitted).count()
 }
 
-/// Returns whether a kind counts in windows of a fixed length. Counts in windows of different
-/// lengths cannot be compared.
+/// Returns whether limits of this kind count in windows of a fixed length. Counts in windows of
+/// different lengths cannot be compared.
 fn has_windows(kind: Kind) -> bool {
     !matches!(
         kind,

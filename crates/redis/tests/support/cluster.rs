@@ -120,8 +120,8 @@ fn node() -> RedisServer {
 const OPTIONS: [&str; 6] = [
     "--cluster-node-timeout",
     "1000",
-    // Replicas synchronize immediately, and may take over even with old data, because the tests do
-    // not need durability.
+    // Replicas synchronize immediately, and may be promoted even with stale data, because the tests
+    // do not need durability.
     "--repl-diskless-sync-delay",
     "0",
     "--cluster-replica-validity-factor",

@@ -1,4 +1,4 @@
-//! Real Redis servers for tests: standalone, replicated under Sentinels, or a cluster. Each server
+//! Real Redis servers for tests: standalone, replicated with Sentinels, or a cluster. Each server
 //! uses ports that were free when it started, and a directory that is removed at the end. Tests of
 //! other crates also include this module.
 

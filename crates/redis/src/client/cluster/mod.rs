@@ -1,10 +1,10 @@
 //! A client for Redis Cluster: keeps the slot map, and follows redirections when the map has
 //! changed.
 //!
-//! The client library also has a cluster client. However, it pipelines only one slot at a time, and
-//! has a single retry counter for redirections and lost connections. Tidegate's cluster client can
-//! put commands for all slots of a node into one batch. A command is sent again only if the reply
-//! says that it was not executed.
+//! The client library also has a cluster client. However, it pipelines the commands of only one
+//! slot at a time, and has a single retry counter for redirections and lost connections. Tidegate's
+//! cluster client can put commands for all slots of a node into one batch. A command is sent again
+//! only if the reply says that it was not executed.
 
 mod slot_map;
 mod view;
@@ -90,7 +90,7 @@ struct ClusterState {
 struct RoutingTable {
     owners: Vec<Option<Arc<Node>>>,
     nodes: Vec<NodeSlots>,
-    /// Every node, including replicas. Each node can be queried for the next map.
+    /// All known nodes, including replicas. The next map can be read from any of them.
     addresses: Vec<Address>,
 }
 
@@ -200,7 +200,7 @@ impl Cluster {
     }
 
     /// Returns the number of unserved slots; zero until the first map has been read. The owner of
-    /// such a slot is unknown or unreachable, or reports that the cluster has failed.
+    /// an unserved slot is unknown or unreachable, or reports that the cluster has failed.
     pub(super) fn unserved_slots(&self) -> usize {
         let map = self.state.map.load();
         map.as_ref().map_or(0, |map| map.unserved_slots())
@@ -409,8 +409,8 @@ impl ClusterState {
     }
 
     /// Returns several nodes' views of the cluster, and the error of a node that returned no view.
-    /// Waits for slow nodes until a node has replied with `cluster_state:ok`, and for
-    /// [`OTHER_VIEWS_WAIT`] after that.
+    /// Once a node has replied with `cluster_state:ok`, the function waits for the other nodes for
+    /// at most [`OTHER_VIEWS_WAIT`].
     async fn collect_views(&self) -> (Vec<View>, Option<ConnectError>) {
         let addresses = self.nodes_to_query();
         let queries = addresses.iter().map(|address| {

@@ -1,4 +1,4 @@
-//! Merges the views that several nodes have of the cluster into one slot map.
+//! Merges several nodes' views of the cluster into one slot map.
 //!
 //! A node partitioned from its cluster keeps its last map, and cannot know that a replica has taken
 //! over its slots. Therefore each slot is assigned to the node that claims it with the highest
@@ -62,7 +62,7 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
         }
     }
     // A slot may not be claimed by its own owner, for example briefly during a migration. Such a
-    // slot goes to the claim with the highest epoch that any node reports.
+    // slot is assigned to the claim with the highest epoch among those that the other nodes report.
     let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         assign(&mut any_claims, claim, |current| {
@@ -96,8 +96,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     }
 }
 
-/// Assigns the unassigned slots of `claim` to this claim. A slot that already has another claim is
-/// reassigned only if `replaces` returns true for the other claim.
+/// Assigns each slot in the range of `claim` to this claim if the slot is unassigned. A slot
+/// assigned to another claim is reassigned only if `replaces` returns true for the other claim.
 fn assign<'c>(
     slots: &mut [Option<&'c Claim>],
     claim: &'c Claim,

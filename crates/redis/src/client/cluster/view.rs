@@ -28,7 +28,7 @@ pub(super) struct View {
     pub(super) claims: Vec<Claim>,
 }
 
-/// The state of the cluster as a node reports it.
+/// The cluster state that a node reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ReportedState {
     Ok,

@@ -86,8 +86,8 @@ pub(super) struct DecisionTime {
     pub(super) elapsed: Span,
 }
 
-/// The properties by which limits with equal states can still decide differently: elastic limits
-/// can be raised (stretched), and limits in shadow mode never deny.
+/// The properties that can change the decision of two limits whose states are equal: an elastic
+/// limit can be raised (stretched), and a limit in shadow mode never denies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LimitsIdentity {
     numbers: u32,

@@ -24,7 +24,7 @@ fn at(millis: u64) -> Timestamp {
     Timestamp::from_micros(1_000_000_000 + millis * 1_000)
 }
 
-/// Spends all units of `key` at time 0, and returns the outcomes of the next request, which is
+/// Charges all units of `key` at time 0, and returns the outcomes of the next request, which is
 /// denied immediately.
 fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     let (store, mut outcomes) = (MemoryStore::new(MemoryBounds::default()), Vec::new());

@@ -36,7 +36,8 @@ impl RedisReceipt {
         self.charges.iter().all(Vec::is_empty)
     }
 
-    /// Returns the receipt of each charge, as bytes with which another process can settle it.
+    /// Returns the receipt of each charge, as bytes that another process can use to settle the
+    /// charge.
     #[must_use]
     pub fn parts(&self) -> &[Vec<u8>] {
         &self.charges
@@ -90,7 +91,7 @@ impl RedisStore {
     }
 
     /// Settles `charges`, for which [`reserve`](Self::reserve) issued `receipt`: refunds the unused
-    /// units in `settlements`, as far as they are still charged, and releases the leases.
+    /// units in `settlements`, provided that they are still charged, and releases the leases.
     ///
     /// Some refunds are limited:
     ///

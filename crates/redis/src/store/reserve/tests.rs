@@ -143,8 +143,8 @@ impl Trace<'_> {
     }
 }
 
-/// Time between two steps: usually much less than a unit takes to drain, like the time between a
-/// charge and its refund.
+/// Time between two steps. It is usually much shorter than the time in which a unit drains, like
+/// the time between a charge and its refund.
 fn later() -> impl Strategy<Value = u64> {
     prop_oneof![3 => Just(0), 3 => 0..=5_u64, 2 => 0..=40_u64, 1 => 0..=2_000_u64]
 }
