@@ -4,7 +4,7 @@
 //!
 //! - It normalises the request head.
 //! - It sheds the request if the upstream is at its adaptive concurrency limit.
-//! - It adds entries for elastic rules, which say which upstreams have spare capacity.
+//! - For elastic rules, it adds entries that say which upstreams have spare capacity.
 //!
 //! Admission control does not acquire a concurrency permit. The handler acquires the permit only
 //! when it forwards the request, because a rate limit queue may delay the request. The permit is

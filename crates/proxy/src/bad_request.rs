@@ -2,7 +2,7 @@
 //!
 //! hyper writes these replies itself, without an explanation and without a callback. The proxy sees
 //! them only as bytes that hyper writes to the client while no response from the proxy is due.
-//! [`BadRequests::explain`] recognises and counts hyper's replies, and adds a problem document (RFC
+//! [`BadRequests::explain`] recognises and counts hyper's replies, and adds problem details (RFC
 //! 9457).
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -70,7 +70,7 @@ pub(crate) struct BadRequests {
 }
 
 impl BadRequests {
-    /// Returns hyper's reply with a problem document added, and counts the reply. Returns `None` if
+    /// Returns hyper's reply with problem details added, and counts the reply. Returns `None` if
     /// `bytes` is not exactly one of hyper's rejections.
     pub(crate) fn explain(&self, bytes: &[u8]) -> Option<Bytes> {
         const EMPTY: &str = "content-length: 0\r\n";

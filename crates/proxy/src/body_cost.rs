@@ -264,8 +264,8 @@ fn numbers_of<'r>(
     let mut output = None;
     for pointer in &cost.output {
         // If several of these JSON fields are present, upstreams differ in which one they use, so
-        // the largest number counts. Some upstreams treat 0 as unlimited, so 0 counts as a missing
-        // number.
+        // the largest number is charged. Some upstreams treat 0 as unlimited, so 0 is treated as a
+        // missing number.
         output = output.max(number(pointer.as_str(), 0)?.filter(|number| *number > 0));
     }
     let times = match &cost.times {

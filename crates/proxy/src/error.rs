@@ -7,7 +7,7 @@ use http::{
 use hyper::body::Bytes;
 use tidegate_net::Problem;
 
-/// A response extension with the reason for a local reply, by its name in the access log.
+/// A response extension that contains the reason for a local reply, as the access log names it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorReason(pub(crate) &'static str);
 
@@ -159,7 +159,7 @@ impl ProxyError {
         )
     }
 
-    /// Returns the gRPC status code for an HTTP status.
+    /// Returns the gRPC status code that corresponds to an HTTP status.
     const fn grpc_code(status: StatusCode) -> u16 {
         const INVALID_ARGUMENT: u16 = 3;
         const RESOURCE_EXHAUSTED: u16 = 8;
@@ -176,7 +176,7 @@ impl ProxyError {
     }
 
     /// Builds the reply to a gRPC call with this content type. A gRPC reply has a gRPC status
-    /// instead of a problem document.
+    /// instead of problem details.
     fn grpc_response(self, content_type: &HeaderValue) -> Response<Bytes> {
         let grpc_code = HeaderValue::from(Self::grpc_code(self.status()));
         let mut response = Response::new(Bytes::new());
@@ -190,8 +190,8 @@ impl ProxyError {
         response
     }
 
-    /// Builds the reply. The body is a problem document. If `call` is the content type of a gRPC
-    /// call, the reply has a gRPC status instead.
+    /// Builds the reply. The body contains problem details (RFC 9457). If `call` is the content
+    /// type of a gRPC call, the reply has a gRPC status instead.
     pub(crate) fn response(self, call: Option<&HeaderValue>) -> Response<Bytes> {
         let mut response = match call {
             Some(content_type) => self.grpc_response(content_type),

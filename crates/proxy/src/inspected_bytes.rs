@@ -11,7 +11,7 @@ thread_local! {
     static INSPECTED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The bytes of one body, which count towards [`MAX_INSPECTED_BYTES`].
+/// The size of one body in bytes, which counts towards [`MAX_INSPECTED_BYTES`].
 #[derive(Debug, Default)]
 pub(crate) struct InspectedBytes(usize);
 

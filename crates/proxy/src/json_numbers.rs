@@ -8,20 +8,20 @@ use tidegate_core::JsonPointer;
 /// The reason why a pointer does not refer to a usable number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NumberError {
-    /// The value is not a whole number from 0 to 2^64 - 1.
+    /// The value is not an integer from 0 to 2^64 - 1.
     NotANumber,
     /// The value, or a JSON field on the path to it, occurs twice. Parsers differ in which of the
     /// two they use.
     Duplicate,
 }
 
-/// The numbers in a document that JSON pointers refer to.
+/// The numbers to which JSON pointers refer, in one document.
 #[derive(Debug, Default)]
 pub(crate) struct JsonNumbers(BTreeMap<Box<str>, Result<u64, NumberError>>);
 
 impl JsonNumbers {
-    /// Reads the numbers that `pointers` refer to from `document`. A pointer that refers to nothing
-    /// or to `null` has no number.
+    /// Reads from `document` the numbers to which `pointers` refer. A pointer to a missing value or
+    /// to `null` has no number.
     ///
     /// # Errors
     ///

@@ -8,11 +8,11 @@
 //! adds are added later: `X-Forwarded-*`, `Forwarded`, `Via`, and the framing headers.
 //!
 //! ```text
-//! target::check_framing    one length, one encoding, not too many header lines
-//! check_values     HTTP/2: no white space around values
-//! remove_names     names with `_`, and forwarding headers of untrusted clients
+//! target::check_framing      one length, one encoding, not too many header lines
+//! check_values               HTTP/2: no white space around values
+//! remove_names               names with `_`, and forwarding headers of untrusted clients
 //! target::normalise_target   one host, a path, one line of cookies
-//! hop_by_hop       hop-by-hop headers; an `Upgrade` in one spelling
+//! hop_by_hop                 hop-by-hop headers; an `Upgrade` in one spelling
 //! ```
 
 use http::{

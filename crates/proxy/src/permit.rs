@@ -44,8 +44,8 @@ impl PermitHandle {
     }
 
     /// Resumes the permit, even if the number of requests in flight then briefly exceeds the limit.
-    /// Call this method when the client has sent more of the body, so that the upstream has work
-    /// again.
+    /// Call this method when the client has sent more of the body, so that the upstream can
+    /// continue its work.
     pub(crate) fn resume(&self) {
         self.change(ConcurrencyPermit::resume);
     }

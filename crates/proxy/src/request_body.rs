@@ -34,7 +34,7 @@ struct UploadState {
     state: AtomicU8,
     /// Whether the body had trailers.
     has_trailers: AtomicBool,
-    /// Wakes the task that sends the body when the rest of the body is no longer needed.
+    /// When the rest of the body is no longer needed, wakes the task that sends the body.
     sender: AtomicWaker,
     /// The handle that resets the body's stream, even while the upstream's flow-control window is
     /// closed.
@@ -97,8 +97,8 @@ impl UploadProgress {
         }
     }
 
-    /// Returns the body's error, if the body has failed. `max_bytes` is the maximum size for the
-    /// error message.
+    /// Returns the body's error, if the body has failed. `max_bytes` is the maximum body size,
+    /// which the error message contains.
     pub(crate) fn error(&self, max_bytes: u64) -> Option<ProxyError> {
         match self.state() {
             TIMED_OUT => Some(ProxyError::BodyTooSlow),
@@ -143,7 +143,7 @@ pub(crate) struct ReadBody {
     pub(crate) data: Bytes,
     /// Whether the body had trailers, which are dropped.
     pub(crate) had_trailers: bool,
-    /// The memory for `data`, which is counted until the data has been sent.
+    /// Counts the memory of `data` until the data has been sent.
     pub(crate) memory: InspectedBytes,
 }
 

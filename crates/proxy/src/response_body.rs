@@ -9,8 +9,7 @@
 //! ```text
 //! Complete    the body arrived with the head, so the connection is released at once
 //! Frames      the body also arrived with the head, but is chunked or has trailers
-//! Streaming   a task reads from the upstream into a Pipe, and the client's task takes from the
-//! Pipe
+//! Streaming   a task reads from the upstream into a Pipe; the client's task takes from the Pipe
 //! ```
 
 use std::{
@@ -199,9 +198,9 @@ struct Pipe {
     /// Whether the next poll may return the error that ended the body: see
     /// [`StreamingBody::poll_frame`].
     is_announced: bool,
-    /// Wakes the task that sends frames to the client when frames have arrived.
+    /// When frames have arrived, wakes the task that sends them to the client.
     reader: Option<Waker>,
-    /// Wakes the reading task when frames have been taken.
+    /// When frames have been taken, wakes the reading task.
     writer: Option<Waker>,
 }
 

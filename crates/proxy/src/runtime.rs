@@ -1,9 +1,9 @@
 //! The settings and upstreams of the proxy. A reload replaces all of them or none.
 //!
-//! A request uses the settings that are current when the request arrives, from start to finish. A
-//! client connection keeps the settings that were current when it was accepted. An unchanged
-//! endpoint keeps its connections, counters and health. A removed endpoint finishes its requests in
-//! flight, and is freed after the last of them.
+//! From start to finish, a request uses the settings that are active when it arrives. A client
+//! connection keeps the settings that were active when it was accepted. An unchanged endpoint keeps
+//! its connections, counters and health. A removed endpoint finishes its requests in flight, and is
+//! freed after the last of them.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const LOG_DROPPED: Metric = Metric::counter(
     "Access log lines that were dropped.",
 );
 
-/// The proxy's current settings and upstreams, and the parts that outlive a reload.
+/// The proxy's active settings and upstreams, and the parts that outlive a reload.
 #[derive(Debug)]
 pub struct ProxyRuntime {
     /// The settings at startup. A reload cannot change some of them; these apply until a restart.
@@ -81,12 +81,12 @@ impl ProxyRuntime {
         &self.bad_requests
     }
 
-    /// Returns the current version of settings and upstreams.
+    /// Returns the active version of the settings and upstreams.
     pub(crate) fn current(&self) -> Arc<RuntimeConfig> {
         self.current.load_full()
     }
 
-    /// Returns a short-lived reference to the current version. This is cheaper than
+    /// Returns a short-lived reference to the active version. This is cheaper than
     /// [`Self::current`].
     pub(crate) fn load(&self) -> Guard<Arc<RuntimeConfig>> {
         self.current.load()

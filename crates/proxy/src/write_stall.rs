@@ -27,7 +27,7 @@ use hyper::{
 use tidegate_net::LazyTimer;
 
 thread_local! {
-    /// The state of the body that was created or polled most recently on this thread. Directly
+    /// The state of the body that was created or polled most recently on this thread. Immediately
     /// after a poll of a stream's task, this is the state of that stream's body.
     static LAST_POLLED: RefCell<Option<Arc<BodyPollState>>> = const { RefCell::new(None) };
 }

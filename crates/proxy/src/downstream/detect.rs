@@ -18,7 +18,7 @@ pub(super) enum Version {
 const PREFACE: &[u8] = b"PRI ";
 
 /// Detects the protocol of a plaintext connection. Peeks at the first bytes without consuming them.
-/// A client sends the HTTP/2 preface in one packet, so a shorter read means HTTP/1.
+/// A client sends the HTTP/2 preface in one packet, so a shorter read is treated as HTTP/1.
 pub(super) async fn peek(stream: &TcpStream) -> io::Result<Version> {
     let mut first = [0; PREFACE.len()];
     let read = stream.peek(&mut first).await?;

@@ -34,7 +34,7 @@ const MAX_STREAMS: u32 = 128;
 /// body stays buffered until the connection has had no requests for the `idle` timeout.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
-/// The flow-control windows in bytes, per stream and per connection.
+/// The sizes of the flow-control windows in bytes, per stream and per connection.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
@@ -122,9 +122,9 @@ struct ConnectionRequests {
     last_end: Cell<Option<Instant>>,
 }
 
-/// A response counts as delivered when this time has passed since its last frame. hyper may hold
-/// bytes back until the client's flow-control window opens, and does not report when it has sent
-/// them.
+/// A response is treated as delivered when this time has passed since its last frame. hyper may
+/// hold bytes back until the client's flow-control window opens, and does not report when it has
+/// sent them.
 const DELIVERY_DELAY: Duration = Duration::from_secs(5);
 
 impl ConnectionRequests {

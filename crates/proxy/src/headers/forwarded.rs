@@ -133,9 +133,9 @@ impl ForwardingHeaders {
     /// Calls `line` with each forwarding header of a request. The request was received over HTTP
     /// `version` and has exactly one `Host`.
     ///
-    /// Removes the headers that the forwarding headers replace from `headers`. The caller also
-    /// sends the remaining `headers`. Before this call, the caller must remove values from an
-    /// untrusted client.
+    /// Also removes from `headers` those that the forwarding headers replace; the caller sends the
+    /// remaining `headers`. Before this call, the caller must have removed values from an untrusted
+    /// client.
     pub(crate) fn emit(
         &self,
         version: Version,

@@ -78,9 +78,9 @@ pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     code.is_some_and(|code| local.iter().any(|errno| errno.raw_os_error() == code))
 }
 
-/// Returns the error of a descriptor shortage if there is one, and otherwise `error`, an error of
-/// the resolver. Without a free descriptor, some resolvers report an unknown host or a refused
-/// connection instead (for example, with `mymachines` in `/etc/nsswitch.conf`).
+/// Returns the error of a file descriptor shortage if there is such a shortage. Otherwise, returns
+/// `error`, a resolver error. Without a free descriptor, some resolvers report an unknown host or a
+/// refused connection instead (for example, with `mymachines` in `/etc/nsswitch.conf`).
 fn shortage_behind(error: io::Error) -> io::Error {
     match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
         Err(shortage) if is_out_of_resources(&shortage) => shortage,

@@ -23,8 +23,8 @@ use crate::{
     request_body::{Upload, UploadProgress},
 };
 
-/// The load balancing state of one request. It holds the settings that were current when the
-/// request arrived.
+/// The load balancing state of one request. It holds the settings that were active when the request
+/// arrived.
 pub(crate) struct Dispatcher {
     pub(crate) current: Arc<RuntimeConfig>,
     worker: usize,

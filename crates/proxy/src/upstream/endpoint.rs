@@ -28,7 +28,7 @@ use crate::error::ProxyError;
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) address: EndpointAddress,
-    /// The current settings. A reload replaces them.
+    /// The active settings. A reload replaces them.
     settings: ArcSwap<EndpointSettings>,
     has_health_checks: AtomicBool,
     connections: ConnectionCount,
@@ -55,7 +55,7 @@ impl Endpoint {
         }
     }
 
-    /// Returns the current settings.
+    /// Returns the active settings.
     pub(crate) fn settings(&self) -> Guard<Arc<EndpointSettings>> {
         self.settings.load()
     }

@@ -45,8 +45,9 @@ use crate::{
     write_stall::{WatchedBody, with_write_timeout},
 };
 
-/// The flow-control windows in bytes, per stream and per connection. The connection window exceeds
-/// [`MAX_STREAMS`] stream windows, so that unread responses never block other responses.
+/// The sizes of the flow-control windows in bytes, per stream and per connection. The connection
+/// window exceeds [`MAX_STREAMS`] stream windows, so that unread responses never block other
+/// responses.
 ///
 /// As a result, slow clients can keep 25 MiB of response data buffered per connection, which is 25
 /// GiB for 1,024 connections to an upstream.
@@ -115,8 +116,8 @@ impl Http2Connection {
         })
     }
 
-    /// Returns whether the connection is closed, or is suspect without a request in flight whose
-    /// response could show that it is alive.
+    /// Returns whether the connection is closed. Also returns true if it is suspect and has no
+    /// request in flight, because no response can then show that it is alive.
     pub(crate) fn is_unusable(&self) -> bool {
         self.sender.is_closed() || self.is_suspect() && !self.is_busy()
     }

@@ -39,7 +39,7 @@ pub(crate) fn start(tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
 }
 
 /// Runs the active health checks of an endpoint, until the endpoint is removed or the checks are no
-/// longer configured. Each check uses the current settings.
+/// longer configured. Each check uses the settings that are active when it starts.
 async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
     let mut streak = CheckStreak::default();
     while let (Some(endpoint), Some(current)) = (endpoint.upgrade(), current.upgrade()) {

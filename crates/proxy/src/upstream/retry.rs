@@ -17,7 +17,7 @@ use super::connection::SendError;
 use crate::error::ProxyError;
 
 /// The number of stale pooled connections that a request may encounter, over all endpoints. After
-/// the next stale connection, the request is sent to another endpoint. The number matters only for
+/// the next stale connection, the request is sent to another endpoint. This limit matters only for
 /// HTTP/2: after a stale HTTP/1.1 connection, a new connection is opened.
 const MAX_STALE: u32 = 3;
 
@@ -35,14 +35,14 @@ pub(super) struct FailedAttempt {
 /// The decision about the failed request `R`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RetryDecision<R> {
-    /// Where the request is sent again, or the error with which it is answered.
+    /// Where to send the request again, or the error to return to the client.
     pub(super) action: Result<Resend<R>, ProxyError>,
     /// The error that outlier detection counts against the endpoint; `None` if the endpoint did not
     /// fail.
     pub(super) endpoint_error: Option<ProxyError>,
 }
 
-/// A request that is sent again.
+/// A request to send again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Resend<R> {
     /// To the least loaded endpoint, possibly the same as before.

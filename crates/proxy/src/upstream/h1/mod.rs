@@ -159,7 +159,8 @@ impl Http1Connection {
         let mut cx = Context::from_waker(Waker::noop());
         let read = self.poll_read_more(&mut cx);
         // Once the task's cooperative budget is used up, tokio returns `Pending` without checking
-        // the socket. The state of the socket is then unknown, so the connection counts as closed.
+        // the socket. The state of the socket is then unknown, so the connection is treated as
+        // closed.
         read.is_ready() || !coop::has_budget_remaining()
     }
 
@@ -170,7 +171,8 @@ impl Http1Connection {
         self.await_head();
     }
 
-    /// Sets the next request to send: one that received no response on another connection.
+    /// Sets `request`, which received no response on another connection, as the next request to
+    /// send.
     pub(crate) fn resend(&mut self, request: RequestWriter) {
         self.writer = request;
         self.await_head();
