@@ -1,10 +1,10 @@
-//! Client authentication with a shared secret (a token or a password), and a rate limit on wrong
-//! guesses.
+//! Client authentication with a shared secret (a token or a password), and a rate limit on invalid
+//! secrets.
 //!
-//! A wrong secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
-//! too many wrong guesses, further attempts from that address are rejected without comparing the
-//! secret. If the secret were still compared, the client could learn whether a guess is right. As a
-//! consequence, all clients behind one address share this limit.
+//! An invalid secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
+//! too many invalid secrets, further attempts from that address are rejected without comparing the
+//! secret. If the secret were still compared, the client could learn whether a guess is correct. As
+//! a consequence, all clients behind one address share this limit.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -26,7 +26,7 @@ use crate::{
     registry::network,
 };
 
-/// The number of wrong secrets that an address may send in a burst, and the rate after the burst.
+/// The number of invalid secrets that an address may send in a burst, and the rate after the burst.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
@@ -68,14 +68,14 @@ impl std::fmt::Debug for Authenticator {
 /// The result of an authentication attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuthOutcome {
-    /// The secret is right, or none is needed.
+    /// The secret is valid, or no secret is needed.
     Accepted {
-        /// The index of the secret among the authenticator's secrets; 0 if none is needed.
+        /// The index of the secret among the authenticator's secrets; 0 if no secret is needed.
         secret: usize,
     },
-    /// The secret is wrong.
+    /// The secret is invalid.
     Wrong,
-    /// The address has sent too many wrong secrets, so this secret was not compared.
+    /// The address has sent too many invalid secrets, so this secret was not compared.
     Limited {
         /// The time after which the address may try again.
         retry_after: Span,
@@ -130,7 +130,7 @@ impl Authenticator {
         }
         let (peer, now) = (key(peer), self.clock.now());
         // The limit is checked before the comparison, so that a rejected client does not learn
-        // whether its guess is right.
+        // whether its guess is correct.
         if let Some(retry_after) = self.wait(&peer, now, Effect::Peek) {
             self.limited.fetch_add(1, Ordering::Relaxed);
             return AuthOutcome::Limited { retry_after };
@@ -138,7 +138,7 @@ impl Authenticator {
         // The digests have equal length and are compared in constant time, so the comparison
         // reveals nothing about the secrets.
         let shown: [u8; 32] = Sha256::digest(secret).into();
-        // Every secret is compared, so that the time does not depend on which one matches.
+        // Every secret is compared, so that the time does not depend on which secret matches.
         let mut accepted = None;
         for (secret, expected) in self.secrets.iter().enumerate() {
             if equal_in_constant_time(&shown, expected) {
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(counted, (11, 992));
     }
 
-    /// Regression test: a full table used to reject every new address, even with the right secret.
+    /// Regression test: a full table rejected every new address, even with a valid secret.
     #[test]
     fn a_full_table_locks_out_no_new_address() {
         let mut guarded = Authenticator::new("http", [&b"secret"[..]], Clock::manual(at_secs(0)));

@@ -16,7 +16,7 @@ use super::IdleTimeout;
 #[derive(Debug)]
 pub struct BoundedBody<B> {
     body: B,
-    /// The number of bytes that are still allowed.
+    /// The number of bytes that may still arrive.
     remaining: u64,
     idle_timeout: Option<IdleTimeout>,
 }

@@ -27,8 +27,8 @@ use super::{
 /// The maximum number of credits. A connection starts with this number.
 const BURST: u64 = 1_000;
 
-/// The maximum number of credits for window updates. This number of credits is earned by 64 MiB in
-/// flight.
+/// The maximum number of credits for window updates. 64 MiB of data in flight earn this number of
+/// credits.
 const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
@@ -37,7 +37,7 @@ const PER_SECOND: u64 = 100;
 /// The credits earned per request.
 const PER_REQUEST: u64 = 4;
 
-/// The credits earned per `DATA` frame sent to the client that does not use up a window.
+/// The credits earned per `DATA` frame that is sent to the client without using up a window.
 const PER_DATA_FRAME: u64 = 4;
 
 /// The body bytes, in either direction, that earn one credit. Some clients update the windows of
@@ -151,7 +151,7 @@ impl FrameMeter {
         if self.credits.spend() {
             return Ok(());
         }
-        // The clock is read only if the credits are used up.
+        // The clock is read only if no credits are left.
         let now = now();
         let passed = now.saturating_duration_since(self.refilled);
         let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
@@ -337,8 +337,8 @@ mod tests {
     }
 
     /// A client that grants one byte at a time makes the server send a frame for each byte.
-    /// Regression test: each of these frames used to earn more credits than a grant and four pings
-    /// cost.
+    /// Regression test: each of these frames earned more credits than a grant and four pings cost
+    /// together.
     #[test]
     fn data_dribbled_by_a_small_window_earns_nothing_per_frame() {
         let start = Instant::now();

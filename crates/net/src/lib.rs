@@ -1,5 +1,5 @@
 //! Code that the servers of all protocols share: workers, bounded listeners, TLS, timeouts,
-//! authentication, problem documents, and metrics for Prometheus.
+//! authentication, problem details (RFC 9457), and metrics for Prometheus.
 //!
 //! A [`Server`] has one thread per core, each with its own runtime. A connection stays on one
 //! thread for its lifetime. Therefore tasks do not move between threads, per-connection state needs
@@ -8,13 +8,13 @@
 //!
 //! One accept loop per listener distributes connections to the workers round-robin. With
 //! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the
-//! worker by a hash of the addresses. In this case, 30 of 50 pooled connections could be on one of
-//! two workers. Connection pools connect rarely and keep their connections for a long time, so an
-//! even distribution matters more than a cheaper `accept`.
+//! worker by a hash of the addresses. For example, 30 of 50 pooled connections could then be on one
+//! of two workers. Connection pools connect rarely and keep their connections for a long time, so
+//! an even distribution matters more than a cheaper `accept`.
 //!
 //! All resources are bounded. The listener limits the number of connections. The handler enforces
-//! the timeouts in its connection's [`Bounds`] with a [`TimedStream`], which costs almost nothing
-//! per request, and reads request bodies through a [`BoundedBody`].
+//! the timeouts in its connection's [`Bounds`] with a [`TimedStream`], at almost no cost per
+//! request. It reads request bodies through a [`BoundedBody`].
 //!
 //! ```no_run
 //! use tidegate_net::{Bounds, Server};

@@ -1,7 +1,7 @@
 //! A rate limit for log messages, applied to each call site separately.
 //!
 //! Clients can cause many log messages, for example with failed handshakes, refused connections and
-//! wrong tokens. Without a limit, a client could fill the disk with log messages. Each call site
+//! invalid tokens. Without a limit, a client could fill the disk with log messages. Each call site
 //! may write a burst of [`BURST`] messages, and then one more message every [`INTERVAL`].
 //! Suppressed messages are counted, and the next written message reports the count.
 

@@ -11,8 +11,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-/// A stream that can detect whether the peer has closed the connection, or the peer's own side of
-/// it.
+/// A stream that can detect whether the peer has closed or half-closed the connection.
 pub trait PeerClosed {
     /// Returns ready if the peer has closed the connection. Reads nothing. No other task may read
     /// from the stream at the same time.

@@ -1,4 +1,4 @@
-//! Problem documents (RFC 9457), which say what is wrong with a request, where, and what to send
+//! Problem details (RFC 9457), which say what is wrong with a request, where, and what to send
 //! instead.
 
 use std::borrow::Cow;
@@ -50,7 +50,7 @@ impl Problem {
         }
     }
 
-    /// Reports that the client's address has sent too many wrong secrets.
+    /// Reports that the client's address has sent too many invalid secrets.
     pub fn too_many_guesses(retry_after: Span) -> Self {
         let detail = "too many wrong secrets from this address; retry after the number of seconds in `Retry-After`";
         Self {

@@ -26,9 +26,9 @@ use futures_util::task::AtomicWaker;
 /// 10,000 connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
-/// A connection without a request is evicted before all others, but only after the listener has
-/// accepted 1/8 of its connection limit in further connections. This way, a new client has time to
-/// send its first request.
+/// A connection without a request is evicted before all others, but only after the number of
+/// connections accepted since then has reached 1/8 of the listener's connection limit. This way, a
+/// new client has time to send its first request.
 const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.

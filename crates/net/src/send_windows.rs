@@ -14,8 +14,8 @@ const INITIAL_BYTES: i64 = 65_535;
 /// The identifier of `SETTINGS_INITIAL_WINDOW_SIZE`.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// A window with fewer bytes left counts as used up. This number is not zero, because a grant may
-/// arrive after data is queued and before it is written.
+/// A window with fewer bytes left is treated as used up. This number is not zero, because a grant
+/// may arrive after data is queued and before it is written.
 const USED_UP_BYTES: i64 = 1_024;
 
 /// The maximum number of tracked streams. h2 allows fewer concurrent streams.
@@ -80,7 +80,8 @@ impl SendWindows {
         }
     }
 
-    /// Reads the rest of the last frame's payload from `bytes`, as far as it has arrived.
+    /// Reads the rest of the last frame's payload from `bytes`, which may contain only a part of
+    /// it.
     pub(super) fn receive_payload(&mut self, bytes: &[u8]) {
         let arrived = self.payload.bytes_left.min(bytes.len());
         self.payload.bytes_left -= arrived;

@@ -20,7 +20,7 @@
 //! Wait times are rounded up and quotas are rounded down, so that a client that follows the headers
 //! never retries too early. The draft leaves these points open:
 //!
-//! - `q` is the number of units that an idle key can spend at once.
+//! - `q` is the number of units that an idle key can use at once.
 //! - `qu` is `concurrent-requests` for a concurrency limit. It is left out for other limits.
 //! - `w` is the time in which the whole quota becomes available again. `w` is left out if it is
 //!   under a second, for a node's local share of a limit, and for a concurrency limit.
@@ -53,8 +53,8 @@ const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 /// The unit of a concurrency limit. The default unit is one request.
 const CONCURRENT_REQUESTS: &[u8] = b";qu=\"concurrent-requests\"";
 
-/// The name of a limit sent with the request, which does not belong to a rule. It is used with
-/// [`RuleNames::Shown`].
+/// The name of a limit that was sent with the request and does not belong to a rule. It is used
+/// with [`RuleNames::Shown`].
 const UNNAMED: &str = "default";
 
 /// The format of `X-RateLimit-Reset`, if the `X-RateLimit-*` headers are sent.

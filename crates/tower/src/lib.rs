@@ -2,7 +2,7 @@
 //! service.
 //!
 //! - [`RateLimitLayer`] admits only requests that the rules allow. The layer itself responds to all
-//!   other requests, with 429 or 503 and a problem document, or with a gRPC status.
+//!   other requests, with 429 or 503 and problem details (RFC 9457), or with a gRPC status.
 //! - [`ConcurrencyLimitLayer`] admits only as many concurrent requests as the service can handle.
 //!   This layer does not need rules, because it derives the limit from the latency.
 //! - [`HeaderWriter`] writes the decision about a request as `RateLimit` and `Retry-After` headers.

@@ -92,7 +92,7 @@ async fn excess_requests_are_shed_before_the_inner_service() {
     let load = layer.load();
     assert_eq!((load.limit, load.in_flight, load.shed), (2, 2, 1));
 
-    // Answer one request and cancel another request, so that both slots are free.
+    // Respond to one request and cancel another request, so that both slots are free.
     let (_, answer) = held.lock().unwrap().remove(0);
     answer.send(Some(StatusCode::OK)).unwrap();
     assert_eq!(waiting.remove(0).await.unwrap().status(), StatusCode::OK);

@@ -190,7 +190,7 @@ impl ConcurrencyLimiter {
 }
 
 /// A permit that holds a concurrency slot until it is dropped. If no result was reported before the
-/// drop, the request counts as cancelled.
+/// drop, the request is treated as cancelled.
 #[derive(Debug)]
 pub struct ConcurrencyPermit {
     limiter: Arc<ConcurrencyLimiter>,

@@ -101,7 +101,7 @@ impl ConcurrencyLimitLayer {
     }
 
     /// Assigns requests to classes. The function `class` returns the class number for a request
-    /// head. A number beyond the last class means the last class. Requests of class `n` may use
+    /// head. A number beyond the last class selects the last class. Requests of class `n` may use
     /// `shares[n]` percent of the slots, rounded down but at least one.
     ///
     /// # Errors

@@ -40,11 +40,11 @@ const GEMINI_PATHS: [&str; 4] = [
 /// The body format of a denial.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ErrorFormat {
-    /// A problem document (RFC 9457).
+    /// Problem details (RFC 9457).
     #[default]
     Problem,
     /// The format of the request's API, detected from its headers and path. If the request uses
-    /// none of these APIs, the denial is a problem document.
+    /// none of these APIs, the denial contains problem details.
     Auto,
     /// The format of the OpenAI API, which many other services use too.
     OpenAi,
@@ -74,7 +74,7 @@ impl ErrorFormat {
     }
 }
 
-/// Returns the response for `denial`, or `None` if the format is a problem document.
+/// Returns the response for `denial`, or `None` if the format is [`ErrorFormat::Problem`].
 pub(super) fn response(denial: &Denial<'_>, format: ErrorFormat) -> Option<Response<Bytes>> {
     let body = match format {
         ErrorFormat::Problem | ErrorFormat::Auto => return None,

@@ -1,4 +1,4 @@
-//! Denials. An HTTP denial is a status code and a problem document (RFC 9457). A gRPC denial is a
+//! Denials. An HTTP denial is a status code with problem details (RFC 9457). A gRPC denial is a
 //! status with details.
 
 mod error_format;
@@ -27,8 +27,8 @@ const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json"
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Denial<'v> {
     pub(crate) cause: Cause,
-    /// A description of the problem and of the time to retry. It does not contain the key or parts
-    /// of it, because the key may be secret.
+    /// A description of the problem, and when to retry. The description does not contain the key or
+    /// parts of it, because the key may be secret.
     pub(crate) detail: String,
     /// The limits that deny the request.
     pub(crate) violated: Vec<ViolatedLimit<'v>>,
@@ -107,7 +107,7 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Creates the denial for a malformed or ambiguous request, which rules cannot count.
+    /// Creates the denial for a malformed or ambiguous request, to which no rule can be applied.
     pub(crate) fn malformed(error: &dyn fmt::Display) -> Self {
         Self {
             cause: Cause::Malformed,
@@ -192,7 +192,7 @@ pub(crate) fn malformed(error: &dyn fmt::Display, target: &ResponseTarget) -> Re
 }
 
 /// Returns the response to a request with this head if the service is overloaded. It is a 503 with
-/// `Retry-After` and a problem document, or gRPC's `UNAVAILABLE`.
+/// `Retry-After` and problem details, or gRPC's `UNAVAILABLE`.
 #[must_use]
 pub fn overload_response(head: &Parts) -> Response<Bytes> {
     let denial = Denial::busy();

@@ -151,7 +151,7 @@ impl ActionPolicy {
         Action::Respond(Box::new(response))
     }
 
-    /// Returns the action for a request that the rules cannot count because of `error`.
+    /// Returns the action for a request that cannot be counted because of `error`.
     pub(super) fn uncounted(&self, error: RequestError, target: &ResponseTarget) -> Action {
         let error = match self.headers.rule_names() {
             RuleNames::Shown => error,

@@ -84,9 +84,9 @@ use crate::{
 /// stacked, each with its own rules. If an inner layer denies a request, the charges of the outer
 /// layers remain.
 ///
-/// If rules count by an authenticated identity, place the layer inside the authentication. In axum,
-/// `Router::layer` wraps the layers that were added before, so the layer that is added *last* sees
-/// a request *first*.
+/// If rules are keyed by an authenticated identity, place the layer inside the authentication. In
+/// axum, `Router::layer` wraps the layers that were added before, so the layer that is added *last*
+/// sees a request *first*.
 ///
 /// # Examples
 ///
@@ -258,7 +258,7 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Sets the body format of denials. The default is a problem document.
+    /// Sets the body format of denials. The default is problem details (RFC 9457).
     #[must_use]
     pub fn error_format(mut self, format: ErrorFormat) -> Self {
         self.settings().policy.error_format = format;

@@ -38,7 +38,7 @@ pub(super) struct ReceiptGuard<L: RateLimiter> {
     limiter: Arc<L>,
     runtime: Option<Handle>,
     charges: OwnedCharges,
-    /// The time at which the request got its slots.
+    /// The time at which the request acquired its slots.
     since: Timestamp,
     receipt: Mutex<ReceiptState<ReceiptOf<L>>>,
 }

@@ -332,7 +332,7 @@ fn is_of_scalar(byte: u8) -> bool {
 }
 
 /// Returns `value` with another decimal digit. A number that is too large saturates. Returns `None`
-/// for any other character, because the scalar is then not a whole number.
+/// for any other character, because the scalar is then not an integer.
 fn add_digit(value: u64, byte: u8) -> Option<u64> {
     let digit = char::from(byte).to_digit(10)?;
     Some(value.saturating_mul(10).saturating_add(u64::from(digit)))

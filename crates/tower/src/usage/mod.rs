@@ -6,7 +6,7 @@
 //! waits for the rest of it. The scanner therefore has its own tokenizer, which uses a fixed amount
 //! of memory.
 //!
-//! | API | members |
+//! | API | fields |
 //! | --- | --- |
 //! | OpenAI chat completions | `usage`: `prompt_tokens`, `completion_tokens` |
 //! | OpenAI responses | `usage` or `response.usage`: `input_tokens`, `output_tokens` |

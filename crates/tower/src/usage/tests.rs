@@ -230,7 +230,7 @@ fn a_cut_stream_counts_the_text_that_was_seen() {
     let delta = ANTHROPIC_STREAM.find("event: content_block_stop").unwrap();
     let cut = scan(&[&ANTHROPIC_STREAM.as_bytes()[..delta]]);
     assert_eq!(cut.usage(), tokens(25, 40, 1));
-    // 23 bytes of text are at least 6 tokens.
+    // 23 bytes of text are counted as 6 tokens.
     assert_eq!(cut.usage_at_end(false), tokens(25, 40, 6));
     // Even if the upstream ends the stream properly, the final usage is missing.
     assert_eq!(cut.usage_at_end(true), tokens(25, 40, 6));

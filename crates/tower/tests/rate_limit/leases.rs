@@ -43,8 +43,8 @@ fn endless() -> Response<UnsyncBoxBody<Bytes, Infallible>> {
     Response::new(UnsyncBoxBody::new(body))
 }
 
-/// Takes the only slot of `limiter` and holds it for ten times its lease, with a response that does
-/// not end.
+/// Takes the only slot of `limiter` and holds it for ten times its lease duration, with a response
+/// that does not end.
 async fn outlasts_its_lease<S: Store + 'static>(limiter: Arc<Limiter<S>>) {
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
     let layer = RateLimitLayer::new(Arc::clone(&limiter));
