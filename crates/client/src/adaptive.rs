@@ -62,9 +62,9 @@ impl AdaptiveThrottle {
     /// The length of the window over which requests are counted.
     pub const WINDOW: Span = Span::from_secs(120);
 
-    /// Creates a throttle with `K = numerator / denominator`. A `K` below 1 counts as 1, because a
-    /// lower `K` would reject requests even if the server accepts all requests. A denominator of 0
-    /// also counts as 1.
+    /// Creates a throttle with `K = numerator / denominator`. A `K` below 1 is treated as 1,
+    /// because a lower `K` would reject requests even if the server accepts all requests. A
+    /// denominator of 0 is also treated as 1.
     #[must_use]
     pub fn new(numerator: u32, denominator: u32) -> Self {
         let (numerator, denominator) = if numerator < denominator || denominator == 0 {

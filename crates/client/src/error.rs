@@ -55,8 +55,8 @@ pub enum Error {
         /// The maximum wait time.
         most: Span,
     },
-    /// The cost of the request exceeds what the client's own limits can ever admit. Nothing was
-    /// sent. Split the request.
+    /// The cost of the request exceeds the maximum cost that the client's own limits admit. Nothing
+    /// was sent. Split the request.
     #[error("not sent: the cost of {cost} is more than the client's own limits can admit at once")]
     NeverFits {
         /// The cost of the request.

@@ -1,5 +1,5 @@
-//! The pace that a server asks for. A server asks for no requests until an instant, or for at most
-//! a number of requests until an instant.
+//! The pace that a server sets. A server tells its clients to send no requests until an instant, or
+//! at most a number of requests until an instant.
 
 use tidegate_core::{Span, Timestamp};
 

@@ -63,7 +63,8 @@ impl RollingWindow {
         self.slots = Default::default();
     }
 
-    /// Makes the slot of `now` the newest slot, and resets the slots that have left the window.
+    /// Makes the slot of `now` the newest slot, and resets the slots that are no longer part of the
+    /// window.
     fn advance(&mut self, now: Timestamp) {
         let current = now.as_micros() / self.slot.as_micros();
         if current <= self.newest {

@@ -22,7 +22,7 @@ pub(crate) fn read(text: &str) -> Option<IpAddr> {
 }
 
 /// Formats an address. An IPv4 address is formatted without `std::fmt`, because every request needs
-/// its address as text.
+/// its address as a string.
 pub(crate) fn text(ip: IpAddr) -> String {
     let IpAddr::V4(ip) = ip else {
         return ip.to_string();

@@ -13,8 +13,8 @@ use std::{borrow::Cow, fmt};
 #[non_exhaustive]
 pub enum AmbiguousRequest {
     /// A header, cookie or query parameter has several different values. Services differ in which
-    /// value they use, so the rules could count a different value than the service uses. The string
-    /// is the entry name.
+    /// value they use, so the rules could use a different value than the service. The string is the
+    /// entry name.
     Repeated(Box<str>),
     /// The header `Connection` names the header of this entry, so a proxy may remove the header
     /// before the service sees it. The string is the entry name.

@@ -41,8 +41,8 @@ pub enum Proxies {
     /// With 0 proxies, the socket's peer is the client. This setting is safe only if clients cannot
     /// bypass any of the proxies.
     Hops(usize),
-    /// The networks of the trusted proxies. An IPv4-mapped network counts as the IPv4 network. This
-    /// setting works with any number of proxies on the path.
+    /// The networks of the trusted proxies. An IPv4-mapped network is treated as the IPv4 network.
+    /// This setting works with any number of proxies on the path.
     Nets(Vec<IpNet>),
 }
 
@@ -198,9 +198,9 @@ impl Trust {
         all.into_iter().chain(raw.then_some(TrustWarning::RawIpv6))
     }
 
-    /// Returns the client address that the trusted proxies recorded. The socket's peer counts as
-    /// trusted if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record
-    /// a valid address.
+    /// Returns the client address that the trusted proxies recorded. The socket's peer is trusted
+    /// if `hops` is at least 1. Returns `None` if the peer is not trusted or did not record a valid
+    /// address.
     fn named(&self, headers: &HeaderMap, hops: usize) -> Option<IpAddr> {
         let skipped = hops.checked_sub(1)?;
         match &self.header {

@@ -94,7 +94,7 @@ impl DerivedEntry {
         Self::new(source, Selector::Split { separator, index })
     }
 
-    /// Selects the text that the only capture group of `pattern` matches in the entry `source`. The
+    /// Selects the part of the entry `source` that the only capture group of `pattern` matches. The
     /// pattern must match the whole value.
     ///
     /// # Errors

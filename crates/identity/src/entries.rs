@@ -1,5 +1,5 @@
-//! The entries of a request: the named values by which rules match and count. Some entries come
-//! from the client, and others from the application.
+//! The entries of a request: the named values that rules use in conditions and keys. Some entries
+//! come from the client, and others from the application.
 
 use std::{
     borrow::Cow,
@@ -44,8 +44,8 @@ impl Entries {
         Self::default()
     }
 
-    /// Sets the entry `name` to `value`, and replaces any previous value. An empty value counts as
-    /// absent.
+    /// Sets the entry `name` to `value`, and replaces any previous value. An empty value is treated
+    /// as absent.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Box<str>>) -> Self {
         self.0.retain(|(known, _)| **known != *name);
@@ -116,7 +116,7 @@ impl PeerSource {
         }
     }
 
-    /// Returns the address `ip` as text.
+    /// Returns the address `ip` as a string.
     fn text_of(&self, ip: IpAddr) -> Cow<'_, str> {
         match self {
             Self::Extensions(_) => Cow::Owned(address::text(ip)),
@@ -125,7 +125,7 @@ impl PeerSource {
     }
 }
 
-/// Caches the first address that was formatted, as text. Most connections need only one address.
+/// Caches the first formatted address. Most connections need only one address.
 #[derive(Clone, Debug, Default)]
 struct AddressTextCache(OnceLock<(IpAddr, Box<str>)>);
 
@@ -175,7 +175,7 @@ impl<'r> RequestEntries<'r> {
         }
     }
 
-    /// Returns the value of the entry `name`. An empty value counts as absent.
+    /// Returns the value of the entry `name`. An empty value is treated as absent.
     ///
     /// # Errors
     ///

@@ -25,8 +25,8 @@
 //! | any other NAME | the header `X-NAME`, with `-` for `_`: `api_key` is `X-Api-Key` |
 //!
 //! The client controls the entries in the last four rows, unless the proxy sets them. An empty
-//! value counts as absent. A rule does not apply if an entry in its key is absent. A request with
-//! an ambiguous value is rejected as [`AmbiguousRequest`], because the service might use a
+//! value is treated as absent. A rule does not apply if an entry in its key is absent. A request
+//! with an ambiguous value is rejected as [`AmbiguousRequest`], because the service might use a
 //! different value than the rules. The following are ambiguous:
 //!
 //! - an entry with several different values,
@@ -129,7 +129,7 @@ impl<'r> ForwardAuthRequest<'r> {
     }
 
     /// Returns the value of the entry `name`, as listed in the table of the module documentation.
-    /// An empty value counts as absent.
+    /// An empty value is treated as absent.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Header values as text.
+//! Converts header values to strings.
 
 use std::borrow::Cow;
 

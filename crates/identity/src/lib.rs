@@ -1,4 +1,5 @@
-//! Client identity: extracts the values by which rules match and count from the request head.
+//! Client identity: extracts from the request head the values that rules use in conditions and
+//! keys.
 //!
 //! A client can write anything into its headers. This crate returns only values that all services
 //! interpret in the same way. Examples are the address that the trusted proxies saw, the path in a

@@ -220,7 +220,7 @@ fn without_proxy_headers_the_peer_is_the_client() {
 }
 
 /// If a header or query parameter has several different values, some services use the first value
-/// and others the last. The rules could then count a value that the service does not use.
+/// and others the last. The rules could then use a different value than the service.
 #[test]
 fn conflicting_values_are_refused() {
     let lines = [

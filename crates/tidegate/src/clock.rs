@@ -22,8 +22,8 @@ use tidegate_core::Timestamp;
 ///
 /// The clock counts processor ticks, because reading any other clock takes longer than a decision.
 /// The tick rate is known only to a few parts per million, and that error adds up to minutes over
-/// months. [`Self::follow`] therefore corrects the counter by the system's monotonic clock, which
-/// time synchronization adjusts.
+/// months. [`Self::follow`] therefore corrects the counter against the system's monotonic clock,
+/// whose rate is adjusted by time synchronization.
 ///
 /// The counter can also jump: it may count the time of a suspension, which the monotonic clock does
 /// not count, or restart at zero. The counter is therefore trusted for only two seconds after each
@@ -100,8 +100,8 @@ impl Counter {
     /// Reads the system clock and the counter at almost the same instant. The counter is read last,
     /// so that the resulting time is never ahead.
     fn read_both(&self) -> (u64, u64) {
-        /// The longest time between two reads that still counts as the same instant. Reading a
-        /// clock takes less, unless the thread is preempted or the machine is suspended.
+        /// Two reads at most this far apart are treated as simultaneous. Reading a clock takes less
+        /// time, unless the thread is preempted or the machine is suspended.
         const TOGETHER_MICROS: u64 = 100;
         const TRIES: usize = 4;
         let mut both = (0, 0);
@@ -168,10 +168,10 @@ impl Clock {
         Self(Source::Real(Arc::new(counter)))
     }
 
-    /// Corrects the counted time by the system's monotonic clock. Calling it once a second is
-    /// sufficient, because the two clocks diverge by only a few dozen microseconds per second. A
-    /// correction may move the time back by this amount. Stores then use the latest instant that
-    /// they have seen.
+    /// Corrects the counted time against the system's monotonic clock. Calling this method once a
+    /// second is sufficient, because the two clocks diverge by only a few dozen microseconds per
+    /// second. A correction may move the time back by this amount. Stores then use the latest
+    /// instant that they have seen.
     pub fn follow(&self) {
         if let Source::Real(counter) = &self.0 {
             counter.compared();

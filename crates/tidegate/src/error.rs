@@ -10,7 +10,7 @@ use tidegate_core::{RequestError, Span};
 pub enum AcquireError {
     /// The request would never be admitted. One of the following is the reason:
     ///
-    /// - The cost exceeds the most units that a limit ever admits at one instant.
+    /// - The cost exceeds the maximum number of units that a limit admits at one instant.
     /// - The key is blocked until an operator removes the block.
     /// - The state of the key would be too large for the store.
     Never,

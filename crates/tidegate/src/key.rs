@@ -40,8 +40,8 @@ pub trait Key {
         1
     }
 
-    /// Returns the same key for a request of `units`. A request of 0 units is always allowed,
-    /// changes nothing, and reports the current state.
+    /// Returns the same key with a cost of `units`. A request of 0 units is always allowed, changes
+    /// nothing, and reports the current state.
     fn costing(self, units: u64) -> KeyWithCost<Self>
     where
         Self: Sized,

@@ -149,8 +149,8 @@ impl<S: Store, P> Limiter<S, P> {
         self.clock.now().after(span.min(longest))
     }
 
-    /// Lets the store decide `charges`. Returns the decision and the instant from which its wait
-    /// times are measured. `waits` says whether the request waits in a queue.
+    /// Passes `charges` to the store for a decision. Returns the decision and the instant from
+    /// which its wait times are measured. `waits` says whether the request waits in a queue.
     pub(crate) async fn decide(
         &self,
         charges: &mut Vec<Charge<'_>>,

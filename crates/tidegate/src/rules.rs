@@ -40,7 +40,7 @@ impl IntoPolicy for RuleSet {
 }
 
 impl<S: Store> Limiter<S, Rules> {
-    /// Returns the current rules, under which requests can be decided.
+    /// Returns the active rules, under which requests can be decided.
     ///
     /// # Examples
     ///
@@ -65,8 +65,9 @@ impl<S: Store> Limiter<S, Rules> {
         }
     }
 
-    /// Replaces the current rules. Counts under a rule of the same name and key are kept. Requests
-    /// in progress are decided under the rules with which they started.
+    /// Replaces the active rules. If a new rule has the same name and key as an old rule, the
+    /// counts of the old rule are kept. Requests in progress are decided under the rules with which
+    /// they started.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.inheriting_from(&self.policy.0.load());
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());

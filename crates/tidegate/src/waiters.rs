@@ -111,7 +111,7 @@ impl Waiters {
         }
     }
 
-    /// Forgets the holding times of the rules for which `is_known` returns false.
+    /// Discards the holding times of the rules for which `is_known` returns false.
     pub fn retain_rules(&self, is_known: impl Fn(&str) -> bool) {
         self.holding_times.retain(is_known);
     }
@@ -313,7 +313,7 @@ impl<'a> QueuedRequest<'a> {
         }
         self.next = match verdict.retry_after {
             RetryAfter::Never => return Err(AcquireError::Never),
-            // The retry time is an estimate, so it does not reject the request.
+            // The retry time is an estimate, so the request is not rejected because of it.
             RetryAfter::After(hint) if verdict.waits_for_slots() => {
                 if now >= self.deadline {
                     let retry_after = Some(hint);

@@ -78,7 +78,8 @@ async fn a_cancelled_wait_gives_its_turn_to_the_next() {
         tasks.push(spawn(&limiter, "alice", start).await);
     }
     sleep(Duration::from_millis(300)).await;
-    // Abort the first request in the queue, which sleeps, and the last one, which does not.
+    // Abort the first request in the queue, which sleeps, and the last request, which does not
+    // sleep.
     tasks.remove(3).abort();
     tasks.remove(1).abort();
     yield_now().await;

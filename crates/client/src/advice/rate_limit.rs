@@ -60,7 +60,7 @@ fn counts_requests(member: &Member<'_>, policies: &[Member<'_>]) -> bool {
 /// Parses the format of draft 07: `limit=100, remaining=50, reset=5`.
 fn from_dictionary(members: &[Member<'_>]) -> Option<QuotaStatus> {
     let named = |name: &str| {
-        // If a key occurs several times, the last value counts.
+        // If a key occurs several times, the last value is used.
         let member = members.iter().rev().find(|member| member.key == name);
         structured::count(&member?.value)
     };

@@ -15,8 +15,8 @@ pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
 }
 
 /// Returns the wait. If both headers are present, the longer value is used, with one exception: if
-/// the seconds are the milliseconds rounded up, the milliseconds are used. A value of zero counts
-/// as absent.
+/// the seconds are the milliseconds rounded up, the milliseconds are used. A value of zero is
+/// treated as absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {
         // Some servers send decimals, although RFC 9110 does not allow them.

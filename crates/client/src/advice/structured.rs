@@ -54,8 +54,8 @@ pub(super) fn text<'i>(item: &'i BareItem<'_>) -> Option<&'i str> {
     string.or_else(|| item.as_token().map(|token| token.as_str()))
 }
 
-/// Returns whether two items are equal. A string and a token with the same text are equal, because
-/// some servers write the same name once as a string and once as a token.
+/// Returns whether two items are equal. A string and a token with the same characters are equal,
+/// because some servers write the same name once as a string and once as a token.
 pub(super) fn is_same(one: &BareItem<'_>, other: &BareItem<'_>) -> bool {
     match (text(one), text(other)) {
         (Some(one), Some(other)) => one == other,

@@ -8,7 +8,7 @@ use crate::{
     sync::lock,
 };
 
-/// A guard that applies adaptive throttling per host. A request counts as accepted unless the
+/// A guard that applies adaptive throttling per host. A request is counted as accepted unless the
 /// response is a refusal (429, 503, or gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`).
 #[derive(Debug)]
 pub struct AdaptiveGuard {

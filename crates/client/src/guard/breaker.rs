@@ -19,7 +19,7 @@ pub struct BreakerGuard {
     clock: TokioClock,
 }
 
-/// The permit of an admitted request. If the permit is dropped, the request counts as neither a
+/// The permit of an admitted request. If the permit is dropped, the request is counted as neither a
 /// success nor a failure.
 #[derive(Debug)]
 pub struct HeldPermit {

@@ -23,10 +23,10 @@ pub enum Pacing {
 
 /// A guard with a queue per host. Requests that must not be sent yet wait in order of arrival.
 ///
-/// The server determines the wait in one of two ways. It asks for no requests before an instant,
-/// with `Retry-After` or an equivalent header and any status. Or it allows a number of requests
-/// until an instant. After the instant, the queue sends one request first. The other requests wait
-/// for the response, but for at most one second.
+/// The server determines the wait in one of two ways. It can tell the client to send no requests
+/// before an instant, with `Retry-After` or an equivalent header in a response of any status. Or it
+/// can allow a number of requests until an instant. After that instant, the queue sends one request
+/// first. The other requests wait for the response, but for at most one second.
 ///
 /// The queue does not send refused requests again. To retry refused requests, put the queue inside
 /// a [`RetryLayer`](crate::RetryLayer), so that retries wait in the same queue.

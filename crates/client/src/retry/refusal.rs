@@ -7,7 +7,7 @@ use serde_json::Value;
 /// The maximum number of bytes that are read from the body of a refusal.
 pub(crate) const MAX_BYTES: usize = 16 * 1024;
 
-/// Returns whether the body is a JSON document, such as a problem document (RFC 9457).
+/// Returns whether the body is a JSON document, such as problem details (RFC 9457).
 pub(crate) fn has_document(headers: &HeaderMap) -> bool {
     let is_json = |value: &http::HeaderValue| {
         let media = value.as_bytes().split(|byte| *byte == b';').next();

@@ -25,7 +25,7 @@ pub use self::{
 pub struct DecidedRequest<'a> {
     /// The request.
     pub request: &'a Request<'a>,
-    /// The rules that decided the request.
+    /// The rules under which the request was decided.
     pub rules: &'a RuleSet,
     /// The time of the decision.
     pub now: Timestamp,
@@ -48,7 +48,7 @@ impl<'a> DecidedRequest<'a> {
 /// A rate limiter: an application's [`Limiter`](crate::Limiter), or the server's own
 /// implementation.
 ///
-/// For each request, a caller gets the current [`rules`](Self::rules) once, extracts the entries
+/// For each request, a caller gets the active [`rules`](Self::rules) once, extracts the entries
 /// that the rules use, and calls [`check`](Self::check).
 pub trait RateLimiter: Send + Sync {
     /// The store of the limits.
@@ -57,7 +57,7 @@ pub trait RateLimiter: Send + Sync {
     /// Returns the current time. Callers read it once for each request.
     fn now(&self) -> Timestamp;
 
-    /// Returns the current rules. A request is decided under one rule set from beginning to end.
+    /// Returns the active rules. A request is decided under one rule set from beginning to end.
     fn rules(&self) -> Arc<RuleSet>;
 
     /// Returns the store of the limits.
@@ -349,7 +349,7 @@ mod tests {
         assert!(!decided.await.unwrap().allowed);
     }
 
-    /// The first call of the store only finds out that the state of the parents is not ready.
+    /// The first call to the store only reports that the state of the parents is not ready.
     #[tokio::test]
     async fn the_cache_is_searched_after_the_parents_are_looked_up() {
         let limiter = RemoteLimiter::new(elastic_rules());

@@ -122,7 +122,7 @@ impl OwnedCharges {
         leases.min()
     }
 
-    /// Returns the charges in the form that a store takes.
+    /// Returns the charges in the form that a store accepts.
     #[must_use]
     pub fn as_charges(&self) -> Vec<Charge<'_>> {
         self.list.iter().map(OwnedCharge::as_charge).collect()

@@ -284,8 +284,8 @@ fn counts_denied(charges: &[Charge<'_>]) -> bool {
 }
 
 /// Returns the first queue in which earlier requests wait for slots that the request needs. `own`
-/// is the ticket number of the request, if it is waiting. If it is not, all waiting requests are
-/// earlier.
+/// is the ticket number of the request, if it is waiting. If it is not waiting, all waiting
+/// requests are earlier.
 fn queue_ahead<'c>(
     waiters: &Waiters,
     charges: &[Charge<'c>],
@@ -505,7 +505,7 @@ mod queued {
         key: &'c [u8],
         /// The timer that elapses at the end of the request's longest wait.
         deadline: Pin<Box<Sleep>>,
-        /// The number of attempts as the first in the queue.
+        /// The number of attempts that were made while the request was first in the queue.
         attempts: u32,
         /// Whether the request has just entered the queue. If it is also first, it is decided again
         /// without a delay, because slots may have been released before it was in the queue.
