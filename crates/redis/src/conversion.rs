@@ -102,7 +102,7 @@ impl StoredValue {
 
     /// Returns whether any of the states was written by a clock that was ahead of `now`.
     ///
-    /// A GCRA state that is within the limits of `charge` at `now` never counts as written by a
+    /// A GCRA state that is within the limits of `charge` at `now` is never treated as written by a
     /// clock that was ahead. The scripts make the same check, so every state that they return
     /// without a decision is clamped.
     pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {

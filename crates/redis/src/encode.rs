@@ -1,11 +1,11 @@
 //! Encodes the limits of a charge as a program, a binary argument of the scripts, and encodes
 //! states as the values that Redis stores.
 //!
-//! The scripts know seven algorithms ([`kernel`]), each of which implements one or more of
-//! [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token
-//! buckets and leaky buckets, all with one theoretical arrival time as the state. A *member* is an
-//! algorithm with its parameters. Each limit of a rule is one member, except that all sliding
-//! window logs of a rule share one member.
+//! The scripts support seven algorithms ([`kernel`]), each of which implements one or more of
+//! [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token buckets and
+//! leaky buckets, all with one theoretical arrival time as the state. A *member* is an algorithm
+//! with its parameters. Each limit of a rule is one member, except that all sliding window logs of
+//! a rule share one member.
 
 use tidegate_core::{
     Charge, Span, Timestamp, Window,
@@ -354,7 +354,8 @@ mod tests {
     }
 
     proptest! {
-        /// Decoding returns the encoded parameters and state, in every form of a rate.
+        /// Decoding returns the parameters and the state that were encoded, for every form in which
+        /// a rate is encoded.
         #[test]
         fn a_decoded_rate_equals_the_encoded_rate(
             count in prop_oneof![1..300_u64, 1..20_000_u64],

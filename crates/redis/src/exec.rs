@@ -55,7 +55,7 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     /// slot.
     fn is_cluster(&self) -> bool;
 
-    /// Returns the names of the servers that hold the keys, sorted.
+    /// Returns the sorted names of the servers that hold the keys.
     ///
     /// # Errors
     ///

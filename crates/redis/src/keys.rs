@@ -34,8 +34,8 @@ pub struct ScannedKeys {
     /// The keys, in the form in which they were charged, and in no particular order. As with
     /// `SCAN`, a key may occur twice in a listing.
     pub keys: Vec<Vec<u8>>,
-    /// The position of the next page; `None` after the last page. A page before the last one can
-    /// have few keys, or none.
+    /// The position of the next page; `None` after the last page. Even a page before the last page
+    /// can have few keys or no keys.
     pub next: Option<ScanPosition>,
 }
 

@@ -27,7 +27,8 @@ use crate::client::{SLOTS, hash_slot};
 /// Length in bytes of the scope at the start of a rule's key. The scope identifies the rule.
 const SCOPE_BYTES: usize = 8;
 
-/// Lowest first byte of a rule's key. UTF-8 text never contains this byte or a higher one.
+/// Lowest first byte of a rule's key. UTF-8 text never contains this byte or a byte with a higher
+/// value.
 const FIRST_OF_SCOPE: u8 = 0xF8;
 
 /// Returns the Redis key that stores the state of `key`.

@@ -81,7 +81,8 @@ impl RedisStore {
         Ok(decode::integer(&reply) == Some(1))
     }
 
-    /// Removes the override `id`, and returns its document. Returns `None` if there was none.
+    /// Removes the override `id`, and returns its document. Returns `None` if there was no such
+    /// override.
     ///
     /// # Errors
     ///

@@ -47,8 +47,8 @@ pub(crate) const BLOCKED: u8 = 0x80;
 /// Flag in the first byte of a value with a ledger.
 pub(crate) const HAS_LEDGER: u8 = 0x40;
 
-/// The number of low bits of a byte that hold the algorithm ID, and the number of bits above them
-/// that hold the form of its parameters. All eight codes of `KERNEL_BITS` are in use: seven
+/// In a header byte, the lowest `KERNEL_BITS` bits hold the algorithm ID, and the next `FORM_BITS`
+/// bits hold the form of its parameters. All eight codes of `KERNEL_BITS` are in use: seven
 /// algorithms ([`kernel`]) and [`SEVERAL`]. An eighth algorithm needs a new value format.
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;

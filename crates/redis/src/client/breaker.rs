@@ -19,7 +19,8 @@ const MAX_FAILURES: u32 = 8;
 const MAX_CONSECUTIVE: u32 = 3;
 
 /// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
-/// timeout counts as a failure, because a slow server delays callers as much as a dead one.
+/// timeout is counted as a failure, because a slow server delays callers as much as a server that
+/// is down.
 #[derive(Debug, Default)]
 pub(super) struct Breaker(AtomicU32);
 

@@ -29,7 +29,7 @@ pub enum ConnectError {
         /// The operation that timed out.
         problem: String,
     },
-    /// The user name or the password is wrong or missing.
+    /// The user name or the password is invalid or missing.
     #[error(
         "Redis at {address} rejected the login ({problem}); set `store.username` and `store.password_env`"
     )]
@@ -39,7 +39,7 @@ pub enum ConnectError {
         /// The server's error message.
         problem: String,
     },
-    /// The user lacks permissions that a decision needs.
+    /// The user lacks permissions that are needed for decisions.
     #[error(
         "Redis at {address} denies this user permissions that Tidegate needs ({problem}); grant the ACL in docs/fleet.md"
     )]
@@ -71,7 +71,7 @@ pub enum ConnectError {
         "Redis at {0} is a Sentinel; write `redis: {{sentinel: [redis://{0}], primary: NAME}}`"
     )]
     IsSentinel(Address),
-    /// No Sentinel knows a primary of this name.
+    /// No Sentinel monitors a primary with this name.
     #[error(
         "no Sentinel knows a primary named `{primary}`: {problem}; check `store.redis.sentinel` and `store.redis.primary`"
     )]

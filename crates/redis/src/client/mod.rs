@@ -61,7 +61,7 @@ pub struct Health {
     pub warnings: Vec<String>,
     /// The number of times that the circuit breaker of a server opened.
     pub circuit_opens: u64,
-    /// Number of batches to which the servers replied, or that were lost.
+    /// Number of completed batches: those to which the servers replied, and those that were lost.
     pub batches: u64,
 }
 

@@ -207,7 +207,8 @@ impl Node {
         self.state.circuit_opens.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of batches to which the server replied, or that were lost.
+    /// Returns the number of completed batches: those to which the server replied, and those that
+    /// were lost.
     pub(super) fn batches(&self) -> u64 {
         self.state.batches.load(Ordering::Relaxed)
     }

@@ -172,7 +172,8 @@ enum StartPhase {
     Over,
 }
 
-/// The highest count since the counts decreased.
+/// A decrease of the count that is not in use yet: the highest count since the decrease began, and
+/// the time at which it began.
 #[derive(Debug)]
 struct PendingDecrease {
     highest: u32,

@@ -78,8 +78,8 @@ pub enum NodeShare {
     Fixed(FallbackShare),
 }
 
-/// A store that decides in Redis. While Redis is slow or unreachable, it falls back to the local
-/// counts of this server (a node of the fleet that shares Redis).
+/// A store that makes its decisions in Redis. While Redis is slow or unreachable, it falls back to
+/// the local counts of this server (a node of the fleet that shares Redis).
 #[derive(Debug)]
 pub struct FallbackStore {
     store: RedisStore,
@@ -98,8 +98,8 @@ pub struct FallbackStore {
 }
 
 impl FallbackStore {
-    /// Creates a store that decides in `redis`, under keys that begin with `prefix`. `local` is
-    /// this node's own memory store, which decides requests while Redis is slow or unreachable.
+    /// Creates a store that makes its decisions in `redis`. Its keys begin with `prefix`. `local`
+    /// is this node's own memory store, which decides requests while Redis is slow or unreachable.
     #[must_use]
     pub fn new(
         redis: Arc<Redis>,
@@ -201,7 +201,7 @@ impl FallbackStore {
         Ok(self.record_decision(decision, request.now, request.accounting))
     }
 
-    /// Decides in Redis. If Redis fails, the failure policies of the rules decide.
+    /// Decides in Redis. If Redis fails, applies the failure policies of the rules.
     async fn decide_remotely(
         &self,
         mut request: StoreRequest<'_, '_>,
@@ -251,7 +251,7 @@ impl FallbackStore {
         is_down
     }
 
-    /// Records a decision by Redis, and logs the end of an outage if the decision ends one.
+    /// Records a decision by Redis, and logs the end of an outage if the decision ends the outage.
     fn record_decision(
         &self,
         decision: Decision,
@@ -384,8 +384,8 @@ fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
 }
 
 /// An operation completes immediately if it needs no call to Redis. No call is needed if a cached
-/// denial is valid, or if every server is down and the rules' failure policies decide. The futures
-/// that call Redis are boxed, which keeps the futures of the callers small.
+/// denial is valid, or if every server is down, so that the rules' failure policies apply. The
+/// futures that call Redis are boxed, which keeps the futures of the callers small.
 impl Store for FallbackStore {
     type Receipt = FallbackReceipt;
 

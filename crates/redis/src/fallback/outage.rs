@@ -6,8 +6,9 @@
 //!   exact ──────────────────────▶ outage (logged) ─────────────────────────▶ exact (logged)
 //! ```
 //!
-//! Redis counts as recovered once it makes a decision, or once [`OutageWatch`] finds it connected
-//! and without errors. Therefore the end of an outage is logged even if there are no requests.
+//! Redis is treated as recovered once it makes a decision, or once [`OutageWatch`] finds it
+//! connected and without errors. Therefore the end of an outage is logged even if there are no
+//! requests.
 //!
 //! An outage that begins shortly after the end of the previous one is logged only if it lasts for
 //! [`MIN_LOGGED`]. Otherwise, a Redis server that replies only intermittently would fill the log.
@@ -90,7 +91,7 @@ pub(super) struct OutageSummary {
     /// of two instants: the recovery of Redis after the last fallback decision, and [`STEADY`]
     /// after Redis was last known to be slow or unreachable.
     pub(super) lasted: Span,
-    /// Number of decisions during the outage on this server's share of the limits.
+    /// Number of decisions during the outage with this server's share of the limits.
     pub(super) local: u64,
     /// Number of decisions during the outage by the policies `open` or `closed`.
     pub(super) policy: u64,
@@ -201,7 +202,7 @@ pub enum OutageChange<'a> {
     Ended {
         /// The duration of the outage.
         lasted: Span,
-        /// The number of decisions during the outage on this server's share of the limits.
+        /// The number of decisions during the outage with this server's share of the limits.
         local: u64,
         /// The number of decisions during the outage by the policies `open` or `closed`.
         policy: u64,
@@ -365,7 +366,8 @@ mod tests {
         assert!(outage.record_fallback(Source::Local, at(118_000)));
     }
 
-    /// The outage has only one request, which begins it. Redis is back after a minute.
+    /// There is only one request during the outage, whose fallback decision begins the outage.
+    /// Redis is back after a minute.
     #[tokio::test(start_paused = true)]
     async fn the_end_of_an_outage_is_logged_without_a_request() {
         let outage = Arc::<OutageTracker>::default();

@@ -3,7 +3,7 @@
 //!
 //! A charge in Redis is also made to this node's share of the limits, and is settled in both
 //! stores. If Redis is slow or unreachable, only this node's share is charged. Such a charge is
-//! settled only on the share, even if Redis is reachable again.
+//! settled only in the share, even if Redis is reachable again.
 
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,
@@ -14,15 +14,15 @@ use tokio::time::Instant;
 use super::{FallbackStore, add_elapsed, denial_cache::InvalidationGuard};
 use crate::{RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError};
 
-/// The receipts of a decision's charges, in Redis and on this node's share.
+/// The receipts of a decision's charges, in Redis and in this node's share.
 #[derive(Debug)]
 pub struct FallbackReceipt(ReceiptKind);
 
 #[derive(Debug)]
 enum ReceiptKind {
-    /// The charges were made both in Redis and on this node's share.
+    /// The charges were made both in Redis and in this node's share.
     Redis(ReceiptPair),
-    /// The charges were made only on this node's share.
+    /// The charges were made only in this node's share.
     Local(Receipt),
 }
 
@@ -72,7 +72,7 @@ impl FallbackStore {
         MaybeReady::Pending(async move { Box::pin(self.reserve_remotely(request, outcomes)).await })
     }
 
-    /// Decides in Redis. If Redis fails, decides on this node's share.
+    /// Decides in Redis. If Redis fails, decides with this node's share of the limits.
     async fn reserve_remotely(
         &self,
         mut request: StoreRequest<'_, '_>,
@@ -180,7 +180,7 @@ impl FallbackStore {
         }
     }
 
-    /// Settles the charges on this node's share that correspond to charges in Redis.
+    /// Settles those charges in this node's share that correspond to charges in Redis.
     fn settle_shares(
         &self,
         charges: &[Charge<'_>],
@@ -216,7 +216,7 @@ impl FallbackStore {
         self.with_timeout(call, None, now).await
     }
 
-    /// Settles the charges that a reservation of `charges` made on this node's share. Call this
+    /// Settles the charges that a reservation of `charges` made in this node's share. Call this
     /// method after Redis has ended the reservation.
     pub fn settle_own_share(
         &self,
@@ -284,7 +284,7 @@ impl FallbackStore {
         renewed.unwrap_or(Renewal::Unknown)
     }
 
-    /// Renews the leases on this node's share.
+    /// Renews the leases in this node's share.
     fn renew_share(
         &self,
         charges: &[Charge<'_>],
@@ -294,7 +294,7 @@ impl FallbackStore {
         self.with_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
-    /// Settles the receipt of a charge on this node's share.
+    /// Settles the receipt of a charge in this node's share.
     fn settle_share(
         &self,
         charges: &[Charge<'_>],

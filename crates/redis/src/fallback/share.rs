@@ -1,5 +1,5 @@
 //! This node's share of every limit. Requests are charged to the share in addition to Redis. While
-//! Redis is slow or unreachable, requests are decided on the share alone.
+//! Redis is slow or unreachable, requests are decided with the share alone.
 
 use std::sync::Arc;
 
@@ -75,8 +75,8 @@ impl FallbackStore {
 
     /// Decides `request` without Redis, according to the failure policies of its rules. If a rule
     /// is [`OnFailure::Closed`] and the request's effect can deny, the request is denied.
-    /// Otherwise, only the [`OnFailure::Local`] rules remain in the request, and are decided on
-    /// this node's share. If no rule remains, the request is admitted.
+    /// Otherwise, only the [`OnFailure::Local`] rules remain in the request, and are decided with
+    /// this node's share of the limits. If no rule remains, the request is admitted.
     pub(super) fn fall_back(
         &self,
         request: &mut StoreRequest<'_, '_>,
@@ -122,8 +122,8 @@ impl FallbackStore {
         }
     }
 
-    /// Counts a fallback decision by `source`, and logs the outage if one begins. An inspection
-    /// does not count as a decision.
+    /// Counts a fallback decision by `source`, and logs the outage if one begins. An inspection is
+    /// not counted as a decision.
     fn count_fallback(&self, source: Source, accounting: Accounting, now: Timestamp) {
         if accounting == Accounting::Inspection {
             return;

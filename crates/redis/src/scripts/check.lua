@@ -9,7 +9,7 @@
 -- ARGV[4…] the program of each charge (program.lua)
 -- then     nothing, or three arguments for each charge: the value as it was read; the converted
 --          value; and the instant until which the converted value is kept if nothing is charged, or
---          -1 if it is never kept because the conversion lost spent units. A value is converted if
+--          -1 if it is never kept because the conversion lost charges. A value is converted if
 --          it was stored under parameters other than those of the program, and clamped if it was
 --          written by a clock that was ahead. If the value needs neither, the first two arguments
 --          are empty
@@ -30,9 +30,9 @@ end
 -- The number of arguments before the first program, and before the first conversion.
 local PROGRAMS, CONVERSIONS = 3, 3 + count
 
--- In the mode CHARGE, a member that denies returns no new state. In the mode CLAMP, a denied cost
--- fills the state completely. In the mode KEEP, nothing is charged. In the mode PEEK, no member
--- returns a new state.
+-- In the mode CHARGE, a member that denies the request returns no new state. In the mode CLAMP, a
+-- denied cost fills the state completely. In the mode KEEP, nothing is charged. In the mode PEEK,
+-- no member returns a new state.
 local CHARGE, CLAMP, KEEP, PEEK = 1, 2, 3, 4
 -- `evaluate` sets `outside_calendar` if the instant is outside a program's calendar windows, and
 -- `from_ahead` if a state was written by a clock that was ahead.

@@ -2,8 +2,8 @@
 -- guard exists only after the reservation was renewed or has ended. While the reservation is
 -- outstanding, the guard's value is the instant until which the reservation was renewed. After
 -- that, the value is HAS_ENDED, followed by the final cost plus 1 unless the reservation has
--- expired. The instants are those of the servers' clocks, because the servers decide when a
--- reservation expires.
+-- expired. The instants are read from the clocks of the Tidegate servers, because these servers
+-- decide when a reservation expires.
 --
 -- Results: the call has ended the reservation; an earlier call has ended it; it has expired; or it
 -- is outstanding.
@@ -21,7 +21,7 @@ local function read_guard(key, expires)
 end
 
 -- Writes the guard. Its time to live is never reduced, because an older token of a reservation
--- expires earlier than a newer one.
+-- expires earlier than a newer token.
 local function write_guard(key, value, keep_ms)
   redis.call('SET', key, value, 'PX', math.max(keep_ms, redis.call('PTTL', key)))
 end

@@ -10,7 +10,7 @@ if kernel == INTERVAL then
     full_at, last, lead, position = struct_unpack('>I7I7I1', value, position)
     if full_at > now then
       from_ahead = from_ahead or is_from_ahead(full_at - now, lead)
-      -- The number of refills before the last one. The last refill counts for at most `refill`.
+      -- The number of refills before the last refill. The last refill counts for at most `refill`.
       local whole = full_at - now - 1
       local refills = (whole - whole % every) / every
       missing = refills * refill + (last < refill and last or refill)

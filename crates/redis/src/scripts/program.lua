@@ -10,10 +10,10 @@
 --             several parts per microsecond, the parts of the duration and of tau, and the number
 --             of bytes that hold parts
 --   interval  refill, every, capacity, cost
---   window    limit, cost, the maximum count, grid, span. The windows of a grid count from the
---             epoch (EPOCH) or from the first request (FIRST_REQUEST), and span is their length; or
---             they are calendar windows, and span is the start of a window. The ends of that window
---             and of the two windows after it follow
+--   window    limit, cost, the maximum count, grid, span. The windows of a grid are counted from
+--             the epoch (EPOCH) or from the first request (FIRST_REQUEST), and span is their
+--             length; or they are calendar windows, and span is the start of a window. The ends of
+--             that window and of the two windows after it follow
 --   log,      number of windows, cost; limit and span of each
 --   lease
 --   buckets   limit, width, number of summed buckets, cost

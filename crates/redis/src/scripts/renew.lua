@@ -7,7 +7,7 @@
 -- ARGV[1]  the instant; empty for the server's own clock
 -- ARGV[2]  the time in milliseconds by which a key outlives its state
 -- ARGV[3…] three arguments for each charge: the program with which it was charged; its receipt; and
---          the value of a key with no spent units
+--          the value of a key without charged units
 --
 -- Returns for each charge {1 if all leases are held or 0 if one is lost, the new receipt}.
 -- `refund.lua` describes receipts.

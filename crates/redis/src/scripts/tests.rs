@@ -619,7 +619,7 @@ fn a_late_denial_builds_no_long_state() {
         let entries = most - 1_000;
         let exhausted = limits(std::slice::from_ref(&hourly), false);
         let exhausted = charge(&exhausted, b"exhausted", 1);
-        // Several charges, the last of which denies.
+        // Several charges, the last of which denies the request.
         let alone = limits(std::slice::from_ref(&long), false);
         let mut bench = Bench::new();
         filled(&mut bench, &alone, entries);
@@ -629,7 +629,7 @@ fn a_late_denial_builds_no_long_state() {
         let peeked = bench.ask(&charges, Effect::Peek, Decision::Limited);
         costs_a_peek(denied, peeked);
 
-        // Several limits of one charge, the last of which denies.
+        // Several limits of one charge, the last of which denies the request.
         let both = limits(&[long, hourly.clone()], false);
         let both = charge(&both, b"key", 1);
         let states = bench.value();
@@ -790,7 +790,7 @@ fn the_maximum_of_buckets_is_scanned_once_per_decision() {
     }
 }
 
-/// 64 charges cost at most 64 times as much as one.
+/// 64 charges cost at most 64 times as much as one charge.
 #[test]
 fn charges_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
@@ -859,8 +859,8 @@ fn reservations_cost_the_same_up_to_the_maximum() {
     }
 }
 
-/// A decision with the maximum number n of limits costs at most n times as much as one with a
-/// single limit.
+/// A decision with the maximum number n of limits costs at most n times as much as a decision with
+/// a single limit.
 #[test]
 fn limits_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
@@ -933,8 +933,8 @@ fn fast_sequences() -> Vec<Vec<Algorithm>> {
 }
 
 /// The fast path and `check` make the same decisions for the same requests. Reservations are used
-/// to call `check`, because the fast path does not support them. Each path understands the values
-/// that the other path has written.
+/// to call `check`, because the fast path does not support them. Each path can read the values that
+/// the other path has written.
 #[test]
 fn the_fast_path_decides_as_check_does() {
     let (mut fast, mut general) = (Bench::new(), Bench::new());

@@ -8,7 +8,7 @@
 //!
 //! **Never over the limit.** An admitted request was charged in every slot, and a slot never admits
 //! beyond its limits. Each slot returns a receipt of its charge. A refund with this receipt returns
-//! only units that remain of this charge, and no units of other clients; the core crate's
+//! only the remaining units of this charge, and no units charged by other clients; the core crate's
 //! `receipt.rs` explains why. For one minute, the value also holds a refund ledger, which records
 //! the refunds of other clients.
 //!
@@ -17,9 +17,10 @@
 //! slots, a client far over its own limit would repeatedly occupy units of a limit shared with
 //! other clients. Therefore, if the same limits have denied one of the last sixteen requests, the
 //! store first peeks. A peek evaluates the limits in all slots without charging them. The store
-//! then charges only if no slot denies. A peek followed by a charge takes two round trips, but a
-//! request that the peek denies is never charged. Limits that count denied requests are always
-//! peeked first, because only the peek shows whether there is a denial to count.
+//! then charges the slots only if none of them denies the request. A peek followed by a charge
+//! takes two round trips, but a request that the peek denies is never charged. Limits that count
+//! denied requests are always peeked first, because only the peek shows whether there is a denial
+//! to count.
 //!
 //! **Unknown outcomes.** No call is sent twice. If the reply to a charge or a refund is lost, the
 //! cost can stay charged in that slot. All slots whose reply arrives are refunded, even if the

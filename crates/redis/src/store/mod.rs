@@ -111,7 +111,7 @@ impl RedisStore {
         }
     }
 
-    /// Returns a clone of the store that uses the server's clock instead of a pinned one.
+    /// Returns a clone of the store that uses the server's clock instead of a pinned clock.
     #[must_use]
     pub fn unpinned(&self) -> Self {
         Self {

@@ -26,8 +26,8 @@ pub const GUARD_KEPT: Span = Span::from_secs(60);
 pub struct RedisReservation<'r> {
     /// A random number that identifies the reservation.
     pub id: [u8; 16],
-    /// The instant at which the reservation expires, according to the Redis servers' clocks, unless
-    /// it has been renewed since.
+    /// The instant at which the reservation expires, according to the clocks of the Tidegate
+    /// servers, unless it has been renewed since.
     pub expires: Timestamp,
     /// The charges under the active rules.
     pub charges: &'r [Charge<'r>],

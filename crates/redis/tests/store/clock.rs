@@ -68,8 +68,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// Charges `limits` until they deny, with a clock that is ahead by `jump`. Then sets the clock
-    /// back.
+    /// Charges `limits` until they deny a request, with a clock that is ahead by `jump`. Then sets
+    /// the clock back.
     async fn after_a_jump(server: &Server, limits: &Limits, key: &[u8], jump: u64) -> Self {
         let (ahead, memory) = (
             store(server).await,
@@ -91,8 +91,8 @@ impl Pair {
     }
 }
 
-/// After the clock was set back, the limits of a key deny. They then refill like the limits of an
-/// exhausted key: within a minute, or at the end of the month.
+/// After the clock was set back, the limits of a key deny requests. They then refill like the
+/// limits of an exhausted key: within a minute, or at the end of the month.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {
@@ -310,7 +310,7 @@ async fn a_manual_refund_is_applied_after_the_clamp() {
 }
 
 /// The limits of a key were changed and changed back while a request was in progress. Even if the
-/// clock is also set back, a refund of that request takes nothing from later charges, no matter how
+/// clock is also set back, a refund of that request does not reduce later charges, no matter how
 /// late the refund is.
 #[tokio::test]
 async fn a_conversion_is_remembered_after_the_clock_is_set_back() {

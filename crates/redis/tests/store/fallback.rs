@@ -18,7 +18,8 @@ use crate::{
     support::{PATIENCE, RedisServer},
 };
 
-/// Returns a limit of four concurrent requests. In a fleet of two nodes, this node's share is two.
+/// Returns a limit of four concurrent requests. In a fleet of two nodes, this node's share is two
+/// requests.
 fn limits() -> Limits {
     let limit = Limit::new(Algorithm::Concurrency {
         limit: 4,

@@ -6,24 +6,24 @@ use std::{
     time::Duration,
 };
 
-/// A running Redis or Valkey that stores nothing on disk.
+/// A running Redis or Valkey server that stores nothing on disk.
 pub(crate) struct Server {
     process: Child,
     folder: tempfile::TempDir,
 }
 
 impl Server {
-    /// Starts a Redis and a Valkey.
+    /// Starts a Redis server and a Valkey server.
     pub(crate) fn each() -> [Self; 2] {
         [Self::redis(), Self::valkey()]
     }
 
-    /// Starts a Redis of the oldest supported version.
+    /// Starts a Redis server of the oldest supported version.
     pub(crate) fn redis() -> Self {
         Self::start("redis-server")
     }
 
-    /// Starts a Valkey.
+    /// Starts a Valkey server.
     pub(crate) fn valkey() -> Self {
         Self::start("valkey-server")
     }

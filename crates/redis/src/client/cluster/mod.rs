@@ -45,8 +45,8 @@ const REFRESH_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between refreshes while a problem persists.
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Delay between a redirection and the refresh of the map, so that several redirections cause one
-/// refresh.
+/// Delay between a redirection and the refresh of the map, so that several redirections cause only
+/// one refresh.
 const REFRESH_DELAY: Duration = Duration::from_millis(20);
 
 /// The maximum number of nodes that one refresh queries for their view of the cluster.

@@ -184,7 +184,7 @@ mod tests {
         (first, last, owner.to_owned(), availability)
     }
 
-    /// `a` was partitioned before its replica `r` took over. `a` still replies to our queries, with
+    /// `a` was partitioned before its replica `r` took over. `a` still replies to queries, but with
     /// its old map.
     #[test]
     fn the_highest_epoch_wins_whichever_node_answers_first() {

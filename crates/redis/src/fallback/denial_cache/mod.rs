@@ -28,13 +28,13 @@ use tidegate_core::{
 /// Number of cached denials, a power of two.
 const SLOTS: usize = 1 << 14;
 
-/// Number of invalidation counters, a power of two. A charge or refund of a key invalidates the
-/// denials of every key that shares its counter. The number is large, so that this rarely affects
-/// other keys.
+/// Number of invalidation counters, a power of two. A charge or refund on a key invalidates the
+/// denials of all keys that share the key's counter. The number is large, so that this rarely
+/// affects other keys.
 const COUNTERS: usize = 1 << 16;
 
-/// Upper bounds of a request whose denial is cached: total bytes of its keys, and its number of
-/// limits.
+/// A denial is cached only if its request is within these bounds: the total size of its keys in
+/// bytes, and its number of limits.
 const MAX_KEY_BYTES: usize = 512;
 const MAX_LIMITS: usize = 16;
 
@@ -45,7 +45,8 @@ pub(super) struct DenialCache {
     slots: Box<[ArcSwapOption<CachedDenial>]>,
     /// The number of times that the whole cache was invalidated.
     full_invalidations: AtomicU64,
-    /// For each hash of a key, the number of times that the key's denials were invalidated.
+    /// For each key hash, the number of times that the denials of keys with this hash were
+    /// invalidated.
     key_invalidations: Box<[AtomicU64]>,
 }
 
@@ -127,8 +128,8 @@ impl DenialCache {
         Epoch(of_keys.fold(full, u64::wrapping_add))
     }
 
-    /// Caches that `charges` were denied with `outcomes`, by a decision at `time`. `epoch` was read
-    /// before the request was sent, and `max_ttl` bounds how long the denial is cached.
+    /// Caches a denial of `charges` with the given `outcomes`, which was decided at `time`. `epoch`
+    /// was read before the request was sent, and `max_ttl` bounds how long the denial is cached.
     pub(super) fn insert(
         &self,
         charges: &[Charge<'_>],
@@ -270,8 +271,9 @@ impl CachedDenial {
     }
 }
 
-/// Returns how long to cache the denial, or `None` if it must not be cached. A limit that counts
-/// denied requests must see each request, and a concurrency lease can be released at any moment.
+/// Returns how long to cache the denial, or `None` if it must not be cached. If a limit counts
+/// denied requests, each request must reach the limit, and a concurrency lease can be released at
+/// any moment.
 fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
     let must_reach_redis = |limit: &Limit| {

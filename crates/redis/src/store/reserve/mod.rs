@@ -24,8 +24,8 @@ use crate::{
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
-    /// Whether the outcome of a renewal since the last reply is unknown. In that case, the leases
-    /// may have been renewed at an instant that this receipt does not contain.
+    /// Whether a renewal since the last reply has an unknown outcome. In that case, the leases may
+    /// have been renewed at an instant that this receipt does not contain.
     pub(crate) has_unknown_renewal: bool,
 }
 
