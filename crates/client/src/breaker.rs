@@ -18,7 +18,7 @@ use crate::rolling_window::{Counts, RollingWindow};
 pub struct BreakerSettings {
     /// The length of the window over which results are counted. The default is 30 s.
     pub window: Span,
-    /// The percentage of failures that opens the breaker. The default is 50. A value over 100
+    /// The breaker opens at this percentage of failures. The default is 50. A value over 100
     /// disables the breaker.
     pub failure_percent: u32,
     /// The minimum number of results in the window before the breaker may open. The default is 20.
@@ -62,7 +62,7 @@ pub enum HealthSignal {
     Unknown,
 }
 
-/// A circuit breaker over the failure ratio of a sliding window.
+/// A circuit breaker that is based on the failure ratio in a sliding window.
 ///
 /// # Examples
 ///

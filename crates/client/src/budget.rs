@@ -3,7 +3,7 @@
 //! Retries help against occasional failures. If all requests fail, retries multiply the load on an
 //! overloaded server: three layers that each try three times send twenty-seven times as many
 //! requests. A budget limits retries in proportion to the number of requests. Each request deposits
-//! a fraction of a retry, and each retry withdraws a whole retry. Deposits expire. A few retries
+//! a fraction of a retry, and each retry withdraws one full retry. Deposits expire. A few retries
 //! per second are free, so that a client with little traffic can retry too.
 
 use tidegate_core::{Span, Timestamp};

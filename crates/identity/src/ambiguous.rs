@@ -19,16 +19,16 @@ pub enum AmbiguousRequest {
     /// The header `Connection` names the header of this entry, so a proxy may remove the header
     /// before the service sees it. The string is the entry name.
     HopByHop(Box<str>),
-    /// The request has another header whose name differs from that of this entry's header only by
-    /// `_` instead of `-`. Many services treat the two names as equal. The string is the entry
+    /// The request has a second header whose name equals the name of this entry's header, except
+    /// for `_` instead of `-`. Many services treat the two names as equal. The string is the entry
     /// name.
     Alias(Box<str>),
     /// A cookie escapes plain letters, such as `%61`. Some services decode such escapes and others
-    /// do not, so the rules could see a different value than the service. The string is the entry
+    /// do not, so the rules could use a different value than the service. The string is the entry
     /// name.
     HiddenLetters(Box<str>),
     /// The path has `.` or `..` segments. Some services resolve these segments and others do not,
-    /// so the rules could see a different path than the service.
+    /// so the rules could use a different path than the service.
     DotSegments,
     /// The value of this entry is not a single IP address. The string is the entry name.
     NotAnAddress(Box<str>),

@@ -23,7 +23,7 @@ pub struct DerivedEntry {
 enum Selector {
     /// The part at `index`, counted from 0, of the value split at each `separator`.
     Split { separator: Box<str>, index: usize },
-    /// The only capture group of a regular expression that matches the whole value.
+    /// The only capture group of a regular expression. The expression must match the whole value.
     Group(Regex),
 }
 

@@ -1,10 +1,10 @@
 //! Detects HTTP/2 control-frame floods.
 //!
 //! Control frames are `PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames
-//! and empty `DATA` frames. Each costs the client as little as 9 bytes and the server a reply or a
-//! lookup, and h2 accepts any number of them. Therefore each control frame costs one of the
-//! connection's credits. Requests, responses and bodies make some control frames necessary, so they
-//! earn credits. A connection also earns credits over time.
+//! and empty `DATA` frames. Such a frame costs the client as little as 9 bytes, but costs the
+//! server a reply or a lookup. h2 accepts any number of these frames. Therefore each control frame
+//! costs one of the connection's credits. Requests, responses and bodies make some control frames
+//! necessary, so they earn credits. A connection also earns credits over time.
 //!
 //! A client responds to `DATA` frames with control frames, even if the `DATA` frames contain only
 //! small messages. For example, it sends a `WINDOW_UPDATE` for the stream, another for the

@@ -50,7 +50,7 @@ impl FrameHeader {
 }
 
 impl FrameParser {
-    /// Creates a parser for the bytes of a client, which begin with the preface.
+    /// Creates a parser for the bytes sent by a client, which begin with the connection preface.
     #[must_use]
     pub const fn of_client() -> Self {
         Self {
@@ -59,7 +59,7 @@ impl FrameParser {
         }
     }
 
-    /// Creates a parser for the bytes of a server.
+    /// Creates a parser for the bytes sent by a server.
     #[must_use]
     pub const fn of_server() -> Self {
         Self {

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::LazyTimer;
 
-/// The minimum transfer rate of a body, averaged over the time that the reader waits for data.
+/// The minimum transfer rate of a body, averaged over the time in which the reader waits for data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinRate {
     /// `bytes_per_second`: 1 to 1 GiB; default 240.

@@ -99,7 +99,7 @@ pub struct Bounds {
     pub connections_per_client: usize,
     /// The idle timeout between two requests. Default 5 minutes.
     pub idle: Duration,
-    /// The timeout for the receipt of one request, from its first byte to its last. Default 10
+    /// The timeout for receiving one request, from its first byte to its last byte. Default 10
     /// seconds.
     pub request: Duration,
     /// The maximum time that a client may take to read pending output. Default 10 seconds.

@@ -154,7 +154,8 @@ impl LineLog {
         let control = &self.shared.control;
         change(&mut control.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.has_control.store(true, Ordering::SeqCst);
-        // A full queue needs no wake, because the writer checks for requests before each line.
+        // If the queue is full, no wake-up is needed, because the writer checks for requests before
+        // each line.
         let _ = self.queue.try_send(LogCommand::Wake);
     }
 

@@ -75,7 +75,7 @@ impl Problem {
         self.status == StatusCode::BAD_REQUEST
     }
 
-    /// Reports a malformed request, in which `field` is wrong.
+    /// Reports a malformed request, in which `field` is invalid.
     pub fn bad(field: impl Into<String>, problem: impl AsRef<str>) -> Self {
         let field = field.into();
         let detail = format!("{field}: {}", problem.as_ref());

@@ -388,8 +388,8 @@ impl Page<'_> {
     }
 }
 
-/// Encodes a sample's value. The encoder of a counter appends `_total` to the name, and the encoder
-/// of a gauge does not.
+/// Encodes a sample's value. A counter's encoder appends `_total` to the name; a gauge's encoder
+/// writes the name unchanged.
 fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64, is_total: bool) -> fmt::Result {
     if is_total {
         encoder.encode_counter::<NoLabelSet, u64, f64>(&value, None)

@@ -22,7 +22,7 @@ fn any_port() -> std::net::TcpListener {
 /// Sends the worker's index, and then echoes bytes until the client disconnects or the shutdown
 /// begins.
 async fn echo(mut stream: TcpStream, connection: Connection) {
-    // The buffer deliberately makes the future not `Send`.
+    // The `Rc` deliberately makes the future `!Send`.
     let buffer = Rc::new(RefCell::new(vec![0; 64]));
     let worker = u8::try_from(connection.worker).unwrap();
     stream.write_all(&[worker]).await.unwrap();

@@ -1,6 +1,7 @@
 //! Admission control in front of the rate limits.
 //!
-//! For each request, admission control does three things before the rate limits charge the request:
+//! For each request, admission control does three things before the request is charged to the rate
+//! limits:
 //!
 //! - It normalises the request head.
 //! - It sheds the request if the upstream is at its adaptive concurrency limit.

@@ -46,8 +46,8 @@ const EARLY_ERRORS: [&str; 12] = [
     "tunnel",
 ];
 
-/// The reason for the rejection of a request whose body does not contain the cost that a rule reads
-/// from it.
+/// The reason for rejecting a request if a rule reads the cost from the body, but the body does not
+/// contain it.
 pub(crate) const BODY_COST: &str = "body_cost";
 
 const REJECTED: Metric<1> = Metric::counter(

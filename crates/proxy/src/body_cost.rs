@@ -223,7 +223,7 @@ fn costs<'r>(rules: &'r [RuleBodyCost], body: &[u8]) -> Result<BodyCosts, BodyCo
         let cost = rule.body_cost();
         cost.output.iter().chain(&cost.times)
     });
-    // A request without a body contains no numbers, so its rules charge their defaults.
+    // A request without a body contains no numbers, so the default cost of each rule is charged.
     let numbers = if body.is_empty() {
         JsonNumbers::default()
     } else {

@@ -34,7 +34,7 @@ pub(crate) struct ClientRequests {
 }
 
 impl ClientRegistry {
-    /// Returns the counter of `client`, which all of its connections share.
+    /// Returns the counter that all connections of `client` share.
     pub(crate) fn counter(self: &Arc<Self>, client: IpAddr) -> Arc<ClientRequests> {
         let mut shard = self.shard(client);
         if let Some(counter) = shard.get(&client).and_then(Weak::upgrade) {

@@ -1,4 +1,4 @@
-//! Counts the memory of request bodies from which rules read their costs.
+//! Counts the memory used by request bodies from which rules read costs.
 
 use std::cell::Cell;
 

@@ -1,11 +1,12 @@
-//! Normalises a request head before any rule is evaluated, so that rules see the same head as the
-//! upstream.
+//! Normalises a request head before any rule is evaluated, so that the rules are evaluated on the
+//! same head that the upstream receives.
 //!
-//! If rules saw a different head, clients could bypass the rules. For example, a key could use a
-//! header that the proxy removes later, or a condition could miss a header in another spelling.
-//! Therefore this module applies every removal and rewrite of request headers in one place. Rules,
-//! `upstreams[].when` and the classes of `adaptive` see the result. Headers that the proxy only
-//! adds are added later: `X-Forwarded-*`, `Forwarded`, `Via`, and the framing headers.
+//! If the rules were evaluated on a different head, clients could bypass them. For example, a key
+//! could use a header that the proxy removes later, or a condition could miss a header in another
+//! spelling. Therefore this module applies every removal and rewrite of request headers in one
+//! place. Rules, `upstreams[].when` and the classes of `adaptive` are evaluated on the result.
+//! Headers that the proxy only adds are added later: `X-Forwarded-*`, `Forwarded`, `Via`, and the
+//! framing headers.
 //!
 //! ```text
 //! target::check_framing      one length, one encoding, not too many header lines

@@ -1,8 +1,8 @@
 //! Request bodies on their way to an upstream, with timeouts. The module `response_body` handles
 //! response bodies.
 //!
-//! The proxy drops request trailers, because rules have not seen them and some upstreams merge them
-//! into the headers. nginx also drops request trailers, as does Envoy for HTTP/1.1.
+//! The proxy drops request trailers, because no rule was evaluated on them and some upstreams merge
+//! them into the headers. nginx also drops request trailers, as does Envoy for HTTP/1.1.
 
 use std::{
     pin::Pin,

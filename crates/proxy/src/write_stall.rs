@@ -155,7 +155,7 @@ where
 /// Runs the stream task `stream`. If its [`WatchedBody`] has waited for more than `timeout`, drops
 /// the task, which resets the stream.
 ///
-/// A wait that began just before this call also counts, because hyper's client polls a body once
+/// A wait that began just before this call is included, because hyper's client polls a body once
 /// before it spawns a task for the body.
 pub(crate) fn with_write_timeout(
     stream: impl Future<Output = ()>,

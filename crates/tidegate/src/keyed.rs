@@ -49,7 +49,7 @@ impl<S: Store> Limiter<S> {
     }
 
     /// Decides like [`check`](Limiter::check), in any store. Waits for the reply of a remote store,
-    /// but not for the limit.
+    /// but not until the limit admits the request.
     ///
     /// If the future is dropped, the request may or may not have been charged.
     pub async fn check_async(&self, key: impl Key) -> Verdict<'_> {

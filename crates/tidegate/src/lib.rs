@@ -15,7 +15,8 @@
 //! - A [`Limiter`] has the same limits for every [`Key`], or chooses the limits by [`Rules`]. The
 //!   counts are in memory, or in Redis with the feature `redis`.
 //! - [`StreamRateLimit`] and [`IteratorRateLimit`] rate limit a stream or an iterator.
-//! - A limiter with rules is also the [`RateLimiter`] of a tower layer, in `tidegate-tower`.
+//! - A limiter with rules also implements [`RateLimiter`], which the tower layer in
+//!   `tidegate-tower` uses.
 //!
 //! # Features
 //!

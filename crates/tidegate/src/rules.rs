@@ -158,7 +158,7 @@ impl<S: Store> CurrentRules<'_, S> {
     }
 
     /// Decides like [`check`](CurrentRules::check), in any store. Waits for the reply of a remote
-    /// store, but not for the limits.
+    /// store, but not until the limits admit the request.
     ///
     /// If the future is dropped, the request may or may not have been charged.
     ///

@@ -36,7 +36,7 @@ pub struct WaitStats {
     ends: [WaitCounts; 3],
 }
 
-/// The histogram of the waits that ended in one way.
+/// The histogram of the waits with one [`WaitEnd`].
 #[derive(Debug, Default)]
 struct WaitCounts {
     /// The number of waits in each bucket of [`WaitStats::BOUNDS`]. The last element counts longer

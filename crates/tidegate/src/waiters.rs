@@ -260,7 +260,7 @@ pub(crate) struct QueuedRequest<'a> {
     effect: Effect,
     /// The time of the next decision, according to the latest decision.
     next: Timestamp,
-    /// The number of decisions that denied the request a concurrency slot.
+    /// The number of decisions in which the request was denied a concurrency slot.
     slot_denials: u32,
     /// The number of slot releases on the key before the latest decision.
     releases: u64,

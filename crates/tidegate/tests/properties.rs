@@ -210,8 +210,8 @@ fn admitted(ended: &[Ended]) -> impl Iterator<Item = &Ended> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// A store without queues would admit all admitted requests at the same instants, and nothing
-    /// else is charged.
+    /// A store without queues would admit the same requests at the same instants, and no other
+    /// units are charged.
     #[test]
     fn no_more_is_admitted_than_the_limits_allow(
         texts in select(&LIMITS[..]),

@@ -185,7 +185,7 @@ async fn a_request_is_denied_when_its_longest_wait_is_over() {
         (denied.reason, denied.at_capacity),
         (Some(Reason::Limit), true)
     );
-    // The caller's own wait is shorter than that of the rule.
+    // The caller's longest wait is shorter than the rule's longest wait.
     let denied = acquire(&limiter, &[], Span::from_millis(300)).await;
     assert!(denied.is_err());
     assert_eq!(start.elapsed(), Duration::from_millis(2_300));
@@ -338,8 +338,8 @@ async fn a_request_that_waits_is_counted_once() {
     held.release();
 }
 
-/// A request may be first on the service's key and then find its customer's slots taken. It then
-/// waits on the customer's key and does not block other customers.
+/// A request may be first in the queue of the service's key while all slots of its customer are in
+/// use. It then waits on the customer's key and does not block other customers.
 #[tokio::test(start_paused = true)]
 async fn a_request_can_wait_on_one_key_after_another() {
     let all = rule("all", &[], vec![slots(2, TWO_SECONDS, 100)]);

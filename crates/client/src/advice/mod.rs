@@ -119,7 +119,7 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
 pub(crate) use grpc::status as grpc_status;
 
 /// Returns the lines of a header, joined as a list. Returns `None` if the header is absent, too
-/// long, or not text.
+/// long, or not printable ASCII.
 fn join_lines(headers: &HeaderMap, name: &str) -> Option<String> {
     let mut joined = String::new();
     for (number, line) in headers.get_all(name).iter().enumerate() {

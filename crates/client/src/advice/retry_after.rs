@@ -37,7 +37,7 @@ pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
 /// Returns the longest value of a header. The header should occur only once, but may occur several
 /// times.
 fn longest(headers: &HeaderMap, name: &str, parse: impl Fn(&str) -> Option<Span>) -> Option<Span> {
-    // Check that the header has few enough lines, and that all of them are text.
+    // Check that the header is not too long, and that all of its lines are printable ASCII.
     join_lines(headers, name)?;
     let lines = headers.get_all(name).iter();
     lines

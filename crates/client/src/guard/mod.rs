@@ -54,7 +54,7 @@ pub type ThrottleLayer<S = MemoryStore> = GuardLayer<ThrottleGuard<S>>;
 pub struct RequestInfo<'a> {
     /// The host and port of the server. Guards keep separate state per host.
     pub host: &'a str,
-    /// The cost of the request, which is the [`Cost`] in the extensions of the request, or else 1.
+    /// The cost of the request: the [`Cost`] in its extensions, or 1 without this extension.
     pub cost: Cost,
 }
 

@@ -4,7 +4,7 @@
 use super::{Guard, QueueLayer, QueueSettings, RequestInfo, wait_queue::WaitQueue};
 use crate::{Advice, Error, TokioClock, per_host::PerHost, retry::AttemptOutcome};
 
-/// The way in which a queue uses the number of remaining requests that a server reports.
+/// How a queue uses the remaining number of requests that the server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
     /// Spreads the remaining requests over the time until the reset. If no requests remain, waits
@@ -24,9 +24,9 @@ pub enum Pacing {
 /// A guard with a queue per host. Requests that must not be sent yet wait in order of arrival.
 ///
 /// The server determines the wait in one of two ways. It can tell the client to send no requests
-/// before an instant, with `Retry-After` or an equivalent header in a response of any status. Or it
-/// can allow a number of requests until an instant. After that instant, the queue sends one request
-/// first. The other requests wait for the response, but for at most one second.
+/// before an instant, with `Retry-After` or an equivalent header in a response of any status.
+/// Alternatively, it can allow a number of requests until an instant. After that instant, the queue
+/// sends one request first. The other requests wait for the response, but for at most one second.
 ///
 /// The queue does not send refused requests again. To retry refused requests, put the queue inside
 /// a [`RetryLayer`](crate::RetryLayer), so that retries wait in the same queue.

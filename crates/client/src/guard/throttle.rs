@@ -32,8 +32,8 @@ pub struct ThrottleGuard<S> {
     store: Arc<S>,
     name: String,
     limits: Arc<Limits>,
-    /// Whether an admitted request holds a concurrency slot or a position in the queue of a leaky
-    /// bucket, which must be released.
+    /// Whether an admitted request holds something that must be released: a concurrency slot, or a
+    /// position in a leaky bucket's queue.
     needs_receipt: bool,
     queues: PerHost<WaitQueue>,
     settings: QueueSettings,
@@ -262,8 +262,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     }
 }
 
-/// Returns the number of units of `limit` that are refilled within `wait`, but at most the quota of
-/// `limit`.
+/// Returns the number of units that `limit` refills within `wait`, at most its quota.
 fn refilled(limit: &Limit, wait: Span) -> u64 {
     let (quota, window) = (limit.quota(), limit.window().as_micros().max(1));
     let refilled = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);

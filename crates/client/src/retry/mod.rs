@@ -16,7 +16,7 @@ use crate::{GiveUpReason, Rng, TokioClock, budget::RetryBudget, per_host::PerHos
 /// A layer that retries requests according to a [`RetryPolicy`]. It is a layer for tower. With the
 /// feature `reqwest`, it is also a middleware for reqwest.
 ///
-/// The policy and the retry budget of the host limit the retries. If the request is not retried,
+/// Retries are limited by the policy and by the host's retry budget. If the request is not retried,
 /// its response is returned, regardless of its status. A response has a [`RetryReport`] among its
 /// extensions in two cases: the request was retried, or a retry was needed but not made.
 ///
@@ -66,7 +66,8 @@ pub(crate) type NeverSentTest = fn(&(dyn std::error::Error + 'static)) -> bool;
 pub(crate) struct RetryState {
     pub(crate) policy: RetryPolicy,
     pub(crate) clock: TokioClock,
-    /// The application's own test for errors that mean that nothing was sent, if it has set one.
+    /// The application's test whether an error means that nothing was sent; `None` if the
+    /// application has not set a test.
     pub(crate) never_sent: Option<NeverSentTest>,
     budget: RetryBudget,
     budgets: PerHost<Mutex<RetryBudget>>,
@@ -108,9 +109,9 @@ impl RetryLayer {
         })
     }
 
-    /// Sets a test for errors of the inner service that mean that nothing was sent. By default,
-    /// only a refused connection has this meaning, anywhere in the chain of sources. An application
-    /// may include further errors, such as a failed name lookup.
+    /// Sets a test that returns whether an error of the inner service means that nothing was sent.
+    /// By default, only a refused connection has this meaning, anywhere in the chain of sources. An
+    /// application may include further errors, such as a failed name lookup.
     ///
     /// With reqwest, no error has this meaning by default. reqwest follows redirects by itself, so
     /// the refused connection may be to a second server, after the first server has processed the

@@ -34,8 +34,8 @@ pub(crate) trait RequestSender: Send {
     /// Returns whether the request can be sent again.
     fn is_replayable(&self) -> bool;
 
-    /// Returns whether this error means that nothing was sent. `test` is the application's own
-    /// test, if it has set one.
+    /// Returns whether this error means that nothing was sent. `test` is the test that the
+    /// application has set, if any.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),
@@ -47,7 +47,7 @@ pub(crate) trait RequestSender: Send {
 
 /// A response of some HTTP client.
 pub(crate) trait AttemptResponse: ResponseHead + Sized {
-    /// Reads the beginning of the body. Returns the response, whose body is still whole, and at
+    /// Reads the beginning of the body. Returns the response, whose body is still complete, and at
     /// least the first [`refusal::MAX_BYTES`] of the body.
     fn peek_body(self) -> impl Future<Output = (Self, Bytes)> + Send;
 

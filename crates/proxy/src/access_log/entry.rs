@@ -1,5 +1,5 @@
-//! The access log entry of a request, which covers the time from the request head to the end of the
-//! response.
+//! The access log entry of a request. The entry covers the time from the request head to the end of
+//! the response.
 
 use std::{
     convert::Infallible,

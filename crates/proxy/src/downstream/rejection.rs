@@ -1,4 +1,4 @@
-//! Adds explanations to the rejections of HTTP/1.1 requests that hyper writes itself.
+//! Adds explanations to the replies with which hyper itself rejects HTTP/1.1 requests.
 
 use std::{
     io,

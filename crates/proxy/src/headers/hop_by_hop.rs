@@ -12,7 +12,7 @@ use super::{forwarded::is_proxy_header, lookup};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-/// The headers that are never forwarded, in addition to the headers that `Connection` names.
+/// The headers that are never forwarded, in addition to those named by `Connection`.
 const HOP_BY_HOP: [HeaderName; 8] = [
     CONNECTION,
     TRANSFER_ENCODING,

@@ -122,7 +122,7 @@ fn is_single_host(host: &Authority) -> bool {
     !host.host().is_empty() && !host.as_str().contains(',') && port.is_some_and(is_port)
 }
 
-/// Adds the path `/` to a target without a path, so that the upstream sees the same path as the
+/// Adds the path `/` to a target without a path, so that the upstream receives the same path as the
 /// rules.
 fn ensure_path(method: &Method, uri: &mut Uri) -> Result<(), ProxyError> {
     const WRONG: ProxyError = ProxyError::Host("the request target is invalid");

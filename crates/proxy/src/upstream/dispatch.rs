@@ -274,7 +274,7 @@ fn after_failure(
 }
 
 /// The connect timeout budget of a request. All attempts share the budget, so several unresponsive
-/// endpoints delay a request no longer than a single one.
+/// endpoints delay a request by no more than one unresponsive endpoint does.
 struct ConnectBudget {
     total: Duration,
     remaining: Duration,

@@ -1,6 +1,6 @@
 //! A log throttle for failing endpoints. The first failure and the recovery are logged; the
-//! failures in between are not. Failure messages about an endpoint are at least a minute apart,
-//! even if the state of the endpoint changes often.
+//! failures in between are not logged. Failure messages about an endpoint are at least a minute
+//! apart, even if the state of the endpoint changes often.
 
 use std::{
     sync::{Mutex, PoisonError},

@@ -9,7 +9,7 @@
 //! streams continue. When h2 then reads this head, it resets the stream towards the upstream.
 //!
 //! If the upstream ignores the reset, the connection fails. For the other requests on the
-//! connection, this error does not count as a failure of the endpoint.
+//! connection, this error is not counted as an endpoint failure.
 
 use std::{
     collections::HashMap,
@@ -30,7 +30,7 @@ use super::interim_allowance::{InterimAllowance, TooManyInterim};
 /// The maximum number of concurrent streams per connection, even if the upstream allows more.
 pub(super) const MAX_STREAMS: usize = 100;
 
-/// The maximum number of streams to remember, including streams that the proxy has reset.
+/// The maximum number of streams to track, including streams that the proxy has reset.
 const MAX_COUNTERS: usize = 2 * MAX_STREAMS;
 
 /// The maximum number of excess heads: response heads above the limit that do not reset their
@@ -66,7 +66,7 @@ struct StreamHeads {
     is_reset: bool,
 }
 
-/// A position in the bytes of one read at which a reset of `stream` is inserted.
+/// A position, within the bytes of one read, at which a reset of `stream` is inserted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ResetAt {
     position: usize,

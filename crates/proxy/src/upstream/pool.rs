@@ -110,8 +110,8 @@ impl ConnectionPool {
     }
 
     /// Waits for permission to open an HTTP/2 connection on `worker`. Only one request at a time
-    /// has permission. Requests that arrive while it opens the connection share that connection
-    /// instead of opening more.
+    /// has permission. Requests that arrive before the connection is open wait for it and share it,
+    /// instead of opening more connections.
     pub(super) async fn wait_to_open(
         &self,
         worker: usize,

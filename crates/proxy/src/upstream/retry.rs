@@ -16,9 +16,9 @@
 use super::connection::SendError;
 use crate::error::ProxyError;
 
-/// The number of stale pooled connections that a request may encounter, over all endpoints. After
-/// the next stale connection, the request is sent to another endpoint. This limit matters only for
-/// HTTP/2: after a stale HTTP/1.1 connection, a new connection is opened.
+/// The number of stale pooled connections that a request may encounter, in total for all endpoints.
+/// After the next stale connection, the request is sent to another endpoint. This limit matters
+/// only for HTTP/2: after a stale HTTP/1.1 connection, a new connection is opened.
 const MAX_STALE: u32 = 3;
 
 /// A failed attempt to send a request.

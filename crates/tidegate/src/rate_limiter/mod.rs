@@ -142,8 +142,8 @@ pub trait RateLimiter: Send + Sync {
         })
     }
 
-    /// Decides `request` again, after a call of [`check`](Self::check) whose pending result the
-    /// caller could not keep. Does not search the store's denial cache again.
+    /// Decides `request` again after a call to [`check`](Self::check), because the caller could not
+    /// keep the pending result of that call. Does not search the store's denial cache again.
     ///
     /// # Errors
     ///
@@ -178,7 +178,7 @@ pub trait RateLimiter: Send + Sync {
     fn observe(&self, _decided: DecidedRequest<'_>, _verdict: &Verdict<'_>) {}
 }
 
-/// Raises the limits of the elastic `charges` whose parent rules have a sufficient unused share. If
+/// Raises the limits of those elastic `charges` whose parent rules have enough unused capacity. If
 /// the store has to wait for the state of the parents, nothing is raised yet. The caller must then
 /// [finish](PendingStretch::finish) the result.
 #[inline]

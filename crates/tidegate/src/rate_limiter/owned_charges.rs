@@ -20,7 +20,7 @@ pub struct OwnedCharge {
     pub cost: Cost,
     /// The limits, before they are raised.
     limits: Arc<Limits>,
-    /// Whether the charge was made on the raised limits of an elastic rule.
+    /// Whether the charge was made under the raised limits of an elastic rule.
     is_stretched: bool,
 }
 
@@ -31,9 +31,9 @@ pub struct StoredCharge {
     pub key: Box<[u8]>,
     /// The cost.
     pub cost: Cost,
-    /// Whether the charge was made on the raised limits of an elastic rule.
+    /// Whether the charge was made under the raised limits of an elastic rule.
     pub is_stretched: bool,
-    /// The plan of the key, if it had one.
+    /// The plan of the key, if the key had a plan.
     pub plan: Option<Box<str>>,
 }
 

@@ -186,7 +186,7 @@ impl<'s> SlotTurn<'s> {
     ) -> TurnDecision<ReceiptOf<L>> {
         #[cfg(feature = "tokio")]
         let turn = if self.can_wait(charges) {
-            // Waiting is rare, and its future is large.
+            // Waiting is rare, and the future of a waiting request is large, so it is boxed.
             Box::pin(self.decide_in_queue(limiter, charges, outcomes, cache_search)).await
         } else {
             self.decide_once(limiter, charges, outcomes, cache_search)
@@ -350,8 +350,8 @@ fn lines<'a, 'c>(
         .map(|((charge, limit), outcome)| (charge, limit, outcome))
 }
 
-/// Replaces the retry times of the concurrency limits that deny a request with estimates, if the
-/// holding times of their slots are known.
+/// Estimates the retry times of the concurrency limits that deny a request. A retry time is
+/// replaced with its estimate only if the holding times of the limit's slots are known.
 #[cold]
 fn estimate(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome]) {
     let limits = charges
@@ -461,8 +461,8 @@ mod queued {
                 }
                 let Some(queue) = queue else {
                     // If the peek was admitted, the next attempt charges the request. If other
-                    // limits denied it, the next attempt is the last: limits that count denied
-                    // requests must count it.
+                    // limits denied it, the next attempt is the last attempt, in which limits that
+                    // count denied requests count this request.
                     is_last = !is_admitted;
                     has_peeked = true;
                     continue;
@@ -513,7 +513,7 @@ mod queued {
         record: WaitRecord<'l, L>,
     }
 
-    /// Records the result and the duration of a wait when it is dropped.
+    /// When dropped, records the result and the duration of a wait.
     struct WaitRecord<'l, L: RateLimiter + ?Sized> {
         limiter: &'l L,
         since: Timestamp,
@@ -531,9 +531,9 @@ mod queued {
     where
         'c: 'l,
     {
-        /// Enters `queue`. A request waiting in another queue leaves that queue, and its deadline
-        /// is never extended. If `queue` is full, the request stays in the other queue. Returns
-        /// `None` if `queue` is full and the request was not waiting yet.
+        /// Enters `queue`. If the request is waiting in another queue, it leaves that queue. Its
+        /// deadline is never extended. If `queue` is full, the request stays in the other queue.
+        /// Returns `None` if `queue` is full and the request was not waiting yet.
         fn enter(
             former: Option<Self>,
             limiter: &'l L,

@@ -38,7 +38,7 @@ pub struct Load {
 pub struct SlotShare(u32);
 
 impl SlotShare {
-    /// The whole limit.
+    /// All slots of the limit.
     pub const ALL: Self = Self(100);
 
     /// Creates a share of `percent` percent of the slots. The number of slots is rounded down, but
@@ -57,8 +57,8 @@ impl SlotShare {
 }
 
 /// The concurrency limiter of a service. A [`ConcurrencyLimitLayer`](super::ConcurrencyLimitLayer)
-/// contains one. Use the limiter directly if your code knows more about the service than the layer
-/// does.
+/// contains such a limiter. Use the limiter directly if your code knows more about the service than
+/// the layer does.
 #[derive(Debug)]
 pub struct ConcurrencyLimiter {
     adaptive: Mutex<AdaptiveLimit>,

@@ -10,7 +10,7 @@
 //! computes it from the latency, which is the time until responses begin. Under overload, requests
 //! of lower classes are shed first.
 //!
-//! Place this layer outside all layers that take time. Also place it outside any
+//! Place this layer outside all layers that add latency. Also place it outside any
 //! [`RateLimitLayer`](crate::RateLimitLayer), so that the rules of the `RateLimitLayer` can use the
 //! [headroom](ConcurrencyLimitLayer::export_headroom).
 

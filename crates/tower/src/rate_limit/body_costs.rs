@@ -1,4 +1,4 @@
-//! Request costs that are read from the body before the layer decides the request.
+//! Request costs that are read from the body before the layer evaluates the rules.
 //!
 //! The layer itself does not read bodies. An outer service, such as the reverse proxy, reads the
 //! body and inserts the costs into the request extensions.
@@ -21,7 +21,7 @@ thread_local! {
 }
 
 /// The costs read from the body of a request, as a request extension. If a rule's cost depends on
-/// the body but is not in this list, the rule charges its default cost.
+/// the body but is not in this list, the rule's default cost is charged.
 #[derive(Clone, Debug, Default)]
 pub struct BodyCosts(SmallVec<[(u64, Cost); 1]>);
 

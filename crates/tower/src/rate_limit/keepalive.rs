@@ -66,9 +66,9 @@ pub(super) struct KeepaliveTicket {
 }
 
 impl LeaseKeepalive {
-    /// Starts to renew the concurrency slots of `charges`, which have leases of this duration.
-    /// Returns `None` if there is no tokio runtime, or if the time of the next renewal cannot be
-    /// represented.
+    /// Starts to renew the leases of the concurrency slots in `charges`. The leases have the
+    /// duration `lease`. Returns `None` if there is no tokio runtime, or if the time of the next
+    /// renewal cannot be represented.
     pub(super) fn enter(
         self: &Arc<Self>,
         charges: Arc<dyn ChargeGuard>,

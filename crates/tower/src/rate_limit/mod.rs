@@ -194,8 +194,8 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they do.
-    /// Turning it off saves time if the inner service does not use the extension.
+    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they get it.
+    /// Disabling it saves time if the inner service does not use the extension.
     #[must_use]
     pub fn insert_status(mut self, tells: bool) -> Self {
         self.settings().policy.inserts_status = tells;
@@ -273,7 +273,7 @@ impl<L: RateLimiter> RateLimitLayer<L> {
     }
 
     /// Returns true if the condition `when` holds at `now` for the request with this head. The
-    /// condition sees the same entries as the rules.
+    /// condition can use the same entries as the rules.
     ///
     /// # Errors
     ///

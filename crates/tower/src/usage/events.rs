@@ -13,7 +13,7 @@ pub(super) struct EventStreamScanner {
     json: JsonScanner,
 }
 
-/// The part of the current line that was read.
+/// The part of the current line that was already read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LineState {
     /// The line so far equals this many bytes of `data:`.

@@ -37,8 +37,8 @@ enum Place {
 }
 
 impl Place {
-    /// Returns the place of the container that starts with `bracket` as the field `name` of
-    /// `parent`. Returns `None` if this container does not contain the usage.
+    /// Returns the place of the container that is the field `name` of `parent` and starts with
+    /// `bracket`. Returns `None` if this container does not contain the usage.
     fn of(parent: Option<Self>, name: &[u8], bracket: u8) -> Option<Self> {
         if bracket == b'[' {
             return parent.is_none().then_some(Self::Array);

@@ -24,7 +24,7 @@ use tidegate_core::{TokenUsage, bounds};
 
 use self::{events::EventStreamScanner, json::JsonScanner};
 
-/// The number of bytes of text that count as one output token if a response was cut off.
+/// If a response was cut off, this number of text bytes is counted as one output token.
 const BYTES_PER_TOKEN: u64 = 4;
 
 /// Reads the number of tokens from the body of a language model's response.

@@ -24,7 +24,7 @@ async fn every_route_has_its_rules_and_denied_requests_never_arrive() {
     assert_eq!(notes.paths(), came);
 }
 
-/// Some routers and services resolve dot segments, and would see a different path than the rules.
+/// Some routers and services resolve dot segments, and would use a different path than the rules.
 #[tokio::test]
 async fn a_path_with_dot_segments_is_refused_if_rules_use_paths() {
     let dotted = ["/api/..", "/api/x/../../healthz", "/api/%2e%2E/healthz"];

@@ -160,7 +160,7 @@ async fn a_slot_is_held_until_the_response_ends() {
         assert!(first.frame().await.unwrap().is_ok());
         assert_eq!(left(&limiter).await, 0, "more is to come");
         let ended = first.frame().now_or_never();
-        // An endless response has not ended yet. Dropping it cancels it.
+        // An endless response has not ended yet. Dropping the response cancels it.
         let is_held = ended.is_none();
         assert_eq!(left(&limiter).await, u64::from(!is_held));
         drop(first);
@@ -436,7 +436,7 @@ async fn a_remote_store_is_settled_in_the_background() {
     drop(answer);
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     assert_eq!(left(&limiter).await, 1);
-    // Cancel the request during the decision of the store.
+    // Cancel the request while the store makes its decision.
     let mut asked = Box::pin(service.ready().await.unwrap().call(get("/")));
     assert!(asked.as_mut().now_or_never().is_none());
     drop(asked);

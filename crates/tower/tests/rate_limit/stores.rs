@@ -73,7 +73,7 @@ impl Store for Far {
     }
 }
 
-/// A store that is unreachable, with a fallback policy that denies.
+/// A store that is unreachable, with a fallback policy that denies all requests.
 pub(crate) struct Closed;
 
 impl Store for Closed {

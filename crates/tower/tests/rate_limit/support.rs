@@ -71,7 +71,7 @@ impl Service<Request<()>> for Notes {
     }
 
     /// Checks that this clone of the service was polled ready. It does not matter whether the
-    /// original was.
+    /// original was polled.
     fn call(&mut self, request: Request<()>) -> Self::Future {
         assert!(
             std::mem::take(&mut self.is_ready),
