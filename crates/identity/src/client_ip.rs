@@ -2,8 +2,8 @@
 //!
 //! Each proxy on the path appends the address of its own peer to a list, for example in
 //! `X-Forwarded-For`. A client can also send such a list. The client's elements then precede the
-//! proxies' elements. The list is therefore read from the right, starting at the socket's peer, and
-//! only as far as the proxies are trusted:
+//! proxies' elements. The list is therefore read from the right, starting at the socket's peer, up
+//! to the first address that is not a trusted proxy:
 //!
 //! ```text
 //! X-Forwarded-For: 6.6.6.6, 203.0.113.9, 10.0.0.7        peer 10.0.0.8

@@ -24,9 +24,9 @@ const SLOT_POLL: Span = Span::from_millis(100);
 /// in a store that several clients may share.
 ///
 /// Requests over the limits wait in order. The server may still refuse a request (429, or gRPC's
-/// `RESOURCE_EXHAUSTED`). The queue is then closed until the time in the response. In addition, the
-/// units that the limits would refill until then are charged in the store, so that other clients of
-/// the store slow down too.
+/// `RESOURCE_EXHAUSTED`). The queue is then closed until the time that the response specifies. In
+/// addition, the units that the limits would refill until then are charged in the store, so that
+/// other clients of the store slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,

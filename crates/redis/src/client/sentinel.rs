@@ -39,7 +39,7 @@ const SENTINEL_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Sentinels {
     addresses: Vec<Address>,
-    /// The name by which the Sentinels know the primary.
+    /// The primary's name in the Sentinel configuration.
     primary: String,
     settings: RedisSettings,
     /// The epoch of the configuration in use. The epoch outlives the connection to the primary, so

@@ -61,7 +61,7 @@ pub enum Topology {
         /// Sentinels names another server, or if a Sentinel reports a newer configuration. To find
         /// the first primary, the reply of one Sentinel is sufficient.
         sentinels: Vec<Address>,
-        /// The name by which the Sentinels know the primary.
+        /// The primary's name in the Sentinel configuration.
         primary: String,
     },
     /// A Redis Cluster.

@@ -32,8 +32,8 @@ const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 /// starts at one and grows until all servers have written their ids again.
 const DECREASE_DELAY: Duration = Duration::from_secs(15);
 
-/// The time after its first heartbeat in which a server uses at most the default share. Redis may
-/// have lost its data before that heartbeat. The other servers write their ids again within one
+/// After its first heartbeat, a server uses at most the default share for this long. Redis may have
+/// lost its data before that heartbeat. The other servers write their ids again within one
 /// heartbeat interval; the rest of this time is a margin for late heartbeats.
 const STARTUP_PERIOD: Duration = Duration::from_secs(15);
 

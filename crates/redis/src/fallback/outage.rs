@@ -30,7 +30,7 @@ use super::add_elapsed;
 /// If there is no fallback decision for this long, decisions are treated as exact again.
 const STEADY: Span = Span::from_secs(1);
 
-/// The time after an outage in which a new outage is logged only if it lasts for [`MIN_LOGGED`].
+/// For this long after an outage, a new outage is logged only if it lasts for [`MIN_LOGGED`].
 const QUIET: Span = Span::from_secs(10);
 
 /// The minimum duration of an outage that begins within [`QUIET`]; a shorter one is not logged.
@@ -383,7 +383,7 @@ mod tests {
         let lasted = summary.lasted.as_millis_ceil();
         assert!((60_000..=61_000).contains(&lasted), "{lasted}");
         assert_eq!(outage.record_exact(at(170_000)), None, "logged already");
-        // The next outage is checked, too.
+        // The next outage is also checked.
         tokio::time::sleep(Duration::from_secs(30)).await;
         assert!(outage.record_fallback(Source::Policy, at(200_000)));
         assert_eq!(ends.recv().await.unwrap().1.policy, 1);

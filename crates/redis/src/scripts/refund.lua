@@ -98,7 +98,7 @@ refund[GCRA] = function(member, part, value, position, mark, since, shift)
   end
   -- The lead of the charge is kept, because it is at least the lead of the remaining state.
   local state = fraction > 1 and struct_pack(format, arrival, rest, lead) or struct_pack('>I7I1', arrival, lead)
-  -- No request comes after the last one, so there is nothing to move forward.
+  -- No request comes after the last request, so there is nothing to move forward.
   local advance = is_last and 0 or remaining + (remaining_rest > 0 and 1 or 0)
   return state, arrival + (rest > 0 and 1 or 0), advance
 end

@@ -7,7 +7,7 @@ use std::{
 
 use super::{RedisServer, SERVER, Scratch, eventually, free_port, redis::ask};
 
-/// The name by which the Sentinels know the primary.
+/// The primary's name in the Sentinel configuration.
 pub const PRIMARY: &str = "tide";
 
 /// The servers, which are killed at the end of the test.

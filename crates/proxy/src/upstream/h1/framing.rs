@@ -21,7 +21,7 @@ pub(super) enum Framing {
     /// A body with a `Content-Length`. The value is the number of remaining bytes.
     Length(u64),
     Chunked,
-    /// A body that ends with the connection. Only responses have such bodies.
+    /// A body that ends when the connection closes. Only responses have such bodies.
     Close,
 }
 

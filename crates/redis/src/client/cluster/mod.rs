@@ -291,7 +291,7 @@ impl Redirection {
     }
 }
 
-/// Parses an address such as `3999 127.0.0.1:6381`. An empty host means the node that sent the
+/// Parses an address such as `3999 127.0.0.1:6381`. An empty host stands for the node that sent the
 /// reply.
 fn parse_target(details: Option<&str>) -> Option<(String, u16)> {
     let (_, address) = details?.split_once(' ')?;

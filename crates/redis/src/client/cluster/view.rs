@@ -158,7 +158,7 @@ fn parse_claims(slots: &Value, nodes: &NodeTable, node: &Address) -> Option<Vec<
         .collect()
 }
 
-/// Parses `[first, last, [host, port, id, …], …]`. A missing host means the node that sent the
+/// Parses `[first, last, [host, port, id, …], …]`. A missing host stands for the node that sent the
 /// reply.
 fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim> {
     let Value::Array(parts) = entry else {
