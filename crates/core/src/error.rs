@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// An error about an invalid value in a limit. The error names the wrong field and a valid
+/// An error about an invalid value in a limit. The error names the invalid field and a valid
 /// alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LimitError {

@@ -2,7 +2,7 @@
 //!
 //! The time at which a slot becomes free depends on running requests and cannot be known. If `n`
 //! slots are held for a time `t` each, one slot is released every `t / n` on average. Each request
-//! that is ahead in the queue takes the slot released in one such interval.
+//! ahead in the queue takes one of these slots, so it adds `t / n` to the wait.
 
 use crate::time::Span;
 
@@ -44,7 +44,7 @@ impl HoldingTime {
     /// The shortest estimate. It is the smallest unit of the retry times sent to clients.
     const SHORTEST: Span = Span::from_millis(1);
 
-    /// Adds a request that held its slots for the time `held`.
+    /// Adds an observation: a request that held its slots for the time `held`.
     pub fn observe(&mut self, held: Span) {
         let parts = held.min(Self::LONGEST).as_micros() * Self::PARTS;
         self.weight = (self.weight + 1).min(Self::WINDOW);

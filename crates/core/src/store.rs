@@ -1,8 +1,8 @@
 //! The store interface. A store holds the limit states of every key, in this process or in a remote
 //! database that several servers share.
 //!
-//! A [`Store`] always returns a decision. If a remote database is unreachable, a fallback policy
-//! makes the decision. The [`StoreDecision`] reports how the decision was made.
+//! A [`Store`] always returns a decision. If a remote database is unreachable, the decision follows
+//! the fallback policy. The [`StoreDecision`] reports how the decision was made.
 
 use std::{fmt, time::Duration};
 
@@ -20,9 +20,10 @@ use crate::{
 #[derive(Debug)]
 pub struct StoreRequest<'q, 'c> {
     /// The charges of the request. A decision makes either all of them or none. If two charges have
-    /// the same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If a rule's
-    /// fallback policy decides without checking the rule's limits, the store removes the rule's
-    /// charge from the list. The outcomes always belong to the remaining charges.
+    /// the same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If a
+    /// request is decided by a rule's fallback policy without checking the rule's limits, the store
+    /// removes the rule's charge from the list. The outcomes always belong to the remaining
+    /// charges.
     pub charges: &'q mut Vec<Charge<'c>>,
     /// The current time according to the caller's clock. A remote store uses its own clock instead.
     pub now: Timestamp,
@@ -33,7 +34,7 @@ pub struct StoreRequest<'q, 'c> {
     pub within: Option<Duration>,
     /// Whether a remote store searches its denial cache.
     pub cache_search: CacheSearch,
-    /// How the decision is counted.
+    /// Whether and how the decision is counted.
     pub accounting: Accounting,
 }
 
@@ -210,7 +211,8 @@ pub trait Store: Send + Sync {
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send>;
 
     /// Counts a decision on `charges` that was made with [`Accounting::Attempt`]. `evaluated`
-    /// contains the charges that the decision left in the request, and `outcomes` their outcomes.
+    /// contains the charges that the decision left in the request, and `outcomes` contains the
+    /// outcomes of their limits.
     fn count(
         &self,
         _now: Timestamp,

@@ -14,10 +14,11 @@ pub(crate) enum Mark {
     FullAt(u64),
     /// For a fixed window: the end of the window that contains the charge.
     Ending(u64),
-    /// For a sliding window log: the charge is found by its instant, which is stored in its log
+    /// For a sliding window log: the charge is found by its timestamp, which is stored in the log
     /// entry.
     Stamped,
-    /// For concurrency slots: the start of the current lease, which is stored in the log entry.
+    /// For concurrency slots: the start time of the current lease, which is stored in the log
+    /// entry.
     HeldSince(Timestamp),
     /// For a sliding window counter: the index of the window or sub-window that contains the
     /// charge.
@@ -30,7 +31,7 @@ pub(crate) struct ChargePosition {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
     pub(crate) mark: Mark,
-    /// The time, in microseconds, by which refunds of other charges have moved this charge forward;
+    /// How much earlier this charge ends because of refunds of other charges, in microseconds;
     /// `None` if unknown.
     pub(crate) shift: Option<u64>,
 }

@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Limit {
-    /// Creates a limit without a soft allowance that does not count denied requests.
+    /// Creates a limit that has no soft allowance and does not count denied requests.
     ///
     /// # Errors
     ///
@@ -30,7 +30,7 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Rejects a percentage that is over 1,000 or raises the limit above its maximum.
+    /// Returns an error if `percent` exceeds 1,000 or raises the limit above its maximum.
     pub fn with_soft_percent(self, percent: u32) -> Result<Self, LimitError> {
         check_soft_percent(percent)?;
         let limit = self.with_unvalidated_soft_percent(percent);

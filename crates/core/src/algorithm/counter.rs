@@ -1,4 +1,4 @@
-//! The interface of kernels.
+//! The interface that every kernel implements.
 
 use super::{ChargePosition, Drain, LimitStatus, Mark, Numbers, RetryAfter, Terms};
 use crate::{
@@ -32,7 +32,7 @@ pub(crate) trait Counter: Sized {
         None
     }
 
-    /// Returns the largest number, except instants, that the state of this limit can contain.
+    /// Returns the largest number that a state of this limit can contain, not counting instants.
     fn largest_number(&self) -> u64 {
         u64::MAX
     }
@@ -130,12 +130,13 @@ pub(crate) trait CounterState: Sized {
     fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
 }
 
-/// Returns whether `number` is at most [`bounds::MAX_COUNT`] and can therefore be a count of units.
+/// Returns whether `number` is at most [`bounds::MAX_COUNT`], so that it is a valid number of
+/// units.
 pub(super) fn is_count(number: &u64) -> bool {
     *number <= bounds::MAX_COUNT
 }
 
-/// Returns whether `number`, a number of windows or microseconds since the epoch, is in the range
+/// Returns whether `number`, which counts windows or microseconds since the epoch, is in the range
 /// of [`Timestamp`].
 pub(crate) fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()

@@ -2,11 +2,11 @@
 
 use crate::time::{Span, Timestamp};
 
-/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`. One unit
-/// of the limit lasts `p / l` microseconds, in lowest terms.
+/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`. The
+/// denominator `l` is that of the time per unit, which is `p / l` microseconds in lowest terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ExactMicros {
-    /// Whole microseconds.
+    /// The integer part, in microseconds.
     pub whole: u64,
     /// The fraction, in units of `1 / l` microseconds.
     pub part: u64,

@@ -100,8 +100,8 @@ impl FixedWindow {
         }
     }
 
-    /// Returns the end of the window that contains `now`. If windows start with a request, a window
-    /// that starts at `now` is assumed.
+    /// Returns the end of the window that contains `now`. If windows start with a key's first
+    /// request, the window is assumed to start at `now`.
     fn end_at(&self, now: Timestamp) -> Timestamp {
         match &self.grid {
             Window::Epoch(span) => {
@@ -192,8 +192,8 @@ impl Counter for FixedWindow {
     }
 
     /// If the state's window ends after `at`, it is replaced with the window that contains `at`,
-    /// and the count is kept. A window that started with a request keeps its end, or ends one
-    /// window length after `at` if that is earlier.
+    /// and the count is kept. A window that started with a key's first request ends at its old end
+    /// or one window length after `at`, whichever is earlier.
     fn clamp(&self, state: &mut WindowState, at: Timestamp) {
         if state.end <= at.as_micros() {
             return;

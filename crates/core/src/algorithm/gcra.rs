@@ -15,7 +15,7 @@
 //!
 //! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
 //!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one unit
-//!   fewer if `t * L / P` is a whole number.
+//!   fewer if `t * L / P` is an integer.
 //! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
 //!   delays later requests by `n * T`. In a busy queue, the start times of successive requests
 //!   differ by `n * T`, but each start time is rounded up to a whole microsecond. A request of cost
@@ -73,8 +73,8 @@ pub(crate) struct Gcra {
     unit: ExactMicros,
     /// The capacity as a duration: the maximum difference between the TAT and the current time.
     tau: ExactMicros,
-    /// Half of the capacity as a duration. A key with less capacity remaining is hot (`is_hot`),
-    /// and is not evicted.
+    /// Half of the capacity as a duration. A key with less than this capacity remaining is hot
+    /// (`is_hot`), and is not evicted.
     half: ExactMicros,
     capacity: u64,
     queue: bool,
@@ -90,7 +90,8 @@ pub(crate) struct Step {
 }
 
 impl Gcra {
-    /// Creates a GCRA limit with this `rate` and `capacity`. Errors use the given field names.
+    /// Creates a GCRA limit with this `rate` and `capacity`. Error messages use the given field
+    /// names.
     pub(crate) fn new(
         (rate_field, rate): (&'static str, Rate),
         (capacity_field, capacity): (&'static str, u64),
@@ -138,9 +139,9 @@ impl Gcra {
         self.decide_exactly(tat, now, cost)
     }
 
-    /// Returns a copy of this limit with `l = 1` and zero fractions as constants, or `None` if one
-    /// unit is not a whole number of microseconds. In operations on the copy, the compiler removes
-    /// the arithmetic on fractions.
+    /// Returns a copy of this limit in which `l = 1` and zero fractions are constants, or `None` if
+    /// the time per unit is not an integer number of microseconds. In operations on the copy, the
+    /// compiler removes the arithmetic on fractions.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
         let whole = |exact: ExactMicros| ExactMicros { part: 0, ..exact };
@@ -197,9 +198,9 @@ impl Gcra {
         }
     }
 
-    /// Returns a lower bound for the part of a charge that has not been served. `ends` is the
-    /// current end of the charge or an earlier instant, or `None` if the end is unknown. Refunds of
-    /// other charges can move this end.
+    /// Returns a lower bound for the part of a charge that has not drained yet, as a duration.
+    /// `ends` is a lower bound for the instant at which the charge has drained completely, or
+    /// `None` if that instant is unknown. Refunds of other charges can make that instant earlier.
     fn unserved(
         &self,
         tat: ExactMicros,
@@ -212,11 +213,11 @@ impl Gcra {
             whole: now.since(position.at).as_micros(),
             part: 0,
         };
-        // The served part of the charge is at most the time elapsed since the charge.
+        // At most the time elapsed since the charge can have drained.
         let by_time = self.minus(duration_of, passed);
         match ends {
             None => by_time,
-            // If the TAT is before the end of the charge, the key has been reset.
+            // If the TAT is before `ends`, the key has been reset since the charge.
             Some(ends) if ends > tat => ExactMicros::default(),
             Some(ends) => by_time.max(self.minus(ends, ExactMicros::at(now))),
         }
@@ -240,9 +241,9 @@ impl Gcra {
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
-        // An earlier conversion can have kept the duration of spent units instead of their number.
-        // Such a duration can correspond to more units than were ever spent, so the product can
-        // overflow.
+        // An earlier conversion may have preserved the duration of the spent units instead of their
+        // number. Such a duration can correspond to more units than were ever spent, so the product
+        // can overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(ExactMicros::at(ends.ceil()));
         (self.plus(ExactMicros::at(now), self.exact(scaled)), latest)
@@ -250,8 +251,9 @@ impl Gcra {
 
     /// Returns the instant to which a charge is added: the TAT or `now`, whichever is later.
     ///
-    /// A fraction of `l` or more is invalid for this limit and counts as a whole microsecond. It
-    /// can only come from a damaged snapshot. All other methods require fractions below `l`.
+    /// A fraction of `l` or more is invalid for this limit and is rounded up to a whole
+    /// microsecond. Such a fraction can only come from a damaged snapshot. All other methods
+    /// require fractions below `l`.
     fn base(&self, tat: ExactMicros, now: Timestamp) -> ExactMicros {
         let tat = if tat.part < self.l {
             tat
@@ -389,7 +391,7 @@ impl Counter for Gcra {
     }
 
     /// Converts a TAT computed under the limit `old`. The number of spent units does not change,
-    /// but each unit now lasts as long as a unit of this limit.
+    /// but each unit now takes this limit's time per unit to drain.
     ///
     /// The spent units can exceed this limit's capacity, because servers with the old limit may
     /// still use the key. The new TAT is at most the old TAT or the TAT of an empty token bucket,
@@ -397,7 +399,8 @@ impl Counter for Gcra {
     fn adopt(&self, old: Option<&Self>, tat: &mut ExactMicros, now: Timestamp) {
         let Some(old) = old else {
             // If the old limit is unknown, the spent units keep their duration. The denominator of
-            // the old fraction is also unknown, so a fraction counts as a whole microsecond.
+            // the old fraction is also unknown, so any fraction is rounded up to a whole
+            // microsecond.
             let latest = ExactMicros::at(now.after(bounds::MAX_DRAIN));
             *tat = ExactMicros::at(tat.ceil()).min(latest);
             return;
@@ -431,11 +434,11 @@ impl Counter for Gcra {
             .max(ExactMicros::at(now));
     }
 
-    /// Refunds the part of a charge that has not been served yet, up to `units`.
+    /// Refunds the part of a charge that has not drained yet, up to `units`.
     ///
-    /// The charges are treated as a FIFO queue of work that is served in real time. `end` is the
-    /// TAT right after the charge. Returns the time, in microseconds and rounded up, by which the
-    /// refund moves later charges forward; 0 if there are no later charges. The documentation of
+    /// Charges are assumed to drain one after another, in the order in which they were made. `end`
+    /// is the TAT right after the charge. Returns how much earlier later charges end because of the
+    /// refund, in microseconds, rounded up; 0 if there are no later charges. The documentation of
     /// `eval::receipt` explains why this method never refunds too much.
     fn refund_charge(
         &self,
@@ -532,8 +535,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Compares the combined decision with the separate methods for arbitrary states, including
-        /// invalid ones.
+        /// Compares `decide` with the separate methods of [`Counter`] for arbitrary states,
+        /// including invalid states.
         #[test]
         fn the_combined_decision_equals_the_separate_methods(
             (count, period) in prop::sample::select(vec![(1, 60_000_000), (1_000, 1_000_000), (7, 1_000_000), (u64::from(u32::MAX), 999_983)]),

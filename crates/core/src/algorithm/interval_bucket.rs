@@ -204,7 +204,7 @@ impl Counter for Interval {
         })
     }
 
-    /// Returns the maximum of a state's field `last`.
+    /// Returns the maximum value of the state's `last` field.
     fn largest_number(&self) -> u64 {
         self.refill
     }
@@ -214,10 +214,10 @@ impl Counter for Interval {
     }
 
     /// Converts a state written under `old`. The number of missing tokens does not change, even if
-    /// it exceeds the capacity, because servers with the old limit may still use the key. If no
-    /// spent units are lost, the next refill happens at its old time or earlier. The new `full_at`
-    /// is at most the old `full_at` or the instant at which an empty bucket would be full,
-    /// whichever is later.
+    /// it exceeds the capacity, because servers with the old limit may still use the key. If the
+    /// conversion keeps all spent units, the next refill happens at its old time or earlier. The
+    /// new `full_at` is at most the old `full_at` or the instant at which an empty bucket would be
+    /// full, whichever is later.
     fn adopt(&self, old: Option<&Self>, state: &mut IntervalState, now: Timestamp) {
         if state.full_at <= now.as_micros() {
             *state = IntervalState::default();
@@ -251,7 +251,7 @@ impl Counter for Interval {
     }
 
     /// Reduces the number of missing tokens to the capacity. The next refill happens at most one
-    /// interval after `at`, and stays on the same schedule.
+    /// interval after `at`, and the refills stay on the same schedule.
     fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
         let missing = self.missing(state, at);
         if missing.tokens > self.capacity.into() {

@@ -8,7 +8,7 @@
 //! - the new state after this cost is *charged* (counted against the limit);
 //! - how many units *remain*, when the whole limit is available again, and when this cost would be
 //!   admitted;
-//! - when the state *expires*, so that dropping it changes no decision.
+//! - when the state *expires*: from then on, dropping the state changes no decision.
 //!
 //! To add a kernel, implement the trait [`Counter`] in a new file and add a line to the `kernels!`
 //! table at the end of this file.
@@ -60,7 +60,7 @@ use crate::time::{Span, Timestamp};
 pub(crate) struct LimitStatus {
     /// The maximum cost that would be admitted now.
     pub(crate) remaining: u64,
-    /// The time until the limit has fully recovered. After this time, the key is treated like a new
+    /// The time until the key has no spent units. After this time, the key is treated like a new
     /// key.
     pub(crate) reset_after: Span,
 }
@@ -91,24 +91,25 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns the units ([`Terms`]) in which this kernel's state is counted.
+            /// Returns the units of measure ([`Terms`]) of this kernel's states.
             pub(crate) fn terms(&self) -> Terms {
                 match self {
                     $(Self::$variant(kernel) => kernel.terms(),)*
                 }
             }
 
-            /// Returns a copy of this kernel that counts in the units `terms`. Returns `None` if
-            /// the algorithm's state itself contains everything needed for a conversion.
+            /// Returns a copy of this kernel whose states are measured in `terms`. Returns `None`
+            /// if the algorithm's state itself contains everything needed for a conversion.
             pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
                 match self {
                     $(Self::$variant(kernel) => kernel.in_terms(terms).map(Self::$variant),)*
                 }
             }
 
-            /// Returns how long `state` takes to drain to this limit in its former units. Returns
-            /// `None` if [`Self::adopt`] keeps all spent units. Spent units can be lost if the new
-            /// rate is slower, or if a weighted window counter now has a smaller limit.
+            /// Returns how long `state` takes, under the parameters of the limit that wrote it, to
+            /// drain until this limit admits `cost` and until it is empty. Returns `None` if
+            /// [`Self::adopt`] keeps all spent units. Spent units can be lost if the new rate is
+            /// slower, or if a weighted window counter now has a smaller limit.
             pub(crate) fn drain(
                 &self,
                 old: Option<&Self>,
@@ -215,8 +216,8 @@ macro_rules! kernels {
 
             /// Charges `cost`. The cost of a denied request is also charged if the limit counts
             /// denied requests, but the state never exceeds its maximum. Therefore, a client that
-            /// keeps sending stays denied, but never has to wait longer than after spending the
-            /// whole limit.
+            /// keeps sending stays denied, but never has to wait longer than after exhausting the
+            /// limit.
             pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -227,8 +228,8 @@ macro_rules! kernels {
             }
 
             /// Clamps a state that was written while the clock was ahead, before the clock was set
-            /// back to `at`. The clamped state has at most the spent units of a key that spent its
-            /// whole limit at `at`.
+            /// back to `at`. The clamped state has at most as many spent units as a key that
+            /// exhausted its limit at `at`.
             ///
             /// A state unaffected by the wrong clock does not change, unless it was written under a
             /// higher limit and exceeds this one. In that case, it is reduced to this limit.
@@ -239,8 +240,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Drops units that affect no decision. Only limits that count denied requests have
-            /// such units.
+            /// Drops units that affect no decision. Only states of limits that count denied
+            /// requests have such units.
             pub(crate) fn trim(&self, state: &mut State, now: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.trim(state, now),)*
@@ -267,9 +268,9 @@ macro_rules! kernels {
             }
 
             /// Refunds up to `units` of the charge at `position` that are still counted. For
-            /// concurrency slots, releases all slots of the charge. For GCRA, returns the time, in
-            /// microseconds, by which the refund moves later charges forward. For other algorithms,
-            /// returns 0.
+            /// concurrency slots, releases all slots of the charge. For GCRA, returns how much
+            /// earlier later charges end because of the refund, in microseconds. For other
+            /// algorithms, returns 0.
             pub(crate) fn refund_charge(
                 &self,
                 state: &mut State,
@@ -373,7 +374,7 @@ macro_rules! kernels {
 
         impl State {
             /// Moves every instant in the state back by the duration `span`. At any instant, the
-            /// moved state has the spent units that the original state has `span` later.
+            /// moved state has as many spent units as the original state has `span` later.
             /// Sub-windows and weighted windows are aligned to the epoch, so `span` is rounded down
             /// to whole windows or sub-windows.
             pub(crate) fn move_back(&mut self, span: Span) {

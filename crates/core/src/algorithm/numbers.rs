@@ -1,12 +1,12 @@
-//! The precomputed parameters of a limit, for remote stores, and the units ([`Terms`]) in which its
-//! state is counted.
+//! The precomputed parameters of a limit, for remote stores, and the units of measure ([`Terms`])
+//! of its state.
 
 use super::ExactMicros;
 use crate::{digest::Digest, limit::Window, time::Span};
 
-/// The parameters of a limit, precomputed for one cost. Sliding window logs that share a state also
-/// share one value. With these parameters, a decision needs only additions, carries and
-/// comparisons. Times are in microseconds.
+/// The parameters of a limit, precomputed for one cost. Sliding window log limits that share a
+/// state also share one `Numbers` value. With these parameters, a decision needs only additions,
+/// carries and comparisons. Times are in microseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Numbers<'l> {
     /// GCRA, whose state is a theoretical arrival time.
@@ -37,7 +37,7 @@ pub enum Numbers<'l> {
         /// The maximum number of units counted in one window. It exceeds `limit` if denied requests
         /// are counted in full.
         most: u64,
-        /// The start and the length of the windows.
+        /// The alignment and the length of the windows.
         grid: &'l Window,
     },
     /// A sliding window counter over two fixed windows, which are weighted by their overlap with
@@ -59,7 +59,7 @@ pub enum Numbers<'l> {
     },
     /// Sliding window logs: the instants of admitted requests.
     Log {
-        /// The maximum and the length of each window.
+        /// The maximum number of units in each window, and the length of the window.
         windows: Vec<(u64, Span)>,
     },
     /// Concurrency slots: the start times of the leases of all held slots.
@@ -71,8 +71,9 @@ pub enum Numbers<'l> {
     },
 }
 
-/// The units in which an algorithm's state is counted, called its *terms*. A state written in other
-/// terms must be converted. A state written in the same terms has the same meaning under any limit.
+/// The units of measure of an algorithm's state, called its *terms*. A state written in different
+/// terms must be converted before use. A state written in the same terms has the same meaning under
+/// any limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// GCRA, in which one unit lasts `numerator / denominator` microseconds, as a reduced fraction.

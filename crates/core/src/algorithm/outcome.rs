@@ -40,7 +40,7 @@ pub struct Outcome {
     /// The number of units that can still be spent immediately after this decision, including the
     /// soft allowance.
     pub remaining: u64,
-    /// The time until the key has fully recovered, if no other request is charged. For
+    /// The time until the key has no spent units, if no other request is charged. For
     /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency), this is the time until the last
     /// lease expires; released slots become free earlier.
     pub reset_after: Span,
@@ -54,7 +54,7 @@ pub struct Outcome {
     pub excess: u64,
 }
 
-/// How long a state that exceeds a limit takes to drain in its former units.
+/// How long a state that exceeds a limit takes to drain under its former parameters.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
     /// The time until the limit admits the cost, if nothing else is charged.

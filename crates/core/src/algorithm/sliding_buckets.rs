@@ -284,7 +284,7 @@ impl Counter for Buckets {
         for later in oldest.max(newest + 1)..=state.newest {
             let (from, to) = (state.slot(later), state.slot(newest));
             // A later bucket can occupy the ring buffer slot of the bucket that contains `at`, so
-            // take out its count first.
+            // remove its count first.
             let count = std::mem::take(&mut state.counts[from]);
             state.counts[to] += count;
         }

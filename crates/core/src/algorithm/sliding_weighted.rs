@@ -1,9 +1,10 @@
 //! Weighted sliding window counter: approximates the window with the counts of two fixed windows.
 //!
 //! This module implements the algorithm `sliding_window_counter` without `buckets`. The requests of
-//! the previous window are assumed to be spread evenly over that window. After a time `e` in the
-//! current window, `prev * (W - e) / W` of the previous count still applies. A request of cost `n`
-//! is admitted if `prev * (W - e) + (cur + n) * W <= L * W`. This is computed with integers.
+//! the previous window are assumed to be spread evenly over that window. When a time `e` of the
+//! current window has elapsed, `prev * (W - e) / W` units of the previous count still count. A
+//! request of cost `n` is admitted if `prev * (W - e) + (cur + n) * W <= L * W`. This is computed
+//! with integers.
 //!
 //! ```text
 //!   │      prev       │   cur           │
@@ -118,8 +119,8 @@ impl WeightedWindow {
         })
     }
 
-    /// Returns the longest remaining window time at which a count of `weighed` units, weighted by
-    /// this time, is at most `free`.
+    /// Returns the longest remaining time of a window at which `weighed` units, multiplied by the
+    /// remaining fraction of the window, are at most `free` units.
     fn most_left(&self, weighed: u64, free: u64) -> u64 {
         if weighed == 0 {
             return self.window;
@@ -153,9 +154,9 @@ impl Counter for WeightedWindow {
         Terms::Digest(Digest::new().numbers(&[5, self.window]).folded())
     }
 
-    /// A conversion would lose spent units if the state counts more units than the limit. The state
-    /// contains its former window length. At the end of each such window, the units of the previous
-    /// window are dropped.
+    /// A conversion would lose spent units if the state has more units than the limit. The state
+    /// drains with its former window length, which it contains: at the end of each window, the
+    /// units of the previous window are dropped.
     fn drain(
         &self,
         _old: Option<&Self>,

@@ -16,7 +16,7 @@ impl Cost {
     ///
     /// # Errors
     ///
-    /// Rejects 0 and numbers over [`bounds::MAX_COUNT`]. To read the state of the limits at no
+    /// Rejects 0 and numbers over [`bounds::MAX_COUNT`]. To read the state of the limits without a
     /// cost, use [`Effect::Look`].
     pub fn new(units: u64) -> Result<Self, RequestError> {
         if (1..=bounds::MAX_COUNT).contains(&units) {
@@ -167,9 +167,9 @@ pub enum Effect {
     /// request is never denied, even if its key is blocked manually.
     Look,
     /// Refunds the cost, beginning with the most recent charges. A refund never exceeds the charged
-    /// units. No limit denies a refund, and every limit reports its state after the refund. The
-    /// store can reject a refund as full only if the limits were changed since the charge and the
-    /// converted state needs more memory.
+    /// units. No limit denies a refund, and every outcome describes the state after the refund. The
+    /// store can reject a refund with [`Decision::Full`](crate::Decision::Full) only if the limits
+    /// were changed since the charge and the converted state needs more memory.
     ///
     /// A refund needs no receipt, so a caller that is allowed to send refunds can bypass the
     /// limits. Accept refunds only from trusted callers that refund only their own charges, such as

@@ -7,8 +7,8 @@ use crate::{algorithm::RetryAfter, time::Timestamp};
 pub enum Decision {
     /// Every enforced limit admitted the request, and the request was charged.
     Admitted,
-    /// At least one enforced limit denied the request. It was charged only to limits that count
-    /// denied requests.
+    /// At least one enforced limit denied the request. The request was charged only to limits that
+    /// count denied requests.
     Limited,
     /// The key of the charge with index `charge` is blocked manually. Nothing was charged, and no
     /// limit was evaluated.
@@ -25,7 +25,7 @@ pub enum Decision {
     /// also the decision if the store is unreachable and the rule's fallback policy is to deny.
     /// Nothing was charged.
     ///
-    /// It is also the decision, with [`RetryAfter::Never`], on a call with two charges on the same
+    /// With [`RetryAfter::Never`], it is also the decision on a call with two charges on the same
     /// key, because stores do not support repeated keys
     /// ([`has_repeated_key`](crate::has_repeated_key)).
     Full {

@@ -67,8 +67,9 @@ impl<'a> Evaluation<'a> {
             || admitted == self.limits.is_shadow() && self.limits.counts_denials()
     }
 
-    /// Charges the cost, given the decision on the whole request (`admitted`). Returns true if the
-    /// state changed.
+    /// Charges the cost if the request was admitted and these limits do not deny it. Otherwise,
+    /// charges at most the limits that count denied requests. `admitted` is the decision on the
+    /// whole request. Returns true if the state changed.
     #[inline]
     pub(crate) fn apply(&mut self, admitted: bool, now: Timestamp) -> bool {
         if admitted && self.denied == 0 {

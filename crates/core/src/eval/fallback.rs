@@ -3,7 +3,7 @@
 
 use crate::limit::{Limit, Ratio};
 
-/// A rule's fallback policy: how requests are decided while the store is unreachable.
+/// A rule's fallback policy: what happens to requests while the store is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnFailure {
     /// Fails open: requests are admitted and not counted.
@@ -60,11 +60,12 @@ impl FallbackShare {
         }
     }
 
-    /// Returns this share of `limit`, rounded down. A count above 0 is never reduced below 1.
+    /// Returns this share of `limit`, rounded down. A number of units above 0 is never rounded down
+    /// to 0.
     #[must_use]
     pub fn of(self, limit: &Limit) -> Limit {
-        // Only rounding an extreme value can make the scaled limit invalid. In that case, use the
-        // unscaled limit.
+        // The scaled limit can be invalid only if an extreme value was rounded. In that case, use
+        // the unscaled limit.
         self.0.of(limit).unwrap_or_else(|_| limit.clone())
     }
 }

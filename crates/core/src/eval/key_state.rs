@@ -6,7 +6,8 @@ use crate::{
     time::Timestamp,
 };
 
-/// The state of one key: a [`State`] for each limit, except that sliding window logs share one.
+/// The state of one key: a [`State`] for each limit, except that sliding window logs share one
+/// state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyState {
     One(State),
@@ -40,9 +41,9 @@ impl KeyState {
     }
 
     /// Converts the state for other limits. Each kernel (algorithm) in `kernels` takes over the
-    /// first state of the same algorithm that no earlier kernel has taken over. If there is none,
-    /// the kernel starts with the state of a new key. The function `adopt` converts a state, given
-    /// the state's index.
+    /// first state of the same algorithm that no earlier kernel has taken over. If there is no such
+    /// state, the kernel starts with the state of a new key. The function `adopt` converts a state,
+    /// given the state's index.
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,

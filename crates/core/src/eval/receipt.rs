@@ -13,15 +13,15 @@
 //! - **Windows, sub-windows, logs.** The units are removed from the window, sub-window or log entry
 //!   in which they were counted, if the state still contains it.
 //! - **GCRA.** The state is one instant, the theoretical arrival time (TAT). GCRA is equivalent to
-//!   a FIFO queue of work, in which a charge is served as time passes. Only the part of a charge
-//!   that has not been served can be refunded. Two lower bounds for the unserved part are known,
-//!   and the larger one is refunded. The first bound is `cost - (now - time of the charge)`,
-//!   because the part served since the charge is at most the elapsed time. The second bound is
-//!   `min(cost, TAT after the charge - refunds to others since - now)`. Without refunds, the charge
-//!   is fully served at the TAT after the charge. Only refunds of earlier charges move this
-//!   instant. A refund of the last charge moves no other charge. In a queue that delays requests,
-//!   only the last request can be refunded, because the other requests already have their start
-//!   times.
+//!   a leaky bucket, in which charges drain one after another as time passes. Only the part of a
+//!   charge that has not drained can be refunded. Two lower bounds for this part are known, and the
+//!   larger bound is refunded. Costs are expressed as durations. The first bound is `cost - (now -
+//!   time of the charge)`, because at most the elapsed time can have drained. The second bound is
+//!   `min(cost, TAT after the charge - later refunds of other charges - now)`. Without refunds, the
+//!   charge has drained completely at the TAT after the charge. Only refunds of earlier charges
+//!   make this instant earlier. A refund of the last charge affects no other charge. In a queue
+//!   that delays requests, only the last request can be refunded, because the other requests
+//!   already have their start times.
 //! - **Buckets refilled at intervals.** Tokens that refills may have returned since the charge are
 //!   not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only
@@ -32,7 +32,8 @@
 //!   the store has lost the slot, the renewal acquires a free slot instead. If no slot is free, the
 //!   slot is lost. A renewal of a slot that is still held does not need a free slot.
 //!
-//! Dropping a receipt is safe: nothing is refunded, the charge stays counted, and leases expire.
+//! Dropping a receipt is safe: nothing is refunded, the charges stay counted, and the leases
+//! expire.
 
 use crate::{algorithm::Mark, time::Timestamp};
 
@@ -56,8 +57,8 @@ impl Receipt {
 /// The settlement of one charge after its request is finished.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Settlement {
-    /// The number of units to refund, at most the cost. If 0, the whole cost stays charged. In any
-    /// case, all concurrency slots are released.
+    /// The number of units to refund, at most the cost. If it is 0, the whole cost stays charged.
+    /// In either case, all concurrency slots are released.
     pub unused: u64,
 }
 
@@ -101,8 +102,8 @@ pub(crate) struct ChargeRecord {
     /// The position of the charge in the state of each limit group; `None` for a group that also
     /// counts denied requests.
     pub(crate) marks: Box<[Option<Mark>]>,
-    /// For each limit group, the time, in microseconds, by which refunds had moved later charges
-    /// forward, as recorded in the refund ledger at the time of the charge.
+    /// For each limit group, how much earlier later charges ended because of refunds, in
+    /// microseconds, as recorded in the refund ledger at the time of the charge.
     pub(crate) shifts: Box<[u64]>,
     /// The ID of the latest conversion of the state, as recorded in the refund ledger at the time
     /// of the charge; 0 if no conversion was recorded.

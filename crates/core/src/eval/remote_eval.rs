@@ -33,8 +33,8 @@ pub struct GroupNumbers<'l> {
     pub denials: DenialCounting,
 }
 
-/// Returns the units ([`Terms`]) in which the states of `limits` are counted, for each group of
-/// limits that share a state. The groups are in the same order as in [`numbers`].
+/// Returns the units of measure ([`Terms`]) of the states of `limits`, for each group of limits
+/// that share a state. The groups are in the same order as in [`numbers`].
 pub fn terms(limits: &Limits) -> impl ExactSizeIterator<Item = Terms> {
     limits.groups().iter().map(|group| group.kernel.terms())
 }
@@ -48,8 +48,8 @@ pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Gro
     })
 }
 
-/// Returns a 28-bit digest of `limits`. Limits that decide differently have different digests,
-/// except for rare collisions. Equal limits have the same digest in every process.
+/// Returns a 28-bit digest of `limits`. Limits that can lead to different decisions have different
+/// digests, except for rare collisions. Equal limits have the same digest in every process.
 #[must_use]
 pub fn fingerprint(limits: &Limits) -> u32 {
     limits.numbers_fingerprint()
@@ -118,7 +118,7 @@ pub enum RemoteState {
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
-    /// The limits for which converting the state lost spent units.
+    /// The limits for which the conversion of the state lost spent units.
     exceeded: ExceededLimits,
 }
 
@@ -161,9 +161,8 @@ impl<'a> Replay<'a> {
     }
 
     /// Starts with a state that was written while the clock was ahead of `now`: converts the state
-    /// and then clamps it. Clamping reduces the spent units of each limit to at most those of a
-    /// limit that was charged to its maximum at `now`. Spent units within this maximum are not
-    /// reduced.
+    /// and then clamps it. After clamping, each limit has at most as many spent units as if it had
+    /// been exhausted at `now`. A smaller number of spent units does not change.
     #[must_use]
     pub fn open_clamped(
         charge: &Charge<'a>,

@@ -34,7 +34,7 @@ impl Reason {
     }
 }
 
-/// The exactness of a verdict.
+/// How exact a verdict is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Exactness {
     /// The request was decided with the authoritative state.
@@ -42,8 +42,8 @@ pub enum Exactness {
     Exact,
     /// The store was unreachable, and the request was decided with this node's share of the limits.
     Local,
-    /// The store was unreachable; the rule's fallback policy decided the request, and it was not
-    /// counted.
+    /// The store was unreachable; the request was decided by the rule's fallback policy, and was
+    /// not counted.
     None,
 }
 
@@ -284,8 +284,8 @@ impl<'r> Verdict<'r> {
         self.leading().map(|line| line.outcome.remaining)
     }
 
-    /// Returns the time until the tightest limit has fully recovered, or `None` if no limit was
-    /// evaluated.
+    /// Returns the time until the key has no spent units in the tightest limit, or `None` if no
+    /// limit was evaluated.
     #[must_use]
     pub fn reset_after(&self) -> Option<Span> {
         self.leading().map(|line| line.outcome.reset_after)
@@ -307,8 +307,8 @@ impl<'r> Verdict<'r> {
 
     /// Returns whether the request is denied only because the service is at its capacity. This is
     /// the case if every limit that denies the request is a concurrency limit of a rule without a
-    /// key, and a slot can become free for the request. In this case, the client has not exceeded a
-    /// limit of its own.
+    /// key, and enough slots for the request can become free. In this case, the client has not
+    /// exceeded a limit of its own.
     #[must_use]
     pub fn is_at_capacity(&self) -> bool {
         self.waits_for_slots() && self.enforced_denials().all(|line| line.service_wide)
@@ -335,8 +335,8 @@ impl<'r> Verdict<'r> {
 
     /// Selects the tightest limit, and sets the verdict's rule and delay. If an enforced limit
     /// denies the request, the tightest limit is the one with the longest retry time. Otherwise, it
-    /// is the enforced limit with the fewest remaining units and, among equals, the one that takes
-    /// longest to recover.
+    /// is the enforced limit with the fewest remaining units. Among limits with equally many
+    /// remaining units, it is the limit with the longest reset time.
     fn lead_with(&mut self, denied_for: Option<RetryAfter>) {
         let lines = self
             .lines

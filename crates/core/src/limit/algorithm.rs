@@ -27,7 +27,7 @@ impl RefillMode {
 /// The windows of a fixed window limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Window {
-    /// Windows of this length start at whole multiples of the length since the Unix epoch.
+    /// Windows of this length start at multiples of the length, counted from the Unix epoch.
     Epoch(Span),
     /// A window of this length starts with the first request of a key. The next window starts with
     /// the first request after the end of the window.
@@ -85,7 +85,7 @@ pub enum Algorithm {
     FixedWindow {
         /// The maximum number of units in one window; 0 denies every request.
         limit: u64,
-        /// The start and the length of the windows.
+        /// The alignment and the length of the windows.
         window: Window,
     },
     /// At most `limit` units in any interval of length `window`, computed exactly.
@@ -123,7 +123,8 @@ pub enum Counting {
     /// The counts of the current and the previous fixed window are weighted by their overlap with
     /// the sliding window.
     Weighted,
-    /// The window is divided into sub-windows, and the counts of the most recent ones are added up.
+    /// The window is divided into sub-windows, and the counts of the most recent sub-windows are
+    /// added up.
     Buckets {
         /// The number of sub-windows. The length of the window in microseconds must be a multiple
         /// of this number.

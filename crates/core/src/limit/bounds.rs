@@ -1,5 +1,5 @@
-//! Named constants for the maximum of every number. Every constructor that validates a number uses
-//! these constants.
+//! Named constants for the maximum of every number in a rule or a request. Every constructor that
+//! validates a number uses these constants.
 
 use crate::{error::LimitError, time::Span};
 
@@ -80,7 +80,7 @@ pub const MAX_PATTERN_DEPTH: usize = 8;
 /// The maximum number of time ranges in a rule's time-of-day condition.
 pub const MAX_HOURS: usize = 16;
 
-/// The memory limit of one compiled regular expression, in bytes.
+/// The maximum size of one compiled regular expression in memory, in bytes.
 pub const MAX_REGEX_BYTES: usize = 1 << 20;
 
 /// The maximum number of rules in one rules file.
@@ -95,8 +95,8 @@ pub const MAX_OVERRIDE_PATTERNS: usize = 1_000;
 /// The maximum number of plans per rule.
 pub const MAX_PLANS: usize = 1_000;
 
-/// The maximum number of former limits that are remembered per rule, including those of its plans
-/// and overrides. States of remembered limits are converted exactly.
+/// The maximum number of former limits whose terms are kept per rule, including the limits of its
+/// plans and overrides. States written under these limits are converted exactly.
 pub const MAX_FORMER_LIMITS: usize = 4_096;
 
 /// The maximum number of manual blocks that can be active at the same time.

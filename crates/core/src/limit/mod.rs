@@ -1,4 +1,4 @@
-//! A limit: an algorithm with parameters that are validated on construction.
+//! A limit: an algorithm with parameters validated on construction.
 
 mod algorithm;
 pub mod bounds;
@@ -55,7 +55,7 @@ pub struct Limit {
     policy: Arc<str>,
 }
 
-/// Two limits are equal if they make the same decisions.
+/// Two limits are equal if they always lead to the same decisions.
 impl PartialEq for Limit {
     fn eq(&self, other: &Self) -> bool {
         self.algorithm == other.algorithm
@@ -118,8 +118,8 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Rejects every algorithm except the fixed window, because only the count of a fixed window
-    /// can exceed the limit.
+    /// Returns an error for every algorithm except the fixed window, because only the count of a
+    /// fixed window can exceed the limit.
     ///
     /// [`Outcome::excess`]: crate::Outcome::excess
     pub fn counting_in_full(mut self) -> Result<Self, LimitError> {
@@ -132,8 +132,8 @@ impl Limit {
     }
 
     /// Returns whether requests for a key can alternate between this limit and `other` without
-    /// losing recorded usage. Both limits must have the same algorithm and, unless it is a bucket,
-    /// the same window.
+    /// losing recorded usage. Both limits must have the same algorithm and, unless the algorithm is
+    /// a bucket, the same window.
     pub(crate) fn shares_state_with(&self, other: &Self) -> bool {
         use Algorithm as A;
         match (&self.algorithm, &other.algorithm) {
@@ -177,8 +177,9 @@ impl Limit {
     ///
     /// # Errors
     ///
-    /// Rejects every algorithm except [`Algorithm::Concurrency`], and a wait time or queue length
-    /// that is zero or over its maximum ([`bounds::MAX_SLOT_WAIT`], [`bounds::MAX_SLOT_QUEUE`]).
+    /// Returns an error for every algorithm except [`Algorithm::Concurrency`], and for a wait time
+    /// or queue length that is zero or exceeds its maximum ([`bounds::MAX_SLOT_WAIT`],
+    /// [`bounds::MAX_SLOT_QUEUE`]).
     pub fn with_slot_wait(mut self, slot_wait: SlotWait) -> Result<Self, LimitError> {
         if !matches!(self.algorithm, Algorithm::Concurrency { .. }) {
             let problem = "only a concurrency limit has slots for which requests can wait";
@@ -189,8 +190,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// Returns the wait time and queue length for a slot of this limit. If `None`, a request is
-    /// denied immediately if no slot is free.
+    /// Returns the maximum wait time and queue length for a slot of this limit. If `None`, a
+    /// request is denied immediately if no slot is free.
     #[must_use]
     pub fn slot_wait(&self) -> Option<SlotWait> {
         self.slot_wait
@@ -318,8 +319,7 @@ impl Limit {
 
     /// Returns the length of the window. For GCRA and buckets, this is the time to refill the whole
     /// quota; for calendar windows, the maximum length of a window; for a concurrency limit, the
-    /// lease. With a sliding window counter, a key can take longer than the window to recover
-    /// completely.
+    /// lease. With a sliding window counter, spent units can count for longer than the window.
     #[must_use]
     pub fn window(&self) -> Span {
         match &self.algorithm {

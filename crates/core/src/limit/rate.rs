@@ -49,7 +49,7 @@ pub(super) fn strict(count: &str, period: &str) -> Option<Rate> {
     (count <= bounds::MAX_COUNT).then_some(Rate { count, period })
 }
 
-/// Converts a rate with a fractional count to a rate with a whole count: `1.5/s` becomes `3/2s`.
+/// Converts a rate with a fractional count to a rate with an integer count: `1.5/s` becomes `3/2s`.
 /// Returns `None` if the count has no fraction or the rate is invalid.
 pub(super) fn in_whole_units(count: &str, period: &str) -> Option<Rate> {
     let (whole, fraction) = count.split_once('.')?;

@@ -10,7 +10,7 @@ const MAX_GUESSED_BYTES: usize = 64;
 const SEPARATORS: [&str; 6] = ["per", "a", "an", "each", "every", "in"];
 
 /// Words that can follow the count, such as `requests` in `5 requests`. No word in this list ends
-/// with another one.
+/// with another word of the list.
 const COUNTED: [&str; 9] = [
     "requests", "request", "reqs", "req", "times", "calls", "hits", "r", "x",
 ];
@@ -77,7 +77,7 @@ fn count_text(text: &str) -> Option<String> {
         (None, Some((mantissa, exponent))) => (mantissa, exponent.parse::<usize>().ok()?),
         (None, None) => return Some(digits),
     };
-    // Appending zeros multiplies the number correctly only if it is a whole number.
+    // Appending zeros multiplies the number correctly only if it is an integer.
     let is_whole = mantissa.bytes().all(|byte| byte.is_ascii_digit());
     (is_whole && zeros <= 15).then(|| format!("{mantissa}{}", "0".repeat(zeros)))
 }

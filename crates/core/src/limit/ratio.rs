@@ -26,7 +26,7 @@ impl Ratio {
     }
 
     /// Returns `limit` scaled by this fraction. Rates are scaled exactly, if possible, and counts
-    /// are rounded down. A count above 0 is never reduced below 1.
+    /// are rounded down. A count above 0 is never rounded down to 0.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl Ratio {
 
     fn floor(self, count: u64) -> u64 {
         let share = u128::from(count) * u128::from(self.numerator) / u128::from(self.denominator);
-        // A result that does not fit in a `u64` is over every maximum, and is rejected later.
+        // A result that does not fit in a `u64` exceeds every maximum, and is rejected later.
         u64::try_from(share).unwrap_or(u64::MAX)
     }
 
@@ -110,7 +110,7 @@ impl Ratio {
     }
 
     /// Scales a rate exactly, with a longer period if necessary: a third of 10/s is 10/3s. If the
-    /// exact count or period is over its maximum, only the count is scaled.
+    /// exact count or period exceeds its maximum, only the count is scaled.
     fn of_rate(self, rate: Rate) -> Rate {
         let (times, over) = (u64::from(self.numerator), u64::from(self.denominator));
         let common = gcd(rate.count.max(1), over);
@@ -157,7 +157,7 @@ impl Factor {
     const MAX_THOUSANDTHS: u32 = 1_000_000;
 
     /// Returns `limit` multiplied by this factor. Rates are scaled exactly, if possible, and counts
-    /// are rounded down. A count above 0 is never reduced below 1.
+    /// are rounded down. A count above 0 is never rounded down to 0.
     ///
     /// # Errors
     ///

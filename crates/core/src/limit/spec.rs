@@ -102,7 +102,7 @@ impl AlgorithmName {
 /// The time at which the windows of a fixed window limit start.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Anchor {
-    /// Windows start at whole multiples of the window length since the Unix epoch.
+    /// Windows start at multiples of the window length, counted from the Unix epoch.
     #[default]
     Epoch,
     /// A window starts with the first request of a key.
@@ -188,9 +188,9 @@ impl LimitSpec {
     const COMMON_FIELDS: [&'static str; 3] = ["algorithm", "soft", "count_denied"];
 
     /// The largest count for which the short notation without an algorithm means a sliding window
-    /// log. A log takes 8 bytes per admission, which is 8 kB per key at this count. For a larger
-    /// count, the short notation means a counter with sub-windows, which takes about 550 bytes per
-    /// key.
+    /// log. A sliding window log takes 8 bytes per admission, which is 8 kB per key at this count.
+    /// For a larger count, the short notation means a counter with sub-windows, which takes about
+    /// 550 bytes per key.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
     /// The maximum number of sub-windows if the short notation means a counter. With `k`
@@ -259,8 +259,8 @@ impl LimitSpec {
     /// period is the length of the window. For `concurrency`, the count is the limit and the period
     /// is the lease.
     ///
-    /// Without an algorithm, the limit is strict: it never admits more than the count in any
-    /// interval as long as the period. A count of up to [`Self::MAX_DEFAULT_LOG`] selects a
+    /// Without an algorithm, the limit is strict: in any interval with the length of the period, it
+    /// admits at most the count. A count of up to [`Self::MAX_DEFAULT_LOG`] selects a
     /// `sliding_window_log`. A higher count selects a strict `sliding_window_counter` with up to
     /// [`Self::DEFAULT_BUCKETS`] sub-windows.
     ///
@@ -315,8 +315,8 @@ impl LimitSpec {
         }
     }
 
-    /// Returns the spec of a sliding window that never admits more than `limit`. A small limit uses
-    /// a sliding window log, and a large limit uses a counter.
+    /// Returns the spec of a sliding window that never admits more than `limit` units in any
+    /// window. A small limit uses a sliding window log, and a large limit uses a counter.
     fn sliding(limit: u64, window: Span) -> Self {
         let spec = Self {
             limit: Some(limit),
@@ -337,9 +337,9 @@ impl LimitSpec {
         }
     }
 
-    /// Returns a copy of this spec with an algorithm filled in. The spec itself must not name one.
-    /// A spec with only `limit` and `window` is handled like the short notation. Otherwise, the
-    /// algorithm is inferred from the fields.
+    /// Returns a copy of this spec with an algorithm filled in. The spec itself must not name an
+    /// algorithm. A spec with only `limit` and `window` is handled like the short notation.
+    /// Otherwise, the algorithm is inferred from the fields.
     fn with_default_algorithm(&self) -> Result<Self, LimitError> {
         if let (Some(limit), Some(window)) = (self.limit, self.window)
             && self.fields_written() == ["limit", "window"]
@@ -642,8 +642,8 @@ fn sized_algorithm(
 }
 
 /// Returns the number of sub-windows for the short notation. The result is the largest number up to
-/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into sub-windows of whole microseconds. If
-/// `window` is a whole number of milliseconds, the result is at least 50.
+/// [`LimitSpec::DEFAULT_BUCKETS`] that divides `window` into sub-windows with an integer number of
+/// microseconds. If `window` is a whole number of milliseconds, the result is at least 50.
 fn default_buckets(window: Span) -> u32 {
     let divides = |buckets: &u32| window.as_micros().is_multiple_of(u64::from(*buckets));
     let most = LimitSpec::DEFAULT_BUCKETS;
@@ -673,7 +673,7 @@ fn need<T>(field: &'static str, value: Option<T>, problems: &mut Vec<LimitError>
 ///
 /// | text | limit |
 /// | --- | --- |
-/// | `20/min` | a sliding window that never admits more, as [`LimitSpec::shorthand`] defines it |
+/// | `20/min` | a strict sliding window: at most 20 in any minute (see [`LimitSpec::shorthand`]) |
 /// | `100/s burst 20` | [`Algorithm::Gcra`]: 21 at once, then 100/s |
 /// | `100/s capacity 20` | [`Algorithm::TokenBucket`]: 20 at once |
 ///

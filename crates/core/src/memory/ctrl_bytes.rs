@@ -55,8 +55,8 @@ impl CtrlBytes {
         }
     }
 
-    /// Returns the first vacant slot at or after `home`. If there is none, returns the number of
-    /// slots.
+    /// Returns the first vacant slot at or after `home`. If there is no vacant slot, returns the
+    /// number of slots.
     pub(super) fn vacant(&self, home: usize) -> usize {
         let mut at = home;
         while let Some(group) = self.group(at) {

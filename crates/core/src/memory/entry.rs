@@ -24,8 +24,8 @@ pub(super) struct Entry {
     /// The fingerprint of the limits under which the state was written, plus the
     /// [`Self::UNCLAMPED`] bit.
     fingerprint: u32,
-    /// Whether the key is hot: more than half of a limit is spent, or the last request was denied.
-    /// A hot key is not evicted.
+    /// Whether the key is hot: more than half of a limit is used, or the last request was denied. A
+    /// hot key is not evicted.
     pub(super) is_hot: bool,
     /// The distance in slots between this entry and its home slot, where its key's probe sequence
     /// starts. Three bytes are enough, because the distance is less than [`MAX_DISTANCE`].
@@ -180,7 +180,8 @@ impl Entry {
 
     /// Returns whether a read-only decision can charge the state itself and undo the charge
     /// afterwards. This avoids copying a possibly large state. Only a state written under `limits`
-    /// can be lent, because it does not have to be converted or clamped.
+    /// can be lent to the decision in this way, because it does not have to be converted or
+    /// clamped.
     pub(super) fn can_be_lent(&self, limits: &Limits) -> bool {
         matches!(&self.packed, PackedState::Wide(key_state) if limits.can_undo(key_state))
             && self.fingerprint == limits.fingerprint()
@@ -334,7 +335,7 @@ impl Key {
 }
 
 /// A [`KeyState`] in 16 bytes. A simple state is stored inline if its counts and fractions fit in
-/// 32 bits; all others are boxed.
+/// 32 bits; all other states are boxed.
 #[derive(Clone, Debug)]
 enum PackedState {
     Gcra {

@@ -43,7 +43,7 @@ pub struct KeyPage {
 impl MemoryStore {
     /// Returns a page of the keys that begin with `prefix` and have not expired at `now`, starting
     /// at the position `from`. The page has at most `most` keys, plus any further keys with the
-    /// same hash as the last one.
+    /// same hash as the last key.
     ///
     /// A call visits at most about 16,384 slots of the store, so a page can have fewer keys than
     /// `most`, or none, even if more keys follow. The call locks one shard at a time, for at most

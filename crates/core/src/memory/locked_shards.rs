@@ -69,7 +69,7 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         latest
     }
 
-    /// Returns a denial by the block that ends last, if any key is blocked.
+    /// Returns the denial for the block that expires last, or `None` if no key is blocked.
     pub(super) fn blocked(&mut self, now: Timestamp) -> Option<Decision> {
         let mut longest: Option<(usize, Option<Timestamp>)> = None;
         for (index, charge) in self.charges.iter().enumerate() {

@@ -84,7 +84,7 @@ pub enum WhenFull {
     /// Does not evict live keys, and denies the charge.
     Deny,
     /// Does not evict live keys, and admits the charge without counting it. A sliding window log
-    /// that cannot grow still denies a charge if its cost does not fit under the limit.
+    /// that cannot grow still denies a charge whose cost exceeds the limit's remaining units.
     Allow,
 }
 
@@ -143,8 +143,8 @@ pub struct MemoryStats {
     pub expired: u64,
     /// The number of live keys that were evicted to make room.
     pub evicted: u64,
-    /// The number of charges denied because the store was full. Each was for a new key, or for a
-    /// key whose sliding window log had to grow.
+    /// The number of charges denied because the store was full. Each of these charges was for a new
+    /// key, or for a key whose sliding window log had to grow.
     pub denied_when_full: u64,
     /// The number of charges admitted without being counted because the store was full
     /// ([`WhenFull::Allow`]).
@@ -438,8 +438,8 @@ mod tests {
         let limits = Limits::new(vec![limit.unwrap()]).unwrap();
         let keys: Vec<[u8; 2]> = (0..100_u16).map(u16::to_le_bytes).collect();
         let now = Timestamp::from_micros(1_000_000);
-        // The first store has many shards, the second a single one. Both have room for all keys: if
-        // keys were evicted, the result would depend on the random hash.
+        // The first store has many shards, and the second store has a single shard. Both stores
+        // have room for all keys: if keys were evicted, the result would depend on the random hash.
         let bounds = [10_000_000, 1_000].map(|max_keys| MemoryBounds {
             max_keys,
             ..MemoryBounds::default()

@@ -63,8 +63,8 @@ impl PendingCharge<'_> {
         if let Some(before) = &mut self.lent {
             *before = Limits::before_charge(&self.evaluation.key_state);
         }
-        // A state that exceeds a limit is kept until it has drained to that limit, even if denied
-        // requests are counted.
+        // A state that exceeds a limit is kept until it has drained below that limit, even if
+        // denied requests are counted.
         let is_replaced = |former: &FormerState| former.exceeded.is_empty();
         if self.former.as_deref().is_some_and(is_replaced) && self.evaluation.is_written(admitted) {
             self.former = None;
@@ -95,7 +95,7 @@ impl PendingCharge<'_> {
             former.exceeded.report(&mut outcomes[first..]);
         }
         let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
-        // A key is hot if a limit denied the request or is more than half spent.
+        // A key is hot if a limit denied the request or is more than half used.
         reported.any(|(limit, outcome)| !outcome.allowed || limit.is_hot(outcome.remaining))
     }
 }

@@ -1,5 +1,5 @@
 //! The refund ledger, which records recent changes to each key's state. A refund to a GCRA limit
-//! moves the theoretical arrival time (TAT) of later charges forward by some time, the *shift*. The
+//! makes the theoretical arrival time (TAT) of later charges earlier by some time, the *shift*. The
 //! ledger records the shifts, and whether the key's state was converted to other limits. A later
 //! refund needs both to find the position of its charge in the state.
 
@@ -36,7 +36,7 @@ pub(super) struct RefundLedger {
 pub(super) struct KeyRefunds {
     /// The time, in microseconds, by which refunds have shifted each of the key's states since the
     /// latest conversion. A key has one state per limit, except that its sliding window logs share
-    /// one.
+    /// one state.
     pub(super) shifts: Box<[u64]>,
     /// The ID of the latest conversion of the key's state to other limits; 0 for none.
     pub(super) conversion: u64,
@@ -57,7 +57,7 @@ const MAX_BYTES: usize = 64 << 10;
 /// The estimated overhead of an entry beyond its key and its numbers, in bytes.
 const ENTRY_BYTES: usize = 72;
 
-/// How long after a charge the ledger knows which refunds were made since the charge. The Redis
+/// How long after a charge the ledger can report the refunds made since that charge. The Redis
 /// store keeps its ledgers for the same time.
 const REMEMBERED: Span = Span::from_secs(60);
 

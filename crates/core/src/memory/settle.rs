@@ -35,7 +35,7 @@ impl MemoryStore {
     /// - If the key's state has since been converted to other limits, only concurrency slots are
     ///   released, even if the state was converted back.
     /// - Limits that count denied requests refund nothing.
-    /// - After a [`reset`](Self::reset) or an eviction there is nothing left to refund. If the key
+    /// - After a [`reset`](Self::reset) or an eviction, there is nothing left to refund. If the key
     ///   was charged again at the same instant or in the same window, the new units cannot be
     ///   distinguished from the original units. In that case, the refund can remove the same number
     ///   of new units.

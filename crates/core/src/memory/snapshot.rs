@@ -31,7 +31,8 @@ impl std::error::Error for SnapshotError {}
 
 const KEY: u8 = 1;
 const BLOCK: u8 = 2;
-/// The tag of a time record: when the following records were written. Each part starts with one.
+/// The tag of a time record: when the following records were written. Each part starts with a time
+/// record.
 const TIME: u8 = 3;
 /// The tag of a block that is stored with its rule. Blocks without a rule, and all blocks written
 /// by earlier versions, have the tag [`BLOCK`].
@@ -44,8 +45,8 @@ impl MemoryStore {
         self.shards.len()
     }
 
-    /// Appends the part with the number `part` of a snapshot at `now` to `out`. Parts are numbered
-    /// from 0 to [`Self::parts`] - 1.
+    /// Appends the snapshot part with the index `part`, taken at `now`, to `out`. Parts are
+    /// numbered from 0 to [`Self::parts`] - 1.
     ///
     /// # Panics
     ///
@@ -94,8 +95,8 @@ impl MemoryStore {
     /// snapshot, but at most as many as its limits allow now.
     ///
     /// A key is skipped if it is already in the store, has expired, or does not fit. A block is
-    /// skipped if it has expired or does not fit. A full store evicts keys as it does for a new
-    /// key, possibly including keys restored before.
+    /// skipped if it has expired or does not fit. A full store evicts keys as for any new key,
+    /// possibly including keys that were just restored.
     ///
     /// # Errors
     ///
@@ -139,7 +140,7 @@ impl MemoryStore {
             } => {
                 let stands = until.is_none_or(|until| until > now);
                 let span = until.map(|until| until.since(now));
-                // Skip a block that does not fit, as for keys.
+                // Skip a block that does not fit, like a key that does not fit.
                 let note = BlockNote {
                     reason,
                     rule: rule.as_ref(),
@@ -166,7 +167,7 @@ fn read<'b>(
         if let Record::Time(written) = record {
             let lead = written.since(now);
             // A difference of up to 10 seconds is normal clock skew between machines. It is not
-            // corrected here: the store acts as if time stood still.
+            // corrected here: until `now` has caught up, the store acts as if time stood still.
             ahead = if lead > CLOCK_JUMP { lead } else { Span::ZERO };
         }
         take(record);

@@ -475,8 +475,7 @@ mod tests {
         }
     }
 
-    /// Regression test: an entry more than 65,535 slots from its home slot used to be dropped
-    /// silently.
+    /// Regression test: an entry more than 65,535 slots from its home slot was dropped silently.
     #[test]
     fn an_entry_far_from_its_home_is_kept() {
         const KEYS: u64 = 70_000;

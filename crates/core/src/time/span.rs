@@ -10,18 +10,17 @@ pub const MAX_PERIOD: Span = Span::from_secs(315_576_000);
 pub struct Span(u64);
 
 /// The threshold for detecting that the clock was set back. If a stored instant is ahead of the
-/// clock by more than this duration, states are clamped. If it is ahead by at most this duration,
-/// this is treated as normal.
+/// clock by more than this duration, states are clamped. A smaller difference is treated as normal.
 ///
 /// In a remote store, the stored instant is the time at which a state was written. In the memory
 /// store, it is the latest instant that a shard has seen. A caller reads the clock before it
 /// acquires the shard's lock. Other decisions can finish in between, so the caller's time can be
 /// earlier than the stored instant. The delay between reading the clock and acquiring the lock is
 /// normally a few microseconds. It can be a tenth of a second if the operating system throttles the
-/// process, and a few seconds on a machine that swaps. All usual delays are far below ten seconds.
-/// If the caller's time is earlier than the stored instant by at most this constant, the store uses
-/// the stored instant as the current time. If a clock was ahead by less than this constant, keys
-/// that were charged while the clock was ahead are delayed by at most the difference.
+/// process, and a few seconds on a machine that swaps. All of these delays are far below ten
+/// seconds. If the caller's time is earlier than the stored instant by at most this constant, the
+/// store uses the stored instant as the current time. If the clock was ahead by less than this
+/// constant, keys charged during that time recover later by at most the difference.
 ///
 /// The delay can be longer than this constant if the process is stopped between reading the clock
 /// and acquiring the lock, for example by `SIGSTOP` or in a suspended virtual machine. When the

@@ -109,10 +109,10 @@ impl Counter for Lease {
     ///
     /// A slot becomes free when its request finishes or its lease expires. The end of a request
     /// cannot be predicted, so the hint is an estimate. It assumes that requests start at regular
-    /// intervals and take as long as the current age of the oldest slot, `age`. Then one of `n`
-    /// held slots becomes free every `age / n`, and the hint is `age / n` per missing slot. For
-    /// short requests, the hint is short. If no request finishes, the hint grows, so clients that
-    /// follow it retry less and less often.
+    /// intervals and take as long as the oldest slot has been held so far, `age`. Then one of `n`
+    /// held slots becomes free every `age / n`, and the hint is `age / n` for each missing slot.
+    /// For short requests, the hint is short. If no request finishes, the hint grows, so clients
+    /// that follow it retry less and less often.
     ///
     /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. It never exceeds the
     /// time until enough leases have expired.

@@ -23,11 +23,12 @@
 //!   above 2,047 takes 8 bytes for every 2,047 units. There are at most `L` entries, plus an eighth
 //!   of spare capacity. The capacity does not shrink until the key has been idle for a whole
 //!   window.
-//! - **Work.** The start of each window moves past each entry once, so a decision takes amortized
-//!   constant time. The first decision after a long idle time moves past all entries. For a denied
-//!   request of cost `n`, computing the retry time reads at most `n` entries. A decision that must
-//!   not change the state (a peek or a look) charges the log and then undoes the charge. It copies
-//!   the log only if the limits have changed or count denied requests.
+//! - **Work.** The start position of each window moves past each entry once, so a decision takes
+//!   amortized constant time. The first decision after a long idle time moves past all entries. For
+//!   a denied request of cost `n`, computing the retry time reads at most `n` entries. A decision
+//!   that must not change the state ([`Effect::Peek`](crate::Effect::Peek) or
+//!   [`Effect::Look`](crate::Effect::Look)) charges the log and then undoes the charge. It copies
+//!   the log only if the limits have changed or if they count denied requests.
 //! - **Weakness.** Memory grows with the limit. A limit above 100,000 is rejected; use
 //!   `sliding_window_counter` for larger limits.
 //! - **Source.** ClassDojo 2015, "Better Rate Limiting With Redis Sorted Sets", describes two
@@ -215,8 +216,8 @@ impl Counter for Log {
     }
 
     /// Drops all units except the newest `largest`, where `largest` is the largest limit. The
-    /// dropped units affect no decision and must not be refunded. Only limits that count denied
-    /// requests have such units.
+    /// dropped units affect no decision and must not be refunded. Only states of limits that count
+    /// denied requests have such units.
     fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let mut beyond = state.units().saturating_sub(self.largest);

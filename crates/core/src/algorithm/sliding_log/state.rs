@@ -263,8 +263,8 @@ impl LogState {
         }
     }
 
-    /// Removes `units` from the entry with index `number`, which must have at least that many. The
-    /// entry is removed if it has no units left.
+    /// Removes `units` from the entry with index `number`, which must have at least that many
+    /// units. The entry is removed if it has no units left.
     pub(super) fn take(&mut self, number: usize, units: u64) {
         let stamp = self.stamps[number];
         let left = Stamp::new(stamp.at(), stamp.cost() - units);

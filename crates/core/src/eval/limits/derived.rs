@@ -99,7 +99,7 @@ impl Limits {
     }
 
     /// Returns one node's share of every limit, for local decisions while the store is unreachable.
-    /// It is compiled on first use.
+    /// The share is compiled on first use.
     #[must_use]
     pub fn share(&self, share: FallbackShare) -> Arc<Self> {
         self.shares.get(share, || self.build_share(share))
@@ -147,8 +147,8 @@ impl Limits {
         scaled.joining(&self.history)
     }
 
-    /// Returns the units in which the states of the limits with this `fingerprint` are counted;
-    /// `None` if the rule has no such former limits in its history.
+    /// Returns the terms of the limits with this `fingerprint`; `None` if the rule has no such
+    /// former limits in its history.
     pub(super) fn former_terms(&self, fingerprint: u32) -> Option<Arc<[Terms]>> {
         if fingerprint == self.fingerprint {
             return Some(history::terms(self));

@@ -1,5 +1,5 @@
-//! The units in which a rule's states are counted under its current limits, and were counted under
-//! its former limits.
+//! The units of measure ([`Terms`]) of a rule's states, under its current limits and its former
+//! limits.
 
 use std::{
     collections::VecDeque,
@@ -17,7 +17,7 @@ use crate::{
 /// and the shares of all of these.
 ///
 /// The history is read only if a state has to be converted. When it is full, the oldest terms are
-/// dropped. A state counted in dropped terms is converted as if its limits were unknown.
+/// dropped. A state measured in dropped terms is converted as if its limits were unknown.
 #[derive(Debug, Default)]
 pub(super) struct TermsHistory(Mutex<VecDeque<FormerTerms>>);
 
@@ -57,7 +57,7 @@ impl TermsHistory {
     }
 }
 
-/// Returns the units in which the states of `limits` are counted, one for each limit group.
+/// Returns the terms of the states of `limits`, one for each limit group.
 pub(super) fn terms(limits: &Limits) -> Arc<[Terms]> {
     let kernels = limits.groups.iter().map(|group| &group.kernel);
     kernels.map(Kernel::terms).collect()

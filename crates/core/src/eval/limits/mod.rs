@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The compiled limits of a rule. For each key, every limit has its own state, except that sliding
-/// window logs share one.
+/// window logs share one state.
 ///
 /// # Examples
 ///
@@ -43,7 +43,7 @@ pub struct Limits {
     groups: Vec<LimitGroup>,
     fingerprint: u32,
     sole_gcra: Option<Gcra>,
-    /// The units of all current and former limits of the rule.
+    /// The terms of all current and former limits of the rule.
     history: Arc<TermsHistory>,
     /// Whether requests can wait for a slot of one of the limits.
     has_slot_wait: bool,
@@ -64,8 +64,8 @@ impl Limits {
     ///
     /// # Errors
     ///
-    /// Rejects an empty list, a list with more than [`bounds::MAX_LIMITS_PER_RULE`] limits, and
-    /// limits with invalid numbers.
+    /// Returns an error if the list is empty, has more than [`bounds::MAX_LIMITS_PER_RULE`] limits,
+    /// or contains a limit with invalid numbers.
     pub fn new(limits: Vec<Limit>) -> Result<Self, LimitError> {
         if limits.is_empty() {
             return Err(LimitError::new("limits", "must name at least one limit"));
@@ -226,15 +226,15 @@ impl Limits {
         leases.min()
     }
 
-    /// Returns a digest of the units in which the states of these limits are counted. Different
-    /// units have different digests, except for rare collisions. A state written under limits with
-    /// the same fingerprint does not have to be converted.
+    /// Returns a digest of the [`Terms`] of these limits. Different terms have different digests,
+    /// except for rare collisions. A state written under limits with the same fingerprint does not
+    /// have to be converted.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
 
-    /// Returns a digest of all parameters. Limits that decide differently have different digests,
-    /// except for rare collisions.
+    /// Returns a digest of all parameters. Limits that can lead to different decisions have
+    /// different digests, except for rare collisions.
     pub(crate) fn numbers_fingerprint(&self) -> u32 {
         fingerprint(&self.limits)
     }
@@ -274,7 +274,7 @@ fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     is_plain.then_some(*gcra)
 }
 
-/// Returns a digest of the units in which the states of these limit groups are counted.
+/// Returns a digest of the [`Terms`] of these limit groups.
 fn terms_digest(groups: &[LimitGroup]) -> u32 {
     let digest = groups.iter().fold(Digest::new(), |digest, group| {
         group.kernel.terms().digest(digest)

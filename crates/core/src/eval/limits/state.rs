@@ -1,5 +1,5 @@
 //! Operations of a rule's limits on a key's state. Each limit has its own part of the state, except
-//! that sliding window logs share one.
+//! that sliding window logs share one part.
 
 use super::Limits;
 use crate::{
@@ -54,9 +54,10 @@ impl FormerState {
     }
 }
 
-/// The limits that a key's state exceeds because it was written under higher or faster limits, with
-/// the time until it has drained. A conversion would lose the excess, so the state is kept in its
-/// former units until it is within all limits. Empty if the state exceeds no limit.
+/// The limits that a key's state exceeds because the state was written under limits with a larger
+/// capacity or a faster rate, with the time until the state has drained. A conversion would lose
+/// the excess, so the state keeps its former terms until it exceeds no limit. Empty if the state
+/// exceeds no limit.
 #[derive(Clone, Debug, Default)]
 pub struct ExceededLimits(Vec<LimitDrain>);
 
@@ -122,8 +123,8 @@ impl Limits {
     }
 
     /// Clamps `key_state`, which was written while the clock was ahead. After clamping, each limit
-    /// has at most as many spent units as if its whole capacity had been spent at `at`. `key_state`
-    /// must be compatible with these limits.
+    /// has at most as many spent units as if it had been exhausted at `at`. `key_state` must be
+    /// compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
         // Elastic limits and their stretched limits share one state. It can contain units that only
@@ -248,10 +249,10 @@ impl Limits {
 
     /// Refunds the unused part of a charge to `key_state` and releases its concurrency slots.
     ///
-    /// Returns, for each limit group, the time, in microseconds, by which the refund moved later
-    /// charges forward. It is 0 if the algorithm is not GCRA or if there are no later charges. For
-    /// a group, the function `shift` returns the time by which earlier refunds have moved its
-    /// charge forward; see `memory::refund_ledger`.
+    /// Returns, for each limit group, how much earlier later charges end because of the refund, in
+    /// microseconds. It is 0 if the algorithm is not GCRA or if there are no later charges. For a
+    /// group, the function `shift` returns how much earlier its charge ends because of earlier
+    /// refunds; see `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
         key_state: &mut KeyState,
@@ -428,7 +429,8 @@ impl Limits {
                 .all(|(group, state)| group.kernel.is_compatible(state))
     }
 
-    /// Converts `key_state` for these limits. `terms` contains the units of each of its states.
+    /// Converts `key_state` for these limits. `terms` contains the units of measure of each of its
+    /// states.
     ///
     /// Returns the converted state, and the limits that the unconverted state exceeds. For these
     /// limits, the conversion lost spent units.
@@ -453,8 +455,7 @@ impl Limits {
             let old = left_in.and_then(|terms| kernel.in_terms(terms));
             let drain = kernel.drain(old.as_ref(), &state, now, cost);
             is_exceeded |= drain.is_some();
-            // As long as one limit is exceeded, the states of all limits drain in their former
-            // units.
+            // As long as one limit is exceeded, the states of all limits keep their former terms.
             let in_former_units = || {
                 old.as_ref().map(|old| Drain {
                     retry_after: old.retry(&state, now, 0, cost),
@@ -480,7 +481,7 @@ impl Limits {
 
     /// Converts a state written under other limits, identified by `fingerprint`.
     ///
-    /// If these limits are unknown, the conversion uses only the state itself.
+    /// If the other limits are unknown, the conversion uses only the state itself.
     #[cold]
     fn load_converted(
         &self,

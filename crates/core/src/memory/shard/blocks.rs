@@ -17,14 +17,14 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The number of blocks in all shards of a store, including expired ones that are still stored. No
-/// other data is synchronized through this number, so relaxed ordering is enough.
+/// The number of blocks in all shards of a store, including expired blocks that are still stored.
+/// No other data is synchronized through this number, so relaxed ordering is enough.
 #[derive(Clone, Debug, Default)]
 pub(in crate::memory) struct BlockCount(Arc<AtomicUsize>);
 
 impl BlockCount {
-    /// Counts one more block, unless there are already [`bounds::MAX_BLOCKS`]. Returns whether the
-    /// block was counted.
+    /// Counts one more block, unless there are already [`bounds::MAX_BLOCKS`] blocks. Returns
+    /// whether the block was counted.
     fn try_add(&self) -> bool {
         let added = |count| (count < bounds::MAX_BLOCKS).then_some(count + 1);
         let result = self

@@ -3,7 +3,7 @@
 //!
 //! A decision first reserves the memory that it needs, and selects the entries to evict. The
 //! reservation itself changes no entry. A charge then [evicts the selected
-//! entries](Shard::evict_reserved), but a charge that does not fit evicts only the expired ones. A
+//! entries](Shard::evict_reserved), but a charge that does not fit evicts only expired entries. A
 //! peek (a read-only decision) also makes a reservation, but drops it afterwards and evicts
 //! nothing. This way, a peek and a charge give the same result.
 
@@ -84,7 +84,7 @@ impl RoomReservation {
     }
 }
 
-/// The error for a full shard, with the time after which it may have room again.
+/// The error for a full shard, with the time after which the shard may have room again.
 #[derive(Debug)]
 pub(in crate::memory) struct Full {
     pub(in crate::memory) retry_after: RetryAfter,
@@ -155,8 +155,8 @@ impl Shard {
     }
 
     /// Adds `growth` to the reservation. If `growth` does not fit, selects entries to evict:
-    /// expired ones and, under [`WhenFull::Evict`], entries that are not [hot](Entry::is_hot). This
-    /// function inspects at most [`SAMPLE`] entries, and never selects the entry of a key in
+    /// expired entries and, under [`WhenFull::Evict`], entries that are not [hot](Entry::is_hot).
+    /// This function inspects at most [`SAMPLE`] entries, and never selects the entry of a key in
     /// `decided`.
     fn reserve(
         &mut self,

@@ -122,8 +122,8 @@ impl Shard {
     ///
     /// Clamping a state requires its key's limits, which are unknown here. Therefore, this function
     /// only marks the entries, and each entry is clamped when it is next loaded. A marked key that
-    /// is never used again is held until its recorded expiry, which is too late by the time that
-    /// the clock was ahead.
+    /// is never used again stays in the store until its recorded expiry. This expiry is too late by
+    /// the amount by which the clock was ahead.
     #[cold]
     fn rewind(&mut self, now: Timestamp) {
         self.latest = now;
@@ -449,9 +449,10 @@ impl Shard {
 /// Returns the hash of a key. Each store has a random seed.
 ///
 /// foldhash does not claim to resist an attacker who can observe hashes or decision times.
-/// SipHash-1-3 does, but takes 9.0 ns for a key of 22 bytes; foldhash takes 2.5 ns, and a whole
-/// decision about 50 ns. Instead, the hash table limits the distance between a new key and its home
-/// slot. See [`table::FARTHEST`] for what an attacker who knows the hashes can still do.
+/// SipHash-1-3 is designed for that, but takes 9.0 ns for a key of 22 bytes; foldhash takes 2.5 ns,
+/// and a whole decision takes about 50 ns. Instead, the hash table limits the distance between a
+/// new key and its home slot. See [`table::FARTHEST`] for what an attacker who knows the hashes can
+/// still do.
 #[inline]
 pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
@@ -551,8 +552,8 @@ mod tests {
         Shard::new(RandomState::default(), capacity, BlockCount::default())
     }
 
-    /// Regression test: a peek (a read-only decision) used to copy the sliding window log under the
-    /// lock, which is 800 kB for a limit of 100,000.
+    /// Regression test: a peek (a read-only decision) copied the sliding window log while holding
+    /// the lock. The log takes 800 kB for a limit of 100,000.
     #[test]
     fn a_peek_leaves_the_log_unchanged() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
@@ -656,7 +657,7 @@ mod tests {
         );
     }
 
-    /// An eviction that must free bytes does not evict entries without heap memory.
+    /// An eviction that must free heap memory does not evict entries without heap memory.
     #[test]
     fn an_eviction_for_bytes_keeps_entries_without_bytes() {
         let log = Limits::new(vec![
