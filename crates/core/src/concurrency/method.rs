@@ -28,8 +28,8 @@ impl Default for Method {
 /// AIMD: additive increase, multiplicative decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
-    /// The factor for the limit, in percent, after a window in which more than 1% of the requests
-    /// failed or were too slow: 50 to 99; default 90.
+    /// The percentage to which the limit is reduced after a window in which more than 1% of the
+    /// requests failed or were too slow: 50 to 99; default 90.
     pub backoff: u32,
     /// The latency at or above which a request counts as failed: longer than zero; default 5 s.
     pub too_slow: Span,
@@ -55,8 +55,8 @@ pub struct Gradient {
     /// the requests it serves; up to 1,000; default 4. The headroom is never more than a quarter of
     /// the limit. The limit grows by at most this number per window.
     pub queue: u32,
-    /// The smoothing of the limit. After each window, the limit moves towards its new value by this
-    /// percentage of the difference; 1 to 100; default 20.
+    /// The smoothing of the limit: after each window, the limit moves towards the newly computed
+    /// limit by this percentage of the difference; 1 to 100; default 20.
     pub smoothing: u32,
 }
 

@@ -186,7 +186,7 @@ impl AdaptiveLimit {
 
     /// Records that a request was completed at `now`, and updates the limit at the end of a
     /// measurement window. `in_flight` is the number of requests in flight, including this request.
-    /// If `now` is earlier than in a previous call, the elapsed time counts as zero.
+    /// If `now` is earlier than in a previous call, the elapsed time is treated as zero.
     pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Completion) {
         let limit = self.limit();
         self.min_latency

@@ -51,7 +51,7 @@ impl MeasurementWindow {
     /// Closes the window and returns its result, or returns `None` if the window is too short or
     /// has too few samples. The next window begins when the next request is completed. A window
     /// lasts at least as long as the average request, because a change to the limit has no visible
-    /// effect before.
+    /// effect earlier.
     pub(super) fn close(
         &mut self,
         now: Timestamp,

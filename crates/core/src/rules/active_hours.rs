@@ -36,7 +36,7 @@ pub struct Days(u8);
 /// Times of the week in a time zone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActiveHours {
-    /// The time ranges. If the list is empty, the schedule holds all day.
+    /// The time ranges. If the list is empty, the schedule includes the whole day.
     hours: Box<[Hours]>,
     days: Days,
     zone: Zone,
@@ -69,7 +69,7 @@ impl Hours {
     }
 
     /// Parses other spellings, such as `9:00-17:00`, `9-17` and `9am - 5pm`, so that an error
-    /// message can suggest the correct one.
+    /// message can suggest the correct spelling.
     fn nearest(text: &str) -> Option<Self> {
         let (from, to) = text.split_once(['-', '\u{2013}'])?;
         let (from, to) = (loose_minute(from)?, loose_minute(to)?);
@@ -175,7 +175,7 @@ impl Days {
 
 impl ActiveHours {
     /// Creates a schedule of time ranges `hours` that begin on `days`, in the IANA time zone
-    /// `zone`. If `hours` is empty, the schedule holds all day on `days`.
+    /// `zone`. If `hours` is empty, the schedule includes all of each day in `days`.
     ///
     /// # Errors
     ///

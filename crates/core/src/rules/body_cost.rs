@@ -101,7 +101,8 @@ pub struct BodyCost {
     /// The pointers to the number of output tokens. If several numbers are present, the largest is
     /// used.
     pub output: Box<[JsonPointer]>,
-    /// The pointer to the number of outputs. The number of output tokens is multiplied by it.
+    /// The pointer to the number of outputs. The number of output tokens is multiplied by this
+    /// number.
     pub times: Option<JsonPointer>,
     /// The number of output tokens if none of the pointers is present in a body, from 1 to `max`.
     pub default: u64,

@@ -8,8 +8,8 @@
 
 use super::{Pattern, Rule, pattern::Kind};
 
-/// The maximum number of catch-all candidates. If there are more, only those with the fewest
-/// conditions are examined.
+/// The maximum number of catch-all candidates. If there are more candidates, only those with the
+/// fewest conditions are examined.
 const MAX_CATCH_ALL: usize = 1_000;
 
 /// A rule that is bypassed by requests without a certain key entry.
@@ -117,7 +117,7 @@ mod tests {
     }
 
     /// Returns true if a request without the entry `h.key` bypasses a rule with the conditions
-    /// `when` in spite of a second rule, `catch_all`.
+    /// `when` despite a second rule, `catch_all`.
     fn can_bypass(when: &[(&str, &str)], catch_all: Rule) -> bool {
         let rules = [rule("front", when, &["h.key", "path"]), catch_all];
         let found: Vec<Bypass<'_>> = bypasses(&rules, |entry| entry.starts_with("h.")).collect();
@@ -152,8 +152,9 @@ mod tests {
         }
     }
 
-    /// Regression test: an exact value with a star used to count as equal to the same glob, so a
-    /// catch-all rule that applies to fewer requests seemed to prevent the bypass.
+    /// Regression test: an exact value that contains a star was considered equal to the glob with
+    /// the same text, so a catch-all rule that applies to fewer requests seemed to prevent the
+    /// bypass.
     #[test]
     fn an_exact_value_with_a_star_does_not_imply_the_glob() {
         let (exact, glob) = (

@@ -11,7 +11,8 @@ use crate::{
 pub enum Headroom {
     /// Conditions on request entries that are set by a trusted component.
     When(When),
-    /// Enough unused capacity in the limits of another rule that applies to the same request.
+    /// A large enough unused percentage of another rule's limits. The other rule must apply to the
+    /// same request.
     Unused(UnusedShare),
 }
 
@@ -56,8 +57,8 @@ impl UnusedShare {
 }
 
 /// The parent charges of elastic rules; the charges of the elastic rules are their children. A
-/// child may exceed its own limits if enough of its parent's limits is unused, so the parents must
-/// be read before the children are decided.
+/// child may exceed its own limits if a large enough percentage of its parent's limits is unused,
+/// so the parents must be read before the children are decided.
 ///
 /// Reading a parent does not reserve anything. Whether a child may exceed its limits depends on the
 /// parent's state right before the decision. The parent is charged together with the child, and
@@ -69,8 +70,8 @@ pub struct Parents<'a> {
     children: Vec<Child<'a>>,
 }
 
-/// The charge of an elastic rule: its index, the required unused part of its parent, and its raised
-/// limits.
+/// The charge of an elastic rule: its index, the percentage of its parent's limits that must be
+/// unused, and its raised limits.
 #[derive(Debug)]
 struct Child<'a> {
     place: usize,
@@ -108,9 +109,9 @@ impl<'a> Parents<'a> {
         parents
     }
 
-    /// Raises the limits of each child in `charges` if enough of its parent's limits is unused.
-    /// `outcomes` contains the outcomes of [`Self::charges`]. If the outcome of a parent is
-    /// missing, the limits of its children are not raised.
+    /// Raises the limits of each child in `charges` if a large enough percentage of its parent's
+    /// limits is unused. `outcomes` contains the outcomes of [`Self::charges`]. If the outcome of a
+    /// parent is missing, the limits of its children are not raised.
     pub fn stretch(&self, charges: &mut [Charge<'a>], outcomes: &[Outcome]) {
         for child in &self.children {
             if self.has_left(child.parent, outcomes) {

@@ -27,7 +27,8 @@ pub enum FailedCondition<'a> {
         entry: &'a str,
         /// The value in the request; `None` if the request lacks the entry.
         value: Option<&'a str>,
-        /// The rule's pattern. If several patterns must match, this is the first one that does not.
+        /// The rule's pattern. If several patterns must match, this is the first pattern that does
+        /// not match.
         pattern: &'a Pattern,
     },
     /// The rule does not apply at the time of the request.

@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_scope_of_a_rule_name_is_stable() {
-        // A change of the scope would invalidate all keys in existing snapshots.
+        // If the scope changed, all keys in existing snapshots would become invalid.
         assert_eq!(
             u64::from_be_bytes(scope("api-per-customer")),
             0xFE65_5710_0381_B7CC

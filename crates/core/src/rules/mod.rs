@@ -1,8 +1,9 @@
 //! Rules determine when limits apply, and to which key.
 //!
 //! A [`Request`] consists of named values, its entries. A [`RuleSet`] finds the rules that apply to
-//! a request and turns each rule into a charge on a key. The time to find them does not grow with
-//! the number of rules, because only rules found by the [`index`](pattern::index) are evaluated.
+//! a request and turns each rule into a charge on a key. The time for finding the rules does not
+//! grow with the number of rules, because only rules found by the [`index`](pattern::index) are
+//! evaluated.
 
 mod active_hours;
 mod allow;

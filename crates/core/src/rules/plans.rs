@@ -26,14 +26,15 @@ impl Plans {
         at.ok().map(|at| &self.limits[at].1)
     }
 
-    /// Returns the limits of the plan named by `request`. Returns `None` if it does not name a plan
-    /// of the rule.
+    /// Returns the limits of the plan named by `request`. Returns `None` if the request does not
+    /// name a plan of the rule.
     pub(super) fn of_request(&self, request: &Request<'_>) -> Option<&Arc<Limits>> {
         let entry = self.entry.as_deref()?;
         self.get(request.entry(entry)?)
     }
 
-    /// Returns whether both have the same plans with equal limits, selected by the same entry.
+    /// Returns whether `self` and `other` have the same plans with equal limits, selected by the
+    /// same entry.
     pub(super) fn are_equal(&self, other: &Self) -> bool {
         self.entry == other.entry
             && self.limits.len() == other.limits.len()

@@ -1,9 +1,9 @@
 //! Response-based cost: the final charge of a request is computed from its response.
 //!
 //! A limit must be charged before the request is forwarded, because a forwarded request can no
-//! longer be denied. But only the response tells, for example, whether a login failed or how many
-//! tokens were used. When the response is known, the excess over the final charge is refunded with
-//! the [receipt](crate::Receipt).
+//! longer be denied. However, it is known only from the response, for example, whether a login
+//! failed or how many tokens were used. Once the response is known, the difference between the
+//! initial and the final charge is refunded with the [receipt](crate::Receipt).
 
 use super::{
     ActiveHours, Request, RuleError, TokenFormula, TokenUsage, When, condition::check_name,
@@ -55,8 +55,8 @@ impl ResponseCost {
         self
     }
 
-    /// Charges the number in the response entry `name`, a whole number in decimal digits. If the
-    /// entry is missing or is not a number, the initial charge stays.
+    /// Charges the number in the response entry `name`, an integer in decimal digits. If the entry
+    /// is missing or is not a number, the initial charge stays.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ impl ResponseCost {
         self.cost.is_some()
     }
 
-    /// Returns the schedule of the condition that selects the counted responses.
+    /// Returns the schedule of the condition that selects which responses are counted.
     pub(super) fn schedule(&self) -> Option<&ActiveHours> {
         self.counts.schedule()
     }

@@ -26,7 +26,7 @@ pub enum CostSource {
     Request,
     /// A fixed cost, regardless of the request's own cost.
     Fixed(Cost),
-    /// The value of the entry with this name, a whole number in decimal digits.
+    /// The value of the entry with this name, an integer in decimal digits.
     Entry(Box<str>),
     /// Numbers in the request body. A listener that does not see the body charges the cost of the
     /// request.
@@ -59,7 +59,8 @@ impl Mode {
 ///
 /// A rule applies to a request if all its conditions hold **and the request has every entry of its
 /// key**. To limit requests without an entry, use a rule with the condition `present: false`. A
-/// rule without conditions always applies, and a rule without a key has one count for all requests.
+/// rule with neither conditions nor a key applies to every request. A rule without a key has one
+/// count for all requests.
 #[derive(Clone, Debug)]
 pub struct Rule {
     name: Arc<str>,
@@ -144,8 +145,8 @@ impl Rule {
     /// # Errors
     ///
     /// Returns an error for `cost` if the entry name or the numbers of a [`BodyCost`] are invalid.
-    /// Also returns an error if it is a [`BodyCost`] and one of the limits is a concurrency limit,
-    /// because tokens are not slots.
+    /// Also returns an error if the source is a [`BodyCost`] and one of the limits is a concurrency
+    /// limit, because tokens are not slots.
     pub fn costing(mut self, cost: CostSource) -> Result<Self, RuleError> {
         match &cost {
             CostSource::Entry(entry) => {
@@ -246,7 +247,7 @@ impl Rule {
         Ok(self)
     }
 
-    /// Rejects limits with which spent units would be lost if requests alternate between them and
+    /// Returns an error if spent units would be lost when requests alternate between `limits` and
     /// the rule's own limits.
     fn check_alike(&self, limits: &[Limit]) -> Result<(), RuleError> {
         let own = self.limits.len();
@@ -405,8 +406,8 @@ impl Rule {
         self.plans.entry.as_deref()
     }
 
-    /// Returns the limits of `charge`, which was made under this rule. Returns `None` if they come
-    /// from an override.
+    /// Returns the limits of `charge`, which was made under this rule. Returns `None` if the limits
+    /// come from an override.
     #[must_use]
     pub fn own_limits(&self, charge: &Charge<'_>) -> Option<&Limits> {
         let limits = self.unstretched_limits(charge)?;
@@ -414,15 +415,15 @@ impl Rule {
         Some(stretched.unwrap_or(limits))
     }
 
-    /// Returns the original limits of `charge`, before any elastic increase. Returns `None` if they
-    /// come from an override.
+    /// Returns the original limits of `charge`, before any elastic increase. Returns `None` if the
+    /// limits come from an override.
     pub(super) fn unstretched_limits(&self, charge: &Charge<'_>) -> Option<&Arc<Limits>> {
         let mut own = self.own_and_plans();
         own.find(|limits| is_charged(limits, charge))
     }
 
-    /// Returns the limits of the plan named by `request`. Returns `None` if it does not name a plan
-    /// of this rule.
+    /// Returns the limits of the plan named by `request`. Returns `None` if the request does not
+    /// name a plan of this rule.
     pub(super) fn plan_of(&self, request: &Request<'_>) -> Option<&Arc<Limits>> {
         self.plans.of_request(request)
     }
@@ -668,7 +669,7 @@ impl Rule {
         }
     }
 
-    /// Returns the source of the cost if it is the request body.
+    /// Returns the [`BodyCost`] if the cost is computed from the request body.
     #[must_use]
     pub fn body_cost(&self) -> Option<&BodyCost> {
         match &self.cost {
@@ -677,8 +678,9 @@ impl Rule {
         }
     }
 
-    /// Returns the cost that the rule charges before the response of a language model is known. It
-    /// is computed with the rule's token formula, or with [`TokenFormula::SUM`] if it has none.
+    /// Returns the cost that the rule charges before the response of a language model is known. The
+    /// cost is computed with the rule's token formula, or with [`TokenFormula::SUM`] if the rule
+    /// has no formula.
     #[must_use]
     pub fn expected_cost(&self, expected: TokenUsage) -> Cost {
         let formula = self.response_cost.formula().unwrap_or(&TokenFormula::SUM);
@@ -715,7 +717,7 @@ impl Rule {
 }
 
 /// Returns the limits for a rule whose limits are `new` in the new rule set and `old` in the former
-/// one.
+/// rule set.
 fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     let same_manner = new.is_shadow() == old.is_shadow()
         && new.on_failure() == old.on_failure()
@@ -792,7 +794,8 @@ impl Rule {
         Ok(self)
     }
 
-    /// Rejects limits that count denied requests if the rule has a response-based cost.
+    /// Returns an error if the rule has a response-based cost and one of `limits` counts denied
+    /// requests.
     fn check_refundable(&self, limits: &[Limit]) -> Result<(), RuleError> {
         if self.response_cost.is_settled() || !limits.iter().any(Limit::count_denied) {
             return Ok(());

@@ -103,7 +103,7 @@ pub struct RuleSet {
     allow: AllowList,
     entry_names: BTreeSet<Box<str>>,
     extra_entry_names: BTreeSet<Box<str>>,
-    /// Whether any elastic rule depends on the unused part of another rule's limits.
+    /// Whether any elastic rule depends on the unused percentage of another rule's limits.
     has_parents: bool,
     wants_receipts: bool,
     has_body_costs: bool,
@@ -328,9 +328,9 @@ impl RuleSet {
     }
 
     /// Returns the parent charges of the elastic rules in `charges`. An elastic rule may exceed its
-    /// own limits if enough of its parent's limits is unused, so the caller must read the parents
-    /// before it decides `charges`. Returns `None` if no rule has a parent, which is the common
-    /// case.
+    /// own limits if a large enough percentage of its parent's limits is unused, so the caller must
+    /// read the parents before it decides `charges`. Returns `None` if no rule has a parent, which
+    /// is the common case.
     #[must_use]
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {

@@ -111,7 +111,7 @@ impl TokenFormula {
     }
 }
 
-/// Parses a decimal number with at most six decimals. Returns it in millionths.
+/// Parses a decimal number with at most six decimals. Returns the number in millionths.
 fn parse_weight(text: &str) -> Result<u64, String> {
     let most = bounds::MAX_TOKEN_WEIGHT;
     let wrong = || {

@@ -52,7 +52,7 @@ pub use tally::Tally;
 
 use crate::time::Timestamp;
 
-/// The maximum number of rules with their own lists of top talkers: the first ones in the rules
+/// The maximum number of rules with their own lists of top talkers: the first rules in the rules
 /// file. Requests for later rules count only in the totals over all rules.
 pub const MAX_TOP_RULES: usize = 1_000;
 

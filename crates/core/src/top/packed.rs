@@ -13,7 +13,7 @@ use super::{
     summary::{put, take},
 };
 
-/// The version of the format. A server ignores slices in other versions.
+/// The version of the format. A server ignores slices with a different version.
 const VERSION: u8 = 1;
 
 impl ClosedSlice {

@@ -172,8 +172,8 @@ impl Sketch {
             + self.slots.capacity() * size_of::<Slot>()
     }
 
-    /// Returns the maximum number of entries: twice the number that is kept when a full sketch
-    /// drops keys. Dropping keys visits all entries, so it should be rare.
+    /// Returns the maximum number of entries: twice the number of entries that are kept when a full
+    /// sketch drops keys. Dropping keys takes a pass over all entries, so it should be rare.
     fn capacity(&self) -> usize {
         2 * self.keep as usize
     }

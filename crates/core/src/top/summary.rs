@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 /// A completed sketch. The [module documentation](super) describes the error bound.
 ///
 /// A packed entry consists of the key's length and bytes, the count and the error, with all numbers
-/// in LEB128. The entries are sorted by descending count, so that those with the lowest counts can
-/// be cut off at the end.
+/// in LEB128. The entries are sorted by descending count, so that the entries with the lowest
+/// counts can be cut off at the end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     floor: u64,

@@ -1,5 +1,5 @@
-//! Overrides: other limits for single keys of a rule, or for all keys that match a pattern.
-//! Overrides can be changed at any time, and are kept when the rules are reloaded.
+//! Overrides: limits that replace a rule's limits for single keys, or for all keys that match a
+//! pattern. Overrides can be changed at any time, and are kept when the rules are reloaded.
 //!
 //! A request is charged to the first of the following limits that exists:
 //!
@@ -8,7 +8,7 @@
 //! 3. the limits of its [plan](super::Plans);
 //! 4. the rule's own limits.
 //!
-//! All of them share the key's state, so spent units are kept when the limits change.
+//! All of these limits share the key's state, so spent units are kept when the limits change.
 
 mod key_filter;
 mod patterns;
@@ -123,7 +123,7 @@ impl fmt::Display for OverrideError {
 impl std::error::Error for OverrideError {}
 
 /// The overrides of all rules. Clones share the overrides, so a change through one clone takes
-/// effect in all of them.
+/// effect in all clones.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides(Arc<Registry>);
 
@@ -164,7 +164,7 @@ impl Overrides {
         used
     }
 
-    /// Returns the number of overrides, including expired ones that have not been removed yet.
+    /// Returns the number of overrides, including expired overrides that have not been removed yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.count.load(Ordering::Relaxed)
@@ -223,7 +223,7 @@ impl Overrides {
     }
 
     /// Checks whether there is room for an override for `target` in the rule named `rule`. If there
-    /// are too many overrides, those expired at `now` are removed.
+    /// are too many overrides, overrides that have expired at `now` are removed.
     ///
     /// # Errors
     ///
@@ -243,7 +243,7 @@ impl Overrides {
         overrides.check_room(target)
     }
 
-    /// Removes expired overrides if there is no room for another one for `target`.
+    /// Removes expired overrides if there is no room for another override for `target`.
     fn make_room(
         &self,
         overrides: &RuleOverrides,
@@ -268,8 +268,8 @@ impl Overrides {
         overrides.get(target)
     }
 
-    /// Begins to replace all overrides. Overrides that are not [set](Self::set) again stay in
-    /// effect until [`Self::end_replacement`] removes them.
+    /// Begins to replace all overrides. Overrides that are not [set](Self::set) again stay active
+    /// until [`Self::end_replacement`] removes them.
     pub fn begin_replacement(&self) {
         self.0.generation.fetch_add(1, Ordering::Relaxed);
     }

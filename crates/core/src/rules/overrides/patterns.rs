@@ -86,8 +86,8 @@ impl PatternOverrides {
         item.map(|item| &item.stored)
     }
 
-    /// Returns the override that applies to the key with these `values` at `now`, which is the one
-    /// with the longest pattern. Also returns its patterns.
+    /// Returns the override that applies to the key with these `values` at `now`, which is the
+    /// override with the longest pattern. Also returns its patterns.
     pub(super) fn find(
         &self,
         values: &[&str],
@@ -140,8 +140,8 @@ impl PatternOverrides {
         self.check_index_with(&KeyPattern::parse(texts)?)
     }
 
-    /// Returns an error if there is no room for `new`: there are too many patterns, or an ordinary
-    /// key would need too many evaluations.
+    /// Returns an error if there is no room for `new`, because there are too many patterns or an
+    /// ordinary key would need too many evaluations.
     fn check_index_with(&self, new: &KeyPattern) -> Result<(), OverrideError> {
         if self.items.len() >= bounds::MAX_OVERRIDE_PATTERNS {
             return Err(OverrideError::TooManyPatterns);

@@ -1,4 +1,4 @@
-//! The limits of an override: in their original form, and compiled for a rule.
+//! The limits of an override, as written by the operator and as compiled for a rule.
 
 use std::{
     fmt,
@@ -65,12 +65,12 @@ impl fmt::Display for Replacement {
     }
 }
 
-/// The number of rule sets for which the compiled limits are kept: the current rules, the candidate
-/// rules, and former rules that requests still use after a reload.
+/// The number of rule sets for which a replacement's compiled limits are kept: the current rules,
+/// the candidate rules, and former rules that requests still use after a reload.
 const MAX_COMPILED: usize = 4;
 
 /// A replacement with its compiled limits. All overrides of a rule with the same replacement share
-/// it.
+/// one value.
 #[derive(Debug)]
 pub(super) struct CompiledReplacement {
     replacement: Replacement,
@@ -82,7 +82,7 @@ pub(super) struct CompiledReplacement {
 struct CompiledLimits {
     /// The rule's limits. Each version of the rule has a different object.
     of: Arc<Limits>,
-    /// The limits of the replacement; `None` if it is invalid for the rule.
+    /// The limits of the replacement; `None` if the replacement is invalid for the rule.
     limits: Option<Arc<Limits>>,
 }
 

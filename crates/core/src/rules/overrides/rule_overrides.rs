@@ -25,8 +25,7 @@ use crate::{
     time::Timestamp,
 };
 
-/// The number of shards for the overrides of single keys, so that a change locks only a part of
-/// them.
+/// The number of shards for the overrides of single keys, so that a change locks only one shard.
 const SHARDS: usize = 64;
 
 /// The overrides of single keys, by the key bytes after the scope.
@@ -39,19 +38,17 @@ pub struct RuleOverrides {
     /// The number of overrides of patterns.
     pattern_count: AtomicUsize,
     hasher: RandomState,
-    /// The keys that have an override, in any rule.
-    filter: Arc<KeyFilter>,
-    /// The overrides of single keys. The shards are created when the first one is set.
+    /// The overrides of single keys. The shards are created when the first override is set.
     keys: OnceLock<Box<[Shard]>>,
     patterns: RwLock<PatternOverrides>,
     compiled: Mutex<SharedReplacements>,
 }
 
-/// The replacements in use, so that overrides with the same limits share one.
+/// The replacements in use, so that overrides with the same limits share one replacement.
 #[derive(Debug, Default)]
 struct SharedReplacements {
     by_replacement: HashMap<Replacement, Weak<CompiledReplacement>>,
-    /// The number of replacements at which unused ones are removed.
+    /// The number of replacements at which unused replacements are removed.
     clean_at: usize,
 }
 
@@ -91,7 +88,7 @@ impl RuleOverrides {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the number of overrides, including expired ones that have not been removed yet.
+    /// Returns the number of overrides, including expired overrides that have not been removed yet.
     #[must_use]
     pub fn len(&self) -> usize {
         self.count.load(Ordering::Relaxed)
@@ -131,7 +128,7 @@ impl RuleOverrides {
     }
 
     /// Returns the compiled override for the key with these `bytes` after its scope: the override
-    /// for the key itself or, if there is none, for the longest matching pattern.
+    /// for the key itself or, if there is no such override, for the longest matching pattern.
     fn compiled_for(
         &self,
         rule: &Rule,
@@ -153,7 +150,7 @@ impl RuleOverrides {
         }
         let patterns = read(&self.patterns);
         let values = rule.decode_values(bytes)?;
-        // The patterns have a maximum of their own, so their evaluations do not count towards the
+        // Override patterns have a separate maximum, so their evaluations do not count towards the
         // maximum for the rules.
         let rules_work = std::mem::take(&mut buffers.work);
         let found = patterns.find(&values, now, buffers);

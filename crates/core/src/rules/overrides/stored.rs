@@ -12,7 +12,7 @@ pub(super) struct StoredOverride {
     /// When the override expires; [`Timestamp::MAX`] if it lasts until it is removed.
     pub(super) until: Timestamp,
     pub(super) reason: Box<str>,
-    /// The number of times that all overrides had been replaced when this one was set.
+    /// The number of times that all overrides had been replaced when this override was set.
     pub(super) generation: u32,
 }
 

@@ -23,7 +23,7 @@ impl CidrSet {
             .iter()
             .map(|text| parse(text))
             .collect::<Result<_, _>>()?;
-        // Aggregation makes the networks disjoint: it removes networks inside a larger one.
+        // Aggregation makes the networks disjoint: it removes networks inside a larger network.
         let mut nets = IpNet::aggregate(&nets);
         nets.sort_by_key(IpNet::network);
         Ok(Self(nets.into()))

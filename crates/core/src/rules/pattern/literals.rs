@@ -116,8 +116,8 @@ fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     }
 }
 
-/// Ranks literal lists by specificity. The list with the longer shortest literal is more specific
-/// and, among equals, the list with fewer literals.
+/// Ranks literal lists by specificity. The list whose shortest literal is longer is more specific.
+/// If these lengths are equal, the list with fewer literals is more specific.
 fn rank(literals: &[Box<[u8]>]) -> (usize, std::cmp::Reverse<usize>) {
     let shortest = literals.iter().map(|literal| literal.len()).min();
     (shortest.unwrap_or(0), std::cmp::Reverse(literals.len()))

@@ -171,7 +171,7 @@ impl Pattern {
     }
 
     /// Creates a pattern that matches if the entry is present, with any value, including an empty
-    /// one.
+    /// string.
     #[must_use]
     pub fn present() -> Self {
         Self(Kind::Present)
@@ -321,8 +321,8 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let config = Regex::config()
         .nfa_size_limit(Some(bounds::MAX_REGEX_BYTES))
         .hybrid_cache_capacity(bounds::MAX_REGEX_BYTES)
-        // These two engines would take half of the compile time, and gain little, because a request
-        // evaluates only a few expressions.
+        // These two engines would take half of the compile time. They would save little time,
+        // because a request evaluates only a few expressions.
         .dfa(false)
         .onepass(false);
     let built = Regex::builder().configure(config).build_from_hir(&whole);

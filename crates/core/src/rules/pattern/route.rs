@@ -1,4 +1,4 @@
-//! Routes: paths that are compared like in many web frameworks.
+//! Routes: paths compared as in many web frameworks.
 //!
 //! Other patterns compare paths byte by byte, but many frameworks treat `/login/`, `/LOGIN`,
 //! `/login;x=1` and `/login%20` like `/login`. The [`Route`] `/login` matches all of these paths.

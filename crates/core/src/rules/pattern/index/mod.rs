@@ -3,10 +3,10 @@
 //! An item is a rule, an allow list entry or an alternative in a long list of patterns. Each item
 //! is filed under a fact: a requirement that a request must meet for the item's conditions to hold.
 //! For example, a value equals a string, or begins with it, ends with it or contains it; an address
-//! is in a network; or an entry is present. A lookup searches for each entry of the request, and
-//! only the items found are evaluated. If an item can be filed under several facts, the index uses
-//! the fact shared with the fewest other items. For example, ten thousand rules with the same path
-//! and different customers are filed by customer.
+//! is in a network; or an entry is present. A lookup searches the index once for each entry of the
+//! request, and only the items found are evaluated. If an item can be filed under several facts,
+//! the index uses the fact shared with the fewest other items. For example, ten thousand rules with
+//! the same path and different customers are filed by customer.
 //!
 //! An item without conditions, or with only negated conditions, cannot be filed, so it is evaluated
 //! for every request.
@@ -38,7 +38,7 @@ pub(in crate::rules) struct Index {
 }
 
 /// The lookup that leads to the most pattern evaluations. Values crafted to contain many literals
-/// can lead to more.
+/// can lead to more evaluations.
 #[derive(Clone, Debug, Default)]
 pub(in crate::rules) struct CostliestLookup {
     /// The total weight of the items found by the lookup. An item's weight is the maximum number of

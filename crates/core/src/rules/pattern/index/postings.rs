@@ -324,8 +324,8 @@ fn ways_of_literals(literals: &Literals) -> Vec<Criterion<'_>> {
     }
 }
 
-/// Returns the way that files each alternative in its most specific way. Returns no ways if one of
-/// the alternatives cannot be filed.
+/// Returns the way that combines the most specific way of each alternative. Returns no ways if one
+/// of the alternatives cannot be filed.
 fn ways_of_any<'a>(
     exact: impl Iterator<Item = &'a str>,
     others: &'a [Pattern],
