@@ -62,7 +62,7 @@ impl ServerLimiter {
     /// Returns false and changes nothing if there are too many blocks.
     ///
     /// With Redis, this node also keeps a local copy of the block. If the copy does not fit, only a
-    /// warning is logged, because the block is in effect on every node that can reach Redis.
+    /// warning is logged, because every node that can reach Redis enforces the block.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl ServerLimiter {
         let Some(redis_store) = self.redis_store() else {
             return Ok(self.local_store().unblock(key, self.now()));
         };
-        // If Redis does not confirm the change, the local copy stays in effect.
+        // If Redis does not confirm the change, the local copy of the block stays active.
         let was_blocked = redis_store.store().unblock(key).await?;
         self.local_store().unblock(key, self.now());
         redis_store.forget_denials();
@@ -110,7 +110,7 @@ impl ServerLimiter {
     }
 
     /// Resets the counters of `key`. Returns true if the key had counters. Without Redis, the
-    /// result is ready immediately. A block on the key stays in effect.
+    /// result is ready immediately. A block on the key stays active.
     ///
     /// # Errors
     ///

@@ -2,8 +2,8 @@
 //!
 //! A block is identified by its key, which contains a hash of the rule's name. A block therefore
 //! stays in the store when its rule is renamed, removed or given different key entries. It is then
-//! usually inactive, because no request has its key any more. The exception is a request whose
-//! values of the new key entries equal the blocked values.
+//! usually inactive, because no request has its key any more. There is one exception: a request is
+//! blocked if its values for the new key entries equal the blocked values.
 
 use std::collections::BTreeMap;
 
@@ -57,8 +57,8 @@ impl<'a> BlockedKey<'a> {
     }
 }
 
-/// The number of inactive blocks by rule name, which is `None` if unknown. A block is inactive if
-/// its rule no longer exists or now has different key entries.
+/// The number of inactive blocks for each rule name; the name is `None` if it is unknown. A block
+/// is inactive if its rule no longer exists or now has different key entries.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 

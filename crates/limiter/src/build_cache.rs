@@ -1,4 +1,4 @@
-//! A cache of values that take longer to build than a decision takes, such as parsed limits.
+//! A cache of values, such as parsed limits, that take longer to build than a rate limit decision.
 
 use std::hash::{BuildHasher as _, Hash};
 

@@ -1,4 +1,4 @@
-//! Explains how a request would be decided now, without charging it.
+//! Explains what the decision on a request would be now, without charging the request.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tidegate_redis::StoreError;
 
 use crate::ServerLimiter;
 
-/// An explanation of how a request would be decided.
+/// An explanation of the decision on a request.
 #[derive(Debug)]
 pub struct Explanation<'r> {
     /// Whether the request would be admitted.
@@ -21,7 +21,7 @@ pub struct Explanation<'r> {
     pub reason: Option<Reason>,
     /// The time until the request would be admitted.
     pub retry_after: RetryAfter,
-    /// The exactness of the decision.
+    /// How exact the decision would be.
     pub exactness: Exactness,
     /// The component that would decide.
     pub source: Source,
@@ -35,7 +35,7 @@ pub struct Explanation<'r> {
     pub block_now: Timestamp,
 }
 
-/// An explanation of how one rule would decide the request.
+/// An explanation of one rule's decision on the request.
 #[derive(Debug)]
 pub struct ExplainedCharge<'r> {
     /// The rule.
@@ -132,7 +132,7 @@ impl ServerLimiter {
                 None => self.evaluate_alone(charge, now).await,
             };
             let block = match answer.reason {
-                // While Redis is unreachable, the local copy of a block decides.
+                // While Redis is unreachable, the local copies of blocks are used.
                 Some(Reason::Blocked) if answer.source == Source::Local => {
                     block_now = now;
                     self.local_store().block_on(charge.key, now)
@@ -205,14 +205,14 @@ impl ServerLimiter {
     ) -> Evaluation<'c> {
         let (mut decided, mut outcomes) = (charges.to_vec(), Vec::new());
         let request = StoreRequest {
-            // A cached denial may be older than a block, and does not contain the block.
+            // A cached denial may be older than a block, and does not describe the block.
             cache_search: CacheSearch::Skip,
             accounting: Accounting::Inspection,
             ..StoreRequest::new(&mut decided, now, effect)
         };
         let decision = Store::decide(self, request, &mut outcomes).await;
         let verdict = decision.verdict(&decided, &outcomes);
-        // The store has removed the charges that a fallback policy has decided.
+        // The store has removed the charges that were decided by a fallback policy.
         let mut rest = outcomes.as_slice();
         let of_charge = |charge: &Charge<'_>| {
             decided.iter().find(|decided| decided.key == charge.key)?;

@@ -1,8 +1,8 @@
-//! The limiter that all listeners share: the current rules, one store and one clock.
+//! The limiter that all listeners share: the active rules, one store and one clock.
 //!
 //! A decision may need a call to Redis, so its result is a [`MaybeReady`]. The result is ready if
-//! the memory store decides, or if no call to Redis is needed. A caller that is not async uses a
-//! ready result immediately, and passes a pending result to a task.
+//! the memory store makes the decision, or if no call to Redis is needed. A caller that is not
+//! async uses a ready result immediately, and passes a pending result to a task.
 
 mod admin_ops;
 pub mod blocks;
@@ -240,7 +240,7 @@ impl ServerLimiter {
         self.events.as_ref()
     }
 
-    /// Adds the decisions since the last sample to the traffic of the last 15 minutes, and detects
+    /// Adds the decisions since the last sample to the 15-minute traffic history, and detects
     /// surges. The server calls this method every second.
     pub fn sample_traffic(&self) {
         let now = self.now();
@@ -271,14 +271,14 @@ impl ServerLimiter {
         &self.clock
     }
 
-    /// Returns the current rules. A request uses one rule set from start to finish, even across a
+    /// Returns the active rules. A request uses one rule set from start to finish, even across a
     /// reload.
     #[must_use]
     pub fn rules(&self) -> Arc<RuleSet> {
         self.rules.load_full()
     }
 
-    /// Replaces the current rules with `rules`.
+    /// Replaces the active rules with `rules`.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.with_overrides(&self.overrides);
         self.metrics.name_rules(rules.iter().map(Rule::name));
@@ -326,7 +326,7 @@ impl ServerLimiter {
     }
 
     /// Returns whether a block that is added now would survive a restart of this process. This is
-    /// the case with Redis, or if snapshots are configured and the last one was written.
+    /// the case with Redis, or if snapshots are configured and the last snapshot was written.
     #[must_use]
     pub fn are_blocks_persistent(&self) -> bool {
         self.redis_store().is_some() || self.snapshots.is_kept()
@@ -437,7 +437,7 @@ impl ServerLimiter {
 
     /// Decides `request`. The result is ready if the decision needs no call to Redis. Clears
     /// `outcomes`, a buffer that the caller can reuse, and fills it with the outcomes. `outcomes`
-    /// stays empty if the fallback policy `open` or `closed` decides.
+    /// stays empty if the fallback policy `open` or `closed` is applied.
     pub fn decide(
         &self,
         request: DecisionRequest<'_>,
@@ -558,7 +558,7 @@ impl ServerLimiter {
         decided
     }
 
-    /// Decides with the memory store. If the decision is sampled, measures it.
+    /// Decides with the memory store. If the decision is sampled, measures its latency.
     fn check_in_memory(
         &self,
         store: &MemoryStore,
@@ -584,7 +584,7 @@ impl ServerLimiter {
         began.map(|began| self.clock.nanos().saturating_sub(began))
     }
 
-    /// Records the latency of a sampled decision, and the used part of each limit.
+    /// Records the latency of a sampled decision, and the percentage of each limit that is used.
     #[inline]
     fn record_sample(&self, latency: Option<u64>, charges: &[Charge<'_>], outcomes: &[Outcome]) {
         if let Some(nanos) = latency {

@@ -43,8 +43,8 @@ const REMIND_EVERY: Span = Span::from_secs(3_600);
 const ADVICE: &str = "check that the folder exists, that the server is allowed to write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
-/// The status of the snapshots, and the current error if they fail. Snapshots let the counters of
-/// this process survive a restart.
+/// Whether snapshots are being written, and the current error if writing fails. With snapshots, the
+/// counters of this process survive a restart.
 #[derive(Debug, Default)]
 pub struct SnapshotHealth(Mutex<Health>);
 

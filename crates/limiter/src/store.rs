@@ -13,7 +13,7 @@ use tidegate_redis::{FallbackReceipt, FallbackStore};
 
 use super::ServerLimiter;
 
-/// The backend that decides: the memory of this process, or a Redis that all servers share.
+/// The backend that makes decisions: the memory of this process, or a Redis that all servers share.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -113,7 +113,7 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decided, outcomes);
         }
-        // A fallback policy has decided the other charges. They are placed after the evaluated
+        // The other charges were decided by a fallback policy. They are placed after the evaluated
         // charges, so that the outcomes belong to the first charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));

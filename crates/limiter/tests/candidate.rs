@@ -1,4 +1,5 @@
-//! Tests that candidate rules never change a response, and are evaluated as if they were in force.
+//! Tests that candidate rules never change a response, and are evaluated as if they were the active
+//! rules.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Compares reservations with a naive model, on the memory store.
+//! Compares reservations in the memory store with a simple reference model.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -53,7 +53,7 @@ struct Held {
     is_outstanding: bool,
 }
 
-/// The naive model: a list of all charged units. Only the units in the current window count.
+/// The reference model: a list of all charged units. Only the units in the current window count.
 struct Model {
     is_fixed: bool,
     now: u64,

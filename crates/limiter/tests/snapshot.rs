@@ -14,7 +14,7 @@ const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);
 
 fn limits() -> Limits {
     let rate = notation::rate("3/h").unwrap();
-    // Without a burst, GCRA would deny the second of three simultaneous requests.
+    // Without a burst, GCRA would deny the second of three requests sent at the same instant.
     let names = AlgorithmName::ALL
         .map(|(_, name)| name)
         .into_iter()
@@ -51,8 +51,8 @@ fn counters_and_blocks_survive_a_restart() {
     assert_eq!(after.blocks(NOW), before.blocks(NOW));
 }
 
-/// Regression test: after a snapshot was written with the clock a year ahead, requests used to be
-/// denied for a year after the clock was corrected.
+/// Regression test: after a snapshot was written with the clock a year ahead, requests were denied
+/// for a year after the clock was corrected.
 #[test]
 fn a_file_from_the_future_denies_no_longer_than_its_limits() {
     let (folder, limits) = (tempfile::tempdir().unwrap(), limits());
@@ -116,8 +116,8 @@ fn a_file_cut_anywhere_or_with_any_byte_changed_is_set_aside() {
     }
 }
 
-/// Regression test: if a record with a valid checksum was invalid, the records before it used to be
-/// restored.
+/// Regression test: if a snapshot contained an invalid record with a valid checksum, the records
+/// before it were restored.
 #[test]
 fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
     let (folder, limits) = (tempfile::tempdir().unwrap(), limits());

@@ -1,4 +1,4 @@
-//! The keys whose requests the candidate rules decide differently.
+//! The keys whose requests get a different decision under the candidate rules.
 
 use std::{
     cmp::{Ordering, Reverse},
@@ -10,8 +10,8 @@ use tidegate_core::Timestamp;
 use super::RuleKey;
 use crate::KeyMask;
 
-/// The maximum number of keys for which changed requests are counted. If there are more, the half
-/// with the fewest requests is forgotten.
+/// The maximum number of keys for which changed requests are counted. If there are more keys, the
+/// half with the fewest requests is discarded.
 const MAX_KEYS: usize = 10_000;
 
 /// The changed requests, by rule and key.
@@ -19,7 +19,7 @@ const MAX_KEYS: usize = 10_000;
 pub(super) struct ChangedKeys {
     requests: u64,
     keys: HashMap<RuleKey, ChangedRequests>,
-    /// The number of requests of forgotten keys.
+    /// The number of requests of discarded keys.
     uncounted: u64,
 }
 
@@ -36,13 +36,13 @@ struct ChangedRequests {
 pub struct ChangedKeyList {
     /// The keys, by descending number of requests.
     pub keys: Vec<ChangedKey>,
-    /// The number of requests of keys that were forgotten because there were too many keys. If it
+    /// The number of requests of keys that were discarded because there were too many keys. If it
     /// is 0, the request counts are exact; otherwise, a key may have had more requests than its
     /// count.
     pub uncounted: u64,
 }
 
-/// A key whose requests are decided differently.
+/// A key whose requests get a different decision under the candidate rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChangedKey {
     /// The rule that denies the requests.
@@ -58,7 +58,7 @@ pub struct ChangedKey {
 }
 
 impl ChangedKeys {
-    /// Counts one request at `now` for each of the keys that deny it.
+    /// Counts one request at `now` for each rule and key in `denied_by`.
     pub(super) fn count(&mut self, denied_by: impl IntoIterator<Item = RuleKey>, now: Timestamp) {
         self.requests += 1;
         for key in denied_by {
@@ -79,7 +79,7 @@ impl ChangedKeys {
         }
     }
 
-    /// Forgets the half of the keys with the fewest requests. This makes room for new keys, which
+    /// Discards the half of the keys with the fewest requests. This makes room for new keys, which
     /// may later have the most requests.
     fn forget_half(&mut self) {
         let mut counts: Vec<u64> = self.keys.values().map(|requests| requests.count).collect();
@@ -112,7 +112,7 @@ impl ChangedKeys {
         self.requests
     }
 
-    /// Copies up to `most` keys, those with the most requests, in no particular order.
+    /// Copies the `most` keys with the most requests, in no particular order.
     pub(super) fn top(&self, most: usize) -> TopChangedKeys {
         let mut keys: Vec<_> = self.keys.iter().collect();
         if most < keys.len() {

@@ -1,5 +1,5 @@
-//! Candidate rules: a second rule set, which is evaluated on the same requests as the rules in
-//! force. It never denies a request.
+//! Candidate rules: a second rule set, which is evaluated on the same requests as the active rules,
+//! also called the rules in force. The candidate rules never deny a request.
 //!
 //! ```text
 //! request ─▶ rules in force ─▶ answer
@@ -39,8 +39,8 @@ use crate::{Backend, KeyMask, ServerLimiter, metrics::MAX_RULE_LABELS};
 /// The maximum number of candidate decisions waiting for Redis at the same time.
 const MAX_IN_FLIGHT: usize = 1_000;
 
-/// The part of the Redis keys after the store's own prefix. It begins with `#`, like the store's
-/// other keys that do not belong to a rule.
+/// The part of the candidate's Redis keys that follows the store's own prefix. It begins with `#`,
+/// like the store's other keys that do not belong to a rule.
 const KEY_PREFIX: &str = "#candidate:";
 
 const REQUESTS: Metric<1> = Metric::counter(
@@ -65,7 +65,7 @@ pub struct CandidateRules {
     pub until: Option<Timestamp>,
 }
 
-/// The candidate rules, and the comparison of their decisions with the actual ones.
+/// The candidate rules, and the comparison of their decisions with the actual decisions.
 #[derive(Debug)]
 pub struct Candidate {
     file: PathBuf,
@@ -82,7 +82,7 @@ pub struct Candidate {
     not_compared: AtomicU64,
     rejected: AtomicU64,
     lost: AtomicU64,
-    /// The requests whose decision changes.
+    /// The requests that get a different decision under the candidate rules.
     changes: Mutex<Changes>,
 }
 
@@ -127,7 +127,7 @@ struct RuleKey {
     key: Vec<String>,
 }
 
-/// The decision on a request under the rules in force.
+/// The decision on a request under the active rules.
 #[derive(Debug)]
 enum LiveAnswer {
     Admitted,
@@ -152,7 +152,7 @@ pub struct CandidateReport {
     pub began: Timestamp,
     /// The instant at which the evaluation of the rules ends; `None` means never.
     pub until: Option<Timestamp>,
-    /// The number of requests that both rule sets decided.
+    /// The number of requests for which the decisions of both rule sets were compared.
     pub compared: u64,
     /// The number of these requests that the candidate rules would have denied.
     pub denied: u64,
@@ -160,20 +160,20 @@ pub struct CandidateReport {
     pub newly_denied: u64,
     /// The number of denied requests that the candidate rules would have admitted.
     pub no_longer_denied: u64,
-    /// The number of denied requests that were not compared, because a block, the failure policy or
-    /// a left-out rule denied them.
+    /// The number of denied requests that were not compared, because they were denied by a block,
+    /// the fallback policy or a left-out rule.
     pub not_compared: u64,
     /// The number of requests that the candidate rules reject as invalid, for example because their
     /// cost entry is missing.
     pub rejected: u64,
-    /// The number of requests that the candidate rules did not decide, because Redis failed or too
-    /// many candidate decisions were waiting for Redis.
+    /// The number of requests without a candidate decision, because Redis failed or too many
+    /// candidate decisions were waiting for Redis.
     pub lost: u64,
     /// The rules, in the order of the file.
     pub rules: Vec<CandidateRule>,
     /// The keys with the most newly denied requests.
     pub newly: ChangedKeyList,
-    /// The keys of the rules in force with the most requests that are no longer denied.
+    /// The keys of the active rules with the most requests that would no longer be denied.
     pub no_longer: ChangedKeyList,
 }
 
@@ -294,7 +294,8 @@ impl Candidate {
         }
     }
 
-    /// Returns whether the candidate rules are no longer evaluated. Logs once that they have ended.
+    /// Returns whether the candidate rules are no longer evaluated. Logs once that the evaluation
+    /// has ended.
     fn has_ended(&self, now: Timestamp) -> bool {
         let has_ended = self.until.is_some_and(|until| now >= until);
         if has_ended && !self.has_ended.swap(true, Ordering::Relaxed) {
@@ -341,7 +342,7 @@ impl Candidate {
         }
     }
 
-    /// Returns `None` if Redis failed.
+    /// Charges `request` in Redis under the candidate rules. Returns `None` if Redis failed.
     async fn charge_in_redis(
         &self,
         store: &RedisStore,
@@ -570,10 +571,10 @@ fn count(counter: &AtomicU64) {
 
 impl ServerLimiter {
     /// Replaces the candidate rules; `None` ends the comparison. If there already was a candidate,
-    /// its counters are kept, but the comparison restarts. `bounds` limit the memory store that
-    /// counts for the candidate rules.
+    /// its counters are kept, but the comparison restarts. `bounds` limit the candidate's memory
+    /// store.
     ///
-    /// Listeners extract the entries that the candidate rules use only if the rules in force name
+    /// Listeners extract the entries that the candidate rules use only if the active rule set names
     /// them, too: see [`RuleSet::with_extra_entries_of`].
     pub fn set_candidate(&self, read: Option<CandidateRules>, bounds: MemoryBounds) {
         let old = self.candidate();

@@ -23,7 +23,8 @@ pub(super) static PUBLICATIONS: Metric<1> = Metric::counter(
     "Attempts to write the recent denials of this server to Redis, by result.",
 );
 
-/// The maximum number of denials in one publication. If there are more, the newest are published.
+/// The maximum number of denials in one publication. If there are more denials, the newest denials
+/// are published.
 const MAX_PUBLICATION: usize = 200;
 
 /// The maximum length of a published denial with entries, in bytes. Entries that would exceed it
@@ -62,7 +63,7 @@ impl OtherDenials {
 struct UnpublishedDenials {
     /// The newest denials since the last publication, oldest first.
     denials: Vec<DenialRecord>,
-    /// The number of other denials since the last publication.
+    /// The number of other denials since the last publication, which will not be published.
     unpublished: u64,
 }
 

@@ -170,9 +170,11 @@ pub struct DenialLog {
 struct PublishedCounts {
     /// The counts of each shard at the last publication.
     shards: Vec<RingCounts>,
-    /// The number of denials that Redis counts as not published by this server.
+    /// The number of denials that this server did not publish, and that it has reported to Redis as
+    /// unpublished.
     unpublished: u64,
-    /// The number of denials of failed publications, which Redis does not count yet.
+    /// The number of denials in failed publications that have not yet been reported to Redis as
+    /// unpublished.
     failed: u64,
 }
 
@@ -254,9 +256,9 @@ impl DenialLog {
     }
 
     /// Records the denials of a verdict, one for each rule that denied the request. A rule in
-    /// shadow mode counts if it would have denied the request. Each record contains the limit that
-    /// takes longest to recover. `fails_closed` returns whether a rule with the given limits denies
-    /// requests while the store is unreachable.
+    /// shadow mode counts if it would have denied the request. Each record contains the denying
+    /// limit with the longest retry time. `fails_closed` returns whether a rule with the given
+    /// limits denies requests while the store is unreachable.
     #[cold]
     pub(crate) fn record(
         &self,
@@ -296,8 +298,8 @@ impl DenialLog {
                 self.push_for(decided, denied, selection);
             }
         }
-        // A block, the store, or the policy for an unreachable store denied the request, not a
-        // limit.
+        // The request was denied by a block, by a full store or by the fallback policy, and not by
+        // a limit.
         if denied.reason == DenialReason::OnFailure {
             let (now, mut scratch) = (decided.now, Scratch::default());
             let charges = decided.rules.charges(decided.request, now, &mut scratch);
@@ -377,7 +379,7 @@ impl DenialLog {
     }
 
     /// Decides whether a denied request is kept, and whether it is logged. Returns `None` if it is
-    /// neither. A request that is not kept counts as lost.
+    /// neither kept nor logged. A request that is not kept counts as lost.
     fn select(&self, now: Timestamp) -> Option<Selection> {
         let shard = self.shards.get(shard::index() % self.shards.len().max(1))?;
         let mut ring = shard.ring();
@@ -498,7 +500,7 @@ fn mode_of(line: &Line<'_>) -> Mode {
     }
 }
 
-/// Returns the denying limit with the longest wait.
+/// Returns the denying limit with the longest retry time.
 fn denying_limit<'l>(
     limits: impl Iterator<Item = &'l Limit>,
     outcomes: &[Outcome],

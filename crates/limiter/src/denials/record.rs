@@ -5,8 +5,8 @@
 //! | rule | policy | number of key values, 1 | values | number of entries, 1 | names and values |
 //! ```
 //!
-//! Each string is preceded by its length in 2 bytes. For the rule and the policy, a length of 0
-//! means that the denial has none.
+//! Each string is preceded by its length in 2 bytes. A length of 0 means that the denial has no
+//! rule or no policy.
 
 use tidegate_core::{Mode, RetryAfter, Span, Timestamp};
 

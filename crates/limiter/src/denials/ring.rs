@@ -1,4 +1,4 @@
-//! A bounded list of records. New records replace the oldest ones.
+//! A bounded list of records. New records replace the oldest records.
 //!
 //! Records are kept in segments of fixed size. A full list drops its oldest segment as a whole. A
 //! reader takes references to the full segments, and copies only the last segment. It therefore
@@ -90,8 +90,8 @@ impl Ring {
 
     /// Returns whether to keep the next denied request. In each second, the first
     /// [`MAX_PER_SECOND`] requests are kept, and the others count as lost. During a flood, encoding
-    /// every denial would take longer than the decision, and the list would reach back only for a
-    /// fraction of a second.
+    /// every denial would take longer than the decision, and the list would cover only a fraction
+    /// of a second.
     pub(super) fn try_take(&mut self, now: Timestamp) -> bool {
         let second = now.as_micros() / 1_000_000;
         if second != self.second {

@@ -247,7 +247,8 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
     );
 }
 
-/// The largest record fits into the bound, although some of its entries are left out.
+/// The largest record fits within the bound and is complete, except that some of its entries are
+/// left out.
 #[test]
 fn a_record_of_the_longest_texts_is_complete_but_for_its_entries() {
     let long = "ü".repeat(bounds::MAX_ENTRY_VALUE_BYTES / 2);

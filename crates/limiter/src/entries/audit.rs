@@ -1,9 +1,10 @@
 //! Audit of request entries: counts and logs requests to which no rule applies, and entries that no
 //! rule uses. Each listener is audited separately. Each name is logged at most once a minute.
 //!
-//! A misspelt entry escapes the limits: for example, no rule applies to `custmer`, and no error is
-//! returned. However, services may also send extra entries on purpose. An unknown entry that does
-//! not resemble a known entry is therefore logged once, and only counted from then on.
+//! A request with a misspelt entry escapes the limits: for example, no rule uses the entry
+//! `custmer`, and no error is returned. However, services may also send extra entries on purpose.
+//! An unknown entry that does not resemble a known entry is therefore logged once, and only counted
+//! from then on.
 
 use std::{
     cell::RefCell,
@@ -33,7 +34,8 @@ const MAX_UNRELATED: usize = 24;
 /// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
 
-/// The number of requests after which the key entries missing from all of them are logged.
+/// The number of requests after which the audit logs the key entries that were missing from all of
+/// these requests.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
 /// The number of listener kinds.
@@ -174,7 +176,8 @@ impl EntryAudit {
         }
     }
 
-    /// Returns the number of key entries that no request has contained since the rules took effect.
+    /// Returns the number of key entries that no request has contained since the rules were
+    /// activated.
     pub(crate) fn missing_key_entries(&self) -> u64 {
         let missing = self.known.values().filter(|known| known.is_missing());
         u64::try_from(missing.count()).unwrap_or(u64::MAX)
@@ -236,7 +239,7 @@ impl EntryAudit {
     }
 
     /// After [`REQUESTS_WITHOUT_KEY`] requests, logs once which key entries were missing from all
-    /// of them.
+    /// of these requests.
     fn count_request(&self, rules: &RuleSet) {
         if self.requests.load(Ordering::Relaxed) >= REQUESTS_WITHOUT_KEY {
             return;
@@ -284,8 +287,8 @@ impl UnknownEntries {
     }
 
     /// Returns the unknown `names` that must be logged now, with the known entries that were
-    /// probably meant. In the usual case, no name must be logged, and no lock is taken. `total`
-    /// reads the number of unknown entries so far.
+    /// probably meant. In the usual case, no name must be logged, and no lock is taken. The
+    /// function `total` returns the number of unknown entries so far.
     fn take_due<'n>(
         &self,
         names: impl Iterator<Item = &'n str> + Clone,
@@ -297,7 +300,7 @@ impl UnknownEntries {
         if self.quiet.has_all(names.clone().map(hash), now) {
             return None;
         }
-        // If another worker is logging, there is nothing to do, because the request has been
+        // If another worker is logging, this worker has nothing to do, because the request has been
         // counted already.
         let mut window = self.window.try_lock().ok()?;
         if !self.quiet.is_open(now) {
@@ -341,7 +344,7 @@ impl DueNames {
 }
 
 impl UnknownWindow {
-    /// Forgets the entries that resemble a known entry, so that they are logged again in the next
+    /// Drops the entries that resemble a known entry, so that they are logged again in the next
     /// period.
     fn forget(&mut self) {
         self.entries.retain(|entry| entry.nearest.is_none());
@@ -350,7 +353,7 @@ impl UnknownWindow {
 }
 
 impl QuietNames {
-    /// Returns whether all names with these hashes can stay unlogged at `now`.
+    /// Returns whether no name with one of these hashes needs to be logged at `now`.
     fn has_all(&self, mut hashes: impl Iterator<Item = u64>, now: Timestamp) -> bool {
         let len = self.len.load(Ordering::Acquire);
         let quiet = &self.hashes[..len.min(MAX_UNKNOWN)];

@@ -35,9 +35,9 @@ pub struct NormalizedEntry<'e> {
     value: Cow<'e, str>,
 }
 
-/// Returns the normalised form of those `entries` that normalisation changes, usually none. Header
-/// names are always converted to lower case, as in the rules. Values are normalised only for
-/// [`Spelling::Normalized`].
+/// Returns the normalised form of each of `entries` that normalisation changes. Usually, the result
+/// is empty. Header names are always converted to lower case, as in the rules. Values are
+/// normalised only for [`Spelling::Normalized`].
 ///
 /// # Errors
 ///

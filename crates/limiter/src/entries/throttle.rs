@@ -26,8 +26,8 @@ impl EventLogThrottle {
     }
 
     /// Returns the number of events that a record logged at `now` must count. Returns `None`, after
-    /// a single atomic load, if a record was logged less than a minute ago. `total` reads the
-    /// number of events so far.
+    /// a single atomic load, if a record was logged less than a minute ago. The function `total`
+    /// returns the number of events so far.
     pub(super) fn open(&self, now: Timestamp, total: impl FnOnce() -> u64) -> Option<u64> {
         let next = self.next_micros.load(Ordering::Relaxed);
         if now.as_micros() < next {

@@ -202,7 +202,8 @@ impl Events {
             .collect()
     }
 
-    /// Sends an event if the verdict begins to deny a key, or if a key has used most of a limit.
+    /// Sends an event if this verdict is the first in a series of denials for a key, or if a key
+    /// has used most of a limit.
     #[inline]
     pub(crate) fn observe(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         let is_notable = |line: &Line<'_>| !line.outcome.allowed || self.is_near(line);
@@ -271,7 +272,7 @@ impl Events {
         }
     }
 
-    /// Sends an event for the rule's first limit that this request has nearly exhausted.
+    /// Sends an event for the first of the rule's limits that this request has nearly exhausted.
     fn observe_near(&self, decided: DecidedRequest<'_>, rule: &Rule, lines: &[Line<'_>]) {
         let Ok(cost) = rule.cost_of(decided.request) else {
             return;

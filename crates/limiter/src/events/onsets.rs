@@ -1,5 +1,5 @@
-//! Remembers the keys with recent events, so that a key has at most one event of a type in each
-//! window.
+//! A table of the keys with recent events. It ensures that a key has at most one event of a type in
+//! each window.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use tidegate_core::{Span, Timestamp};
 /// The number of shards. With several shards, threads seldom wait for each other.
 const SHARDS: usize = 16;
 
-/// The number of slots in which a key can be.
+/// The number of slots in which a key can be stored.
 const WAYS: usize = 4;
 
 /// The number of sets of [`WAYS`] slots in each shard. All shards together take 1 MiB.
@@ -21,8 +21,8 @@ const MIN_QUIET: Span = Span::from_secs(60);
 /// The longest time between two events of a key.
 pub(super) const MAX_QUIET: Span = Span::from_secs(24 * 3_600);
 
-/// A set-associative table of keys by their hash. If more keys are denied than fit, the key whose
-/// quiet period ends first is forgotten, and may get its next event early.
+/// A set-associative table of keys by their hash. If the table has no room for a denied key, the
+/// key whose quiet period ends first is evicted, and may get its next event early.
 #[derive(Debug)]
 pub(super) struct Onsets(Box<[Mutex<Vec<Slot>>]>);
 
@@ -36,9 +36,10 @@ impl Onsets {
         Self((0..SHARDS).map(shard).collect())
     }
 
-    /// If the key with this hash is not in a quiet period at `now`, begins one and returns true. A
-    /// quiet period is as long as `window`, but at least [`MIN_QUIET`] and at most [`MAX_QUIET`].
-    /// The hash must depend on a secret, so that clients cannot choose keys that share a set.
+    /// If the key with this hash is not in a quiet period at `now`, begins a quiet period and
+    /// returns true. A quiet period is as long as `window`, but at least [`MIN_QUIET`] and at most
+    /// [`MAX_QUIET`]. The hash must depend on a secret, so that clients cannot choose keys that
+    /// share a set.
     pub(super) fn try_begin(&self, hash: u64, now: Timestamp, window: Span) -> bool {
         let hash = hash.max(1);
         let [shard, set] = split(hash);
@@ -82,7 +83,8 @@ mod tests {
         assert!(!onsets.try_begin(7, at(3_699), hour));
         assert!(onsets.try_begin(8, at(100), hour));
         assert!(onsets.try_begin(7, at(3_700), hour));
-        // A short window has one event a minute, and a very long window has one a day.
+        // With a short window, a key has at most one event a minute. With a very long window, it
+        // has at most one event a day.
         assert!(onsets.try_begin(9, at(0), Span::from_secs(1)));
         assert!(!onsets.try_begin(9, at(59), Span::from_secs(1)));
         assert!(onsets.try_begin(9, at(60), Span::from_secs(1)));

@@ -2,7 +2,7 @@
 //!
 //! The detector counts in intervals of ten seconds, for each rule and for all rules together. The
 //! usual count `u` is an exponential moving average whose time constant is one hour. In the first
-//! hour it is the average since the start, and nothing is reported in the first five minutes.
+//! hour, `u` is the average since the start, and nothing is reported in the first five minutes.
 //!
 //! - A surge begins after two consecutive intervals with a count above `3 u` and above
 //!   `u + 8 √u + 50`.
@@ -13,9 +13,9 @@
 //!
 //! **False alarms.** If the requests are a Poisson process of constant rate, the count of an
 //! interval has the variance `u`. It is then above `u + 8 √u + 50` with a probability below 1e-13
-//! (a Chernoff bound), and two consecutive intervals are needed. For 1,000 rules, that is less than
-//! one false alarm in a million years. Real traffic varies more than a Poisson process; the factor
-//! 3 covers the usual daily increase within an hour.
+//! (a Chernoff bound), and two consecutive intervals are needed. With 1,000 rules, there is less
+//! than one false alarm in a million years. Real traffic varies more than a Poisson process; the
+//! factor 3 covers the usual daily increase within an hour.
 
 use foldhash::HashMap;
 use tidegate_core::Timestamp;
@@ -102,7 +102,8 @@ struct Baseline {
 
 impl SurgeDetector {
     /// Samples the current counters. If an interval has ended, returns the surges that began or
-    /// ended in it. Rules that are missing in `rules` are forgotten. Call this method every second.
+    /// ended in it. The state of rules that are missing in `rules` is discarded. Call this method
+    /// every second.
     pub(super) fn sample<'n>(
         &mut self,
         now: Timestamp,
@@ -173,8 +174,8 @@ impl Series {
 }
 
 impl Baseline {
-    /// Processes the count of an interval. Returns true if a surge began, false if one ended, and
-    /// `None` otherwise.
+    /// Processes the count of an interval. Returns true if a surge began, false if a surge ended,
+    /// and `None` otherwise.
     fn advance(&mut self, count: u64) -> Option<bool> {
         let usual = self.average / FRACTION;
         let margin = usual.saturating_add(8 * usual.isqrt()).saturating_add(50);

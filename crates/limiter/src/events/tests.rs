@@ -139,7 +139,7 @@ fn a_key_has_one_event_when_it_is_nearly_used_up_and_one_when_it_is_denied() {
         (&json!("limit"), &json!("10/h"))
     );
     assert!(data["retry_after_ms"].as_u64().is_some_and(|wait| wait > 0));
-    // Another key has its own event, and the same key has one in the next window.
+    // Another key has its own event, and the same key has another event in the next window.
     for _ in 0..12 {
         server.ask("192.0.2.2", 1);
     }

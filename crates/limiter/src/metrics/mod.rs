@@ -1,9 +1,9 @@
 //! The server's metrics.
 //!
 //! Counting must take only nanoseconds, because the Redis protocol listener makes more than a
-//! million decisions per second on one core. Every verdict therefore updates counters in a fixed
-//! array of atomics, in the thread's own shard. Only a verdict that names a rule also looks up the
-//! counters of that rule. The counters are read when the metrics are requested.
+//! million decisions per second on one core. Counting a verdict therefore increments atomics in a
+//! fixed array, in the thread's own shard. The counters of a rule are looked up only if the verdict
+//! names a rule. The counters are read when the metrics are requested.
 //!
 //! Latency is measured for one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
 //! take as long as the decision itself.
@@ -304,7 +304,7 @@ impl Metrics {
             .count(listener.index(), answer_index(answer));
     }
 
-    /// Adds the decisions since the last sample to the traffic of the last 15 minutes.
+    /// Adds the decisions since the last sample to the 15-minute traffic history.
     pub(crate) fn sample_traffic(&self, now: Timestamp) {
         let total = self.total_traffic();
         self.rules
@@ -574,7 +574,7 @@ pub(crate) struct Stats {
     pub(crate) store: MemoryStats,
     pub(crate) redis: Option<FallbackStats>,
     pub(crate) now: Timestamp,
-    /// The rules in force.
+    /// The active rules.
     pub(crate) rules: Arc<RuleSet>,
     /// The number of key entries that no request has contained so far.
     pub(crate) missing_key_entries: u64,

@@ -1,4 +1,4 @@
-//! Metrics per rule: each verdict is counted for the rule that decided it.
+//! Metrics per rule: each verdict is counted for the rule that the verdict names.
 
 use std::sync::{
     Arc,
@@ -21,8 +21,8 @@ use super::{
 /// time series.
 pub const MAX_RULE_LABELS: usize = 1_000;
 
-/// The outcomes of decisions that a rule made. If the store is full or unreachable, no rule makes
-/// the decision.
+/// The outcomes that are counted per rule. A denial because the store is full or unreachable is not
+/// counted for a rule.
 const OUTCOMES: [Answer; 3] = [None, Some(Reason::Limit), Some(Reason::Blocked)];
 
 /// The label of the rules without their own label.
@@ -160,7 +160,7 @@ impl RuleMetrics {
     }
 
     /// Records a sampled decision on `charges` that took `nanos` nanoseconds. `outcomes` are the
-    /// outcomes of the charges' limits, or fewer if a fallback policy has decided.
+    /// outcomes of the charges' limits, or fewer outcomes if a fallback policy was applied.
     #[cold]
     pub(super) fn observe_sample(&self, nanos: u64, charges: &[Charge<'_>], outcomes: &[Outcome]) {
         let table = self.0.load();

@@ -1,4 +1,4 @@
-//! The traffic of the last 15 minutes by rule, in buckets of five seconds.
+//! Traffic from the last 15 minutes, by rule, in buckets of five seconds.
 //!
 //! The counts are differences between samples of the counters that each decision updates anyway. A
 //! decision therefore does no extra work for the traffic. The server takes a sample every second.
@@ -57,10 +57,10 @@ impl TrafficCounts {
 pub struct Traffic {
     /// The start of the first bucket.
     pub from: Timestamp,
-    /// The decisions of all listeners, including decisions without a deciding rule.
+    /// The decisions of all listeners, including decisions that are not counted for a rule.
     pub total: Vec<TrafficCounts>,
     /// The traffic by rule name. Rules without traffic are left out. A decision is counted for the
-    /// rule that made it, and a shadow denial is counted for the shadow rule.
+    /// rule that its verdict names, and a shadow denial is counted for the shadow rule.
     pub rules: BTreeMap<Arc<str>, Vec<TrafficCounts>>,
 }
 
@@ -162,7 +162,7 @@ impl Ring {
             rules: BTreeMap::new(),
         };
         for bucket in &self.buckets {
-            // A bucket before the first requested one is too old.
+            // A bucket before the first requested bucket is too old.
             let index = bucket.number.checked_sub(first);
             let Some(index) = index.and_then(|index| usize::try_from(index).ok()) else {
                 continue;

@@ -1,6 +1,6 @@
 //! The override file: one JSON document per line, in the order of the changes. A change is written
-//! to disk before it takes effect. A file with many lines that later lines have replaced is
-//! compacted.
+//! to disk before it takes effect. The file is compacted when later lines have replaced many of its
+//! lines.
 
 use std::{
     collections::HashMap,
@@ -14,8 +14,8 @@ use tidegate_core::{Override, Overrides, Timestamp};
 
 use super::{ChangeOverrideError, document::OverrideDocument};
 
-/// The minimum number of lines at which the file is compacted. It must also have at least twice as
-/// many lines as overrides when it was opened or last compacted.
+/// The minimum number of lines at which the file is compacted. The file must also have at least
+/// twice as many lines as there were overrides when it was opened or last compacted.
 const MIN_LINES: usize = 10_000;
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl OverrideFile {
             Err(error) => Err(error.into()),
         };
         if changed.is_err() {
-            // The line is removed, because an incomplete line would also corrupt the next one.
+            // The line is removed, because an incomplete line would also corrupt the next line.
             self.file.set_len(before)?;
             return changed;
         }

@@ -41,14 +41,13 @@ const SYNC_INTERVAL: Duration = Duration::from_millis(500);
 /// The number of reads after which expired overrides are removed: once an hour.
 const READS_PER_CLEANUP: u32 = 7_200;
 
-/// The maximum number of times that a read starts again from the beginning before the next
-/// interval.
+/// The maximum number of times that a read is restarted from the beginning within one interval.
 const MAX_RESTARTS: u32 = 2;
 
 /// The reason why an override was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeOverrideError {
-    /// The override is not valid, or there are too many.
+    /// The override is not valid, or there are too many overrides.
     #[error(transparent)]
     Override(#[from] OverrideError),
     /// Redis cannot be reached.
@@ -65,7 +64,7 @@ pub(crate) struct OverrideKeeper {
     /// The override file; `None` with Redis, or without snapshots.
     file: Option<Arc<Mutex<OverrideFile>>>,
     /// The version of the overrides that this server last read from Redis. The lock ensures that an
-    /// older change never replaces a newer one.
+    /// older change never replaces a newer change.
     version: tokio::sync::Mutex<OverrideVersion>,
     is_failing: AtomicBool,
 }
@@ -199,7 +198,7 @@ impl ServerLimiter {
     }
 
     /// Applies the changes since the last call. When it returns, all changes made before the call
-    /// are in effect.
+    /// have been applied.
     async fn read_override_changes(&self, store: &RedisStore) -> Result<(), StoreError> {
         let mut version = self.override_keeper.version.lock().await;
         let mut restarts = 0;
@@ -207,7 +206,7 @@ impl ServerLimiter {
             let before = *version;
             let Some(changes) = store.override_changes(before).await? else {
                 // Redis has lost its data, or no longer lists the removals since that version. The
-                // current overrides stay in effect until all overrides have been read again.
+                // current overrides stay active until all overrides have been read again.
                 *version = OverrideVersion::default();
                 restarts += 1;
                 if restarts > MAX_RESTARTS {
@@ -264,7 +263,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Logs when reading the changes starts to fail, and when it succeeds again.
+    /// Logs when reads of the changes start to fail, and when they succeed again.
     fn record_sync(&self, result: &Result<(), StoreError>) {
         let keeper = &self.override_keeper;
         let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);

@@ -1,16 +1,16 @@
-//! The reasons why a request is not reserved, and why a reservation is not settled or renewed.
+//! The reasons why a reservation is not made, settled or renewed.
 
 use std::fmt;
 
 use tidegate_core::RequestError;
 use tidegate_redis::StoreError;
 
-/// The reason why a request is not reserved.
+/// The reason why a reservation is not made.
 #[derive(Debug)]
 pub enum ReserveError {
     /// The request is invalid.
     Request(RequestError),
-    /// There are too many outstanding reservations; this is the maximum.
+    /// There are too many outstanding reservations. The number is the maximum.
     TooMany(usize),
 }
 
@@ -25,7 +25,7 @@ impl From<RequestError> for ReserveError {
 pub enum ReservationError {
     /// The token is malformed, or was not sealed with a key of this server.
     Invalid,
-    /// The reservation was settled before, has expired, or is known to another server only.
+    /// The reservation was already settled, has expired, or is known only to another server.
     NotOutstanding(&'static str),
     /// Redis did not respond, so the call may be repeated.
     Unavailable(StoreError),

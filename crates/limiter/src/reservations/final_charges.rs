@@ -48,7 +48,7 @@ impl FinalCharges {
 /// is `cost`.
 fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
     match rule.cost() {
-        // Slots beyond the reserved ones are not charged, because no request would release them.
+        // Slots beyond the reserved slots are not charged, because no request would release them.
         CostSource::Request if rule.has_slots() => cost.min(reserved),
         // A reservation has no body, so the cost given in the call applies.
         CostSource::Request | CostSource::Body(_) => cost,
@@ -58,8 +58,8 @@ fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
 }
 
 impl ServerLimiter {
-    /// Charges the part of each final amount that exceeds the reserved amount. Returns the number
-    /// of units that the limits did not admit, for the charge with the most such units.
+    /// Charges the part of each final amount that exceeds the reserved amount. Returns the maximum,
+    /// over all charges, of the number of units that the limits did not admit.
     pub(super) async fn charge_excess_of(
         &self,
         charges: &OwnedCharges,

@@ -98,7 +98,8 @@ impl ServerLimiter {
         Ok(excess.await)
     }
 
-    /// Settles the charges that a reservation in Redis has made to this server's share.
+    /// Settles the charges that a reservation in Redis has made on this server's local share of the
+    /// limits.
     pub(super) fn settle_own_share(
         &self,
         own: OutstandingReservation,

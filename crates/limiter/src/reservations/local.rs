@@ -14,8 +14,7 @@ use super::{
 use crate::ServerLimiter;
 
 impl ServerLimiter {
-    /// Ends a reservation, and refunds the part of its charges that is not final. Returns its
-    /// charges.
+    /// Ends a reservation, and refunds its unused units. Returns its charges.
     pub(super) fn end_locally(
         &self,
         outstanding: OutstandingReservation,

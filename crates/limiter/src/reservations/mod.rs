@@ -18,7 +18,7 @@
 //!
 //! **Expiry.** The server that made a reservation refunds it when it expires. If this server is
 //! killed before that, the charges stay counted, which is safe. A server that is late by more than
-//! `MAX_LATENESS` does not refund, because Redis no longer knows whether the reservation was
+//! `MAX_LATENESS` does not refund, because Redis no longer stores whether the reservation was
 //! settled.
 
 mod error;
@@ -175,7 +175,7 @@ pub struct SettledReservation {
     pub settled: u64,
     /// The number of unused reserved units. They are refunded if the limits still count them.
     pub released: u64,
-    /// The number of units of the final cost beyond the reserved ones.
+    /// The number of units by which the final cost exceeds the reserved units.
     pub over: u64,
 }
 

@@ -26,7 +26,7 @@ pub struct HistoryQuery {
 pub struct KeyHistory {
     /// The length of a time slice, in minutes.
     pub slice_minutes: u64,
-    /// All time slices of the period, oldest first. The last one is incomplete.
+    /// All time slices of the period, oldest first. The last slice is incomplete.
     pub slices: Vec<KeySlice>,
     /// The number of servers whose requests are counted.
     pub servers: usize,
@@ -39,7 +39,7 @@ pub struct KeyHistory {
 pub struct KeySlice {
     /// The start of the time slice.
     pub start: Timestamp,
-    /// All requests, including denied ones.
+    /// All requests, including denied requests.
     pub requests: SumBounds,
     /// The requests that the rule denied, or would have denied if it were not in shadow mode.
     pub denied: SumBounds,

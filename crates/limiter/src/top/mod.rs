@@ -47,8 +47,8 @@ static PUBLICATIONS: Metric<1> = Metric::counter(
 const MAX_SHARDS: usize = 16;
 
 /// The maximum number of completed time slices that a shard keeps until
-/// [`TopTalkers::collect_ended`] moves them to the history. If it is not called in time, the worker
-/// moves them itself.
+/// [`TopTalkers::collect_ended`] moves them to the history. If that method is not called in time,
+/// the worker moves the slices itself.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.
@@ -67,8 +67,8 @@ pub struct TopQuery {
 /// The result of a [`TopQuery`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopList {
-    /// The time from which decisions are counted, which is up to one time slice before the period
-    /// begins.
+    /// The time from which decisions are counted. It is at most one time slice before the beginning
+    /// of the period.
     pub from: Timestamp,
     /// The time of the query.
     pub until: Timestamp,
@@ -148,8 +148,8 @@ impl TopTalkers {
         let shards = available_parallelism().map_or(1, NonZero::get);
         let shards = shards.min(MAX_SHARDS);
         // Half of the memory is for the history. The rest is divided among the shards. Each shard
-        // needs memory for the current minute, and for the previous minute until the history takes
-        // it.
+        // needs memory for the current minute, and for the previous minute until it has been moved
+        // to the history.
         let shard = || {
             let mut recorder = Recorder::new(keys, max_bytes / 4 / shards);
             recorder.set_scopes(&scopes(rules));
