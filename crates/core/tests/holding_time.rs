@@ -186,7 +186,7 @@ fn nine_of_ten_refusals_announce_a_time_within_a_factor_of_two() {
 }
 
 /// Without a queue, a slot becomes free when the next of 20 requests ends. Requests end at random
-/// times, so an estimate cannot be close in most cases, but it is right on average.
+/// times, so an estimate cannot be accurate in most cases, but it is correct on average.
 #[test]
 fn without_a_queue_the_estimate_is_right_on_average() {
     let load = Load {

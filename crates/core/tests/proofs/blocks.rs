@@ -62,8 +62,8 @@ fn blocked_keys_are_those_with_a_block() {
     assert_eq!(keys, [b"a".as_slice().into(), b"c".as_slice().into()]);
 }
 
-/// Regression test: expired blocks used to count against the maximum until the blocks were listed,
-/// so that eventually no new block could be set.
+/// Regression test: expired blocks counted towards the maximum until the blocks were listed, so
+/// that eventually no new block could be set.
 #[test]
 fn expired_blocks_make_room_for_others() {
     let store = one_shard();
@@ -80,8 +80,8 @@ fn expired_blocks_make_room_for_others() {
     assert_eq!(store.stats().blocks, 1);
 }
 
-/// Regression test: the store used to count blocks before it locked the shard, so that concurrent
-/// callers could exceed the maximum number of blocks.
+/// Regression test: the store counted blocks before it locked the shard, so that concurrent callers
+/// could exceed the maximum number of blocks.
 #[test]
 fn concurrent_blocks_do_not_exceed_the_maximum() {
     let store = MemoryStore::new(MemoryBounds::default());
@@ -144,8 +144,7 @@ fn an_invalid_key_and_a_long_reason_are_refused() {
     assert_eq!(store.stats().blocks, 1);
 }
 
-/// Regression test: a block with a rule that exceeds the bounds used to make the whole snapshot
-/// invalid.
+/// Regression test: a block with a rule that exceeds the bounds made the whole snapshot invalid.
 #[test]
 fn a_rule_that_cannot_exist_is_refused() {
     let store = one_shard();

@@ -1,6 +1,7 @@
-//! Tests clocks that were ahead and have been set back. Units charged while the clock was ahead
-//! count as if they were charged when the jump was detected. A key never has more spent units than
-//! a key that has just been exhausted, and a limit never admits more than its bound.
+//! Tests decisions after a clock that was ahead has been set back (a clock jump). Units charged
+//! while the clock was ahead count as if they had been charged when the jump was detected. A key
+//! never has more spent units than a key that has just been exhausted, and a limit never admits
+//! more than its bound.
 
 use proptest::prelude::*;
 use tidegate_core::{
@@ -69,7 +70,7 @@ fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Checks that, from `now` on, the key admits at least as much as a key charged to its maximum at
+/// Checks that, from `now` on, at least as much is admitted for the key as for a key exhausted at
 /// `now`.
 fn check_no_fuller_than_exhausted(
     store: &MemoryStore,
@@ -121,7 +122,7 @@ proptest! {
         check_bound(&limit, &admitted)?;
     }
 
-    /// No key is denied for longer than a key charged to its maximum when the clock is set back.
+    /// No key is denied for longer than a key that was exhausted when the clock was set back.
     #[test]
     fn no_key_is_fuller_than_an_exhausted_key_after_a_jump(
         limit in any_kind().prop_flat_map(strategies::plain_limit),
@@ -218,8 +219,8 @@ fn spend_all(store: &MemoryStore, rule: &Rule, now: u64) -> u64 {
         .count() as u64
 }
 
-/// Regression test: after a burst with a clock that was 600 s ahead, no key of the shard used to
-/// recover for 600 s.
+/// Regression test: after a burst with a clock that was 600 s ahead, no key of the shard recovered
+/// for 600 s.
 #[test]
 fn a_burst_from_the_future_does_not_block_a_key() {
     for kind in Kind::ALL {
@@ -238,8 +239,8 @@ fn a_burst_from_the_future_does_not_block_a_key() {
     }
 }
 
-/// A thread may read the clock slightly before the previous thread decides, so a small step back
-/// counts as the latest instant.
+/// A thread may read the clock slightly before the previous thread decides, so after a small step
+/// back, the store uses the latest instant.
 #[test]
 fn a_small_step_back_counts_as_the_latest_instant() {
     let rule = Rule::new(b"key", vec![five_a_minute(Kind::Gcra)], false);
@@ -287,7 +288,7 @@ fn reserve(store: &MemoryStore, limits: &Limits, now: u64) -> (Decision, Receipt
     store.reserve(&[charge], Timestamp::from_micros(now), &mut Vec::new())
 }
 
-/// Regression test: if the algorithm changed and the clock had been ahead, a renewal used to return
+/// Regression test: if the algorithm changed and the clock had been ahead, a renewal returned
 /// `Held`, although the lease was dropped.
 #[test]
 fn a_lease_renewed_over_another_algorithm_is_held() {
@@ -395,8 +396,8 @@ fn a_block_from_the_future_expires_in_time() {
     assert_eq!(until(b"ahead", 61), None);
 }
 
-/// Regression test: a snapshot written while the clock was a year ahead used to deny `5/min` for a
-/// year.
+/// Regression test: with a snapshot written while the clock was a year ahead, a limit of `5/min`
+/// denied requests for a year.
 #[test]
 fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
     for kind in Kind::ALL {
@@ -418,7 +419,7 @@ fn a_snapshot_from_the_future_denies_no_longer_than_its_limits() {
 }
 
 /// After a clock jump, units that elastic limits admitted beyond the original limits stay charged.
-/// The store does not mistake them for effects of a wrong clock.
+/// The store does not treat them as charges from the future.
 #[test]
 fn elastic_charges_survive_a_clock_jump() {
     for kind in [Kind::Gcra, Kind::Interval] {

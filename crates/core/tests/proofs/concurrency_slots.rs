@@ -386,8 +386,8 @@ fn leases_of_the_same_instant_are_renewed_one_by_one() {
     assert_eq!(outcomes[0].remaining, 6);
 }
 
-/// Regression test: the reported wait time used to be the time until the first lease expires, which
-/// was a minute for a slot that became free after half a second.
+/// Regression test: the reported wait time was the time until the first lease expires, for example
+/// a minute for a slot that became free after half a second.
 #[test]
 fn the_wait_for_a_slot_follows_the_ages_of_its_holders() {
     const SECOND: u64 = 1_000_000;

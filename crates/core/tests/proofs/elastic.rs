@@ -137,8 +137,8 @@ fn a_limit_stretches_and_returns_to_normal() {
     }
 }
 
-/// Stretched limits know the limits before a reload, like the original limits. Therefore, units
-/// spent before the limits changed stay spent, and each unit lasts as long as a unit of the new
+/// Like the original limits, stretched limits know the terms of the limits before a reload.
+/// Therefore, units spent before the limits changed stay spent, and drain at the rate of the new
 /// limits.
 #[test]
 fn stretched_limits_convert_the_state_of_former_limits() {

@@ -214,8 +214,8 @@ fn a_log_that_cannot_grow_is_denied() {
     }
 }
 
-/// Regression test: a charge denied as `Full` used to evict idle keys anyway, so a client whose
-/// sliding window log could not grow evicted the counts of other clients.
+/// Regression test: a charge denied as `Full` evicted idle keys anyway, so a client whose sliding
+/// window log could not grow evicted the counts of other clients.
 #[test]
 fn a_charge_that_does_not_fit_evicts_no_live_keys() {
     let store = MemoryStore::new(MemoryBounds {
@@ -264,8 +264,8 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
     assert!(stats.expired > 0 && stats.evicted == 0, "{stats:?}");
 }
 
-/// Regression test: under [`WhenFull::Allow`], a charge used to be denied if its sliding window log
-/// could not grow, although new keys were admitted.
+/// Regression test: under [`WhenFull::Allow`], a charge was denied if its sliding window log could
+/// not grow, although new keys were admitted.
 #[test]
 fn a_log_that_cannot_grow_passes_uncounted_if_configured() {
     let (store, rule, now, decision) = overgrown(WhenFull::Allow);
@@ -371,8 +371,8 @@ fn keys_of_one_decision_do_not_evict_each_other() {
     }
 }
 
-/// Regression test: eviction used to ignore spent units of the soft allowance, and evicted a key
-/// that was far over its limit.
+/// Regression test: eviction ignored spent units of the soft allowance, and evicted a key that was
+/// far over its limit.
 #[test]
 fn a_key_in_its_soft_allowance_is_not_evicted() {
     let store = small(WhenFull::Evict);

@@ -186,8 +186,8 @@ proptest! {
     }
 }
 
-/// Returns whether a limit's wait times are estimates. Those for concurrency slots are, because it
-/// is unknown when a slot will be released.
+/// Returns whether a limit's wait times are estimates. The wait times for concurrency slots are
+/// estimates, because it is unknown when a slot will be released.
 pub(crate) fn is_estimated(limit: &Limit) -> bool {
     matches!(limit.algorithm(), Algorithm::Concurrency { .. })
 }

@@ -19,8 +19,8 @@ fn limit(kind: Kind, count: u64, period: Span) -> Limit {
         .expect("numbers that a limit can have")
 }
 
-/// A cost above the limit of a sliding window log evicts nothing. The store used to reserve
-/// terabytes for such a cost, evict other keys and report itself as full.
+/// A cost above the limit of a sliding window log evicts nothing. Previously, the store reserved
+/// terabytes for such a cost, evicted other keys and reported itself as full.
 #[test]
 fn an_impossible_cost_on_a_log_evicts_nothing() {
     let minute = Span::from_secs(60);
@@ -52,8 +52,8 @@ fn an_impossible_cost_on_a_log_evicts_nothing() {
     }
 }
 
-/// A full counter used to drop denied requests that should be counted. As a result, a client that
-/// never backed off got its whole limit again in each window.
+/// A client that never backs off stays denied. Previously, an exhausted counter dropped denied
+/// requests that should be counted, so the client got its whole limit again in each window.
 #[test]
 fn a_client_that_hammers_a_denial_counting_counter_stays_denied() {
     for kind in [
@@ -125,8 +125,8 @@ fn a_look_is_never_denied() {
     );
 }
 
-/// Spent units that drain in less than a microsecond used to be dropped when a state was converted
-/// from unknown limits.
+/// Previously, spent units that drain in less than a microsecond were dropped when a state was
+/// converted from unknown limits.
 #[test]
 fn a_fraction_of_a_microsecond_is_not_dropped() {
     let fast = limit(Kind::Gcra, 1_000, Span::from_micros(1));
@@ -146,8 +146,8 @@ fn a_fraction_of_a_microsecond_is_not_dropped() {
     );
 }
 
-/// When two full windows were converted to a window of another length, the count used to exceed the
-/// maximum for a snapshot.
+/// Previously, when two full windows were converted to a window of another length, the count
+/// exceeded the maximum for a snapshot.
 #[test]
 fn two_converted_windows_count_at_most_one() {
     let most = tidegate_core::bounds::MAX_COUNT;
@@ -176,7 +176,8 @@ fn two_converted_windows_count_at_most_one() {
     );
 }
 
-/// If an otherwise valid snapshot contained impossible numbers, a later decision used to overflow.
+/// Previously, if an otherwise valid snapshot contained impossible numbers, a later decision
+/// overflowed.
 #[test]
 fn impossible_numbers_in_a_snapshot_never_panic() {
     for kind in Kind::ALL {
@@ -205,7 +206,8 @@ fn impossible_numbers_in_a_snapshot_never_panic() {
     }
 }
 
-/// If a remote store returned more buckets than any limit can have, their sum used to overflow.
+/// Previously, if a remote store returned more buckets than any limit can have, their sum
+/// overflowed.
 #[test]
 fn impossible_numbers_from_a_remote_store_never_panic() {
     let counter = limit(Kind::StrictBuckets, 6, Span::from_secs(6));
@@ -237,8 +239,8 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
     }
 }
 
-/// If denied requests were counted, a denied request used to hold concurrency slots that no receipt
-/// could release. The memory store and the Redis store released these slots differently.
+/// Previously, if denied requests were counted, a denied request held concurrency slots that no
+/// receipt could release. The memory store and the Redis store released these slots differently.
 #[test]
 fn a_denied_request_holds_no_concurrency_slot() {
     let lease = Span::from_secs(60);
@@ -256,8 +258,8 @@ fn a_denied_request_holds_no_concurrency_slot() {
     assert_eq!(ask(2, &mut outcomes), Decision::Admitted);
 }
 
-/// The fast path for plain GCRA limits used to ignore shadow mode for two kinds of derived limits:
-/// local shares and stretched (elastic) limits.
+/// Previously, the fast path for plain GCRA limits ignored shadow mode for two kinds of derived
+/// limits: local shares and stretched (elastic) limits.
 #[test]
 fn shadow_limits_never_deny_as_shares_or_stretched() {
     let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
@@ -283,14 +285,14 @@ fn shadow_limits_never_deny_as_shares_or_stretched() {
     }
 }
 
-/// If a call contained the same key twice, the second write used to overwrite the first one, so
-/// that a limit of 5 admitted 40 units. Only a debug assertion checked for repeated keys.
+/// Previously, if a call contained the same key twice, the second write overwrote the first write,
+/// so that a limit of 5 admitted 40 units. Only a debug assertion checked for repeated keys.
 #[test]
 fn one_key_twice_in_one_call_is_refused() {
     let five = |kind| Limits::new(vec![limit(kind, 5, Span::from_secs(60))]).unwrap();
     let (limits, others) = (five(Kind::EpochWindow), five(Kind::Gcra));
     let (now, mut outcomes) = (Timestamp::from_micros(NOW), Vec::new());
-    // The first store has many shards, the second a single one.
+    // The first store has many shards, and the second store has a single shard.
     for store in [MemoryStore::new(MemoryBounds::default()), one_shard()] {
         let charge = |key, limits| Charge::new(key, limits, Cost::ONE).unwrap();
         let repeated = [

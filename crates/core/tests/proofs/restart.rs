@@ -33,7 +33,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     limits.prop_map(|limits| Rule::new(b"a key of more than twenty-two bytes", limits, false))
 }
 
-/// Regression test: the records before an invalid record used to be restored.
+/// Regression test: the records before an invalid record were restored.
 #[test]
 fn an_invalid_record_restores_nothing() {
     let limit = Limit::new(Kind::Log.algorithm(

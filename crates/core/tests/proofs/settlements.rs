@@ -22,7 +22,7 @@ struct Used {
 }
 
 /// A request, optionally followed by the settlement of an earlier charge: the charge's index among
-/// the open ones, and its unused units.
+/// the unsettled charges, and its unused units.
 type Step = (Ask, Option<(Index, u64)>);
 
 fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -38,7 +38,7 @@ proptest! {
     #[test]
     fn a_refund_never_mints_units(
         // Concurrency limits are excluded, because a settlement releases all slots, including used
-        // ones.
+        // slots.
         limit in any_kind().prop_filter("units", |kind| *kind != Kind::Concurrency).prop_flat_map(strategies::limit),
         start in strategies::start(),
         steps in steps(60),
@@ -77,8 +77,8 @@ proptest! {
         prop_assert_eq!(after, before);
     }
 
-    /// In a queue, only the last request is refunded, so later requests do not start before a start
-    /// time that was already assigned.
+    /// In a queue, only the last request is refunded, so a later request never starts before a
+    /// request whose start time was already assigned.
     #[test]
     fn a_refund_in_a_queue_moves_no_other(
         limit in strategies::plain_limit(Kind::Queue),

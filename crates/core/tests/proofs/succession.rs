@@ -76,8 +76,8 @@ proptest! {
         prop_assert_eq!(looked.limit, after.quota());
     }
 
-    /// After the change, no interval admits more than the new limit's bound, even if the new limit
-    /// does not know the old one. The new limit's wait times are exact.
+    /// After the change, no interval admits more than the new limit's bound, even if the old limit
+    /// is unknown to the new limit. The new limit's wait times are exact.
     #[test]
     fn the_new_bound_holds_from_the_change_on(
         (before, after) in two_limits(),
@@ -112,8 +112,8 @@ proptest! {
     }
 
     /// Two servers with different limits share a store. A denial by the first server does not
-    /// reduce the counts of the second server, even if the first server does not know the second
-    /// server's limits.
+    /// reduce the counts of the second server, even if the second server's limits are unknown to
+    /// the first server.
     #[test]
     fn a_denial_after_a_change_refunds_nothing(
         (before, after) in two_limits_of_equal_memory(),
@@ -257,9 +257,9 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
     }
 }
 
-/// A limit with another algorithm cannot evaluate a key's old state, so it starts a new state. If
-/// it only denies requests, the old state stays, because another server may still use the old
-/// limit.
+/// A limit with another algorithm cannot use a key's old state, so it starts a new state. As long
+/// as the new limit only denies requests, the old state is kept, because another server may still
+/// use the old limit.
 #[test]
 fn a_denial_by_another_algorithm_keeps_the_state() {
     let start = 1_700_000_000_000_000;
@@ -295,8 +295,8 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     rule(&limit.expect("numbers that a bucket can have"))
 }
 
-/// A debt (spent units that drain over time) that keeps its duration under a faster rate becomes
-/// more units. It must survive the conversion back to the slow rate.
+/// A debt (spent units that drain over time) that keeps its duration under a faster rate
+/// corresponds to more units. It must survive the conversion back to the slow rate.
 #[test]
 fn a_debt_of_a_century_survives_a_change_of_limits() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
@@ -312,7 +312,7 @@ fn a_debt_of_a_century_survives_a_change_of_limits() {
     }
 }
 
-/// A refund does not make any wait longer, even if the limits do not know the former limits.
+/// A refund does not make any wait longer, even if the former limits are unknown.
 #[test]
 fn a_refund_after_a_change_lengthens_no_wait() {
     let (day, minute) = (Span::from_secs(86_400), Span::from_secs(60));
@@ -362,8 +362,8 @@ fn a_refund_after_a_log_was_lowered_frees_one_unit() {
     assert_eq!(ask(&store, &new, 6, 1, Effect::Refund).remaining, 1);
 }
 
-/// When a bucket is replaced by a smaller and slower one, its debt first drains at the former rate.
-/// Until then, requests are denied, and the old bucket loses nothing.
+/// When a bucket is replaced by a smaller bucket with a slower rate, its debt first drains at the
+/// former rate. Until then, requests are denied, and the old bucket loses nothing.
 #[test]
 fn down_and_up_again_loses_no_spent_unit() {
     let day = Span::from_secs(86_400);

@@ -21,7 +21,7 @@ proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
     /// Compares a queue with the maximum wait time `longest` with the same queue without a maximum.
-    /// The first queue admits a request if the second one admits it with a delay of at most
+    /// The first queue admits a request if the second queue admits it with a delay of at most
     /// `longest`. A denied request changes nothing. It is admitted after its wait time, but not one
     /// microsecond earlier.
     #[test]

@@ -22,7 +22,7 @@ pub(crate) trait Subject {
     /// The instants of a `generate` operation at which a request is sent to the system under test.
     const INSTANTS: Instants = Instants::Every;
 
-    /// Decides one request. With an `Err`, the case fails.
+    /// Decides one request. If the result is an `Err`, the case fails.
     fn answer(&mut self, ask: &Ask<'_>) -> Result<Answer, String>;
 
     /// Blocks `key` for `span`.
