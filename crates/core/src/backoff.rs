@@ -23,7 +23,7 @@ pub enum Jitter {
 /// Exponential backoff: the wait is `base` after the first attempt, doubles after each further
 /// attempt, and is at most `cap`.
 ///
-/// The cap is applied before the jitter, so that late retries are as random as early ones. Waits
+/// The cap is applied before the jitter, so that late retries are as random as early retries. Waits
 /// are whole microseconds, and all arithmetic saturates. The argument `random` is a number that the
 /// caller draws uniformly from the whole range of `u64`.
 ///

@@ -44,7 +44,7 @@ pub struct ExplainedCharge<'r> {
     pub key: Vec<String>,
     /// The cost under this rule.
     pub cost: Cost,
-    /// Whether the limits are raised, because the rule is elastic and there is headroom.
+    /// Whether the rule is elastic and has headroom, so that its limits are raised.
     pub is_stretched: bool,
     /// The plan whose limits apply; `None` without a plan, or if the limits of an override apply.
     pub plan: Option<&'r str>,
@@ -127,8 +127,8 @@ impl ServerLimiter {
             };
             let answer = match next {
                 Some(next) => ChargeAnswer::of_limits(next, peeked.verdict.source),
-                // A block, the store or a fallback policy has decided the whole request, so this
-                // charge is evaluated alone.
+                // The whole request was decided by a block, by the store or by a fallback policy,
+                // so this charge is evaluated alone.
                 None => self.evaluate_alone(charge, now).await,
             };
             let block = match answer.reason {

@@ -407,7 +407,7 @@ impl ServerLimiter {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
-    /// Counts a decision on a limit sent with the request, which `listener` is about to return.
+    /// Counts a decision that `listener` is about to return, on a limit sent with the request.
     pub fn observe_throttle(
         &self,
         listener: ListenerKind,
@@ -422,7 +422,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Records that a descriptor of Envoy's rate limit service is over its limit.
+    /// Records that an Envoy rate limit descriptor is over its limit.
     pub fn observe_descriptor_denial(&self, denied: &DescriptorDenial<'_>) {
         self.denials.record_descriptor(denied);
     }
@@ -596,7 +596,7 @@ impl ServerLimiter {
     }
 }
 
-/// Wraps the single limit of a throttle request, which has no rule, in [`Limits`].
+/// Wraps a throttle request's single limit in [`Limits`]. The limit does not belong to a rule.
 ///
 /// # Errors
 ///

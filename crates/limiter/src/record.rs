@@ -114,7 +114,8 @@ impl RequestRecorder {
         line
     }
 
-    /// Reopens the file before the next line is written, because another program has moved it.
+    /// Reopens the file before the next line is written. Call this method after another program has
+    /// moved the file.
     pub fn reopen(&self) {
         self.lines.reopen();
     }

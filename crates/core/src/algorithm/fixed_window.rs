@@ -3,14 +3,14 @@
 //! This module implements the algorithm `fixed_window`. Windows are aligned to the epoch, to a
 //! key's first request, or to a calendar.
 //!
-//! - **Guarantee.** Each window `[start, end)` admits at most `L` units.
+//! - **Guarantee.** At most `L` units are admitted in each window `[start, end)`.
 //! - **Memory.** The state takes 16 bytes. A key expires when its window ends.
 //! - **Counting in full.** If denied requests are counted in full, the count can exceed `L`.
 //!   Decisions do not change, because a request is denied whenever the count is at least `L`.
-//! - **Weakness.** A short interval that contains a window boundary can admit up to `2 * L` units:
-//!   `L` just before and `L` just after the boundary. In general, a half-open interval of length
-//!   `t` admits up to `L * (ceil(t / W) + 1)` units with windows of length `W`. All keys with
-//!   epoch-aligned or calendar windows are reset at the same instant.
+//! - **Weakness.** In a short interval that contains a window boundary, up to `2 * L` units can be
+//!   admitted: `L` just before and `L` just after the boundary. In general, with windows of length
+//!   `W`, up to `L * (ceil(t / W) + 1)` units can be admitted in a half-open interval of length
+//!   `t`. All keys with epoch-aligned or calendar windows are reset at the same instant.
 //! - **Source.** The algorithm has no known author. Descriptions of fixed windows usually mention
 //!   the burst at the window boundary.
 
@@ -202,7 +202,7 @@ impl Counter for FixedWindow {
         state.end = match self.grid {
             Window::FirstRequest(_) => state.end.min(end),
             // The new end must be a window boundary. If the count were reset in the middle of an
-            // aligned window, the window could admit twice the limit.
+            // aligned window, twice the limit could be admitted in this window.
             Window::Epoch(_) | Window::Calendar(_) => end,
         };
     }

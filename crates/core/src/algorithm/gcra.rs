@@ -13,9 +13,9 @@
 //! tau = B * T, one unit is T = period / rate
 //! ```
 //!
-//! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, any closed interval of
-//!   length `t` admits at most `B + floor(t * L / P)` units. A half-open interval admits one unit
-//!   fewer if `t * L / P` is an integer.
+//! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, at most `B + floor(t *
+//!   L / P)` units are admitted in any closed interval of length `t`. If `t * L / P` is an integer,
+//!   the maximum for a half-open interval is one unit lower.
 //! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
 //!   delays later requests by `n * T`. In a busy queue, the start times of successive requests
 //!   differ by `n * T`, but each start time is rounded up to a whole microsecond. A request of cost
@@ -24,9 +24,9 @@
 //!   of whole microseconds and a fraction with the denominator `l`. Nothing is rounded, so a rate
 //!   of 7 per second returns exactly 7 units each second.
 //! - **Memory.** The state takes 16 bytes. A key expires when its TAT has passed.
-//! - **Weakness.** A window of length `W` can admit `B + floor(W * L / P)` units, which is up to
-//!   `2 * L` if `B = L` and `W = P`. If `2 * L` is too much, choose a smaller `B` or a sliding
-//!   window.
+//! - **Weakness.** In a window of length `W`, up to `B + floor(W * L / P)` units can be admitted,
+//!   which is `2 * L` if `B = L` and `W = P`. If `2 * L` is too much, choose a smaller `B` or a
+//!   sliding window.
 //! - **Source.** ITU-T I.371 (GCRA, virtual scheduling); Turner 1986 (leaky bucket).
 
 use crate::{

@@ -18,8 +18,8 @@
 //!      m = 3      m = 2      m = 1   full_at
 //! ```
 //!
-//! - **Guarantee.** Any half-open interval of length `t` admits at most `B + R * ceil(t / I)`
-//!   units.
+//! - **Guarantee.** At most `B + R * ceil(t / I)` units are admitted in any half-open interval of
+//!   length `t`.
 //! - **Memory.** The state takes 16 bytes. A key expires when its bucket is full.
 //! - **Weakness.** All clients of an exhausted key retry at the same time, right after the refill.
 //! - **Source.** Tanenbaum, Computer Networks (token bucket); the library `bucket4j` calls this

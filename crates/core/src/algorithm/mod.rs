@@ -106,10 +106,10 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns how long `state` takes, under the parameters of the limit that wrote it, to
-            /// drain until this limit admits `cost` and until it is empty. Returns `None` if
-            /// [`Self::adopt`] keeps all spent units. Spent units can be lost if the new rate is
-            /// slower, or if a weighted window counter now has a smaller limit.
+            /// Returns how long `state` takes to drain under the parameters of the limit that wrote
+            /// it: until this limit admits `cost`, and until the state has no spent units. Returns
+            /// `None` if [`Self::adopt`] keeps all spent units. Spent units can be lost if the new
+            /// rate is slower, or if a weighted window counter now has a smaller limit.
             pub(crate) fn drain(
                 &self,
                 old: Option<&Self>,
@@ -185,10 +185,10 @@ macro_rules! kernels {
             /// Converts a state written with other parameters, for example before the rules were
             /// reloaded. `old` is the kernel that wrote the state, if known.
             ///
-            /// Spent units stay spent, and units of unknown status count as spent. A state that
-            /// exceeds the new limit is not reduced, because servers with the old parameters may
-            /// still share it. A denial under the new limit must not change the count for those
-            /// servers.
+            /// Spent units still count after the conversion. If it is unknown whether a unit is
+            /// still spent, the unit counts as spent. A state that exceeds the new limit is not
+            /// reduced, because servers with the old parameters may still share it. A denial under
+            /// the new limit must not change the count for those servers.
             pub(crate) fn adopt(&self, old: Option<&Self>, state: State, now: Timestamp) -> State {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(mut state)) => {
@@ -231,8 +231,8 @@ macro_rules! kernels {
             /// back to `at`. The clamped state has at most as many spent units as a key that
             /// exhausted its limit at `at`.
             ///
-            /// A state unaffected by the wrong clock does not change, unless it was written under a
-            /// higher limit and exceeds this one. In that case, it is reduced to this limit.
+            /// A state not affected by the clock error does not change, unless it was written under
+            /// a higher limit and exceeds this limit. In that case, it is reduced to this limit.
             pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*

@@ -18,7 +18,7 @@ pub enum Numbers<'l> {
         /// The maximum difference between the theoretical arrival time and the current time.
         tau: ExactMicros,
         /// Whether the limit is a queue, which delays admitted requests. Each admitted request in a
-        /// queue already has its start time, so a refund must not move it forward.
+        /// queue already has its start time, so a refund must not change it.
         queue: bool,
     },
     /// A token bucket that receives all tokens of an interval at once when the interval ends.

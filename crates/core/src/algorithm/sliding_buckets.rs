@@ -10,14 +10,14 @@
 //!   loose sums            ├───────────────────────┤   k buckets: as little as W - w before now
 //! ```
 //!
-//! - **Guarantee.** In strict mode, every half-open interval of length `W` admits at most `L`
-//!   units. A saturated key in strict mode gets `L` units per `W + w`, which is `k / (k + 1)` of
-//!   the limit. In loose mode, any `k` consecutive buckets admit at most `L` units.
+//! - **Guarantee.** In strict mode, at most `L` units are admitted in every half-open interval of
+//!   length `W`. A saturated key in strict mode gets `L` units per `W + w`, which is `k / (k + 1)`
+//!   of the limit. In loose mode, at most `L` units are admitted in any `k` consecutive buckets.
 //! - **Memory.** The state takes 8 bytes per bucket, plus about 70 bytes. The size does not depend
 //!   on the limit.
 //! - **Work.** A decision reads each bucket once or twice. A state has at most 1,001 buckets.
-//! - **Weakness.** In loose mode, an interval of length `W` can admit up to `2 * L` units. In
-//!   strict mode, a client waits up to one bucket length longer than with a sliding window log.
+//! - **Weakness.** In loose mode, up to `2 * L` units can be admitted in an interval of length `W`.
+//!   In strict mode, a client waits up to one bucket length longer than with a sliding window log.
 //! - **Source.** Figma 2017, "An alternative approach to rate limiting". .NET's
 //!   `SlidingWindowRateLimiter` implements the loose mode.
 
@@ -65,7 +65,7 @@ impl BucketsState {
     }
 
     /// Returns the bucket counts, oldest first. In the ring buffer, the oldest bucket follows the
-    /// newest one.
+    /// newest bucket.
     pub(crate) fn oldest_first(&self) -> impl Iterator<Item = u64> {
         let buckets = (self.newest + 1..).take(self.counts.len());
         buckets.map(|bucket| self.count(bucket))

@@ -12,9 +12,9 @@
 //!              now - W    e         now
 //! ```
 //!
-//! - **Guarantee.** Each epoch-aligned window admits at most `L` units, and any half-open interval
-//!   of length `W` admits at most `2 * L - 1` units. The estimate exceeds the true count by at most
-//!   `prev * (W - e) / W`, and falls short of the true count by at most `prev * e / W`.
+//! - **Guarantee.** At most `L` units are admitted in each epoch-aligned window, and at most `2 * L
+//!   - 1` units in any half-open interval of length `W`. The estimate exceeds the true count by at
+//!   most `prev * (W - e) / W`, and falls short of the true count by at most `prev * e / W`.
 //! - **Memory.** The state takes 32 bytes, plus about 30 bytes of overhead.
 //! - **Weakness.** A client that spends its limit at the end of one window and sends slowly during
 //!   the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below this bound.

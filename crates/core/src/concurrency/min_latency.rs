@@ -64,8 +64,8 @@ impl MinLatency {
     /// the minimum latency when less than half of the limit is in use.
     const SMOOTHING_WINDOWS: u128 = 50;
 
-    /// Requests count as faster if their latency is below this percentage of the latency before the
-    /// limit was halved.
+    /// The threshold for faster requests: their latency must be below this percentage of the
+    /// latency before the limit was halved.
     const FASTER_PERCENT: u64 = 90;
 
     /// The maximum number of times that one probe halves the limit.
@@ -116,10 +116,10 @@ impl MinLatency {
         }
     }
 
-    /// Updates the known latency and the probe after a measurement window with an `average` latency
-    /// in microseconds. Returns false if the window is part of a probe and must not change the
-    /// limit. `is_used` is true if at least half of the limit was in use. `can_halve` is true if
-    /// the limit can be halved once more without falling below its minimum.
+    /// Updates the latency without queueing and the probe after a measurement window. `average` is
+    /// the window's average latency in microseconds. Returns false if the window is part of a probe
+    /// and must not change the limit. `is_used` is true if at least half of the limit was in use.
+    /// `can_halve` is true if the limit can be halved once more without falling below its minimum.
     pub(super) fn record_window(
         &mut self,
         now: Timestamp,
@@ -172,8 +172,8 @@ impl MinLatency {
         }
     }
 
-    /// Ends the current probe, if there is one, and resets the count of measurement windows until
-    /// the next probe.
+    /// Ends the current probe, if a probe is running. Resets the number of measurement windows
+    /// since the last probe to zero.
     pub(super) fn end_probe(&mut self, now: Timestamp) {
         if self.is_probing() {
             let pause = now

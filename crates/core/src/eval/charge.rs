@@ -137,7 +137,7 @@ impl<'a> Charge<'a> {
 /// Returns true if two of `charges` have the same key.
 ///
 /// A store reads all states before the decision and writes each state once afterwards. If a key
-/// occurred twice, the second write would overwrite the first one. Therefore, a store rejects a
+/// occurred twice, the second write would overwrite the first write. Therefore, a store rejects a
 /// call with a repeated key.
 #[must_use]
 pub fn has_repeated_key(charges: &[Charge<'_>]) -> bool {

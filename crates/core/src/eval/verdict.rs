@@ -100,7 +100,7 @@ pub struct Line<'r> {
     /// Whether the rule is in shadow mode, in which it counts and reports requests, but never
     /// denies them.
     pub shadow: bool,
-    /// Whether all clients share one count, because the rule has no key.
+    /// Whether all clients share one count, as in a rule without a key.
     pub service_wide: bool,
     /// The limit's outcome.
     pub outcome: Outcome,
@@ -334,9 +334,9 @@ impl<'r> Verdict<'r> {
     }
 
     /// Selects the tightest limit, and sets the verdict's rule and delay. If an enforced limit
-    /// denies the request, the tightest limit is the one with the longest retry time. Otherwise, it
-    /// is the enforced limit with the fewest remaining units. Among limits with equally many
-    /// remaining units, it is the limit with the longest reset time.
+    /// denies the request, the tightest limit is the denying limit with the longest retry time.
+    /// Otherwise, it is the enforced limit with the fewest remaining units. Among limits with
+    /// equally many remaining units, it is the limit with the longest reset time.
     fn lead_with(&mut self, denied_for: Option<RetryAfter>) {
         let lines = self
             .lines

@@ -17,8 +17,7 @@ use crate::{
 };
 
 thread_local! {
-    /// A buffer for the outcomes of a decision that [`MemoryStore::verdict`] returns as a
-    /// [`Verdict`].
+    /// A buffer in which [`MemoryStore::verdict`] collects the outcomes of a decision.
     static OUTCOMES: RefCell<Vec<Outcome>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -4,8 +4,8 @@
 //! A key's hash selects its shard, and the shard's lock protects the key's state. A decision over
 //! several keys locks their shards in ascending order. It writes all states back before it unlocks
 //! any shard, so other decisions do not see a partial update. There is no background task to remove
-//! expired entries. Instead, each decision scans a few entries and drops expired ones, and an
-//! insertion into a full shard scans a few more (`shard::eviction`).
+//! expired entries. Instead, each decision scans a few entries and drops expired entries, and an
+//! insertion into a full shard scans a few more entries (`shard::eviction`).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
@@ -78,7 +78,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Evicts a key that has spent at most half of each limit and whose last request was not
-    /// denied. If none of the few inspected entries has such a key, the charge is denied.
+    /// denied. If there is no such key among the few inspected entries, the charge is denied.
     #[default]
     Evict,
     /// Does not evict live keys, and denies the charge.

@@ -175,7 +175,7 @@ impl RefundLedger {
         self.keys.retain(|_, entry| entry.converted_until > now);
         self.bytes = 0;
         for (key, entry) in &mut self.keys {
-            // Because `forgot` was set, the dropped shifts count as unknown, not as zero.
+            // Because `forgot` was set, the dropped shifts are treated as unknown, not as zero.
             entry.refunds.shifts = Box::default();
             self.bytes += entry_bytes(key, entry);
         }

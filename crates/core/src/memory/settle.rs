@@ -62,8 +62,8 @@ impl MemoryStore {
     /// Renews the leases of `charges`, for which [`reserve`](Self::reserve) returned `receipt`. The
     /// new leases start at `now`. Call this before the old leases expire.
     ///
-    /// A concurrency slot that has been lost is acquired again if the limits in `charges` have a
-    /// free slot and there is room in the store.
+    /// If a concurrency slot has been lost, it is acquired again, provided that the limits in
+    /// `charges` have a free slot and the store has room.
     pub fn renew(&self, charges: &[Charge<'_>], receipt: &mut Receipt, now: Timestamp) -> Renewal {
         let mut renewal = Renewal::Held;
         for (charge, charged) in charges.iter().zip(&mut receipt.charged) {
@@ -92,8 +92,8 @@ impl Shard {
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
-        // Treat an expired entry like a missing one, because expired entries can be removed at any
-        // time.
+        // Treat an expired entry like a missing entry, because expired entries can be removed at
+        // any time.
         let found = self.find(hash, charge.key);
         let Some(number) = found.filter(|number| self.entries[*number].expires() > now) else {
             return self.renew_with_growth(charge, hash, charged, now);

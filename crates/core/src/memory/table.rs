@@ -153,8 +153,8 @@ impl Table {
     fn prefetch_slot(&self, slot: usize) {
         if let Some(chunk) = self.chunks.get(slot / CHUNK) {
             prefetch(&chunk[slot % CHUNK]);
-            // If the slot spans two cache lines, the next slot starts in the second one. For the
-            // last slot of a chunk, the index wraps around, so the second cache line is not
+            // If the slot spans two cache lines, the next slot starts in the second cache line. For
+            // the last slot of a chunk, the index wraps around, so the second cache line is not
             // prefetched.
             prefetch(&chunk[(slot + 1) % CHUNK]);
         }

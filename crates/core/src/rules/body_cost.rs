@@ -8,7 +8,7 @@
 use super::{RuleError, TokenUsage};
 use crate::limit::bounds;
 
-/// The number of body bytes that count as one input token in an estimate.
+/// The assumed number of body bytes per input token, for estimates.
 const BYTES_PER_TOKEN: u64 = 4;
 
 /// A JSON pointer (RFC 6901) to a value in a JSON document.
@@ -108,7 +108,8 @@ pub struct BodyCost {
     pub default: u64,
     /// The largest number that a body may contain, up to [`bounds::MAX_TOKENS`].
     pub max: u64,
-    /// Whether every four bytes of the body count as one input token.
+    /// Whether the number of input tokens is estimated from the length of the body, as one token
+    /// for every four bytes.
     pub estimates_input: bool,
 }
 

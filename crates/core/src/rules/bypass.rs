@@ -3,8 +3,8 @@
 //! A rule applies only to requests that have every entry of its key. If a trusted component sets
 //! the entries, clients cannot bypass the rule. A client that sets an entry itself can bypass the
 //! rule. For example, a rule with the API key as its key does not limit clients that leave out
-//! their API key. To prevent a bypass, add a catch-all rule that applies to all requests of the
-//! first rule, with a key that clients cannot leave out.
+//! their API key. To prevent a bypass, add a catch-all rule that applies to all requests to which
+//! the first rule applies, and has a key that clients cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 

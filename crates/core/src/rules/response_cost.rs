@@ -1,9 +1,9 @@
 //! Response-based cost: the final charge of a request is computed from its response.
 //!
 //! A limit must be charged before the request is forwarded, because a forwarded request can no
-//! longer be denied. However, it is known only from the response, for example, whether a login
-//! failed or how many tokens were used. Once the response is known, the difference between the
-//! initial and the final charge is refunded with the [receipt](crate::Receipt).
+//! longer be denied. However, only the response shows, for example, whether a login failed or how
+//! many tokens were used. Once the response is known, the difference between the initial and the
+//! final charge is refunded with the [receipt](crate::Receipt).
 
 use super::{
     ActiveHours, Request, RuleError, TokenFormula, TokenUsage, When, condition::check_name,

@@ -280,7 +280,7 @@ impl Rule {
     }
 
     /// Compiles limits that apply to some requests instead of the rule's own limits, with the
-    /// rule's settings. They share their states with the rule's own limits.
+    /// rule's settings. The compiled limits share their states with the rule's own limits.
     fn other_limits(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         let other = self.compile_other(limits)?;
         Ok(other.inheriting_from(&self.limits))

@@ -65,7 +65,8 @@ struct DueCharge {
     key: Range<usize>,
     limits: ChosenLimits,
     cost: Cost,
-    /// Whether the rule is elastic and may exceed its limits, because its condition holds.
+    /// Whether the rule is elastic and its headroom condition holds, so that it may exceed its
+    /// limits.
     has_headroom: bool,
 }
 
@@ -156,7 +157,8 @@ impl RuleSet {
     }
 
     /// Takes over the limits of `old` after a reload. A rule with unchanged limits uses the same
-    /// object as in `old`. If a rule's limits have changed, spent units stay spent.
+    /// object as in `old`. If a rule's limits have changed, units spent under the old limits still
+    /// count.
     #[must_use]
     pub fn inheriting_from(mut self, old: &Self) -> Self {
         for rule in &mut self.rules {
@@ -360,8 +362,8 @@ impl RuleSet {
         self.entry_names.iter().map(|name| &**name)
     }
 
-    /// Adds the names of the entries that only the rules of `other` use to
-    /// [`Self::extra_entry_names`], so that a listener extracts these entries too.
+    /// Adds to [`Self::extra_entry_names`] the names of the entries that only the rules of `other`
+    /// use, so that a listener extracts these entries too.
     #[must_use]
     pub fn with_extra_entries_of(mut self, other: &Self) -> Self {
         let names = other.entry_names.difference(&self.entry_names);
@@ -400,8 +402,9 @@ impl RuleSet {
 
     /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
     /// returns true. A rule is skipped if another rule in enforce mode is known to apply to every
-    /// request that bypasses it in this way. The rules are in the order of the file, each with one
-    /// entry whose absence bypasses it. The iterator is lazy, and each step can examine many rules.
+    /// request that bypasses it in this way. The rules are returned in the order of the file, each
+    /// with one entry that a request can leave out to bypass the rule. The iterator is lazy, and
+    /// each step can examine many rules.
     pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
         bypass::bypasses(&self.rules, is_optional)
     }

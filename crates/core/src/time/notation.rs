@@ -5,7 +5,7 @@ use std::fmt;
 use super::{MAX_PERIOD, Span};
 
 /// The units of time, longest first. Each entry contains the unit's length in microseconds and its
-/// names. The first name is the canonical one.
+/// names. The first name is the canonical name.
 const UNITS: [(u64, &[&str]); 7] = [
     (604_800_000_000, &["w", "week", "weeks"]),
     (86_400_000_000, &["d", "day", "days"]),

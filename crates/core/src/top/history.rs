@@ -1,4 +1,4 @@
-//! The history: the counts of the last day, in time slices of 1 minute, 5 minutes and 1 hour.
+//! The history: the counts from the last day, in time slices of 1 minute, 5 minutes and 1 hour.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ pub struct ClosedSlice {
     pub groups: BTreeMap<u64, GroupSummaries>,
 }
 
-/// The time slices of the last day, by [`Level`] and index. A slice's index is its start, counted
+/// The time slices from the last day, by [`Level`] and index. A slice's index is its start, counted
 /// from 1970, divided by its length.
 #[derive(Debug)]
 pub struct History {

@@ -137,8 +137,8 @@ fn a_limit_stretches_and_returns_to_normal() {
     }
 }
 
-/// Like the original limits, stretched limits know the terms of the limits before a reload.
-/// Therefore, units spent before the limits changed stay spent, and drain at the rate of the new
+/// Like the original limits, stretched limits can convert states that were written before a reload.
+/// Therefore, units spent before the limits changed still count, and drain at the rate of the new
 /// limits.
 #[test]
 fn stretched_limits_convert_the_state_of_former_limits() {

@@ -1,4 +1,4 @@
-//! Tests limits that change after keys have spent units. Spent units stay spent, the new bound
+//! Tests limits that change after keys have spent units. Spent units still count, the new bound
 //! holds from the change on, and raising a limit takes effect immediately.
 
 use std::sync::Arc;
@@ -77,7 +77,7 @@ proptest! {
     }
 
     /// After the change, no interval admits more than the new limit's bound, even if the old limit
-    /// is unknown to the new limit. The new limit's wait times are exact.
+    /// is unknown. The new limit's wait times are exact.
     #[test]
     fn the_new_bound_holds_from_the_change_on(
         (before, after) in two_limits(),
@@ -136,7 +136,7 @@ proptest! {
         prop_assert!(seen.remaining <= left.remaining, "{} left, and {} then", left.remaining, seen.remaining);
     }
 
-    /// Units spent before the change are still spent afterwards, even if the period changes.
+    /// Units spent before the change still count afterwards, even if the period changes.
     #[test]
     fn a_changed_limit_refunds_nothing(
         (before, after) in two_limits(),
@@ -182,8 +182,8 @@ fn assert_tight(
     Ok(())
 }
 
-/// All units of a limit of 5 per minute are spent, and the limit is raised to 10 per minute. Five
-/// units are available immediately.
+/// A limit of 5 per minute is exhausted, and is then raised to 10 per minute. Five units are
+/// available immediately.
 #[test]
 fn a_raise_from_five_to_ten_leaves_five() {
     let start = 1_700_000_000_000_000;
@@ -244,8 +244,8 @@ fn a_server_with_a_lower_limit_takes_nothing_from_others() {
             assert!(!ask(&store, &less, start, 1, Effect::Charge).allowed);
         }
         assert_eq!(admitted, quota, "{kind:?}");
-        // If the limit is lowered and raised again and the old limits are known, spent units stay
-        // spent.
+        // If the limit is lowered and raised again and the old limits are known, spent units still
+        // count.
         let lowered = successor(less.limits.iter().next().unwrap(), &more);
         assert!(!ask(&store, &lowered, start, 1, Effect::Charge).allowed);
         let raised = successor(more.limits.iter().next().unwrap(), &lowered);
@@ -374,7 +374,8 @@ fn down_and_up_again_loses_no_spent_unit() {
     let less = bucket(RefillMode::Continuous, 10, 10, day);
     let lowered = successor(less.limits.iter().next().unwrap(), &more);
     let denied = ask(&store, &lowered, start, 1, Effect::Charge);
-    // 991 of 1,000 units drain at the former rate, and then 9 of 10 are spent.
+    // First, 991 of the 1,000 spent units drain at the former rate. The remaining 9 units fit into
+    // the new capacity of 10.
     let wait = RetryAfter::After(Span::from_micros(86_400_000_000 / 1_000 * 991));
     assert_eq!((denied.allowed, denied.retry_after), (false, wait));
     assert_eq!(denied.reset_after, day, "and not a hundred days");

@@ -173,7 +173,8 @@ pub struct CandidateReport {
     pub rules: Vec<CandidateRule>,
     /// The keys with the most newly denied requests.
     pub newly: ChangedKeyList,
-    /// The keys of the active rules with the most requests that would no longer be denied.
+    /// The keys with the most requests that an active rule denied and the candidate rules would
+    /// have admitted.
     pub no_longer: ChangedKeyList,
 }
 

@@ -1,8 +1,8 @@
-//! Recent denials of all servers that share a Redis.
+//! Recent denials from all servers that share a Redis.
 //!
 //! Each server publishes its new denials every second, at most [`MAX_PUBLICATION`]. Any server can
 //! read the other servers' published denials, and merge them with its own. A killed server loses at
-//! most the denials of the last second.
+//! most the denials from the last second.
 
 use std::{
     cmp::Reverse,
@@ -43,7 +43,7 @@ const HASHED: u8 = 1;
 pub struct OtherDenials {
     /// The selected denials, newest first. Their values are hashed if `privacy` requires it.
     pub list: DenialList,
-    /// The reason why denials of other servers are missing, if there is one.
+    /// The reason why denials from other servers are missing, if there is one.
     pub problem: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl OtherDenials {
 struct UnpublishedDenials {
     /// The newest denials since the last publication, oldest first.
     denials: Vec<DenialRecord>,
-    /// The number of other denials since the last publication, which will not be published.
+    /// The number of denials since the last publication that will not be published.
     unpublished: u64,
 }
 
@@ -120,7 +120,7 @@ impl ServerLimiter {
     /// another publication is in progress. Call this method every second.
     ///
     /// If a publication fails, its denials are not published again, because Redis may have received
-    /// them. They count as lost.
+    /// them. They are counted as lost.
     pub async fn publish_denials(&self) {
         let log = self.denials();
         let Some(redis_store) = self.redis_store().filter(|_| log.is_kept()) else {

@@ -122,7 +122,7 @@ pub struct DenialFilter<'a> {
     pub since: Timestamp,
 }
 
-/// A descriptor of Envoy's rate limit service that is over its limit.
+/// An Envoy rate limit descriptor that is over its limit.
 #[derive(Clone, Copy, Debug)]
 pub struct DescriptorDenial<'a> {
     /// The listener that handled the request.
@@ -350,7 +350,7 @@ impl DenialLog {
         self.push(&denied, selection);
     }
 
-    /// Records that a descriptor of Envoy's rate limit service is over its limit.
+    /// Records that an Envoy rate limit descriptor is over its limit.
     #[cold]
     pub(crate) fn record_descriptor(&self, denied: &DescriptorDenial<'_>) {
         let Some(selection) = self.select(denied.now) else {

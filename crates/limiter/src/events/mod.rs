@@ -401,7 +401,8 @@ impl Events {
         self.stream.list(after, most)
     }
 
-    /// Reopens the files before the next event is written, because another program has moved them.
+    /// Reopens the files before the next event is written. Call this method after another program
+    /// has moved the files.
     pub fn reopen(&self) {
         self.files().for_each(LineLog::reopen);
     }

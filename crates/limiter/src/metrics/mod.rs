@@ -348,7 +348,8 @@ impl Metrics {
         self.rules.with_counts(read);
     }
 
-    /// Returns the traffic of the last `buckets` buckets up to `now`, at most [`TRAFFIC_BUCKETS`].
+    /// Returns the traffic from the last `buckets` buckets up to `now`, at most
+    /// [`TRAFFIC_BUCKETS`].
     #[must_use]
     pub fn traffic(&self, now: Timestamp, buckets: usize) -> Traffic {
         self.sample_traffic(now);

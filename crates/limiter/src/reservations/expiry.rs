@@ -24,7 +24,7 @@ const _: () = assert!(
 /// The maximum number of concurrent refunds.
 const REFUND_BATCH: usize = 64;
 
-/// The delay before the retry of a refund to which Redis did not respond.
+/// The delay before a refund is retried because Redis did not respond.
 const RETRY_DELAY: Span = Span::from_secs(1);
 
 /// The maximum sleep time of the task that refunds expired reservations.

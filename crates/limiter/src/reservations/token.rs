@@ -1,5 +1,5 @@
-//! Reservation tokens. A token is sealed with HMAC-SHA256, so a client cannot forge one. It is not
-//! encrypted, so a client can read the keys of its charges.
+//! Reservation tokens. A token is sealed with HMAC-SHA256, so a client cannot forge a token. It is
+//! not encrypted, so a client can read the keys of its charges.
 //!
 //! ```text
 //!   | version: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | charge | … | tag: 32 |

@@ -1,4 +1,4 @@
-//! Top talkers (the keys with the most traffic) of all servers that share a Redis.
+//! Top talkers (the keys with the most traffic) across all servers that share a Redis.
 //!
 //! Each server publishes its time slices when they are complete. A slice is published again if a
 //! delayed worker or a later minute adds counts to it. Any server can read the slices of all other

@@ -1,4 +1,4 @@
-//! Top talkers of this server: the keys with the most traffic. Every decision is recorded, and the
+//! Top talkers on this server: the keys with the most traffic. Every decision is recorded, and the
 //! top keys of one rule or of all rules can be listed.
 //!
 //! Each worker records into its own shard, whose lock is contended only by a reader. The reader

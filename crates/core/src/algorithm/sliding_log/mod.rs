@@ -15,7 +15,7 @@
 //!   an entry at `t` counts while t > now - W
 //! ```
 //!
-//! - **Guarantee.** Every half-open interval of length `W` admits at most `L` units. For
+//! - **Guarantee.** At most `L` units are admitted in every half-open interval of length `W`. For
 //!   `concurrency`, at most `L` slots are held at any instant. A slot is held if it was acquired or
 //!   renewed less than one lease ago, and has not been released. The retry times of `concurrency`
 //!   are estimates, because the end of a request cannot be predicted (see [`Lease`]).

@@ -75,14 +75,14 @@ impl Limits {
         self.unstretched.as_deref().unwrap_or(self)
     }
 
-    /// Makes these limits the successors of `old`. Units that a key spent under `old` stay spent
+    /// Makes these limits the successors of `old`. Units that a key spent under `old` still count
     /// when the key is next charged under these limits.
     ///
     /// Old and new limits are matched by algorithm and order. For example, the second fixed window
     /// of the new limits takes over the state of the second fixed window of the old limits.
     ///
-    /// `old` can also take over states written under these limits, so that keys can alternate
-    /// between both.
+    /// `old` can also take over states written under these limits, so that a key can be charged
+    /// alternately under `old` and under these limits.
     #[must_use]
     pub fn inheriting_from(self, old: &Self) -> Self {
         old.history.add(old);

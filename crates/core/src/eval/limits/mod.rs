@@ -37,7 +37,7 @@ use crate::{
 pub struct Limits {
     name: Option<Arc<str>>,
     shadow: bool,
-    /// Whether all clients share one count, because the rule has no key.
+    /// Whether all clients share one count, as in a rule without a key.
     service_wide: bool,
     limits: Vec<Limit>,
     groups: Vec<LimitGroup>,
@@ -133,7 +133,7 @@ impl Limits {
         self
     }
 
-    /// Sets whether all clients share one count, because the rule has no key.
+    /// Sets whether all clients share one count, as in a rule without a key.
     #[must_use]
     pub fn service_wide(mut self, service_wide: bool) -> Self {
         self.service_wide = service_wide;
@@ -163,7 +163,7 @@ impl Limits {
         self.shadow
     }
 
-    /// Returns whether all clients share one count, because the rule has no key.
+    /// Returns whether all clients share one count, as in a rule without a key.
     #[must_use]
     pub fn is_service_wide(&self) -> bool {
         self.service_wide
@@ -194,7 +194,7 @@ impl Limits {
         &self.limits[0]
     }
 
-    /// Returns the number of limits, at least one.
+    /// Returns the number of limits, which is at least 1.
     #[must_use]
     #[expect(
         clippy::len_without_is_empty,

@@ -28,8 +28,8 @@ pub(crate) struct LoadedState {
     pub(crate) former: Option<Box<FormerState>>,
 }
 
-/// A key's state written under other limits, which the current limits cannot take over without
-/// losing spent units.
+/// A key's state that was written under other limits, and that cannot be converted to the current
+/// limits without losing spent units.
 ///
 /// If a decision writes nothing, the former state is restored, because its limits may be configured
 /// again later or may still be in use on another server.
@@ -127,8 +127,8 @@ impl Limits {
     /// compatible with these limits.
     #[cold]
     pub(crate) fn clamp(&self, key_state: &mut KeyState, at: Timestamp) {
-        // Elastic limits and their stretched limits share one state. It can contain units that only
-        // the stretched limits admit, so clamp to those.
+        // Elastic limits and their stretched limits share one state. This state can contain units
+        // that only the stretched limits admit, so clamp to the stretched limits.
         let widest = self.stretched().unwrap_or(self);
         for (group, state) in widest.groups.iter().zip(key_state.states_mut()) {
             group.kernel.clamp(state, at);
@@ -641,7 +641,7 @@ mod tests {
         // A full bucket has no missing tokens, so a conversion loses nothing.
         let (_, lost) = bucket(10, 1, 1).convert(old.fresh(), &terms, now, 1);
         assert!(lost.is_empty());
-        // Test a bucket that is refilled continuously in the same way.
+        // Repeat the test with a bucket that is refilled continuously.
         let gcra = |burst, count| {
             let rate = Rate {
                 count,

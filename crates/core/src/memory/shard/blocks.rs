@@ -185,14 +185,14 @@ impl Shard {
             .map(|record| record.as_block(key))
     }
 
-    /// Returns the blocks that are active at `now`, and drops expired ones.
+    /// Returns the blocks that are active at `now`, and drops expired blocks.
     pub(in crate::memory) fn blocks(&mut self, now: Timestamp) -> Vec<Block> {
         self.drop_ended_blocks(now);
         let blocks = self.blocks.iter().flat_map(|blocks| &blocks.by_key);
         blocks.map(|(key, record)| record.as_block(key)).collect()
     }
 
-    /// Returns the keys of all blocks, including expired ones.
+    /// Returns the keys of all blocks, including expired blocks.
     pub(in crate::memory) fn blocked_keys(&self) -> Vec<Box<[u8]>> {
         let blocks = self.blocks.iter();
         blocks

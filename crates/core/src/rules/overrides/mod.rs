@@ -193,7 +193,7 @@ impl Overrides {
     }
 
     /// Sets the override for `target` in the rule named `rule`, and returns the override that it
-    /// replaces. It takes effect immediately.
+    /// replaces. The new override takes effect immediately.
     ///
     /// This method does not [check](Self::check) whether the override is valid for the rule,
     /// because overrides are restored before their rules. An invalid override has no effect.

@@ -24,8 +24,8 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    /// Returns the limits of this replacement for `rule`. Except for a plan, they do not share
-    /// their history with the rule yet.
+    /// Returns the limits of this replacement for `rule`. Unless the replacement is a plan, these
+    /// limits do not share their history with the rule yet.
     pub(super) fn compile(&self, rule: &Rule) -> Result<Arc<Limits>, RuleError> {
         let limits: Vec<Limit> = match self {
             Self::Plan(name) => return rule.plan(name).map(Arc::clone),
@@ -65,7 +65,7 @@ impl fmt::Display for Replacement {
     }
 }
 
-/// The number of rule sets for which a replacement's compiled limits are kept: the current rules,
+/// The number of rule sets for which a replacement's compiled limits are kept: the active rules,
 /// the candidate rules, and former rules that requests still use after a reload.
 const MAX_COMPILED: usize = 4;
 

@@ -1,4 +1,4 @@
-//! Literals of a regular expression: strings of which every matching value contains at least one.
+//! Literals of a regular expression: every matching value contains at least one of these strings.
 //! The index uses them to find the expression.
 
 use regex_syntax::hir::{
@@ -84,8 +84,8 @@ fn usable(seq: &Seq) -> Option<Box<[Box<[u8]>]>> {
 }
 
 /// Returns the most specific literals that occur in every match of `hir`. If `hir` is the whole
-/// expression (`is_whole`), literals at its start are excluded, because they are already known as
-/// prefixes.
+/// expression (`is_whole`), literals at its start are excluded, because they are already included
+/// as prefixes.
 fn parts(hir: &Hir, is_whole: bool) -> Option<Box<[Box<[u8]>]>> {
     match hir.kind() {
         HirKind::Capture(capture) => parts(&capture.sub, is_whole),

@@ -164,8 +164,8 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// Rejects a string that does not begin with a slash or contains `;`, `?` or `#`, and
-    /// everything that [`Self::text`] rejects.
+    /// Rejects a string that contains `;`, `?` or `#`, or that does not begin with a slash. Also
+    /// rejects everything that [`Self::text`] rejects.
     pub fn route(text: &str) -> Result<Self, RuleError> {
         Route::new(text).map(|route| Self(Kind::Route(route)))
     }
