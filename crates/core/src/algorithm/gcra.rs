@@ -13,9 +13,9 @@
 //! tau = B * T, one unit is T = period / rate
 //! ```
 //!
-//! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, at most `B + floor(t *
-//!   L / P)` units are admitted in any closed interval of length `t`. If `t * L / P` is an integer,
-//!   the maximum for a half-open interval is one unit lower.
+//! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, at most
+//!   `B + floor(t * L / P)` units are admitted in any closed interval of length `t`. If `t * L / P`
+//!   is an integer, the maximum for a half-open interval is one unit lower.
 //! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
 //!   delays later requests by `n * T`. In a busy queue, the start times of successive requests
 //!   differ by `n * T`, but each start time is rounded up to a whole microsecond. A request of cost

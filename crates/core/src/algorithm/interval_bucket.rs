@@ -7,7 +7,7 @@
 //! changes no decision.
 //!
 //! The state consists of the instant at which the bucket will be full again, and the number of
-//! tokens added by the last refill, at that instant. The number of tokens missing now is computed
+//! tokens that the last refill adds at that instant. The number of tokens missing now is computed
 //! from this state:
 //!
 //! ```text

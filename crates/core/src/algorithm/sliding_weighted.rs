@@ -2,7 +2,7 @@
 //!
 //! This module implements the algorithm `sliding_window_counter` without `buckets`. The requests of
 //! the previous window are assumed to be spread evenly over that window. When a time `e` of the
-//! current window has elapsed, `prev * (W - e) / W` units of the previous count still count. A
+//! current window has elapsed, `prev * (W - e) / W` units of the previous window still count. A
 //! request of cost `n` is admitted if `prev * (W - e) + (cur + n) * W <= L * W`. This is computed
 //! with integers.
 //!
@@ -12,14 +12,14 @@
 //!              now - W    e         now
 //! ```
 //!
-//! - **Guarantee.** At most `L` units are admitted in each epoch-aligned window, and at most `2 * L
-//!   - 1` units in any half-open interval of length `W`. The estimate exceeds the true count by at
-//!   most `prev * (W - e) / W`, and falls short of the true count by at most `prev * e / W`.
+//! - **Guarantee.** At most `L` units are admitted in each epoch-aligned window. In any half-open
+//!   interval of length `W`, at most `2 * L - 1` units are admitted. The estimate exceeds the true
+//!   count by at most `prev * (W - e) / W`, and falls short of it by at most `prev * e / W`.
 //! - **Memory.** The state takes 32 bytes, plus about 30 bytes of overhead.
-//! - **Weakness.** A client that spends its limit at the end of one window and sends slowly during
-//!   the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below this bound.
-//!   If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is still
-//!   limited by the units it spent before.
+//! - **Weakness.** A client that exhausts its limit at the end of one window and sends slowly
+//!   during the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below this
+//!   bound. If you need a strict bound, use `buckets`. A key that has been idle for almost `W` is
+//!   still limited by the units it spent before.
 //! - **Source.** Cloudflare 2017, "How we built rate limiting capable of scaling to millions of
 //!   domains".
 

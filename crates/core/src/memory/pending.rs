@@ -39,15 +39,15 @@ pub(super) struct PendingCharge<'c> {
     pub(super) charge: &'c Charge<'c>,
     pub(super) location: KeyLocation,
     pub(super) evaluation: Evaluation<'c>,
-    /// The state as written under other limits, before conversion. Present if this state must be
-    /// put back unchanged because the conversion lost spent units.
+    /// The state as written under other limits, before conversion. `Some` if this state must be put
+    /// back unchanged because the conversion lost spent units.
     pub(super) former: Option<Box<FormerState>>,
     /// If the state was converted, the instant at which the last unit charged under other limits
     /// expires; otherwise zero. The converted state is written back only if `former` is `None`.
     pub(super) converted_until: Timestamp,
     /// Whether the decision changed the state, so that a new key must be inserted.
     pub(super) is_changed: bool,
-    /// The input of [`Limits::undo`] for each part of the state. Present if the state was lent (see
+    /// The input of [`Limits::undo`] for each part of the state. `Some` if the state was lent (see
     /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)) and the charge must be undone.
     pub(super) lent: Option<Vec<UndoRecord>>,
 }

@@ -13,8 +13,9 @@
 //! In a full store of the default size, a shard has about 39,000 keys.
 //!
 //! A general hash table offers neither prefetching nor this low peak. With this table, a GCRA key
-//! takes 60.2 bytes, even at the peak. With governor's DashMap, it takes 101.4 bytes, and 103.1 at
-//! the peak (`bench/results/memory.md`, acf2ad4). No comparison with `hashbrown` was recorded.
+//! takes 60.2 bytes, even at the peak. With governor's DashMap, it takes 101.4 bytes, and 103.1
+//! bytes at the peak (`bench/results/memory.md`, acf2ad4). No comparison with `hashbrown` was
+//! recorded.
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
@@ -66,8 +67,9 @@ pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 /// to the next vacant slot. An attacker who knows the hashes can create a long run of occupied
 /// slots. A key with a home slot near the end of the run extends it, although the key is close to
 /// its home slot. The attacker needs one live key per slot, and only the shard's capacity limits
-/// the length of the run. A lookup in the run compares eight tags at a time, and the key of each
-/// entry with a matching tag. Therefore, its time is proportional to the length of the run.
+/// the length of the run. A lookup in the run compares eight tags at a time, and also compares the
+/// key of each entry with a matching tag. Therefore, its time is proportional to the length of the
+/// run.
 pub(super) const FARTHEST: usize = 4_096;
 
 impl Table {

@@ -53,8 +53,8 @@ pub fn top_keys<'s>(
     keys
 }
 
-/// Returns the floor of the merged summaries (the upper bound for a key in none of them), and their
-/// keys in no particular order.
+/// Returns the floor of the merged summaries (the upper bound for a key that is in none of the
+/// summaries), and their keys in no particular order.
 fn merged<'s>(
     summaries: impl IntoIterator<Item = &'s Summary>,
 ) -> (u64, impl Iterator<Item = TopKey<'s>>) {

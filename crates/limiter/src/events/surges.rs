@@ -8,14 +8,14 @@
 //!   `u + 8 √u + 50`.
 //! - A surge ends after three consecutive intervals with a count below `1.5 u + 25`.
 //!
-//! The usual count is not adjusted during the first hour of a surge. After that it is adjusted
+//! The usual count is not adjusted during the first hour of a surge. After that, it is adjusted
 //! again, so that a lasting change becomes the usual count.
 //!
 //! **False alarms.** If the requests are a Poisson process of constant rate, the count of an
-//! interval has the variance `u`. It is then above `u + 8 √u + 50` with a probability below 1e-13
-//! (a Chernoff bound), and two consecutive intervals are needed. With 1,000 rules, there is less
-//! than one false alarm in a million years. Real traffic varies more than a Poisson process; the
-//! factor 3 covers the usual daily increase within an hour.
+//! interval has the variance `u`. The count is then above `u + 8 √u + 50` with a probability below
+//! 1e-13 (a Chernoff bound), and a surge begins only after two such intervals in a row. With 1,000
+//! rules, there is less than one false alarm in a million years. Real traffic varies more than a
+//! Poisson process; the factor 3 covers the usual daily increase within an hour.
 
 use foldhash::HashMap;
 use tidegate_core::Timestamp;

@@ -23,7 +23,7 @@ use tidegate_core::{
 
 const VERSION: u8 = 1;
 
-/// The flags of a charge: it was made on raised limits, or the key had a plan.
+/// The flags of a charge: whether it was made on raised limits, and whether the key had a plan.
 const IS_STRETCHED: u8 = 1;
 const HAS_PLAN: u8 = 2;
 

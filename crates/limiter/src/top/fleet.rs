@@ -1,9 +1,9 @@
 //! Top talkers (the keys with the most traffic) across all servers that share a Redis.
 //!
-//! Each server publishes its time slices when they are complete. A slice is published again if a
-//! delayed worker or a later minute adds counts to it. Any server can read the slices of all other
-//! servers, and merge them with its own. The counts of other servers are therefore up to one time
-//! slice old. A killed server loses at most the current minute.
+//! Each server publishes its time slices when they are complete. A slice is published again if
+//! counts from a delayed worker or from a later minute are added to it. Any server can read the
+//! slices of all other servers, and merge them with its own. The counts of other servers are
+//! therefore up to one time slice old. A killed server loses at most the current minute.
 
 use std::collections::BTreeMap;
 

@@ -602,7 +602,7 @@ mod tests {
     }
 
     /// The Redis store keeps a state under its old parameters if the conversion would lose spent
-    /// units, so the conversion must report the limits that would lose them.
+    /// units, so the conversion must report the limits whose spent units would be lost.
     #[test]
     fn converting_names_the_limits_that_lose_spent_units() {
         let bucket = |capacity, count, secs| {

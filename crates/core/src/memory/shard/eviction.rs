@@ -102,8 +102,8 @@ impl Shard {
     ) -> Growth {
         let cost = match effect {
             Effect::Charge | Effect::Peek => charge.cost.units(),
-            // A refund itself does not need memory, but if the limits have changed, converting the
-            // state can.
+            // A refund itself does not need memory. If the limits have changed, the conversion of
+            // the state can need memory.
             Effect::Refund if found.is_some() => 0,
             Effect::Refund | Effect::Look => return Growth::NOTHING,
         };

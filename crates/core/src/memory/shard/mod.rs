@@ -274,7 +274,7 @@ impl Shard {
         }
     }
 
-    /// Writes the state that [`Self::open`] took out of an entry back to the entry. Returns
+    /// Puts the state, which [`Self::open`] took out of its entry, back into the entry. Returns
     /// `pending` if its key has no entry yet and must be inserted.
     #[inline]
     pub(super) fn put_back<'c>(
@@ -299,8 +299,8 @@ impl Shard {
         None
     }
 
-    /// Undoes the charge of a read-only decision, and writes the state that [`Self::open`] lent
-    /// back to its entry.
+    /// Undoes the charge of a read-only decision, and puts the state, which [`Self::open`] lent to
+    /// the decision, back into its entry.
     pub(super) fn put_back_lent(&mut self, pending: PendingCharge<'_>, now: Timestamp) {
         let EntryLocation::At { number, .. } = pending.location.located else {
             return;

@@ -247,9 +247,9 @@ impl RuleOverrides {
         removed
     }
 
-    /// Returns the first `most` overrides after the target `after` that `select` accepts, sorted by
-    /// target. Keys come before patterns. `rule` is used to decode the keys; keys that it cannot
-    /// decode are left out.
+    /// Returns up to `most` overrides that `select` accepts, starting after the target `after` and
+    /// sorted by target. Keys come before patterns. `rule` is used to decode the keys; keys that it
+    /// cannot decode are left out.
     #[must_use]
     pub fn page(
         &self,
