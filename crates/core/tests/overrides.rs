@@ -156,7 +156,7 @@ fn spent_units_stay_spent_when_an_override_begins_and_ends() {
 }
 
 /// If a bucket is raised, lowered and reset to the rule's limits, its units are counted once,
-/// although each change has a different rate.
+/// although the rate is different after each change.
 #[test]
 fn a_bucket_that_is_raised_lowered_and_ended_admits_no_more_than_the_largest_limit() {
     let bucket = |rate: &str| limits(&[&format!("{rate} capacity 10")]);

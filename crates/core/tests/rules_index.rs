@@ -381,8 +381,8 @@ fn rules_that_no_index_can_find_are_refused() {
         errors.contains("no condition that the index can use"),
         "{errors}"
     );
-    // Any number of patterns with a literal is accepted, because only the few found by the index
-    // are evaluated.
+    // Any number of patterns with a literal is accepted, because only the few patterns found by the
+    // index are evaluated.
     let found = |at: usize| Pattern::text(&format!("*/{at}/*")).unwrap();
     assert!(rules(10_000, &found).is_ok());
 }

@@ -239,8 +239,8 @@ fn a_burst_from_the_future_does_not_block_a_key() {
     }
 }
 
-/// A thread may read the clock slightly before the previous thread decides, so after a small step
-/// back, the store uses the latest instant.
+/// A thread may read the clock slightly before another thread's decision. Therefore, a small step
+/// back is treated as normal, and the store uses the latest instant.
 #[test]
 fn a_small_step_back_counts_as_the_latest_instant() {
     let rule = Rule::new(b"key", vec![five_a_minute(Kind::Gcra)], false);

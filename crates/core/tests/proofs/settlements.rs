@@ -78,7 +78,7 @@ proptest! {
     }
 
     /// In a queue, only the last request is refunded, so a later request never starts before a
-    /// request whose start time was already assigned.
+    /// request that is still in the queue.
     #[test]
     fn a_refund_in_a_queue_moves_no_other(
         limit in strategies::plain_limit(Kind::Queue),

@@ -20,10 +20,10 @@ fn ask(store: &MemoryStore, charge: Charge<'_>, now: u64, effect: Effect) -> Out
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// Compares a queue with the maximum wait time `longest` with the same queue without a maximum.
-    /// The first queue admits a request if the second queue admits it with a delay of at most
-    /// `longest`. A denied request changes nothing. It is admitted after its wait time, but not one
-    /// microsecond earlier.
+    /// Compares two queues that are equal, except that only the first queue has a maximum wait
+    /// time, `longest`. The first queue admits a request if the second queue admits it with a delay
+    /// of at most `longest`. A denied request changes nothing. It is admitted after its wait time,
+    /// but not one microsecond earlier.
     #[test]
     fn a_wait_over_the_maximum_never_joins_the_queue(
         limit in strategies::plain_limit(Kind::Queue),

@@ -226,9 +226,9 @@ impl Limits {
         leases.min()
     }
 
-    /// Returns a digest of the [`Terms`] of these limits. Different terms have different digests,
-    /// except for rare collisions. A state written under limits with the same fingerprint does not
-    /// have to be converted.
+    /// Returns a digest of the [terms](crate::algorithm::Terms) of these limits. Different terms
+    /// have different digests, except for rare collisions. A state written under limits with the
+    /// same fingerprint does not have to be converted.
     pub(crate) fn fingerprint(&self) -> u32 {
         self.fingerprint
     }
@@ -274,7 +274,7 @@ fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     is_plain.then_some(*gcra)
 }
 
-/// Returns a digest of the [`Terms`] of these limit groups.
+/// Returns a digest of the [terms](crate::algorithm::Terms) of these limit groups.
 fn terms_digest(groups: &[LimitGroup]) -> u32 {
     let digest = groups.iter().fold(Digest::new(), |digest, group| {
         group.kernel.terms().digest(digest)
