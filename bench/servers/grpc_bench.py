@@ -122,7 +122,7 @@ def calls(client, echo, tidegate, folder, rounds, requests):
         pairs = zip(cells["tidegate", load], cells["tonic echo", "allowed"])
         ratio = median(our.cpu / its.cpu for our, its in pairs)
         print(
-            f"- {load}: CPU per call is {ratio:.3f} of the echo's"
+            f"- {load}: CPU per call is {ratio:.3f} times the echo's"
             + against_target(ratio, CPU_OF_ECHO, at_most=True)
         )
 

@@ -96,15 +96,15 @@ def print_tables(cells):
     for load in LOADS:
         cpu = cpu_ratio(cells[load, "tidegate"], cells[load, "throttlecrab-server"])
         print(
-            f"- {load}: CPU per decision is {cpu:.3f} of throttlecrab-server's"
+            f"- {load}: CPU per decision is {cpu:.3f} times throttlecrab-server's"
             + against_target(cpu, CPU_OF_THROTTLECRAB, at_most=True)
         )
     alone = cells["allowed", "hyper alone"]
     print(
         "- allowed: hyper alone takes "
-        f"{cpu_ratio(alone, cells['allowed', 'throttlecrab-server']):.3f} of "
+        f"{cpu_ratio(alone, cells['allowed', 'throttlecrab-server']):.3f} times "
         "throttlecrab-server's CPU; Tidegate takes "
-        f"{cpu_ratio(cells['allowed', 'tidegate'], alone):.3f} of hyper's"
+        f"{cpu_ratio(cells['allowed', 'tidegate'], alone):.3f} times hyper's"
     )
 
 

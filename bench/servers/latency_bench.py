@@ -34,7 +34,7 @@ def stalls(server, depths, repeats):
         "one and two pieces: "
         f"longest wait {worst[3] * 1e3:.1f} ms (depth {worst[0]}, {worst[1]}), "
         f"largest median {max(row[2] for row in rows) * 1e3:.2f} ms, "
-        f"pipelines over {STALL * 1e3:.0f} ms: {sum(row[4] for row in rows)}"
+        f"pipelines that took over {STALL * 1e3:.0f} ms: {sum(row[4] for row in rows)}"
     )
     return bool(stalled)
 

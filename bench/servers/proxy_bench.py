@@ -202,15 +202,15 @@ def print_table(cells):
     rate = median(ours[0] / its[0] for ours, its in pairs)
     cpu = median(ours[1] / its[1] for ours, its in pairs)
     print(
-        f"\n- requests per second: {rate:.3f} of nginx's, target at least 1: "
+        f"\n- requests per second: {rate:.3f} times nginx's, target at least 1: "
         f"{'reached' if rate >= 1 else 'MISSED'}"
     )
     print(
-        f"- CPU per request: {cpu:.3f} of nginx's, target at most 1: "
+        f"- CPU per request: {cpu:.3f} times nginx's, target at most 1: "
         f"{'reached' if cpu <= 1 else 'MISSED'}"
     )
     cpu = median(ours[1] / its[1] for ours, its in zip(cells["tidegate"], cells["pingora-proxy"]))
-    print(f"- CPU per request: {cpu:.3f} of pingora-proxy's")
+    print(f"- CPU per request: {cpu:.3f} times pingora-proxy's")
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def print_scripts(cells):
         ratio = median(ours.cpu / its.cpu for ours, its in zip(cells["ours", 64], cells[name, 64]))
         target = CPU_OF_MINIMAL if name == best else None
         print(
-            f"- Redis' CPU per decision of our script is {ratio:.3f} of "
+            f"- Redis' CPU per decision with our script is {ratio:.3f} times "
             f"`{name}`'s{against_target(ratio, target, at_most=True)}"
         )
 
@@ -242,7 +242,7 @@ def print_rules(cells, counted):
         four.cpu / mean(one.cpu for one in ones) for four, ones in zip(cells[MIXED], singles)
     )
     print(
-        f"- limits of four algorithms cost {mixed:.2f} times the mean of one limit of "
+        f"- four limits of different algorithms cost {mixed:.2f} times the mean of one limit of "
         f"each{against_target(mixed, FOUR_OF_ONE, at_most=True)}"
     )
     most_expensive = median(
@@ -252,8 +252,8 @@ def print_rules(cells, counted):
     best = max(EXACT, key=lambda name: median(run.rate for run in cells[name, 16]))
     rate = median(ours.rate / its.rate for ours, its in zip(cells["gcra"], cells[best, 16]))
     print(
-        f"- {CALLERS} callers get {rate:.2f} of the decisions a second that `redis-benchmark -P "
-        f"16` gets from `{best}`" + against_target(rate, RATE_OF_MINIMAL, at_most=False)
+        f"- {CALLERS} callers get {rate:.2f} times the decisions per second that `redis-benchmark "
+        f"-P 16` gets from `{best}`" + against_target(rate, RATE_OF_MINIMAL, at_most=False)
     )
     exactly_one = all(count == decided for counts in counted.values() for count, decided in counts)
     print(
@@ -301,7 +301,7 @@ def listener(redis, fleet, throttlecrab, rounds, seconds):
         / LIMITADOR_US
     )
     print(
-        f"- CPU per decision is {ratio:.3f} of limitador-server's on Redis, scaled by "
+        f"- CPU per decision is {ratio:.3f} times limitador-server's on Redis, scaled by "
         "throttlecrab-server" + against_target(ratio, round(OF_LIMITADOR, 3), at_most=True)
     )
 
@@ -334,7 +334,7 @@ def exhausted_key(redis, fleet, memory, rounds, seconds):
         )
     ratio = median(ours.cpu / its.cpu for its, ours in cells)
     print(
-        f"\n- CPU per denial is {ratio:.3f} of the memory "
+        f"\n- CPU per denial is {ratio:.3f} times the memory "
         f"store's{against_target(ratio, OF_MEMORY, at_most=True)}"
     )
     print(

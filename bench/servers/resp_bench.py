@@ -94,7 +94,7 @@ def print_ratios(cells, depth, load):
         cpu = median(our.cpu / its.cpu for our, its in zip(ours, peer))
         where = f"-P {depth}, {load}, {command}"
         print(
-            f"- {where}: CPU per decision is {cpu:.3f} of throttlecrab-server's"
+            f"- {where}: CPU per decision is {cpu:.3f} times throttlecrab-server's"
             + against_target(cpu, CPU_OF_THROTTLECRAB[depth], at_most=True)
         )
         if depth in REDIS_CELL:

@@ -114,11 +114,10 @@ def main():
         )
     (ours, ours_cpu, ours_memory), (theirs, theirs_cpu, theirs_memory) = medians.values()
     print(
-        f"\n`tidegate simulate` takes {ours / theirs:.2f} of the time, "
-        f"{ours_cpu / theirs_cpu:.2f} of the CPU time and "
-        f"{ours_memory / theirs_memory:.2f} of the memory of goaccess. goaccess counts visitors, "
-        "pages and browsers, "
-        "and `tidegate simulate` decides three rules."
+        f"\n`tidegate simulate` takes {ours / theirs:.2f} times the elapsed time, "
+        f"{ours_cpu / theirs_cpu:.2f} times the CPU time and "
+        f"{ours_memory / theirs_memory:.2f} times the memory of goaccess. goaccess counts "
+        "visitors, pages and browsers, and `tidegate simulate` evaluates three rules."
     )
 
 

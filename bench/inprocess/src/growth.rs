@@ -47,7 +47,8 @@ struct Step {
 pub fn run(size: &Size) {
     let keys = keys::keys(*size.steps.last().expect("there is a step"));
     println!(
-        "| limiter | keys | ns a decision, known keys | ns a decision, new keys | worst single decision |"
+        "| limiter | keys | ns per decision, known keys | ns per decision, new keys | \
+         slowest single decision |"
     );
     println!("| --- | --- | --- | --- | --- |");
     let mut rows: [Vec<Vec<Step>>; 3] = Default::default();

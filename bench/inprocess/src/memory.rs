@@ -42,7 +42,7 @@ const LOGS: &str = "tidegate logs";
 
 /// Runs this program once per limiter, and prints the table.
 pub fn run(size: &Size) {
-    println!("| limiter | keys | bytes a key | at the peak |");
+    println!("| limiter | keys | bytes per key | at the peak |");
     println!("| --- | --- | --- | --- |");
     let mut ours = 0.0;
     for name in [Tidegate::NAME, Governor::NAME, Throttlecrab::NAME] {
@@ -61,19 +61,19 @@ pub fn run(size: &Size) {
     let logs = in_a_fresh_process(LOGS, size.logs);
     let a_key = |bytes: usize| bytes as f64 / size.logs as f64;
     println!(
-        "| tidegate, log of {ENTRIES} | {} | {:.1} | {:.1} |",
+        "| tidegate, sliding window log with {ENTRIES} timestamps | {} | {:.1} | {:.1} |",
         size.logs,
         a_key(logs.now),
         a_key(logs.peak)
     );
     println!();
     println!(
-        "- {ours:.1} bytes a GCRA key, target 64: {}",
+        "- {ours:.1} bytes per GCRA key, target 64: {}",
         verdict(ours, 64.0)
     );
     let megabytes = logs.now as f64 / 1e6;
     println!(
-        "- {megabytes:.1} MB for {} logs, target 80 MB for 100,000: {}",
+        "- {megabytes:.1} MB for {} sliding window logs, target 80 MB for 100,000: {}",
         size.logs,
         verdict(megabytes, 80.0)
     );

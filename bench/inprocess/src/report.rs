@@ -46,7 +46,8 @@ impl Cell {
 pub fn print_speed(names: &[&str], cells: &[Cell]) {
     let peer = names[PEER];
     println!(
-        "| keys | threads | limiter | ns a decision and thread, median | least to most | of {peer}'s |"
+        "| keys | threads | limiter | ns per decision and thread, median | minimum to maximum | \
+         ratio to {peer} |"
     );
     println!("| --- | --- | --- | --- | --- | --- |");
     for cell in cells {
@@ -67,7 +68,7 @@ pub fn print_speed(names: &[&str], cells: &[Cell]) {
     for cell in cells {
         let (ratio, target) = (cell.ratio(OURS, PEER), cell.target());
         println!(
-            "- {} keys, {} threads: {ratio:.2} of {peer}, target {target}: {}",
+            "- {} keys, {} threads: {ratio:.2} times {peer}, target {target}: {}",
             cell.keys,
             cell.threads,
             verdict(ratio, target)
@@ -76,7 +77,8 @@ pub fn print_speed(names: &[&str], cells: &[Cell]) {
     for cell in cells {
         let (ratio, ours) = (cell.ratio(LIBRARY, OURS), names[OURS]);
         println!(
-            "- {} keys, {} threads: {} {ratio:.3} of {ours}'s store, target {LIBRARY_TARGET}: {}",
+            "- {} keys, {} threads: {} {ratio:.3} times {ours}'s store, \
+             target {LIBRARY_TARGET}: {}",
             cell.keys,
             cell.threads,
             names[LIBRARY],
