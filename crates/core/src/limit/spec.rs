@@ -146,6 +146,9 @@ pub struct LimitSpec {
     pub count_denied: Option<bool>,
 }
 
+/// Returns whether a spec has a certain field.
+type HasField = fn(&LimitSpec) -> bool;
+
 impl LimitSpec {
     /// The default lease of a concurrency slot: one minute.
     pub const LEASE: Span = Span::from_secs(60);
@@ -162,7 +165,7 @@ impl LimitSpec {
     };
 
     /// Every field, with a function that returns whether a spec has it.
-    const PRESENCE: [(&'static str, fn(&Self) -> bool); 17] = [
+    const PRESENCE: [(&'static str, HasField); 17] = [
         ("algorithm", |spec| spec.algorithm.is_some()),
         ("rate", |spec| spec.rate.is_some()),
         ("burst", |spec| spec.burst.is_some()),

@@ -1,0 +1,60 @@
+//! Overrides that do not apply under the current rules.
+
+use std::collections::BTreeMap;
+
+use crate::ServerLimiter;
+
+/// The number of inactive overrides by rule name. An override is inactive if its rule does not
+/// exist, if the rule has a key with another number of entries, or if the limits are invalid for
+/// the rule.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct InactiveOverrides(pub BTreeMap<Box<str>, usize>);
+
+/// The maximum number of rules that [`InactiveOverrides::advice`] names.
+const MAX_NAMED: usize = 10;
+
+impl InactiveOverrides {
+    /// Describes the inactive overrides, and explains how to make them active or to remove them.
+    /// Returns `None` if there are no inactive overrides.
+    #[must_use]
+    pub fn advice(&self) -> Option<String> {
+        let overrides: usize = self.0.values().sum();
+        let are = match overrides {
+            0 => return None,
+            1 => "override is",
+            _ => "overrides are",
+        };
+        let named = self.0.keys().take(MAX_NAMED);
+        let named: Vec<String> = named
+            .map(|rule| format!("\"{}\"", rule.escape_debug()))
+            .collect();
+        let mut named = named.join(", ");
+        if self.0.len() > MAX_NAMED {
+            let more = self.0.len() - MAX_NAMED;
+            named = format!("{named} and {more} more");
+        }
+        Some(format!(
+            "{overrides} {are} inactive, because the rule no longer exists, has another key, or does \
+             not accept the limits: {named}; list overrides with `tidegate overrides`, and remove \
+             them with `tidegate override RULE KEY --remove`, or restore the rule"
+        ))
+    }
+}
+
+impl ServerLimiter {
+    /// Counts the overrides that do not apply under the current rules. Visits all overrides, which
+    /// takes some tenths of a second if there are a million.
+    #[must_use]
+    pub fn inactive_overrides(&self) -> InactiveOverrides {
+        let rules = self.rules();
+        let by_name = self.overrides().by_name().into_iter();
+        let inactive = by_name.map(|(name, overrides)| {
+            let count = match rules.rule(&name) {
+                Some(rule) => overrides.count_inactive(rule),
+                None => overrides.len(),
+            };
+            (name, count)
+        });
+        InactiveOverrides(inactive.filter(|(_, count)| *count > 0).collect())
+    }
+}
