@@ -101,7 +101,7 @@ pub(crate) fn reloaded(reloaded: &Value) -> String {
         .filter(|(what, _)| {
             !matches!(
                 what.as_str(),
-                "restart_required" | "warnings" | "inactive_blocks" | "hint"
+                "restart_required" | "warnings" | "inactive_blocks" | "inactive_overrides" | "hint"
             )
         })
         .map(|(what, came)| match came {

@@ -9,6 +9,7 @@
 
 mod document;
 mod file;
+mod inactive;
 mod listing;
 
 use std::{
@@ -25,8 +26,11 @@ use tidegate_core::{Override, OverrideError, OverrideTarget, Overrides, Rule, St
 use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_redis::{OverrideChanges, OverrideVersion, RedisStore, StoreError};
 
-pub use self::listing::{ListedOverride, OverrideFilter, OverridePage};
 use self::{document::OverrideDocument, file::OverrideFile};
+pub use self::{
+    inactive::InactiveOverrides,
+    listing::{ListedOverride, OverrideFilter, OverridePage},
+};
 use crate::ServerLimiter;
 
 const OVERRIDES: Metric = Metric::gauge(

@@ -3,6 +3,7 @@
 mod candidate;
 mod diff;
 mod inactive_blocks;
+mod inactive_overrides;
 mod preview;
 mod restart_only;
 
@@ -26,6 +27,7 @@ pub use self::{
     candidate::{PromoteError, Promotion},
     diff::{RuleChange, RulesDiff},
     inactive_blocks::{UnknownBlocks, report_inactive_blocks},
+    inactive_overrides::report_inactive_overrides,
     preview::{RulesPreview, preview},
     restart_only::RestartOnlySettings,
 };

@@ -17,7 +17,7 @@ use crate::{
     MetricsPage,
     geoip::GeoIp,
     redis_runtime::RedisRuntime,
-    reload::{CHECK_INTERVAL, Reloader, report_inactive_blocks},
+    reload::{CHECK_INTERVAL, Reloader, report_inactive_blocks, report_inactive_overrides},
     runtime_thread::RuntimeThread,
 };
 
@@ -118,7 +118,7 @@ impl ServerHandle {
     pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
         // The snapshot or Redis may contain blocks of rules that were removed while the server was
         // down.
-        self.report_inactive_blocks();
+        self.report_inactive();
         let limiter = Arc::clone(&self.limiter);
         let refunds = tokio::spawn(async move { limiter.keep_refunding_reservations().await });
         let limiter = Arc::clone(&self.limiter);
@@ -252,7 +252,7 @@ impl ServerHandle {
             .as_ref()
             .map(|reloader| reloader.reload("SIGHUP"));
         if let Some(Ok(_)) = reloaded {
-            self.report_inactive_blocks();
+            self.report_inactive();
         }
         if let Some(envoy) = &self.envoy {
             drop(envoy.reload());
@@ -272,7 +272,7 @@ impl ServerHandle {
         let reloaded = self.reloader.as_ref();
         let reloaded = reloaded.and_then(|reloader| reloader.reload_if_changed());
         if let Some(Ok(_)) = reloaded {
-            self.report_inactive_blocks();
+            self.report_inactive();
         }
         if let Some(envoy) = &self.envoy {
             drop(envoy.reload_if_changed());
@@ -287,12 +287,15 @@ impl ServerHandle {
         }
     }
 
-    /// Logs the blocks that the active rules do not enforce. This function does not wait for the
-    /// result, because a slow Redis must not delay the handling of signals.
-    fn report_inactive_blocks(&self) {
+    /// Logs the blocks and the overrides that are inactive under the active rules. This function
+    /// does not wait for the result, because a slow Redis must not delay the handling of signals.
+    fn report_inactive(&self) {
         let limiter = Arc::clone(&self.limiter);
-        // `report_inactive_blocks` logs its result itself.
-        tokio::spawn(async move { drop(report_inactive_blocks(&limiter).await) });
+        tokio::spawn(async move {
+            report_inactive_overrides(&limiter).await;
+            // This function logs its error itself.
+            drop(report_inactive_blocks(&limiter).await);
+        });
     }
 
     fn save(&self) {

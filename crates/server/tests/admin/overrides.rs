@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::listener::{KEY, TestListener};
+use crate::listener::{KEY, RULES, TestListener};
 
 fn path() -> String {
     format!("/v1/overrides/{KEY}")
@@ -245,4 +245,46 @@ fn bad_overrides_are_rejected() {
     assert_eq!(answer.status, 404);
     let list = listener.ask("GET", "/v1/overrides", "").json();
     assert_eq!(list["count"], 0, "nothing was changed");
+}
+
+/// Overrides are found by the name of their rule and by the values of its key, so a rule with
+/// another name or another key does not have them.
+#[test]
+fn a_reload_reports_the_overrides_that_become_inactive() {
+    let listener = TestListener::open();
+    let reload = |rules: &str| {
+        std::fs::write(listener.file.path(), rules).unwrap();
+        let reloaded = listener.ask("POST", "/v1/reload", "");
+        assert_eq!(reloaded.status, 200, "{reloaded:?}");
+        reloaded.json()
+    };
+    for path in [path(), "/v1/overrides/r/%2Fb*/*".to_owned()] {
+        let put = listener.ask("PUT", &path, r#"{"limits": "2x", "raw": true}"#);
+        assert_eq!(put.status, 200, "{put:?}");
+    }
+    assert_eq!(reload(RULES)["inactive_overrides"], Value::Null);
+
+    for changed in [
+        RULES.replace("name: r\n", "name: renamed\n"),
+        RULES.replace("key: [path, ip]", "key: [ip]"),
+    ] {
+        assert_ne!(changed, RULES);
+        let reloaded = reload(&changed);
+        assert_eq!(
+            reloaded["inactive_overrides"],
+            json!([{"rule": "r", "overrides": 2}]),
+            "{changed}"
+        );
+        let hint = reloaded["hint"].as_str().unwrap();
+        assert!(
+            hint.starts_with("2 overrides are inactive, because the rule"),
+            "{hint}"
+        );
+        assert!(
+            hint.contains("`tidegate override RULE KEY --remove`"),
+            "{hint}"
+        );
+    }
+    let removed = listener.ask("DELETE", &path(), "");
+    assert_eq!(removed.status, 200, "{removed:?}");
 }

@@ -38,6 +38,8 @@ pub struct RuleOverrides {
     /// The number of overrides of patterns.
     pattern_count: AtomicUsize,
     hasher: RandomState,
+    /// The keys that have an override, in any rule.
+    filter: Arc<KeyFilter>,
     /// The overrides of single keys. The shards are created when the first override is set.
     keys: OnceLock<Box<[Shard]>>,
     patterns: RwLock<PatternOverrides>,

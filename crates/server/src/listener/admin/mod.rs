@@ -362,6 +362,7 @@ impl Admin {
         let mut members = reloaded?;
         if self.reloader.is_some() {
             reload::add_inactive_blocks(&self.limiter, &mut members).await;
+            reload::add_inactive_overrides(&self.limiter, &mut members).await;
         }
         Ok(json(StatusCode::OK, &members))
     }

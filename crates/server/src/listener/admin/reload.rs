@@ -10,7 +10,7 @@ use tidegate_net::{Problem, Tls};
 
 use crate::{
     geoip::GeoIp,
-    reload::{Reloader, report_inactive_blocks},
+    reload::{Reloader, report_inactive_blocks, report_inactive_overrides},
 };
 
 /// The maximum number of warnings in a response. The log has all warnings.
@@ -115,6 +115,20 @@ pub(super) async fn add_inactive_blocks(limiter: &ServerLimiter, members: &mut M
             members.insert("hint".into(), error.to_string().into());
         }
     }
+}
+
+/// Adds the overrides that do not apply under the new rules to `members`, if there are any.
+pub(super) async fn add_inactive_overrides(
+    limiter: &Arc<ServerLimiter>,
+    members: &mut Map<String, Value>,
+) {
+    let found = report_inactive_overrides(limiter).await;
+    let Some(advice) = found.advice() else { return };
+    let by_rule = found.0.iter();
+    let by_rule = by_rule.map(|(rule, count)| json!({"rule": rule, "overrides": count}));
+    members.insert("inactive_overrides".into(), by_rule.collect());
+    // The hint about inactive blocks comes first.
+    members.entry("hint").or_insert_with(|| advice.into());
 }
 
 pub(super) fn refused(detail: &str, mistakes: Vec<String>) -> Problem {
