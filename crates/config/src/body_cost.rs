@@ -65,7 +65,7 @@ fn pointers(fields: &Fields<'_>, report: &mut Report) -> Option<Box<[JsonPointer
         let (count, most) = (items.len(), bounds::MAX_BODY_POINTERS);
         value.wrong(
             report,
-            format!("{count} pointers are over the maximum of {most}"),
+            format!("{count} pointers exceed the maximum of {most}"),
         );
         return None;
     }

@@ -245,7 +245,7 @@ fn section(value: &Value<'_>, report: &mut Report) -> Option<EventsConfig> {
         let items = value.one_or_more(report);
         if items.len() > MAX_WEBHOOKS {
             let message = format!(
-                "{} webhooks are over the maximum of {MAX_WEBHOOKS}",
+                "{} webhooks exceed the maximum of {MAX_WEBHOOKS}",
                 items.len()
             );
             value.wrong(report, message);

@@ -45,7 +45,7 @@ impl Config {
         let size = fs::metadata(path).map_err(unreadable)?.len();
         if size > MAX_FILE_BYTES as u64 {
             let problem =
-                format!("the file has {size} bytes, over the maximum of {MAX_FILE_BYTES}");
+                format!("the file has {size} bytes, which exceeds the maximum of {MAX_FILE_BYTES}");
             return Err(unreadable(io::Error::new(
                 io::ErrorKind::FileTooLarge,
                 problem,

@@ -70,7 +70,7 @@ fn proxies(value: &Value<'_>, report: &mut Report) -> Option<Proxies> {
         if hops > MAX_HOPS {
             value.wrong(
                 report,
-                format!("{hops} hops are over the maximum of {MAX_HOPS}"),
+                format!("{hops} hops exceed the maximum of {MAX_HOPS}"),
             );
         }
         return Some(Proxies::Hops(hops));
@@ -106,7 +106,7 @@ fn derived_entries(
     let what = "a map of entries, such as {key_id: {of: header.x-api-key, split: \".\"}}";
     let pairs = value.pairs(report, what)?;
     if pairs.len() > MAX_ENTRIES {
-        let problem = format!("{} are over the maximum of {MAX_ENTRIES}", pairs.len());
+        let problem = format!("{} exceed the maximum of {MAX_ENTRIES}", pairs.len());
         value.wrong(report, problem);
     }
     let read = pairs

@@ -555,7 +555,7 @@ impl Config {
     pub fn parse(text: &str) -> Result<Self, Vec<Mistake>> {
         if text.len() > MAX_FILE_BYTES {
             let message = format!(
-                "the file has {} bytes, over the maximum of {MAX_FILE_BYTES}",
+                "the file has {} bytes, which exceeds the maximum of {MAX_FILE_BYTES}",
                 text.len()
             );
             return Err(vec![Mistake {

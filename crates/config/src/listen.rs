@@ -420,10 +420,7 @@ pub(super) fn admin_tokens(
     if let Some(value) = fields.get("tokens") {
         let items = value.one_or_more(report);
         if items.len() > MAX_TOKENS {
-            let message = format!(
-                "{} tokens are over the maximum of {MAX_TOKENS}",
-                items.len()
-            );
+            let message = format!("{} tokens exceed the maximum of {MAX_TOKENS}", items.len());
             value.wrong(report, message);
         }
         for item in &items {

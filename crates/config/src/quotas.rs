@@ -36,10 +36,7 @@ pub(super) fn quotas(
     if items.len() > MAX_QUOTAS {
         value.wrong(
             report,
-            format!(
-                "{} quotas are over the maximum of {MAX_QUOTAS}",
-                items.len()
-            ),
+            format!("{} quotas exceed the maximum of {MAX_QUOTAS}", items.len()),
         );
         return Vec::new();
     }

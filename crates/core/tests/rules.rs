@@ -151,7 +151,7 @@ fn an_empty_or_too_long_key_value_is_refused() {
     assert_eq!(long.field, "entries.customer");
     assert!(
         long.problem
-            .contains("makes a key of 1025 bytes, over the maximum of 1024"),
+            .contains("makes a key of 1025 bytes, which exceeds the maximum of 1024"),
         "{long}"
     );
 }
@@ -290,7 +290,7 @@ fn too_many_matching_rules_are_an_error() {
     let refused = try_charged(&many(bounds::MAX_CHARGES + 1), &[]).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "entries: 65 rules apply to this request, over the maximum of 64"
+        "entries: 65 rules apply to this request, which exceeds the maximum of 64"
     );
 }
 

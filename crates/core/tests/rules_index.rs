@@ -169,7 +169,7 @@ proptest! {
             // If the deeply nested patterns exceed the maximum number of evaluations per request,
             // generate another case.
             Err(errors) => {
-                prop_assert!(errors.to_string().contains("over the maximum of 4096"), "{}", errors);
+                prop_assert!(errors.to_string().contains("exceeds the maximum of 4096"), "{}", errors);
                 return Err(TestCaseError::reject("too many evaluations"));
             }
         };
@@ -370,7 +370,7 @@ fn rules_that_no_index_can_find_are_refused() {
     // of 8 KiB.
     assert!(rules(455, &digits).is_ok());
     let errors = rules(456, &digits).unwrap_err().to_string();
-    let expected = "rules: one request could need 4104 pattern evaluations, over the maximum of 4096, because \
+    let expected = "rules: one request could need 4104 pattern evaluations, which exceeds the maximum of 4096, because \
         too many rules cannot be found by an index; most of them match on \"path\": give them \
         an exact value, or a pattern with literal text outside of its wildcards";
     assert_eq!(errors, expected);

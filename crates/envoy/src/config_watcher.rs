@@ -187,7 +187,8 @@ fn text(path: &Path) -> Result<String, ConfigFilesError> {
     };
     let size = fs::metadata(path).map_err(unreadable)?.len();
     if size > MAX_FILE_BYTES as u64 {
-        let problem = format!("the file has {size} bytes, over the maximum of {MAX_FILE_BYTES}");
+        let problem =
+            format!("the file has {size} bytes, which exceeds the maximum of {MAX_FILE_BYTES}");
         return Err(unreadable(io::Error::new(
             io::ErrorKind::FileTooLarge,
             problem,

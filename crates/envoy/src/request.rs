@@ -84,6 +84,6 @@ fn at_most(
     if count <= most {
         return Ok(());
     }
-    let problem = format!("{count} {what} are over the maximum of {most}");
+    let problem = format!("{count} {what} exceed the maximum of {most}");
     Err(RlsError::invalid(field(), problem))
 }

@@ -116,7 +116,7 @@ impl DerivedEntry {
     pub fn regex(source: &str, pattern: &str) -> Result<Self, DerivedEntryError> {
         if pattern.len() > MAX_PATTERN_BYTES {
             let problem = format!(
-                "{} bytes are over the maximum of {MAX_PATTERN_BYTES}",
+                "{} bytes exceed the maximum of {MAX_PATTERN_BYTES}",
                 pattern.len()
             );
             return Err(error("regex", problem));
@@ -246,7 +246,9 @@ mod tests {
                     .starts_with("regex: must have one capture group")
             );
         }
-        assert!(refused(DerivedEntry::regex("k", &"a".repeat(2_000))).contains("over the maximum"));
+        assert!(
+            refused(DerivedEntry::regex("k", &"a".repeat(2_000))).contains("exceed the maximum")
+        );
         assert!(refused(DerivedEntry::regex("k", "(\\pL{999})")).starts_with("regex: "));
     }
 }

@@ -54,7 +54,7 @@ pub fn throttle_key_in<'b>(
     }
     let most = MAX_THROTTLE_KEY_BYTES - usize::from(database.0 > 0);
     if key.len() > most {
-        let problem = format!("{} bytes is over the maximum of {most}", key.len());
+        let problem = format!("{} bytes exceeds the maximum of {most}", key.len());
         return Err(RequestError::new("key", problem));
     }
     Ok(free_key_in(database.0, key, buffer))

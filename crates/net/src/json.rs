@@ -73,7 +73,7 @@ pub fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
 pub fn check_members(path: &str, members: &Members<'_>) -> Result<(), Problem> {
     if members.len() > MAX_MEMBERS {
         let (count, location) = (members.len(), path.strip_suffix('.').unwrap_or("body"));
-        let problem = format!("{count} fields are over the maximum of {MAX_MEMBERS}");
+        let problem = format!("{count} fields exceed the maximum of {MAX_MEMBERS}");
         return Err(Problem::bad(location, problem));
     }
     for (index, (name, _)) in members.iter().enumerate() {
@@ -228,9 +228,6 @@ mod tests {
         }
         let many: Vec<String> = (0..65).map(|n| format!("\"{n}\": 0")).collect();
         let refused = object(format!("{{{}}}", many.join(",")).as_bytes()).unwrap_err();
-        assert_eq!(
-            refused.detail(),
-            "body: 65 fields are over the maximum of 64"
-        );
+        assert_eq!(refused.detail(), "body: 65 fields exceed the maximum of 64");
     }
 }

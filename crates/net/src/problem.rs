@@ -133,7 +133,7 @@ impl Problem {
     pub fn too_large(most: usize) -> Self {
         Self::new(
             StatusCode::PAYLOAD_TOO_LARGE,
-            format!("the body is over the maximum of {most} bytes"),
+            format!("the body exceeds the maximum of {most} bytes"),
         )
     }
 

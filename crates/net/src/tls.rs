@@ -364,7 +364,7 @@ fn read_pem(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("this is not a regular file"));
     }
     if metadata.len() > MAX_PEM_BYTES {
-        let problem = format!("the file is over the maximum of {MAX_PEM_BYTES} bytes");
+        let problem = format!("the file exceeds the maximum of {MAX_PEM_BYTES} bytes");
         return Err(io::Error::other(problem));
     }
     fs::read(path)

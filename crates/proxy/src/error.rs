@@ -90,13 +90,13 @@ impl ProxyError {
                 return format!("{max} requests from this address are in flight; retry in 1s");
             }
             Self::TooManyHeaders(max) => {
-                return format!("the number of header lines is over the maximum of {max}");
+                return format!("the number of header lines exceeds the maximum of {max}");
             }
             Self::DotSegments => "the path has segments `.` or `..`; send the resolved path",
             Self::Unroutable => "the path or the host is too long",
             Self::NoUpstream => "no upstream matches this host and path",
             Self::TooLarge(max) => {
-                return format!("the body is over the maximum of {max} bytes");
+                return format!("the body exceeds the maximum of {max} bytes");
             }
             Self::BodyTooSlow => "the body did not arrive in time",
             Self::BodyAborted => "the body ended early",

@@ -210,7 +210,7 @@ impl File {
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let size = fs::metadata(path)?.len();
     if size > MAX_BYTES {
-        let problem = format!("{size} bytes are over the maximum of {MAX_BYTES}");
+        let problem = format!("{size} bytes exceed the maximum of {MAX_BYTES}");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, problem));
     }
     fs::read(path)

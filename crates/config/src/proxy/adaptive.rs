@@ -183,7 +183,7 @@ fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, 
     };
     if items.len() > MAX_CLASSES {
         let problem = format!(
-            "{} classes are over the maximum of {MAX_CLASSES}",
+            "{} classes exceed the maximum of {MAX_CLASSES}",
             items.len()
         );
         value.wrong(report, problem);

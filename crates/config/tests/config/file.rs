@@ -307,7 +307,7 @@ fn an_oversized_file_is_rejected() {
     let huge = "#".repeat(MAX_FILE_BYTES + 1);
     assert_eq!(
         mistakes(&huge),
-        ["the file has 16777217 bytes, over the maximum of 16777216"]
+        ["the file has 16777217 bytes, which exceeds the maximum of 16777216"]
     );
     for open in ["[", "- ", "{a: ", "? "] {
         let deep = mistakes(&open.repeat(100_000));

@@ -244,7 +244,7 @@ fn mistakes_in_elastic_rules_are_reported() {
     assert_eq!(
         mistakes(file),
         [
-            "rules[0].elastic (line 2): 2000% is over the maximum of 1000%",
+            "rules[0].elastic (line 2): 2000% exceeds the maximum of 1000%",
             "rules[1].elastic.wen (line 3): unknown key `wen`; did you mean `when`?",
             "rules[1].elastic.extra (line 3): is missing; set how far the limits may be exceeded, such as 50%",
             "rules[2].elastic.when (line 4): is missing; set `when` or `unused`, or replace `elastic` with `soft`, which needs no condition",
@@ -327,7 +327,7 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
         (
             "{limit: 10, wait: 2s, queue: 10001}",
             ".queue",
-            "10001 is over the maximum of 10000",
+            "10001 exceeds the maximum of 10000",
         ),
         (
             "{limit: 10, wait: 2s, queue: 0}",
@@ -337,7 +337,7 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
         (
             "{limit: 10, wait: 2min}",
             ".wait",
-            "2min is over the maximum of 1min",
+            "2min exceeds the maximum of 1min",
         ),
         (
             "{limit: 10, wait: 0s}",

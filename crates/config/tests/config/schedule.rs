@@ -115,7 +115,7 @@ fn every_mistake_in_a_schedule_is_reported_with_its_line() {
     assert_eq!(
         said,
         [format!(
-            "{field}.time (line 4): 17 times are over the maximum of 16"
+            "{field}.time (line 4): 17 times exceed the maximum of 16"
         )]
     );
 }

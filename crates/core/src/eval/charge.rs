@@ -151,7 +151,7 @@ fn unusable(key: &[u8]) -> RequestError {
     let (len, most) = (key.len(), bounds::MAX_KEY_BYTES);
     let problem = match len {
         0 => "must not be empty".to_owned(),
-        _ => format!("{len} bytes is over the maximum of {most}"),
+        _ => format!("{len} bytes exceeds the maximum of {most}"),
     };
     RequestError::new("key", problem)
 }

@@ -119,7 +119,7 @@ pub(crate) fn check_count(field: &'static str, count: u64, least: u64) -> Result
     if count > MAX_COUNT {
         return Err(LimitError::new(
             field,
-            format!("{count} is over the maximum of {MAX_COUNT}"),
+            format!("{count} exceeds the maximum of {MAX_COUNT}"),
         ));
     }
     Ok(())
@@ -139,7 +139,7 @@ pub(crate) fn check_period(field: &'static str, span: Span) -> Result<(), LimitE
     if span > MAX_PERIOD {
         return Err(LimitError::new(
             field,
-            format!("{span} is over the maximum of {MAX_PERIOD} (10 years)"),
+            format!("{span} exceeds the maximum of {MAX_PERIOD} (10 years)"),
         ));
     }
     Ok(())

@@ -71,7 +71,7 @@ impl Eq for Limit {}
 /// Rejects a soft allowance over 1,000 percent.
 pub(crate) fn check_soft_percent(percent: u32) -> Result<(), LimitError> {
     if percent > 1_000 {
-        let problem = format!("{percent}% is over the maximum of 1000%");
+        let problem = format!("{percent}% exceeds the maximum of 1000%");
         return Err(LimitError::new("soft", problem));
     }
     Ok(())

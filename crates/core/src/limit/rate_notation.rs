@@ -50,7 +50,7 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
         .filter(|n| *n <= bounds::MAX_COUNT)
         .ok_or_else(|| {
             NotationError(format!(
-                "the count of \"{text}\" is over the maximum of {}",
+                "the count of \"{text}\" exceeds the maximum of {}",
                 bounds::MAX_COUNT
             ))
         })?;
@@ -75,7 +75,7 @@ fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationErro
                 let advice = format!("write {count}/{unit}");
                 return malformed(text, "the period must be longer than zero", Some(advice));
             }
-            let why = "the period is over the maximum of 10 years";
+            let why = "the period exceeds the maximum of 10 years";
             malformed(text, why, None)
         });
     }
@@ -198,7 +198,7 @@ mod tests {
                 "5/0.0s",
                 "the period must be a whole number: use us, ms, s, min, h, d or w",
             ),
-            ("5/9999w", "the period is over the maximum of 10 years"),
+            ("5/9999w", "the period exceeds the maximum of 10 years"),
             (
                 "5/1.5s",
                 "the period must be a whole number: write 5/1500ms",

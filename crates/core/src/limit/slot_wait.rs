@@ -23,12 +23,12 @@ impl SlotWait {
             return Err(LimitError::new("wait", problem));
         }
         if self.longest > MAX_SLOT_WAIT {
-            let problem = format!("{} is over the maximum of {MAX_SLOT_WAIT}", self.longest);
+            let problem = format!("{} exceeds the maximum of {MAX_SLOT_WAIT}", self.longest);
             return Err(LimitError::new("wait", problem));
         }
         check_count("queue", self.queue, 1)?;
         if self.queue > MAX_SLOT_QUEUE {
-            let problem = format!("{} is over the maximum of {MAX_SLOT_QUEUE}", self.queue);
+            let problem = format!("{} exceeds the maximum of {MAX_SLOT_QUEUE}", self.queue);
             return Err(LimitError::new("queue", problem));
         }
         Ok(())

@@ -196,7 +196,7 @@ impl ActiveHours {
     pub fn new(hours: Vec<Hours>, days: Days, zone: &str) -> Result<Self, RuleError> {
         let most = bounds::MAX_HOURS;
         if hours.len() > most {
-            let problem = format!("{} times are over the maximum of {most}", hours.len());
+            let problem = format!("{} times exceed the maximum of {most}", hours.len());
             return Err(RuleError::new("time", problem));
         }
         let zone = Zone::named(zone).map_err(|problem| RuleError::new("zone", problem))?;

@@ -34,9 +34,7 @@ impl JsonPointer {
         };
         if text.len() > bounds::MAX_ENTRY_NAME_BYTES {
             let (bytes, most) = (text.len(), bounds::MAX_ENTRY_NAME_BYTES);
-            return Err(wrong(format!(
-                "{bytes} bytes are over the maximum of {most}"
-            )));
+            return Err(wrong(format!("{bytes} bytes exceed the maximum of {most}")));
         }
         let tokens: Option<Box<[Box<str>]>> = rest.split('/').map(unescape).collect();
         let Some(tokens) = tokens else {
@@ -46,7 +44,7 @@ impl JsonPointer {
         if tokens.len() > bounds::MAX_POINTER_DEPTH {
             let (depth, most) = (tokens.len(), bounds::MAX_POINTER_DEPTH);
             return Err(wrong(format!(
-                "{depth} levels are over the maximum of {most}"
+                "{depth} levels exceed the maximum of {most}"
             )));
         }
         Ok(Self {

@@ -117,7 +117,7 @@ fn check_entry(name: &str, value: &str) -> Result<(), RequestError> {
     }
     if name.len() > bounds::MAX_ENTRY_NAME_BYTES {
         let (bytes, most) = (name.len(), bounds::MAX_ENTRY_NAME_BYTES);
-        let problem = format!("the name has {bytes} bytes, over the maximum of {most}");
+        let problem = format!("the name has {bytes} bytes, which exceeds the maximum of {most}");
         return Err(RequestError::new(field(name), problem));
     }
     if value.len() > bounds::MAX_ENTRY_VALUE_BYTES {
@@ -128,7 +128,7 @@ fn check_entry(name: &str, value: &str) -> Result<(), RequestError> {
 }
 
 fn over(count: usize, what: &str, most: usize) -> String {
-    format!("{count} {what} are over the maximum of {most}")
+    format!("{count} {what} exceed the maximum of {most}")
 }
 
 #[cfg(test)]
@@ -151,7 +151,7 @@ mod tests {
         assert_eq!(long.field, format!("entries.{}…", "n".repeat(64)));
         assert_eq!(
             long.problem,
-            "the name has 257 bytes, over the maximum of 256"
+            "the name has 257 bytes, which exceeds the maximum of 256"
         );
     }
 

@@ -120,7 +120,7 @@ impl Rule {
     pub fn keyed_by(mut self, entries: &[&str]) -> Result<Self, RuleError> {
         let most = bounds::MAX_KEY_ENTRIES;
         if entries.len() > most {
-            let problem = format!("{} entries are over the maximum of {most}", entries.len());
+            let problem = format!("{} entries exceed the maximum of {most}", entries.len());
             return Err(RuleError::new("key", problem));
         }
         for (at, entry) in entries.iter().enumerate() {
@@ -232,7 +232,7 @@ impl Rule {
         }
         let (count, most) = (plans.len(), bounds::MAX_PLANS);
         if count > most {
-            let problem = format!("{count} plans are over the maximum of {most} for one rule");
+            let problem = format!("{count} plans exceed the maximum of {most} for one rule");
             return Err(RuleError::new("plan", problem));
         }
         let compile = |(name, limits): (&str, Vec<Limit>)| {
@@ -703,7 +703,8 @@ impl Rule {
             key::push(bytes, value, at + 1 == self.key.len());
             let (length, most) = (bytes.len() - start, bounds::MAX_KEY_BYTES);
             if length > most {
-                let problem = format!("makes a key of {length} bytes, over the maximum of {most}");
+                let problem =
+                    format!("makes a key of {length} bytes, which exceeds the maximum of {most}");
                 let error = RequestError::new(request::field(entry), problem);
                 return Err(error.because(self.counts_by_it()));
             }
@@ -748,7 +749,7 @@ fn check_rule_name(name: &str) -> Result<(), RuleError> {
         return Err(RuleError::new("name", "must not be empty"));
     }
     if name.len() > most {
-        let problem = format!("{} bytes are over the maximum of {most}", name.len());
+        let problem = format!("{} bytes exceed the maximum of {most}", name.len());
         return Err(RuleError::new("name", problem));
     }
     if !name.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {

@@ -126,7 +126,7 @@ impl RuleSet {
     pub fn build(rules: Vec<Rule>, allow: Vec<When>) -> Result<Self, RuleErrors> {
         let most = bounds::MAX_RULES;
         if rules.len() > most {
-            let problem = format!("{} rules are over the maximum of {most}", rules.len());
+            let problem = format!("{} rules exceed the maximum of {most}", rules.len());
             return Err(RuleErrors(vec![RuleError::new("rules", problem)]));
         }
         let by_scope = by_scope(&rules)?;
@@ -452,7 +452,7 @@ impl RuleSet {
         let found_rules = &found.items;
         if found_rules.len() > bounds::MAX_CHARGES {
             let problem = format!(
-                "{} rules apply to this request, over the maximum of {}",
+                "{} rules apply to this request, which exceeds the maximum of {}",
                 found_rules.len(),
                 bounds::MAX_CHARGES
             );

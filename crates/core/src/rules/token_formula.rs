@@ -58,7 +58,7 @@ impl TokenFormula {
         if text.len() > bounds::MAX_PATTERN_BYTES {
             let most = bounds::MAX_PATTERN_BYTES;
             return Err(wrong(format!(
-                "{} bytes are over the maximum of {most}",
+                "{} bytes exceed the maximum of {most}",
                 text.len()
             )));
         }
@@ -212,7 +212,7 @@ mod tests {
                 problem(text)
             );
         }
-        assert!(problem(&"input+".repeat(400)).contains("over the maximum"));
+        assert!(problem(&"input+".repeat(400)).contains("exceed the maximum"));
     }
 
     proptest! {

@@ -103,7 +103,7 @@ fn in_range(micros: Option<u64>, text: &str) -> Result<Span, NotationError> {
         ))),
         Some(micros) if micros <= max.as_micros() => Ok(Span::from_micros(micros)),
         _ => Err(NotationError(format!(
-            "\"{text}\" is over the maximum of {max} (10 years)"
+            "\"{text}\" exceeds the maximum of {max} (10 years)"
         ))),
     }
 }

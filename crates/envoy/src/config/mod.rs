@@ -153,7 +153,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
         return Err(wrong(
             None,
             format!(
-                "the file has {} bytes, over the maximum of {MAX_FILE_BYTES}",
+                "the file has {} bytes, which exceeds the maximum of {MAX_FILE_BYTES}",
                 text.len()
             ),
         ));

@@ -153,7 +153,7 @@ impl QuotaSession {
     ) -> Result<(), Status> {
         if reports.domain.len() > MAX_DOMAIN_BYTES {
             return Err(Status::invalid_argument(format!(
-                "domain: {} bytes are over the maximum of {MAX_DOMAIN_BYTES}",
+                "domain: {} bytes exceed the maximum of {MAX_DOMAIN_BYTES}",
                 reports.domain.len()
             )));
         }

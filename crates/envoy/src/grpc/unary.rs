@@ -115,9 +115,9 @@ fn refusal(request: &Request<Incoming>) -> Option<Response<Reply>> {
 async fn message(body: Incoming) -> Result<Bytes, Status> {
     let body = BoundedBody::new(body, (PREFIX_BYTES + MAX_MESSAGE_BYTES) as u64);
     let mut bytes = body.read().await.map_err(|error| match error {
-        BodyReadError::TooLarge => {
-            Status::resource_exhausted(format!("the message is over {MAX_MESSAGE_BYTES} bytes"))
-        }
+        BodyReadError::TooLarge => Status::resource_exhausted(format!(
+            "the message exceeds the maximum of {MAX_MESSAGE_BYTES} bytes"
+        )),
         BodyReadError::Aborted(error) => {
             Status::cancelled(format!("cannot read the request: {error}"))
         }

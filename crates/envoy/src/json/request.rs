@@ -132,7 +132,7 @@ fn list<T>(
     if items.len() > most {
         return Err(wrong(
             field,
-            &format!("{} items are over the maximum of {most}", items.len()),
+            &format!("{} items exceed the maximum of {most}", items.len()),
         ));
     }
     items

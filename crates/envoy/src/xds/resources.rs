@@ -44,7 +44,7 @@ pub(super) fn read(
 ) -> Result<LoadedConfig, Vec<FileMistake>> {
     if resources.len() > MAX_RESOURCES {
         let found = resources.len();
-        let message = format!("there are {found} resources, over the maximum of {MAX_RESOURCES}");
+        let message = format!("{found} resources exceed the maximum of {MAX_RESOURCES}");
         return Err(vec![mistake("response", message)]);
     }
     let (mut configs, mut mistakes) = (Vec::with_capacity(resources.len()), Vec::new());
@@ -270,7 +270,7 @@ mod tests {
     #[test]
     fn resources_are_bounded() {
         let many = vec![any(&config("", "d", Vec::new())); MAX_RESOURCES + 1];
-        let expected = "response: there are 10001 resources, over the maximum of 10000";
+        let expected = "response: there are 10001 resources, which exceeds the maximum of 10000";
         assert_eq!(mistakes(&many), [expected]);
         let empty = vec![RateLimitDescriptor::default(); MAX_RESOURCE_DESCRIPTORS + 1];
         let expected = "response: the resources have more descriptors than the maximum of 500000";

@@ -369,11 +369,11 @@ fn envoy_http_rejects_invalid_requests() {
         ),
         (
             many.as_str(),
-            "descriptors: 513 items are over the maximum of 512",
+            "descriptors: 513 items exceed the maximum of 512",
         ),
         (
             huge.as_str(),
-            "descriptors[0].entries: 70000 bytes of keys and values are over the maximum of 65536",
+            "descriptors[0].entries: 70000 bytes of keys and values exceed the maximum of 65536",
         ),
     ] {
         let answer = listener.ask("POST", "/json", body);

@@ -95,22 +95,22 @@ async fn invalid_envoy_requests_charge_nothing() {
                 domain: "d".repeat(MAX_DOMAIN_BYTES + 1),
                 ..request(vec![sound()])
             },
-            "domain: 1025 bytes are over the maximum of 1024",
+            "domain: 1025 bytes exceed the maximum of 1024",
         ),
         (
             request(vec![sound(); MAX_DESCRIPTORS + 1]),
-            "descriptors: 513 descriptors are over the maximum of 512",
+            "descriptors: 513 descriptors exceed the maximum of 512",
         ),
         (
             request(vec![
                 sound(),
                 with(vec![("a".into(), "b".into()); MAX_DESCRIPTOR_ENTRIES + 1]),
             ]),
-            "descriptors[1].entries: 65 entries are over the maximum of 64",
+            "descriptors[1].entries: 65 entries exceed the maximum of 64",
         ),
         (
             request(vec![sound(), with(vec![("a".into(), long)])]),
-            "descriptors[1].entries: 65537 bytes of keys and values are over the maximum of 65536",
+            "descriptors[1].entries: 65537 bytes of keys and values exceed the maximum of 65536",
         ),
         (
             request(vec![

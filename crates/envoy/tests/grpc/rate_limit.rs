@@ -206,7 +206,7 @@ async fn an_invalid_request_is_an_error_with_the_reason() {
         (
             request(vec![descriptor(&[("user", &long.repeat(40))])]),
             Status::ResourceExhausted,
-            "over 262144 bytes",
+            "the maximum of 262144 bytes",
         ),
     ] {
         let error = client

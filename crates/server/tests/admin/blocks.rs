@@ -233,7 +233,7 @@ fn an_invalid_body_is_rejected() {
             "four: unknown field; did you mean `for`?",
         ),
         (r#"{"reason": 5}"#, "reason: expected a string, got 5"),
-        (&long, "reason: 1025 bytes are over the maximum of 1024"),
+        (&long, "reason: 1025 bytes exceed the maximum of 1024"),
         (
             "{",
             "body: is not JSON: EOF while parsing an object at line 1 column 1",

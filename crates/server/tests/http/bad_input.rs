@@ -110,7 +110,7 @@ fn mistakes_in_a_check_are_reported() {
         ),
         (
             &format!("{{\"entries\": {{{}}}}}", many.join(",")),
-            "entries: 5000 entries are over the maximum of 64",
+            "entries: 5000 entries exceed the maximum of 64",
         ),
     ] {
         assert_eq!(refused(&listener, "/v1/check", body), expected, "{body}");
@@ -123,10 +123,7 @@ fn mistakes_in_a_check_are_reported() {
         "{long}"
     );
     let longer = refused(&listener, "/v1/check", &entry("ip", &"x".repeat(9_000)));
-    assert_eq!(
-        longer,
-        "entries.ip: 9000 bytes are over the maximum of 8192"
-    );
+    assert_eq!(longer, "entries.ip: 9000 bytes exceed the maximum of 8192");
 }
 
 /// Invalid fields next to a key, each with the expected error.
@@ -159,7 +156,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""algorithm": "gcra", "rate": "1/s", "burst": 1000000000000000"#,
-        "burst: 1000000000000000 is over the maximum of 999999999999999",
+        "burst: 1000000000000000 exceeds the maximum of 999999999999999",
     ),
     (
         r#""algorithm": "gcra", "rate": "1/s", "cost": 0"#,
@@ -175,7 +172,7 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""algorithm": "gcra", "rate": "1/s", "soft": 2000"#,
-        "soft: 2000% is over the maximum of 1000%",
+        "soft: 2000% exceeds the maximum of 1000%",
     ),
     (
         r#""algorithm": "fixed_window", "limit": 5, "window": "60""#,
@@ -252,7 +249,7 @@ fn mistakes_in_a_throttle_are_reported() {
         check(rest, expected);
     }
     let limits = format!("\"limits\": [{}]", limits.join(","));
-    check(&limits, "limits: 17 limits are over the maximum of 16");
+    check(&limits, "limits: 17 limits exceed the maximum of 16");
 }
 
 #[test]
@@ -279,7 +276,7 @@ fn keys_are_bounded() {
     let key = |length: usize| with_key(&format!("\"{}\"", "k".repeat(length)));
     assert_eq!(
         refused(&listener, "/v1/throttle", &key(1_024)),
-        "key: 1024 bytes is over the maximum of 1023"
+        "key: 1024 bytes exceeds the maximum of 1023"
     );
     assert_eq!(listener.post("/v1/throttle", &key(1_023)).status, 200);
 }

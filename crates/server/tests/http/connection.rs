@@ -66,7 +66,7 @@ fn a_too_large_body_is_rejected_before_or_while_it_is_read() {
     assert_eq!(answer.status, 413);
     assert_eq!(
         answer.problem(),
-        "the body is over the maximum of 262144 bytes"
+        "the body exceeds the maximum of 262144 bytes"
     );
     let mut creeping = listener.connect();
     creeping.send("POST /v1/check HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n");

@@ -232,7 +232,7 @@ fn mistakes_name_their_field() {
         (
             "/v1/check",
             "60001",
-            "wait_ms: 60001 is over the maximum of 60000",
+            "wait_ms: 60001 exceeds the maximum of 60000",
         ),
         ("/v1/reserve", "-1", "wait_ms: expected"),
         ("/v1/check", "\"2s\"", "wait_ms: expected"),

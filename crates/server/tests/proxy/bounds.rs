@@ -76,7 +76,7 @@ fn a_too_large_body_is_413() {
         (answer.status, answer.header("connection")),
         (413, Some("close"))
     );
-    assert_eq!(answer.problem(), "the body is over the maximum of 10 bytes");
+    assert_eq!(answer.problem(), "the body exceeds the maximum of 10 bytes");
     assert_eq!(upstream.connections(), 0, "rejected by its declared length");
     let mut client = listener.connect();
     client.send("POST / HTTP/1.1\r\nhost: h\r\ntransfer-encoding: chunked\r\n\r\n8\r\n12345678\r\n3\r\n123\r\n");

@@ -295,7 +295,7 @@ async fn header_lines_are_limited_and_content_length_is_one_number() {
         (431, &"application/problem+json".parse().unwrap())
     );
     assert!(
-        body.contains("the number of header lines is over the maximum of 20"),
+        body.contains("the number of header lines exceeds the maximum of 20"),
         "{body}"
     );
     let twice = get("/")

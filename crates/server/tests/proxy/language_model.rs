@@ -403,7 +403,7 @@ fn a_body_without_a_valid_cost_is_refused_and_not_charged() {
     assert_eq!(answer.status, 413);
     assert_eq!(
         answer.problem(),
-        "the body is over the maximum of 1024 bytes"
+        "the body exceeds the maximum of 1024 bytes"
     );
     let mut client = listener.connect();
     client.send(format!(

@@ -167,7 +167,7 @@ fn invalid_entries_are_rejected_by_name() {
     let many = client
         .command(&format!("TIDEGATE.CHECK {}", many.join(" ")))
         .to_string();
-    assert_eq!(many, "-ERR entries: 65 entries are over the maximum of 64");
+    assert_eq!(many, "-ERR entries: 65 entries exceed the maximum of 64");
     assert_eq!(
         listener.limiter.local_store().stats().keys,
         0,

@@ -183,7 +183,7 @@ fn out_of_range_numbers_are_rejected_by_name() {
         .command_of(&[b"CL.THROTTLE", &[b'k'; 2_000], b"1", b"1", b"60"])
         .to_string();
     assert!(
-        long.starts_with("-Cell error: Store error: key: 2000 bytes is over the maximum of"),
+        long.starts_with("-Cell error: Store error: key: 2000 bytes exceeds the maximum of"),
         "{long}"
     );
     // Each number is valid. Together they describe a bucket that takes too long to drain.

@@ -46,7 +46,7 @@ fn invalid_resets_are_rejected() {
     let mut client = listener.connect();
     let many = format!("DEL{}", " k".repeat(65));
     let said = client.command(&many).to_string();
-    assert_eq!(said, "-ERR 65 keys are over the maximum of 64");
+    assert_eq!(said, "-ERR 65 keys exceed the maximum of 64");
     let empty = client.command_of(&[b"DEL", b""]).to_string();
     assert_eq!(empty, "-ERR key: must not be empty");
     let none = client.command("DEL").to_string();
@@ -80,7 +80,7 @@ fn databases_have_separate_keys() {
     let words: [&[u8]; 5] = [b"CL.THROTTLE", &long, b"0", b"1", b"3600"];
     let said = zero.command_of(&words).to_string();
     assert!(
-        said.contains("1023 bytes is over the maximum of 1022"),
+        said.contains("1023 bytes exceeds the maximum of 1022"),
         "{said}"
     );
     assert_eq!(one.command_of(&words).items()[0].to_string(), "0");

@@ -178,7 +178,7 @@ fn mistakes_name_their_field() {
     for (command, said) in [
         (
             "TIDEGATE.CHECK WAIT 60001 customer acme",
-            "-ERR wait: 60001 milliseconds are over the maximum of 60000",
+            "-ERR wait: 60001 milliseconds exceed the maximum of 60000",
         ),
         (
             "TIDEGATE.RESERVE WAIT soon customer acme",

@@ -117,7 +117,7 @@ impl ConcurrencyLimitLayer {
             0 => "must have the share of at least one class".to_owned(),
             count if count > Self::MAX_CLASSES => {
                 format!(
-                    "{count} classes are over the maximum of {}",
+                    "{count} classes exceed the maximum of {}",
                     Self::MAX_CLASSES
                 )
             }

@@ -78,10 +78,10 @@ impl Log {
             let most = bounds::MAX_LOG_LIMIT;
             let problem = if field == "window" {
                 format!(
-                    "{limit} is over the log's maximum of {most}; use sliding_window_counter for larger limits"
+                    "{limit} exceeds the sliding log's maximum of {most}; use sliding_window_counter for larger limits"
                 )
             } else {
-                format!("{limit} concurrent requests are over the maximum of {most}")
+                format!("{limit} concurrent requests exceed the maximum of {most}")
             };
             return Err(LimitError::new("limit", problem));
         }

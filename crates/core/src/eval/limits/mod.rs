@@ -72,7 +72,7 @@ impl Limits {
         }
         if limits.len() > bounds::MAX_LIMITS_PER_RULE {
             let problem = format!(
-                "{} limits are over the maximum of {} per rule",
+                "{} limits exceed the maximum of {} per rule",
                 limits.len(),
                 bounds::MAX_LIMITS_PER_RULE
             );

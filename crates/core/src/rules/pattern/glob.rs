@@ -40,7 +40,7 @@ impl Glob {
         if text.len() > bounds::MAX_PATTERN_BYTES {
             let most = bounds::MAX_PATTERN_BYTES;
             let problem = format!(
-                "the glob has {} bytes, over the maximum of {most}",
+                "the glob has {} bytes, which exceeds the maximum of {most}",
                 text.len()
             );
             return Err(RuleError::new("", problem));
@@ -65,7 +65,7 @@ impl Glob {
         }
         if runs.len() > bounds::MAX_WILDCARDS {
             let most = bounds::MAX_WILDCARDS;
-            let problem = format!("{} wildcards are over the maximum of {most}", runs.len());
+            let problem = format!("{} wildcards exceed the maximum of {most}", runs.len());
             return Err(RuleError::new("", problem));
         }
         let is_directory = text.ends_with("/**") && runs.len() == 1;
@@ -255,7 +255,7 @@ mod tests {
     fn a_pattern_that_is_too_long_or_has_too_many_wildcards_is_refused() {
         assert!(Glob::new(&"*a".repeat(16)).is_ok());
         let problem = Glob::new(&"*a".repeat(17)).unwrap_err().problem;
-        assert_eq!(problem, "17 wildcards are over the maximum of 16");
+        assert_eq!(problem, "17 wildcards exceed the maximum of 16");
         assert!(Glob::new(&"a".repeat(1_025)).is_err());
     }
 

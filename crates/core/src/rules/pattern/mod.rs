@@ -112,7 +112,7 @@ impl Pattern {
         let most = bounds::MAX_ENTRY_VALUE_BYTES;
         if text.len() > most {
             let problem = format!(
-                "the text has {} bytes, over the maximum of {most} for a value",
+                "the text has {} bytes, which exceeds the maximum of {most} for a value",
                 text.len()
             );
             return Err(RuleError::new("", problem));
@@ -132,7 +132,7 @@ impl Pattern {
         let most = bounds::MAX_PATTERN_BYTES;
         if source.len() > most {
             let problem = format!(
-                "the regular expression has {} bytes, over the maximum of {most}",
+                "the regular expression has {} bytes, which exceeds the maximum of {most}",
                 source.len()
             );
             return Err(RuleError::new("regex", problem));

@@ -185,7 +185,7 @@ fn read<'b>(members: &'b Members<'_>, rule: &Rule) -> Result<BlockRequest<'b>, P
             }
             ("reason", Json::Text(text)) if text.len() > MAX_REASON_BYTES => {
                 let problem = format!(
-                    "{} bytes are over the maximum of {MAX_REASON_BYTES}",
+                    "{} bytes exceed the maximum of {MAX_REASON_BYTES}",
                     text.len()
                 );
                 return Err(Problem::bad("reason", problem));

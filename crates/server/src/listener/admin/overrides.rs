@@ -305,7 +305,7 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
             ("until", Json::Text(text)) => end(&mut until, "until", instant(text, now)?)?,
             ("reason", Json::Text(text)) if text.len() > MAX_REASON_BYTES => {
                 let length = text.len();
-                let problem = format!("{length} bytes are over the maximum of {MAX_REASON_BYTES}");
+                let problem = format!("{length} bytes exceed the maximum of {MAX_REASON_BYTES}");
                 return Err(Problem::bad("reason", problem));
             }
             ("reason", Json::Text(text)) => reason = text,
@@ -377,7 +377,7 @@ fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
     }
     if texts.len() > MAX_LIMITS_PER_RULE {
         let problem = format!(
-            "{} limits are over the maximum of {MAX_LIMITS_PER_RULE}",
+            "{} limits exceed the maximum of {MAX_LIMITS_PER_RULE}",
             texts.len()
         );
         return Err(Problem::bad("limits", problem));

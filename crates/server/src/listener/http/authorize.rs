@@ -247,8 +247,8 @@ async fn add_token(
 /// long.
 fn too_long_token(bytes: usize) -> Problem {
     let detail = format!(
-        "the keys of the rules are too long to be reserved: the token has {bytes} bytes, over the \
-         maximum of {MAX_TOKEN_BYTES}"
+        "the keys of the rules are too long to be reserved: the token has {bytes} bytes, which \
+         exceeds the maximum of {MAX_TOKEN_BYTES}"
     );
     Problem::new(StatusCode::BAD_REQUEST, detail)
 }

@@ -162,7 +162,7 @@ pub(super) fn longest_wait(field: Field<'_, '_>, problems: &mut Vec<Problem>) ->
     let millis = field.number(problems)?;
     let max = MAX_SLOT_WAIT.as_millis_ceil();
     if millis > max {
-        return field.wrong(format!("{millis} is over the maximum of {max}"), problems);
+        return field.wrong(format!("{millis} exceeds the maximum of {max}"), problems);
     }
     Some(Span::from_millis(millis))
 }
@@ -177,7 +177,7 @@ fn read_entries<'j>(
     };
     if members.len() > MAX_ENTRIES {
         let problem = format!(
-            "{} entries are over the maximum of {MAX_ENTRIES}",
+            "{} entries exceed the maximum of {MAX_ENTRIES}",
             members.len()
         );
         return field.wrong(problem, problems);

@@ -229,7 +229,7 @@ fn read_list(
     };
     if limits.len() > MAX_LIMITS_PER_RULE {
         let problem = format!(
-            "{} limits are over the maximum of {MAX_LIMITS_PER_RULE}",
+            "{} limits exceed the maximum of {MAX_LIMITS_PER_RULE}",
             limits.len()
         );
         problems.push(Problem::bad("limits", problem));

@@ -75,7 +75,7 @@ impl CostliestLookup {
             None => "most of them have no condition that the index can use".to_owned(),
         };
         let problem = format!(
-            "one request could need {} pattern evaluations, over the maximum of {most}, because too many \
+            "one request could need {} pattern evaluations, which exceeds the maximum of {most}, because too many \
              rules cannot be found by an index; {whose}: give them an exact value, or a pattern with \
              literal text outside of its wildcards",
             self.weight

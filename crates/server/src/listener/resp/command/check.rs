@@ -162,7 +162,7 @@ impl<'a> CheckCommand<'a> {
         let entries = room.get_mut(..count).ok_or_else(|| {
             RequestError::new(
                 "entries",
-                format!("{count} entries are over the maximum of {MAX_ENTRIES}"),
+                format!("{count} entries exceed the maximum of {MAX_ENTRIES}"),
             )
         })?;
         for (index, entry) in entries.iter_mut().enumerate() {
@@ -314,7 +314,7 @@ pub(super) fn ttl(text: &[u8]) -> Result<Span, RequestError> {
 fn longest_wait(text: &[u8]) -> Result<Span, RequestError> {
     let (millis, max) = (number("wait", text)?, MAX_SLOT_WAIT.as_millis_ceil());
     if millis > max {
-        let problem = format!("{millis} milliseconds are over the maximum of {max}");
+        let problem = format!("{millis} milliseconds exceed the maximum of {max}");
         return Err(RequestError::new("wait", problem));
     }
     Ok(Span::from_millis(millis))

@@ -19,7 +19,7 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     let keys = arguments.skip(1);
     if keys.len() > MAX_KEYS {
         let count = keys.len();
-        let error = format_args!("ERR {count} keys are over the maximum of {MAX_KEYS}");
+        let error = format_args!("ERR {count} keys exceed the maximum of {MAX_KEYS}");
         return refuse(context, reply, error);
     }
     let database = context.session.database;
