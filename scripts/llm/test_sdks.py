@@ -140,7 +140,7 @@ def test_openai_is_denied_in_its_own_format(gateway: Gateway) -> None:
     assert denied.value.code == "rate_limit_exceeded"
     assert "retrying will not succeed" in denied.value.message
     assert denied.value.response.headers["x-should-retry"] == "false"
-    with pytest.raises(openai.BadRequestError, match="/max_tokens must be a whole number"):
+    with pytest.raises(openai.BadRequestError, match="/max_tokens must be an integer"):
         client.chat.completions.create(model="m", messages=MESSAGES, max_tokens=-1)
 
 

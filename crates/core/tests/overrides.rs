@@ -245,7 +245,7 @@ fn a_plan_with_other_windows_is_rejected() {
     for (given, problem) in [
         (
             &["5/min", "50/h"][..],
-            "has 2 limits, and rule \"api\" has 1",
+            "has 2 limits, but rule \"api\" has 1",
         ),
         (
             &["5/h"],
@@ -299,7 +299,7 @@ fn wrong_overrides_are_rejected() {
         (
             &["a*", "b"],
             "20/min",
-            "key: rule \"api\" has a key of 1 (customer), and the pattern has 2",
+            "key: rule \"api\" has a key of 1 (customer), but the pattern has 2",
         ),
         (&[""], "20/min", "key: must not be empty"),
         (

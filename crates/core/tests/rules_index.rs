@@ -370,9 +370,9 @@ fn rules_that_no_index_can_find_are_refused() {
     // of 8 KiB.
     assert!(rules(455, &digits).is_ok());
     let errors = rules(456, &digits).unwrap_err().to_string();
-    let expected = "rules: one request could need 4104 pattern evaluations, which exceeds the maximum of 4096, because \
-        too many rules cannot be found by an index; most of them match on \"path\": give them \
-        an exact value, or a pattern with literal text outside of its wildcards";
+    let expected = "rules: one request could need 4104 pattern evaluations, which exceeds the maximum of 4096: too many \
+        rules cannot be found by an index; most of these rules match on \"path\": give them \
+        an exact value, or a pattern with literal text outside its wildcards";
     assert_eq!(errors, expected);
     let other = |at: usize| Pattern::exact(&at.to_string()).unwrap().negated();
     assert!(rules(4_096, &other).is_ok());

@@ -211,7 +211,7 @@ impl fmt::Display for BodyCostError<'_> {
                 ..
             } => write!(
                 f,
-                "body: {pointer} must be a whole number from {least} to {most}"
+                "body: {pointer} must be an integer from {least} to {most}"
             ),
         }
     }

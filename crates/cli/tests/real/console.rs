@@ -219,7 +219,7 @@ fn a_denial_appears_and_is_explained() {
     browser.wait_until(denial);
     browser.click("Explain");
     browser.wait_for("The request would be denied: a limit is exhausted.");
-    browser.wait_for("path is /login, and the rule wants /upload");
+    browser.wait_for("path is /login, but the rule requires /upload");
 
     let markup = "<img src=x onerror=\"window.ran=1\">";
     for _ in 0..2 {

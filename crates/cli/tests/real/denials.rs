@@ -137,7 +137,7 @@ fn explain_says_what_denies_and_why_rules_do_not_apply() {
         "{table}"
     );
     assert!(
-        table.contains("\napi   path is /login/, and the rule wants /api/**\n"),
+        table.contains("\napi   path is /login/, but the rule requires /api/**\n"),
         "{table}"
     );
     assert_eq!(login(&server, "203.0.113.9"), 200);

@@ -49,7 +49,7 @@ rules:
     assert_eq!(
         mistakes(file),
         [
-            "plans.free.api (line 3): expected a rate such as 20/min or 5/10s, got \"often\"; a slash separates the count and the period",
+            "plans.free.api (line 3): expected a rate such as 20/min or 5/10s, got \"often\"; a slash separates the number of requests and the period",
             "plans.free.none (line 3): there is no rule \"none\"",
             "plans.team (line 6): expected a map from rules to limits, such as {api: 1000/min}, got the number 7",
             "rules[0].plan (line 8): expected the entry that names the plan of a request, got a list",
@@ -65,7 +65,7 @@ rules:
     let mistakes = mistakes(file);
     assert_eq!(mistakes.len(), 2, "{mistakes:?}");
     for (mistake, expected) in mistakes.iter().zip([
-        "plans.pro.api (line 3): has 2 limits, and rule \"api\" has 1; give every plan the same windows",
+        "plans.pro.api (line 3): has 2 limits, but rule \"api\" has 1; give every plan the same windows",
         "plans.max.api (line 4): 5000/min (sliding_window_counter) must have the algorithm and the window of the limit 5/min (sliding_window_log) of rule \"api\"",
     ]) {
         assert!(mistake.starts_with(expected), "{mistake}");

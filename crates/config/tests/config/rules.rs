@@ -322,7 +322,7 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
         (
             "{algorithm: concurrency, limit: 10, wait: 2s, queue: true}",
             ".queue",
-            "must be the number of requests that may wait, such as 100",
+            "must be the maximum number of waiting requests, such as 100",
         ),
         (
             "{limit: 10, wait: 2s, queue: 10001}",
@@ -403,7 +403,7 @@ fn a_shorthand_may_have_a_burst_or_a_capacity() {
         ),
         (
             "limits: [100/s burst few]",
-            "expected a whole number after `burst`, got \"few\"",
+            "expected an integer after `burst`, got \"few\"",
         ),
         (
             "limits: [100/s bursts 20]",
@@ -411,8 +411,8 @@ fn a_shorthand_may_have_a_burst_or_a_capacity() {
         ),
         (
             "limits: [100 per second burst 20]",
-            "expected a rate such as 20/min or 5/10s, got \"100 per second\"; a slash separates the count and the \
-             period: write 100/s",
+            "expected a rate such as 20/min or 5/10s, got \"100 per second\"; a slash separates the number of \
+             requests and the period: write 100/s",
         ),
     ] {
         let said = mistakes(&format!("rules: [{{name: a, {fields}}}]"));

@@ -34,14 +34,14 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
     let (count, period) = (count.trim(), period.trim());
     if let Some(whole) = in_whole_units(count, period) {
         return Err(NotationError(format!(
-            "the count of a rate must be a whole number, got \"{text}\"; write {whole}"
+            "the number of requests must be an integer, got \"{text}\"; write {whole}"
         )));
     }
     if count.is_empty() {
-        return Err(malformed(text, "the count is missing", None));
+        return Err(malformed(text, "the number of requests is missing", None));
     }
     if leading_digits(count).len() != count.len() {
-        let why = "the count must be written in digits only";
+        let why = "the number of requests must contain only digits";
         return Err(malformed(text, why, None));
     }
     let number = count
@@ -50,7 +50,7 @@ pub fn rate(text: &str) -> Result<Rate, NotationError> {
         .filter(|n| *n <= bounds::MAX_COUNT)
         .ok_or_else(|| {
             NotationError(format!(
-                "the count of \"{text}\" exceeds the maximum of {}",
+                "\"{text}\": the number of requests exceeds the maximum of {}",
                 bounds::MAX_COUNT
             ))
         })?;
@@ -101,7 +101,7 @@ fn period_of(text: &str, count: &str, period: &str) -> Result<Span, NotationErro
             let advice = units_advice(count, digits);
             return Err(malformed(text, "the period has no unit", Some(advice)));
         }
-        (_, unit) if unit.starts_with('.') => "the period must be a whole number".to_owned(),
+        (_, unit) if unit.starts_with('.') => "the period must be an integer".to_owned(),
         (_, unit) if unit.starts_with("month") => {
             let advice =
                 format!("write {count}/30d, or a window with `anchor: {{calendar: month}}`");
@@ -120,7 +120,7 @@ fn without_slash(text: &str) -> NotationError {
         let advice = units_advice(count, "");
         return malformed(text, "the period is missing", Some(advice));
     }
-    let why = "a slash separates the count and the period";
+    let why = "a slash separates the number of requests and the period";
     malformed(text, why, None)
 }
 
@@ -163,9 +163,8 @@ mod tests {
             ("1.25/h", "5/4h"),
         ] {
             let message = rate(text).unwrap_err().to_string();
-            let expected = format!(
-                "the count of a rate must be a whole number, got \"{text}\"; write {whole}"
-            );
+            let expected =
+                format!("the number of requests must be an integer, got \"{text}\"; write {whole}");
             assert_eq!(message, expected);
         }
         for text in [
@@ -196,13 +195,10 @@ mod tests {
             ("5/0s", "the period must be longer than zero: write 5/s"),
             (
                 "5/0.0s",
-                "the period must be a whole number: use us, ms, s, min, h, d or w",
+                "the period must be an integer: use us, ms, s, min, h, d or w",
             ),
             ("5/9999w", "the period exceeds the maximum of 10 years"),
-            (
-                "5/1.5s",
-                "the period must be a whole number: write 5/1500ms",
-            ),
+            ("5/1.5s", "the period must be an integer: write 5/1500ms"),
             (
                 "5/fortnight",
                 "unknown unit \"fortnight\": use us, ms, s, min, h, d or w",
@@ -218,52 +214,55 @@ mod tests {
             ("5//10s", "a rate has only one slash"),
             (
                 "1,000/s",
-                "the count must be written in digits only: write 1000/s",
+                "the number of requests must contain only digits: write 1000/s",
             ),
-            ("1,5/s", "the count must be written in digits only"),
+            ("1,5/s", "the number of requests must contain only digits"),
             (
                 "5/min burst 3",
                 "\"burst 3\" is not part of a rate: write 5/min",
             ),
-            ("/s", "the count is missing: write 1/s"),
-            ("-1/s", "the count must be written in digits only"),
+            ("/s", "the number of requests is missing: write 1/s"),
+            ("-1/s", "the number of requests must contain only digits"),
             (
                 "5r/s",
-                "the count must be written in digits only: write 5/s",
+                "the number of requests must contain only digits: write 5/s",
             ),
             (
                 "1k/s",
-                "the count must be written in digits only: write 1000/s",
+                "the number of requests must contain only digits: write 1000/s",
             ),
             (
                 "1_000/s",
-                "the count must be written in digits only: write 1000/s",
+                "the number of requests must contain only digits: write 1000/s",
             ),
             (
                 "1e3/s",
-                "the count must be written in digits only: write 1000/s",
+                "the number of requests must contain only digits: write 1000/s",
             ),
             (
                 "min/5",
-                "the count must be written in digits only: write 5/min",
+                "the number of requests must contain only digits: write 5/min",
             ),
             (
                 "5 per minute",
-                "a slash separates the count and the period: write 5/min",
+                "a slash separates the number of requests and the period: write 5/min",
             ),
             (
                 "5 requests per 10 seconds",
-                "a slash separates the count and the period: write 5/10s",
+                "a slash separates the number of requests and the period: write 5/10s",
             ),
             (
                 "1.5 per second",
-                "a slash separates the count and the period: write 3/2s",
+                "a slash separates the number of requests and the period: write 3/2s",
             ),
             (
                 "5rps",
-                "a slash separates the count and the period: write 5/s",
+                "a slash separates the number of requests and the period: write 5/s",
             ),
-            ("often", "a slash separates the count and the period"),
+            (
+                "often",
+                "a slash separates the number of requests and the period",
+            ),
         ] {
             let expected =
                 format!("expected a rate such as 20/min or 5/10s, got \"{text}\"; {problem}");

@@ -494,7 +494,7 @@ impl LimitSpec {
     fn wrong_queue(&self, name: AlgorithmName) -> Option<&'static str> {
         match name {
             AlgorithmName::Concurrency if self.queue.is_some() => {
-                Some("must be the number of requests that may wait, such as 100")
+                Some("must be the maximum number of waiting requests, such as 100")
             }
             AlgorithmName::Concurrency if self.slot_queue.is_some() && self.wait.is_none() => {
                 Some("applies only with `wait`; set `wait`, such as `wait: 2s`, or remove `queue`")

@@ -86,7 +86,7 @@ pub(super) fn parse_count(field: &'static str, text: &str) -> Result<u64, LimitE
     let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
     let number = text.parse().ok().filter(|_| is_number);
     number.ok_or_else(|| {
-        let problem = format!("expected a whole number after `{field}`, got \"{text}\"");
+        let problem = format!("expected an integer after `{field}`, got \"{text}\"");
         LimitError::new(field, problem)
     })
 }

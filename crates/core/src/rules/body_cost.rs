@@ -131,7 +131,7 @@ impl BodyCost {
     pub(super) fn check(&self) -> Result<(), RuleError> {
         let wrong = |problem: String| Err(RuleError::new("cost", problem));
         if self.output.is_empty() {
-            return wrong("names no pointer into the body".to_owned());
+            return wrong("must name at least one JSON pointer".to_owned());
         }
         if self.max == 0 || self.max > bounds::MAX_TOKENS {
             let most = bounds::MAX_TOKENS;

@@ -135,7 +135,7 @@ pub(super) fn check_name(entry: &str) -> Result<(), RuleError> {
     }
     if entry.len() > most {
         let problem = format!(
-            "the name of the entry has {} bytes, which exceeds the maximum of {most}",
+            "the entry name has {} bytes, which exceeds the maximum of {most}",
             entry.len()
         );
         return Err(RuleError::new("", problem));

@@ -17,7 +17,7 @@ const MAX_SHOWN: usize = 120;
 
 /// The first of a rule's conditions that a request does not meet.
 ///
-/// Its [`Display`](fmt::Display) form is a sentence such as `path is /login, and the rule wants
+/// Its [`Display`](fmt::Display) form is a sentence such as `path is /login, but the rule requires
 /// /api/**`.
 #[derive(Clone, Copy, Debug)]
 pub enum FailedCondition<'a> {
@@ -126,9 +126,9 @@ impl fmt::Display for FailedCondition<'_> {
                 }
                 match pattern.kind() {
                     Kind::Not(inner) if matches!(inner.kind(), Kind::Present) => {
-                        write!(f, ", and the rule wants requests without {entry}")
+                        write!(f, ", but the rule matches only requests without {entry}")
                     }
-                    _ => write!(f, ", and the rule wants {}", PatternDescription(pattern)),
+                    _ => write!(f, ", but the rule requires {}", PatternDescription(pattern)),
                 }
             }
             Self::ActiveHours { schedule, now } => {
@@ -136,7 +136,7 @@ impl fmt::Display for FailedCondition<'_> {
                 let zone = schedule.zone_name();
                 write!(
                     f,
-                    "it is {day} {hour:02}:{minute:02} in {zone}, and the rule is active at {{{schedule}}}"
+                    "it is {day} {hour:02}:{minute:02} in {zone}, but the rule is active only at {{{schedule}}}"
                 )
             }
             Self::Key { entry } => {
@@ -262,52 +262,52 @@ mod tests {
             (
                 text("/api/**"),
                 Some("/login"),
-                "e is /login, and the rule wants /api/**",
+                "e is /login, but the rule requires /api/**",
             ),
             (
                 text("/api/**"),
                 None,
-                "the request has no e, and the rule wants /api/**",
+                "the request has no e, but the rule requires /api/**",
             ),
             (
                 any(&["POST", "PUT", "P*"]),
                 Some("GET"),
-                "e is GET, and the rule wants POST, PUT or P*",
+                "e is GET, but the rule requires POST, PUT or P*",
             ),
             (
                 nets,
                 Some("10.0.0.1"),
-                "e is 10.0.0.1, and the rule wants an address in 192.0.2.0/24 or 2001:db8::/32",
+                "e is 10.0.0.1, but the rule requires an address in 192.0.2.0/24 or 2001:db8::/32",
             ),
             (
                 Pattern::absent(),
                 Some("7 8"),
-                "e is \"7 8\", and the rule wants requests without e",
+                "e is \"7 8\", but the rule matches only requests without e",
             ),
             (
                 Pattern::present(),
                 None,
-                "the request has no e, and the rule wants any value",
+                "the request has no e, but the rule requires any value",
             ),
             (
                 any(&["a", "b"]).negated(),
                 Some("b"),
-                "e is b, and the rule wants anything but a or b",
+                "e is b, but the rule requires anything but a or b",
             ),
             (
                 Pattern::all_of(vec![text("a*"), text("*z")]).unwrap(),
                 Some("ab"),
-                "e is ab, and the rule wants \"*z\"",
+                "e is ab, but the rule requires \"*z\"",
             ),
             (
                 Pattern::regex("bot|spider").unwrap(),
                 Some("curl"),
-                "e is curl, and the rule wants a match of the regular expression bot|spider",
+                "e is curl, but the rule requires a match of the regular expression bot|spider",
             ),
             (
                 Pattern::route("/login").unwrap(),
                 Some("/log"),
-                "e is /log, and the rule wants the route /login",
+                "e is /log, but the rule requires the route /login",
             ),
         ] {
             let rule = rule(on("e", pattern), &[]);
@@ -329,7 +329,7 @@ mod tests {
         let nights = ActiveHours::new(hours, Days::ALL, "Europe/Berlin").unwrap();
         assert_eq!(
             because(&rule(When::default().during(nights), &[]), &[]).unwrap(),
-            "it is tue 23:13 in Europe/Berlin, and the rule is active at \
+            "it is tue 23:13 in Europe/Berlin, but the rule is active only at \
              {time: [01:00-06:00], zone: Europe/Berlin}"
         );
 

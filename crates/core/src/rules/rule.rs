@@ -253,8 +253,8 @@ impl Rule {
         let own = self.limits.len();
         if limits.len() != own {
             let problem = format!(
-                "has {} limits, and rule \"{}\" has {own}; give every plan the same windows as the rule, so \
-                 that a change of the plan keeps what was spent",
+                "has {} limits, but rule \"{}\" has {own}; give every plan the same windows as the rule, so \
+                 that usage carries over when the plan changes",
                 limits.len(),
                 self.name
             );
@@ -266,7 +266,7 @@ impl Rule {
             Some((own, other)) => {
                 let problem = format!(
                     "{} ({}) must have the algorithm and the window of the limit {} ({}) of rule \"{}\", so \
-                     that a change of the plan keeps what was spent; set the `algorithm` of the rule, and \
+                     that usage carries over when the plan changes; set the `algorithm` of the rule, and \
                      give every plan the same windows",
                     other.policy(),
                     other.algorithm_name(),
@@ -297,7 +297,7 @@ impl Rule {
                  into a rule of its own"
             } else {
                 "must include a concurrency limit, because the rule has one: a request holds a slot \
-                 until it has ended"
+                 until it finishes"
             };
             return Err(RuleError::new("limits", problem));
         }
@@ -654,7 +654,7 @@ impl Rule {
                 };
                 let most = bounds::MAX_COUNT;
                 let number = decimal(value)
-                    .ok_or_else(|| wrong(format!("must be a whole number from 1 to {most}")))?;
+                    .ok_or_else(|| wrong(format!("must be an integer from 1 to {most}")))?;
                 Cost::new(number)
                     .map_err(|error| RequestError::new(request::field(entry), error.problem))
             }

@@ -168,13 +168,13 @@ fn an_explanation_says_why_a_rule_does_not_apply() {
     );
     assert_eq!(
         explained["rules"][0]["because"],
-        "path is login, and the rule wants /**"
+        "path is login, but the rule requires /**"
     );
     let only = because("?rule=r", r#"{"entries": {}}"#);
     assert_eq!(only["rules"].as_array().unwrap().len(), 1);
     assert_eq!(
         only["rules"][0]["because"],
-        "the request has no path, and the rule wants /**"
+        "the request has no path, but the rule requires /**"
     );
 }
 

@@ -248,7 +248,7 @@ fn explain_and_denials_work_in_a_fleet() {
     );
     assert_eq!(
         explained["rules"][1]["because"],
-        "path is /local, and the rule wants /open"
+        "path is /local, but the rule requires /open"
     );
     assert_eq!(
         redis.ask(&["DBSIZE"]).trim(),

@@ -139,8 +139,8 @@ const BAD_THROTTLES: &[(&str, &str)] = &[
     ),
     (
         r#""algorithm": "gcra", "rate": "5 per minute""#,
-        "rate: expected a rate such as 20/min or 5/10s, got \"5 per minute\"; a slash separates the count and the \
-         period: write 5/min",
+        "rate: expected a rate such as 20/min or 5/10s, got \"5 per minute\"; a slash separates the number of \
+         requests and the period: write 5/min",
     ),
     (
         r#""algorithm": "gcra", "rate": 5"#,

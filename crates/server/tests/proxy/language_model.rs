@@ -340,7 +340,7 @@ fn the_reservation_covers_what_the_request_may_use() {
 fn a_body_without_a_valid_cost_is_refused_and_not_charged() {
     let model = Model::answering(OPENAI);
     let listener = model.behind(TOKENS, ", max_inspected_body: 1KiB, error_format: problem");
-    let range = "must be a whole number from 0 to 100000";
+    let range = "must be an integer from 0 to 100000";
     let mut client = listener.connect();
     for (body, expected) in [
         (r#"{"max_tokens":-1}"#, format!("body: /max_tokens {range}")),
@@ -374,7 +374,7 @@ fn a_body_without_a_valid_cost_is_refused_and_not_charged() {
         ),
         (
             r#"{"max_tokens":1,"n":0}"#,
-            "body: /n must be a whole number from 1 to 100000".to_owned(),
+            "body: /n must be an integer from 1 to 100000".to_owned(),
         ),
         (
             r#"{"max_tokens":1,"max_tokens":90000}"#,

@@ -375,8 +375,8 @@ pub(super) fn check_target(rule: &Rule, target: &OverrideTarget) -> Result<(), R
     if own != given {
         let names = rule.key().collect::<Vec<_>>().join(", ");
         let problem = format!(
-            "rule \"{}\" has a key of {own} ({names}), and the pattern has {given}; write one pattern \
-             for each, such as `*`",
+            "rule \"{}\" has a key of {own} ({names}), but the pattern has {given}; write one pattern \
+             for each entry of the key, such as `*`",
             rule.name()
         );
         return Err(RuleError::new("key", problem));

@@ -112,7 +112,7 @@ impl Pattern {
         let most = bounds::MAX_ENTRY_VALUE_BYTES;
         if text.len() > most {
             let problem = format!(
-                "the text has {} bytes, which exceeds the maximum of {most} for a value",
+                "the string has {} bytes, which exceeds the maximum of {most} for a value",
                 text.len()
             );
             return Err(RuleError::new("", problem));
@@ -328,7 +328,7 @@ fn compile(hir: Hir) -> Result<Regex, RuleError> {
     let built = Regex::builder().configure(config).build_from_hir(&whole);
     built.map_err(|error| match error.size_limit() {
         Some(most) => {
-            let problem = format!("compiles to more than {most} bytes; make it simpler");
+            let problem = format!("compiles to more than {most} bytes; simplify it");
             RuleError::new("regex", problem)
         }
         None => not_a_regex(&error.to_string()),
@@ -390,7 +390,7 @@ mod tests {
             "regex: is not a valid regular expression: unclosed group"
         );
         assert!(refused(&"a".repeat(1_025)).contains("maximum of 1024"));
-        assert!(refused(r"((\w{100}){100}){100}").contains("make it simpler"));
+        assert!(refused(r"((\w{100}){100}){100}").contains("simplify it"));
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Work {
             return Ok(());
         }
         let problem = format!(
-            "the values of the request match parts of too many patterns: finding the rules that apply takes more than \
+            "the request's values match parts of too many patterns: finding the applicable rules would take more than \
              {} pattern evaluations",
             self.most
         );

@@ -71,13 +71,13 @@ impl CostliestLookup {
             return Ok(());
         }
         let whose = match &self.entry {
-            Some(entry) => format!("most of them match on \"{entry}\""),
-            None => "most of them have no condition that the index can use".to_owned(),
+            Some(entry) => format!("most of these rules match on \"{entry}\""),
+            None => "most of these rules have no condition that the index can use".to_owned(),
         };
         let problem = format!(
-            "one request could need {} pattern evaluations, which exceeds the maximum of {most}, because too many \
-             rules cannot be found by an index; {whose}: give them an exact value, or a pattern with \
-             literal text outside of its wildcards",
+            "one request could need {} pattern evaluations, which exceeds the maximum of {most}: too many rules \
+             cannot be found by an index; {whose}: give them an exact value, or a pattern with \
+             literal text outside its wildcards",
             self.weight
         );
         Err(RuleError::new("rules", problem))
