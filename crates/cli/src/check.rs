@@ -281,16 +281,16 @@ impl Findings {
         let warned = counted(warnings, "warning");
         if obstacles > 0 {
             complain(&format!(
-                "{file}: {content}, no mistakes, but the server would not start on this machine"
+                "{file}: {content}, no errors, but the server would not start on this machine"
             ));
         } else if warnings > 0 && self.is_strict {
             complain(&format!(
                 "{file}: {content}, {warned}; --strict allows no warnings"
             ));
         } else if warnings > 0 {
-            answer(&format!("{file}: {content}, no mistakes, {warned}"));
+            answer(&format!("{file}: {content}, no errors, {warned}"));
         } else {
-            answer(&format!("{file}: {content}, no mistakes"));
+            answer(&format!("{file}: {content}, no errors"));
         }
     }
 }

@@ -27,8 +27,7 @@ pub(super) fn body_cost(value: &Value<'_>, report: &mut Report) -> Option<Arc<Bo
     };
     let Some(default) = fields.get("default") else {
         if !fields.tries("default") {
-            let advice =
-                "is missing; set the number that a body without one of the pointers counts as";
+            let advice = "is missing; set the number to use if a body has none of these pointers";
             fields.wrong(report, "default", advice);
         }
         return None;
@@ -51,7 +50,7 @@ fn pointers(fields: &Fields<'_>, report: &mut Report) -> Option<Box<[JsonPointer
     let Some(value) = fields.get("json") else {
         if !fields.tries("json") {
             let advice =
-                "is missing; name the number in the body with a JSON pointer such as /max_tokens";
+                "is missing; set it to a JSON pointer to a number in the body, such as /max_tokens";
             fields.wrong(report, "json", advice);
         }
         return None;

@@ -52,8 +52,8 @@ impl CandidateConfig {
 }
 
 fn differs(section: &str) -> Mistake {
-    let message = "differs from the rules file, whose settings also apply to the candidate rules; \
-                   write the same in both files, or remove the section from this file";
+    let message = "differs from the section of the rules file, which also applies to the candidate \
+                   rules; write the same section in both files, or remove it from this file";
     Mistake {
         path: section.to_owned(),
         line: None,

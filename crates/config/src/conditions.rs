@@ -505,7 +505,7 @@ fn listed<T>(
         let problem = format!("is empty; write a value such as {example}, or remove it");
         value.wrong(report, problem);
     }
-    let what = format!("a text such as {example}");
+    let what = format!("a string such as {example}");
     let items = items.iter();
     items
         .filter_map(|item| item.parsed(report, &what, &read))
@@ -520,7 +520,7 @@ pub(super) fn allow<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<
         if item.is_empty_map() {
             item.wrong(
                 report,
-                "has no condition, so every request would pass; name at least one",
+                "has no conditions, so it would match every request; add at least one condition",
             );
             continue;
         }

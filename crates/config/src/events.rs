@@ -308,8 +308,8 @@ fn webhook(value: &Value<'_>, report: &mut Report) -> Option<WebhookConfig> {
     };
     let secret = match listen::secret(&fields, ("secret", "secret_env"), report) {
         AdminToken::None => {
-            let message = "is missing; name the environment variable with the secret of the \
-                           signatures, such as whsec_ and 24 to 64 bytes in base64";
+            let message = "is missing; name the environment variable with the signing secret, \
+                           which is whsec_ followed by 24 to 64 bytes in base64";
             if !fields.tries("secret_env") {
                 fields.wrong(report, "secret_env", message);
             }
@@ -361,7 +361,7 @@ fn event_types(value: &Value<'_>, report: &mut Report) -> Vec<EventType> {
         let matching: Vec<EventType> = matching.collect();
         if matching.is_empty() {
             let message =
-                format!("no type of event begins with `{prefix}`; write for example key.*");
+                format!("no event type begins with `{prefix}`; write a pattern such as key.*");
             value.wrong(report, message);
         }
         return matching;
@@ -432,9 +432,9 @@ mod tests {
                 "events.max_per_second (line 3): must be 1 to 10000",
                 "events.audit (line 5): is also the path of `file`; name another file",
                 "events.webhooks[0].url (line 7): is not a URL; give a URL such as https://example.com/hook, without a user name",
-                "events.webhooks[1].secret_env (line 8): is missing; name the environment variable with the secret of the signatures, such as whsec_ and 24 to 64 bytes in base64",
+                "events.webhooks[1].secret_env (line 8): is missing; name the environment variable with the signing secret, which is whsec_ followed by 24 to 64 bytes in base64",
                 "events.webhooks[2].types[0] (line 9): expected one of key.denied, key.would_be_denied, key.near_limit, traffic.surge, traffic.surge_ended, store.lost, store.recovered, rules.reloaded, rules.reload_failed, candidate.promoted, block.added, block.lifted, key.reset, override.set, override.removed, got \"key.denies\"; did you mean `key.denied`?",
-                "events.webhooks[2].types[1] (line 9): no type of event begins with `cat.`; write for example key.*",
+                "events.webhooks[2].types[1] (line 9): no event type begins with `cat.`; write a pattern such as key.*",
             ]
         );
         assert_eq!(mistakes("events: on").len(), 1);

@@ -20,7 +20,7 @@ pub enum ReadError {
         source: io::Error,
     },
     /// The file was read, but its content is invalid.
-    #[error("{path} has {} mistake{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
+    #[error("{path} has {} error{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
     Mistaken {
         /// The path of the file.
         path: PathBuf,
@@ -96,7 +96,7 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
     let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);
     if has("domain") && has("descriptors") {
         return format!(
-            "\nthis looks like a file of envoyproxy/ratelimit: check it with `tidegate check --envoy {0}`, and serve it \
+            "\nthis looks like an envoyproxy/ratelimit file: check it with `tidegate check --envoy {0}`, and serve it \
              with `envoy: {{config: {0}}}` in a rules file",
             path.display()
         );
@@ -104,7 +104,7 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
     // Reading the file again is acceptable, because this function is called only for a rejected
     // file.
     if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
-        return "\nthis looks like a limits file of Limitador: write each limit as a rule; \
+        return "\nthis looks like a Limitador limits file: write each limit as a rule; \
             {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} becomes \
             {name: api, key: [user_id], limits: [10/60s]}, and its conditions go under `when`"
             .to_owned();

@@ -89,7 +89,7 @@ fn proxies(value: &Value<'_>, report: &mut Report) -> Option<Proxies> {
 }
 
 fn header(value: &Value<'_>, report: &mut Report) -> Option<AddressHeader> {
-    let what = "the name of a header, such as x-forwarded-for, forwarded or cf-connecting-ip";
+    let what = "a header name such as x-forwarded-for, forwarded or cf-connecting-ip";
     let header = AddressHeader::named(value.text(report, what)?);
     if header.is_none() {
         value.expected(report, what);
@@ -184,7 +184,7 @@ entries:
         let mistakes: Vec<String> = mistakes.iter().map(ToString::to_string).collect();
         let expected = [
             "clients.proxies[0] (line 3): expected a number of proxies, or their networks, such as [10.0.0.0/8], got \"10.0.0.0/33\"",
-            "clients.header (line 4): expected the name of a header, such as x-forwarded-for, forwarded or cf-connecting-ip, got \"x y\"",
+            "clients.header (line 4): expected a header name such as x-forwarded-for, forwarded or cf-connecting-ip, got \"x y\"",
             "clients.ipv6_prefix (line 5): must be from 1 to 128, got 129",
             "entries.a (line 7): needs `split` or `regex` to select a part",
             "entries.b.split (line 8): must not be empty",

@@ -22,7 +22,7 @@ pub struct KeyMask(Option<hmac::Key>);
 /// The error if the operating system provides no random bytes for the hash secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "cannot create a secret for the hashes of keys, because the operating system provides no random bytes; set \
+    "cannot create a secret for hashing keys, because the operating system provides no random bytes; set \
      `privacy.secret_env`"
 )]
 pub struct NoRandomBytes;

@@ -282,7 +282,7 @@ pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Opt
     let is_open = !address.ip().is_loopback() && !is_guarded;
     is_open.then(|| {
         format!(
-            "{OPEN}: other machines can reach {address}, and any client there can read and spend the limits of every key; \
+            "{OPEN}: other machines can reach {address}, and any client there can read and consume the limits of every key; \
              {advice}"
         )
     })
@@ -402,7 +402,7 @@ const MAX_TOKENS: usize = 100;
 
 /// The names in the audit log for changes made without a token: by a local request, by a signal,
 /// and by a change to the rules file.
-const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a change of the file"];
+const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a file change"];
 
 /// Reads the section `admin`: the token, and the named tokens.
 pub(super) fn admin_tokens(
@@ -431,8 +431,8 @@ pub(super) fn admin_tokens(
             if RESERVED_NAMES.contains(&&*token.name)
                 && let Some(fields) = &fields
             {
-                let message = "is reserved for changes without a token in the audit log; choose \
-                               another name";
+                let message = "is reserved: the audit log uses it for changes made without a \
+                               token; choose another name";
                 fields.wrong(report, "name", message);
             }
             if token.name == "admin" || named.iter().any(|other| other.name == token.name) {

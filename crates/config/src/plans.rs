@@ -42,10 +42,7 @@ pub(super) fn plans<'n>(file: &Fields<'n>, report: &mut Report) -> RawPlans<'n> 
     for (name, rules) in value.pairs(report, what).unwrap_or_default() {
         let most = bounds::MAX_RULE_NAME_BYTES;
         if name.is_empty() || name.len() > most {
-            rules.wrong_key(
-                report,
-                format!("must be the name of a plan, of 1 to {most} bytes"),
-            );
+            rules.wrong_key(report, format!("must be a plan name of 1 to {most} bytes"));
         }
         let what = "a map from rules to limits, such as {api: 1000/min}";
         for (rule, limits) in rules.pairs(report, what).unwrap_or_default() {

@@ -88,7 +88,7 @@ fn quota<'n>(
 
 fn text<'n>(fields: &Fields<'n>, name: &str, report: &mut Report) -> Option<&'n str> {
     let value = fields.get(name)?;
-    let text = value.text(report, "a text")?;
+    let text = value.text(report, "a string")?;
     if text.is_empty() {
         value.wrong(report, "must not be empty");
         return None;

@@ -49,7 +49,7 @@ impl Report {
         self.mistakes.sort_by_key(|mistake| mistake.line);
         if self.unlisted > 0 {
             let plural = if self.unlisted == 1 { "" } else { "s" };
-            let message = format!("and {} more mistake{plural}", self.unlisted);
+            let message = format!("and {} more error{plural}", self.unlisted);
             self.mistakes.push(Mistake {
                 path: String::new(),
                 line: None,

@@ -116,8 +116,8 @@ pub(super) fn reservations(
         fields.wrong(
             report,
             "secret_env",
-            "is missing; servers that share a Redis settle the reservations of each other, so name \
-             the environment variable with their common secret",
+            "is missing; servers that share a Redis settle each other's reservations, so name the \
+             environment variable with their common secret",
         );
     }
     settings
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(
             said(redis),
             [
-                "reservations.secret_env (line 2): is missing; servers that share a Redis settle the reservations of each other, so name the environment variable with their common secret",
+                "reservations.secret_env (line 2): is missing; servers that share a Redis settle each other's reservations, so name the environment variable with their common secret",
             ]
         );
     }

@@ -124,7 +124,7 @@ fn settle(value: &Value<'_>, response_cost: ResponseCost, report: &mut Report) -
             response_cost.costing_usage(formula)
         });
     }
-    let what = "the entry of a response that holds its cost, such as bytes, or a map such as {usage: input + 4*output}";
+    let what = "the response entry that holds the cost, such as bytes, or a map such as {usage: input + 4*output}";
     let Some(entry) = value.text(report, what) else {
         return response_cost;
     };
@@ -133,7 +133,7 @@ fn settle(value: &Value<'_>, response_cost: ResponseCost, report: &mut Report) -
         let entry = shown(entry);
         value.wrong(
             report,
-            format!("the entry \"{entry}\" of a response cannot hold a cost; {advice}"),
+            format!("the response entry \"{entry}\" cannot hold a cost; {advice}"),
         );
         return response_cost;
     }

@@ -484,7 +484,7 @@ fn unused(value: &Value<'_>, report: &mut Report) -> Option<UnusedShare> {
             fields.wrong(
                 report,
                 "rule",
-                "is missing; name the rule whose limits must have an unused share",
+                "is missing; name the rule whose limits must be partly unused",
             );
             None
         }

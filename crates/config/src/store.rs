@@ -160,11 +160,7 @@ fn snapshot(value: &Value<'_>, report: &mut Report) -> Option<Snapshot> {
         None => Some(DEFAULT_SNAPSHOT_INTERVAL),
     };
     let Some(path) = fields.get("path") else {
-        fields.wrong(
-            report,
-            "path",
-            "is missing; name the file to keep counters in",
-        );
+        fields.wrong(report, "path", "is missing; name the snapshot file");
         return None;
     };
     let text = path.text(report, "the path of a file")?;

@@ -179,14 +179,14 @@ impl<'n> Value<'n> {
             }
             Content::Quoted(text) if is_digits(text) => {
                 let message = format!(
-                    "expected a whole number, got the text \"{}\"; remove the quotes",
+                    "expected an integer, got the string \"{}\"; remove the quotes",
                     shown(text)
                 );
                 self.wrong(report, message);
                 None
             }
             _ => {
-                self.expected(report, "a whole number");
+                self.expected(report, "a non-negative integer");
                 None
             }
         }

@@ -362,7 +362,7 @@ fn not_yaml(error: &ScanError) -> Mistake {
         return mistake(line, too_deep());
     }
     let hint = if info.contains("unknown anchor") {
-        "; quote a text that begins with *"
+        "; quote a string that begins with *"
     } else {
         ""
     };

@@ -42,7 +42,7 @@ pub enum ConfigFilesError {
         source: io::Error,
     },
     /// The files were read, but contain errors.
-    #[error("{} has {} mistake{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
+    #[error("{} has {} error{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
     Mistaken {
         /// The path of the file or folder.
         path: PathBuf,

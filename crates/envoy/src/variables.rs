@@ -101,7 +101,7 @@ pub(super) fn settings(reader: &mut Reader<'_>) -> RlsSettings {
 fn header_names(reader: &mut Reader<'_>) -> HeaderNames {
     let default = HeaderNames::default();
     let mut name = |variable: &str, default: Arc<str>| {
-        let what = "the name of a header";
+        let what = "a header name";
         let valid = |text: &str| {
             hyper::header::HeaderName::try_from(text)
                 .is_ok()

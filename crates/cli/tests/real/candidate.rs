@@ -105,7 +105,7 @@ fn a_changed_candidate_is_read_and_an_invalid_one_is_not() {
     ]));
     assert_eq!(checked.status.code(), Some(1), "{checked:?}");
     let said = String::from_utf8(checked.stderr).unwrap();
-    assert!(said.contains("candidate.yaml has 1 mistake"), "{said}");
+    assert!(said.contains("candidate.yaml has 1 error"), "{said}");
 }
 
 #[test]

@@ -31,7 +31,7 @@ fn a_valid_file_exits_with_0() {
     assert_eq!(output.status.code(), Some(0));
     assert_eq!(
         text(&output.stdout),
-        "examples/quickstart.yaml: 4 rules, no mistakes\n"
+        "examples/quickstart.yaml: 4 rules, no errors\n"
     );
 }
 
@@ -50,7 +50,7 @@ fn an_invalid_file_exits_with_1_and_lists_every_mistake() {
     ] {
         assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
     }
-    assert!(said.contains("3 mistakes"), "{said}");
+    assert!(said.contains("3 errors"), "{said}");
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn strict_exits_with_1_on_warnings() {
     assert_eq!(strict("nowhere.yaml").status.code(), Some(2));
 }
 
-/// Regression test: the last line used to be "no mistakes" even if the exit code was 1.
+/// Regression test: the last line used to be "no errors" even if the exit code was 1.
 #[test]
 fn the_last_line_agrees_with_the_exit_code() {
     let scratch = Scratch::new();
@@ -287,25 +287,25 @@ fn the_last_line_agrees_with_the_exit_code() {
     let secret = "admin: {token_env: TIDEGATE_TEST_UNSET}\n";
     let snapshot = "store: {memory: {snapshot: /nowhere/counters.snapshot}}\n";
     for (file, options, code, last) in [
-        (rule, &[][..], 0, "1 rule, no mistakes, 1 warning"),
+        (rule, &[][..], 0, "1 rule, no errors, 1 warning"),
         (
             rule,
             &["--strict"],
             1,
             "1 rule, 1 warning; --strict allows no warnings",
         ),
-        (secret, &["--strict"], 0, "0 rules, no mistakes"),
+        (secret, &["--strict"], 0, "0 rules, no errors"),
         (
             secret,
             &["--this-machine"],
             1,
-            "0 rules, no mistakes, but the server would not start on this machine",
+            "0 rules, no errors, but the server would not start on this machine",
         ),
         (
             snapshot,
             &["--this-machine"],
             0,
-            "0 rules, no mistakes, 1 warning",
+            "0 rules, no errors, 1 warning",
         ),
         (
             snapshot,
@@ -374,7 +374,7 @@ fn a_limitador_file_gets_migration_advice() {
     let output = check(file.to_str().unwrap());
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text_of(&output).contains("limits file of Limitador"),
+        text_of(&output).contains("a Limitador limits file"),
         "{output:?}"
     );
 }

@@ -47,7 +47,7 @@ fn remaining(answer: &Answer) -> Value {
 #[test]
 fn an_envoy_folder_is_checked() {
     let scratch = shop();
-    let good = "config: 1 domain, no mistakes\n";
+    let good = "config: 1 domain, no errors\n";
     assert_eq!(
         check(&scratch, &["check", "--envoy", "config"]),
         (Some(0), good.into())
@@ -59,7 +59,7 @@ fn an_envoy_folder_is_checked() {
     let (code, said) = check(&scratch, &["check", "--envoy", "config"]);
     assert_eq!(code, Some(1));
     for mistake in [
-        "config has 3 mistakes:",
+        "config has 3 errors:",
         "  b.yaml: descriptors[0].rate_limit.unit (line 2): invalid rate limit unit 'moon'",
         "  b.yaml: descriptors[1] (line 2): descriptor has empty key",
         "  shop.yaml: domain (line 1): duplicate domain 'shop' in config file; b.yaml already defines it",
@@ -81,7 +81,7 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
         "rules.yaml",
         &format!("{EVERY_DOOR}envoy: {{config: config}}\n"),
     );
-    let good = "rules.yaml: 0 rules, no mistakes\nconfig: 1 domain, no mistakes\n";
+    let good = "rules.yaml: 0 rules, no errors\nconfig: 1 domain, no errors\n";
     assert_eq!(
         check(&scratch, &["check", "rules.yaml"]),
         (Some(0), good.into())
@@ -96,7 +96,7 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
     let (code, said) = check(&scratch, &["serve", "--config", "rules.yaml"]);
     assert_eq!(code, Some(2));
     assert!(
-        said.starts_with("tidegate: envoy.config: config has 1 mistake:"),
+        said.starts_with("tidegate: envoy.config: config has 1 error:"),
         "{said}"
     );
     scratch.write("rules.yaml", "envoy: {confg: x, near_limit_ratio: 2, response_headers: {limit: a b}, local_cache: much}\n");
@@ -106,7 +106,7 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
         "envoy.confg (line 1): unknown key `confg`; did you mean `config`?",
         "envoy.config (line 1): is missing; name the file or folder",
         "envoy.near_limit_ratio (line 1): expected a share from 0 to 1",
-        "envoy.response_headers.limit (line 1): expected the name of a header, got \"a b\"",
+        "envoy.response_headers.limit (line 1): expected a header name, got \"a b\"",
         "envoy.local_cache (line 1): expected a size such as 512MiB or 1GiB, got \"much\"",
     ] {
         assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
@@ -139,13 +139,13 @@ fn an_empty_or_missing_folder_is_an_error() {
         said.starts_with("tidegate: rules.yaml: envoy.config: cannot read nowhere: "),
         "{said}"
     );
-    assert!(!said.contains("no mistakes"), "{said}");
+    assert!(!said.contains("no errors"), "{said}");
 
     // Both files are checked, and the worse result determines the exit code.
     scratch.write("bad.yaml", "domain: 1.5");
     let (code, said) = check(&scratch, &["check", "nowhere.yaml", "--envoy", "bad.yaml"]);
     assert_eq!(code, Some(2));
-    for part in ["cannot read nowhere.yaml: ", "bad.yaml has 1 mistake:"] {
+    for part in ["cannot read nowhere.yaml: ", "bad.yaml has 1 error:"] {
         assert!(said.contains(part), "no {part:?} in:\n{said}");
     }
 }

@@ -465,7 +465,7 @@ fn an_unusable_log_is_an_error_that_says_what_to_do() {
     );
     scratch.write("rules.yaml", "rules: [{name: a}]\n");
     let said = error(&scratch, &["--log", "access.log"]);
-    assert!(said.contains("rules.yaml has 1 mistake"), "{said}");
+    assert!(said.contains("rules.yaml has 1 error"), "{said}");
 }
 
 /// If a file is cut off, the report first warns that the rest of the file is missing.

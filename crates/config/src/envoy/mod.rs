@@ -197,9 +197,9 @@ fn response_headers(fields: &Fields<'_>, report: &mut Report) -> Option<HeaderNa
 }
 
 fn header_name(value: &Value<'_>, report: &mut Report) -> Option<Arc<str>> {
-    let text = value.text(report, "the name of a header")?;
+    let text = value.text(report, "a header name")?;
     if http::HeaderName::try_from(text).is_err() {
-        value.expected(report, "the name of a header");
+        value.expected(report, "a header name");
         return None;
     }
     Some(text.into())

@@ -333,7 +333,7 @@ fn node(value: &Value<'_>, report: &mut Report) -> Option<XdsNode> {
         node.cluster = cluster;
     }
     if let Some(metadata) = fields.get("metadata") {
-        let entries = metadata.pairs(report, "a map of texts")?;
+        let entries = metadata.pairs(report, "a map of strings")?;
         if entries.len() > MAX_NODE_METADATA {
             metadata.wrong(
                 report,
@@ -360,7 +360,7 @@ fn node(value: &Value<'_>, report: &mut Report) -> Option<XdsNode> {
 
 /// Reads a string that describes the node.
 fn text(value: &Value<'_>, report: &mut Report) -> Option<String> {
-    let text = value.text(report, "a text")?;
+    let text = value.text(report, "a string")?;
     if text.len() > MAX_NODE_BYTES {
         value.wrong(report, format!("must have at most {MAX_NODE_BYTES} bytes"));
         return None;
@@ -379,7 +379,7 @@ fn headers_of(value: &Value<'_>, report: &mut Report) -> Option<Vec<(HeaderName,
     let mut headers = Vec::with_capacity(entries.len());
     for (name, value) in entries {
         let Some(text) = value.scalar() else {
-            value.wrong(report, "expected the value of a header");
+            value.wrong(report, "expected a header value");
             continue;
         };
         match header(name, text) {
@@ -397,13 +397,13 @@ fn headers_of(value: &Value<'_>, report: &mut Report) -> Option<Vec<(HeaderName,
 /// Returns the reason why the header cannot be sent. The reason does not contain the value, which
 /// may be a credential.
 pub fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), &'static str> {
-    let name = HeaderName::try_from(name).map_err(|_| "is not the name of a header")?;
+    let name = HeaderName::try_from(name).map_err(|_| "is not a header name")?;
     let known = name.as_str();
     let is_of_grpc = matches!(known, "te" | "content-type" | "connection" | "host");
     if is_of_grpc || known.starts_with("grpc-") || known.ends_with("-bin") {
         return Err("is a header that gRPC sets itself; remove it");
     }
-    let mut value = HeaderValue::try_from(value).map_err(|_| "is not the value of a header")?;
+    let mut value = HeaderValue::try_from(value).map_err(|_| "is not a header value")?;
     value.set_sensitive(true);
     Ok((name, value))
 }

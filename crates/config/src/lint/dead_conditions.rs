@@ -463,7 +463,7 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
     if looks_like_expression(entry, text) {
         let text = shown(text);
         return Some(format!(
-            "{NO_MATCH}: this text is compared literally; if it is a regular expression, write {{regex: \"{text}\"}}"
+            "{NO_MATCH}: this string is compared literally; if it is a regular expression, write {{regex: \"{text}\"}}"
         ));
     }
     let (form, usual) = match entry {

@@ -34,7 +34,7 @@ pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
                 "{CODE}: a client can also bypass this rule with other spellings of its path"
             ),
             later => format!(
-                "{CODE}: a client can also bypass this rule and {later} later ones with other spellings of their paths"
+                "{CODE}: a client can also bypass this rule and {later} later rules with other spellings of their paths"
             ),
         };
         rule.span.warn(report, message);
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(last(rules(21)), expected);
         let said = rules(50);
         assert_eq!(said.len(), 21);
-        let expected = "exact-path: a client can also bypass this rule and 29 later ones with other spellings of \
+        let expected = "exact-path: a client can also bypass this rule and 29 later rules with other spellings of \
             their paths";
         assert!(last(said).ends_with(expected));
     }

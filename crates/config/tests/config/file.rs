@@ -187,22 +187,22 @@ const REPORT: &str = "\
 lisen (line 1): unknown key `lisen`; did you mean `listen`?
 listen.http (line 2): expected an address and port such as 127.0.0.1:8080, or off, got \"localhost\"
 listen.resp (line 2): expected an address and port such as 127.0.0.1:8080, or off, got \"127.0.0.1:99999\"
-store.memory.max_keys (line 3): expected a whole number, got the number -1
+store.memory.max_keys (line 3): expected a non-negative integer, got the number -1
 store.memory.max_bytes (line 3): expected a size such as 512MiB or 1GiB, got \"1 gallon\"
 store.memory.when_full (line 3): expected one of evict, deny, allow, got \"evcit\"; did you mean `evict`?
 store.memory.snapshot.every (line 3): must be at least 1s, got 1ms
-store.memory.snapshot.path (line 3): is missing; name the file to keep counters in
+store.memory.snapshot.path (line 3): is missing; name the snapshot file
 headers.legacy (line 4): duplicate key `legacy`; remove one of the two
 headers.legacy (line 4): expected one of off, delta, epoch, got \"yes\"
 admin.token (line 5): must be 1 to 4096 printable ASCII characters without spaces
-allow[0] (line 6): has no condition, so every request would pass; name at least one
+allow[0] (line 6): has no conditions, so it would match every request; add at least one condition
 rules[0].limits[0].capcity (line 9): unknown key `capcity`; did you mean `capacity`?
 rules[0].limits[0].refill (line 9): expected a rate such as 20/min or 5/10s, got \"1/fortnight\"; unknown unit \"fortnight\": use us, ms, s, min, h, d or w
 rules[1].name (line 10): is missing; give each rule its own name
 rules[1].mode (line 11): expected one of enforce, shadow, got \"shadwo\"; did you mean `shadow`?
 rules[1].soft (line 12): expected a percentage such as 10%, got the number 10
 rules[2].limits[0].rate (line 15): a rate must be at least 1, got 0; to deny everything, use a window: {algorithm: fixed_window, limit: 0, window: 1min}
-rules[2].limits[1].limit (line 16): expected a whole number, got the number 1.5
+rules[2].limits[1].limit (line 16): expected a non-negative integer, got the number 1.5
 rules[2].limits[1].window (line 16): a duration must be longer than zero, got \"0s\"
 rules[2].limits[2].anchor.calendar (line 17): expected one of day, week, month, got \"year\"
 rules[2].limits[2].anchor.zone (line 17): \"Mars/Olympus\" is not an IANA time zone such as UTC or Europe/Berlin
@@ -273,7 +273,7 @@ fn invalid_yaml_is_reported_with_its_line() {
         ),
         (
             "x: *bot*\n",
-            "line 1: invalid YAML: while parsing node, found unknown anchor; quote a text that begins with *",
+            "line 1: invalid YAML: while parsing node, found unknown anchor; quote a string that begins with *",
         ),
         (
             "x: !!str 1\n",
@@ -319,7 +319,7 @@ fn an_oversized_file_is_rejected() {
     }
     let many = mistakes(&format!("rules: [{}]", "1, ".repeat(2_000)));
     assert_eq!(many.len(), 1_001);
-    assert_eq!(many[1_000], "and 1000 more mistakes");
+    assert_eq!(many[1_000], "and 1000 more errors");
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn mistakes_in_a_listener_are_reported() {
 
 #[test]
 fn a_public_listener_without_authentication_is_a_warning() {
-    let open = "open-listener: other machines can reach 0.0.0.0:1, and any client there can read and spend the limits of every key";
+    let open = "open-listener: other machines can reach 0.0.0.0:1, and any client there can read and consume the limits of every key";
     for name in ["http", "resp", "grpc"] {
         let said = warnings(&format!("listen: {{{name}: '0.0.0.0:1'}}"));
         let expected = format!("listen.{name} (line 1): {open}; set `");
@@ -118,7 +118,7 @@ fn values_of_the_store_that_hold_no_secret_are_shown() {
         ),
         (
             "connections: many",
-            "store.connections (line 1): expected a whole number, got \"many\"",
+            "store.connections (line 1): expected a non-negative integer, got \"many\"",
         ),
         (
             "on_failure: opn",
@@ -248,7 +248,8 @@ fn the_tokens_of_operators_have_their_own_names_and_secrets() {
     - {name: carol, token: second}
     - {name: dave, token_env: C}
 ";
-    let reserved = "is reserved for changes without a token in the audit log; choose another name";
+    let reserved =
+        "is reserved: the audit log uses it for changes made without a token; choose another name";
     let twin = "is also the secret of another token; give each token its own secret";
     assert_eq!(
         mistakes(file),

@@ -253,7 +253,7 @@ fn mistakes_in_elastic_rules_are_reported() {
             "rules[5].elastic.unused.share (line 7): must be 1% to 100%, not 130%",
             "rules[5].elastic.unused.rule (line 7): there is no rule \"nobody\"",
             "rules[6].elastic.unused (line 8): conflicts with `when`; remove one of the two",
-            "rules[7].elastic.unused.rule (line 9): is missing; name the rule whose limits must have an unused share",
+            "rules[7].elastic.unused.rule (line 9): is missing; name the rule whose limits must be partly unused",
             "rules[7].elastic.unused.share (line 9): is missing; set the share that must be unused, such as 30%",
         ]
     );

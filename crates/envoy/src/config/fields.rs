@@ -26,7 +26,7 @@ pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Op
         Content::Plain(text) | Content::Quoted(text) => Some(text),
         Content::Empty => None,
         Content::List(_) | Content::Map(_) => {
-            unreadable(&value, "a text", report);
+            unreadable(&value, "a string", report);
             None
         }
     }

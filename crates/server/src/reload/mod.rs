@@ -235,7 +235,7 @@ impl Reloader {
         if !has_changed && loaded.as_ref().is_err_and(LoadError::may_pass) {
             return None;
         }
-        let by = "a change of the file";
+        let by = "a file change";
         Some(self.conclude(loaded, rules_before, &mut last, by))
     }
 
