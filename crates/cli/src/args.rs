@@ -13,11 +13,11 @@ Examples:
   tidegate status
   tidegate block login 203.0.113.9 --for 1h --reason \"credential stuffing\"
 
-All commands but `serve`, `check`, `simulate` and `version` need the admin listener of a running server (`listen.admin`).
+All commands except `serve`, `check`, `simulate` and `version` need the admin listener of a running server (`listen.admin`).
 
 Exit codes:
   0  success
-  1  negative result: a file has mistakes, a rule or block does not exist, or the server is not ready
+  1  negative result: a file has errors, a rule or block does not exist, or the server is not ready
   2  error: the arguments are invalid, or the command could not be executed";
 
 const SERVE_HELP: &str = "\
@@ -31,7 +31,7 @@ Examples:
   tidegate check rules.yaml --strict --format json
   tidegate check --envoy /etc/ratelimit/config
 
-Exit codes: 0 if the file is valid, 1 if it has mistakes, 2 if it cannot be read.";
+Exit codes: 0 if the file is valid, 1 if it has errors, 2 if it cannot be read.";
 
 const SIMULATE_HELP: &str = "\
 Examples:
@@ -89,7 +89,7 @@ Examples:
   tidegate top --watch
   tidegate top --over all    the busiest keys of every period, and the blocks with the time left
 
-The numbers of a key are estimates: its exact number is between AT LEAST and AT MOST. The totals are exact.";
+The number shown for a key is an estimate: the exact number is between AT LEAST and AT MOST. The totals are exact.";
 
 const KEYS_HELP: &str = "\
 Examples:
@@ -105,16 +105,16 @@ Examples:
   tidegate denials --rule login --since 1h
   tidegate denials --rule api --key acme --key /v1/export
 
-A server lists the denials since it started and, with Redis, those of the other servers. The rules file limits the memory for \
-denials (`denials.max_bytes`); beyond this limit, the server forgets the oldest denials.";
+A server lists its denials since startup and, with Redis, the denials of the other servers. `denials.max_bytes` in the rules \
+file limits the memory for denials; when this memory is full, the server discards the oldest denials.";
 
 const EVENTS_HELP: &str = "\
 Examples:
   tidegate events
   tidegate events -n 20 --follow
 
-A server lists its own events since it started, at most 1024. The section `events` of the rules file sets \
-which events are detected, and sends them to files and webhooks.";
+A server lists only its own events since startup, at most 1024. The section `events` of the rules file sets \
+which events are detected, and to which files and webhooks they are sent.";
 
 const EXPLAIN_HELP: &str = "\
 Examples:
@@ -127,8 +127,8 @@ const PREVIEW_HELP: &str = "\
 Examples:
   tidegate preview new-rules.yaml
 
-Nothing is applied. For each rule whose mode changes from `shadow` to `enforce`, the output has the requests \
-that the rule would have denied in the last hour.";
+Nothing is applied. For each rule whose mode changes from `shadow` to `enforce`, the output shows how many \
+requests the rule would have denied in the last hour.";
 
 const CANDIDATE_HELP: &str = "\
 Examples:
@@ -136,9 +136,9 @@ Examples:
   tidegate candidate -n 100
   tidegate candidate promote
 
-The rules file names the candidate rules: `candidate: {rules: FILE}`. The server decides every request with \
-them too, counts the differences, and never denies a request because of them. `promote` puts them in force \
-until the next reload or restart.";
+The rules file names the candidate rules: `candidate: {rules: FILE}`. The server also evaluates them for \
+every request, counts the differences, and never denies a request because of them. `promote` activates them until \
+the next reload or restart.";
 
 const RESET_HELP: &str = key_help!(
     "  tidegate reset login 203.0.113.9
@@ -162,7 +162,7 @@ pub(crate) enum Command {
     #[command(after_help = SERVE_HELP)]
     Serve(Serve),
     /// Validate a rules file, or the configuration of Envoy's rate limit service, and report every
-    /// mistake
+    /// error
     #[command(after_help = CHECK_HELP)]
     Check(Check),
     /// Try a rules file on recorded traffic: read access logs, and report which requests the rules
@@ -174,9 +174,9 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Exit with 0 if the running server is ready, 1 if it is not, and 2 if it does not answer: a
-    /// health check for containers, which needs no token on the loopback interface and on the
-    /// metrics listener
+    /// Health check for containers: exit with 0 if the running server is ready, 1 if it is not, and
+    /// 2 if it does not respond. No token is needed on the loopback interface or on the metrics
+    /// listener
     Health {
         #[command(flatten)]
         admin: Admin,
@@ -236,7 +236,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Give a key, or all keys that match a pattern, other limits than its rule
+    /// Set limits for a key, or for all keys that match a pattern, in place of the rule's limits
     #[command(after_help = OVERRIDE_HELP, override_usage = key_usage("override"))]
     Override {
         #[command(flatten)]
@@ -253,7 +253,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Show how much of each limit of a rule a key has left, and the block on the key
+    /// Show how much of each limit a key of a rule has left, and whether the key is blocked
     #[command(after_help = INSPECT_HELP, override_usage = key_usage("inspect"))]
     Inspect {
         #[command(flatten)]
@@ -309,7 +309,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Show how the candidate rules would change the decisions, or put them in force
+    /// Show how the candidate rules would change the decisions, or activate them
     #[command(after_help = CANDIDATE_HELP)]
     Candidate {
         /// What to do with the candidate rules
@@ -365,7 +365,7 @@ pub(crate) struct OverridesOptions {
     /// Only the overrides of this rule
     #[arg(long, value_name = "RULE")]
     pub(crate) rule: Option<String>,
-    /// Only overrides with this text in a value of their key, in their pattern or in their reason
+    /// Only overrides that contain this string in a key value, in the pattern or in the reason
     #[arg(long, value_name = "TEXT")]
     pub(crate) search: Option<String>,
     /// The maximum number of overrides, 1 to 1000
@@ -393,7 +393,7 @@ pub(crate) enum CandidateAction {
     /// Show how the candidate rules would change the decisions
     #[default]
     Show,
-    /// Put the candidate rules in force
+    /// Activate the candidate rules
     Promote,
 }
 
@@ -450,7 +450,7 @@ pub(crate) struct DenialsOptions {
     /// A value of the key; repeat the option for each value, in the order of the rules file
     #[arg(long = "key", value_name = "VALUE", allow_hyphen_values = true)]
     pub(crate) key: Vec<String>,
-    /// The age of the oldest denial, such as 10min or 1h
+    /// The maximum age of a denial, such as 10min or 1h
     #[arg(long, value_name = "TIME")]
     pub(crate) since: Option<String>,
     /// The number of rows, 1 to 1000
@@ -586,7 +586,7 @@ pub(crate) struct Simulate {
     /// The rules file
     #[arg(value_name = "RULES")]
     pub(crate) file: PathBuf,
-    /// The access logs; `-` is standard input. Several are merged by time
+    /// The access logs; `-` is standard input. Several logs are merged by time
     #[arg(long = "log", required = true, num_args = 1.., value_name = "FILE")]
     pub(crate) logs: Vec<PathBuf>,
     /// The format of the logs: the name of a known format, nginx's `log_format` string, or Apache's
@@ -618,8 +618,8 @@ pub(crate) struct Simulate {
     /// random for each run
     #[arg(long)]
     pub(crate) hash_keys: bool,
-    /// Exit with 3 if a larger share of the requests is denied. With --against and --what-if, only
-    /// newly denied requests count
+    /// Exit with 3 if more than this share of the requests is denied. With --against and --what-if,
+    /// only newly denied requests count
     #[arg(long, value_name = "SHARE")]
     pub(crate) fail_over: Option<Share>,
     /// Write the report, with charts, to this HTML file

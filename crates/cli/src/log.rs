@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(lines.len(), 33, "{log}");
         assert!(
             lines[31].ends_with(
-                "INFO tidegate::log: suppressed records like the next one suppressed=70 \
+                "INFO tidegate::log: suppressed records similar to the next one suppressed=70 \
                  suppressed_target=\"tidegate::log::tests\""
             ),
             "{log}"

@@ -609,8 +609,8 @@ fn answered(
             Ok(AdminResponse::Problems(vec![problem]))
         }
         404 if detail.contains("/v1/status") => Err(format!(
-            "the server at {address} does not know this command, because its version differs from the version of this \
-             program, {}; see `tidegate status`",
+            "the server at {address} does not support this command, because its version differs from the version of \
+             this program, {}; see `tidegate status`",
             env!("CARGO_PKG_VERSION")
         )),
         // A file has errors. Each error is printed on its own line.
@@ -634,8 +634,8 @@ fn answered(
              localhost; pass one of these addresses with --admin, or set `admin.token_env` in the server's rules file"
         )),
         429 => Err(
-            "the server has received too many wrong admin tokens from this address, and now checks only one token a \
-             second from this address; check --token or TIDEGATE_ADMIN_TOKEN, and try again in a second"
+            "the server has received too many invalid admin tokens from this address, and now checks only one token \
+             per second from it; check --token or TIDEGATE_ADMIN_TOKEN, and try again in a second"
                 .to_owned(),
         ),
         200..=299 | 404 => Err(not_admin(address)),
@@ -673,7 +673,7 @@ mod tests {
             panic!("429 is an error");
         };
         assert!(
-            problem.contains("checks only one token a second"),
+            problem.contains("checks only one token per second"),
             "{problem}"
         );
         assert!(!problem.contains("minute") && !problem.contains("guess"));

@@ -244,7 +244,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     let has_inactive = list(&blocks["blocks"]).any(|block| block["inactive"].is_string());
     let mut out = headed(&head, rows);
     if has_inactive {
-        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key; lift the block with `tidegate unblock`, the name of the rule and the key\n");
+        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key; lift the block with `tidegate unblock RULE VALUES`\n");
     }
     if let Some(hint) = hint(blocks) {
         out.push_str(&hint);
@@ -335,7 +335,7 @@ pub(crate) fn overrides(overrides: &Value) -> String {
         let (rule, count) = (text(&former["rule"]), text(&former["count"]));
         let _ = writeln!(
             out,
-            "note: rule {rule} no longer exists, and has overrides: {count}"
+            "note: rule {rule} no longer exists, but still has overrides: {count}"
         );
     }
     if let Some(next) = overrides["next"].as_str() {
@@ -696,7 +696,7 @@ pub(crate) fn candidate(report: &Value) -> String {
         let rejected = count("rejected");
         let _ = writeln!(
             out,
-            "warning: the candidate rules reject {} as invalid (400); look for an entry with the cost that is missing",
+            "warning: the candidate rules reject {} as invalid (400); check whether the entry with the cost is missing",
             counted(rejected, "request")
         );
     }
@@ -753,7 +753,7 @@ pub(crate) fn candidate(report: &Value) -> String {
 /// Formats the response of `/v1/candidate/promote`.
 pub(crate) fn promoted(promoted: &Value) -> String {
     let mut out = format!(
-        "promoted: {} rules of {} are in force\n",
+        "promoted: {} rules of {} are active\n",
         number(&promoted["rules"]),
         text(&promoted["promoted"])
     );

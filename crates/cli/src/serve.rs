@@ -139,11 +139,7 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
             .enumerate()
             .filter_map(|(index, webhook)| {
                 let field = format!("events.webhooks[{index}].secret_env");
-                found(named_secret(
-                    &field,
-                    &webhook.secret,
-                    "the secret of the webhook",
-                ))
+                found(named_secret(&field, &webhook.secret, "the webhook secret"))
             })
             .collect(),
         password: found(redis_password(config.redis.as_ref())),
@@ -161,7 +157,7 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
         reservation_secrets: found(named_secret(
             "reservations.secret_env",
             &config.reservations.credential,
-            "the secret of reservations",
+            "the reservation secret",
         )),
     };
     if missing.is_empty() {
@@ -201,7 +197,7 @@ pub(crate) fn key_secret(privacy: &KeyPrivacy) -> Result<Option<String>, String>
     match privacy {
         KeyPrivacy::Plain => Ok(None),
         KeyPrivacy::Hashed { secret } => {
-            named_secret("privacy.secret_env", secret, "the secret of the hash")
+            named_secret("privacy.secret_env", secret, "the hash secret")
         }
     }
 }

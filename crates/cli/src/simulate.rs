@@ -119,7 +119,7 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
 fn undecided(report: &SimulationReport) -> Option<String> {
     let lines = &report.lines;
     let problem = if lines.cut_off {
-        "a log could not be read to its end; repair the file"
+        "a log could not be read completely; repair the file"
     } else if lines.damaged * 20 >= lines.read.max(1) {
         "at least 5 % of the lines are damaged; check --format"
     } else if report.rules.iter().all(|rule| rule.asked == 0) {
@@ -127,7 +127,7 @@ fn undecided(report: &SimulationReport) -> Option<String> {
     } else {
         return None;
     };
-    Some(format!("--fail-over cannot be decided: {problem}"))
+    Some(format!("--fail-over cannot be evaluated: {problem}"))
 }
 
 /// Returns a message if more requests are denied than `--fail-over` allows, or if no request could
@@ -206,14 +206,13 @@ fn key_hash(
         .map_err(|error| error.to_string())?;
     let note = match (&secret, problem) {
         (Some(_), _) => {
-            "keys are hashed with the secret of the rules file, as in the lists of the server"
-                .to_owned()
+            "keys are hashed with the secret in the rules file, as in the server's lists".to_owned()
         }
         (None, None) => {
-            "keys are hashed with a random secret, so the hashes differ in each run".to_owned()
+            "keys are hashed with a random secret, so the hashes differ between runs".to_owned()
         }
         (None, Some(problem)) => format!(
-            "keys are hashed with a random secret, so the hashes differ in each run: {problem}"
+            "keys are hashed with a random secret, so the hashes differ between runs: {problem}"
         ),
     };
     Ok(KeyHash {
@@ -514,7 +513,7 @@ fn sweep(report: &SimulationReport) -> String {
         ""
     };
     format!(
-        "\nDenials of rule {}{shadow}, and of all enforced rules, by the limit of the rule:\n{}",
+        "\nDenials by rule {}{shadow}, and by all enforced rules, for each limit of the sweep:\n{}",
         printable(&sweep.rule),
         headed(&head, rows.collect())
     )
@@ -584,7 +583,7 @@ fn frontier(report: &SimulationReport) -> String {
         "KEYS DENIED",
     ];
     format!(
-        "\nThe smallest burst for several rates that denies at most {} of the keys:\n{}",
+        "\nFor several rates, the smallest burst that denies at most {} of the keys:\n{}",
         first.share,
         headed(&head, rows.collect())
     )

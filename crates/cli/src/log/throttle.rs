@@ -19,7 +19,7 @@ const UNTHROTTLED: [&str; 3] = [
     tidegate_envoy::CONFIG_LOG_TARGET,
 ];
 
-const SUPPRESSED: &str = "suppressed records like the next one";
+const SUPPRESSED: &str = "suppressed records similar to the next one";
 
 /// The record that reports suppressed records. It bypasses the operator's filter, so it is
 /// constructed here and not by a macro.

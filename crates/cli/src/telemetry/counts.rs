@@ -23,7 +23,7 @@ use super::variables::Signal;
 const RECORDS: Metric<2> = Metric::counter(
     "tidegate_otlp_records_total",
     ["signal", "state"],
-    "Spans, log records and metric data points for the collector of OpenTelemetry, by state.",
+    "Spans, log records and metric data points for the OpenTelemetry collector, by state.",
 );
 
 /// The record counts of all signals.

@@ -780,7 +780,7 @@ fn a_server_of_another_version_is_recognized() {
     assert_eq!(output.status.code(), Some(2));
     let said = String::from_utf8(output.stderr).unwrap();
     let begins = format!(
-        "tidegate: cannot list the blocks: the server at {address} does not know this command"
+        "tidegate: cannot list the blocks: the server at {address} does not support this command"
     );
     assert!(said.starts_with(&begins), "{said}");
 }

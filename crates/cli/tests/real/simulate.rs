@@ -633,7 +633,7 @@ fn a_sweep_counts_the_denials_under_several_limits() {
     );
     let printed = out(&output);
     for expected in [
-        "Denials of rule watched, which is in shadow mode, and of all enforced rules, by the limit of the rule:\n",
+        "Denials by rule watched, which is in shadow mode, and by all enforced rules, for each limit of the sweep:\n",
         "LIMIT  DENIED  SHARE  KEYS DENIED  SHARE  ALL DENIED  SHARE  ALL KEYS DENIED  SHARE\n",
         "1/min  4       66.6%  1            50%    3           50%    1                100%\n",
         "5/min  0       0%     0            0%     3           50%    1                100%\n",
@@ -931,7 +931,7 @@ rules:
     let output = simulate(&scratch, &arguments);
     let printed = out(&output);
     for expected in [
-        "The smallest burst for several rates that denies at most 10% of the keys:\n",
+        "For several rates, the smallest burst that denies at most 10% of the keys:\n",
         "RULE  IN THE FILE     RATE    BURST  LIMIT           KEYS DENIED\n",
         "api   20/min burst 3  5/min   12     5/min burst 12  1\n",
     ] {

@@ -35,7 +35,10 @@ fn convert(value: &Value<'_>, report: &mut Report) -> Option<Metadata> {
                             convert(&value, report).map(|value| (Arc::from(&**name), value)),
                         );
                     }
-                    _ => value.wrong(report, "metadata cannot be converted: a key is not a text"),
+                    _ => value.wrong(
+                        report,
+                        "metadata cannot be converted: a key is not a string",
+                    ),
                 }
             }
             Some(Metadata::map(members))
