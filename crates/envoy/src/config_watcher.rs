@@ -311,14 +311,14 @@ impl ConfigWatcher {
         let path = self.folder.path.display();
         match loaded {
             Ok(0) => {
-                tracing::warn!(%path, "no domain is configured any more: requests from Envoy are not limited")
+                tracing::warn!(%path, "the configuration no longer defines a domain: requests from Envoy are not limited")
             }
             Ok(domains) => {
                 let descriptors = self.service.descriptors();
                 tracing::info!(%path, domains, descriptors, "reloaded the configuration of the rate limit service")
             }
             Err(error) if error.may_pass() => tracing::error!(
-                %path, "kept the old configuration of the rate limit service: {error}; retrying until it can be read"
+                %path, "kept the old configuration of the rate limit service: {error}; retrying until the configuration can be read"
             ),
             Err(error) => {
                 let mistakes = error.problems();

@@ -68,7 +68,7 @@ const HITS: [(HitCounter, Metric<2>); 7] = [
 const DOMAIN_NOT_FOUND: Metric<1> = Metric::counter(
     "tidegate_envoy_domain_not_found_total",
     ["domain"],
-    "Descriptors requested in a domain that no file configures.",
+    "Descriptors requested in domains that no file defines.",
 );
 const SHADOW_REQUESTS: Metric = Metric::counter(
     "tidegate_envoy_shadow_requests_total",
@@ -119,7 +119,7 @@ const XDS_RESPONSES: Metric<1> = Metric::counter(
 const XDS_RESOURCES: Metric = Metric::gauge(
     "tidegate_envoy_xds_resources",
     [],
-    "Resources in the configuration in force.",
+    "Resources in the active configuration.",
 );
 const XDS_LAST_RESPONSE: Metric = Metric::gauge(
     "tidegate_envoy_xds_last_response_timestamp_seconds",

@@ -71,7 +71,7 @@ const RESPONSE_TIME: Metric<1> = Metric::histogram(
 const LOADED: Metric = Metric::foreign_counter(
     "ratelimit_service_config_load_success",
     [],
-    "Configurations that were put in force.",
+    "Configurations that were activated.",
 );
 const NOT_LOADED: Metric = Metric::foreign_counter(
     "ratelimit_service_config_load_error",

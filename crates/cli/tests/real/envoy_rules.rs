@@ -199,7 +199,7 @@ fn an_unreadable_file_is_retried_until_it_is_readable() {
     std::fs::rename(draft, file).unwrap();
     server.wait_for(&[
         "kept the old configuration of the rate limit service: cannot read config/shop.yaml",
-        "retrying until it can be read",
+        "retrying until the configuration can be read",
     ]);
     server.limit_files(1_024);
     let line = server.wait_for(&["the configuration of the rate limit service"]);

@@ -289,7 +289,7 @@ fn requests_per_unit(value: &Value<'_>, report: &mut Report) -> Option<u64> {
     if number.is_none() {
         unreadable(
             &value,
-            &format!("a whole number from 0 to {}", u32::MAX),
+            &format!("an integer from 0 to {}", u32::MAX),
             report,
         );
     }

@@ -122,7 +122,7 @@ const IGNORED: &[(&str, &str)] = &[
     ),
     (
         "GRPC_SERVER_TLS_CA_CERT",
-        "envoyproxy/ratelimit does not read it either; to require client certificates, set \
+        "envoyproxy/ratelimit does not read this variable either; to require client certificates, set \
          GRPC_CLIENT_TLS_CACERT",
     ),
     ("CONFIG_GRPC_XDS_", WITHOUT_XDS),

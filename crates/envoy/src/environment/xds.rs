@@ -84,7 +84,7 @@ fn headers(config: &mut XdsConfig, reader: &mut Reader<'_>) {
     };
     for (at, pair) in text.split(',').enumerate() {
         let problem = match pair.split_once(':') {
-            _ if at == MAX_XDS_HEADERS => "is one too many; 32 are possible",
+            _ if at == MAX_XDS_HEADERS => "exceeds the maximum of 32 headers",
             None => "has no colon between the name and the value",
             Some((name, value)) => match header(name.trim(), value.trim()) {
                 Ok(header) => {

@@ -90,7 +90,7 @@ impl<'m> Fields<'m> {
                 return Ok(number);
             }
         }
-        Err(MalformedMessage("a varint has no end"))
+        Err(MalformedMessage("a varint is not terminated"))
     }
 }
 

@@ -171,7 +171,9 @@ fn number<T: TryFrom<u64>>(field: &str, value: &Json<'_>) -> Result<T, Problem> 
     number.ok_or_else(|| {
         wrong(
             field,
-            &format!("expected a whole number that is not negative and fits into the type of the field, got {value}"),
+            &format!(
+                "expected a non-negative integer that fits the type of the field, got {value}"
+            ),
         )
     })
 }

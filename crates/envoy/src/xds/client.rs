@@ -151,7 +151,7 @@ impl XdsClient {
             let server = &self.config.server;
             tracing::warn!(
                 %server, retry_in = %wait,
-                "no connection to the control plane, the rules in force stay: {problem}"
+                "no connection to the control plane; keeping the active rules: {problem}"
             );
             {
                 let mut state = self.status.lock();
@@ -200,7 +200,7 @@ impl XdsClient {
             let message = pin!(responses.message());
             let response = match self.with_notice(message).await {
                 Ok(Some(response)) => response,
-                Ok(None) => return "the control plane has ended the stream".to_owned(),
+                Ok(None) => return "the control plane has closed the stream".to_owned(),
                 Err(status) => return describe(&status),
             };
             *has_responded = true;
@@ -210,7 +210,9 @@ impl XdsClient {
             match timeout(SEND_TIMEOUT, requests.send(answer)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) => return "the stream is closed".to_owned(),
-                Err(_) => return format!("the control plane reads nothing for {SEND_TIMEOUT:?}"),
+                Err(_) => {
+                    return format!("the control plane has read nothing for {SEND_TIMEOUT:?}");
+                }
             }
         }
     }
@@ -315,7 +317,7 @@ impl XdsClient {
             let descriptors = self.service.descriptors();
             tracing::info!(
                 %version, resources, domains, descriptors,
-                "the configuration from the control plane is in force"
+                "the configuration from the control plane is active"
             );
         }
         let mut state = self.status.lock();

@@ -61,7 +61,7 @@ pub(super) fn read(
         }
         if descriptors > MAX_RESOURCE_DESCRIPTORS {
             let message = format!(
-                "the resources have more descriptors than the maximum of {MAX_RESOURCE_DESCRIPTORS}"
+                "the number of descriptors in the resources exceeds the maximum of {MAX_RESOURCE_DESCRIPTORS}"
             );
             return Err(vec![mistake("response", message)]);
         }
@@ -270,10 +270,11 @@ mod tests {
     #[test]
     fn resources_are_bounded() {
         let many = vec![any(&config("", "d", Vec::new())); MAX_RESOURCES + 1];
-        let expected = "response: there are 10001 resources, which exceeds the maximum of 10000";
+        let expected = "response: 10001 resources exceed the maximum of 10000";
         assert_eq!(mistakes(&many), [expected]);
         let empty = vec![RateLimitDescriptor::default(); MAX_RESOURCE_DESCRIPTORS + 1];
-        let expected = "response: the resources have more descriptors than the maximum of 500000";
+        let expected =
+            "response: the number of descriptors in the resources exceeds the maximum of 500000";
         assert_eq!(mistakes(&[any(&config("", "d", empty))]), [expected]);
         let mut deep = limited("a", 2);
         for _ in 0..200 {

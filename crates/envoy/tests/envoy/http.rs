@@ -353,7 +353,7 @@ fn envoy_http_rejects_invalid_requests() {
         ),
         (
             r#"{"hitsAddend":4294967296}"#,
-            "hitsAddend: expected a whole number that is not negative and fits into the type of the field, got 4294967296",
+            "hitsAddend: expected a non-negative integer that fits the type of the field, got 4294967296",
         ),
         (
             r#"{"descriptors":[{"limit":{"unit":"MOON"}}]}"#,
