@@ -85,8 +85,8 @@ impl ServerLimiter {
         if !redis_store.block_locally(key, span, note.reason, self.now()) {
             tracing::warn!(
                 rule = note.rule.map(|rule| &*rule.name),
-                "a block was set in Redis, but not copied to this server, which holds the maximum number of copies; \
-                 while Redis is unreachable, this server does not enforce the block"
+                "cannot cache another block: this server has reached its maximum; while Redis is unreachable, this \
+                 server does not enforce the new block"
             );
         }
         Ok(true)

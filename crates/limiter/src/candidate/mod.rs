@@ -46,7 +46,7 @@ const KEY_PREFIX: &str = "#candidate:";
 const REQUESTS: Metric<1> = Metric::counter(
     "tidegate_candidate_requests_total",
     ["change"],
-    "Requests by how the candidate rules would change their answer; not_compared and lost are requests without a comparison.",
+    "Requests by how the candidate rules would change their decision. Requests counted as not_compared or lost were not compared.",
 );
 const DENIED: Metric<1> = Metric::counter(
     "tidegate_candidate_denied_total",
@@ -302,7 +302,7 @@ impl Candidate {
         if has_ended && !self.has_ended.swap(true, Ordering::Relaxed) {
             tracing::info!(
                 file = %self.file.display(),
-                "stopped deciding the candidate rules, because the time in `candidate.until` has come"
+                "stopped evaluating the candidate rules, because the time in `candidate.until` has passed"
             );
         }
         has_ended

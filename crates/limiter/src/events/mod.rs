@@ -58,7 +58,7 @@ const EVENTS: Metric<1> = Metric::counter("tidegate_events_total", ["type"], "Ev
 const LOST: Metric<1> = Metric::counter(
     "tidegate_events_lost_total",
     ["reason"],
-    "Events that were not sent: because there were more events about keys per second than events.max_per_second, because a file could not be written in time, or because a webhook did not accept them in time.",
+    "Events that were not sent, because the number of events about keys exceeded events.max_per_second, a file could not be written in time, or a webhook did not accept them in time.",
 );
 const WEBHOOK_EVENTS: Metric<1> = Metric::counter(
     "tidegate_webhook_events_total",
@@ -108,7 +108,7 @@ pub enum EventsError {
         source: io::Error,
     },
     /// The thread of a webhook cannot be started.
-    #[error("events.webhooks: cannot start a thread: {0}; raise the limit of threads")]
+    #[error("events.webhooks: cannot start a thread: {0}; raise the thread limit")]
     Thread(#[from] io::Error),
 }
 
@@ -464,11 +464,11 @@ const fn message(kind: EventType) -> &'static str {
         EventType::KeyNearLimit => "a key has used most of a limit",
         EventType::TrafficSurge => "a surge has begun",
         EventType::TrafficSurgeEnded => "a surge has ended",
-        EventType::StoreLost => "Redis no longer decides",
-        EventType::StoreRecovered => "Redis decides again",
-        EventType::RulesReloaded => "new rules are in force",
+        EventType::StoreLost => "Redis is unavailable",
+        EventType::StoreRecovered => "Redis has recovered",
+        EventType::RulesReloaded => "new rules are active",
         EventType::RulesReloadFailed => "the rules file could not be loaded",
-        EventType::CandidatePromoted => "the candidate rules were put in force",
+        EventType::CandidatePromoted => "the candidate rules were activated",
         EventType::BlockAdded => "a key was blocked",
         EventType::BlockLifted => "a block was lifted",
         EventType::KeyReset => "the counters of a key were reset",

@@ -69,7 +69,7 @@ const UNKNOWN_ENTRIES: Metric<1> = Metric::counter(
 const MISSING_KEY_ENTRIES: Metric = Metric::gauge(
     "tidegate_missing_key_entries",
     [],
-    "Key entries of rules that no checked request has contained since the rules were loaded.",
+    "Entries of rule keys that no checked request has contained since the rules were loaded.",
 );
 const LEASE_RENEWALS: Metric<1> = Metric::counter(
     "tidegate_lease_renewals_total",

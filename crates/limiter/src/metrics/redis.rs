@@ -16,7 +16,7 @@ const FAILURES: Metric<1> = Metric::counter(
 const FLEET_SERVERS: Metric = Metric::gauge(
     "tidegate_fleet_servers",
     [],
-    "Tidegate servers that share this Redis, at the last count; 0 if there was no count.",
+    "Tidegate servers that share this Redis, at the last count; 0 if they have not been counted.",
 );
 const SERVERS: Metric = Metric::gauge("tidegate_redis_servers", [], "Known Redis servers.");
 const SERVERS_UP: Metric = Metric::gauge(
@@ -32,7 +32,7 @@ const SLOTS_UNDECIDED: Metric = Metric::gauge(
 const CIRCUIT_OPENS: Metric = Metric::counter(
     "tidegate_redis_circuit_opens_total",
     [],
-    "Times that the circuit breaker of a Redis server opened.",
+    "Circuit breaker openings of a Redis server.",
 );
 const BATCHES: Metric = Metric::counter(
     "tidegate_redis_batches_total",

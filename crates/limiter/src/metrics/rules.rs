@@ -47,12 +47,12 @@ const SOFT_ADMISSIONS: Metric<1> = Metric::counter(
 const DENIED_COST: Metric<1> = Metric::counter(
     "tidegate_rule_denied_cost_total",
     ["rule"],
-    "The sum of the costs of the requests that a rule denied.",
+    "Total cost of the requests that a rule denied.",
 );
 const UTILIZATION: Metric<1> = Metric::histogram(
     "tidegate_rule_utilization_ratio",
     ["rule"],
-    "How much of its limit the key of a request had used after the decision; of several limits, the most used. Each thread measures one in 64 of its decisions.",
+    "Share of the limit that the key of a request had used after the decision; with several limits, the share of the most used limit. Each thread measures one in 64 of its decisions.",
 );
 const LATENCY: Metric<1> = Metric::histogram(
     "tidegate_rule_decision_duration_seconds",
@@ -62,7 +62,7 @@ const LATENCY: Metric<1> = Metric::histogram(
 const LIMIT: Metric<2> = Metric::gauge(
     "tidegate_limit",
     ["rule", "policy"],
-    "The most units that an idle key of a rule can spend at once under a limit.",
+    "Maximum number of units that a limit of a rule admits at once for an idle key.",
 );
 
 /// The upper bounds of the utilization buckets, each in percent and as a ratio.

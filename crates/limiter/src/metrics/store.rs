@@ -14,7 +14,7 @@ const LEDGER_BYTES: Metric = Metric::gauge(
     [],
     "Memory used by the refund ledger, in bytes.",
 );
-const BLOCKS: Metric = Metric::gauge("tidegate_blocks", [], "Manual blocks in effect.");
+const BLOCKS: Metric = Metric::gauge("tidegate_blocks", [], "Active manual blocks.");
 const EXPIRED: Metric = Metric::counter(
     "tidegate_keys_expired_total",
     [],
@@ -28,7 +28,7 @@ const EVICTED: Metric = Metric::counter(
 const FULL: Metric<1> = Metric::counter(
     "tidegate_store_full_total",
     ["outcome"],
-    "Charges that found no memory for a new key or a larger log, by outcome.",
+    "Charges for which no memory was free for a new key or a larger sliding window log, by outcome.",
 );
 
 pub(super) fn collect(store: &MemoryStats, page: &mut Page<'_>) {

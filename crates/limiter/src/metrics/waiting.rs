@@ -7,13 +7,13 @@ use tidegate_net::prometheus::{HistogramSample, Metric, Page, count};
 const WAITING: Metric = Metric::gauge(
     "tidegate_waiting_requests",
     [],
-    "Requests that wait for a concurrency slot.",
+    "Requests waiting for a concurrency slot.",
 );
 
 const WAIT_SECONDS: Metric<1> = Metric::histogram(
     "tidegate_wait_duration_seconds",
     ["result"],
-    "Time for which requests have waited for a concurrency slot, by result: admitted, denied or cancelled.",
+    "Time that requests waited for a concurrency slot, by result: admitted, denied or cancelled.",
 );
 
 /// Adds the metrics of `waiters` to `page`.

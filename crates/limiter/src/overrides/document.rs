@@ -119,7 +119,7 @@ impl OverrideDocument {
     /// Parses a document.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let document: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        let wrong = |field: &str| format!("`{field}` is missing or has the wrong form");
+        let wrong = |field: &str| format!("`{field}` is missing or invalid");
         let texts = |value: &Value| {
             let texts = value.as_array()?.iter();
             texts

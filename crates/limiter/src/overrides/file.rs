@@ -84,7 +84,7 @@ impl OverrideFile {
             Ok((file, lines)) => (self.file, self.lines) = (file, lines),
             Err(error) => {
                 let file = self.path.display();
-                tracing::warn!(%file, "failed to compact the file of overrides: {error}");
+                tracing::warn!(%file, "failed to compact the override file: {error}");
             }
         }
         self.compact_at = MIN_LINES.max(2 * self.lines);
@@ -116,7 +116,7 @@ fn read(file: File, path: &Path, overrides: &Overrides, now: Timestamp) -> io::R
         if line.last() != Some(&b'\n') {
             // The process stopped while it was writing this line, so the change was never
             // confirmed.
-            tracing::warn!(%file, line = number + 1, "an unfinished change of an override was removed");
+            tracing::warn!(%file, line = number + 1, "removed an incomplete line from the override file: the change was never confirmed");
             let rest = fs::metadata(path)?.len() - line.len() as u64;
             OpenOptions::new().write(true).open(path)?.set_len(rest)?;
             break;

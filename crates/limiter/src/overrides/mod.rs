@@ -36,7 +36,7 @@ use crate::ServerLimiter;
 const OVERRIDES: Metric = Metric::gauge(
     "tidegate_overrides",
     [],
-    "Overrides, including those that have ended and are still held.",
+    "Overrides, including expired overrides that have not been removed yet.",
 );
 
 /// The interval at which a server reads override changes from Redis.
@@ -58,7 +58,7 @@ pub enum ChangeOverrideError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The override file cannot be written.
-    #[error("cannot write the file of overrides: {0}")]
+    #[error("cannot write the override file: {0}")]
     File(#[from] io::Error),
 }
 
@@ -273,7 +273,7 @@ impl ServerLimiter {
         let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match result {
             Err(error) if !was_failing => tracing::warn!(
-                "failed to read overrides from Redis, so the overrides that are known stay in effect: {error}; retrying \
+                "failed to read overrides from Redis, so the known overrides stay active: {error}; retrying \
                  (further failures are not logged until an attempt succeeds)"
             ),
             Ok(()) if was_failing => tracing::info!("reading overrides from Redis succeeded again"),

@@ -68,7 +68,7 @@ impl fmt::Display for ReserveError {
             }
             Self::TooMany(max) => write!(
                 f,
-                "there are {max} outstanding reservations; settle them, or raise `reservations.max`"
+                "the maximum of {max} outstanding reservations is reached; settle some, or raise `reservations.max`"
             ),
         }
     }
@@ -77,12 +77,12 @@ impl fmt::Display for ReserveError {
 impl std::error::Error for ReserveError {}
 
 pub(super) const SETTLED: ReservationError =
-    ReservationError::NotOutstanding("was settled before, at another cost");
+    ReservationError::NotOutstanding("was already settled at a different cost");
 pub(super) const LOST: ReservationError = ReservationError::NotOutstanding(
     "has lost its concurrency slot, because it was renewed too late",
 );
 pub(super) const EXPIRED: ReservationError = ReservationError::NotOutstanding("has expired");
 pub(super) const UNKNOWN: ReservationError = ReservationError::NotOutstanding(
-    "is not outstanding on this server: it was settled before, has expired, was made before a \
-     restart, or was made by another server without Redis",
+    "is not outstanding on this server: it was already settled, has expired, was made before a \
+     restart, or, without Redis, was made by another server",
 );

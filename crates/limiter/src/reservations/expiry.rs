@@ -124,7 +124,9 @@ impl ServerLimiter {
                 outstanding.refund_at = until;
             }
             Err(error) => {
-                tracing::debug!("the refund of an expired reservation is tried again: {error}");
+                tracing::debug!(
+                    "refund of an expired reservation failed, and will be retried: {error}"
+                );
                 outstanding.refund_at = now.after(RETRY_DELAY);
             }
         }

@@ -67,7 +67,7 @@ const OUTSTANDING: Metric = Metric::gauge(
 const ENDED: Metric<1> = Metric::counter(
     "tidegate_reservations_ended_total",
     ["by"],
-    "Reservations that this server has ended: because their holder settled them (`settle`), because they expired (`expiry`), or without a refund, because Redis was unreachable for too long after they expired (`lost`).",
+    "Reservations ended by this server: settled by their holder (`settle`), expired (`expiry`), or not refunded because Redis was unreachable for too long after they expired (`lost`).",
 );
 
 /// The reservations of a server.
@@ -345,7 +345,7 @@ impl ServerLimiter {
         if self.reservations.settings.credential == Password::None {
             ONCE.call_once(|| {
                 tracing::warn!(
-                    "only this server settles its reservations, until it is restarted; for a fleet, set `reservations.secret_env`; logged once"
+                    "only this server can settle its reservations, and only until it restarts; for a fleet, set `reservations.secret_env`; logged once"
                 );
             });
         }

@@ -65,7 +65,7 @@ pub(super) struct SharedCharge {
 /// The error if the operating system provides no random bytes for a key.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error(
-    "cannot create a key for the tokens of reservations, because the operating system provides no \
+    "cannot create a key for reservation tokens, because the operating system provides no \
      random bytes; set `reservations.secret_env`"
 )]
 pub struct NoTokenKey;

@@ -90,7 +90,7 @@ pub enum ServeError {
     GeoIp(#[from] GeoIpError),
     /// The override file could not be read or written.
     #[error(
-        "cannot use the file of overrides {path}: {source}; fix its permissions, or change `store.memory.snapshot`"
+        "cannot use the override file {path}: {source}; fix its permissions, or change `store.memory.snapshot`"
     )]
     Overrides {
         /// The path of the file.
