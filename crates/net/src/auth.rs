@@ -41,7 +41,7 @@ const MAX_ADDRESSES: usize = 10_000;
 const FAILURES: Metric<2> = Metric::counter(
     "tidegate_authentication_failures_total",
     ["listener", "reason"],
-    "Failed authentication attempts: a wrong secret, or too many wrong secrets from one address.",
+    "Failed authentication attempts: an invalid secret, or too many invalid secrets from one address.",
 );
 
 /// Checks the secrets that the clients of one listener send.
@@ -151,7 +151,7 @@ impl Authenticator {
         self.wait(&peer, now, Effect::Charge);
         self.wrong.fetch_add(1, Ordering::Relaxed);
         let peer = IpAddr::V6(Ipv6Addr::from(peer)).to_canonical();
-        tracing::warn!(listener = self.listener, %peer, "authentication failed: wrong secret");
+        tracing::warn!(listener = self.listener, %peer, "authentication failed: invalid secret");
         AuthOutcome::Wrong
     }
 

@@ -292,7 +292,7 @@ impl Writer {
                 if self.dropped_since_rotation.is_none() {
                     let name = self.settings.name;
                     tracing::error!(
-                        "cannot rotate the {name}, and drops lines until that succeeds: {error}; fix the permissions of its folder"
+                        "cannot rotate the {name}, and drops lines until the rotation succeeds: {error}; fix the permissions of its folder"
                     );
                 }
                 self.dropped_since_rotation = Some(1);

@@ -52,7 +52,7 @@ impl Problem {
 
     /// Reports that the client's address has sent too many invalid secrets.
     pub fn too_many_guesses(retry_after: Span) -> Self {
-        let detail = "too many wrong secrets from this address; retry after the number of seconds in `Retry-After`";
+        let detail = "too many invalid secrets from this address; retry after the number of seconds in `Retry-After`";
         Self {
             retry_after_secs: u16::try_from(retry_after.as_micros().div_ceil(1_000_000)).ok(),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)

@@ -197,7 +197,7 @@ impl fmt::Display for BodyCostError<'_> {
         match self {
             Self::NotJson(problem) => write!(
                 f,
-                "body: a rule reads the cost of the request from it, but it is not a JSON document: {problem}"
+                "body: a rule reads the cost of the request from the body, but the body is not a JSON document: {problem}"
             ),
             Self::NotANumber {
                 pointer,

@@ -17,7 +17,7 @@ use super::{
 const RESPONSES: Metric<2> = Metric::counter(
     "tidegate_proxy_responses_total",
     ["upstream", "status"],
-    "Responses of upstreams by status.",
+    "Upstream responses by status.",
 );
 const FAILURES: Metric<2> = Metric::counter(
     "tidegate_proxy_failures_total",
@@ -47,7 +47,7 @@ const ENDPOINT_FAILURES: Metric<3> = Metric::counter(
 const INCOMPLETE_RESPONSES: Metric<3> = Metric::counter(
     "tidegate_proxy_incomplete_responses_total",
     ["upstream", "endpoint", "failure"],
-    "Responses of an endpoint that ended early or timed out after their headers had arrived.",
+    "Endpoint responses that ended early or timed out after their headers had arrived.",
 );
 const HEALTH_CHECKS: Metric<3> = Metric::counter(
     "tidegate_proxy_health_checks_total",
@@ -100,7 +100,7 @@ const CONCURRENCY_GAUGES: [ConcurrencyGauge; 2] = [
         Metric::gauge(
             "tidegate_proxy_adaptive_in_flight",
             ["upstream"],
-            "Requests that hold a concurrency slot of the upstream because their responses have not begun.",
+            "Requests that hold a concurrency slot of the upstream while they wait for the response to begin.",
         ),
         |load| load.in_flight,
     ),

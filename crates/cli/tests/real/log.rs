@@ -65,7 +65,7 @@ fn wrong_admin_tokens_are_logged() {
     let said = server.said();
     let records = said
         .lines()
-        .filter(|line| line.contains("authentication failed: wrong secret"))
+        .filter(|line| line.contains("authentication failed: invalid secret"))
         .collect::<Vec<_>>();
     assert_eq!(records.len(), 2, "{said}");
     for record in records {

@@ -230,7 +230,7 @@ impl OutageLog {
 
     pub(super) fn begin(&self, problem: &str) {
         tracing::warn!(
-            "Redis is unavailable ({problem}); the rules' `on_failure` policies decide until it recovers"
+            "Redis is unavailable ({problem}); the rules' `on_failure` policies apply until it recovers"
         );
         self.notify(OutageChange::Began { problem });
     }
@@ -245,7 +245,7 @@ impl OutageLog {
             outage_ms = lasted.as_millis_ceil(),
             local,
             policy,
-            "Redis recovered, and decisions are exact again; during the outage, the local share decided `local` requests and `on_failure` decided `policy` requests"
+            "Redis recovered, and decisions are exact again; during the outage, `local` requests were decided with this server's share of the limits, and `policy` requests by `on_failure`"
         );
         self.notify(OutageChange::Ended {
             lasted,

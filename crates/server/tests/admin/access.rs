@@ -102,7 +102,7 @@ fn a_wrong_token_is_not_reported_as_a_missing_one() {
     let wrong = listener.ask_with("GET", "/v1/rules", &headers, "");
     assert_eq!(wrong.status, 401);
     let problem = wrong.problem();
-    assert!(problem.starts_with("wrong admin token; "), "{problem}");
+    assert!(problem.starts_with("invalid admin token; "), "{problem}");
 }
 
 #[test]

@@ -382,7 +382,7 @@ fn a_body_without_a_valid_cost_is_refused_and_not_charged() {
         ),
         (
             "max_tokens=1",
-            "body: a rule reads the cost of the request from it, but it is not a JSON document"
+            "body: a rule reads the cost of the request from the body, but the body is not a JSON document"
                 .to_owned(),
         ),
     ] {

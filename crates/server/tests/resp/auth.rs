@@ -116,7 +116,7 @@ fn password_guesses_are_limited_and_counted() {
     for _ in 0..500 {
         let answer = client.command("AUTH guess").to_string();
         wrong += usize::from(answer == WRONGPASS);
-        let is_limited = answer.starts_with("-ERR too many wrong passwords");
+        let is_limited = answer.starts_with("-ERR too many invalid passwords");
         assert!(is_limited || answer == WRONGPASS, "{answer}");
     }
     assert_eq!(wrong, 10);

@@ -166,7 +166,7 @@ impl Access {
                 operator.ok_or_else(|| unauthorized("unknown token"))
             }
             AuthOutcome::Wrong => Err(unauthorized(
-                "wrong admin token; send the token that `admin` sets in the rules file: `Authorization: Bearer TOKEN`",
+                "invalid admin token; send the token that `admin` sets in the rules file: `Authorization: Bearer TOKEN`",
             )),
             AuthOutcome::Limited { retry_after } => Err(Problem::too_many_guesses(retry_after)),
         }

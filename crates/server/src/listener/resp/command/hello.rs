@@ -115,7 +115,7 @@ fn authenticate(
         AuthOutcome::Accepted { .. } => return true,
         AuthOutcome::Wrong => wrong_pass(reply),
         AuthOutcome::Limited { retry_after } => reply.error(format_args!(
-            "ERR too many wrong passwords from this address; try again in {} ms",
+            "ERR too many invalid passwords from this address; try again in {} ms",
             retry_after.as_micros().div_ceil(1_000)
         )),
     }
