@@ -144,7 +144,7 @@ fn an_empty_file_removes_no_limits() {
 fn removing_all_rules_is_logged() {
     let mut server = Server::start(&rules(5));
     rewrite(&server, "");
-    server.wait_for(&["the file has no rules any more", "rules_before=1"]);
+    server.wait_for(&["the file no longer has rules", "rules_before=1"]);
 }
 
 /// Log collectors treat every line as a separate record.

@@ -39,7 +39,7 @@ pub const LOG_TARGET: &str = module_path!();
 fn warn_of_no_rules(count: usize, former: &RuleSet, file: &Path) {
     if count == 0 && !former.is_empty() {
         let file = file.display();
-        tracing::warn!(%file, rules_before = former.len(), "the file has no rules any more, so no rule limits requests");
+        tracing::warn!(%file, rules_before = former.len(), "the file no longer has rules, so no rule limits requests");
     }
 }
 
@@ -387,7 +387,7 @@ impl Reloader {
         last.promoted = Some(file.clone());
         tracing::warn!(
             file = %file.display(), rules = count,
-            "put the candidate rules in force until the next reload; replace the rules file to keep them"
+            "activated the candidate rules until the next reload; to keep them, copy them into the rules file"
         );
         Ok(Promotion {
             file,

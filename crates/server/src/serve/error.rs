@@ -151,7 +151,7 @@ pub enum InheritedSocketError {
     UnknownName(String),
     /// Two sockets have the same name.
     #[error(
-        "socket {0:?}: passed twice, and a listener has one socket; write one ListenStream= in its socket unit"
+        "socket {0:?}: passed twice, but a listener has only one socket; write one ListenStream= in its socket unit"
     )]
     Duplicate(String),
     /// The socket's listener is off in the rules file.

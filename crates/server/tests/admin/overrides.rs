@@ -163,7 +163,7 @@ fn bad_overrides_are_rejected() {
         (
             KEY,
             r#"{"limits": "2x", "until": "9999-01-01T00:00:00Z"}"#,
-            "until: is more than ten years ahead",
+            "until: is more than ten years from now",
         ),
         (
             KEY,

@@ -47,7 +47,7 @@ fn fifteen_minutes_are_returned_unless_less_is_asked_for() {
     for (query, problem) in [
         (
             "?over=16min",
-            "over: the server keeps the traffic of the last 15min",
+            "over: the server keeps traffic statistics for the last 15min",
         ),
         ("?over=ages", "over: expected a duration"),
         (

@@ -71,19 +71,19 @@ const BAD_CHECKS: &[(&str, &str)] = &[
     ),
     (
         r#"{"entries": {}, "cost": -1}"#,
-        "cost: expected a whole number from 1, got -1",
+        "cost: expected a positive integer, got -1",
     ),
     (
         r#"{"entries": {}, "cost": 1.5}"#,
-        "cost: expected a whole number from 1, got 1.5",
+        "cost: expected a positive integer, got 1.5",
     ),
     (
         r#"{"entries": {}, "cost": "1"}"#,
-        "cost: expected a whole number from 1, got \"1\"",
+        "cost: expected a positive integer, got \"1\"",
     ),
     (
         r#"{"entries": {}, "cost": 99999999999999999999}"#,
-        "cost: expected a whole number from 1, got 100000000000000000000",
+        "cost: expected a positive integer, got 100000000000000000000",
     ),
     (
         r#"{"entries": {}, "entries": {}}"#,

@@ -294,13 +294,13 @@ fn mistakes_name_their_field() {
             "/v1/settle",
             &json!({"reservation": token, "cost": -1}).to_string(),
             400,
-            "cost: expected a whole number",
+            "cost: expected a non-negative integer",
         ),
         (
             "/v1/settle",
             &too_much,
             400,
-            "cost: must be a whole number from 0 to 999999999999999",
+            "cost: must be an integer from 0 to 999999999999999",
         ),
         (
             "/v1/settle",
@@ -368,7 +368,7 @@ fn a_proxy_reserves_and_settles_with_headers() {
     );
     assert_eq!(
         settle(token, "").problem(),
-        "Tidegate-Cost: must be a whole number from 0 to 999999999999999"
+        "Tidegate-Cost: must be an integer from 0 to 999999999999999"
     );
     assert_eq!(settle(token, "0").status, 200);
     assert_eq!(authorize().status, 200, "the first login has succeeded");

@@ -131,11 +131,11 @@ fn invalid_entries_are_rejected_by_name() {
         ),
         (
             "TIDEGATE.CHECK COST x path /",
-            "-ERR cost: not a whole number: 'x'",
+            "-ERR cost: expected a non-negative integer, got 'x'",
         ),
         (
             "TIDEGATE.CHECK COST -1 path /",
-            "-ERR cost: not a whole number: '-1'",
+            "-ERR cost: expected a non-negative integer, got '-1'",
         ),
         (
             "TIDEGATE.CHECK COST 0 path /",

@@ -88,13 +88,16 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.RESERVE TTL soon customer acme",
-            "-ERR ttl: not a whole number: 'soon'",
+            "-ERR ttl: expected a non-negative integer, got 'soon'",
         ),
         (
             "TIDEGATE.RESERVE PEEK customer acme",
             "-ERR wrong number of arguments for 'tidegate.reserve' command",
         ),
-        ("TIDEGATE.SETTLE x y", "-ERR cost: not a whole number: 'y'"),
+        (
+            "TIDEGATE.SETTLE x y",
+            "-ERR cost: expected a non-negative integer, got 'y'",
+        ),
         (
             "TIDEGATE.SETTLE x 1",
             "-ERR reservation: is not a token of this server",

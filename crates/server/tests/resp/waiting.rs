@@ -182,7 +182,7 @@ fn mistakes_name_their_field() {
         ),
         (
             "TIDEGATE.RESERVE WAIT soon customer acme",
-            "-ERR wait: not a whole number: 'soon'",
+            "-ERR wait: expected a non-negative integer, got 'soon'",
         ),
         (
             "TIDEGATE.CHECK PEEK WAIT 10 customer acme",

@@ -24,8 +24,7 @@ const MAX_KEYS: usize = 1_000;
 const DEFAULT_KEYS: usize = 20;
 
 /// The note on an omitted rule.
-const LEFT_OUT: &str =
-    "not decided: the rule has concurrency slots, a queue, or a cost that depends on the response";
+const LEFT_OUT: &str = "not evaluated: the rule has concurrency slots, a queue, or a cost that depends on the response";
 
 pub(super) fn show(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
     let most = Query::parse(query, &["n"], None)?.count(MAX_KEYS, DEFAULT_KEYS)?;
@@ -68,7 +67,7 @@ pub(super) async fn promote(
     });
     auditor.record(EventType::CandidatePromoted, change);
     let hint = format!(
-        "{rules_file} still has the old rules, which return at the next reload or restart; to keep \
+        "{rules_file} still has the old rules, which become active again at the next reload or restart; to keep \
          the promoted rules, replace the sections `rules`, `allow` and `defaults` of {rules_file} \
          with those of {file}, and remove `candidate`"
     );

@@ -142,7 +142,7 @@ pub(super) async fn put(
     auditor.record_key(EventType::OverrideSet, target, change);
     if !limiter.are_overrides_persistent() {
         document["hint"] =
-            "a restart of the server removes this override: its memory store has no snapshot; set \
+            "a server restart will lose this override: its memory store has no snapshot; set \
              `store.memory.snapshot` to keep overrides and counters"
                 .into();
     }
@@ -289,7 +289,7 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
         None => Ok(()),
         Some(_) => Err(Problem::bad(
             "plan",
-            "cannot be combined with `limits`; give one of both",
+            "cannot be combined with `limits`; give only one of them",
         )),
     };
     for (name, value) in members {
@@ -413,7 +413,7 @@ fn instant(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
     if at.since(now) > MAX_PERIOD {
         return Err(Problem::bad(
             "until",
-            "is more than ten years ahead; omit it for an override without an end",
+            "is more than ten years from now; omit it for an override that does not expire",
         ));
     }
     Ok(at)

@@ -32,7 +32,7 @@ pub(super) async fn preview(
     let body = read_body_up_to(body, MAX_FILE_BYTES).await?;
     let text = String::from_utf8(body.to_vec());
     let text =
-        text.map_err(|_| Problem::bad("body", "is not UTF-8; send the text of a rules file"))?;
+        text.map_err(|_| Problem::bad("body", "is not UTF-8; send the contents of a rules file"))?;
     let (rules, reloader) = (limiter.rules(), reloader.map(Arc::clone));
     // Reading a large file takes a while and must not block the other connections of this worker.
     let read =

@@ -39,7 +39,7 @@ fn bucket_count(query: Option<&str>) -> Result<usize, Problem> {
     let over = query.span("over")?.unwrap_or_else(whole_ring);
     if over > whole_ring() {
         let problem = format!(
-            "the server keeps the traffic of the last {}; request a period no longer than that",
+            "the server keeps traffic statistics for the last {} only; request a period no longer than that",
             whole_ring()
         );
         return Err(Problem::bad("over", problem));

@@ -54,7 +54,7 @@ impl<'j> Field<'j, '_> {
     pub(super) fn number(self, problems: &mut Vec<Problem>) -> Option<u64> {
         match self.value {
             Json::Whole(number) => Some(*number),
-            _ => self.expected("a whole number from 0", problems),
+            _ => self.expected("a non-negative integer", problems),
         }
     }
 
@@ -64,7 +64,7 @@ impl<'j> Field<'j, '_> {
                 Ok(cost) => Some(cost),
                 Err(error) => self.wrong(error.problem, problems),
             },
-            _ => self.expected("a whole number from 1", problems),
+            _ => self.expected("a positive integer", problems),
         }
     }
 

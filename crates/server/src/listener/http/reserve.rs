@@ -109,7 +109,7 @@ fn settlement_in_headers(headers: &HeaderMap) -> Result<(&str, u64), Problem> {
     let cost = text(&COST).ok_or_else(|| {
         Problem::bad(
             "Tidegate-Cost",
-            "is missing; it is the final cost of the request, and 0 cancels the reservation",
+            "is missing; set it to the final cost of the request, or to 0 to cancel the reservation",
         )
     })?;
     let cost = cost.parse().ok().filter(|cost| *cost <= MAX_COUNT);
@@ -137,8 +137,7 @@ fn settlement_in_body<'j>(members: &'j Members<'_>) -> Result<(&'j str, u64), Pr
     );
     let is_given = |name: &str| members.iter().any(|(given, _)| given == name);
     if !is_given("cost") {
-        let missing =
-            "is missing; it is the final cost of the request, and 0 cancels the reservation";
+        let missing = "is missing; set it to the final cost of the request, or to 0 to cancel the reservation";
         problems.push(Problem::bad("cost", missing));
     }
     match (token, cost, problems.is_empty()) {
@@ -148,7 +147,7 @@ fn settlement_in_body<'j>(members: &'j Members<'_>) -> Result<(&'j str, u64), Pr
 }
 
 fn wrong_cost() -> String {
-    format!("must be a whole number from 0 to {MAX_COUNT}")
+    format!("must be an integer from 0 to {MAX_COUNT}")
 }
 
 pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
@@ -173,7 +172,7 @@ pub(super) async fn renew(context: &ConnectionContext, body: &[u8]) -> Result<An
     Ok(response::json_document(StatusCode::OK, body))
 }
 
-const A_TOKEN: &str = "the text that /v1/reserve returned";
+const A_TOKEN: &str = "the string that /v1/reserve returned";
 
 /// Reads the fields of a body. Only the `known` fields are allowed, and the first one is required.
 fn read_fields<'j>(
@@ -199,7 +198,7 @@ fn read_fields<'j>(
     if let Some(required) = known.first()
         && !members.iter().any(|(name, _)| name == required)
     {
-        let missing = "is missing; it is the text that /v1/reserve returned";
+        let missing = "is missing; it is the string that /v1/reserve returned";
         problems.push(Problem::bad(*required, missing));
     }
 }

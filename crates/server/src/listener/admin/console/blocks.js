@@ -221,7 +221,7 @@ export function blocks(app) {
       hint,
       found.hint ??
         (isLost
-          ? "A restart of the server removes these blocks: its memory store has no snapshot. Set store.memory.snapshot to keep them."
+          ? "A server restart will lose these blocks: its memory store has no snapshot. Set store.memory.snapshot to keep them."
           : ""),
     );
   }

@@ -105,7 +105,7 @@ export function overview(app) {
   }
 
   const ruleTable = table({
-    caption: "Rules with their limits and the traffic of the last 15 minutes",
+    caption: "Rules with their limits and the traffic from the last 15 minutes",
     columns: [
       { title: "Rule", class: "rule", main: true },
       { title: "Limits", class: "limits wide" },

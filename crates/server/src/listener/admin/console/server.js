@@ -112,7 +112,7 @@ export function server(app) {
       ["Rules", count(status.rules)],
       ["Rules file", status.rules_file ?? "none"],
       ["Last reload", status.last_reload],
-      ["Mistakes", status.mistakes],
+      ["Errors", status.mistakes],
       ["Need a restart", status.restart_required?.join(", ")],
     ]);
     const {

@@ -297,8 +297,12 @@ pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
     let number = std::str::from_utf8(text)
         .ok()
         .and_then(|text| text.parse().ok());
-    number
-        .ok_or_else(|| RequestError::new(field, format!("not a whole number: '{}'", quoted(text))))
+    number.ok_or_else(|| {
+        RequestError::new(
+            field,
+            format!("expected a non-negative integer, got '{}'", quoted(text)),
+        )
+    })
 }
 
 /// Parses a time to live in milliseconds.

@@ -20,7 +20,7 @@ use super::{
 pub(super) fn top(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if !context.session.may_list_keys {
         let error = format_args!(
-            "NOPERM this command reveals the keys of all clients, so the command is off; set `top: true` under `listen.resp` in the rules file"
+            "NOPERM this command reveals the keys of all clients, so it is disabled; set `top: true` under `listen.resp` in the rules file"
         );
         return refuse(context, reply, error);
     }
