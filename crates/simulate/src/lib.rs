@@ -108,7 +108,7 @@ pub enum SimulateError {
     },
     /// No line of a log matches the format.
     #[error(
-        "{file}: the format of the log is unknown; the nearest is `{nearest}`, and the first line differs at column {column}: {problem}\n  {line}\nName the format, or give the format string of the server, with --format"
+        "{file}: the log format is unknown; the nearest is `{nearest}`, and the first line differs at column {column}: {problem}\n  {line}\nName the format, or give the format string of the server, with --format"
     )]
     UnknownFormat {
         /// The log.

@@ -240,7 +240,7 @@ fn warnings(counts: &LineCounts, replay: &Replay<'_>) -> Vec<String> {
     // Warn if at least 1 in 20 lines is damaged.
     if counts.damaged.saturating_mul(20) >= counts.read && counts.damaged > 0 {
         warnings.push(format!(
-            "{} of {} lines ({}) do not match the format of the log: the results are incomplete",
+            "{} of {} lines ({}) do not match the log format: the results are incomplete",
             counts.damaged,
             counts.read,
             percent(counts.damaged, counts.read)
@@ -274,27 +274,27 @@ fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<St
     let mut notes = Vec::new();
     match counts.precision {
         TimePrecision::Second => notes.push(
-            "the log has whole seconds: the order within a second is that of the lines".to_owned(),
+            "the log's timestamps have a resolution of one second; requests within a second are replayed in file order".to_owned(),
         ),
-        TimePrecision::Millisecond => notes.push("the log has milliseconds".to_owned()),
-        TimePrecision::Microsecond => notes.push("the log has microseconds".to_owned()),
+        TimePrecision::Millisecond => notes.push("the log's timestamps have a resolution of one millisecond".to_owned()),
+        TimePrecision::Microsecond => notes.push("the log's timestamps have a resolution of one microsecond".to_owned()),
     }
     if counts.only_completion > 0 {
         notes.push(
-            "the times may be those at which responses ended, as in nginx: a request that took long counts too late; log the duration as well ($request_time), and name it with --format"
+            "the logged times may be the ends of the responses, as in nginx, so long requests are replayed too late; log the duration as well ($request_time), and name it with --format"
                 .to_owned(),
         );
     }
     if counts.backwards > 0 {
         notes.push(format!(
-            "lines earlier than a line before them, which were sorted within {1} s: {0}",
+            "lines with an earlier time than a line before them, which were sorted within {1} s: {0}",
             counts.backwards,
             SORT_WINDOW.as_secs_ceil()
         ));
     }
     if counts.no_request > 0 {
         notes.push(format!(
-            "lines about no valid HTTP request, which were left out: {}",
+            "lines without a valid HTTP request, which were skipped: {}",
             counts.no_request
         ));
     }
@@ -321,7 +321,10 @@ fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<St
         notes.push("`envoy`: the rules of Envoy's rate limit service are not simulated".to_owned());
     }
     if !config.quotas.is_empty() {
-        notes.push("`quotas` are not simulated: Envoy divides them by its own reports".to_owned());
+        notes.push(
+            "`quotas` are not simulated: their division depends on usage reports from Envoy"
+                .to_owned(),
+        );
     }
     notes
 }
@@ -400,7 +403,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
     };
     if replay.is_left_out[at] {
         return vec![
-            "not simulated: a concurrency limit depends on how long requests are in flight, which the simulation does not follow; its lease is not simulated either"
+            "not simulated: a concurrency limit depends on how long requests are in flight, which the simulation does not model; its lease is not simulated either"
                 .to_owned(),
         ];
     }
@@ -412,7 +415,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
     let mut notes = Vec::new();
     for entry in rule.key().filter(|entry| is_missing(entry)) {
         notes.push(format!(
-            "applies to no request: none has the key entry `{entry}`"
+            "applies to no request: no request has the key entry `{entry}`"
         ));
     }
     let mut conditions: Vec<&str> = rule.applies_when().entry_names().collect();
@@ -421,14 +424,14 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
     conditions.dedup();
     for entry in conditions {
         notes.push(format!(
-            "the condition on `{entry}` was evaluated without it: no request has it"
+            "the condition on `{entry}` was evaluated as if the entry were absent: no request has it"
         ));
     }
     if let CostSource::Entry(entry) = rule.cost()
         && is_missing(entry)
     {
         notes.push(format!(
-            "no request has its cost, `{entry}`, so all of its requests are refused"
+            "no request has the entry `{entry}` with the cost, so the server would reject all requests of this rule"
         ));
     }
     let cost = rule.response_cost();
@@ -436,11 +439,11 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
         let mut missing: Vec<&str> = cost.entry_names().collect();
         missing.retain(|name| !replay.seen_response.iter().any(|seen| **seen == **name));
         notes.push(if missing.is_empty() {
-            "charged by the response as the log has it; a live request holds its whole cost until the response, so concurrent requests may be denied more"
+            "charged by the response values in the log; a live request holds its whole cost until its response, so more concurrent requests may be denied"
                 .to_owned()
         } else {
             format!(
-                "the log does not have {} of the response, so the initial cost stays charged",
+                "the log does not contain {} of the response, so the initial cost stays charged",
                 missing.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
             )
         });
@@ -456,7 +459,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
     );
     if within > 0 {
         notes.push(format!(
-            "{within} of {denied} denials are within the precision of the log: up to a {} later, the same request would have been admitted",
+            "{within} of {denied} denials are within the resolution of the log's timestamps: up to a {} later, the same request would have been admitted",
             if precision == TimePrecision::Second { "second" } else { "millisecond" }
         ));
     }
@@ -468,7 +471,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
     let coarse: Vec<&str> = coarse.map(|limit| &**limit.policy()).collect();
     if precision == TimePrecision::Second && !coarse.is_empty() && replay.rules[at].asked > 0 {
         notes.push(format!(
-            "imprecise: {} with times in whole seconds; all requests of a second seem to come at once",
+            "imprecise: {} with timestamps in whole seconds; all requests within a second seem to arrive at once",
             coarse.join(", ")
         ));
     }

@@ -39,7 +39,7 @@ impl FromStr for Share {
             .parse()
             .map_err(|_| expected())?;
         if millionths > Self::WHOLE {
-            return Err(format!("{}; the most is 100%", expected()));
+            return Err(format!("{}; the maximum is 100%", expected()));
         }
         Ok(Self(millionths))
     }

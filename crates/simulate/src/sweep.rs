@@ -53,7 +53,7 @@ impl FromStr for Sweep {
 }
 
 fn too_many() -> String {
-    format!("has more than {MAX_SWEEP_VALUES} limits, which is the maximum")
+    format!("has more than the maximum of {MAX_SWEEP_VALUES} limits")
 }
 
 /// Appends the limits of the range `from..rest`, such as `50..200/min step 50`.
@@ -72,7 +72,11 @@ fn expand(range: &str, from: &str, rest: &str, limits: &mut Vec<Box<str>>) -> Re
         return Err(format!("{}; the step must be at least 1", expected()));
     }
     if from > last.count {
-        return Err(format!("{}; {from} is over {}", expected(), last.count));
+        return Err(format!(
+            "{}; {from} is greater than {}",
+            expected(),
+            last.count
+        ));
     }
     if (last.count - from) / step >= MAX_SWEEP_VALUES as u64 {
         return Err(too_many());
@@ -363,7 +367,7 @@ mod tests {
             ("a.limit=1..9 step 2", "expected a range"),
             ("a.limit=x..9/s step 2", "expected a range"),
             ("a.limit=1..9/s step 0", "the step must be at least 1"),
-            ("a.limit=9..1/s step 1", "9 is over 1"),
+            ("a.limit=9..1/s step 1", "9 is greater than 1"),
             ("a.limit=1..33/s step 1", "more than 32 limits"),
             ("a.limit=0..999999999999999/s step 1", "more than 32 limits"),
             (

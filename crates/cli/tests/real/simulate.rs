@@ -124,7 +124,7 @@ fn the_table_has_the_same_numbers() {
         "watched  shadow   6              0       0%     2     0            0%",
         "flights  enforce  not simulated",
         "api   203.0.113.9  3       2026-11-22T06:25:03Z  2026-11-22T06:25:05Z",
-        "- the log has whole seconds",
+        "- the log's timestamps have a resolution of one second",
         "- flights: not simulated",
     ] {
         assert!(printed.contains(expected), "no {expected:?} in:\n{printed}");
@@ -360,7 +360,7 @@ rules:
     let report = json(&scratch, &["--log", "access.log"]);
     let note = |at: usize| report["rules"][at]["notes"][0].as_str().unwrap();
     assert!(
-        note(0).contains("none has the key entry `header.x-api-key`"),
+        note(0).contains("no request has the key entry `header.x-api-key`"),
         "{}",
         note(0)
     );
@@ -396,7 +396,7 @@ fn an_unusable_log_is_an_error_that_says_what_to_do() {
         (
             &["--log", "odd.log"][..],
             &[
-                "tidegate: odd.log: the format of the log is unknown; the nearest is `",
+                "tidegate: odd.log: the log format is unknown; the nearest is `",
                 "and the first line differs at column ",
                 "\n  Nov 22 06:25:01 host app: hello \\u{1b}[2J\n",
                 "with --format",
@@ -409,7 +409,7 @@ fn an_unusable_log_is_an_error_that_says_what_to_do() {
         ),
         (
             &["--log", "binary"],
-            &["binary: is not a text file: it has NUL bytes"],
+            &["binary: is not a text file: it contains NUL bytes"],
         ),
         (
             &["--log", "log.xz"],

@@ -51,7 +51,7 @@ impl Csv {
         }
         if !fields.iter().any(|(_, field)| field.is_time()) {
             let problem =
-                "no column of the header is known to be the time; name it with --entry time=COLUMN";
+                "no header column is recognised as the time; name it with --entry time=COLUMN";
             return Err(LineError::at(header, 0, problem.to_owned()));
         }
         let columns = names.iter().map(|name| (*name).to_owned()).collect();
@@ -64,10 +64,10 @@ impl Csv {
 
     pub(crate) fn parse(&self, line: &str) -> Result<Record<'static>, LineError> {
         let values = split(self.separator, line)
-            .ok_or_else(|| LineError::at(line, 0, "a quoted value does not end".to_owned()))?;
+            .ok_or_else(|| LineError::at(line, 0, "a quoted value is not closed".to_owned()))?;
         if values.len() != self.columns.len() {
             let problem = format!(
-                "has {} values, and the header has {} columns",
+                "has {} values, but the header has {} columns",
                 values.len(),
                 self.columns.len()
             );
@@ -149,7 +149,7 @@ mod tests {
         let csv = Csv::new("\u{feff}time;client_ip;path", &[]).unwrap();
         assert!(csv.parse("2026-01-01T00:00:00Z;192.0.2.1;/a").is_ok());
         let error = csv.parse("2026-01-01T00:00:00Z;192.0.2.1").unwrap_err();
-        assert_eq!(error.problem, "has 2 values, and the header has 3 columns");
+        assert_eq!(error.problem, "has 2 values, but the header has 3 columns");
         let error = csv.parse("now;192.0.2.1;/").unwrap_err();
         assert!(
             error.problem.starts_with("`time`: expected a time"),

@@ -22,7 +22,7 @@ pub(crate) fn nginx(format: &str) -> Result<Template, String> {
             }
         };
         if name.is_empty() {
-            return Err("a `$` has no name of a variable after it".to_owned());
+            return Err("a `$` is not followed by a variable name".to_owned());
         }
         variables.push(Variable {
             name: name.into(),
@@ -135,7 +135,7 @@ impl ApacheCompiler {
         let letter = kind
             .chars()
             .next()
-            .ok_or("a `%` has no directive after it")?;
+            .ok_or("a `%` is not followed by a directive")?;
         if !letter.is_ascii_alphabetic() {
             return Err(format!("`%{letter}` is not a directive"));
         }
@@ -163,7 +163,7 @@ impl ApacheCompiler {
         // A caret is followed by two letters, as in `%^FB`.
         let used = if length == 2 { 3 } else { 1 };
         rest.get(used..)
-            .ok_or_else(|| "a `%^` has no directive after it".to_owned())
+            .ok_or_else(|| "a `%^` is not followed by a directive".to_owned())
     }
 }
 
@@ -231,10 +231,10 @@ mod tests {
         for (format, problem) in [
             (
                 "$remote_addr$status",
-                "`remote_addr` and `status` have no text between them, so it is not known where the first ends",
+                "`remote_addr` and `status` have no text between them, so the end of the first cannot be found",
             ),
             ("no variables", "has no variables"),
-            ("$ x", "a `$` has no name of a variable after it"),
+            ("$ x", "a `$` is not followed by a variable name"),
             ("${x", "a `${` has no `}`"),
         ] {
             assert_eq!(nginx(format).unwrap_err(), problem);
@@ -263,12 +263,12 @@ mod tests {
         for (format, problem) in [
             (
                 "%h%s",
-                "`h` and `s` have no text between them, so it is not known where the first ends",
+                "`h` and `s` have no text between them, so the end of the first cannot be found",
             ),
-            ("%", "a `%` has no directive after it"),
+            ("%", "a `%` is not followed by a directive"),
             ("%{x", "a `%{` has no `}`"),
-            ("%^F", "a `%^` has no directive after it"),
-            ("%!", "a `%` has no directive after it"),
+            ("%^F", "a `%^` is not followed by a directive"),
+            ("%!", "a `%` is not followed by a directive"),
             ("% h", "`% ` is not a directive"),
             ("x\\", "ends with a backslash"),
         ] {

@@ -65,7 +65,7 @@ impl Json {
         if !fields.iter().any(|(_, field)| field.is_time()) {
             let shown = names.join(", ");
             let problem = format!(
-                "no field is known to be the time; name it with --entry time=FIELD; the fields are {shown}"
+                "no field is recognised as the time; name it with --entry time=FIELD; the fields are {shown}"
             );
             return Err(LineError::at(first, 0, problem));
         }

@@ -117,7 +117,7 @@ impl LogFormat {
         if template.has_time() {
             return Ok(self);
         }
-        Err("the format has no time: a simulation needs one, such as $time_local or %t".to_owned())
+        Err("the format has no time, which a simulation needs: add a field such as $time_local or %t".to_owned())
     }
 }
 

@@ -27,7 +27,7 @@ pub(super) fn parse(line: &str) -> Result<Record<'static>, LineError> {
         // report with hashed keys.
         let text = error.to_string();
         let problem = if error.is_data() && !text.starts_with("missing field") {
-            "`time`, `cost` or `entries` is of the wrong kind".to_owned()
+            "`time`, `cost` or `entries` has the wrong type".to_owned()
         } else {
             let problem = text.split(" at line ").next();
             problem.unwrap_or_default().to_owned()

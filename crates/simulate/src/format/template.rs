@@ -54,7 +54,7 @@ impl Template {
         for pair in variables.windows(2) {
             if pair[0].after.is_empty() {
                 return Err(format!(
-                    "`{}` and `{}` have no text between them, so it is not known where the first ends",
+                    "`{}` and `{}` have no text between them, so the end of the first cannot be found",
                     pair[0].name, pair[1].name
                 ));
             }

@@ -121,7 +121,7 @@ pub(super) fn serve(
     }
     let subscription = events.subscribe(after.unwrap_or_default()).ok_or_else(|| {
         let detail = format!(
-            "{MAX_SUBSCRIBERS} clients already follow the events, which is the maximum; close one of them"
+            "the maximum of {MAX_SUBSCRIBERS} clients already follow the events; close one of them"
         );
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail)
     })?;
