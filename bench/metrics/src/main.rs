@@ -28,7 +28,7 @@ use writer::Text;
 const OUTCOMES: [&str; 4] = ["allowed", "limit", "blocked", "store"];
 
 const NAME: &str = "tidegate_rule_decisions_total";
-const HELP: &str = "Decisions by outcome and by the rule that decided.";
+const HELP: &str = "Decisions by outcome and deciding rule.";
 const DECISIONS: Metric<2> = Metric::counter(NAME, ["rule", "outcome"], HELP);
 
 const SHADOW_NAME: &str = "tidegate_rule_shadow_denials_total";

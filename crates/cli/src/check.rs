@@ -195,7 +195,7 @@ impl Findings {
         match loaded {
             Ok(loaded) if loaded.domains() == 0 => {
                 let problem = format!(
-                    "{prefix}{name} has no file with a domain: requests from Envoy would not be limited"
+                    "{prefix}{name} contains no file that defines a domain: requests from Envoy would not be limited"
                 );
                 let found = plain(&name, "mistake", &problem, Severity::Error);
                 self.report_failure(CheckResult::HasMistakes, &problem, [found]);

@@ -391,13 +391,15 @@ fn further_events(admin: &Admin, last: Option<&str>) -> AdminResponse {
         match get(admin, "list the events", &path).send() {
             Ok(listed) => {
                 if reported.is_some() {
-                    complain("the server answers again");
+                    complain("the server responds again");
                 }
                 return listed;
             }
             Err(problem) => {
                 if reported.as_ref() != Some(&problem) {
-                    complain(&format!("{problem}; trying again until the server answers"));
+                    complain(&format!(
+                        "{problem}; trying again until the server responds"
+                    ));
                     reported = Some(problem);
                 }
             }

@@ -163,7 +163,7 @@ fn restart_required(document: &Value) -> Option<String> {
     let settings: Vec<String> = list(&document["restart_required"]).map(text).collect();
     (!settings.is_empty()).then(|| {
         let settings = settings.join(", ");
-        format!("note: changes to {settings} take effect after a restart of the server\n")
+        format!("note: changes to {settings} take effect after a server restart\n")
     })
 }
 
@@ -474,7 +474,10 @@ pub(crate) fn denials(denials: &Value) -> String {
 pub(crate) fn explained(explained: &Value) -> String {
     let mut out = match (&explained["allowed"], &explained["allowed_by"]) {
         (Value::Bool(true), Value::String(item)) => {
-            format!("allowed: the allow list has {}\n", printable(item))
+            format!(
+                "allowed: the request matches the allow list: {}\n",
+                printable(item)
+            )
         }
         (Value::Bool(true), _) => "allowed\n".to_owned(),
         (_, _) => format!(

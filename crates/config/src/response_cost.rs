@@ -35,7 +35,7 @@ pub(super) fn proxy_only_field(fields: &Fields<'_>) -> Option<ProxyOnlyField> {
     fields.iter().find_map(|(name, value)| {
         let source = match *name {
             "count" | "settle" => "the response",
-            "cost" if value.shape() == Shape::Map => "the body of the request",
+            "cost" if value.shape() == Shape::Map => "the request body",
             _ => return None,
         };
         Some(ProxyOnlyField {

@@ -353,7 +353,7 @@ impl Writer {
             && !self.is_failing
         {
             let name = self.settings.name;
-            tracing::error!("cannot write the {name}: {error}; free space, or fix the path");
+            tracing::error!("cannot write the {name}: {error}; free disk space, or fix the path");
         }
         self.is_failing = result.is_err();
     }

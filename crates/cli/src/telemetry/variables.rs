@@ -179,7 +179,7 @@ impl Variables {
             _ => {
                 let warning = format!(
                     "OTEL_TRACES_SAMPLER: the sampler `{name}` is not supported, so parentbased_always_on is used; \
-                     use always_on, always_off or traceidratio, with or without parentbased_ in front"
+                     use always_on, always_off or traceidratio, with or without the prefix parentbased_"
                 );
                 return (default(), Some(warning));
             }

@@ -299,7 +299,7 @@ fn followed_events_survive_a_restart_of_the_server() {
     let scratch = server.stop();
     let problem = problems.next().unwrap().unwrap();
     assert!(
-        problem.contains("trying again until the server answers"),
+        problem.contains("trying again until the server responds"),
         "{problem}"
     );
     let server = Server::start_in(scratch, &config);
@@ -308,7 +308,7 @@ fn followed_events_survive_a_restart_of_the_server() {
     next("203.0.113.2");
     next("203.0.113.3");
     let problem = problems.next().unwrap().unwrap();
-    assert!(problem.contains("the server answers again"), "{problem}");
+    assert!(problem.contains("the server responds again"), "{problem}");
     follow.kill().unwrap();
     follow.wait().unwrap();
 }

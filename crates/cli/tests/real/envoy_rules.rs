@@ -121,7 +121,8 @@ fn an_empty_or_missing_folder_is_an_error() {
     std::fs::create_dir(scratch.join("empty")).unwrap();
     scratch.write("empty/.hidden.yaml", SHOP);
     let (code, said) = check(&scratch, &["check", "--envoy", "empty"]);
-    let nothing = "empty has no file with a domain: requests from Envoy would not be limited\n";
+    let nothing =
+        "empty contains no file that defines a domain: requests from Envoy would not be limited\n";
     assert_eq!((code, said), (Some(1), format!("tidegate: {nothing}")));
 
     scratch.write("rules.yaml", "envoy: {config: empty}\n");

@@ -142,7 +142,8 @@ fn only_the_proxy_sees_bodies() {
     let rules = "rules: [{name: a, limits: [5/min], cost: {json: /max_tokens, default: 5}}]\n";
     let mistakes = mistakes(rules);
     assert_eq!(mistakes.len(), 1, "{mistakes:#?}");
-    let expected = "rules[0].cost (line 1): depends on the body of the request, which only the reverse proxy sees";
+    let expected =
+        "rules[0].cost (line 1): depends on the request body, which only the reverse proxy sees";
     assert!(mistakes[0].starts_with(expected), "{mistakes:#?}");
     let said = warnings(&format!("{rules}{PROXY}"));
     assert!(said[0].contains("blind-listener"), "{said:#?}");

@@ -197,7 +197,7 @@ impl Buckets {
             return Err(LimitError::new(
                 "buckets",
                 format!(
-                    "{window} does not divide into {buckets} equal parts of whole microseconds; choose another number of buckets"
+                    "{window} cannot be divided into {buckets} equal parts of whole microseconds; choose another number of buckets"
                 ),
             ));
         }

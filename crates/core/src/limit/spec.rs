@@ -593,7 +593,7 @@ impl LimitSpec {
             Anchor::Calendar(_) if self.window.is_some() => {
                 problems.push(LimitError::new(
                     "window",
-                    "a calendar anchor defines the length of the window; remove one of the two",
+                    "a calendar anchor already defines the length of the window; remove the anchor or this field",
                 ));
                 None
             }

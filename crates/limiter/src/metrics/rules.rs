@@ -31,7 +31,7 @@ const OTHER: &str = "other";
 const DECISIONS: Metric<2> = Metric::counter(
     "tidegate_rule_decisions_total",
     ["rule", "outcome"],
-    "Decisions by outcome and by the rule that decided.",
+    "Decisions by outcome and deciding rule.",
 );
 const SHADOW_DENIALS: Metric<1> = Metric::counter(
     "tidegate_rule_shadow_denials_total",

@@ -273,7 +273,7 @@ impl Reloader {
                 let settings = restart_required.join(", ");
                 tracing::warn!(
                     settings,
-                    "changes to these settings take effect after a restart of the server"
+                    "changes to these settings take effect after a server restart"
                 );
             }
             last.restart_required = restart_required;

@@ -197,7 +197,7 @@ rules:
     );
     assert_eq!(
         allowed["rules"][0]["because"],
-        "the allow list has {ip: {cidr: [192.0.2.0/24]}}"
+        "the request matches the allow list: {ip: {cidr: [192.0.2.0/24]}}"
     );
 
     let body = r#"{"entries": {"ip": "10.0.0.1"}, "cost": 2}"#;

@@ -14,7 +14,7 @@ pub(crate) fn nginx(format: &str) -> Result<Template, String> {
         let (name, after) = match piece.strip_prefix('{') {
             Some(braced) => braced
                 .split_once('}')
-                .ok_or_else(|| "a `${` has no `}`".to_owned())?,
+                .ok_or_else(|| "has a `${` without a `}`".to_owned())?,
             None => {
                 let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
                 let end = piece.bytes().position(|byte| !is_name(byte));
@@ -22,7 +22,7 @@ pub(crate) fn nginx(format: &str) -> Result<Template, String> {
             }
         };
         if name.is_empty() {
-            return Err("a `$` is not followed by a variable name".to_owned());
+            return Err("has a `$` that is not followed by a variable name".to_owned());
         }
         variables.push(Variable {
             name: name.into(),
@@ -125,7 +125,7 @@ impl ApacheCompiler {
         let rest = rest.trim_start_matches(is_modifier);
         let (argument, rest) = match rest.strip_prefix('{') {
             Some(braced) => {
-                let split = braced.split_once('}').ok_or("a `%{` has no `}`")?;
+                let split = braced.split_once('}').ok_or("has a `%{` without a `}`")?;
                 (Some(split.0), split.1)
             }
             None => (None, rest),
@@ -135,9 +135,9 @@ impl ApacheCompiler {
         let letter = kind
             .chars()
             .next()
-            .ok_or("a `%` is not followed by a directive")?;
+            .ok_or("has a `%` that is not followed by a directive")?;
         if !letter.is_ascii_alphabetic() {
-            return Err(format!("`%{letter}` is not a directive"));
+            return Err(format!("has `%{letter}`, which is not a directive"));
         }
         let is_bracketed = letter == 't' && argument.is_none();
         if is_bracketed {
@@ -163,7 +163,7 @@ impl ApacheCompiler {
         // A caret is followed by two letters, as in `%^FB`.
         let used = if length == 2 { 3 } else { 1 };
         rest.get(used..)
-            .ok_or_else(|| "a `%^` is not followed by a directive".to_owned())
+            .ok_or_else(|| "has a `%^` that is not followed by a directive".to_owned())
     }
 }
 
@@ -234,8 +234,8 @@ mod tests {
                 "`remote_addr` and `status` have no text between them, so the end of the first cannot be found",
             ),
             ("no variables", "has no variables"),
-            ("$ x", "a `$` is not followed by a variable name"),
-            ("${x", "a `${` has no `}`"),
+            ("$ x", "has a `$` that is not followed by a variable name"),
+            ("${x", "has a `${` without a `}`"),
         ] {
             assert_eq!(nginx(format).unwrap_err(), problem);
         }
@@ -265,11 +265,11 @@ mod tests {
                 "%h%s",
                 "`h` and `s` have no text between them, so the end of the first cannot be found",
             ),
-            ("%", "a `%` is not followed by a directive"),
-            ("%{x", "a `%{` has no `}`"),
-            ("%^F", "a `%^` is not followed by a directive"),
-            ("%!", "a `%` is not followed by a directive"),
-            ("% h", "`% ` is not a directive"),
+            ("%", "has a `%` that is not followed by a directive"),
+            ("%{x", "has a `%{` without a `}`"),
+            ("%^F", "has a `%^` that is not followed by a directive"),
+            ("%!", "has a `%` that is not followed by a directive"),
+            ("% h", "has `% `, which is not a directive"),
             ("x\\", "ends with a backslash"),
         ] {
             assert_eq!(apache(format).unwrap_err(), problem, "{format}");

@@ -197,7 +197,7 @@ fn warn_of_compressed_response() {
     static COMPRESSED: Once = Once::new();
     COMPRESSED.call_once(|| {
         tracing::warn!(
-            "compressed-usage: a rule settles by the usage in the response, but a response is compressed although the request accepts only `identity`, so the initial charge stays; disable compression at the upstream; logged once"
+            "compressed-usage: a rule settles by the usage in the response, but a response was compressed although the request accepted only `identity`, so the initial charge was kept; disable compression at the upstream; logged once"
         );
     });
 }

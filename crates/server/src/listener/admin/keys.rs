@@ -173,7 +173,7 @@ pub(super) async fn list(
     let page = page.map_err(|error| match error {
         ListError::Position => Problem::bad(
             "after",
-            "is not a `next` value of this list, or is from before a restart of the server; omit `after` to start again",
+            "is not a `next` value of this list, or was returned before a server restart; omit `after` to start again",
         ),
         ListError::Store(error) => store_problem(error),
     })?;

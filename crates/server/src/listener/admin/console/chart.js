@@ -171,7 +171,7 @@ export function trafficChart() {
     };
     drawing.setAttribute(
       "aria-label",
-      `Traffic of the last 15 minutes: ${words(0, requests.length)}`,
+      `Traffic from the last 15 minutes: ${words(0, requests.length)}`,
     );
     if (hovered === null) return text(readout, `15 minutes: ${words(0, requests.length)}`);
     const begin = data.from_ms + hovered * data.bucket_ms;

@@ -126,7 +126,7 @@ export function explain(app) {
       `${words}${why}.`,
     );
     const notes = [
-      listed && `The allow list has ${listed}, so no rule charges it.`,
+      listed && `The request matches the allow list (${listed}), so no rule charges it.`,
       !listed && applying.length === 0 && "No rule applies to it.",
       exactness && exactness !== "exact" && "Redis is unreachable, so the fallback policy decides.",
     ]
