@@ -830,7 +830,7 @@ fn hashed_keys_occur_nowhere_in_the_reports() {
         ["hash:b2d6e737a8b9bd98", "hash:b2d6e737a8b9bd98"]
     );
     assert!(
-        printed.contains("as in the lists of the server"),
+        printed.contains("as in the server's lists"),
         "{printed}"
     );
     assert!(!printed.contains("203.0.113.9"), "{printed}");
