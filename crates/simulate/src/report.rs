@@ -281,7 +281,7 @@ fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<St
     }
     if counts.only_completion > 0 {
         notes.push(
-            "the logged times may be the ends of the responses, as in nginx, so long requests are replayed too late; log the duration as well ($request_time), and name it with --format"
+            "the logged times may be the times at which the responses ended, as in nginx, so long requests are replayed too late; log the duration as well ($request_time), and name it with --format"
                 .to_owned(),
         );
     }

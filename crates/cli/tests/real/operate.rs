@@ -504,7 +504,7 @@ fn output_is_in_tables() {
     );
     let note = lines.next().unwrap();
     assert!(
-        note.contains("a server restart will lose this block"),
+        note.contains("this block is lost when the server restarts"),
         "{note}"
     );
     let blocks = printed(&server.operate(&["blocks"]));
@@ -664,7 +664,7 @@ fn status_says_why_the_snapshot_fails_and_what_to_do() {
     );
     let blocks = printed(&server.operate(&["blocks"]));
     assert!(
-        blocks.contains("note: a server restart will lose the latest blocks: cannot write"),
+        blocks.contains("note: the latest blocks are lost when the server restarts: cannot write"),
         "{blocks}"
     );
     assert!(!blocks.contains("set `store.memory.snapshot`"), "{blocks}");

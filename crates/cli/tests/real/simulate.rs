@@ -829,10 +829,7 @@ fn hashed_keys_occur_nowhere_in_the_reports() {
         keys(&hashed),
         ["hash:b2d6e737a8b9bd98", "hash:b2d6e737a8b9bd98"]
     );
-    assert!(
-        printed.contains("as in the server's lists"),
-        "{printed}"
-    );
+    assert!(printed.contains("as in the server's lists"), "{printed}");
     assert!(!printed.contains("203.0.113.9"), "{printed}");
 
     let privacy = "privacy: {keys: hashed, secret_env: TIDEGATE_NO_SUCH_VARIABLE}";

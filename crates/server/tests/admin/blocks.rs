@@ -23,7 +23,7 @@ fn a_block_is_set_listed_shown_and_lifted() {
     let hint = answer.as_object_mut().unwrap().remove("hint").unwrap();
     let hint = hint.as_str().unwrap();
     assert!(
-        hint.starts_with("a server restart will lose this block"),
+        hint.starts_with("this block is lost when the server restarts"),
         "{hint}"
     );
     assert_eq!(answer, block);

@@ -49,7 +49,8 @@ pub(super) async fn list(limiter: &ServerLimiter) -> Result<Answer, Problem> {
         .problem(limiter.now())
         .filter(|_| !blocks.is_empty())
     {
-        list["hint"] = format!("a server restart will lose the latest blocks: {problem}").into();
+        list["hint"] =
+            format!("the latest blocks are lost when the server restarts: {problem}").into();
     }
     Ok(json(StatusCode::OK, &list))
 }
@@ -248,10 +249,12 @@ pub(super) async fn lift(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Result
 /// Explains why blocks do not survive a restart of this server, and how to change that.
 fn not_kept(limiter: &ServerLimiter) -> String {
     match limiter.snapshots().problem(limiter.now()) {
-        Some(problem) => format!("a server restart will lose this block: {problem}"),
-        None => "a server restart will lose this block: its memory store has no snapshot; set \
+        Some(problem) => format!("this block is lost when the server restarts: {problem}"),
+        None => {
+            "this block is lost when the server restarts: its memory store has no snapshot; set \
                  `store.memory.snapshot` to keep blocks and counters"
-            .to_owned(),
+                .to_owned()
+        }
     }
 }
 

@@ -142,7 +142,7 @@ pub(super) async fn put(
     auditor.record_key(EventType::OverrideSet, target, change);
     if !limiter.are_overrides_persistent() {
         document["hint"] =
-            "a server restart will lose this override: its memory store has no snapshot; set \
+            "this override is lost when the server restarts: its memory store has no snapshot; set \
              `store.memory.snapshot` to keep overrides and counters"
                 .into();
     }

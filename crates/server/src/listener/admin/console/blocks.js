@@ -221,7 +221,7 @@ export function blocks(app) {
       hint,
       found.hint ??
         (isLost
-          ? "A server restart will lose these blocks: its memory store has no snapshot. Set store.memory.snapshot to keep them."
+          ? "These blocks are lost when the server restarts: its memory store has no snapshot. Set store.memory.snapshot to keep them."
           : ""),
     );
   }
