@@ -11,6 +11,8 @@ import {
 const FAILURE_POLICIES = ["open", "closed", "throw"];
 /** The longest delay of setTimeout, which treats longer delays as one millisecond. */
 const MAX_TIMEOUT_MS = 2 ** 31 - 1;
+/** The longest wait that the server accepts. */
+const MAX_WAIT_MS = 60_000;
 
 export class Tidegate {
   #base;
@@ -35,7 +37,8 @@ export class Tidegate {
   }
 
   async check(entries, options = {}) {
-    return this.#decide("v1/check", requestBody(entries, options), readVerdict, options);
+    const body = { ...requestBody(entries, options), wait_ms: options.waitMs };
+    return this.#decide("v1/check", body, readVerdict, options);
   }
 
   async peek(entries, options = {}) {
@@ -49,7 +52,7 @@ export class Tidegate {
   }
 
   async reserve(entries, options = {}) {
-    const body = { ...requestBody(entries, options), ttl: options.ttl };
+    const body = { ...requestBody(entries, options), ttl: options.ttl, wait_ms: options.waitMs };
     return this.#decide("v1/reserve", body, readReserved, options);
   }
 
@@ -78,7 +81,10 @@ export class Tidegate {
   }
 
   /** Sends one request. `read` parses a response with one of `statuses`. */
-  async #call(path, body, read, statuses, { signal, timeoutMs = this.#timeoutMs }) {
+  async #call(path, body, read, statuses, options) {
+    const { signal } = options;
+    // The server may hold back its response for as long as the request waits.
+    const timeoutMs = requireTimeout(options.timeoutMs ?? this.#timeoutMs) + requireWait(body.wait_ms);
     signal?.throwIfAborted();
     const url = new URL(path, this.#base);
     const deadline = new Deadline(requireTimeout(timeoutMs), signal);
@@ -216,6 +222,13 @@ function requireToken(token) {
 function requireTimeout(ms) {
   if (!(ms > 0 && ms <= MAX_TIMEOUT_MS)) {
     throw new RangeError(`timeoutMs: expected 1 to ${MAX_TIMEOUT_MS}, got ${ms}`);
+  }
+  return ms;
+}
+
+function requireWait(ms = 0) {
+  if (!Number.isInteger(ms) || ms < 0 || ms > MAX_WAIT_MS) {
+    throw new RangeError(`waitMs: expected an integer from 0 to ${MAX_WAIT_MS}, got ${ms}`);
   }
   return ms;
 }

@@ -31,9 +31,17 @@ export interface DecisionOptions extends CallOptions {
   onFailure?: FailurePolicy;
 }
 
-export interface CheckOptions extends DecisionOptions {
+export interface PeekOptions extends DecisionOptions {
   /** `true` disables the normalisation of entries. */
   raw?: boolean;
+}
+
+export interface CheckOptions extends PeekOptions {
+  /**
+   * The maximum wait for a slot of a `concurrency` limit with `wait`, in milliseconds. It is added
+   * to `timeoutMs`. Default: 0.
+   */
+  waitMs?: number;
 }
 
 export interface ThrottleOptions extends DecisionOptions {
@@ -160,7 +168,7 @@ export class Tidegate {
   /** Decides a request by the server's rules, and charges its cost if it is allowed. */
   check(entries: Entries, options?: CheckOptions): Promise<Verdict>;
   /** Decides a request by the server's rules without charging it. */
-  peek(entries: Entries, options?: CheckOptions): Promise<Verdict>;
+  peek(entries: Entries, options?: PeekOptions): Promise<Verdict>;
   /** Decides a request by a limit that is part of the call. */
   throttle(key: string, limit: Limit, options?: ThrottleOptions): Promise<Verdict>;
   /** Charges a cost that is corrected later by `settle`. */

@@ -20,6 +20,10 @@ const RULES = `
   - name: queue
     when: {path: {route: /print}}
     limits: [{algorithm: leaky_bucket, capacity: 5, leak: 10/s, queue: true}]
+  - name: reports
+    when: {path: {route: /report}}
+    key: [customer]
+    limits: [{algorithm: concurrency, limit: 1, lease: 30s, wait: 10s}]
   - {name: twice, when: {path: {route: /twice}}, limits: [1/h, 2/h]}
 `;
 const MORE = "reservations: {max_ttl: 1min}";
@@ -29,6 +33,29 @@ let server, tidegate;
 before(async () => {
   server = await startServer(RULES, { more: MORE });
   tidegate = new Tidegate({ url: server.url, timeoutMs: 10_000 });
+});
+
+describe("waiting", () => {
+  test("a request waits for a slot, for longer than the timeout", async () => {
+    const client = new Tidegate({ url: server.url, timeoutMs: 300 });
+    const entries = { path: "/report", customer: "waiting" };
+    const first = await client.reserve(entries);
+    assert.equal(first.allowed, true);
+    assert.equal((await client.check(entries)).allowed, false);
+    const waiting = client.check(entries, { waitMs: 10_000 });
+    await sleep(600);
+    await client.settle(first.reservation, 0);
+    assert.equal((await waiting).allowed, true);
+  });
+
+  test("the wait is an integer from 0 to a minute", async () => {
+    for (const waitMs of [-1, 0.5, 60_001, "1s"]) {
+      await assert.rejects(tidegate.check({ path: "/" }, { waitMs }), {
+        name: "RangeError",
+        message: /^waitMs: expected an integer from 0 to 60000/,
+      });
+    }
+  });
 });
 
 describe("check and peek", () => {

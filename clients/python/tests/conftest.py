@@ -29,6 +29,10 @@ rules:
   - {name: per-query, key: [query.user], limits: [2/min]}
   - {name: per-cookie, key: [cookie.session], limits: [2/min]}
   - {name: tokens, key: [model], limits: [1000/h]}
+  - name: reports
+    when: {path: /report}
+    key: [customer]
+    limits: [{algorithm: concurrency, limit: 1, lease: 30s, wait: 10s}]
   - {name: login-failures, when: {path: /login}, key: [account], limits: [5/min]}
 """
 

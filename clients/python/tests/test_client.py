@@ -53,6 +53,43 @@ def test_peek_charges_nothing(client: Client, unique: str) -> None:
     assert not never.allowed and never.retry_after is None
 
 
+def test_a_request_waits_for_a_slot(server: Server, unique: str) -> None:
+    client = Client(server.url, timeout=0.3)
+    entries = {"path": "/report", "customer": unique}
+    first = client.reserve(entries)
+    assert first.allowed
+    assert not client.check(entries), "without `wait`, the request is denied at once"
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(client.reserve, entries, wait=10)
+        # Longer than the timeout, which the wait extends.
+        time.sleep(0.6)
+        assert not waiting.done()
+        first.settle(0)
+        second = waiting.result(timeout=10)
+    assert second.allowed
+    with pytest.raises(tidegate.InvalidRequest, match="wait_ms"):
+        client.check(entries, wait=61)
+    for wait in (-1, float("inf"), "1s"):
+        with pytest.raises(ValueError, match="wait: expected seconds"):
+            client.check(entries, wait=wait)  # type: ignore[arg-type]
+    second.cancel()
+
+
+@pytest.mark.anyio
+async def test_an_async_request_waits_for_a_slot(server: Server, unique: str) -> None:
+    async with AsyncClient(server.url, timeout=0.3) as client:
+        entries = {"path": "/report", "customer": unique}
+        first = await client.reserve(entries)
+
+        async def settle_later() -> None:
+            await asyncio.sleep(0.6)
+            await first.settle(0)
+
+        settling = asyncio.ensure_future(settle_later())
+        assert (await client.check(entries, wait=10)).allowed
+        await settling
+
+
 def test_a_request_without_a_rule_is_allowed(client: Client) -> None:
     verdict = client.check({"path": "/free"})
     assert verdict.allowed and verdict.rule is None and verdict.limit is None

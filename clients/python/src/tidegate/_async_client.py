@@ -43,9 +43,11 @@ class AsyncClient:
         """Closes the connections of the current event loop."""
         await self._http.close()
 
-    async def check(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
-        """Decides a request by the server's rules, and charges it if it is allowed."""
-        return await self._decide(calls.check(entries, cost, raw))
+    async def check(
+        self, entries: Entries, *, cost: int = 1, raw: bool = False, wait: float = 0
+    ) -> Verdict:
+        """Decides a request by the server's rules, like `Client.check`."""
+        return await self._decide(calls.check(entries, cost, raw, wait))
 
     async def peek(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
         """Returns the same verdict as `check`, without charging the request."""
@@ -64,6 +66,7 @@ class AsyncClient:
         cost: int = 1,
         ttl: Duration = DEFAULT_TTL,
         raw: bool = False,
+        wait: float = 0,
         on_error: str = "cancel",
     ) -> PendingReservation:
         """Charges an estimate, like `Client.reserve`.
@@ -71,7 +74,7 @@ class AsyncClient:
         Use it as `async with client.reserve(…) as reservation`, or `await client.reserve(…)`.
         """
         on_error = calls.require_policy("on_error", on_error, calls.ERROR_POLICIES)
-        return PendingReservation(self, calls.reserve(entries, cost, ttl, raw), cost, on_error)
+        return PendingReservation(self, calls.reserve(entries, cost, ttl, raw, wait), cost, on_error)
 
     async def settle(self, token: str, cost: int) -> Settlement:
         """Settles a reservation by its token. After a failure, the call is repeated."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Callable, Dict, Generic, Mapping, Optional, Sequence, TypeVar, Union
@@ -47,10 +48,13 @@ class Call(Generic[T]):
     path: str
     body: Dict[str, Any]
     read: Callable[[Response], T]
+    # How long the server may hold back its response, in seconds. Extends the client's timeout.
+    wait: float = 0.0
 
 
-def check(entries: Entries, cost: int, raw: bool) -> Call[Verdict]:
-    return Call("/v1/check", _described(entries, cost, raw), read_verdict)
+def check(entries: Entries, cost: int, raw: bool, wait: float) -> Call[Verdict]:
+    body = _described(entries, cost, raw)
+    return Call("/v1/check", _waiting(body, wait), read_verdict, wait)
 
 
 def peek(entries: Entries, cost: int, raw: bool) -> Call[Verdict]:
@@ -77,10 +81,12 @@ def probe() -> Call[Verdict]:
     return throttle("tidegate-probe", "1/s", 1, True)
 
 
-def reserve(entries: Entries, cost: int, ttl: Duration, raw: bool) -> Call[Reserved]:
+def reserve(
+    entries: Entries, cost: int, ttl: Duration, raw: bool, wait: float
+) -> Call[Reserved]:
     body = _described(entries, cost, raw)
     body["ttl"] = duration(ttl)
-    return Call("/v1/reserve", body, read_reserved)
+    return Call("/v1/reserve", _waiting(body, wait), read_reserved, wait)
 
 
 def settle(token: str, cost: int) -> Call[Settlement]:
@@ -140,6 +146,15 @@ def _described(entries: Entries, cost: int, raw: bool) -> Dict[str, Any]:
     body: Dict[str, Any] = {"entries": dict(entries), "cost": _cost(cost)}
     if raw:
         body["raw"] = True
+    return body
+
+
+def _waiting(body: Dict[str, Any], wait: float) -> Dict[str, Any]:
+    """Adds the maximum wait for a slot to a body. The server rejects more than a minute."""
+    if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait < math.inf:
+        raise ValueError(f"wait: expected seconds from 0 to 60, got {wait!r}")
+    if wait > 0:
+        body["wait_ms"] = math.ceil(wait * 1000)
     return body
 
 

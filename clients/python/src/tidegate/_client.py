@@ -55,9 +55,15 @@ class Client:
         """Closes the connections."""
         self._http.close()
 
-    def check(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
-        """Decides a request by the server's rules, and charges it if it is allowed."""
-        return self._decide(calls.check(entries, cost, raw))
+    def check(
+        self, entries: Entries, *, cost: int = 1, raw: bool = False, wait: float = 0
+    ) -> Verdict:
+        """Decides a request by the server's rules, and charges it if it is allowed.
+
+        `wait` is the maximum time in seconds, at most 60, to wait for a slot of a `concurrency`
+        limit with `wait`. It is added to the timeout of the client.
+        """
+        return self._decide(calls.check(entries, cost, raw, wait))
 
     def peek(self, entries: Entries, *, cost: int = 1, raw: bool = False) -> Verdict:
         """Returns the same verdict as `check`, without charging the request."""
@@ -78,16 +84,18 @@ class Client:
         cost: int = 1,
         ttl: Duration = DEFAULT_TTL,
         raw: bool = False,
+        wait: float = 0,
         on_error: str = "cancel",
     ) -> Reservation:
-        """Charges an estimate, which `Reservation.settle` corrects. `ttl` is in seconds.
+        """Charges an estimate, which `Reservation.settle` corrects. `ttl` is in seconds, and `wait`
+        is the same as for `check`.
 
         A `with` statement settles the reservation at its end. If the body raises an exception,
         `on_error` applies: `"cancel"` refunds the whole cost, `"settle"` settles the reservation as
         without an exception, and `"keep"` lets it expire.
         """
         on_error = calls.require_policy("on_error", on_error, calls.ERROR_POLICIES)
-        call = calls.reserve(entries, cost, ttl, raw)
+        call = calls.reserve(entries, cost, ttl, raw, wait)
         try:
             reserved = self._send(call)
         except Unavailable as error:

@@ -88,9 +88,10 @@ class SyncHttp:
                 retries=False,
                 redirect=False,
                 pool_timeout=self._settings.timeout,  # type: ignore[arg-type]
+                timeout=urllib3.Timeout(total=self._settings.timeout + call.wait),
             )
         except HTTPError as error:
-            raise _failure(error, isinstance(error, UrllibTimeout), self._settings) from error
+            raise _failure(error, isinstance(error, UrllibTimeout), self._settings, call) from error
         return call.read(Response(response.status, response.headers, response.data))
 
     def close(self) -> None:
@@ -111,7 +112,6 @@ class SyncHttp:
             settings.url,
             maxsize=settings.max_connections,
             block=True,
-            timeout=urllib3.Timeout(total=settings.timeout),
             **({} if context is None else {"ssl_context": context}),
         )
 
@@ -126,7 +126,6 @@ class AsyncHttp:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._context = settings.ssl_context()
-        self._timeout = aiohttp.ClientTimeout(total=settings.timeout)
         self._sessions: weakref.WeakKeyDictionary[
             asyncio.AbstractEventLoop, aiohttp.ClientSession
         ] = weakref.WeakKeyDictionary()
@@ -134,12 +133,15 @@ class AsyncHttp:
     async def send(self, call: Call[T]) -> T:
         try:
             async with self._of_this_loop().post(
-                self._settings.url + call.path, data=_encoded(call), allow_redirects=False
+                self._settings.url + call.path,
+                data=_encoded(call),
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._settings.timeout + call.wait),
             ) as response:
                 content = await response.read()
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             is_timeout = isinstance(error, asyncio.TimeoutError)
-            raise _failure(error, is_timeout, self._settings) from error
+            raise _failure(error, is_timeout, self._settings, call) from error
         return call.read(Response(response.status, response.headers, content))
 
     async def close(self) -> None:
@@ -164,7 +166,6 @@ class AsyncHttp:
         )
         return aiohttp.ClientSession(
             connector=connector,
-            timeout=self._timeout,
             headers=self._settings.headers(),
             cookie_jar=aiohttp.DummyCookieJar(),
         )
@@ -193,7 +194,10 @@ def _encoded(call: Call[T]) -> bytes:
     return json.dumps(call.body).encode()
 
 
-def _failure(error: Exception, is_timeout: bool, settings: Settings) -> TidegateError:
+def _failure(
+    error: Exception, is_timeout: bool, settings: Settings, call: Call[T]
+) -> TidegateError:
     if is_timeout:
-        return Unavailable(f"{settings.url} did not answer within {settings.timeout:g} s")
+        timeout = settings.timeout + call.wait
+        return Unavailable(f"{settings.url} did not answer within {timeout:g} s")
     return Unavailable(f"{settings.url}: {error or type(error).__name__}")
