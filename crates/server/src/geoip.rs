@@ -1,8 +1,8 @@
 //! GeoIP databases: loaded at startup and reloaded when their files change.
 //!
-//! A database may be overwritten in place, so a changed file is read only after two consecutive
-//! checks have found the same modification time, size and inode. If a new database cannot be used,
-//! the previous database stays in use.
+//! A database file may be overwritten in place. Therefore a changed file is read only after two
+//! consecutive checks have found the same modification time, size and inode. If the new database is
+//! invalid, the previous database stays in use.
 
 use std::{
     fs, io,
@@ -37,9 +37,9 @@ const LAST_LOAD_SUCCESS: Metric<1> = Metric::gauge(
 #[derive(Debug, thiserror::Error)]
 #[error("geoip.{}: cannot use {}: {problem}", field.as_str(), path.display())]
 pub struct GeoIpError {
-    /// The data for which the database is configured: country or autonomous system.
+    /// The kind of data that the database must contain: countries or autonomous systems.
     pub field: GeoIpField,
-    /// The file.
+    /// The database file.
     pub path: PathBuf,
     /// The problem with the file.
     pub problem: String,
@@ -62,7 +62,7 @@ struct File {
     loads: [AtomicU64; 2],
 }
 
-/// The modification stamps of a file at the last load and at the last check.
+/// A file's modification stamps, taken at the last load and at the last check.
 #[derive(Debug)]
 struct SeenStamps {
     /// The stamp at the last load.
@@ -77,7 +77,7 @@ impl GeoIp {
     /// # Errors
     ///
     /// Returns [`GeoIpError`] for the first file that cannot be read, is not a MaxMind database, is
-    /// damaged, or lacks the data for which it is configured.
+    /// damaged, or lacks the kind of data for which it is configured.
     pub fn open(files: &[(GeoIpField, PathBuf)]) -> Result<Self, GeoIpError> {
         let databases = Arc::new(MaxMind::default());
         let file = |(field, path): &(GeoIpField, PathBuf)| {
@@ -92,7 +92,7 @@ impl GeoIp {
         })
     }
 
-    /// Returns a lookup handle. Each lookup uses the databases loaded at that time.
+    /// Returns a lookup handle. Each lookup uses the databases that are loaded when it runs.
     #[must_use]
     pub fn source(&self) -> Arc<dyn GeoIpSource> {
         Arc::clone(&self.databases) as Arc<dyn GeoIpSource>
@@ -117,15 +117,14 @@ impl GeoIp {
         }
     }
 
-    /// Reloads each database whose file has changed since it was loaded, once the file has stopped
-    /// changing.
+    /// Reloads each database whose file has changed since the last load. A file that is still being
+    /// written is not read until it has stopped changing.
     pub fn reload_if_changed(&self) {
         let changed = self.files.iter().filter(|file| file.has_changed());
         changed.for_each(|file| drop(file.reload(&self.databases)));
     }
 
-    /// Returns the error of each database whose last load failed. The list is empty if all loads
-    /// succeeded.
+    /// Returns the load error of each database whose last load failed.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         self.files.iter().filter_map(File::problem).collect()

@@ -13,7 +13,7 @@ use tidegate_proxy::ProxyRuntime;
 
 use crate::geoip::GeoIp;
 
-/// The parts of a server that have metrics.
+/// The server components that have metrics.
 #[derive(Clone, Debug)]
 pub struct MetricsPage {
     pub(crate) limiter: Arc<ServerLimiter>,

@@ -1,7 +1,7 @@
 //! Connects to the configured Redis, on a dedicated runtime thread.
 //!
-//! All workers share the same few connections. Commands that are queued at the same time are sent
-//! in one pipeline, even if they come from different workers.
+//! All workers share the same few connections. Commands that are in the queue at the same time are
+//! sent in one pipeline, even if different workers have queued them.
 
 use std::{
     fs, io,
@@ -21,7 +21,7 @@ pub enum RedisStartError {
     /// A certificate for Redis could not be read.
     #[error("store.tls: cannot read {path}: {source}; fix the path or its permissions")]
     Certificate {
-        /// The file.
+        /// The certificate file.
         path: PathBuf,
         /// The operating system error.
         source: io::Error,
@@ -42,8 +42,8 @@ pub(crate) struct RedisRuntime {
 }
 
 impl RedisRuntime {
-    /// Starts to connect to the servers in `config`. `password` is the value of the environment
-    /// variable that `config` names, and is `None` if `config` names no variable.
+    /// Starts connecting to the servers in `config`. `password` is the value of the environment
+    /// variable that `config` names. If `config` names no variable, `password` is `None`.
     ///
     /// # Errors
     ///

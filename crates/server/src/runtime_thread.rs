@@ -15,7 +15,7 @@ pub(crate) struct RuntimeThread {
 }
 
 impl RuntimeThread {
-    /// Starts a thread called `name`.
+    /// Starts a thread with the name `name`.
     pub(crate) fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();

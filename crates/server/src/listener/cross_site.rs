@@ -4,11 +4,11 @@
 //! reach. The page cannot read the response, but the request takes effect. Browsers mark requests
 //! from other sites with `Sec-Fetch-Site` and `Origin`.
 //!
-//! The owner of a site can also make the site's name resolve to such an address (DNS rebinding). A
-//! request to that name then has the same origin as the page, so the page can read the response.
-//! Therefore a browser must use a host that no attacker controls: an address, `localhost` or a
-//! configured name. The headers alone do not suffice. Browsers send `Origin` with each `POST`, but
-//! send neither `Origin` nor `Sec-Fetch-Site` with a plaintext `GET` to a name.
+//! The owner of a site can also make the site's name resolve to an address of this server (DNS
+//! rebinding). A request to that name then has the same origin as the page, so the page can read
+//! the response. Therefore a browser must use a host that no attacker controls: an address,
+//! `localhost` or a configured name. The headers alone do not suffice. Browsers send `Origin` with
+//! each `POST`, but send neither `Origin` nor `Sec-Fetch-Site` with a plaintext `GET` to a name.
 
 use std::net::IpAddr;
 
@@ -21,9 +21,9 @@ use tidegate_net::Problem;
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Returns false if `Sec-Fetch-Site` shows that another site has caused the request. Current
-/// browsers send this header. Requests without this header, such as those of non-browser clients,
-/// are accepted.
+/// Returns false if `Sec-Fetch-Site` shows that another site has caused the request. Modern
+/// browsers send this header. Requests without this header, such as requests from non-browser
+/// clients, are accepted.
 pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     let is_own_page = |value: &HeaderValue| {
         let value = value.as_bytes();
@@ -34,8 +34,8 @@ pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     headers.get_all(SEC_FETCH_SITE).iter().all(is_own_page)
 }
 
-/// Rejects a request that a page of another site could have caused. `hosts` are the names under
-/// which browsers may reach this listener, in lower case.
+/// Rejects a request that could have been caused by another site's page. `hosts` are the names
+/// under which browsers may reach this listener, in lower case.
 pub(super) fn check(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem> {
     if !is_from_browser(headers) {
         return Ok(());
@@ -58,8 +58,8 @@ pub(super) fn check(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem
     check_host(headers, hosts)
 }
 
-/// Rejects a browser request under a host name that an attacker could control. `hosts` are the
-/// names under which browsers may reach this listener, in lower case.
+/// Rejects a browser request with a host name that an attacker could control. `hosts` are the names
+/// under which browsers may reach this listener, in lower case.
 pub(super) fn check_host(headers: &HeaderMap, hosts: &[String]) -> Result<(), Problem> {
     let mut lines = headers.get_all(HOST).iter().peekable();
     if lines.peek().is_some() && lines.all(|host| is_known_host(host, hosts)) {

@@ -1,4 +1,4 @@
-//! The listeners. For each wire format, one module contains all code that depends on it.
+//! The listeners. All code that depends on a wire format is in one module.
 
 pub mod admin;
 mod cross_site;

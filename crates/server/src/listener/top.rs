@@ -1,5 +1,5 @@
-//! Answers queries for top talkers, the keys with the most traffic, for the admin listener and the
-//! Redis protocol listener. Also parses the parameters of such a query.
+//! Runs queries for top talkers, which are the keys with the most traffic. The admin listener and
+//! the Redis protocol listener use this module. It also parses the query parameters.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,8 +14,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 /// The default number of rows.
 const DEFAULT_COUNT: usize = 20;
 
-/// The timeout for reading the counts that other servers have published in Redis. After a timeout,
-/// the response covers only this server's requests.
+/// The timeout for reading the counts that other servers have published in Redis. After the
+/// timeout, the response covers only this server's requests.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The maximum number of concurrent queries. Each query may hold megabytes of other servers' counts
@@ -34,17 +34,17 @@ pub(super) fn default_query() -> TopQuery {
     }
 }
 
-/// Parses the measure by which keys are ranked, or returns the problem.
+/// Parses the measure by which keys are ranked, or returns an error message.
 pub(super) fn measure(text: &str) -> Result<Measure, String> {
     Measure::parse(text).ok_or_else(|| unknown(Measure::ALL.map(Measure::as_str), text))
 }
 
-/// Parses the period, or returns the problem.
+/// Parses the period, or returns an error message.
 pub(super) fn period(text: &str) -> Result<Period, String> {
     Period::parse(text).ok_or_else(|| unknown(Period::ALL.map(Period::as_str), text))
 }
 
-/// Parses the number of rows, or returns the problem.
+/// Parses the number of rows, or returns an error message.
 pub(super) fn count(text: &str) -> Result<usize, String> {
     let count = text.parse().ok();
     count
@@ -74,7 +74,7 @@ pub(super) async fn answer(
     compute(permit, move || limiter.top(&query, &others)).await
 }
 
-/// Returns the history of a key, under the same bounds as [`answer`].
+/// Returns the history of a key, with the same bounds as [`answer`].
 pub(super) async fn history(
     limiter: &Arc<ServerLimiter>,
     query: HistoryQuery,
@@ -92,15 +92,16 @@ pub(super) async fn permit() -> Result<SemaphorePermit<'static>, Failure> {
     permit.map_err(|_| Failure::ShuttingDown)
 }
 
-/// Waits at most [`REDIS_TIMEOUT`] for `read`, which reads other servers' counts. Returns the
-/// problem after a timeout.
+/// Waits at most [`REDIS_TIMEOUT`] for `read`, which reads other servers' counts. After the
+/// timeout, returns an error message.
 pub(super) async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, String> {
     let read = tokio::time::timeout(REDIS_TIMEOUT, read).await;
     read.map_err(|_| "Redis did not answer within 2 seconds".to_owned())
 }
 
-/// Runs `query` on a thread that serves no requests. If the client disconnects, the thread still
-/// holds the counts, so it also holds `permit`.
+/// Runs `query` on a thread that serves no requests. If the client disconnects, the thread
+/// continues to hold the counts until the query is complete. Therefore the thread also holds
+/// `permit`.
 async fn compute<T: Send + 'static>(
     permit: SemaphorePermit<'static>,
     query: impl FnOnce() -> Result<T, TopError> + Send + 'static,
@@ -140,7 +141,7 @@ mod tests {
         );
         let limiter = Arc::new(limiter.with_top(Some(TopBounds::default())));
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        // The runtime has only one such thread, so jobs run in order.
+        // The runtime has only one blocking thread, so the jobs run in order.
         let runtime = runtime
             .max_blocking_threads(1)
             .enable_time()

@@ -1,4 +1,4 @@
-//! The candidate rules: read with the rules file, and promoted on request.
+//! The candidate rules, which are reloaded together with the rules file and promoted on request.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use tidegate_net::file_watch::{FileStamp, stamp};
 
 use super::{LoadError, RulesDiff};
 
-/// The file with the candidate rules, as last seen.
+/// The file with the candidate rules, and its state at the last check.
 #[derive(Debug)]
 pub(super) struct CandidateFile {
     config: CandidateConfig,
@@ -17,7 +17,7 @@ pub(super) struct CandidateFile {
     seen: Option<FileStamp>,
     /// Whether the file was missing at the last check.
     is_gone: bool,
-    /// The stamp that the file had when its rules were applied; `None` if the last read failed.
+    /// The file's stamp when its rules were last loaded; `None` if the last read failed.
     applied: Option<FileStamp>,
 }
 
@@ -37,31 +37,31 @@ pub struct Promotion {
     pub file: PathBuf,
     /// The number of rules.
     pub rules: usize,
-    /// The number of rules that were in force before.
+    /// The number of rules that were active before the promotion.
     pub rules_before: usize,
-    /// The differences from the rules that were in force.
+    /// The differences from the previously active rules.
     pub diff: RulesDiff,
 }
 
-/// The reason why candidate rules could not be promoted. The rules in force are unchanged.
+/// The reason why candidate rules could not be promoted. The active rules are unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromoteError {
     /// There are no candidate rules.
     #[error("there are no candidate rules; name their file under `candidate` in the rules file")]
     NoCandidate,
-    /// The file has changed, so the comparison does not describe its rules.
+    /// The file has changed, so the comparison does not apply to its current rules.
     #[error(
         "{0} has changed since its rules were compared; look at `tidegate candidate` again, then repeat the command"
     )]
     Changed(PathBuf),
-    /// The file could not be read or has errors, so its rules are not compared.
+    /// The file could not be read or has errors, so its rules are not being compared.
     #[error("{0} could not be used at the last reload; run `tidegate check {0}`, and fix the file")]
     Unusable(PathBuf),
 }
 
 impl CandidateFile {
-    /// Returns the applied file.
+    /// Creates the state for a file whose rules have just been loaded.
     pub(super) fn applied(config: &CandidateConfig, seen: Option<FileStamp>) -> Self {
         Self {
             config: config.clone(),
@@ -72,7 +72,7 @@ impl CandidateFile {
     }
 
     /// Checks the file. Returns whether it has changed since the last check. A missing file is
-    /// probably being replaced, so it counts as changed only at the second check that finds it
+    /// probably being replaced, so it counts as changed only if two consecutive checks find it
     /// missing.
     pub(super) fn has_changed(&mut self) -> bool {
         let now = stamp(&self.config.file);
@@ -84,7 +84,7 @@ impl CandidateFile {
     }
 
     /// Reads the candidate rules that the rules file names, unless they have already been applied.
-    /// `file` is the file of the last reload, and is updated.
+    /// `file` is the state after the last reload, and is updated.
     pub(super) fn read(
         file: &mut Option<Self>,
         config: Option<CandidateConfig>,
@@ -150,7 +150,7 @@ pub(crate) fn read(
 }
 
 /// Adds the entries used by the candidate rules to those that listeners extract for `rules`. If
-/// `change` keeps the candidate rules, the current ones of `limiter` are used.
+/// `change` keeps the candidate rules, these are the current candidate rules of `limiter`.
 pub(super) fn with_extra_entries(
     rules: RuleSet,
     change: &CandidateChange,

@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::{Map, Value, json};
 use tidegate_core::{Mode, Rule, RuleSet};
 
-/// The maximum number of rules in each list of an event's differences.
+/// The maximum number of rules in each list of differences in an event.
 const MAX_EVENT_RULES: usize = 20;
 
-/// The maximum length of a string in an event's differences, in bytes.
+/// The maximum length of a string in an event, in bytes.
 const MAX_EVENT_TEXT_BYTES: usize = 300;
 
 /// The differences between two sets of rules.
@@ -22,21 +22,21 @@ pub struct RulesDiff {
     pub changed: Vec<RuleChange>,
 }
 
-/// The properties of a rule that differ. Each pair has the old value and the new value.
+/// The changed properties of a rule. Each pair contains the old value and the new value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleChange {
     /// The name of the rule.
     pub rule: String,
-    /// The mode.
+    /// The old and the new mode.
     pub mode: Option<[Mode; 2]>,
-    /// The policies of the limits.
+    /// The limits, as policies.
     pub limits: Option<[Vec<String>; 2]>,
     /// The conditions.
     pub when: Option<[String; 2]>,
     /// The names of the key entries.
     pub key: Option<[Vec<String>; 2]>,
-    /// Whether other settings differ: the cost, the allow list, elastic limits, plans, settings of a
-    /// limit that its policy omits, or the policy while Redis is unreachable.
+    /// Whether other settings differ: the cost, the allow list, elastic limits, plans, limit
+    /// settings that are not part of the policy, or the fallback policy while Redis is unreachable.
     pub has_other_changes: bool,
 }
 
@@ -57,7 +57,7 @@ impl RulesDiff {
     }
 
     /// Returns the differences as a JSON value for an event. The size is bounded: long lists and
-    /// strings are truncated, and `not_listed` is the number of omitted rules.
+    /// strings are truncated, and the field `not_listed` contains the number of omitted rules.
     #[must_use]
     pub(crate) fn event_document(&self) -> Value {
         let Self {
@@ -87,7 +87,7 @@ impl RulesDiff {
 }
 
 impl RuleChange {
-    /// Returns whether the rule begins to deny requests.
+    /// Returns whether the change makes the rule start to deny requests.
     #[must_use]
     pub fn begins_to_deny(&self) -> bool {
         self.mode == Some([Mode::Shadow, Mode::Enforce])
@@ -129,7 +129,8 @@ impl RuleChange {
         let key = |rule: &Rule| rule.key().map(str::to_owned).collect::<Vec<String>>();
         let when = |rule: &Rule| rule.applies_when().to_string();
         let limits = changed([old, new].map(limits));
-        // The policy of a limit omits some of its settings, such as `soft` and `count_denied`.
+        // A limit's policy does not include all of its settings. For example, `soft` and
+        // `count_denied` are missing.
         let has_hidden_changes = limits.is_none() && old.limits().iter().ne(new.limits().iter());
         let change = Self {
             rule: new.name().to_owned(),
@@ -201,7 +202,7 @@ rules:
       - {host: a}
       - {tenant: b}
 ";
-        // Hash tables with other seeds iterate in another order.
+        // Each hash table has a different seed, so the iteration order varies.
         for _ in 0..50 {
             let diff = RulesDiff::between(&rules(text), &rules(text));
             assert!(diff.changed.is_empty(), "{:?}", diff.changed);

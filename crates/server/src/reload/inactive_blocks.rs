@@ -6,7 +6,8 @@ use tidegate_redis::StoreError;
 
 use super::LOG_TARGET;
 
-/// The blocks could not be read, so it is unknown whether some of them are inactive.
+/// The error if the blocks could not be read, so that it is unknown whether any of them are
+/// inactive.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot check whether each block belongs to an active rule: {0}")]
 pub struct UnknownBlocks(StoreError);

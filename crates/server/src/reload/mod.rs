@@ -1,4 +1,4 @@
-//! Hot reload of the rules file: a new version is applied as a whole or not at all.
+//! Hot reload of the rules file. A new version is applied completely or not at all.
 
 mod candidate;
 mod diff;
@@ -35,7 +35,7 @@ pub use self::{
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();
 
-/// Warns if a file without rules replaces rules.
+/// Warns if the active rules are replaced by a file without rules.
 fn warn_of_no_rules(count: usize, former: &RuleSet, file: &Path) {
     if count == 0 && !former.is_empty() {
         let file = file.display();
@@ -44,11 +44,11 @@ fn warn_of_no_rules(count: usize, former: &RuleSet, file: &Path) {
 }
 
 /// The interval at which the rules file is checked for changes. A check costs one `stat` call.
-/// Unlike file events, such a check also works on network file systems, and for the symbolic links
-/// of a Kubernetes ConfigMap.
+/// Unlike file system notifications, such a check also works on network file systems and with the
+/// symbolic links of a Kubernetes ConfigMap.
 pub const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The maximum number of errors in the event about a failed reload. The log has all errors.
+/// The maximum number of errors in the event about a failed reload. The log contains all errors.
 const MAX_EVENT_MISTAKES: usize = 20;
 
 /// The reason why a rules file could not be used.
@@ -65,7 +65,7 @@ pub enum LoadError {
     /// missing.
     #[error(transparent)]
     Proxy(#[from] TrustAnchorError),
-    /// A section that takes effect only at startup has changed, and the rules may depend on it.
+    /// A section that takes effect only at startup has changed, and the new rules may depend on it.
     #[error(
         "{0}: has changed, but takes effect only at startup; restart the server to apply this file"
     )]
@@ -91,7 +91,7 @@ impl LoadError {
         }
     }
 
-    /// Returns whether the error may disappear without a visible change to the file.
+    /// Returns whether the error may disappear without a detectable change to the file.
     fn may_pass(&self) -> bool {
         let (Self::File(error) | Self::Candidate(error)) = self else {
             return false;
@@ -105,7 +105,7 @@ impl LoadError {
 pub struct ReloadSummary {
     /// The number of rules.
     pub rules: usize,
-    /// The differences from the rules that were in force.
+    /// The differences from the previously active rules.
     pub diff: RulesDiff,
     /// The warnings for the file, which are also logged.
     pub warnings: Vec<Mistake>,
@@ -119,8 +119,8 @@ pub struct Reloader {
     quotas: Arc<Quotas>,
     proxy: Option<Arc<ProxyRuntime>>,
     restart_only: RestartOnlySettings,
-    /// A lock that is held while a new version is read and applied, so that versions take effect in
-    /// the order in which they are read.
+    /// The state of the last check. The lock is held while a new version is read and applied, so
+    /// that versions take effect in the order in which they are read.
     last: Mutex<Last>,
 }
 
@@ -130,19 +130,19 @@ struct Last {
     read: LastRead<FileStamp>,
     /// Whether the file was missing at the last check.
     is_gone: bool,
-    /// The settings of the applied file that take effect only after a restart.
+    /// The changed settings in the applied file that take effect only after a restart.
     restart_required: Vec<&'static str>,
-    /// The file with the candidate rules that the rules file names.
+    /// The candidate rules file, if the rules file names one.
     candidate: Option<CandidateFile>,
-    /// The file whose rules were promoted since the rules file was applied.
+    /// The candidate rules file that was promoted after the rules file was applied, if any.
     promoted: Option<PathBuf>,
 }
 
 impl Reloader {
     /// Creates a reloader for the file at `path`, which has just been loaded into `limiter`,
     /// `quotas` and, if there is one, `proxy`. `restart_only` contains the settings that need a
-    /// restart to change. `candidate` names the candidate rules, which have also been loaded, and
-    /// has the stamp that their file had before it was read.
+    /// restart to change. `candidate` contains the candidate rules file, which has also been
+    /// loaded, and the stamp that this file had before it was read.
     #[must_use]
     pub fn new(
         path: PathBuf,
@@ -177,7 +177,7 @@ impl Reloader {
     ///
     /// # Errors
     ///
-    /// Returns a [`LoadError`]. The current rules stay in use.
+    /// Returns a [`LoadError`]. In this case, the active rules stay active.
     pub fn reload(&self, by: &str) -> Result<ReloadSummary, LoadError> {
         let mut last = self.last();
         last.read.seen = stamp(&self.path);
@@ -187,9 +187,9 @@ impl Reloader {
         self.conclude(loaded, rules_before, &mut last, by)
     }
 
-    /// Returns the settings in `config` that differ from the running ones and need a restart. Does
-    /// not open the files that `config` names, because a read-only token must not make the server
-    /// read files.
+    /// Returns those settings that differ between `config` and the running server and need a
+    /// restart. Does not open the files that `config` names, because an operator with a read-only
+    /// token must not be able to make the server read files.
     ///
     /// # Errors
     ///
@@ -207,16 +207,17 @@ impl Reloader {
         Ok(restart_required)
     }
 
-    /// Reloads the file if it has changed. Returns the result of the reload, or `None` if there is
-    /// no new result to report.
+    /// Reloads the file if it has changed. Returns the reload's result, or `None` if there is no
+    /// new result to report.
     ///
-    /// A file that could not be read is read again at every check. The result is reported only when
-    /// the file changes or can be read. A missing file is reported at the second check that finds
-    /// it missing.
+    /// After a failed read, the file is read again at every check. The result is reported only when
+    /// the file changes or can be read. A missing file is reported when two consecutive checks have
+    /// found it missing.
     pub fn reload_if_changed(&self) -> Option<Result<ReloadSummary, LoadError>> {
         let mut last = self.last();
         let now = stamp(&self.path);
-        // A missing file is probably being replaced, so it is reported only at the second check.
+        // A missing file is probably being replaced, so it is reported only if the next check does
+        // not find it either.
         let was_gone = std::mem::replace(&mut last.is_gone, now.is_none());
         let has_changed = now != last.read.seen && (now.is_some() || was_gone);
         let candidate = last.candidate.as_mut();
@@ -231,7 +232,7 @@ impl Reloader {
         last.read.seen = now;
         let rules_before = self.limiter.rules().len();
         let loaded = self.activate(read, &mut last);
-        // The file with the candidate rules is read again at every check, too.
+        // If the last read failed, the candidate rules file is read again at every check, too.
         if !has_changed && loaded.as_ref().is_err_and(LoadError::may_pass) {
             return None;
         }
@@ -239,7 +240,7 @@ impl Reloader {
         Some(self.conclude(loaded, rules_before, &mut last, by))
     }
 
-    /// Puts the rules of `read` in force.
+    /// Activates the rules in `read`.
     fn activate(
         &self,
         read: Result<Config, LoadError>,
@@ -360,20 +361,20 @@ impl Reloader {
         }
     }
 
-    /// Puts the candidate rules in force instead of the rules in the rules file. Keys of rules with
-    /// the same name keep their counters. The rules of the rules file return at the next reload or
-    /// restart.
+    /// Activates the candidate rules in place of the rules in the rules file. If a rule with the
+    /// same name exists in both, its keys keep their counters. The next reload or restart activates
+    /// the rules in the rules file again.
     ///
     /// # Errors
     ///
-    /// Returns a [`PromoteError`]. The rules in force stay in use.
+    /// Returns a [`PromoteError`]. In this case, the active rules stay active.
     pub fn promote(&self) -> Result<Promotion, PromoteError> {
         let mut last = self.last();
         let candidate = last.candidate.as_ref().ok_or(PromoteError::NoCandidate)?;
         candidate.check_unchanged()?;
         let file = candidate.path().clone();
-        // The rules that were compared are promoted. The file is not read again, because it could
-        // change in between.
+        // The compared rules themselves are promoted. The file is not read again, because it could
+        // have changed since the comparison.
         let compared = self.limiter.candidate().ok_or(PromoteError::NoCandidate)?;
         let rules = compared.rules().clone();
         let count = rules.len();
@@ -397,15 +398,14 @@ impl Reloader {
         })
     }
 
-    /// Returns the file whose rules were promoted and are in force instead of those in the rules
-    /// file.
+    /// Returns the candidate rules file whose promoted rules are active in place of the rules file.
     #[must_use]
     pub fn promoted(&self) -> Option<PathBuf> {
         self.last().promoted.clone()
     }
 
-    /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adds the
-    /// settings that differ from the running ones and need a restart to `restart_required`.
+    /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adds to
+    /// `restart_required` those settings that have changed and need a restart.
     fn prepare_proxy(
         &self,
         settings: Option<Proxy>,
@@ -425,8 +425,8 @@ impl Reloader {
         }
     }
 
-    /// Returns the settings in the current file that differ from the running ones and take effect
-    /// only after a restart.
+    /// Returns the changed settings in the current rules file that take effect only after a
+    /// restart.
     #[must_use]
     pub fn restart_required(&self) -> Vec<&'static str> {
         self.last().restart_required.clone()
@@ -438,7 +438,7 @@ impl Reloader {
         &self.path
     }
 
-    /// Returns the errors found when the file was last read. The list is empty if the file was
+    /// Returns the errors found by the last read of the file. The list is empty if the file was
     /// applied.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {

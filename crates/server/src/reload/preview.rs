@@ -10,7 +10,7 @@ use super::{Reloader, diff::RulesDiff};
 pub struct RulesPreview {
     /// The number of rules in the file.
     pub rules: usize,
-    /// The differences from the rules in force.
+    /// The differences from the active rules.
     pub diff: RulesDiff,
     /// The settings that would need a restart.
     pub restart_required: Vec<&'static str>,
@@ -18,8 +18,7 @@ pub struct RulesPreview {
     pub warnings: Vec<Mistake>,
 }
 
-/// Returns the changes that `text`, as the rules file, would make to the `current` rules and
-/// settings.
+/// Returns the changes to the `current` rules and settings if the rules file contained `text`.
 ///
 /// # Errors
 ///

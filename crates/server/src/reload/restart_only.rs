@@ -12,7 +12,7 @@ use tidegate_identity::GeoIpField;
 
 use super::LoadError;
 
-/// The settings that a server reads at startup and keeps until it is restarted.
+/// The settings that the server reads at startup and keeps until it is restarted.
 #[derive(Clone, Debug, Default)]
 pub struct RestartOnlySettings {
     identity: Identity,
@@ -63,12 +63,14 @@ impl RestartOnlySettings {
         }
     }
 
-    /// Returns the settings in `config` that differ from the running ones and need a restart.
+    /// Returns those settings that differ between `config` and the running server and need a
+    /// restart.
     ///
     /// # Errors
     ///
     /// Rejects a change to `clients` or `entries`. The new rules may use entries that the server
-    /// does not extract with the running settings, and rules keyed by a missing entry never match.
+    /// does not extract until it is restarted. Until then, rules keyed by such an entry would never
+    /// match.
     pub(super) fn check(&self, config: &Config) -> Result<Vec<&'static str>, LoadError> {
         let (ours, theirs) = (&self.identity, &config.identity);
         if ours.trust != theirs.trust {

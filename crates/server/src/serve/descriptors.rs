@@ -1,11 +1,11 @@
-//! Raises the file descriptor limit of the process, and lowers the connection limits to fit into
-//! it.
+//! Raises the file descriptor limit of the process, and lowers the connection limits if this limit
+//! is still too low.
 //!
-//! Each connection uses a descriptor. With 1,024 descriptors and 10,000 connections per listener,
-//! idle clients of one listener could use up all descriptors. No descriptors would then be left for
-//! the other listeners, including the admin listener, or for upstream connections. Therefore the
-//! limit is raised at startup as far as the system allows. If the system allows too few
-//! descriptors, the connection limits are lowered.
+//! Each connection uses a descriptor. With a limit of 1,024 descriptors and 10,000 connections per
+//! listener, the idle clients of one listener could exhaust all descriptors. No descriptors would
+//! then be left for the other listeners, including the admin listener, or for upstream connections.
+//! Therefore the limit is raised at startup as far as the system allows. If the system allows too
+//! few descriptors, the connection limits are lowered.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_config::{Config, ListenerSettings};
@@ -13,7 +13,7 @@ use tidegate_config::{Config, ListenerSettings};
 /// The number of descriptors reserved for listening sockets, epoll, files, pipes and DNS lookups.
 const FIXED: u64 = 96;
 
-/// The value used if the system has no limit.
+/// The limit that is assumed if the system has no limit.
 const UNLIMITED: u64 = 1 << 20;
 
 /// The minimum to which a connection limit is lowered.
@@ -108,8 +108,8 @@ fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let room = limit.saturating_sub(reserved).max(limit / 3);
     let mut lowered = Vec::new();
     for bound in bounds {
-        // The share is proportional to the configured limit. The product may overflow u64, so it is
-        // computed in u128.
+        // Each listener's share is proportional to its configured limit. The product may overflow
+        // u64, so it is computed in u128.
         let share = u128::from(count(bound)) * u128::from(room) / u128::from(wanted.max(1));
         let share = u64::try_from(share).unwrap_or(u64::MAX).max(LEAST);
         let share = usize::try_from(share).unwrap_or(usize::MAX);

@@ -11,7 +11,7 @@ use tidegate_limiter::ServerLimiter;
 use super::{error::ServeError, preflight};
 use crate::runtime_thread::RuntimeThread;
 
-/// Starts the service. Returns the thread of the control plane connection, if there is one.
+/// Starts the service. Returns the control plane connection's thread, if there is one.
 pub(super) fn start(
     envoy: Envoy,
     limiter: &Arc<ServerLimiter>,
@@ -24,7 +24,8 @@ pub(super) fn start(
             Ok((Arc::new(RuleSource::Files(watcher)), None))
         }
         RuleOrigin::Xds(xds) => {
-            // Without this check, a wrong file path would be reported only in the log.
+            // Without this check, an invalid path would be reported only in the log and would not
+            // prevent the start.
             preflight::check_xds(&xds)?;
             let initial = if envoy.start_without_config {
                 InitialConfig::Optional

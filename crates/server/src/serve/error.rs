@@ -1,4 +1,4 @@
-//! The errors that prevent the start of the server.
+//! The errors that prevent the server from starting.
 
 use std::{io, net::SocketAddr, path::PathBuf};
 
@@ -38,7 +38,8 @@ pub enum ServeError {
         "listen.admin: {0} can be reached from other machines; set `admin.token_env`, or listen on 127.0.0.1"
     )]
     OpenAdmin(SocketAddr),
-    /// Two admin tokens have the same secret, so the audit log could not distinguish their owners.
+    /// Two admin tokens have the same secret, so the audit log could not distinguish between their
+    /// owners.
     #[error(
         "admin.tokens: the tokens \"{0}\" and \"{1}\" have the same secret; give each token its own secret"
     )]
@@ -77,7 +78,7 @@ pub enum ServeError {
     /// A webhook secret cannot be used.
     #[error("events.webhooks[{index}]: the secret {problem}")]
     WebhookSecret {
-        /// The index of the webhook in the rules file, counted from 0.
+        /// The zero-based index of the webhook in the rules file.
         index: usize,
         /// The problem.
         problem: &'static str,
@@ -117,7 +118,7 @@ pub enum ServeError {
     /// A reservation secret is empty or too short.
     #[error("reservations.secret_env: {0}")]
     ReservationSecret(&'static str),
-    /// No key for reservation tokens could be created.
+    /// The key for reservation tokens could not be created.
     #[error(transparent)]
     Reservations(#[from] NoTokenKey),
     /// The operating system could not start a thread or install a signal handler.
@@ -144,7 +145,7 @@ pub enum InheritedSocketError {
     /// name, are invalid.
     #[error("LISTEN_FDS, LISTEN_PID or LISTEN_FDNAMES: {0}; set them as in sd_listen_fds(3)")]
     Variables(io::Error),
-    /// No listener has the name of the socket.
+    /// The socket has a name that is not the name of a listener.
     #[error(
         "socket {0:?}: no listener has this name; set FileDescriptorName= in the socket unit to one of {NAMES}"
     )]
@@ -154,7 +155,7 @@ pub enum InheritedSocketError {
         "socket {0:?}: passed twice, but a listener has only one socket; write one ListenStream= in its socket unit"
     )]
     Duplicate(String),
-    /// The socket's listener is off in the rules file.
+    /// The socket's listener is disabled in the rules file.
     #[error(
         "socket {0:?}: this listener is off; give it an address in the rules file, or disable its socket unit"
     )]

@@ -85,7 +85,8 @@ fn restore_overrides(limiter: &mut ServerLimiter, snapshot: &Snapshot) -> Result
             tracing::info!(file = %path.display(), count, "overrides restored");
             Ok(())
         }
-        // The folder does not exist. A missing folder prevents snapshots too, but not the start.
+        // The folder does not exist. In this case, snapshots cannot be written either, but the
+        // server starts anyway.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::warn!(
                 file = %path.display(),
@@ -162,8 +163,8 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
     Ok(())
 }
 
-/// Checks whether the snapshot can be written now. An error is logged and recorded, so the reported
-/// status is correct even before the first snapshot is written.
+/// Checks at startup whether the snapshot can be written. An error is logged and recorded, so that
+/// the status page is correct even before the first snapshot is written.
 fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
     let path = &snapshot.path;
     if let Some(error) = preflight::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {

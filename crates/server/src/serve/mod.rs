@@ -50,13 +50,13 @@ pub const LOG_TARGET: &str = module_path!();
 
 /// Starts the listeners that are configured in `config`.
 ///
-/// `source` is the rules file from which the configuration was read; without a file, reloads are
+/// `source` is the rules file from which the configuration was read. If it is `None`, reloads are
 /// not possible. Call [`Signals::install`] before this function. An unreachable Redis does not
-/// prevent the start, because the fallback policy decides until Redis is reachable.
+/// prevent the start, because the fallback policy applies until Redis is reachable.
 ///
 /// # Errors
 ///
-/// Returns a [`ServeError`] if the server cannot start. No listener stays open in that case.
+/// Returns a [`ServeError`] if the server cannot start. In this case, all listeners are closed.
 pub fn start(
     mut config: Config,
     source: Option<&Path>,
@@ -71,7 +71,8 @@ pub fn start(
     let lowered_connections = descriptors::fit_connections(&mut config);
     let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
     let sockets = Sockets::open(&mut config)?;
-    // The address may belong to a socket passed by the service manager.
+    // This check follows `Sockets::open`, because the address may come from a socket passed by the
+    // service manager.
     check_admin(config.listen.admin, &credentials)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
@@ -83,7 +84,7 @@ pub fn start(
     let clock = Clock::real();
     let start_redis = |redis| RedisRuntime::start(redis, secrets.password.clone());
     let redis = config.redis.take().map(start_redis).transpose()?;
-    // The stamp is taken before the file is read, so that a change in between is noticed.
+    // The stamp is taken before the file is read, so that a change between the two is detected.
     let candidate = config.candidate.clone();
     let candidate = candidate.map(|candidate| (stamp(&candidate.file), candidate));
     let limiter = limiter::build(&mut config, &secrets, redis.as_ref(), &clock)?;

@@ -1,5 +1,5 @@
-//! Preflight checks of the files that a server reads at startup in addition to the rules file:
-//! certificates, trust anchors, GeoIP databases and the snapshot.
+//! Preflight checks for the files that a server uses at startup in addition to the rules file, such
+//! as certificates, trust anchors, GeoIP databases and the snapshot.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -29,8 +29,9 @@ use crate::{
 /// checks that the access log and the files for recorded requests and events can be written. The
 /// files are read as at startup, but no file is created or written, and no listener is opened.
 ///
-/// This function does not check whether a new log file can be created in its folder or whether
-/// addresses are in use. [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks Envoy's rules.
+/// This function does not check whether addresses are in use, or whether a new log file can be
+/// created in its folder. [`ConfigFiles`](tidegate_config::envoy::ConfigFiles) checks Envoy's
+/// rules.
 #[must_use]
 pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let proxy = config.proxy.as_ref();
@@ -83,7 +84,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
 }
 
 /// Returns a warning if the folder of the snapshot cannot be examined, for example because it is
-/// missing. A server with `config` would log this warning if it started on this machine now.
+/// missing. A server started with `config` on this machine would log the same warning.
 #[must_use]
 pub fn preflight_warnings(config: &Config) -> Option<String> {
     let path = &config.snapshot.as_ref()?.path;

@@ -26,7 +26,7 @@ const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The signals that the server handles.
 ///
-/// Create this value before the listeners start. Without this value, a SIGTERM that arrives right
+/// Create this value before the listeners start. Otherwise, a SIGTERM that arrives immediately
 /// after the start kills the process without a graceful shutdown.
 #[derive(Debug)]
 pub struct Signals {
@@ -116,7 +116,7 @@ impl ServerHandle {
     ///
     /// Fails if the last snapshot cannot be written.
     pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
-        // The snapshot or Redis may contain blocks of rules that were removed while the server was
+        // The snapshot or Redis may contain blocks for rules that were removed while the server was
         // down.
         self.report_inactive();
         let limiter = Arc::clone(&self.limiter);
@@ -150,7 +150,7 @@ impl ServerHandle {
             .map_or(CHECK_INTERVAL, |snapshot| micros(snapshot.every));
         let mut save = ticks(save_every);
         let watchdog = service_manager::watchdog();
-        // Reports twice as often as the service manager requires.
+        // The server reports twice as often as the service manager requires.
         let alive_every = watchdog.map(|within| (within / 2).max(MIN_WATCHDOG_INTERVAL));
         let mut alive = ticks(alive_every.unwrap_or(CHECK_INTERVAL));
         loop {
@@ -182,8 +182,8 @@ impl ServerHandle {
                 _ = save.tick(), if self.snapshot.is_some() => {
                     self.save();
                 }
-                // The worker thread that accepts connections sends the report. This way, the
-                // service manager notices if either this thread or the worker hangs.
+                // This thread asks the worker thread that accepts connections to send the report.
+                // This way, the service manager notices if either thread hangs.
                 _ = alive.tick(), if watchdog.is_some() => {
                     self.server.spawn(|| async { service_manager::alive() });
                 }
@@ -214,8 +214,8 @@ impl ServerHandle {
         if let Some(events) = limiter.events() {
             events.finish();
         }
-        // Publishes the last counts, so that other servers also list the requests of the last
-        // second and of the drain.
+        // Publishes the last counts, so that other servers also list the requests that arrived in
+        // the last second and during the drain.
         if let Some(top) = limiter.top_talkers() {
             top.collect_ended(limiter.now());
         }
@@ -231,8 +231,8 @@ impl ServerHandle {
         save(&limiter, snapshot.as_ref())
     }
 
-    /// Reopens the access log, the file for recorded requests and the files for events, which a log
-    /// rotation may have renamed.
+    /// Reopens the access log, the recorded requests file and the event files, because log rotation
+    /// may have renamed them.
     fn reopen(&self) {
         if let Some(log) = self.proxy.as_ref().and_then(|proxy| proxy.log()) {
             log.reopen();
@@ -332,7 +332,7 @@ fn ticks(every: Duration) -> Interval {
     ticks
 }
 
-/// Waits for `signal`. If the signal stream ends without a signal, this function waits forever.
+/// Waits for `signal`. If the signal stream ends, this function waits forever.
 async fn received(signal: &mut Signal) {
     if signal.recv().await.is_none() {
         std::future::pending::<()>().await;

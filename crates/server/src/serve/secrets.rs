@@ -37,7 +37,7 @@ impl fmt::Debug for Secrets {
     }
 }
 
-/// Returns the errors in the secrets that would prevent a server with `config` from starting.
+/// Returns the errors in `secrets` that would prevent a server with `config` from starting.
 #[must_use]
 pub fn secret_errors(config: &Config, secrets: &Secrets) -> Vec<ServeError> {
     let credentials = admin_credentials(config, secrets);

@@ -16,7 +16,7 @@ pub(super) fn ready() {
 /// Reports that a reload has begun. [`ready`] must follow, because the service manager waits for
 /// it.
 pub(super) fn reloading() {
-    // The service manager ignores reports sent before this time.
+    // The service manager ignores readiness reports sent before this time.
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now]),
         Err(error) => tracing::warn!("cannot read the monotonic clock: {error}"),
@@ -34,7 +34,7 @@ pub(super) fn watchdog() -> Option<Duration> {
     sd_notify::watchdog_enabled()
 }
 
-/// Reports that the server still works.
+/// Reports to the watchdog that the server is alive.
 pub(super) fn alive() {
     notify(&[NotifyState::Watchdog]);
 }

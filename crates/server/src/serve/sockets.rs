@@ -1,8 +1,8 @@
 //! The listening sockets: bound at startup, or passed by the service manager.
 //!
 //! A service manager may open the sockets itself and pass them to the server (`sd_listen_fds(3)`,
-//! "socket activation"). The name of a socket (`FileDescriptorName=` in its unit) is the name of
-//! the listener that uses it. The other listeners bind the addresses of the rules file.
+//! "socket activation"). A socket's name (`FileDescriptorName=` in its unit) is the name of the
+//! listener that uses the socket. The other listeners bind to their addresses in the rules file.
 
 use std::{
     io,
@@ -17,11 +17,11 @@ use super::{
     service_manager,
 };
 
-/// The maximum number of connections waiting to be accepted. The operating system may have a lower
-/// maximum (`net.core.somaxconn`).
+/// The listen backlog: the maximum number of connections waiting to be accepted. The operating
+/// system may enforce a lower maximum (`net.core.somaxconn`).
 const BACKLOG: i32 = 4_096;
 
-/// The listening sockets; `None` for listeners that are off.
+/// The listening sockets; `None` for disabled listeners.
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
     pub(super) http: Option<TcpListener>,
@@ -33,8 +33,8 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    /// Takes the service manager's sockets, and binds the addresses of the other listeners in
-    /// `config`. Changes `config.listen` to the addresses of the passed sockets.
+    /// Takes the service manager's sockets, and binds the other listeners to their addresses in
+    /// `config`. Sets the addresses in `config.listen` to those of the passed sockets.
     pub(super) fn open(config: &mut Config) -> Result<Self, ServeError> {
         let mut sockets = Self::default();
         let passed = service_manager::sockets().map_err(InheritedSocketError::Variables)?;
@@ -111,8 +111,8 @@ fn is_listening(socket: &TcpListener) -> io::Result<bool> {
 
 fn listening(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    // With SO_REUSEADDR, which the standard library also sets, a restarted server can bind although
-    // connections of the previous process are still in TIME_WAIT.
+    // With SO_REUSEADDR, which the standard library also sets, a restarted server can bind the
+    // address while connections of the previous process are still in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -125,9 +125,9 @@ mod tests {
 
     use super::*;
 
-    /// A timeout that is longer than a client needs to connect while the backlog has room. Once the
-    /// backlog is full, the system drops the first packet of connections until the listener has
-    /// accepted some. In this test, the listener accepts none.
+    /// A timeout that is long enough to connect while the backlog has room. Once the backlog is
+    /// full, the operating system drops the SYN packets of further connections until the listener
+    /// accepts connections. In this test, it never accepts any.
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
             TcpStream::connect_timeout(&address, TIMEOUT)
                 .unwrap_or_else(|error| panic!("client {number}: {error}"))
         };
-        // The number of clients is below 1,024, the usual open file limit of a process.
+        // The number of clients is below 1,024, the usual limit on a process's open files.
         let clients: Vec<TcpStream> = (0..900).map(connect).collect();
         assert_eq!(clients.len(), 900);
     }

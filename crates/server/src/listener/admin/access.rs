@@ -1,11 +1,10 @@
 //! Access control of the admin listener.
 //!
-//! If tokens are configured, requests must include one of them, with some exceptions: liveness and
-//! the files of the console need no token. On a loopback address, readiness and metrics need no
-//! token either. Without a token, the server listens only on loopback addresses. Even there, a web
-//! page in a browser on this machine could send requests. Therefore `Host` must be a loopback
-//! address or `localhost`, which prevents DNS rebinding, and the request must not come from a page
-//! of another site.
+//! If tokens are configured, requests must include one of them. Liveness and the console files are
+//! exempt. On a loopback address, readiness and metrics are exempt too. Without a configured token,
+//! the server listens only on loopback addresses. Even there, a web page in a browser on this
+//! machine could send requests. Therefore `Host` must be a loopback address or `localhost`, which
+//! prevents DNS rebinding, and the request must not come from another site's page.
 
 use std::{
     fmt, io,
@@ -29,10 +28,10 @@ use tidegate_net::{
 use super::console;
 use crate::listener::{cross_site, http::bearer};
 
-/// A token that requests to the admin listener may include.
+/// An access token for the admin listener.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AdminCredential {
-    /// The name that the audit log shows.
+    /// The operator's name in the audit log.
     pub name: String,
     /// The operations that the token permits.
     pub scope: TokenScope,
@@ -81,21 +80,21 @@ impl Operator {
 #[derive(Debug)]
 pub(super) struct Access {
     authenticator: Arc<Authenticator>,
-    /// The senders, in the order of the authenticator's tokens.
+    /// The operators, in the same order as the authenticator's tokens.
     operators: Vec<Operator>,
-    /// The host names that browsers may use in addition to `localhost`.
+    /// The host names that browsers may use to reach this listener, in addition to `localhost`.
     hosts: Vec<String>,
     /// Whether the listener is reachable only from this machine.
     is_loopback: bool,
 }
 
 impl Access {
-    /// Creates the access control of a listener on `address`. If there are `credentials`, requests
-    /// must include the token of one of them, and browsers may use `hosts`.
+    /// Creates the access control for a listener on `address`. If `credentials` is not empty, each
+    /// request must include one of its tokens, and browsers may use the names in `hosts`.
     ///
     /// # Errors
     ///
-    /// Fails if other machines can reach the listener and there is no token.
+    /// Fails if other machines can reach the listener and no token is configured.
     pub(super) fn new(
         credentials: &[AdminCredential],
         hosts: Vec<String>,
@@ -132,7 +131,7 @@ impl Access {
         Arc::clone(&self.authenticator)
     }
 
-    /// Returns the sender of a request, or the problem if the request is not allowed at all.
+    /// Returns the request's sender, or a problem if the request is not allowed.
     pub(super) fn check(
         &self,
         request: &Request<Incoming>,
@@ -172,8 +171,8 @@ impl Access {
         }
     }
 
-    /// Returns whether the request needs no token. Liveness and the files of the console never need
-    /// a token. Readiness and metrics need no token on loopback.
+    /// Returns whether the request needs no token. Liveness and the console files never need a
+    /// token. Readiness and metrics need no token on loopback.
     fn is_open(&self, request: &Request<Incoming>) -> bool {
         match request.uri().path() {
             "/healthz" => true,
@@ -183,8 +182,8 @@ impl Access {
     }
 }
 
-/// Returns whether the request was sent to this machine under a name that no attacker controls, and
-/// was not caused by a page of another host.
+/// Returns whether the request uses a host name that no attacker controls, and was not caused by
+/// another site's page.
 fn is_local(headers: &HeaderMap) -> bool {
     let is_ours = |value: &HeaderValue, scheme: &str| {
         let text = value.to_str();

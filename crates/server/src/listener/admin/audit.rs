@@ -24,8 +24,8 @@ impl<'a> Auditor<'a> {
         self.limiter
     }
 
-    /// Sends an event for a change that has been made. `change` contains the event's fields, except
-    /// for the operator's name.
+    /// Sends an event for a completed change. `change` contains the event's fields, except for the
+    /// operator's name.
     pub(super) fn record(&self, kind: EventType, mut change: Value) {
         if let Some(events) = self.limiter.events() {
             change["by"] = json!(&*self.operator.name);

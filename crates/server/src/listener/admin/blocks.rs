@@ -18,8 +18,8 @@ use super::{audit::Auditor, path::KeyTarget, store_problem};
 
 const NO_BLOCK: &str = "this key is not blocked";
 
-/// The minimum of the default duration of a block. A minimum is needed because the default is the
-/// longest window of the rule's limits, and that window can be a fraction of a second.
+/// The minimum default duration of a block. The default duration is the longest window of the
+/// rule's limits, which can be as short as a fraction of a second.
 const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
 
 /// The parsed body of a request to block a key.
@@ -29,7 +29,7 @@ struct BlockRequest<'b> {
     span: Option<Span>,
     reason: Option<&'b str>,
     spelling: Spelling,
-    /// Whether the new block may end earlier than the key's current block.
+    /// Whether the new block is allowed to end earlier than the key's current block.
     may_shorten: bool,
 }
 
@@ -91,15 +91,15 @@ pub(super) async fn put(
         may_shorten,
     } = read(&members, rule)?;
     target.check(rule, spelling)?;
-    // Two concurrent requests may both see the same current block. The later request wins.
+    // Two concurrent requests may both read the same current block. The block written last wins.
     let replaced = limiter.block_on(&key).await.map_err(store_problem)?;
     if let Some(current) = &replaced
         && !may_shorten
     {
         refuse_shorter(limiter, current, span).await?;
     }
-    // A request to shorten a block changes the current block. Without `shorten`, the request
-    // replaces the current block.
+    // With `shorten`, the request changes the current block and keeps its reason. Without
+    // `shorten`, the request replaces the current block.
     let kept = replaced.as_ref().filter(|_| may_shorten);
     let note = BlockNote {
         reason: reason
@@ -138,9 +138,9 @@ pub(super) async fn put(
     Ok(json(StatusCode::OK, &target.hinted_block(document, rule)))
 }
 
-/// Refuses a block for `span` if the block `current` lasts longer. The ends of both blocks are
-/// compared by the store's clock, so a repeated request does not fail if this server's clock
-/// differs from it.
+/// Refuses a block for `span` if the block `current` lasts longer. The remaining time of `current`
+/// is measured by the store's clock. Otherwise, a repeated request could fail if this server's
+/// clock differs from the store's clock.
 async fn refuse_shorter(
     limiter: &ServerLimiter,
     current: &Block,
@@ -246,7 +246,7 @@ pub(super) async fn lift(auditor: &Auditor<'_>, target: KeyTarget<'_>) -> Result
     }
 }
 
-/// Explains why blocks do not survive a restart of this server, and how to change that.
+/// Explains why blocks do not survive a server restart, and how to make them persistent.
 fn not_kept(limiter: &ServerLimiter) -> String {
     match limiter.snapshots().problem(limiter.now()) {
         Some(problem) => format!("this block is lost when the server restarts: {problem}"),
@@ -261,14 +261,14 @@ fn not_kept(limiter: &ServerLimiter) -> String {
 /// The context for serialising blocks.
 struct BlockView<'a> {
     rules: &'a RuleSet,
-    /// The time of [`ServerLimiter::block_clock`].
+    /// The current time, from [`ServerLimiter::block_clock`].
     now: Timestamp,
     is_persistent: bool,
 }
 
 impl BlockView<'_> {
-    /// Serialises a block. `inactive` is present only if the current rules do not
-    /// enforce the block.
+    /// Serialises a block. The field `inactive` is present only if the active rules do not enforce
+    /// the block.
     fn document(&self, block: &Block) -> Value {
         let BlockedKey {
             rule,
@@ -312,8 +312,8 @@ pub(super) fn document(
     view.document(block)
 }
 
-/// Serialises a block without its rule and its key. This form is for a document that already
-/// contains the rule and the key; in that document, the values of the key may be hashed.
+/// Serialises a block without its rule and its key, for a document that already contains both. In
+/// such a document, the key's values may be hashed.
 pub(super) fn document_without_key(
     limiter: &ServerLimiter,
     rules: &RuleSet,

@@ -1,4 +1,4 @@
-//! `/v1/candidate`: how the candidate rules would change the decisions.
+//! `/v1/candidate`: how decisions would change under the candidate rules.
 
 use std::sync::Arc;
 
@@ -23,8 +23,9 @@ use crate::reload::{PromoteError, Reloader};
 const MAX_KEYS: usize = 1_000;
 const DEFAULT_KEYS: usize = 20;
 
-/// The note on an omitted rule.
-const LEFT_OUT: &str = "not evaluated: the rule has concurrency slots, a queue, or a cost that depends on the response";
+/// The note on a rule that is omitted from the response.
+const LEFT_OUT: &str =
+    "not decided: the rule has concurrency slots, a queue, or a cost that depends on the response";
 
 pub(super) fn show(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
     let most = Query::parse(query, &["n"], None)?.count(MAX_KEYS, DEFAULT_KEYS)?;
@@ -132,7 +133,7 @@ fn keys(list: &ChangedKeyList) -> Vec<Value> {
     list.keys.iter().map(key).collect()
 }
 
-/// Returns the milliseconds since 1970.
+/// Returns `instant` in milliseconds since the Unix epoch.
 fn millis(instant: Timestamp) -> u64 {
     instant.as_micros() / 1_000
 }

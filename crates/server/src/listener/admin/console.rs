@@ -1,8 +1,8 @@
 //! The console: a page for operators, compiled into the binary.
 //!
 //! The files contain no secret and are the same for everyone, so they need no token. The page asks
-//! the operator for the token, and sends the token with its requests to the API. The
-//! Content-Security-Policy of the page forbids loads from other hosts, inline scripts and framing.
+//! the operator for the token, and sends the token with its API requests. The page's
+//! Content-Security-Policy forbids loading from other hosts, inline scripts and framing.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -84,8 +84,8 @@ const FILES: [(&str, &str, &str); 16] = [
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
      img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The headers of every file. With `no-cache`, the browser revalidates a cached file at each use,
-/// so that the page and the API have the same version after an upgrade.
+/// The headers of every file. With `no-cache`, the browser revalidates a cached file before each
+/// use. This way, the page and the API have the same version after an upgrade.
 const HEADERS: [(HeaderName, &str); 7] = [
     (CONTENT_SECURITY_POLICY, POLICY),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),
@@ -108,9 +108,8 @@ pub(super) fn has_file(path: &str) -> bool {
 }
 
 /// Returns whether the browser opens the page because the user followed a link or entered the
-/// address. A page of another site is allowed to link to the console, because the console does
-/// nothing until the operator uses it. A page of another site is not allowed to load the console in
-/// a frame or with a script.
+/// address. Another site's page may link to the console, because the console does nothing until the
+/// operator uses it. It may not load the console in a frame or with a script.
 pub(super) fn is_opened(request: &Request<Incoming>) -> bool {
     let is = |name: &'static str, expected: &str| {
         let mut lines = request.headers().get_all(name).iter();
@@ -148,7 +147,7 @@ fn find(path: &str) -> Option<(&'static str, &'static str, &'static str)> {
     FILES.into_iter().find(|(known, _, _)| *known == path)
 }
 
-/// Returns the entity tag of a file, which changes with its content.
+/// Returns a file's entity tag, which changes with the content.
 fn entity_tag(content: &str) -> HeaderValue {
     let mut hasher = DefaultHasher::new();
     content.hash(&mut hasher);
@@ -161,7 +160,7 @@ fn entity_tag(content: &str) -> HeaderValue {
 mod tests {
     use super::*;
 
-    /// Tests that the files are small, so that the page also loads over a slow tunnel.
+    /// The files must be small, so that the page also loads over a slow tunnel.
     #[test]
     fn the_files_are_small() {
         let bytes: usize = FILES.iter().map(|(_, _, content)| content.len()).sum();
@@ -169,7 +168,7 @@ mod tests {
     }
 
     /// Keys and names come from clients, so the page must never parse them as HTML or as code. The
-    /// Content-Security-Policy of the page forbids inline scripts and styles.
+    /// page's Content-Security-Policy forbids inline scripts and styles.
     #[test]
     fn the_files_contain_nothing_that_interprets_data() {
         for (path, _, content) in FILES {

@@ -1,4 +1,4 @@
-//! `GET /v1/denials`: the requests that were denied recently.
+//! `GET /v1/denials`: recently denied requests.
 
 use std::{cmp::Reverse, sync::Arc};
 
@@ -27,7 +27,7 @@ use super::{
 const MAX_ROWS: usize = 1_000;
 const DEFAULT_ROWS: usize = 100;
 
-/// The denials that a request selects.
+/// The filter in the request: which denials it selects.
 #[derive(Clone, Debug)]
 struct DenialQuery {
     rule: Option<String>,
@@ -73,12 +73,13 @@ pub(super) async fn list(
     };
     let shutting_down =
         |failure: top::Failure| Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
-    // Like top talkers, reading other servers' denials takes megabytes of memory and Redis calls.
+    // Like reading top talkers, reading other servers' denials takes megabytes of memory and
+    // several Redis calls, so the number of concurrent reads is limited.
     let _permit = top::permit().await.map_err(shutting_down)?;
     let own = own_denials(limiter, wanted.clone()).await?;
     let key = wanted.key();
     let mut filter = wanted.filter(&key);
-    // If this server alone has enough denials, `merge` would drop older denials of other servers.
+    // If this server alone has enough denials, `merge` would drop other servers' older denials.
     if own.denials.len() >= most
         && let Some(oldest) = own.denials.last()
     {
@@ -87,7 +88,7 @@ pub(super) async fn list(
     let others = top::in_time(limiter.denials_of_others(&filter, most)).await;
     let others = others.unwrap_or_else(OtherDenials::unknown);
     let listed = merge(own, others.list, most);
-    // Denials of a rule that no longer exists are listed until they are overwritten.
+    // Denials by a rule that no longer exists are listed until newer denials overwrite them.
     match name {
         Some(name) if rule.is_none() && listed.denials.is_empty() => {
             Err(no_rule(&rules, name, &[]))
@@ -120,8 +121,8 @@ fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
     Err(Problem::bad("key", problem))
 }
 
-/// Returns a hint if no denial can have the key, for example because the listeners normalise an
-/// address to another form.
+/// Returns a hint if the key cannot occur in any denial, for example because the listeners
+/// normalise an address to another form.
 fn key_hint(rules: &RuleSet, name: Option<&str>, key: &[&str], trust: &Trust) -> Option<String> {
     if key.iter().any(|value| KeyMask::is_hash(value)) {
         return Some("`key` takes the value itself, and not its hash".to_owned());
@@ -130,7 +131,7 @@ fn key_hint(rules: &RuleSet, name: Option<&str>, key: &[&str], trust: &Trust) ->
     if let Some(rule) = name.and_then(|name| rules.rule(name)) {
         return target(rule.name()).lookup_hint(rule);
     }
-    // If no rule is given, a value can belong to any key entry.
+    // If no rule is given, the values can belong to any rule with as many key entries.
     let possible = rules.iter().filter(|rule| rule.key().len() == key.len());
     possible
         .filter_map(|rule| target(rule.name()).normalized_form_hint(rule))

@@ -52,7 +52,7 @@ impl Operation {
     }
 }
 
-/// The part of a path after its fixed segments.
+/// The kind of variable segments that follow a path's fixed segments.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     None,
@@ -62,7 +62,7 @@ enum Target {
     RuleAndKey,
 }
 
-/// A path with its methods.
+/// A path with its allowed methods.
 struct Endpoint {
     /// The fixed segments at the start of the path.
     segments: &'static [&'static str],
@@ -138,7 +138,7 @@ const ENDPOINTS: &[Endpoint] = &[
     endpoint(&["v1", "traffic"], &[("GET", Operation::ShowTraffic)]),
 ];
 
-/// An operation, and the segments of the path after the fixed ones.
+/// An operation, and the path segments that follow the fixed segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct EndpointMatch<'p> {
     pub(super) operation: Operation,
@@ -230,7 +230,7 @@ mod tests {
     fn a_change_is_never_a_get() {
         for (name, operation) in ENDPOINTS.iter().flat_map(|endpoint| endpoint.operations) {
             assert!(!(operation.is_change() && *name == "GET"), "{operation:?}");
-            // Explanations and previews send a body, and change nothing.
+            // Explanations and previews use `POST` because they need a body, but change nothing.
             let is_query = matches!(operation, Operation::Explain | Operation::PreviewRules);
             assert_eq!(
                 operation.is_change(),

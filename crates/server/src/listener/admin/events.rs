@@ -1,9 +1,9 @@
 //! `GET /v1/events`: events as they happen, as server-sent events, or the recent events as JSON.
 //!
 //! The format is defined by the [HTML standard]. A client that reconnects with `Last-Event-ID`
-//! continues after that event, as long as the later events are still in memory. After a restart of
-//! the server, it receives all events of the new process. While there are no events, comments are
-//! sent so that lost connections are detected.
+//! receives the events after that event, as long as they are still in memory. After a server
+//! restart, it receives all events of the new process. While there are no events, the server sends
+//! comments to detect lost connections.
 //!
 //! [HTML standard]: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
@@ -95,8 +95,8 @@ impl ResponseBody for AdminBody {
     }
 }
 
-/// Responds with the events after the last event that the client has received. A client that names
-/// no event receives all recent events. With the parameter `n`, the response is a JSON list.
+/// Responds with the events that follow the client's last received event. A client that sends no
+/// event ID receives all recent events. With the parameter `n`, the response is a JSON list.
 pub(super) fn serve(
     limiter: &Arc<ServerLimiter>,
     request: &Request<Incoming>,
@@ -106,8 +106,8 @@ pub(super) fn serve(
     let header = request.headers().get("last-event-id");
     let header = header.and_then(|value| value.to_str().ok());
     let after = query.get("after").or(header);
-    // An invalid ID is handled like an ID from before a restart: it matches no event of this
-    // process.
+    // An invalid ID is handled like the ID of an earlier process: it matches no event, and the
+    // client receives all recent events.
     let after = after.map(|after| after.parse::<EventId>().unwrap_or_default());
     let Some(events) = limiter.events() else {
         let detail =
@@ -146,7 +146,7 @@ fn list(list: &EventList) -> Value {
 
 /// Encodes the events of `subscription` as a byte stream.
 fn frames(subscription: EventSubscription, shutdown: Shutdown) -> impl Stream<Item = Bytes> + Send {
-    // The first comment lets the client know at once that the stream has begun.
+    // The first comment immediately tells the client that the stream has begun.
     let first = stream::iter([Bytes::from_static(b": events\n\n")]);
     let stopping = async move { shutdown.begun().await };
     let state = (subscription, Box::pin(stopping));

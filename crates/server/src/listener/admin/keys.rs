@@ -1,4 +1,4 @@
-//! The state of one key, and the keys of a rule.
+//! The state of one key, and the list of a rule's keys.
 
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::StatusCode;
@@ -28,7 +28,7 @@ use super::{
 const MAX_KEYS: usize = 1_000;
 const DEFAULT_KEYS: usize = 100;
 
-/// The number of keys whose state is read at the same time.
+/// The number of keys whose state is read concurrently.
 const KEYS_AT_ONCE: usize = 32;
 
 pub(super) async fn show(
@@ -117,13 +117,13 @@ pub(super) fn blocked_for(block: &Block, now: Timestamp) -> RetryAfter {
     }
 }
 
-/// Serialises the state of limits. `next` is the outcome of the next request for each limit, and is
-/// empty for a blocked key. In the document, `retry_after_ms` is the time until a request would be
-/// admitted: 0 means now, and null means never.
+/// Serialises the limits of a key. `next` contains, for each limit, the outcome that the next
+/// request would have; it is empty for a blocked key. In the document, `retry_after_ms` is the time
+/// until a request would be admitted: 0 means now, and null means never.
 ///
-/// A blocked key is not charged, so its limits only recover. For a blocked key, `retry_after_ms` is
-/// the time until the block ends. However, if a limit has nothing remaining and is full again only
-/// after the block, `retry_after_ms` is the time until the limit is full.
+/// For a blocked key, `retry_after_ms` is the time until the block ends. One case differs: if an
+/// exhausted limit is full only after the block ends, `retry_after_ms` is the time until the limit
+/// is full. A blocked key is not charged, so its limits only recover.
 pub(super) fn limit_documents<'p>(
     policies: impl Iterator<Item = &'p str>,
     current: &[Outcome],
@@ -151,8 +151,8 @@ fn state(policy: &str, current: &Outcome) -> Value {
     })
 }
 
-/// Returns the time after which a limit admits a request of cost 1, unless the limit is charged
-/// before then.
+/// Returns the time until a limit admits a request with cost 1, provided that nothing is charged
+/// earlier.
 fn recovery(current: &Outcome) -> RetryAfter {
     match current.remaining {
         0 => RetryAfter::After(current.reset_after),
@@ -178,7 +178,7 @@ pub(super) async fn list(
         ListError::Store(error) => store_problem(error),
     })?;
     let documents = stream::iter(&page.keys).map(|key| row(limiter, &rules, rule, key));
-    // With Redis, the state of each key takes two calls. The calls for several keys are sent in one
+    // With Redis, reading a key's state takes two calls. The calls for several keys are sent in one
     // batch.
     let rows: Vec<Option<Value>> = documents
         .buffered(KEYS_AT_ONCE)
@@ -195,8 +195,8 @@ pub(super) async fn list(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Serialises the state of a key; `None` if the rule's key entries have changed since the key was
-/// encoded.
+/// Serialises the state of a key. Returns `None` if the rule's key entries have changed since the
+/// key was encoded.
 async fn row(
     limiter: &ServerLimiter,
     rules: &RuleSet,

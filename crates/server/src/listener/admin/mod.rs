@@ -17,12 +17,12 @@
 //! | `POST /v1/explain` | how a request would be decided, and why |
 //! | `DELETE /v1/throttles/{key}` | reset the counter of a limit that is sent with the request |
 //! | `GET /v1/top` | the keys with the most requests, denials or cost |
-//! | `GET /v1/rules` | the current rules |
+//! | `GET /v1/rules` | the active rules |
 //! | `POST /v1/rules/preview` | what another rules file would change |
-//! | `GET /v1/candidate` | how the candidate rules would change the decisions |
-//! | `POST /v1/candidate/promote` | put the candidate rules in force |
+//! | `GET /v1/candidate` | how decisions would change under the candidate rules |
+//! | `POST /v1/candidate/promote` | activate the candidate rules |
 //! | `GET /v1/history` | requests and denials of one key over time |
-//! | `GET /v1/traffic` | decisions and denials of the last 15 minutes by rule |
+//! | `GET /v1/traffic` | decisions and denials in the last 15 minutes, by rule |
 //! | `GET /v1/status` | version, readiness, store, rules and listeners in one document |
 //! | `POST /v1/reload` | reload the rules file |
 //!
@@ -103,11 +103,11 @@ pub struct AdminContext {
     pub proxy: Option<Arc<ProxyRuntime>>,
     /// The settings for trusting and normalising client addresses.
     pub identity: Arc<Identity>,
-    /// The accepted tokens, one of which each request must include. Without tokens, any request
-    /// from this machine is accepted.
+    /// The accepted tokens. Each request must include one of them. If the list is empty, any
+    /// request from this machine is accepted.
     pub credentials: Vec<AdminCredential>,
-    /// The host names that browsers may use in addition to `localhost`, in lower case. Without a
-    /// token, this setting has no effect.
+    /// The host names that browsers may use in addition to `localhost`, in lower case. If no token
+    /// is configured, this setting has no effect.
     pub hosts: Vec<String>,
     /// The listener's certificate; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
@@ -117,8 +117,8 @@ pub struct AdminContext {
 ///
 /// # Errors
 ///
-/// Fails if other machines can reach `socket` and there is no token. Returns the operating system
-/// error if `socket` is not a listening socket.
+/// Fails if other machines can reach `socket` and no token is configured. Returns the operating
+/// system error if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -310,8 +310,8 @@ impl Admin {
                 let is_list = key.is_empty();
                 let known: &[&str] = if is_list { &["after", "n"] } else { &[] };
                 let query = Query::parse(query, known, None)?;
-                // A rule without key entries has a single key, so the path of that key contains no
-                // values.
+                // A rule without key entries has a single key. The path of that key contains no
+                // values, so it is the same as the path of the list.
                 if is_list && !(query.is_empty() && target.is_complete(&limiter.rules())) {
                     return keys::list(limiter, rule, &query).await;
                 }

@@ -171,8 +171,8 @@ pub(super) async fn remove(
     ))
 }
 
-/// Serialises the override that applies to a key, for a document that contains the rule; `None` if
-/// there is none.
+/// Serialises the override that applies to a key, for a document that contains the rule. Returns
+/// `None` if no override applies.
 pub(super) fn applied(
     limiter: &ServerLimiter,
     rules: &RuleSet,
@@ -248,8 +248,8 @@ impl View {
         }
     }
 
-    /// Serialises an override. `inactive` is present only if the override is not valid for its
-    /// rule. In this case, the rule's own limits apply.
+    /// Serialises an override. The field `inactive` is present only if the override is not valid
+    /// for its rule. In this case, the rule's own limits apply.
     fn document(&self, rule: &Rule, target: &OverrideTarget, found: &Override) -> Value {
         let mut document = self.change(found);
         document["rule"] = json!(rule.name());
@@ -387,7 +387,8 @@ fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
     ))
 }
 
-/// Sets the end of an override. A request may give `for` or `until`, but not both.
+/// Sets the end of an override. Fails if the end is already set, because a request must not contain
+/// both `for` and `until`.
 fn end(until: &mut Option<Timestamp>, field: &str, at: Timestamp) -> Result<(), Problem> {
     match until.replace(at) {
         None => Ok(()),

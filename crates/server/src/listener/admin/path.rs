@@ -1,5 +1,5 @@
-//! Paths with data in their segments. Each segment is percent-decoded separately, so that a key may
-//! contain a slash.
+//! Paths whose segments contain a rule name and key values. Each segment is percent-decoded
+//! separately, so that a key may contain a slash.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use tidegate_net::{
     input::{nearest, shown},
 };
 
-/// The maximum number of rules that are listed in the error for an unknown rule.
+/// The maximum number of rule names in the error for an unknown rule.
 const MAX_NAMED: usize = 10;
 
 pub(super) struct Path(Vec<String>);
@@ -35,7 +35,7 @@ impl Path {
     }
 }
 
-/// The rule and the key that a request names.
+/// The rule and the key in the path of a request.
 #[derive(Clone, Copy)]
 pub(super) struct KeyTarget<'a> {
     pub(super) rule: &'a str,
@@ -52,9 +52,9 @@ impl KeyTarget<'_> {
         Ok((rule, rule.encode_key(self.key)?))
     }
 
-    /// Works like [`Self::find`], for the key of a block. If no current rule has such a key,
-    /// returns the problem, together with the key that a former rule of this name had. A block on
-    /// the former key can still be lifted.
+    /// Works like [`Self::find`], for the key of a block. If no active rule has such a key, returns
+    /// the problem and the key as encoded for a former rule with this name. A block on that key can
+    /// still be lifted.
     pub(super) fn find_or_former<'r>(
         &self,
         rules: &'r RuleSet,
@@ -71,8 +71,8 @@ impl KeyTarget<'_> {
         rule.is_some_and(|rule| rule.key().len() == self.key.len())
     }
 
-    /// Refuses a key that no request can have, because a block on it would deny nothing. With
-    /// [`Spelling::Raw`], values that the listeners never produce are accepted, because services
+    /// Rejects a key that no request can have, because a block on such a key would deny nothing.
+    /// [`Spelling::Raw`] also permits values that the listeners never produce, because services
     /// that send raw entries may use any value.
     pub(super) fn check(&self, rule: &Rule, spelling: Spelling) -> Result<(), Problem> {
         let foreign = || match spelling {
@@ -85,7 +85,7 @@ impl KeyTarget<'_> {
         }
     }
 
-    /// Returns a hint if no request can have the key, or if such a request is unlikely.
+    /// Returns a hint if requests with this key are impossible or unlikely.
     fn hint(&self, rule: &Rule, foreign: impl Fn(ForeignValue) -> String) -> Option<String> {
         self.contradiction(rule)
             .or_else(|| self.foreign_value(rule).map(foreign))
@@ -98,7 +98,7 @@ impl KeyTarget<'_> {
         foreign.has_normalized_form.then(|| foreign.lookup_hint())
     }
 
-    /// Returns a hint if no request can have the key that was looked up.
+    /// Returns a hint if no request can have the requested key.
     pub(super) fn lookup_hint(&self, rule: &Rule) -> Option<String> {
         self.hint(rule, ForeignValue::lookup_hint)
     }
@@ -178,12 +178,12 @@ impl KeyTarget<'_> {
         })
     }
 
-    /// Adds the hint about a key that was looked up, if there is one, to `document`.
+    /// Adds the hint about the requested key, if there is one, to `document`.
     pub(super) fn hinted(&self, document: Value, rule: &Rule) -> Value {
         Self::with_hint(document, self.lookup_hint(rule))
     }
 
-    /// Adds the hint about a key that was blocked, if there is one, to `document`.
+    /// Adds the hint about the blocked key, if there is one, to `document`.
     pub(super) fn hinted_block(&self, document: Value, rule: &Rule) -> Value {
         Self::with_hint(document, self.hint(rule, ForeignValue::block_hint))
     }
@@ -212,7 +212,7 @@ impl KeyTarget<'_> {
 /// `raw` can produce such a value.
 struct ForeignValue {
     problem: String,
-    /// The advice if no service sends this value with `raw`.
+    /// What the operator can do instead, if no service sends this value with `raw`.
     instead: String,
     /// Whether the listeners normalise the value to another form.
     has_normalized_form: bool,
@@ -229,13 +229,13 @@ impl ForeignValue {
         )
     }
 
-    /// Returns the hint about a block that the operator made with `raw` on a key with this value.
+    /// Returns the hint about a key with this value that the operator has blocked with `raw`.
     fn block_hint(self) -> String {
         let problem = self.problem;
         format!("{problem}: only requests that services send with `raw` have this key")
     }
 
-    /// Returns the hint for a key that was looked up.
+    /// Returns the hint about a requested key with this value.
     fn lookup_hint(self) -> String {
         let Self {
             problem, instead, ..

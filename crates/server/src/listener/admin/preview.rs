@@ -18,12 +18,13 @@ use super::{
 };
 use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as preview_rules};
 
-/// The maximum number of rules for which the requests of the last hour are counted. With Redis,
-/// each count reads the counts of all servers.
+/// The maximum number of rules for which requests in the last hour are counted. With Redis,
+/// counting a rule's requests reads the counts of all servers.
 const MAX_QUERIES: usize = 20;
 
-/// Returns the changes that the rules file in the body would make. For each rule that would begin
-/// to deny requests, includes the number of requests that it would have denied in the last hour.
+/// Returns the changes that the rules file in the body would make. For each rule that would start
+/// to deny requests, the response contains the number of requests that the rule would have denied
+/// in the last hour.
 pub(super) async fn preview(
     limiter: &Arc<ServerLimiter>,
     reloader: Option<&Arc<Reloader>>,
@@ -77,8 +78,8 @@ pub(super) async fn preview(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Counts the requests of the last hour to which this rule applied, and those that it would have
-/// denied. Returns `None` if top talkers are off, or if the rule has none.
+/// Counts the requests in the last hour to which this rule applied, and how many of them it would
+/// have denied. Returns `None` if top talkers are disabled or the rule has no top talkers.
 async fn shadow_denials(limiter: &Arc<ServerLimiter>, rule: &str) -> Option<Tally> {
     let query = TopQuery {
         rule: Some(rule.to_owned()),

@@ -7,7 +7,7 @@ use tidegate_net::{
     input::{advice, shown},
 };
 
-/// The percent-decoded parameters, in the order of the query.
+/// The percent-decoded parameters, in the order in which they occur in the query.
 #[derive(Debug, Default)]
 pub(super) struct Query(Vec<(String, String)>);
 

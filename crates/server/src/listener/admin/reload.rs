@@ -13,7 +13,7 @@ use crate::{
     reload::{Reloader, report_inactive_blocks, report_inactive_overrides},
 };
 
-/// The maximum number of warnings in a response. The log has all warnings.
+/// The maximum number of warnings in a response. The log contains all warnings.
 pub(super) const MAX_WARNINGS: usize = 100;
 
 /// Everything that can be reloaded.
@@ -36,7 +36,7 @@ impl ReloadTargets {
     }
 
     /// Reloads everything, and returns the JSON fields of the response. An invalid file does not
-    /// prevent the reload of other files. `by` is the operator's name.
+    /// prevent other files from being reloaded. `by` is the operator's name.
     pub(super) fn reload(self, by: &str) -> Result<Map<String, Value>, Problem> {
         let rules = self.rules.map(|rules| {
             let detail = "the rules file cannot be used; the old rules stay active";
@@ -101,7 +101,7 @@ impl ReloadTargets {
     }
 }
 
-/// Adds the blocks that the new rules do not enforce to `members`, if there are any.
+/// Adds to `members` the blocks that the new rules do not enforce, if there are any.
 pub(super) async fn add_inactive_blocks(limiter: &ServerLimiter, members: &mut Map<String, Value>) {
     match report_inactive_blocks(limiter).await {
         Ok(found) => {

@@ -10,7 +10,7 @@ use tidegate_redis::Health;
 use super::{Admin, access::Operator};
 use crate::{geoip::GeoIp, reload::Reloader};
 
-/// The readiness of the server, and its degraded parts.
+/// The server's readiness, and its degraded components.
 #[derive(Debug)]
 struct Readiness {
     is_ready: bool,
@@ -24,7 +24,7 @@ struct Readiness {
 
 impl Admin {
     /// Returns 200 as long as the server can make decisions, even if it is degraded. A degraded
-    /// server still limits requests, so it should stay in service.
+    /// server still limits requests, so it should continue to receive traffic.
     pub(super) fn readyz(&self) -> Answer {
         let readiness = self.readiness();
         let status = if readiness.is_ready {
@@ -148,9 +148,9 @@ impl Readiness {
     }
 }
 
-/// Serialises the state of Redis. A node that cannot reach Redis stays ready, because the
-/// `on_failure` policy of each rule still decides. If such a node were not ready, an outage of
-/// Redis would take all nodes out of service at the same time.
+/// Serialises the state of Redis. A node that cannot reach Redis stays ready, because it still
+/// decides by each rule's `on_failure` policy. If such a node were not ready, a Redis outage would
+/// take all nodes out of service at the same time.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",

@@ -1,4 +1,4 @@
-//! The traffic of the last 15 minutes by rule.
+//! Traffic in the last 15 minutes, by rule.
 
 use hyper::{StatusCode, Uri};
 use serde_json::{Value, json};
@@ -32,8 +32,8 @@ pub(super) fn show(limiter: &ServerLimiter, uri: &Uri) -> Result<Answer, Problem
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns the number of buckets that cover the duration `over` in the query, rounded up. Without
-/// `over`, returns the number of all buckets.
+/// Returns the number of buckets, rounded up, that cover the duration `over` in the query. Without
+/// `over`, returns the total number of buckets.
 fn bucket_count(query: Option<&str>) -> Result<usize, Problem> {
     let query = Query::parse(query, &["over"], None)?;
     let over = query.span("over")?.unwrap_or_else(whole_ring);
@@ -53,7 +53,7 @@ fn whole_ring() -> Span {
     Span::from_micros(TRAFFIC_BUCKET.as_micros().saturating_mul(buckets))
 }
 
-/// Serialises counts as one list for each kind of count.
+/// Serialises the counts as one list per kind of count, such as requests and denials.
 fn series(counts: &[TrafficCounts]) -> Value {
     let list = |read: fn(&TrafficCounts) -> u64| counts.iter().map(read).collect::<Vec<u64>>();
     json!({

@@ -1,4 +1,4 @@
-//! `ANY /v1/authorize`: forward-auth for nginx, Caddy and Traefik.
+//! `ANY /v1/authorize`: the forward-auth endpoint for nginx, Caddy and Traefik.
 
 use std::{
     borrow::Cow,
@@ -32,7 +32,7 @@ use super::{
 /// Options in the query of the forward-auth URL in the proxy's configuration.
 #[derive(Debug)]
 struct Options {
-    /// The status code of every denial.
+    /// The status code that replaces the default status of every denial.
     deny: Option<StatusCode>,
     dialect: HeaderDialect,
     /// The number of trusted proxies in front of the calling proxy. If set, `clients.proxies` of
@@ -40,29 +40,29 @@ struct Options {
     hops: Option<usize>,
     /// Whether the response names the rule, for the proxy's log.
     logs_rule: bool,
-    /// Whether the response contains the rule's key, for the proxy's log.
+    /// Whether the response contains the key's values, for the proxy's log.
     logs_key: bool,
     /// The time to live of the reservation. If not set, no reservation is made, and the request is
     /// charged immediately.
     reserve: Option<Span>,
 }
 
-/// The rule of the verdict: the rule that denied the request, or else the rule whose limit is
-/// closest to being exhausted.
+/// The rule in the verdict. This is the rule that denied the request, or otherwise the rule whose
+/// limit is closest to being exhausted.
 const RULE: HeaderName = HeaderName::from_static("tidegate-rule");
 
 /// The values of the rule's key, separated by commas.
 const KEY: HeaderName = HeaderName::from_static("tidegate-key");
 
-/// The maximum length of a reservation token, in bytes. By default, nginx accepts 4 KiB for all
-/// headers of a response.
+/// The maximum length of a reservation token, in bytes. By default, nginx accepts at most 4 KiB for
+/// all response headers.
 const MAX_TOKEN_BYTES: usize = 2_048;
 
-/// The bytes of a rule name or a key value that are percent-encoded in a header.
+/// The bytes that are percent-encoded when a rule name or a key value is written to a header.
 const ENCODED: AsciiSet = CONTROLS.add(b' ').add(b'"').add(b'%').add(b',').add(b'\\');
 
-/// The maximum length of each of these headers in bytes. By default, nginx accepts 4 KiB for the
-/// whole head of a response.
+/// The maximum length of each of these headers in bytes. By default, nginx accepts at most 4 KiB
+/// for the whole response head.
 const MAX_HEADER_BYTES: usize = 1_024;
 
 /// The end of a truncated header: the percent-encoded `…`.
@@ -172,8 +172,8 @@ async fn decide(
         let (verdict, reservation) = limit(context, options, &rules, scratch, &described)
             .await
             .map_err(|error| match error {
-                // The proxy may pass the error on to the client, so the cause is omitted if rule
-                // names are hidden.
+                // The proxy may pass the error on to the client. Therefore the cause, which can
+                // reveal rule names, is omitted if rule names are hidden.
                 ReserveError::Request(error) if names == RuleNames::Hidden => {
                     error.without_cause().into()
                 }
@@ -217,15 +217,15 @@ async fn limit<'a>(
             let verdict = limiter.check(rules, scratch, request, Effect::Charge).await;
             Ok((verdict?, None))
         }
-        // This future is boxed because it is large and rarer than a check.
+        // This future is boxed because it is large, and because reservations are rarer than checks.
         Some(ttl) => {
             Box::pin(limiter.reserve(rules, scratch, request, ttl, SlotTurn::at_once())).await
         }
     }
 }
 
-/// Adds a reservation token to `answer`. A token that the proxy would not accept cannot be settled,
-/// so its reservation is cancelled.
+/// Adds a reservation token to `answer`. If the token is too long for the proxy, it could never be
+/// settled, so the reservation is cancelled.
 async fn add_token(
     answer: &mut Answer,
     token: &str,
@@ -243,8 +243,7 @@ async fn add_token(
     Ok(())
 }
 
-/// Returns the problem for a request that cannot be reserved, because the keys of its rules are too
-/// long.
+/// Returns the problem for a request that cannot be reserved because its rules' keys are too long.
 fn too_long_token(bytes: usize) -> Problem {
     let detail = format!(
         "the keys of the rules are too long to be reserved: the token has {bytes} bytes, which \
@@ -253,7 +252,7 @@ fn too_long_token(bytes: usize) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, detail)
 }
 
-/// Returns the names and the values of the entries that the rules use and that `forwarded` has.
+/// Returns the names and values of those entries in `forwarded` that the rules use.
 fn entry_values<'r>(
     forwarded: &'r ForwardAuthRequest<'_>,
     rules: &'r RuleSet,
@@ -375,7 +374,8 @@ mod tests {
 
     use super::*;
 
-    /// Regardless of where the text is cut, the result consists of whole characters and the mark.
+    /// Regardless of where the string is cut, the result consists of whole characters and the
+    /// truncation mark.
     #[test]
     fn a_long_key_is_truncated_between_characters() {
         for letter in ["a", "é", "€", "😀", "%"] {

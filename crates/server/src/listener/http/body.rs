@@ -1,5 +1,5 @@
-//! Reads request bodies of limited size. The connection's
-//! [`TimedStream`](tidegate_net::TimedStream) limits the time.
+//! Reads request bodies up to a maximum size. The connection's
+//! [`TimedStream`](tidegate_net::TimedStream) enforces the timeout.
 
 use std::error::Error as _;
 
@@ -20,7 +20,7 @@ pub(crate) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Pro
     body.read().await.map_err(|error| {
         let why = match error {
             BodyReadError::TooLarge => return Problem::too_large(most),
-            // The error of hyper says where reading failed, and the source of the error says why.
+            // hyper's error says where reading failed, and the error's source says why.
             BodyReadError::Aborted(error) => match error.source() {
                 Some(cause) => cause.to_string(),
                 None => error.to_string(),

@@ -58,7 +58,7 @@ pub(super) async fn check(
         let mut now = limiter.now();
         let verdict = if wait.get() > Span::ZERO {
             let decision = limiter.check_within(rules, scratch, request, effect, wait.get());
-            // Waiting is rare and its future is large, so the future is boxed.
+            // A request rarely waits, and the future is large, so it is boxed.
             let verdict = Box::pin(context.wait_for(decision, || false)).await??;
             now = limiter.now();
             verdict
@@ -73,7 +73,7 @@ pub(super) async fn check(
     .await
 }
 
-/// Runs `decide` with the request that `check` describes, after its entries are normalised.
+/// Normalises the entries of the request in `check`, and runs `decide` with this request.
 pub(super) async fn with_request<T>(
     context: &ConnectionContext,
     check: CheckRequest<'_>,
@@ -167,7 +167,7 @@ pub(super) fn longest_wait(field: Field<'_, '_>, problems: &mut Vec<Problem>) ->
     Some(Span::from_millis(millis))
 }
 
-/// Reads the entries. A body with too many entries is rejected before its entries are examined.
+/// Reads the entries. A body with too many entries is rejected before its entries are validated.
 fn read_entries<'j>(
     field: Field<'j, '_>,
     problems: &mut Vec<Problem>,

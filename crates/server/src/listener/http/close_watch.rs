@@ -2,8 +2,8 @@
 //!
 //! While hyper handles a request, it does not read from the connection, because half-closed
 //! connections are permitted. But a request must not keep waiting for a concurrency slot after its
-//! client has disconnected. Therefore, while a request is waiting, the stream checks the connection
-//! whenever hyper flushes the stream, which hyper does after each poll of the request's future.
+//! client has disconnected. hyper flushes the stream after each poll of the request's future. While
+//! a request is waiting, each of these flushes also checks the connection.
 
 use std::{
     cell::Cell,
@@ -18,11 +18,12 @@ use std::{
 use tidegate_net::{PeerClosed, TimedStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The interval between periodic checks, which do not depend on events of the connection. They are
-/// needed if the client has sent further bytes, which hide the end of the stream.
+/// The interval between periodic connection checks. They do not depend on socket events. They are
+/// needed if the client has sent further bytes before closing the connection, because these unread
+/// bytes hide the end of the stream.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// The connection of a client, as seen by its requests.
+/// A handle with which requests watch their client's connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CloseWatch(Rc<WatchState>);
 
@@ -35,8 +36,8 @@ struct WatchState {
 
 impl CloseWatch {
     /// Returns the result of `waiting`, or `None` if the client closes or half-closes the
-    /// connection before the result is ready. In this case, `cancel` is called after each poll, and
-    /// `waiting` is polled further as long as `cancel` returns true.
+    /// connection before the result is ready. If the client does so, `cancel` is called after each
+    /// poll, and `waiting` is polled further as long as `cancel` returns true.
     pub(super) async fn unless_closed<T>(
         &self,
         waiting: impl Future<Output = T>,
@@ -78,7 +79,7 @@ impl Drop for WatchGuard<'_> {
     }
 }
 
-/// A stream that tells a [`CloseWatch`] when the client has closed it.
+/// A stream that notifies a [`CloseWatch`] when the client has closed the connection.
 #[derive(Debug)]
 pub(super) struct WatchedStream<S> {
     stream: TimedStream<S>,

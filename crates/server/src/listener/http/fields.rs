@@ -12,7 +12,7 @@ pub(super) enum FieldLocation {
     Limit(usize),
 }
 
-/// Writes the prefix of the field's path: nothing, or for example `limits[2].`.
+/// Writes the prefix of the field's path: for example `limits[2].`, or nothing for the body itself.
 impl fmt::Display for FieldLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -22,7 +22,7 @@ impl fmt::Display for FieldLocation {
     }
 }
 
-/// A field that is present.
+/// A field that is present in the body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Field<'j, 'b> {
     pub(super) location: FieldLocation,
@@ -82,7 +82,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// Parses a string field with `parse`. The error of `parse` describes the expected value.
+    /// Parses a string field with `parse`, whose error describes the expected value.
     pub(super) fn parsed<T>(
         self,
         what: &str,
@@ -95,7 +95,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// Returns the value that `choices` assigns to the field's string.
+    /// Returns the value to which `choices` maps the field's string.
     pub(super) fn choice<T: Copy>(
         self,
         choices: &[(&str, T)],

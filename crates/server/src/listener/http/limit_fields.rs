@@ -1,4 +1,5 @@
-//! Reads the fields of a limit in a JSON body, which have the names and notation of the rules file.
+//! Reads the fields of a limit in a JSON body. The fields have the same names and notation as in
+//! the rules file.
 
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, LimitError, LimitSpec, RefillMode, notation,
@@ -152,8 +153,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
                     .text("an IANA time zone such as Europe/Berlin", problems)
                     .map(str::to_owned)
             }
-            // A day that is too large for the type becomes 127. No calendar accepts this day, so it
-            // is rejected with a message that gives the valid range.
+            // A day that is too large for the integer type becomes 127. No calendar accepts this
+            // day, so it is rejected with a message that gives the valid range.
             "day" => {
                 day = part
                     .number(problems)
@@ -171,7 +172,7 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
     if unit.is_none() && problems.len() == before {
         field.wrong::<()>("needs `calendar`: day, week or month", problems);
     }
-    // Without a valid unit, the month is assumed, because it has the widest ranges. This way,
+    // If the unit is invalid, `month` is assumed, because it permits the widest ranges. This way,
     // values that are invalid for every unit are reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for LimitError {

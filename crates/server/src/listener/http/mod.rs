@@ -3,8 +3,8 @@
 //! `/healthcheck`.
 //!
 //! The module `serve` serves HTTP/1.1, `body` reads request bodies, and `verdict` writes responses.
-//! Each endpoint has its own module. A denial is a normal response with a verdict; only an invalid
-//! request gets a problem document.
+//! Each endpoint has its own module. A denial is a normal response with a verdict. Only invalid
+//! requests get problem details (RFC 9457).
 
 mod authorize;
 mod body;
@@ -71,13 +71,13 @@ const PATHS: &str =
 pub struct HttpContext {
     /// The limiter.
     pub limiter: Arc<ServerLimiter>,
-    /// The rate limit headers of responses.
+    /// The settings for rate limit headers in responses.
     pub headers: Headers,
     /// The settings for identifying clients in forward-auth requests.
     pub identity: Arc<Identity>,
-    /// The service behind `/json` and `/healthcheck`; without it these paths return 404.
+    /// The service that handles `/json` and `/healthcheck`; without it, these paths return 404.
     pub rate_limits: Option<Arc<RateLimitService>>,
-    /// The token that clients must send; without one, no authentication is required.
+    /// The token that clients must send; `None` if no authentication is required.
     pub token: Option<String>,
     /// The host names that browsers may use in addition to `localhost`, in lower case.
     pub hosts: Vec<String>,
@@ -149,8 +149,8 @@ pub enum Endpoint {
     Renew,
 }
 
-/// Returns the name of the trace span for a request to `path`; `None` if the request makes no
-/// decision.
+/// Returns the trace span name for a request to `path`; `None` if requests to this path are not
+/// decided by rules or limits.
 fn span_name(path: &str) -> Option<&'static str> {
     match path {
         "/v1/check" => Some("check"),
@@ -165,8 +165,8 @@ fn span_name(path: &str) -> Option<&'static str> {
     }
 }
 
-/// The header for this listener's token. Forward-auth reads only this header, because in a
-/// forward-auth request `Authorization` belongs to the original client request.
+/// The header for this listener's token. Forward-auth requests must use this header, because their
+/// `Authorization` header belongs to the original client request.
 const TIDEGATE_TOKEN: HeaderName = HeaderName::from_static("tidegate-token");
 
 /// Returns the token in `Authorization: Bearer TOKEN`.
@@ -188,7 +188,7 @@ struct ConnectionContext {
     authenticator: Arc<Authenticator>,
     /// The host names of [`HttpContext::hosts`].
     hosts: Arc<[String]>,
-    /// Tells a waiting request whether its client has disconnected.
+    /// Detects whether the client of a waiting request has disconnected.
     close: CloseWatch,
 }
 
@@ -218,8 +218,8 @@ impl ConnectionContext {
                 ("/json", Some(service)) => {
                     let body = body::read(request.into_body()).await?;
                     // This future is boxed because it is large. Without the box, the futures of all
-                    // requests would be as large, and hyper would move such a large future with
-                    // each request.
+                    // requests would be equally large, and hyper would have to move a large future
+                    // for each request.
                     return Ok(Box::pin(json::decide(&self.limiter, service, &body)).await);
                 }
                 ("/healthcheck", Some(service)) => {
@@ -239,7 +239,8 @@ impl ConnectionContext {
     /// Rejects cross-site and unauthenticated requests.
     fn admit(&self, request: &Request<Incoming>) -> Result<(), Problem> {
         let path = request.uri().path();
-        // In a forward-auth request, these headers come from a client's request to another server.
+        // In a forward-auth request, the browser headers belong to the client's original request to
+        // another server.
         if path != "/v1/authorize" {
             cross_site::check(request.headers(), &self.hosts)?;
         }
@@ -258,10 +259,10 @@ impl ConnectionContext {
         let headers = request.headers();
         let mut lines = headers.get_all(TIDEGATE_TOKEN).iter();
         let own = lines.next().map(HeaderValue::as_bytes);
-        // In a forward-auth request, the client chooses `Authorization`. If the proxy appends its
-        // own `Tidegate-Token` line, a client can add such a line too. A value that the client
-        // chose does not count as a wrong guess by the proxy. Otherwise, a client could lock out
-        // the proxy.
+        // In a forward-auth request, the client chooses the `Authorization` value. If the proxy
+        // appends its own `Tidegate-Token` line instead of replacing the client's, a client can
+        // send such a line too. Invalid values that the client chose do not count as wrong guesses
+        // by the proxy. Otherwise, a client could lock out the proxy.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {
@@ -285,16 +286,16 @@ impl ConnectionContext {
             Endpoint::Check => check::check(self, body, Effect::Charge).await,
             Endpoint::Peek => check::check(self, body, Effect::Peek).await,
             Endpoint::Throttle => throttle::throttle(self, body).await,
-            // These futures are boxed because they are large, and rarer than checks.
+            // These futures are boxed because they are large, and because these requests are rarer
+            // than checks.
             Endpoint::Reserve => Box::pin(reserve::reserve(self, body)).await,
             Endpoint::Settle => Box::pin(reserve::settle(self, headers, body)).await,
             Endpoint::Renew => Box::pin(reserve::renew(self, body)).await,
         }
     }
 
-    /// Returns the result of a decision for which the request may wait. If the client disconnects,
-    /// the decision is dropped, unless `cancel` returns true because a call to the store is in
-    /// progress.
+    /// Awaits a decision that may have to wait for a concurrency slot. If the client disconnects,
+    /// the decision is dropped, unless `cancel` returns true because a store call is in progress.
     async fn wait_for<T>(
         &self,
         decision: impl IntoFuture<Output = T>,
@@ -313,8 +314,8 @@ impl ConnectionContext {
         problem.answer()
     }
 
-    /// Counts `verdict`, which was made at `now`, and audits the entries of the service's
-    /// `request`.
+    /// Counts `verdict`, which was reached at `now`, and audits the entries in the calling
+    /// service's `request`.
     fn observe(
         &self,
         rules: &RuleSet,
@@ -334,16 +335,16 @@ impl ConnectionContext {
         self.limiter.observe_and_audit(audited, verdict);
     }
 
-    /// Builds a response with `verdict` for a service; `verdict` was made at `now`. The body names
-    /// rules. The headers name rules only if configured, because services copy headers into their
-    /// own responses.
+    /// Builds a response with `verdict` for a calling service. `verdict` was reached at `now`. The
+    /// body contains rule names. The headers contain rule names only if configured, because
+    /// services copy headers into their own responses.
     fn verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
         let body = verdict::body(verdict, RuleNames::Shown);
         self.verdict_with(body, status, verdict, now)
     }
 
-    /// Builds a response for a proxy. The proxy may pass the body on to a client, so the body names
-    /// rules only if configured.
+    /// Builds a response for a proxy. The proxy may pass the body on to a client, so the body
+    /// contains rule names only if configured.
     fn public_verdict(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
         let names = self.headers.borrow().rule_names();
         let body = verdict::body(verdict, names);
@@ -364,9 +365,9 @@ impl ConnectionContext {
     }
 }
 
-/// Returns the status for `verdict`, by the same mapping on all HTTP endpoints. A denial is 429. If
-/// the store could not decide, or if the service is at its capacity, the status is 503, because
-/// neither is the client's fault.
+/// Returns the status for `verdict`. All HTTP endpoints use this mapping. The status of a denial is
+/// 429. If the store could not decide, or if the service is at its capacity, the status is 503,
+/// because neither is the client's fault.
 fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

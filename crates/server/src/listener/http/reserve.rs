@@ -23,10 +23,10 @@ use super::{
     status, verdict,
 };
 
-/// A reservation, in a response of `/v1/authorize` and in a request for `/v1/settle`.
+/// The header with the reservation token, in `/v1/authorize` responses and `/v1/settle` requests.
 pub(super) const RESERVATION: HeaderName = HeaderName::from_static("tidegate-reservation");
 
-/// The final cost, in a request for `/v1/settle`.
+/// The header with the final cost, in `/v1/settle` requests.
 const COST: HeaderName = HeaderName::from_static("tidegate-cost");
 
 pub(super) async fn reserve(context: &ConnectionContext, body: &[u8]) -> Result<Answer, Problem> {
@@ -71,12 +71,12 @@ fn add_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
 fn reservation_members(reservation: &Reservation) -> String {
     let Reservation { token, expires_in } = reservation;
     let millis = expires_in.as_millis_ceil();
-    // A token needs no escapes.
+    // A token contains no characters that need escaping.
     format!("\"reservation\":\"{token}\",\"expires_in_ms\":{millis}}}")
 }
 
 /// Settles the reservation in the body, or in the headers if the body is empty. Proxies send
-/// headers, because most of them cannot write a body.
+/// headers, because most proxies cannot write a request body.
 pub(super) async fn settle(
     context: &ConnectionContext,
     headers: &HeaderMap,

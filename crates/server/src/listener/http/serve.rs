@@ -25,18 +25,19 @@ pub(crate) trait ResponseBody: Body<Data = Bytes, Error = Infallible> {
     fn begin(&mut self, phase: &Phase);
 }
 
-/// A complete body is sent at once, so the connection then waits for the next request.
+/// A complete body is sent in one piece, so the connection immediately enters the phase in which it
+/// waits for the next request.
 impl ResponseBody for Full<Bytes> {
     fn begin(&mut self, phase: &Phase) {
         phase.await_request();
     }
 }
 
-/// The maximum size of a request's head in bytes. One read may exceed this maximum slightly.
+/// The maximum size of a request head in bytes. The last read may exceed this maximum slightly.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Serves one connection until the client has closed the connection and all responses are sent, or
-/// until a shutdown has begun and the response to the current request is sent.
+/// Serves one connection. Returns when the client has closed the connection and all responses are
+/// sent. During a shutdown, returns when the response to the current request is sent.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
     connection: &Connection,
@@ -49,7 +50,7 @@ pub(crate) async fn serve<S, F, B>(
     serve_watched(stream, connection, &CloseWatch::default(), answer).await;
 }
 
-/// Works like [`serve`]. `watch` tells the requests whether the client has disconnected.
+/// Works like [`serve`]. Requests use `watch` to detect that the client has disconnected.
 pub(super) async fn serve_watched<S, F, B>(
     stream: S,
     connection: &Connection,
@@ -85,8 +86,8 @@ pub(super) async fn serve_watched<S, F, B>(
         // A client that half-closes its connection after its request still gets a response. The
         // server cannot distinguish such a client from one that has disconnected entirely.
         // Therefore a disconnected client is still charged, and occupies its connection until the
-        // decision is made. If half-closing is allowed, hyper need not watch for the end of the
-        // stream during each decision, which would take a new 8 KiB buffer.
+        // decision is made. If half-closing is allowed, hyper does not watch for the end of the
+        // stream during each decision. Watching would need a new 8 KiB buffer.
         .half_close(true)
         // The maximum number of header lines is hyper's default, `net::MAX_HEADERS`; an explicit
         // setting would be slower.
@@ -101,8 +102,8 @@ pub(super) async fn serve_watched<S, F, B>(
         .serve(serving, |serving| serving.graceful_shutdown())
         .await;
     if let Err(error) = ended {
-        // An operator need not act if a client aborts a connection, so this is only a debug
-        // message.
+        // Clients may abort connections at any time, and operators need not act, so this is logged
+        // at debug level only.
         tracing::debug!(peer = %connection.peer, "connection ended: {error}");
     }
 }
@@ -156,8 +157,8 @@ mod tests {
         }
     }
 
-    /// The interim response does not end the timeout, because the request is not complete when it
-    /// is written.
+    /// The interim response does not end the request timeout, because the request is not complete
+    /// when the interim response is written.
     #[tokio::test(start_paused = true)]
     async fn the_timeout_of_a_request_includes_a_body_after_100_continue() {
         let connection = connection();

@@ -1,13 +1,13 @@
-//! A cache of parsed throttle bodies. A client that uses a single limit repeatedly sends the same
-//! body with different keys.
+//! A cache of parsed throttle bodies. A client that uses a single limit sends the same body again
+//! and again, with different keys.
 //!
 //! A cache entry (`Template`) consists of the bytes before the key, the bytes after it, and the
-//! parsed request. JSON is parsed from left to right. Therefore, if the bytes before and after the
-//! key of a body equal those of a cache entry, the body is the same request for another key, unless
-//! the key contains escapes. A body that matches a cache entry is not parsed.
+//! parsed request. A body matches a cache entry if it has the same bytes before and after its key,
+//! and if the key contains no escapes. JSON is parsed from left to right, so a matching body is the
+//! same request for another key and need not be parsed.
 //!
-//! If the body matches a cache entry, a decision over HTTP takes 16,700 user-space instructions. If
-//! costs vary from 1 to 500, most bodies miss the cache, and a decision takes 21,800 instructions
+//! If the body matches a cache entry, an HTTP request takes 16,700 user-space instructions. If
+//! costs vary from 1 to 500, most bodies miss the cache, and a request takes 21,800 instructions
 //! (measured with callgrind at 8c70c53).
 
 use std::sync::Arc;
@@ -38,8 +38,8 @@ struct Template {
 }
 
 impl TemplateCache {
-    /// The number of cached entries. A body that matches no cached entry is parsed and replaces a
-    /// cached entry.
+    /// The maximum number of cache entries. A body that matches no entry is parsed and replaces an
+    /// entry.
     const CAPACITY: usize = 8;
 
     /// The maximum size of a cached body without its key, in bytes.
@@ -75,8 +75,8 @@ impl TemplateCache {
             });
             return;
         }
-        // Overwrites the oldest entry and reuses its memory, so that ever-changing bodies cause no
-        // allocations.
+        // Overwrites the oldest entry and reuses its memory, so that constantly changing bodies
+        // cause no allocations.
         let template = &mut self.templates[self.next];
         self.next = (self.next + 1) % Self::CAPACITY;
         before.clone_into(&mut template.before);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     proptest! {
-        /// Regardless of the text that replaces the key, a cache hit must give the same result as
+        /// Regardless of the string that replaces the key, a cache hit must give the same result as
         /// parsing the body.
         #[test]
         fn a_template_match_equals_a_full_parse(
@@ -201,7 +201,7 @@ mod tests {
             let mut cache = TemplateCache::default();
             let Some(key) = remember(&mut cache, &body, 1) else { return Ok(()) };
             let at = body.find(&format!("{key}\"")).unwrap();
-            // The replaced text is the key, or other text that looks like the key.
+            // The replaced string is the key, or another string that looks like the key.
             let mut changed = body.clone().into_bytes();
             changed.splice(at..at + key.len(), other);
             if let Some((found, _)) = cache.find(&changed) {

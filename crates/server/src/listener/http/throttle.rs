@@ -1,4 +1,4 @@
-//! Serves `POST /v1/throttle`, where the limit is sent with the request.
+//! Serves `POST /v1/throttle`, whose requests contain the limit.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -23,14 +23,15 @@ use super::{
     template_cache::{TemplateCache, ThrottleParameters},
 };
 
-/// The fields of a request that are not fields of its limit.
+/// The request fields that are not limit fields.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
-/// The number of parsed limits that each worker caches. Callers rarely use more than a few limits.
+/// The maximum number of parsed limits that each worker caches. Callers rarely use more than a few
+/// limits.
 const CACHED_LIMITS: usize = 64;
 
 thread_local! {
-    /// Buffers and caches that the requests of this worker share.
+    /// Buffers and caches that this worker's requests share.
     static BUFFERS: RefCell<ThrottleBuffers> = RefCell::default();
     static TEMPLATES: RefCell<TemplateCache> = RefCell::default();
     static LIMITS: RefCell<BuildCache<Vec<LimitSpec>, Arc<Limits>>> =
@@ -202,8 +203,9 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
     Some(if peek { Effect::Peek } else { Effect::Charge })
 }
 
-/// Parses the limits in `list`. Next to `limits`, the only allowed field is `algorithm`, which is
-/// the default algorithm of the limits in `list`. Every field in `beside` is reported as an error.
+/// Parses the limits in `list`. The field `algorithm` beside `limits` sets the default algorithm of
+/// the limits in `list`. Every other limit field beside `limits`, listed in `beside`, is reported
+/// as an error.
 fn specs_of(
     list: Field<'_, '_>,
     beside: &[Field<'_, '_>],

@@ -1,4 +1,4 @@
-//! Runs the endpoints without sockets, for fuzzing.
+//! Runs HTTP endpoints without sockets, for fuzzing.
 
 use std::{
     cell::RefCell,
@@ -15,7 +15,7 @@ use tidegate_tower::{HeaderWriter, Legacy};
 
 use super::{ConnectionContext, Endpoint, close_watch::CloseWatch};
 
-/// Handles a request with this body at `endpoint`, without a socket. Returns the status and body of
+/// Handles a request to `endpoint` with this body, without a socket. Returns the status and body of
 /// the response. Does not support a Redis-backed limiter.
 #[must_use]
 pub fn transcript(limiter: &Arc<ServerLimiter>, endpoint: Endpoint, body: &[u8]) -> (u16, Vec<u8>) {

@@ -1,16 +1,16 @@
 //! Serialises a verdict as JSON.
 //!
 //! The serialiser is written by hand, because serialising two dozen fields with serde takes longer
-//! than the decision.
+//! than making the decision.
 
 use tidegate_core::{Line, Outcome, RetryAfter, Source, Verdict};
 use tidegate_tower::RuleNames;
 
-/// The initial buffer size in bytes; most documents fit without reallocation.
+/// The initial buffer size in bytes. Most documents fit into it without reallocation.
 const USUAL_BYTES: usize = 512;
 
-/// Returns the JSON document. Times are in milliseconds, rounded up. If `retry_after_ms` is null, a
-/// retry never succeeds.
+/// Returns the JSON document. Times are in milliseconds, rounded up. If a retry can never succeed,
+/// `retry_after_ms` is null.
 ///
 /// If `names` is `Hidden`, rule names and shadow limits are omitted, because clients are not
 /// allowed to see them.
@@ -80,7 +80,7 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
 /// A JSON field that marks the preceding `retry_after_ms` as an estimate.
 const ESTIMATED: &str = r#","retry_after_estimated":true"#;
 
-/// Returns the number of milliseconds until a retry would succeed; `None` means never.
+/// Returns the milliseconds until a retry would succeed; `None` means never.
 pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
@@ -90,7 +90,8 @@ pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
 struct Writer(Vec<u8>);
 
 impl Writer {
-    // Always inlined: almost all pieces are literals, which the compiler then copies directly.
+    // Always inlined, because almost all arguments are literals, which the compiler then copies
+    // directly.
     #[inline(always)]
     fn raw(&mut self, json: &str) -> &mut Self {
         self.0.extend_from_slice(json.as_bytes());
@@ -110,8 +111,8 @@ impl Writer {
         };
     }
 
-    /// Writes a quoted string without escaping. The text must not need escaping: it is a fixed
-    /// word, or a policy, which may contain the name of a time zone.
+    /// Writes a quoted string without escaping. The string must not need escaping: it is a fixed
+    /// word or a policy. A policy may contain a time zone name.
     fn plain(&mut self, text: &str) {
         let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
         debug_assert!(text.chars().all(is_plain), "{text:?}");
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(read(decision, &charge, &outcomes), expected);
     }
 
-    /// A slot becomes free when the request that holds it ends, and that time is unknown.
+    /// A slot becomes free when the request that holds it completes, and that time is unknown.
     #[test]
     fn the_wait_for_a_concurrency_slot_is_marked_as_an_estimate() {
         let slots = LimitSpec {

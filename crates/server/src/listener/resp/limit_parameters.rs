@@ -1,4 +1,4 @@
-//! The parameters of a limit that is sent with a command.
+//! Parameters of limits that are sent with commands.
 
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Rate, RefillMode, Span};
 
@@ -6,18 +6,18 @@ use tidegate_core::{Algorithm, Limit, LimitError, Limits, Rate, RefillMode, Span
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct LimitParameters {
     pub(super) dialect: Dialect,
-    /// The burst of GCRA or the capacity of a bucket.
+    /// The burst (GCRA) or the capacity (token bucket).
     pub(super) burst: u64,
     pub(super) count: u64,
     pub(super) period_secs: u64,
 }
 
-/// The program whose command the client uses, which determines the algorithm and the reply.
+/// The program that defines the client's command. It determines the algorithm and the reply format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Dialect {
-    /// `CL.THROTTLE`, which allows `burst` simultaneous requests in addition to the regular one.
+    /// redis-cell's `CL.THROTTLE`, which admits `burst` + 1 requests at once.
     RedisCell,
-    /// `THROTTLE`, which allows `burst` simultaneous requests.
+    /// throttlecrab's `THROTTLE`, which admits `burst` requests at once.
     Throttlecrab,
 }
 

@@ -7,11 +7,11 @@
 //! the decisions that Redis has to make.
 //!
 //! Commands that are read together form a batch, which is parsed, evaluated and answered together,
-//! with one `read` and one `write`. The store prefetches the keys of the batch before the first
-//! decision. Batching makes pipelines fast. All decisions of a batch have the same timestamp.
+//! with one `read` and one `write`. The store prefetches the batch's keys before the first
+//! decision. Batching makes pipelines fast. All decisions in a batch have the same timestamp.
 //!
-//! The memory that one client can use is bounded, even if the client sends large commands or does
-//! not read replies. All these bounds are in [`bounds`].
+//! The memory that one client can make the server use is bounded, even if the client sends large
+//! commands or does not read replies. All these bounds are in [`bounds`].
 
 pub mod bounds;
 
@@ -35,9 +35,9 @@ use tidegate_net::{
 
 use self::session::Session;
 
-/// Returns the default bounds of this listener, which equal the general defaults except for the
-/// idle timeout. The idle timeout is one hour, because the connection pools of clients keep
-/// connections open and handle lost connections badly.
+/// Returns the default bounds of this listener. They equal the general defaults, except that the
+/// idle timeout is one hour, because client connection pools keep connections open and handle lost
+/// connections badly.
 #[must_use]
 pub fn default_bounds() -> Bounds {
     Bounds {
@@ -74,7 +74,7 @@ pub struct RespContext {
     pub limiter: Arc<ServerLimiter>,
     /// The user name that `AUTH` requires; `None` means `default`.
     pub username: Option<String>,
-    /// The password that `AUTH` requires; without one, no authentication is required.
+    /// The password that `AUTH` requires; `None` if no authentication is required.
     pub password: Option<String>,
     /// The listener's TLS configuration; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
@@ -135,8 +135,9 @@ pub fn listen_guarded(
     })
 }
 
-/// Returns the replies to a client that has the ID 1 and sends `input`, without a socket. This
-/// function is for tests and fuzzing, and does not support a Redis-backed limiter.
+/// Returns the replies to a client that sends `input`, without a socket. The client has the
+/// connection ID 1. This function is for tests and fuzzing, and does not support a Redis-backed
+/// limiter.
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub fn transcript(limiter: &ServerLimiter, input: &[u8]) -> Vec<u8> {

@@ -1,12 +1,11 @@
-//! Pending Redis decisions. The replies to a batch are held until all decisions of the batch are
-//! made.
+//! Pending decisions. The replies to a batch are held until all decisions in the batch are made.
 //!
-//! With the memory store, no decision is pending. With Redis, all decisions of a batch are
-//! requested at the same time, so that they share a pipeline. No more commands are read from the
-//! client until all of these decisions are made. A request waiting for a concurrency slot is also
-//! pending. If its client disconnects during the wait, the batch is dropped. A transaction may need
-//! more than [`MAX_WAITING`] decisions. The excess decisions wait in this module, so that no single
-//! client can fill the queue to Redis.
+//! With Redis, all decisions in a batch are requested at the same time, so that they share a
+//! pipeline. No more commands are read from the client until all of these decisions are made. With
+//! the memory store, decisions are made immediately. With either store, a request waiting for a
+//! concurrency slot is pending. If its client disconnects during the wait, the batch is dropped. A
+//! transaction may need more than [`MAX_WAITING`] decisions. The excess decisions wait in this
+//! module, so that no single client can fill the queue to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
@@ -22,16 +21,17 @@ use super::{
     reply::Reply,
 };
 
-/// The future replies to a batch, which are complete once all decisions of the batch are made.
+/// The replies to a batch. They are complete once all decisions in the batch are made.
 pub(super) struct PendingBatch {
     answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
     /// The memory of the pending decisions, in bytes.
     pub(super) heap_bytes: usize,
-    /// Whether a request of the batch can wait for a concurrency slot.
+    /// Whether any request in the batch can wait for a concurrency slot.
     pub(super) can_wait: bool,
-    /// Signals that cancel the waiting requests of the batch.
+    /// The signals that cancel the waiting requests in the batch.
     signals: Vec<Arc<CancelSignal>>,
-    /// Protects the connection of a waiting request, which would otherwise seem to be idle.
+    /// Marks the connection as in use while a request is waiting. Otherwise, it would be treated as
+    /// idle.
     in_flight: Option<InFlight>,
 }
 
@@ -67,13 +67,13 @@ impl PendingBatch {
         }
     }
 
-    /// Keeps `in_flight` until the batch is answered.
+    /// Keeps `in_flight` until the replies to the batch are complete.
     pub(super) fn hold(&mut self, in_flight: InFlight) {
         self.in_flight = Some(in_flight);
     }
 
-    /// Cancels the waiting requests. Returns true if a store call of one of them is in progress, so
-    /// that the batch must not be dropped yet.
+    /// Cancels the waiting requests. Returns true if one of them has a store call in progress; in
+    /// this case, the batch must not be dropped yet.
     pub(super) fn cancel(&self) -> bool {
         let calling = self.signals.iter().filter(|signal| signal.cancel());
         calling.count() > 0
@@ -90,7 +90,7 @@ async fn answer(limiter: &Arc<ServerLimiter>, pending: PendingReply) -> (Option<
         out: &mut out,
         protocol: pending.protocol,
     };
-    // The wait for Redis is a span below the span of the decision.
+    // The wait for Redis is traced as a child span of the decision's span.
     let span = || trace::command_span(ListenerKind::Resp);
     match pending.command {
         PendingCommand::Check(check) => {

@@ -19,7 +19,7 @@ impl Protocol {
     }
 }
 
-/// A writer of replies. A type that RESP2 does not have is written as the closest RESP2 type.
+/// Writes replies. In RESP2, a type that exists only in RESP3 is written as the closest RESP2 type.
 #[derive(Debug)]
 pub(super) struct Reply<'o> {
     pub(super) out: &'o mut Vec<u8>,
@@ -108,7 +108,7 @@ impl Reply<'_> {
         }
     }
 
-    /// Writes a set of simple strings.
+    /// Writes `words` as a set of simple strings.
     pub(super) fn words(&mut self, words: &[&str]) {
         match self.protocol {
             Protocol::Resp2 => self.length(b'*', words.len()),

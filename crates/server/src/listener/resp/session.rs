@@ -13,7 +13,7 @@ use tidegate_net::auth::{self, AuthOutcome, Authenticator};
 
 use super::{reply::Protocol, transaction::Transaction};
 
-/// The user name of a client that sends no user name.
+/// The default user name, for clients that send none.
 pub(super) const DEFAULT_USER: &str = "default";
 
 /// The state of one connection that commands can read and change.
@@ -23,9 +23,9 @@ pub(super) struct Session {
     pub(super) peer: SocketAddr,
     pub(super) protocol: Protocol,
     pub(super) replies: Replies,
-    /// The database for keys of limits that are sent with the request.
+    /// The selected database. It separates the keys of limits that are sent with commands.
     pub(super) database: Database,
-    /// Whether the connection must be closed after the current command.
+    /// Whether and why the connection must be closed after the current command.
     pub(super) ending: Ending,
     pub(super) names: Option<Box<Names>>,
     /// The authenticator and the configured user name; `None` if no authentication is required.
@@ -37,7 +37,7 @@ pub(super) struct Session {
     pub(super) transaction: Option<Box<Transaction>>,
 }
 
-/// The names that a client has set; boxed, because most connections set none.
+/// The names that a client has set. Boxed, because most clients set no names.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Names {
     pub(super) connection: Vec<u8>,
@@ -152,7 +152,7 @@ impl Session {
         self.transaction = None;
     }
 
-    /// Returns the size in bytes of the memory that the client can make this connection use.
+    /// Returns the number of heap bytes that commands have made this session use.
     pub(super) fn heap_bytes(&self) -> usize {
         self.transaction
             .as_ref()

@@ -14,15 +14,15 @@ use super::{bounds::MAX_COMMAND_BYTES, parse::Arguments};
 /// An open transaction.
 #[derive(Debug, Default)]
 pub(super) struct Transaction {
-    /// The commands that were queued so far, in the format of the protocol.
+    /// The commands queued so far, in the wire format.
     queued: Vec<u8>,
     count: usize,
     spoilt: bool,
 }
 
 impl Transaction {
-    /// Queues a command for `EXEC`. Returns false and marks the transaction as failed if the
-    /// commands of the transaction together would be longer than [`MAX_COMMAND_BYTES`].
+    /// Queues a command for `EXEC`. If the total length of the transaction's commands would exceed
+    /// [`MAX_COMMAND_BYTES`], marks the transaction as failed and returns false.
     pub(super) fn queue(&mut self, arguments: Arguments<'_>) -> bool {
         let before = self.queued.len();
         let fits = arguments.write(&mut self.queued, MAX_COMMAND_BYTES);
@@ -41,8 +41,7 @@ impl Transaction {
         self.queued = Vec::new();
     }
 
-    /// Returns the number of commands, and the bytes of the commands; `None` if the transaction has
-    /// failed.
+    /// Returns the number of commands and their bytes; `None` if the transaction has failed.
     pub(super) fn end(self) -> Option<(usize, Vec<u8>)> {
         (!self.spoilt).then_some((self.count, self.queued))
     }

@@ -1,8 +1,8 @@
 //! `CommandExecutor`: a worker's buffers, and the loop that handles commands.
 //!
 //! Each worker has one `CommandExecutor`, which all its connections share. A worker handles one
-//! batch at a time, so the buffers stay in the CPU cache, and a waiting connection occupies little
-//! memory.
+//! batch at a time, so the buffers stay in the CPU cache. A connection without a current batch
+//! needs no buffers and therefore little memory.
 
 use std::sync::Arc;
 
@@ -22,18 +22,20 @@ use super::{
 pub(super) struct CommandExecutor {
     /// The replies to the current batch.
     pub(super) output: Vec<u8>,
-    /// Decisions that Redis has to make before the replies to the batch are complete.
+    /// Pending decisions, such as those that Redis has to make. The replies to the batch are
+    /// complete when they are made.
     pending: Vec<PendingReply>,
     parser: Parser,
     buffers: CommandBuffers,
 }
 
-/// The part of a batch that has been handled.
+/// How far a batch has been handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The number of input bytes that have been consumed.
     pub(super) used: usize,
-    /// Whether the rest may contain complete commands, because the output limit stopped the batch.
+    /// Whether the remaining input may contain complete commands, because the batch stopped at the
+    /// output limit.
     pub(super) more: bool,
 }
 
@@ -107,8 +109,8 @@ impl CommandExecutor {
         Progress { used, more: true }
     }
 
-    /// Returns the decisions that Redis has to make together with the replies so far. Returns
-    /// `None` if there are no such decisions.
+    /// Takes the pending decisions together with the replies so far. Returns `None` if no decision
+    /// is pending.
     pub(super) fn take_pending(&mut self, limiter: &Arc<ServerLimiter>) -> Option<PendingBatch> {
         (!self.pending.is_empty()).then(|| {
             let pending = std::mem::take(&mut self.pending);
@@ -132,8 +134,8 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     let (start, before) = (out.len(), context.session.replies);
     command::run(&mut context, arguments, out);
     let after = &mut context.session.replies;
-    // The command itself may be a `CLIENT REPLY`, so both the mode before it and the mode after it
-    // count.
+    // The command itself may be a `CLIENT REPLY`, so the reply is discarded depending on the mode
+    // before the command and the mode after it.
     let muted = match (before, *after) {
         (_, Replies::Off) => true,
         (Replies::SkipNext, _) => {

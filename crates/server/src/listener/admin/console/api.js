@@ -1,8 +1,8 @@
 // Sends requests to the admin API of this server.
 //
-// The token is kept in the session storage of this tab. It survives a reload of the page, but other
-// tabs, other sites and later sessions cannot read it. The token is not a cookie, so the browser
-// never sends it for another page.
+// The token is kept in the session storage of this tab. It survives a page reload, but other tabs,
+// other sites and later sessions cannot read it. The token is not a cookie, so the browser never
+// sends it on behalf of another page.
 
 const STORED = "tidegate-token";
 const PATIENCE_MS = 15_000;
@@ -10,7 +10,7 @@ const PATIENCE_MS = 15_000;
 let token = sessionStorage.getItem(STORED);
 let onLogout = () => {};
 
-// The error for a response that is not a success, or for no response. `status` is 0 if the server
+// The error for an unsuccessful request. `status` is 0 if there was no response because the server
 // cannot be reached.
 export class ApiError extends Error {
   constructor(status, detail, problem = {}) {
@@ -72,8 +72,8 @@ export async function request(method, path, body) {
   const document = await response.json().catch(() => ({}));
   if (response.ok) return document;
   if (response.status === 401 && sent !== null && token === sent) {
-    // Forget the token, because each further request would count as a wrong guess and lock this
-    // address out.
+    // Discard the token, because each further request with an invalid token would count as a wrong
+    // guess and could lock out this address.
     forgetToken();
     onLogout("The server does not accept this token. Check it, and log in again.");
   }
@@ -85,8 +85,8 @@ export async function request(method, path, body) {
   );
 }
 
-// Reads a document. If the value of a parameter is a list, the parameter is repeated. A parameter
-// without a value is left out.
+// Reads a document. If a parameter's value is a list, the parameter is repeated. A parameter
+// without a value is omitted.
 export function get(path, parameters = {}) {
   const given = Object.entries(parameters).flatMap(([name, value]) =>
     [value]
@@ -101,9 +101,9 @@ export function get(path, parameters = {}) {
   return request("GET", given.length ? `${path}?${given.join("&")}` : path);
 }
 
-// Returns the path of a rule's key. Each value of the key is one path segment. Browsers remove the
-// segments `.` and `..` from a path even if they are escaped, so the request would name another
-// key.
+// Returns the path of a rule's key. Each of the key's values is one path segment. Browsers remove
+// the segments `.` and `..` from a path even if they are escaped, so a request with such a value
+// would name another key.
 export function keyPath(kind, rule, key) {
   const segments = [rule, ...key];
   if (segments.some((segment) => segment === "." || segment === "..")) {

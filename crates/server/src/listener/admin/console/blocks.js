@@ -1,4 +1,4 @@
-// The view of manual blocks, and the dialogs of operations.
+// The view of manual blocks, and the dialogs for operations.
 
 import { get, keyPath, request } from "./api.js";
 import { button, el, field, panel, select, show, table, text } from "./dom.js";

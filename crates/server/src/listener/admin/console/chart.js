@@ -6,7 +6,7 @@ import { count, plural, rate, shortTime, time } from "./format.js";
 export const HEIGHT = 220;
 export const MARGIN = { left: 48, right: 8, top: 12, bottom: 24 };
 
-// Returns a round number that is at least `value`, and the ticks of the axis up to this number.
+// Returns a round number that is at least `value`, and the axis ticks up to this number.
 export function scale(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   const [step, parts] = [

@@ -7,17 +7,17 @@ import { isHashed, keyLink } from "./keys.js";
 
 const SHOWN = 200;
 
-// The texts of reasons that need one.
+// The display texts of denial reasons, where they differ from the reason itself.
 const REASONS = { on_failure: "on_failure: closed" };
 
-// Names the limit of a row without a rule.
+// Describes the limit that denied the request, for a row without a rule.
 const source = ({ entries, reason }) => {
   if (reason === "store") return "the store is full";
   return entries?.domain ? `Envoy, domain ${entries.domain}` : "limit of the request";
 };
 
-// Creates a table of denials, newest first. `shows` determines whether the table has columns for
-// the key and for the listener.
+// Creates a table of denials, newest first. `shows` determines whether the table has a key column
+// and a listener column.
 export function denialTable(app, caption, shows = { key: true, listener: true }) {
   const limit = { title: "Limit", class: shows.key ? "policy wide" : "policy", main: !shows.key };
   const columns = [
@@ -46,7 +46,7 @@ export function denialTable(app, caption, shows = { key: true, listener: true })
         shows.key ? policy : el("span", { class: "name" }, policy, badge),
         shows.listener && (row.listener ?? "–"),
         row.retry_after_ms === null ? "never" : duration(row.retry_after_ms ?? 0),
-        // Hashed entries match no rule, so an explanation of them would be wrong.
+        // Hashed entries match no rule, so an explanation based on them would be wrong.
         row.rule && !isHashed(Object.values(row.entries))
           ? el("a", { href: app.explainLink(row.rule, row.key, row.entries) }, "Explain")
           : " ",

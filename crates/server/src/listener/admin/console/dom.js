@@ -27,8 +27,8 @@ export function svg(tag, props = {}, ...children) {
   return append(assign(node, props), children);
 }
 
-// Sets a text only if it differs, so that an update does not disturb a selection or a screen
-// reader.
+// Sets a node's text only if the text differs, so that an update does not disturb a selection or a
+// screen reader.
 export function text(node, value) {
   const written = String(value);
   if (node.textContent !== written) node.textContent = written;
@@ -38,9 +38,9 @@ export function show(node, visible) {
   if (node.hidden === visible) node.hidden = !visible;
 }
 
-// Returns a function that updates the children of `parent` to match a list of items. `key`
-// identifies an item, or a few equal items. `build` returns {node, update} for an item. The nodes
-// of items that remain are kept, and keep the focus.
+// Returns a function that updates the children of `parent` to match a list of items. `key` returns
+// an item's identity; a few equal items may share it. `build` returns {node, update} for an item.
+// Items that remain in the list keep their nodes and the focus.
 export function keyed(parent, key, build) {
   let known = new Map();
   return (items) => {
@@ -158,7 +158,7 @@ export function select(label, options, onchange) {
   return { node, fill };
 }
 
-// Creates a bar that shows a part of a whole, next to a number with the same value.
+// Creates a bar that displays a fraction. A number with the same value stands next to it.
 export function meter() {
   const fill = el("span", { class: "fill" });
   const number = el("span", { class: "number" });

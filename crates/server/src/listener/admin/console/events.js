@@ -23,7 +23,7 @@ const TITLES = {
   "key.reset": "Counters reset",
 };
 
-// The groups of types that can be selected.
+// The event type groups that the operator can select.
 const GROUPS = [
   ["", "All events"],
   ["key.", "Keys"],

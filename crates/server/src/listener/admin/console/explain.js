@@ -1,4 +1,4 @@
-// The view that explains the decision on a request, without charging the request.
+// The view that explains how a request would be decided. The request is not charged.
 
 import { request } from "./api.js";
 import { button, el, field, panel, show, text } from "./dom.js";

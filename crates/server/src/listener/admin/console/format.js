@@ -77,7 +77,7 @@ export const wait = (ms) =>
 export const time = (ms) => clock.format(ms);
 export const shortTime = (ms) => minute.format(ms);
 
-// Formats a time. The date is left out if it is today.
+// Formats a time. Today's date is omitted.
 export function moment(ms) {
   const today = new Date().toDateString() === new Date(ms).toDateString();
   return today ? clock.format(ms) : day.format(ms);
@@ -96,7 +96,7 @@ function visible(value) {
   );
 }
 
-// Formats the text of an error as a sentence.
+// Formats an error message as a sentence.
 export const sentence = (words) =>
   `${words.charAt(0).toUpperCase()}${words.slice(1)}${/[.!?]$/.test(words) ? "" : "."}`;
 

@@ -1,5 +1,4 @@
-// The view of one key: the state of its limits, its block and its denials, and the operations on
-// the key.
+// The view of one key: its limits, its block, its denials, and the operations on it.
 
 import { get, keyPath, request } from "./api.js";
 import { ask, blockDialog } from "./blocks.js";
@@ -8,7 +7,7 @@ import { button, el, field, meter, panel, select, show, table, text } from "./do
 import { count, duration, keyText, moment, percent, wait } from "./format.js";
 import { keyHistory } from "./history.js";
 
-// Returns the address of the view of a key.
+// Returns the URL of the view of a key.
 export const keyAddress = (rule, key) =>
   `#/keys?${new URLSearchParams([["rule", rule], ...key.map((value) => ["key", value])])}`;
 
@@ -176,7 +175,7 @@ export function keys(app) {
     const known = rules.find(({ name }) => name === given);
     if (known) rule.node.value = given;
     const key = parameters.getAll("key");
-    // If no key is given, the keys of the rule are listed, unless the rule has one counter for all
+    // If no key is given, the rule's keys are listed, unless the rule has one counter for all
     // requests.
     const isListed = given === null || (known && known.key.length > 0 && key.length === 0);
     const listedRule = rule.node.value;
@@ -294,7 +293,7 @@ export function keys(app) {
   };
 }
 
-// Returns the used part of the key's limit that has the largest used part.
+// Returns the key's utilisation: the used fraction of its most used limit.
 export function utilisation({ limits, block }) {
   if (block) return { part: 1, words: "blocked" };
   const parts = limits

@@ -1,7 +1,7 @@
 // Login, navigation between the views, and polling.
 //
-// Only the current view polls, and only while the page is visible and polling is not paused. After
-// a failure, the next poll follows at its usual time.
+// Only the current view polls, and only while the page is visible and polling is not paused. A
+// failed poll is not repeated early; the next poll follows after the usual interval.
 
 import { ApiError, forgetToken, get, hasToken, setLogoutHandler, setToken } from "./api.js";
 import { blocks } from "./blocks.js";
@@ -33,7 +33,7 @@ let views = null;
 let current = null;
 let isPaused = false;
 let lastStatus = null;
-// The timers of the polls of the current view. The results of polls of an earlier generation are
+// The poll timers of the current view. Results of polls that started in an earlier generation are
 // ignored.
 let generation = 0;
 let timers = [];
@@ -72,7 +72,7 @@ const app = {
   },
 
   // Returns a link to the explanation of a request. The request has the given entries or, if there
-  // are none, the entries of the key.
+  // are none, the key's entries.
   explainLink(rule, key, entries = {}) {
     const given = Object.entries(entries);
     return `#/explain?${new URLSearchParams(given.length ? given : entriesOf(rule, key))}`;

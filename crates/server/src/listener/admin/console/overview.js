@@ -1,5 +1,4 @@
-// The overview: the traffic of the last 15 minutes, the rules, the top talkers and the latest
-// denials.
+// The overview: traffic in the last 15 minutes, the rules, the top talkers and the latest denials.
 
 import { get, isRefusal, keyPath } from "./api.js";
 import { sparkline, sum, trafficChart } from "./chart.js";
@@ -9,15 +8,15 @@ import { bytes, count, keyText, percent, plural, rate, sentence } from "./format
 import { isHashed, keyLink, utilisation } from "./keys.js";
 
 const BUCKETS = 180;
-// The number of rows of the table of rules, unless the operator asks for all rows.
+// The number of rows in the rules table, unless the operator asks for all rows.
 const SHOWN_RULES = 50;
-// The number of rules for which the utilisation of the busiest key is read.
+// The number of rules for which the busiest key's utilisation is read.
 const MEASURED_RULES = 12;
 
 const SERIES = ["requests", "denied", "shadow_denied"];
 
-// Appends the newest buckets to the buckets that are already known. Returns null if buckets in
-// between are missing.
+// Appends the newest buckets to the buckets that are already known. Returns null if there is a gap
+// between the known and the new buckets.
 function merge(known, next) {
   const bucket = next.bucket_ms;
   const end = next.from_ms + next.total.requests.length * bucket;
@@ -50,7 +49,8 @@ function merge(known, next) {
 
 const QUIET = Object.fromEntries(SERIES.map((name) => [name, new Array(BUCKETS).fill(0)]));
 
-// Returns the rate of the last two complete buckets. The last bucket of the list is incomplete.
+// Returns the average rate, per second, over the last two complete buckets. The last bucket in the
+// list is incomplete.
 const latest = (list, bucketMs) => (sum(list.slice(-3, -1)) * 1000) / (2 * bucketMs);
 
 function tile(label) {
@@ -332,7 +332,7 @@ export function overview(app) {
     }
   }
 
-  // Reads the utilisation of the busiest key of each rule, one request after the other.
+  // Reads the utilisation of each rule's busiest key, with one request at a time.
   async function pollUsage() {
     const { rows } = await get("v1/top", { by: "requests", over: "5m", n: 100 }).catch((error) => {
       if (isRefusal(error)) return { rows: [] };
@@ -349,7 +349,7 @@ export function overview(app) {
         usage.set(name, { key: top, ...utilisation(state) });
       } catch (error) {
         if (error.status === 401) throw error;
-        // The key may contain a value that a browser cannot put into a path.
+        // The request fails if the key contains a value that a browser cannot put into a path.
         usage.delete(name);
       }
     }

@@ -20,7 +20,7 @@ use super::{
 /// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
 /// The options come first, in any order and each at most once, so an entry may have the same name
-/// as an option. A `retry_after_ms` of -1 means that a retry never succeeds. `limit` and
+/// as an option. A `retry_after_ms` of -1 means that a retry can never succeed. `limit` and
 /// `remaining` are -1 if no limit was evaluated, because no rule applies or the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = CheckCommand::read(arguments.skip(1), CommandKind::Check)
@@ -30,10 +30,10 @@ pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     }
 }
 
-/// The kind of a command, which determines its options.
+/// The kind of a command, which determines its permitted options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommandKind {
-    /// A decision. The command can have the option `PEEK`.
+    /// A check. The command can have the option `PEEK`.
     Check,
     /// A reservation. The command can have the option `TTL`.
     Reserve,
@@ -42,13 +42,13 @@ pub(super) enum CommandKind {
 /// The reason why a command is rejected.
 #[derive(Debug)]
 pub(super) enum CheckRefusal {
-    /// The arguments after the options are not name-value pairs, or there are no such arguments.
+    /// The arguments after the options are not name-value pairs, or are missing.
     NoPairs,
     Request(RequestError),
 }
 
 impl CheckRefusal {
-    /// Replies that the command `name` is rejected.
+    /// Writes the error reply for the rejected command `name`.
     pub(super) fn reply(self, context: &mut Context<'_>, name: &str, reply: &mut Reply<'_>) {
         match self {
             Self::NoPairs => wrong_number(context, name, reply),
@@ -68,7 +68,7 @@ pub(super) struct CheckCommand<'a> {
     effect: Effect,
     pub(super) cost: Cost,
     pub(super) spelling: Spelling,
-    /// The time to live of a reservation, if it is given.
+    /// The reservation's time to live, if it is given.
     pub(super) ttl: Option<Span>,
     /// The longest time that the request may wait for a concurrency slot.
     pub(super) wait: Span,
@@ -243,7 +243,7 @@ impl PendingCheck {
         let (effect, scratch) = (self.effect, &mut scratch);
         let decided = if self.wait > Span::ZERO {
             let waiting = limiter.check_within(&rules, scratch, &request, effect, self.wait);
-            // Waiting is rare and its future is large, so the future is boxed.
+            // A request rarely waits, and the future is large, so it is boxed.
             Box::pin(waiting.into_future()).await
         } else {
             let decision = limiter.check_after_pending(&rules, scratch, &request, effect);
@@ -292,7 +292,7 @@ fn cost(text: &[u8]) -> Result<Cost, RequestError> {
     Cost::new(number("cost", text)?)
 }
 
-/// Parses an integer argument, which errors call `field`.
+/// Parses an integer argument. Error messages call it `field`.
 pub(super) fn number(field: &str, text: &[u8]) -> Result<u64, RequestError> {
     let number = std::str::from_utf8(text)
         .ok()

@@ -1,4 +1,4 @@
-//! `CLIENT`: connection names, library names and other connection settings of clients.
+//! `CLIENT`: connection names, library names and other connection settings.
 
 use super::{
     super::{
@@ -42,7 +42,7 @@ pub(super) fn client(context: &mut Context<'_>, arguments: Arguments<'_>, reply:
     }
 }
 
-/// Returns whether a name may be part of a `CLIENT LIST` line.
+/// Returns whether a name is valid in a `CLIENT LIST` line.
 pub(super) fn is_name(name: &[u8]) -> bool {
     name.len() <= MAX_NAME_BYTES && name.iter().all(u8::is_ascii_graphic)
 }

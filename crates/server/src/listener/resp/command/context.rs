@@ -1,4 +1,4 @@
-//! The input of a command, and the buffers that commands reuse.
+//! The data that a command needs, and the buffers that commands reuse.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{
     PendingReply,
 };
 
-/// The number of parsed limits that each worker caches.
+/// The maximum number of parsed limits that each worker caches.
 const CACHED_LIMITS: usize = 64;
 
 /// Buffers and caches that commands reuse.
@@ -41,7 +41,7 @@ pub(in crate::listener::resp) struct Context<'c> {
     pub(in crate::listener::resp) limiter: &'c ServerLimiter,
     pub(in crate::listener::resp) session: &'c mut Session,
     pub(in crate::listener::resp) buffers: &'c mut CommandBuffers,
-    /// Decisions of this batch that need Redis.
+    /// The pending decisions of this batch, such as those that need Redis.
     pub(in crate::listener::resp) pending: &'c mut Vec<PendingReply>,
     /// The time at which the batch was read. All commands of a batch use the same time.
     pub(in crate::listener::resp) now: Timestamp,

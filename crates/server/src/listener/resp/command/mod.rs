@@ -51,8 +51,8 @@ pub(super) struct PendingReply {
 }
 
 impl PendingCommand {
-    /// Returns the signal that cancels the command's wait for a concurrency slot. A check needs
-    /// none, because nothing is released when it is cancelled.
+    /// Returns the signal that cancels the command's wait for a concurrency slot. A check has no
+    /// such signal, because cancelling a check releases nothing.
     pub(super) fn signal(&self) -> Option<&Arc<CancelSignal>> {
         match self {
             Self::Reservation(reservation) => reservation.signal(),
@@ -81,7 +81,7 @@ impl PendingCommand {
 }
 
 impl PendingReply {
-    /// Creates a pending decision whose reply is inserted at the current end of `reply`.
+    /// Creates a pending decision. Its reply will be inserted at the current end of `reply`.
     pub(super) fn new(command: PendingCommand, reply: &Reply<'_>) -> Self {
         Self {
             command,
@@ -379,9 +379,9 @@ fn find(name: &[u8]) -> Option<&'static Command> {
         .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// Returns the key of a command so that the store can prefetch it. The key is only a hint: the
-/// command may still be rejected. A few keys are stored in an escaped form, which is not returned
-/// here.
+/// Returns the key of a command so that the store can prefetch it. The result is only a hint: the
+/// command may still be rejected, and the few keys that are stored in an escaped form are returned
+/// unescaped.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     find(arguments.get(0)?).filter(|command| command.keyed)?;
     let key = arguments.get(1)?;
@@ -417,7 +417,7 @@ pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut
     }
 }
 
-/// Marks an open transaction as failed, because one of its commands cannot run.
+/// Marks the open transaction as failed, if there is one, because one of its commands cannot run.
 fn spoil(context: &mut Context<'_>) {
     if let Some(open) = &mut context.session.transaction {
         open.spoil();
@@ -445,8 +445,8 @@ fn unknown_subcommand(subcommand: &[u8], command: &str, reply: &mut Reply<'_>) {
     ));
 }
 
-/// Replies to an unknown command with the same error message as Redis, because clients compare the
-/// message to detect features.
+/// Replies to an unknown command with the same error message as Redis, because clients detect
+/// missing features by this message.
 fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let name = arguments.get(0).unwrap_or_default();
     let mut beginning = String::new();

@@ -1,5 +1,5 @@
-//! Error messages of the throttle commands, with the wording of redis-cell and throttlecrab, which
-//! introduced the commands.
+//! Error messages for the throttle commands. They have the same wording as in redis-cell and
+//! throttlecrab, which introduced these commands.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub(super) enum Refusal<'a> {
     Limit(LimitError),
 }
 
-/// Formats a rejection reason as redis-cell does.
+/// Formats a rejection reason with redis-cell's wording.
 pub(super) struct CellRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CellRefusal<'_, '_> {
@@ -40,7 +40,7 @@ impl fmt::Display for CellRefusal<'_, '_> {
     }
 }
 
-/// Formats a rejection reason as throttlecrab does.
+/// Formats a rejection reason with throttlecrab's wording.
 pub(super) struct CrabRefusal<'r, 'a>(pub(super) &'r Refusal<'a>);
 
 impl fmt::Display for CrabRefusal<'_, '_> {

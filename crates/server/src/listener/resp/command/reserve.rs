@@ -69,8 +69,8 @@ fn token(arguments: Arguments<'_>) -> Result<String, RequestError> {
     Ok(token.to_owned())
 }
 
-/// With the memory store, replies immediately unless the command can wait. Otherwise, the reply is
-/// pending.
+/// Runs a reservation command. With the memory store, replies immediately unless the command can
+/// wait. In all other cases, the reply is pending.
 fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply<'_>) {
     if context.limiter.redis_store().is_some() || command.can_wait() {
         let later = PendingCommand::Reservation(command);
@@ -82,7 +82,7 @@ fn run(context: &mut Context<'_>, command: ReservationCommand, reply: &mut Reply
     debug_assert!(answered.is_some(), "the memory store never waits");
 }
 
-/// A command about a reservation, possibly waiting for Redis.
+/// A command that makes, settles or renews a reservation.
 #[derive(Debug)]
 pub(in crate::listener::resp) enum ReservationCommand {
     Reserve(ReserveCommand),
@@ -90,13 +90,13 @@ pub(in crate::listener::resp) enum ReservationCommand {
     Renew { token: String, ttl: Span },
 }
 
-/// A request to reserve.
+/// The arguments of `TIDEGATE.RESERVE`.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct ReserveCommand {
     request: OwnedRequest,
     ttl: Span,
     wait: Span,
-    /// Cancels the wait.
+    /// The signal that cancels the wait for a concurrency slot.
     signal: Arc<CancelSignal>,
 }
 

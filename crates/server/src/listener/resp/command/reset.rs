@@ -1,4 +1,4 @@
-//! `TIDEGATE.RESET`, `DEL` and `UNLINK`: reset the counters of limits that clients send with their
+//! `TIDEGATE.RESET`, `DEL` and `UNLINK` reset the counters of limits that clients send with their
 //! requests.
 
 use futures_util::future::join_all;
@@ -74,7 +74,7 @@ impl PendingReset {
     }
 }
 
-/// Replies with an error, because Redis did not confirm the reset.
+/// Writes an error reply, because Redis did not confirm the reset.
 fn fail(error: &StoreError, reply: &mut Reply<'_>) {
     let error = error.to_string().replace(['\r', '\n'], " ");
     reply.error(format_args!("ERR {error}"));

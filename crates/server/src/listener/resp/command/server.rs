@@ -1,4 +1,4 @@
-//! Commands with information about the server.
+//! Commands that return information about the server.
 
 use super::{
     super::{parse::Arguments, reply::Reply},
@@ -42,8 +42,8 @@ pub(super) fn info(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     ));
 }
 
-/// Runs `CONFIG GET …`, which returns no settings, and rejects `CONFIG SET`, because settings are
-/// in the configuration file.
+/// Runs `CONFIG GET …`, which returns no settings. Rejects `CONFIG SET`, because settings are
+/// changed only in the configuration file.
 pub(super) fn config(_: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if arguments.is(1, "get") {
         reply.map(0);

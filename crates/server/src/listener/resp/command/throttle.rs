@@ -1,9 +1,8 @@
-//! `CL.THROTTLE` of redis-cell and `THROTTLE` of throttlecrab, where the limit is sent with the
-//! command.
+//! redis-cell's `CL.THROTTLE` and throttlecrab's `THROTTLE`, whose arguments contain the limit.
 //!
 //! The replies follow the documentation of redis-cell and throttlecrab, even where these programs
-//! deviate from their own documentation. Seconds are rounded up, so that the reported wait time is
-//! always long enough.
+//! behave differently. Seconds are rounded up, so that the reported wait time is always long
+//! enough.
 
 use std::sync::Arc;
 
@@ -35,7 +34,7 @@ pub(super) fn cl_throttle(
     }
 }
 
-/// Replies with an error to a `CL.THROTTLE` that has the wrong number of arguments.
+/// Writes the error reply to a `CL.THROTTLE` with the wrong number of arguments.
 pub(super) fn usage(context: &mut Context<'_>, reply: &mut Reply<'_>) {
     let error = format_args!(
         "Cell error: Store error: Usage: cl.throttle <key> <max_burst> <count per period> <period> [<quantity>]"
@@ -172,7 +171,7 @@ pub(in crate::listener::resp) struct PendingThrottle {
 }
 
 impl PendingThrottle {
-    /// Returns the memory of the pending command, in bytes. The limits are not included, because
+    /// Returns the memory of the pending command, in bytes. The limits are not counted, because
     /// they are shared.
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         self.key.len()
@@ -269,7 +268,7 @@ struct Answer {
 }
 
 impl Answer {
-    /// Summarises a decision on the limit with these parameters.
+    /// Summarises a decision for the limit with these parameters.
     fn of(decision: &Decision, outcome: Option<&Outcome>, parameters: LimitParameters) -> Self {
         let quota = parameters.burst + u64::from(parameters.dialect == Dialect::RedisCell);
         let allowed = *decision == Decision::Admitted;

@@ -16,7 +16,8 @@ use super::{
 /// `[from_ms, until_ms, [requests, denied, cost], [[rule or null, [value, …], estimate, error],
 /// …]]`.
 ///
-/// The options are pairs, so if the number of arguments is odd, the first argument is the rule.
+/// Each option consists of a name and a value. Therefore, if the number of arguments is odd, the
+/// first argument is the rule.
 pub(super) fn top(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     if !context.session.may_list_keys {
         let error = format_args!(
@@ -64,8 +65,8 @@ fn read(arguments: Arguments<'_>) -> Result<TopQuery, String> {
     Ok(query)
 }
 
-/// The assumed size of a reply row, in bytes. While a query waits, this size counts towards the
-/// memory of the query.
+/// The assumed size of a reply row, in bytes. While a query is waiting, this size counts towards
+/// the query's memory for each requested row.
 const ROW_BYTES: usize = 128;
 
 /// A query that runs on another thread.
@@ -75,7 +76,7 @@ pub(in crate::listener::resp) struct PendingTop(TopQuery);
 impl PendingTop {
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         let rule = self.0.rule.as_ref().map_or(0, String::capacity);
-        // The replies to the whole batch are held until the last query has finished.
+        // The replies to the whole batch stay in memory until the last query has finished.
         rule + self.0.count * ROW_BYTES
     }
 

@@ -10,9 +10,9 @@ use super::{
     Command, Context, refuse, run,
 };
 
-/// The commands that are allowed in a transaction in addition to the commands that make decisions.
-/// All other commands change the connection, or have large replies that would turn a few bytes of
-/// input into megabytes of output.
+/// The commands that are allowed in a transaction in addition to those that make decisions. All
+/// other commands either change the connection state or have large replies, with which a
+/// transaction could turn a few bytes of input into megabytes of output.
 const ALSO: [&str; 5] = ["ping", "echo", "select", "del", "unlink"];
 
 pub(super) fn multi(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
@@ -34,7 +34,7 @@ pub(super) fn discard(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut R
     }
 }
 
-/// Runs the queued commands. Each command is evaluated separately, with the same timestamp.
+/// Runs the queued commands. The commands are evaluated separately, but with the same timestamp.
 pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {
     let Some(transaction) = context.session.transaction.take() else {
         return refuse(context, reply, format_args!("ERR EXEC without MULTI"));
@@ -47,7 +47,7 @@ pub(super) fn exec(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Repl
     reply.array(count);
     let mut parser = Parser::default();
     let mut rest = queued.as_slice();
-    // The commands were queued in the format of the protocol, so they parse without error.
+    // The commands were queued in the wire format, so they parse without error.
     while let Ok(1) = parser.parse_one(rest)
         && let Some((arguments, end)) = parser.command(0, rest)
     {

@@ -1,8 +1,8 @@
 //! Serves one connection: reads commands and writes replies, with bounds on the memory of both.
 //!
-//! The connection is a hand-written `poll` function instead of `async` code. If each packet has
-//! only one request, the overhead of `async` code would exceed the cost of the request. The `poll`
-//! function needs only one `read`, one `write` and two clock reads per request.
+//! The connection is a hand-written `poll` function instead of `async` code. If each packet
+//! contains only one request, `async` code would add more overhead than the request itself costs.
+//! The `poll` function needs only one `read`, one `write` and two clock reads per request.
 
 #[cfg(test)]
 mod tests;
@@ -28,12 +28,12 @@ use super::{
     worker::CommandExecutor,
 };
 
-/// How long a disconnected client can still read the final error.
+/// The time for which a client can still read the final error before the connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
     static BUFFERS: RefCell<WorkerBuffers> = RefCell::default();
-    /// The number of bytes that all connections of this worker hold together.
+    /// The total number of bytes that all connections of this worker hold.
     static BUFFERED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -54,8 +54,8 @@ pub(super) async fn serve<S>(
     S: AsyncRead + AsyncWrite + PeerClosed + Unpin,
 {
     let mut client = Client::new(session, stream, connection, limiter);
-    // The waker is registered only once, because this future runs as its own task, whose waker
-    // stays the same.
+    // The waker is registered only once. This is sufficient because this future runs as its own
+    // task, so its waker does not change.
     let shutdown = client.connection.shutdown.clone();
     let mut begun = std::pin::pin!(shutdown.begun());
     let mut registered = false;
@@ -80,21 +80,21 @@ struct Client<S> {
     connection: Connection,
     limiter: Arc<ServerLimiter>,
     session: Session,
-    /// An incomplete command, or complete commands that wait until `unsent` is written.
+    /// An incomplete command, or complete commands that are run after `unsent` is written.
     unread: Vec<u8>,
     /// Whether `unread` may contain complete commands.
     more: bool,
-    /// The current batch, while Redis makes its decisions.
+    /// The current batch, while its decisions are pending.
     pending: Option<PendingBatch>,
     /// Replies that the client has not read yet.
     unsent: Vec<u8>,
     sent: usize,
-    /// Whether the stream may still buffer written bytes, as TLS does.
+    /// Whether the stream may still hold written bytes in its buffer, as a TLS stream does.
     must_flush: bool,
     counted_bytes: usize,
 }
 
-/// An error that means that the connection has to be closed.
+/// The error for a connection that has to be closed.
 #[derive(Debug)]
 struct ConnectionClosed;
 
@@ -146,7 +146,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(ConnectionClosed)) => return Poll::Ready(()),
-                // The client has disconnected, so its waiting request leaves the queue.
+                // The client has disconnected, so its waiting request is removed from the queue.
                 Poll::Pending if self.is_waiting() && self.is_peer_closed(cx) => {
                     let calls_store = self.pending.as_ref().is_some_and(PendingBatch::cancel);
                     return if calls_store {
@@ -155,7 +155,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
                         Poll::Ready(())
                     };
                 }
-                // The store has its own timeout for decisions, so no timeout is needed here.
+                // The store has its own timeout for decisions, so this loop needs none.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
                 // An idle connection does not delay the shutdown.
                 Poll::Pending if self.is_idle() && self.connection.shutdown.has_begun() => {
@@ -201,9 +201,9 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         }
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        // The number of bytes per turn is bounded. Without a bound, a client that sends faster than
-        // it gets replies would occupy the worker, because every read would succeed. The bytes of
-        // several reads are added up, because with TLS a read returns at most 16 KiB.
+        // The number of bytes read per turn is bounded. Without a bound, a client that sends faster
+        // than it gets replies would occupy the worker, because every read would succeed. The bound
+        // applies to the sum of several reads, because with TLS one read returns at most 16 KiB.
         let is_over = self.more || turn.read_bytes >= READ_BYTES;
         Poll::Ready(Ok(if is_over { Step::Yield } else { Step::Go }))
     }
@@ -216,9 +216,9 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
     ) -> Poll<Result<usize, ConnectionClosed>> {
         let WorkerBuffers { input, executor } = worker;
         input.resize(SMALL_BYTES + READ_BYTES, 0);
-        // If an incomplete command is short, it is copied to the front of the new bytes. If an
-        // incomplete command is long, the new bytes are appended to the command instead, because
-        // copying a long command at each read would take quadratic time.
+        // A short incomplete command is copied to the front of the new bytes. If the command is
+        // long, the new bytes are appended to it instead, because copying a long command at each
+        // read would take quadratic time.
         let small = self.unread.len() <= SMALL_BYTES;
         let start = if small { self.unread.len() } else { 0 };
         let mut buffer = ReadBuf::new(&mut input[start..start + READ_BYTES]);
@@ -260,7 +260,8 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         }
     }
 
-    /// Writes as much of `output` as the socket accepts now, and keeps the rest in `unsent`.
+    /// Writes as much of `output` as the socket accepts without blocking, and keeps the rest in
+    /// `unsent`.
     fn send(&mut self, cx: &mut Context<'_>, output: &mut Vec<u8>) -> Result<(), ConnectionClosed> {
         if output.is_empty() {
             return Ok(());
@@ -275,7 +276,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         Ok(())
     }
 
-    /// Returns ready when nothing is unsent.
+    /// Returns ready when all replies have been sent.
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ConnectionClosed>> {
         while self.sent < self.unsent.len() {
             let sent =
@@ -336,8 +337,9 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         self.unsent.is_empty() && !self.must_flush && self.unread.is_empty()
     }
 
-    /// Closes the connection so that the client can read the last reply. Closing a socket with
-    /// unread input sends a RST, which may discard the reply.
+    /// Reads and discards input for a while before the connection is closed, so that the client can
+    /// read the last reply. Closing a socket with unread input would send a RST, which may discard
+    /// the reply.
     async fn linger(mut self) {
         // The response phase has no read timeout; the timeout `LINGER` below limits the time.
         let _response = self.stream.phase().begin_response();
@@ -361,7 +363,7 @@ impl<S> Drop for Client<S> {
     }
 }
 
-/// Records what a connection has done since its worker last polled it.
+/// The work that a connection has done since its worker last polled it.
 #[derive(Debug, Default)]
 struct PollProgress {
     has_answered: bool,

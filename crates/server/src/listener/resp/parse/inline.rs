@@ -14,7 +14,7 @@ pub(super) fn split(
     unquoted.clear();
     let mut rest = line.trim_ascii_start();
     // HTTP requests are rejected. A web page can make a browser send HTTP requests to any port, and
-    // the body of such a request would run as commands.
+    // the lines of the request body would run as commands.
     let is_http = |beginning: &[u8]| {
         rest.get(..beginning.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(beginning))

@@ -24,7 +24,7 @@ pub(super) enum ProtocolError {
     ForAnotherProtocol,
 }
 
-/// Formats the error with the wording of Redis, for errors that Redis has too.
+/// Formats the error. Errors that Redis has too have the same wording as in Redis.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -66,9 +66,9 @@ pub(super) struct ByteRange {
 pub(super) struct Parser {
     parsed: Vec<ParsedCommand>,
     ranges: Vec<ByteRange>,
-    /// The arguments of an inline command, without their quotes.
+    /// The unquoted arguments of an inline command.
     unquoted: Vec<u8>,
-    /// Whether ranges refer to `unquoted` instead of the input.
+    /// Whether the ranges refer to `unquoted` instead of the input.
     is_inline: bool,
 }
 
@@ -86,8 +86,8 @@ impl Parser {
     ///
     /// # Errors
     ///
-    /// Fails if the first command is malformed. A later malformed command only ends the batch
-    /// before it.
+    /// Fails if the first command is malformed. If a later command is malformed, parsing stops
+    /// before that command without an error.
     pub(super) fn parse(&mut self, input: &[u8]) -> Result<usize, ProtocolError> {
         self.parse_some(input, MAX_TOGETHER)
     }
@@ -231,7 +231,7 @@ enum Header {
 }
 
 impl Header {
-    /// The maximum number of digits. Any longer number exceeds every bound.
+    /// The maximum number of digits. A number with more digits exceeds every bound.
     const MAX_DIGITS: usize = 12;
 
     fn at(input: &[u8], at: usize) -> Self {
@@ -281,8 +281,8 @@ impl<'a> Arguments<'a> {
         (0..self.len()).filter_map(move |index| self.get(index))
     }
 
-    /// Appends the command in the format of the protocol. Returns false if `out` would become
-    /// longer than `most`.
+    /// Appends the command in the wire format. Returns false if `out` would become longer than
+    /// `most`.
     pub(super) fn write(self, out: &mut Vec<u8>, most: usize) -> bool {
         let length: usize = self.iter().map(|argument| argument.len() + 16).sum();
         if out.len() + length > most {
