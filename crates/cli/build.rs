@@ -1,18 +1,18 @@
-//! Finds the commit of the sources, which `tidegate --version` prints.
+//! Finds the source commit that `tidegate --version` prints.
 
 use std::{env, fs, path::Path, process::Command};
 
-/// The number of printed hexadecimal digits of a commit ID.
+/// The number of hexadecimal digits of a commit ID that are printed.
 const DIGITS: usize = 12;
 
-/// The file that `cargo package` writes into the sources of a release.
+/// The file that `cargo package` adds to a release's sources.
 const VCS_INFO: &str = ".cargo_vcs_info.json";
 
 fn main() {
     println!("cargo::rerun-if-env-changed=TIDEGATE_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    // A packager sets the variable, and a release from crates.io contains the file. Otherwise, the
-    // sources are a Git clone.
+    // A packager can set the variable. A release from crates.io contains the file. In all other
+    // cases, the sources are a Git clone.
     let commit = variable().or_else(packaged).or_else(cloned);
     if let Some(commit) = commit {
         println!("cargo::rustc-env=TIDEGATE_BUILD_COMMIT={commit}");
@@ -37,7 +37,8 @@ fn packaged() -> Option<String> {
 }
 
 fn cloned() -> Option<String> {
-    // If the sources are unpacked inside another repository, Git does not track this file there.
+    // If the sources were unpacked inside another repository, that repository does not track this
+    // file, and its commit must not be used.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
     // Git appends a line to this file when the checked-out commit changes.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;

@@ -1,4 +1,4 @@
-//! The address of the admin listener, in the forms of `--admin`.
+//! The admin listener's address, in the forms that `--admin` accepts.
 
 use std::{
     fmt,
@@ -29,8 +29,8 @@ pub(crate) enum Scheme {
 impl AdminAddress {
     /// Parses `PORT`, `HOST`, `HOST:PORT`, or an HTTP URL with no path but `/`.
     ///
-    /// Without a scheme, the default host is 127.0.0.1 and the default port 8082. A URL has the
-    /// default port of its scheme.
+    /// Without a scheme, the default host is 127.0.0.1 and the default port 8082. A URL has its
+    /// scheme's default port.
     pub(crate) fn parse(given: &str) -> Result<Self, String> {
         let (scheme, rest) = match given.split_once("://") {
             None => (None, given),
@@ -43,7 +43,8 @@ impl AdminAddress {
             Some(_) => return Err(not_an_address(given)),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // These characters may also be in a password, but an address cannot have a password either.
+        // These characters may be part of a password instead of a path, but an address cannot have
+        // a password either.
         if rest.contains(['/', '?', '#']) {
             return Err(format!(
                 "\"{}\" is not an address; remove everything after the host and port; {FORMS}",
@@ -102,9 +103,9 @@ fn split(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns a host without brackets; `None` if it is neither an IP address nor a name. Resolvers
-/// interpret some numbers, such as `8082` or `127.1`, as IPv4 addresses, which is never what the
-/// user means.
+/// Returns a host without brackets; `None` if it is neither an IP address nor a name. Numbers such
+/// as `8082` and `127.1` are not names. Resolvers would interpret them as IPv4 addresses, which the
+/// user never intends.
 fn parse_host(host: &str) -> Option<String> {
     let in_brackets = host
         .strip_prefix('[')

@@ -48,7 +48,7 @@ envoy, haproxy, JSON lines, and CSV with a header. Files may be compressed with 
 Exit codes: 0 if the logs were simulated, 2 if the rules or a log cannot be read, 3 if more
 requests are denied than --fail-over allows, 130 after Ctrl-C.";
 
-/// Explains the arguments of all commands with a key.
+/// The help text on key arguments, for all commands that take a key.
 macro_rules! key_help {
     ($examples:literal) => {
         concat!(
@@ -376,8 +376,8 @@ pub(crate) struct OverridesOptions {
     pub(crate) after: Option<String>,
 }
 
-/// Returns the usage line of a command with a key. The line that clap generates would show every
-/// option that has a value, even if the value is from an environment variable.
+/// Returns the usage line of a command that takes a key. The line that clap generates would show
+/// every option that has a value, even if the value is from an environment variable.
 fn key_usage(command: &str) -> String {
     format!("tidegate {command} {KEY_USAGE}")
 }
@@ -387,7 +387,7 @@ fn reset_usage() -> String {
     format!("{}\n       {throttle}", key_usage("reset"))
 }
 
-/// What `candidate` does.
+/// The actions of `candidate`.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 pub(crate) enum CandidateAction {
     /// Show how the candidate rules would change the decisions
@@ -491,7 +491,7 @@ pub(crate) struct Key {
     pub(crate) values: Vec<String>,
 }
 
-/// A key of a rule, or of a limit that came with a request.
+/// A rule's key, or the key of a limit that was sent with a request.
 #[derive(Debug, Arguments)]
 pub(crate) struct KeyOrThrottle {
     /// The rule's name
@@ -688,7 +688,7 @@ mod tests {
 
     use super::*;
 
-    /// The package and the program have different names.
+    /// The name is set explicitly, because the package and the program have different names.
     #[test]
     fn the_program_is_named_tidegate() {
         assert_eq!(Args::command().get_name(), "tidegate");

@@ -1,4 +1,4 @@
-//! `check`: validates files as `serve` would, without serving.
+//! `check`: validates files in the same way as `serve`, without starting a server.
 
 use std::{fmt::Display, path::Path, process::ExitCode};
 
@@ -17,7 +17,8 @@ use crate::{
     serve::secret_problems,
 };
 
-/// The result of a check. The combined result of several checks is the worst of their results.
+/// The result of a check, from best to worst. The combined result of several checks is the worst
+/// one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CheckResult {
     Valid,
@@ -49,7 +50,7 @@ impl Severity {
 #[derive(Debug)]
 struct Findings {
     format: Format,
-    /// Whether the server will run on this machine (`--this-machine`).
+    /// Whether the server is meant to run on this machine (`--this-machine`).
     is_this_machine: bool,
     /// Whether warnings change the exit code (`--strict`).
     is_strict: bool,
@@ -63,15 +64,15 @@ struct Findings {
 #[derive(Clone, Copy, Debug, Default)]
 struct FileFindings {
     warnings: usize,
-    /// The number of reasons why the server would not start on this machine. They count only with
-    /// `--this-machine`.
+    /// The number of reasons why the server would not start on this machine. They change the exit
+    /// code only with `--this-machine`.
     obstacles: usize,
 }
 
-/// Validates files as `serve` would read them. The exit code is 0 if the configuration is usable
-/// and limits something; 1 if the configuration has errors, or warnings with `--strict`; and 2 if a
-/// file cannot be read. A file or variable that this machine lacks is reported as a note, which
-/// changes the exit code only with `--this-machine`.
+/// Validates files in the same way as `serve`. The exit code is 0 if the configuration is valid and
+/// contains limits. It is 1 if the configuration has errors or, with `--strict`, warnings. It is 2
+/// if a file cannot be read. A file or variable that this machine lacks is reported as a note,
+/// which changes the exit code only with `--this-machine`.
 pub(crate) fn check(args: &Check) -> ExitCode {
     let mut findings = Findings {
         format: args.format,
@@ -109,9 +110,9 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 }
 
 impl Findings {
-    /// Checks a rules file, and the Envoy rules that it refers to. If this machine lacks a
-    /// certificate or another file that the rules file names, this is only a note, unless the
-    /// server will run on this machine.
+    /// Checks a rules file, and the Envoy rules that it refers to. A certificate or another named
+    /// file that is missing on this machine is reported as a note only, unless the server is meant
+    /// to run on this machine.
     fn check_file(&mut self, file: &Path) {
         let config = match Config::read(file) {
             Ok(config) => config,
@@ -151,7 +152,7 @@ impl Findings {
             self.note(&name, &what, CheckResult::HasWarnings);
         }
         let rules = counted(config.rules.len(), "rule");
-        // Rules are not fetched from a control plane.
+        // Only Envoy rules in files are checked. Rules are not fetched from a control plane.
         let Some(RuleOrigin::Files(folder)) = config.envoy.map(|envoy| envoy.rules) else {
             return self.conclude(&name, &rules);
         };
@@ -220,8 +221,8 @@ impl Findings {
         }
     }
 
-    /// Reports a file or variable that is missing on this machine and that `file` requires. The
-    /// finding counts as `result` if the server will run on this machine.
+    /// Reports a file or variable that `file` requires and that is missing on this machine. If the
+    /// server is meant to run on this machine, the check's result becomes at least `result`.
     fn note(&mut self, file: &str, text: &str, result: CheckResult) {
         let severity = match (self.is_this_machine, result) {
             (false, _) => Severity::Note,
@@ -269,7 +270,7 @@ impl Findings {
     }
 
     /// Prints the summary line for a file without errors. `content` describes what the file
-    /// contains. The line is consistent with the exit code.
+    /// contains. The line must be consistent with the exit code.
     fn conclude(&mut self, file: &str, content: &str) {
         let FileFindings {
             warnings,

@@ -1,8 +1,8 @@
-//! Secrets from the environment variables that the command line and the rules file name.
+//! Reads the secrets in the environment variables that the command line and the rules file name.
 //!
-//! A service manager or an orchestrator may pass a secret in a file instead, so that it is not in
-//! the environment: systemd (`LoadCredential=`) provides the file in a credentials folder, and
-//! containers set the variable with the suffix `_FILE` to the path of the file.
+//! To keep a secret out of the environment, a service manager or an orchestrator may pass it in a
+//! file instead. systemd (`LoadCredential=`) provides the file in a credentials folder. For
+//! containers, the variable with the suffix `_FILE` is set to the file's path.
 
 use std::{
     fs::File,
@@ -10,15 +10,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The maximum size of a file with a secret.
+/// The maximum size of a secret file, in bytes.
 const MAX_SECRET_BYTES: u64 = 64 << 10;
 
-/// The systemd variable with the path of the credentials folder of this process.
+/// The variable that systemd sets to the path of this process's credentials folder.
 const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
-/// Returns the secret named `name`: the environment variable `name`, the file in the variable
-/// `{name}_FILE`, or the file `name` in the credentials folder. `field` is the setting that names
-/// the secret, and `what` describes the secret.
+/// Returns the secret `name`. It is read from the environment variable `name`, from the file whose
+/// path is in the variable `{name}_FILE`, or from the file `name` in the credentials folder.
+/// `field` is the setting that names the secret, and `what` describes the secret.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Logging: the operator's filter, silenced libraries, the formats, and a rate limit on the records
+//! Logging: the operator's filter, silenced libraries, the formats, and a rate limit on log records
 //! that clients can cause.
 
 mod throttle;
@@ -36,14 +36,15 @@ const QUIET: [&str; 7] = [
     "tower",
 ];
 
-/// Starts logging to standard error with this `filter`, in this `format`, and to the exporters of
+/// Starts logging with this `filter`: to standard error in this `format`, and to the exporters in
 /// `telemetry`.
 pub(crate) fn start(
     filter: &str,
     format: LogFormatName,
     #[cfg(feature = "telemetry")] telemetry: &Telemetry,
 ) -> Result<(), String> {
-    // Parse the operator's filter alone first, so that error messages do not show the additions.
+    // Parse the operator's filter alone first, so that error messages do not contain the added
+    // directives.
     let parse = |filter: &str| {
         EnvFilter::try_new(filter).map_err(|error| {
             format!(
@@ -64,7 +65,7 @@ pub(crate) fn start(
         .collect();
     #[cfg(not(feature = "telemetry"))]
     let outputs: Vec<BoxedLayer<_>> = vec![stderr];
-    // The throttle is behind the filter, so that it counts only records that would be written.
+    // The throttle comes after the filter, so that it counts only records that pass the filter.
     let log = ThrottledLayer::new(outputs, LogThrottle::real());
     let log = log.with_filter(parse(&with_quiet_libraries(filter))?);
     registry.with(log).init();
@@ -108,7 +109,7 @@ fn with_quiet_libraries(filter: &str) -> String {
     format!("{filter},{}=off", tidegate_limiter::trace::TARGET)
 }
 
-/// The JSON format. The field `data` of an event is written as an object instead of a string.
+/// The JSON format. An event's field `data` is written as an object instead of a string.
 struct JsonFormat(Format<Json>);
 
 impl<S, N> FormatEvent<S, N> for JsonFormat
@@ -171,8 +172,8 @@ mod tests {
         }
     }
 
-    /// Logs 100 records at once and one more later, to two outputs in `format`. Returns the log,
-    /// which is the same in both.
+    /// Logs 100 records at once and one more later, to two outputs in `format`. Checks that both
+    /// logs are equal, and returns the log.
     fn flooded(format: LogFormatName) -> String {
         let at_secs = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let clock = Clock::manual(at_secs(1_000));
@@ -185,8 +186,8 @@ mod tests {
             })
             .collect();
         let throttled = ThrottledLayer::new(outputs, LogThrottle::new(clock.clone()));
-        // The report of suppressed records has the level `info`, but is written despite this
-        // filter.
+        // The record that reports suppressed records has the level `info`, but is written despite
+        // this filter.
         let subscriber = tracing_subscriber::registry()
             .with(throttled.with_filter(tracing_subscriber::filter::LevelFilter::WARN));
         let attack = || tracing::warn!("wrong");
@@ -265,8 +266,8 @@ mod tests {
     fn the_next_record_reports_how_many_were_suppressed() {
         let log = flooded(LogFormatName::Text);
         let lines: Vec<&str> = log.lines().collect();
-        // The burst of 30 records, the record of another call site, the number of suppressed
-        // records, and the late record.
+        // The burst of 30 records, the record from another call site, the record with the number of
+        // suppressed records, and the late record.
         assert_eq!(lines.len(), 33, "{log}");
         assert!(
             lines[31].ends_with(

@@ -29,16 +29,17 @@ use clap::{CommandFactory as _, Parser};
 
 use crate::args::{Args, Command};
 
-/// Exit codes like those of `grep`: 0 for success, 1 for a negative result, 2 for errors.
+/// The exit code for a negative result. As in `grep`, the exit codes are 0 for success, 1 for a
+/// negative result and 2 for errors.
 const NO: u8 = 1;
 const TROUBLE: u8 = 2;
 
-/// The allocator of the release packages, which are linked with musl.
+/// The allocator used in release packages, which are linked with musl.
 #[cfg(target_env = "musl")]
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Whether a result could not be written to standard output.
+/// Whether writing a result to standard output has failed.
 static IS_OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
 /// Whether the reader of standard output has closed it.
@@ -107,8 +108,8 @@ fn main() -> ExitCode {
     code
 }
 
-/// Returns the arguments of this program. If this program is called as `ratelimit`, it replaces
-/// envoyproxy/ratelimit and serves with the settings in the environment.
+/// Returns the arguments of this program. If this program is called as `ratelimit`, it acts as a
+/// replacement for envoyproxy/ratelimit: it runs the server with the settings in the environment.
 fn arguments(given: Vec<OsString>) -> Vec<OsString> {
     let name = given.first().map(|program| Path::new(program).file_name());
     if name.flatten() != Some("ratelimit".as_ref()) {
@@ -126,7 +127,7 @@ fn is_output_closed() -> bool {
     IS_OUTPUT_CLOSED.load(Ordering::Relaxed) || IS_OUTPUT_LOST.load(Ordering::Relaxed)
 }
 
-/// Prints a problem to standard error. Write errors are ignored, because there is no other place to
+/// Prints a problem to standard error. Write errors are ignored, because there is nowhere else to
 /// report them.
 fn complain(problem: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {problem}");

@@ -1,4 +1,4 @@
-//! The operator commands, which send requests to the admin endpoint of a running server.
+//! The operator commands, which send requests to a running server's admin endpoint.
 
 use std::{io::IsTerminal as _, path::Path, process::ExitCode, time::Duration};
 
@@ -19,13 +19,13 @@ use crate::{
     unreachable::{TIMEOUT, describe, unreachable},
 };
 
-/// The time between two lists of `top --watch`.
+/// The interval at which `top --watch` repeats its list.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The value of `--over` that selects the lists of all periods.
 const EVERY_PERIOD: &str = "all";
 
-/// The time between two requests of `events --follow`.
+/// The interval at which `events --follow` requests further events.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The maximum time between two reconnection attempts of `events --follow`.
@@ -34,11 +34,12 @@ const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(30);
 /// The terminal control sequences that clear the screen and move the cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
 
-/// The maximum size of a response in bytes. Without a maximum, a wrong address could fill the
-/// memory. A list of the maximum of 100,000 blocks is usually about 20 MB long.
+/// The maximum size of a response in bytes. Without a maximum, a response from a wrong address
+/// could exhaust the memory. For comparison, a list of 100,000 blocks, the maximum, is about 20 MB
+/// long.
 const MAX_RESPONSE_BYTES: u64 = 1 << 30;
 
-/// The maximum number of keys that the server returns at once.
+/// The maximum number of keys that the server returns in one response.
 const MAX_KEYS_PER_PAGE: usize = 1_000;
 
 /// A request to the admin endpoint.
@@ -59,11 +60,11 @@ pub(crate) struct BlockOptions {
     pub(crate) may_shorten: bool,
 }
 
-/// The response of the server.
+/// The server's response.
 enum AdminResponse {
     /// Success, with the document.
     Document(Value),
-    /// Something was not found, or a file has errors. Each message is one line.
+    /// Failure, with one message per line: for example, a key was not found, or a file has errors.
     Problems(Vec<String>),
 }
 
@@ -77,8 +78,8 @@ pub(crate) fn status(admin: &Admin) -> Result<ExitCode, String> {
     Ok(if is_ready { shown } else { ExitCode::from(NO) })
 }
 
-/// Reports whether the server is ready, without a token: the metrics listener and an admin listener
-/// on loopback accept probes from everyone.
+/// Reports whether the server is ready. No token is needed, because the metrics listener and an
+/// admin listener on loopback accept probes without a token.
 pub(crate) fn health(admin: &Admin) -> Result<ExitCode, String> {
     let health = get(admin, "check the health", "/readyz").send()?;
     let is_ready = match &health {
@@ -287,7 +288,8 @@ fn overview(
             problems @ AdminResponse::Problems(_) => return Ok(problems),
         }
     }
-    // While Redis is unreachable, the lists of this server are still useful.
+    // While Redis is unreachable, the blocks cannot be listed, but this server's top talkers are
+    // still useful.
     let (blocks, problem) = match get(admin, "list the blocks", "/v1/blocks").send() {
         Ok(AdminResponse::Document(blocks)) => (blocks.get("blocks").cloned(), None),
         Ok(AdminResponse::Problems(problems)) => (None, Some(problems.join("; "))),
@@ -325,7 +327,7 @@ pub(crate) fn candidate(
     }
 }
 
-/// Waits until the next list is due.
+/// Waits until it is time for the next list.
 #[expect(
     clippy::disallowed_methods,
     reason = "the command has no other work while it waits"
@@ -379,9 +381,9 @@ fn newest_id(list: &Value) -> Option<String> {
     newest["id"].as_str().map(str::to_owned)
 }
 
-/// Returns the events after the event with the ID `last`. While the server does not respond, for
-/// example because it restarts, repeats the request with exponential backoff. A restarted server
-/// does not know the ID, and returns all its events.
+/// Returns the events after the event with the ID `last`. If the server does not respond, for
+/// example because it is restarting, repeats the request with exponential backoff. A restarted
+/// server does not recognise the ID, and returns all its events.
 fn further_events(admin: &Admin, last: Option<&str>) -> AdminResponse {
     let after = last.map(|last| format!("&after={}", encoded(last)));
     let path = format!("/v1/events?n=1024{}", after.unwrap_or_default());
@@ -443,7 +445,7 @@ pub(crate) fn explain(admin: &Admin, options: &ExplainOptions) -> Result<ExitCod
     Ok(show(admin, request.send()?, print::explained))
 }
 
-/// Lists keys page by page, until there are enough keys. A page may be empty.
+/// Lists keys page by page until the requested number of keys is reached. A page may be empty.
 pub(crate) fn keys(admin: &Admin, options: &KeysOptions) -> Result<ExitCode, String> {
     let path = format!("/v1/keys/{}", encoded(&options.rule));
     let (mut keys, mut after) = (Vec::new(), options.after.clone());
@@ -491,7 +493,7 @@ fn get<'a>(admin: &'a Admin, task: &str, path: &str) -> AdminRequest<'a> {
     }
 }
 
-/// Builds a request about a rule's key, with a path under `/v1/{what}`.
+/// Builds a request about a rule's key. The path is under `/v1/{what}`.
 fn of_key<'a>(admin: &'a Admin, verb: &str, what: &str, key: &Key) -> AdminRequest<'a> {
     let values = key.values.iter();
     let segments: String = values.map(|value| format!("/{}", encoded(value))).collect();
@@ -507,7 +509,7 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Prints the response: as JSON with `--json`, otherwise as formatted by `print`.
+/// Prints the response: as JSON with `--json`, and otherwise in the format of `print`.
 fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> String) -> ExitCode {
     match response {
         AdminResponse::Document(document) if admin.json => {
@@ -527,7 +529,8 @@ fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> St
 }
 
 impl AdminRequest<'_> {
-    /// Sends the request. The error message contains the task, the problem and a solution.
+    /// Sends the request. The error message contains the task, the problem and a suggested
+    /// solution.
     fn send(self) -> Result<AdminResponse, String> {
         let task = self.task.clone();
         self.exchange()
@@ -560,8 +563,9 @@ impl AdminRequest<'_> {
             .http_status_as_error(false)
             .timeout_global(Some(TIMEOUT))
             .tls_config(tls.unwrap_or_default())
-            // By default the agent takes a proxy from `http_proxy` and similar variables. That
-            // proxy would see the admin token, and cannot reach a server on the loopback interface.
+            // By default, the agent uses the proxy in `http_proxy` and similar variables. That
+            // proxy would receive the admin token, and cannot reach a server on the loopback
+            // interface.
             .proxy(None)
             .build()
             .into();
@@ -615,7 +619,7 @@ fn answered(
              this program, {}; see `tidegate status`",
             env!("CARGO_PKG_VERSION")
         )),
-        // A file has errors. Each error is printed on its own line.
+        // The response lists the errors in a file. Each error is printed on its own line.
         422 if is_problem => {
             let mistakes = document["mistakes"].as_array().into_iter().flatten();
             let mistakes = mistakes.filter_map(Value::as_str).map(str::to_owned);

@@ -158,7 +158,7 @@ pub(crate) fn rules_preview(preview: &Value) -> String {
     out
 }
 
-/// Formats a line with the rules file settings that need a restart, if there are any.
+/// Formats a line with the changed settings that need a restart, if there are any.
 fn restart_required(document: &Value) -> Option<String> {
     let settings: Vec<String> = list(&document["restart_required"]).map(text).collect();
     (!settings.is_empty()).then(|| {
@@ -167,7 +167,7 @@ fn restart_required(document: &Value) -> Option<String> {
     })
 }
 
-/// Formats the hint of a document as a line, if the document has a hint.
+/// Formats a document's hint as a line, if the document has a hint.
 fn hint(document: &Value) -> Option<String> {
     let hint = document["hint"].as_str()?;
     Some(format!("note: {}\n", printable(hint)))
@@ -254,7 +254,7 @@ pub(crate) fn blocks(blocks: &Value) -> String {
     out
 }
 
-/// Formats the response to an override.
+/// Formats the response to a request that sets an override.
 pub(crate) fn overridden(found: &Value) -> String {
     let mut out = format!("overrode {}: {}\n", key(found), change(found));
     let replaced = &found["replaced"];
@@ -265,7 +265,7 @@ pub(crate) fn overridden(found: &Value) -> String {
     out
 }
 
-/// Describes the override that applies to a key; `None` if there is none.
+/// Describes the override that applies to a key; `None` if no override applies.
 fn applied_override(found: &Value) -> Option<String> {
     if found.is_null() {
         return None;
@@ -374,8 +374,8 @@ pub(crate) fn inspected(inspected: &Value) -> String {
     out
 }
 
-/// Formats `/v1/events`, one event per line. There are no column headings, because more lines can
-/// follow.
+/// Formats `/v1/events`, one event per line. There are no column headings, because `--follow`
+/// appends more lines.
 pub(crate) fn events(list_of_events: &Value) -> String {
     let mut out = String::new();
     let missed = list_of_events["missed"].as_u64().unwrap_or(0);
@@ -408,7 +408,7 @@ pub(crate) fn events(list_of_events: &Value) -> String {
     out
 }
 
-/// Formats the value of an event's field.
+/// Formats the value of a field in an event.
 fn field(value: &Value) -> String {
     match value {
         Value::Array(_)
@@ -510,12 +510,13 @@ pub(crate) fn explained(explained: &Value) -> String {
     out
 }
 
-/// Formats a rule that applies: its verdict and its limits.
+/// Formats a rule that applies to the request: its verdict and its limits.
 fn explained_rule(rule: &Value) -> String {
     let is_shadow = rule["mode"] == "shadow";
     let verdict = match (&rule["allowed"], is_shadow, rule["reason"].as_str()) {
         (Value::Bool(true), ..) => "allows".to_owned(),
-        // A block denies the requests of a shadow rule too.
+        // This line is only about limits, because a block on a shadow rule's key actually denies
+        // requests.
         (_, true, Some("limit")) => format!("would deny, {}", passes(&rule["retry_after_ms"])),
         (_, _, reason) => format!(
             "denies ({}), {}",
@@ -668,7 +669,7 @@ fn counted(number: u64, noun: &str) -> String {
     format!("{number} {noun}{ending}")
 }
 
-/// Formats the lists of top talkers of all periods, and the blocks.
+/// Formats the top talkers in all periods, and the blocks.
 pub(crate) fn overview(document: &Value) -> String {
     let lists = list(&document["periods"]).map(top);
     let end = hint(document).unwrap_or_else(|| blocks(document));

@@ -1,4 +1,4 @@
-//! The man pages and the shell completions of the program, which packages install.
+//! The program's man pages and shell completions, which packages install.
 
 use std::{fs, path::Path, process::ExitCode};
 
@@ -7,10 +7,11 @@ use clap_complete::{Shell, generate_to};
 
 use crate::args::Args;
 
-/// The shells that have completions.
+/// The shells for which completions are generated.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
 
-/// Writes the man pages to `man`, and the completions to `completions`, both in `folder`.
+/// Writes the man pages to the subfolder `man` of `folder`, and the completions to the subfolder
+/// `completions`.
 pub(crate) fn write(folder: &Path) -> Result<ExitCode, String> {
     let cannot_write =
         |error: std::io::Error| format!("cannot write to {}: {error}", folder.display());

@@ -67,12 +67,12 @@ fn log_active_rules(args: &Serve, rules: usize, quotas: usize) {
     }
 }
 
-/// The configuration to serve, and the filter and the format of the log.
+/// The server configuration, the log filter and the log format.
 struct StartSettings {
     config: Config,
     log: String,
     log_format: LogFormatName,
-    /// Settings that have no effect, each with the reason.
+    /// The settings that have no effect, each with a reason.
     ignored: Vec<String>,
 }
 
@@ -167,8 +167,8 @@ fn secrets(config: &Config) -> Result<Secrets, String> {
     }
 }
 
-/// Returns a message for each missing secret among those that `config` names. If no secret is
-/// missing, returns a message for each secret that cannot be used.
+/// Returns a message for each secret that `config` names and that is missing. If no secret is
+/// missing, returns a message for each invalid secret.
 pub(crate) fn secret_problems(config: &Config) -> Vec<String> {
     match secrets(config) {
         Ok(secrets) => {

@@ -1,4 +1,5 @@
-//! `simulate`: evaluates a rules file on recorded traffic, and reports what the rules would deny.
+//! `simulate`: evaluates a rules file on recorded traffic, and reports which requests the rules
+//! would deny.
 
 use std::{
     fmt::Write as _,
@@ -30,13 +31,13 @@ use crate::{
     serve::key_secret,
 };
 
-/// The exit code if more requests are denied than `--fail-over` allows.
+/// The exit code if a larger share of requests is denied than `--fail-over` allows.
 const OVER: u8 = 3;
 
 /// The exit code after Ctrl-C, which is the code that shells report for this signal.
 const INTERRUPTED: u8 = 130;
 
-/// The interval at which the progress is shown.
+/// The interval at which the progress display is updated.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
@@ -130,8 +131,9 @@ fn undecided(report: &SimulationReport) -> Option<String> {
     Some(format!("--fail-over cannot be evaluated: {problem}"))
 }
 
-/// Returns a message if more requests are denied than `--fail-over` allows, or if no request could
-/// be decided. A request that only the other rules file can decide counts as newly denied.
+/// Returns a message if a larger share of requests is denied than `--fail-over` allows, or if no
+/// request could be evaluated. A request that can be evaluated only with the other rules file
+/// counts as newly denied.
 fn excess(args: &Simulate, report: &SimulationReport) -> Option<String> {
     let most = args.fail_over?;
     let (what, denied, all) = match &report.comparison {
@@ -170,7 +172,7 @@ fn read_rules(file: &Path) -> Result<RulesUnderTest, String> {
     Ok(RulesUnderTest::new(file.display().to_string(), config))
 }
 
-/// The form in which keys are shown, and a note about it.
+/// How keys are hashed in the output, and a note about it.
 struct KeyHash {
     mask: KeyMask,
     note: Option<String>,
@@ -196,7 +198,8 @@ fn key_hash(
             note: None,
         });
     };
-    // A missing secret does not prevent the simulation, because the keys are hidden either way.
+    // A missing secret does not prevent the simulation, because the keys can be hashed with a
+    // random secret instead.
     let (secret, problem) = match key_secret(privacy) {
         Ok(secret) => (secret, None),
         Err(problem) => (None, Some(problem)),
@@ -221,7 +224,7 @@ fn key_hash(
     })
 }
 
-/// Removes the log line from an error if keys are hashed.
+/// Removes the quoted log line from an error if keys are hashed.
 fn without_keys(mut error: SimulateError, mask: &KeyMask) -> SimulateError {
     if let SimulateError::UnknownFormat { line, .. } = &mut error
         && mask.is_hashed()
@@ -231,8 +234,8 @@ fn without_keys(mut error: SimulateError, mask: &KeyMask) -> SimulateError {
     error
 }
 
-/// Ends the simulation on Ctrl-C, with the results so far. If the handler cannot be installed, the
-/// signal ends the program.
+/// Makes Ctrl-C end the simulation and report the results so far. If the handler cannot be
+/// installed, Ctrl-C ends the program.
 fn interrupt_on_signal(control: &Arc<Control>) {
     let control = Arc::clone(control);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -250,7 +253,7 @@ fn interrupt_on_signal(control: &Arc<Control>) {
         });
 }
 
-/// Shows on a terminal how much has been read. The display ends when this value is dropped.
+/// A progress display on the terminal. It disappears when this value is dropped.
 struct Progress {
     thread: Option<(JoinHandle<()>, Arc<AtomicBool>)>,
 }
@@ -442,7 +445,7 @@ fn key_text(values: &[String]) -> String {
     values.join(" ")
 }
 
-/// Formats the changes compared with other rules.
+/// Formats the comparison with other rules.
 fn comparison(report: &SimulationReport) -> String {
     let Some(comparison) = &report.comparison else {
         return String::new();
@@ -479,7 +482,7 @@ fn comparison(report: &SimulationReport) -> String {
     out
 }
 
-/// Formats the denials under several limits of a rule.
+/// Formats the number of denials for each limit that `--sweep` tries.
 fn sweep(report: &SimulationReport) -> String {
     let Some(sweep) = &report.sweep else {
         return String::new();

@@ -1,4 +1,4 @@
-//! TLS to the admin listener.
+//! TLS settings for connections to the admin listener.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -35,7 +35,8 @@ fn client_certificate(certificate: &Path, key: &Path) -> Result<ClientCert, Stri
     Ok(ClientCert::new_with_certs(&certificates, key))
 }
 
-/// Reads the certificates in the file at `path`, which is the value of the option `option`.
+/// Reads the certificates in the file `path`, which was given with the command line option
+/// `option`.
 fn certificates(option: &str, path: &Path) -> Result<Vec<Certificate<'static>>, String> {
     let text = read(option, path)?;
     let unusable = |error| {

@@ -16,7 +16,7 @@ const OTHER_ADDRESS: &str =
 /// The timeout of a request.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The timeout of the connection that tests whether a listener uses TLS.
+/// The timeout of the connection that probes whether a listener uses TLS.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns the reason why there was no response from `address`, and what to do.
@@ -107,7 +107,7 @@ fn kind(error: &ureq::Error) -> Option<ErrorKind> {
     }
 }
 
-/// Returns whether the host has no address. Resolver errors have no `ErrorKind` of their own, so
+/// Returns whether the host has no address. Resolver errors do not have a specific `ErrorKind`, so
 /// this function resolves the host again.
 fn is_unknown(address: &AdminAddress, error: &ureq::Error) -> bool {
     let is_of_resolver = match error {
@@ -208,7 +208,7 @@ fn explain_tls(address: &AdminAddress, error: &rustls::Error) -> (String, String
 mod tests {
     use super::*;
 
-    /// The only text from rustls in a message is its name for the problem, in parentheses.
+    /// Messages must not contain text from rustls, except its name for the error, in parentheses.
     #[test]
     fn failures_of_tls_have_advice_of_their_own() {
         let address = AdminAddress::parse("limits.internal").unwrap();
@@ -273,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Error numbers of Linux.
+    /// Linux error numbers.
     mod errno {
         pub(super) const EACCES: i32 = 13;
         pub(super) const ENETUNREACH: i32 = 101;

@@ -1,9 +1,9 @@
-//! The version of the program, with the commit and the features of the build.
+//! The program version, with the build's commit and features.
 
 /// The commit of the sources, if `build.rs` found it.
 const COMMIT: Option<&str> = option_env!("TIDEGATE_BUILD_COMMIT");
 
-/// The features of the program, in alphabetical order.
+/// The Cargo features of this build, in alphabetical order.
 const FEATURES: &[&str] = &[
     #[cfg(feature = "telemetry")]
     "telemetry",

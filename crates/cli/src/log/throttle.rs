@@ -11,8 +11,8 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer::Context, registry::LookupSpan};
 
-/// Modules that only log operator actions: the start and reloads. The records of these modules are
-/// not throttled, because a file may have hundreds of warnings.
+/// Modules that log only in response to operator actions, such as the start or a reload. Their
+/// records are not throttled, because a rules file may cause hundreds of warnings.
 const UNTHROTTLED: [&str; 3] = [
     tidegate_server::serve::LOG_TARGET,
     tidegate_server::reload::LOG_TARGET,
@@ -22,7 +22,7 @@ const UNTHROTTLED: [&str; 3] = [
 const SUPPRESSED: &str = "suppressed records similar to the next one";
 
 /// The record that reports suppressed records. It bypasses the operator's filter, so it is
-/// constructed here and not by a macro.
+/// constructed here instead of by a logging macro.
 static NOTE: Metadata<'static> = tracing::metadata! {
     name: "suppressed records",
     target: "tidegate::log",
@@ -44,8 +44,8 @@ impl Callsite for NoteCallsite {
     }
 }
 
-/// A layer that passes on only the records that a [`LogThrottle`] admits. The outputs behind it
-/// share the limit.
+/// A layer that passes on only the records that a [`LogThrottle`] admits. All outputs share the
+/// same limit.
 pub(super) struct ThrottledLayer<L> {
     inner: L,
     throttle: LogThrottle<Identifier>,

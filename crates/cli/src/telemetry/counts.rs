@@ -1,4 +1,4 @@
-//! Counts of exported and lost records.
+//! Counts exported and lost records.
 
 use std::{
     fmt,
@@ -44,11 +44,12 @@ pub(super) struct SignalCounts {
     /// Records that could not be sent.
     failed: AtomicU64,
     is_failing: AtomicBool,
-    /// The records of the current export that the collector has rejected.
+    /// Information about the records that the collector has rejected from the current export.
     rejection: Mutex<Option<Rejection>>,
 }
 
-/// The part of an export that the collector has rejected although it accepted the rest.
+/// Information about a partial success, where the collector has rejected some of an export's
+/// records.
 #[derive(Debug)]
 struct Rejection {
     records: u64,
@@ -56,7 +57,8 @@ struct Rejection {
 }
 
 impl SignalCounts {
-    /// Counts an export of `records` records, and logs when exports begin to fail or succeed again.
+    /// Counts an export of `records` records. Logs when exports start to fail, and when they
+    /// succeed again.
     fn count_export<E: fmt::Display>(&self, signal: &str, records: usize, error: Option<&E>) {
         let records = u64::try_from(records).unwrap_or(u64::MAX);
         let rejection = self.rejection().take();
@@ -82,7 +84,8 @@ impl SignalCounts {
         self.sent.fetch_add(records - failed, Ordering::Relaxed);
     }
 
-    /// Notes that the collector has accepted an export, but has rejected `records` of its records.
+    /// Records a partial success: the collector has accepted an export, except for `records` of its
+    /// records.
     pub(super) fn note_rejection(&self, records: u64, message: String) {
         *self.rejection() = Some(Rejection { records, message });
     }
@@ -129,7 +132,8 @@ pub(crate) fn collect(counts: &ExportCounts, page: &mut Page<'_>) {
     page.family(&RECORDS, samples);
 }
 
-/// Counts the records of `inner`, which is an exporter or a processor in front of one.
+/// Counts the records that pass through `inner`, which is an exporter, or a processor in front of
+/// an exporter.
 #[derive(Debug)]
 pub(super) struct RecordCounter<T> {
     inner: T,

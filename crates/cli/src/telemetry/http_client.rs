@@ -13,7 +13,7 @@ use super::{counts::ExportCounts, variables::Signal};
 /// The maximum size of a collector's response, in bytes.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 
-/// A blocking client. The exporters run on their own threads.
+/// A blocking client, which is acceptable because the exporters run on their own threads.
 #[derive(Debug)]
 pub(super) struct UreqClient {
     agent: Agent,
@@ -42,7 +42,7 @@ impl UreqClient {
         Ok(Response::from_parts(head, bytes.into()))
     }
 
-    /// Notes the number of rejected records if the collector has accepted only some of the records.
+    /// Records the number of rejected records, if the response reports a partial success.
     fn note_rejection(&self, response: &[u8]) {
         // The responses of all signals have the same fields.
         let Ok(response) = ExportMetricsServiceResponse::decode(response) else {

@@ -1,6 +1,6 @@
 //! Metrics export: the Prometheus page, converted to OTLP.
 //!
-//! The page is the only source of metrics, so both exports have the same names and values.
+//! The page is the only source of metrics, so Prometheus and OTLP have the same names and values.
 
 use std::{
     sync::{Arc, mpsc},
@@ -39,7 +39,7 @@ pub(super) struct MetricsSettings {
 #[derive(Debug)]
 pub(super) struct MetricsExporter {
     stop: mpsc::Sender<()>,
-    /// Disconnected when the thread has finished.
+    /// The channel is disconnected when the thread has finished.
     ended: mpsc::Receiver<()>,
 }
 
@@ -52,7 +52,7 @@ impl MetricsExporter {
         let (stop, stopped) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         thread::spawn(move || {
-            // Dropped when the thread finishes.
+            // Dropping `end` when the thread finishes disconnects the channel.
             let _end = end;
             let client = UreqClient::new(Signal::Metrics, settings.timeout, &counts);
             let start = unix_nanos(&page);
@@ -142,8 +142,8 @@ fn points(metric: &Metric) -> usize {
     }
 }
 
-/// Converts a page in the text format of Prometheus. The counters started at `start`, and the
-/// values were read at `now`. Both times are in nanoseconds since the Unix epoch.
+/// Converts a page in the Prometheus text format. The counters started at `start`, and the values
+/// were read at `now`. Both times are in nanoseconds since the Unix epoch.
 fn metrics(page: &str, start: u64, now: u64) -> Vec<Metric> {
     let mut metrics: Vec<Metric> = Vec::new();
     let mut help = "";
@@ -165,7 +165,7 @@ fn metrics(page: &str, start: u64, now: u64) -> Vec<Metric> {
     metrics
 }
 
-/// Returns data of this kind without data points.
+/// Returns metric data of this kind without data points.
 fn empty(kind: &str) -> Data {
     let aggregation_temporality = AggregationTemporality::Cumulative.into();
     match kind {
@@ -182,7 +182,7 @@ fn empty(kind: &str) -> Data {
     }
 }
 
-/// A sample line of a page.
+/// A sample line on the page.
 #[derive(Debug, PartialEq)]
 struct Sample<'p> {
     name: &'p str,
@@ -244,8 +244,8 @@ impl<'p> Sample<'p> {
         }
     }
 
-    /// Adds a line of a histogram to its data point. The lines of a data point are adjacent: its
-    /// sum, its count and its buckets.
+    /// Adds a histogram line to its data point. A data point consists of adjacent lines: the sum,
+    /// the count and the buckets.
     fn add_to_histogram(&self, points: &mut Vec<HistogramDataPoint>, start: u64, now: u64) {
         let attributes = self.attributes();
         if points

@@ -1,8 +1,8 @@
 //! Export of traces, metrics and logs over OTLP (OpenTelemetry), configured by the standard
 //! `OTEL_*` variables. Nothing runs unless an endpoint is set.
 //!
-//! The exporters have their own threads and bounded queues. A decision never waits for them. If a
-//! queue is full, records are lost and counted.
+//! The exporters have their own threads and bounded queues. Decisions never wait for the exporters.
+//! If a queue is full, further records are dropped and counted.
 
 mod counts;
 mod http_client;
@@ -52,11 +52,11 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) struct Telemetry {
     traces: Option<SdkTracerProvider>,
     logs: Option<SdkLoggerProvider>,
-    /// The settings of the metrics export, until the export starts.
+    /// The settings of the metrics export; `None` once the export has started.
     metrics: Option<MetricsSettings>,
     exporter: Option<MetricsExporter>,
     counts: Arc<ExportCounts>,
-    /// The warnings about variables, held until the log has started.
+    /// The warnings about variables, kept until logging has started.
     warnings: Vec<String>,
 }
 
@@ -65,7 +65,7 @@ impl Telemetry {
     ///
     /// # Errors
     ///
-    /// Returns a message with advice if a variable has an unsupported value.
+    /// Returns a message with a suggested fix if a variable has an unsupported value.
     pub(crate) fn start() -> Result<Self, String> {
         let variables = Variables::of_process();
         let mut telemetry = Self::default();
@@ -171,7 +171,7 @@ impl Telemetry {
         });
     }
 
-    /// Flushes the queues, for at most [`FLUSH_TIMEOUT`], and stops the exporters.
+    /// Flushes the queues, waiting at most [`FLUSH_TIMEOUT`], and stops the exporters.
     pub(crate) fn stop(self) {
         let Self {
             traces,
@@ -203,15 +203,16 @@ impl Telemetry {
     }
 }
 
-/// Returns the resource of all records: the variables `OTEL_SERVICE_NAME` and
-/// `OTEL_RESOURCE_ATTRIBUTES`, and the version of the program.
+/// Returns the OpenTelemetry resource of all records. It contains the attributes in
+/// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, and the program version.
 fn resource(variables: &Variables) -> Resource {
     let mut resource = Resource::builder()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
     if !variables.has_service_name() {
         resource = resource.with_service_name("tidegate");
     }
-    // Without an ID, the metrics of all servers in a fleet would form one time series.
+    // Without an instance ID, the metrics of all servers in a fleet would be merged into one time
+    // series.
     if !variables.has_resource_attribute("service.instance.id") {
         let id = KeyValue::new("service.instance.id", tidegate_limiter::random_server_id());
         resource = resource.with_attribute(id);
@@ -235,14 +236,15 @@ impl Propagator for TraceContext {
         let parent = self
             .0
             .extract_with_context(&Context::new(), &HeaderExtractor(headers));
-        // Fails only if the span is disabled.
+        // This call fails only if the span is disabled.
         let _ = span.set_parent(parent);
     }
 
     fn inject(&self, span: &Span, headers: &mut HeaderMap) {
         self.0
             .inject_context(&span.context(), &mut HeaderInjector(headers));
-        // The propagator writes an empty `tracestate`, which W3C Trace Context advises against.
+        // The propagator may write an empty `tracestate`, which W3C Trace Context advises against,
+        // so it is removed.
         if headers.get("tracestate").is_some_and(HeaderValue::is_empty) {
             headers.remove("tracestate");
         }

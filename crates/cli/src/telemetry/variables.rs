@@ -1,4 +1,4 @@
-//! The standard `OTEL_*` variables that the exporters themselves do not check.
+//! Reads the standard `OTEL_*` variables that the exporter libraries themselves do not check.
 
 use std::{env, time::Duration};
 
@@ -48,13 +48,13 @@ impl Variables {
         Self(read)
     }
 
-    /// Returns the value of a variable. An empty value counts as no value.
+    /// Returns the value of a variable. An empty variable is treated as unset.
     fn get(&self, name: &str) -> Option<String> {
         (self.0)(name).filter(|value| !value.trim().is_empty())
     }
 
-    /// Returns the value of the variable for `signal`, such as
-    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, or else of the variable for all signals.
+    /// Returns the name and the value of the variable for `signal`, such as
+    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`. If it is unset, returns the variable for all signals.
     fn of_signal(&self, signal: Signal, name: &str) -> Option<(String, String)> {
         let own = format!(
             "OTEL_EXPORTER_OTLP_{}_{name}",
@@ -66,11 +66,12 @@ impl Variables {
             .find_map(|name| self.get(&name).map(|value| (name, value)))
     }
 
-    /// Returns whether `signal` is exported: an endpoint is set, and nothing turns the signal off.
+    /// Returns whether `signal` is exported. This is the case if an endpoint is set and no variable
+    /// disables the signal.
     ///
     /// # Errors
     ///
-    /// Returns a message with advice if the exporter or the protocol is not supported.
+    /// Returns a message with a suggested fix if the exporter or the protocol is not supported.
     pub(super) fn is_exported(&self, signal: Signal) -> Result<bool, String> {
         let is_disabled = self
             .get("OTEL_SDK_DISABLED")
@@ -112,7 +113,7 @@ impl Variables {
         names.any(|(known, _)| known.trim() == name)
     }
 
-    /// Returns the timeout of one export.
+    /// Returns the timeout of an export.
     pub(super) fn timeout(&self, signal: Signal) -> Result<Duration, String> {
         match self.of_signal(signal, "TIMEOUT") {
             Some((name, value)) => millis(&name, &value),
@@ -120,7 +121,7 @@ impl Variables {
         }
     }
 
-    /// Returns the time between two exports of metrics.
+    /// Returns the interval between metrics exports.
     pub(super) fn metrics_interval(&self) -> Result<Duration, String> {
         let name = "OTEL_METRIC_EXPORT_INTERVAL";
         match self.get(name) {
@@ -133,8 +134,8 @@ impl Variables {
     ///
     /// # Errors
     ///
-    /// Returns a message with advice if the value is not a URL. The value can contain a credential,
-    /// so the message does not show it.
+    /// Returns a message with a suggested fix if the value is not a URL. The message does not
+    /// contain the value, because it can contain a credential.
     pub(super) fn url(&self, signal: Signal) -> Result<Uri, String> {
         let signal_name = signal.as_str();
         let own = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal_name.to_uppercase());
@@ -157,8 +158,8 @@ impl Variables {
         })
     }
 
-    /// Returns the sampler of traces, and a warning if a variable of the sampler is ignored. For an
-    /// unsupported value, the specification requires a warning and the default.
+    /// Returns the trace sampler, and a warning if a sampler variable is ignored. For an
+    /// unsupported value, the specification requires a warning and the default sampler.
     pub(super) fn sampler(&self) -> (Sampler, Option<String>) {
         let default = || Sampler::ParentBased(Box::new(Sampler::AlwaysOn));
         let Some(name) = self.get("OTEL_TRACES_SAMPLER") else {
@@ -208,7 +209,7 @@ impl Variables {
         }
     }
 
-    /// Returns the headers for the collector.
+    /// Returns the headers to send to the collector.
     pub(super) fn headers(&self, signal: Signal) -> Result<HeaderMap, String> {
         let mut headers = HeaderMap::new();
         let Some((name, list)) = self.of_signal(signal, "HEADERS") else {
@@ -220,7 +221,7 @@ impl Variables {
                 let key: HeaderName = key.trim().parse().ok()?;
                 Some((key, HeaderValue::from_str(&value).ok()?))
             });
-            // The header can be a secret, so the message does not show it.
+            // The message does not contain the header, because it can be a secret.
             let (key, value) = header.ok_or_else(|| {
                 format!("{name}: expected headers such as api-key=VALUE, separated by commas")
             })?;
@@ -316,7 +317,7 @@ mod tests {
         );
     }
 
-    /// Returns the sampler and the warning for the variables that `read` returns.
+    /// Returns the sampler and the warning for the variables that `read` reads.
     fn sampler(read: fn(&str) -> Option<String>) -> (String, Option<String>) {
         let (sampler, warning) = Variables::of(read).sampler();
         (format!("{sampler:?}"), warning)
