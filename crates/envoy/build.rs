@@ -1,5 +1,5 @@
-//! Compiles the protobuf messages of the gRPC listener and of the xDS client. The compiler is
-//! written in Rust, so that `protoc` need not be installed.
+//! Compiles the protobuf messages of the gRPC listener and of the xDS client. The protobuf compiler
+//! is a Rust crate, so that `protoc` need not be installed.
 
 use std::{env, error::Error, fs, path::Path};
 
@@ -40,8 +40,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         .retain(|file| !file.name().contains("/v2/"));
     let mut config = tonic_prost_build::Config::new();
     config.include_file("messages.rs");
-    // The client calls the only method of its service without generated code. Tests implement the
-    // generated server.
+    // No client code is generated, because the xDS client calls the only method of its service
+    // directly. The server code is generated for the tests' control plane.
     tonic_prost_build::configure()
         .build_client(false)
         .build_transport(false)

@@ -2,8 +2,8 @@
 //!
 //! A quota is a rule in quota mode. Quotas deny a request only if all of the request's quotas are
 //! over their limits. No store supports such a condition. This module therefore chooses one quota
-//! as the leading quota, which denies like any other rule. The other quotas only count. The first
-//! quota with remaining capacity leads.
+//! as the leading quota: the first quota with remaining capacity. The leading quota can deny the
+//! request like any other rule. The other quotas only count hits.
 //!
 //! ```text
 //! rules  ────────────────────────▶ deny ──┐
@@ -11,10 +11,11 @@
 //!         └─ the others ─────────▶ count ─┘
 //! ```
 //!
-//! If a request has only one quota, this quota leads, and no store query is needed to choose it.
+//! If a request has only one quota, this quota is the leading quota, and no store query is needed
+//! to choose it.
 //!
-//! Other requests may use up the capacity of the leading quota before the decision. This module
-//! then chooses another quota as the leading quota, in at most [`MAX_TURNS`] attempts.
+//! Concurrent requests may exhaust the leading quota before the decision. In this case, this module
+//! chooses another quota as the leading quota. It makes at most [`MAX_TURNS`] attempts.
 
 use std::collections::HashMap;
 
@@ -27,18 +28,17 @@ use super::{
     evaluate::{Evaluator, limited},
 };
 
-/// The maximum number of attempts with a leading quota. If other requests use up the leading
-/// quota's capacity in every attempt, all of the request's quotas are reported as over their
-/// limits.
+/// The maximum number of attempts with a leading quota. If concurrent requests exhaust the leading
+/// quota in every attempt, all of the request's quotas are reported as over their limits.
 const MAX_TURNS: usize = 4;
 
-/// The descriptors of a request in two groups: those decided on their own, and those decided
-/// together.
+/// The descriptors of a request in two groups: those that are decided separately, and those that
+/// are decided together.
 #[derive(Debug, Default)]
 struct GroupedDescriptors<'a, 'd> {
     alone: Vec<&'a mut AppliedLimit<'d>>,
     together: Vec<(&'a mut AppliedLimit<'d>, Cost)>,
-    /// Whether the request is denied because the cache says that a rule is over its limit.
+    /// Whether the request is denied because, according to the cache, a rule is over its limit.
     one_is_cached: bool,
 }
 
@@ -47,7 +47,7 @@ struct GroupedDescriptors<'a, 'd> {
 enum OtherQuotas {
     /// No quota is outside the all-or-nothing decision.
     None,
-    /// At least one of these quotas has capacity, so the quotas do not deny the request.
+    /// At least one of these quotas has remaining capacity, so quotas do not deny the request.
     Pass,
     /// All of these quotas are over their limits.
     Over,
@@ -59,8 +59,8 @@ enum OtherQuotas {
 struct CounterCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
-    /// The limits of a quota in shadow mode, used unless this quota leads; `None` if the rule is
-    /// not a quota.
+    /// The quota's limits in shadow mode, which are used unless this quota is the leading quota;
+    /// `None` if the rule is not a quota.
     shadow_limits: Option<&'a Limits>,
     cost: Cost,
 }
@@ -85,7 +85,7 @@ impl<'a> CounterCharge<'a> {
     }
 
     /// Returns whether the counter is charged even if a quota denies the request. This is the case
-    /// if all of its limits count denied hits, including hits denied by another limit.
+    /// if all of its limits count denied hits, even hits that another limit has denied.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
         self.denies() && self.limits.iter().all(counts)
@@ -97,12 +97,12 @@ type CounterResult = (LimitResult, Exactness);
 
 impl Evaluator<'_> {
     /// Decides all descriptors that charge hits in one decision. If the request is denied, none of
-    /// these descriptors is charged. As an exception, exceeded limits still count denied hits if
-    /// their settings say so.
+    /// these descriptors is charged, except that exceeded limits count the denied hits if they are
+    /// configured to do so.
     ///
     /// # Errors
     ///
-    /// [`RlsError::Store`]; see [`Self::query_store`].
+    /// Returns [`RlsError::Store`] under the conditions of [`Self::query_store`].
     pub(super) async fn evaluate_all_or_nothing(
         &self,
         matches: &mut [DescriptorMatch<'_>],
@@ -149,15 +149,15 @@ impl Evaluator<'_> {
             match (applied.hits, cached_until) {
                 (Hits::Charge(_), Some(until)) => {
                     // Record the cached result now, because the cache entry may expire before this
-                    // descriptor is decided. The decision on the other descriptors uses the same
+                    // descriptor is decided. The other descriptors must be decided with the same
                     // result.
                     applied.result = LimitResult::cached(until);
                     // A rule in shadow mode never denies, and a quota does not deny on its own.
                     grouped.one_is_cached |= !applied.limits().is_shadow() && !applied.is_quota();
                     grouped.alone.push(applied);
                 }
-                // Decide this descriptor on its own: one decision cannot charge a key with two
-                // different limits.
+                // Decide this descriptor separately, because one decision cannot charge the same
+                // key under two different limits.
                 (Hits::Charge(_), None)
                     if grouped
                         .together
@@ -234,9 +234,10 @@ impl Evaluator<'_> {
             if !(denied_by_lead && another_has_room) {
                 return Ok(results);
             }
-            // The leading quota has no capacity left. Do not charge counters again if all of their
-            // limits have counted this denial. If only some limits of a descriptor count denials,
-            // those limits count it twice.
+            // The leading quota is exhausted, so the other counters are charged again with another
+            // leading quota. Counters whose limits have all counted this denial are not charged
+            // again. If only some of a descriptor's limits count denials, those limits count this
+            // denial twice.
             open.retain(|number| Some(*number) != lead && !counts[*number].counts_denied());
         }
         for number in open.iter().filter(|number| counts[**number].is_quota()) {
@@ -270,9 +271,9 @@ impl Evaluator<'_> {
         Ok(decided.decision)
     }
 
-    /// Returns the leading quota among the `open` counters: the first quota with capacity. If no
-    /// quota has capacity, returns the first quota. Returns `None` if the quotas cannot deny the
-    /// request, or if there are no quotas.
+    /// Returns the leading quota among the `open` counters. This is the first quota with remaining
+    /// capacity or, if all quotas are exhausted, the first quota. Returns `None` if there are no
+    /// quotas, or if they cannot deny the request.
     async fn lead(
         &self,
         counts: &[CounterCharge<'_>],
@@ -325,7 +326,7 @@ fn counts<'a>(
     (counts, count_of)
 }
 
-/// Returns the combined result of the quotas that are decided on their own or are in shadow mode.
+/// Returns the combined result of the quotas that are decided separately or are in shadow mode.
 fn other_quotas(
     alone: &[&mut AppliedLimit<'_>],
     together: &[(&mut AppliedLimit<'_>, Cost)],

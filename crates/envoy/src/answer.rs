@@ -29,15 +29,15 @@ impl Code {
 /// The response to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RateLimitAnswer {
-    /// The code by which Envoy allows or denies the request.
+    /// The code that tells Envoy whether to allow or deny the request.
     pub overall_code: Code,
     /// One status per descriptor, in the order of the descriptors in the request.
     pub statuses: Vec<DescriptorStatus>,
     /// The headers that Envoy adds to its response to the client. The list is empty unless the
     /// settings enable these headers.
     pub response_headers: Vec<ResponseHeader>,
-    /// The request and the metadata of the rules that admitted it; `None` unless the settings
-    /// enable dynamic metadata.
+    /// Dynamic metadata: the request, and the metadata of the rules that admitted it. `None` unless
+    /// the settings enable dynamic metadata.
     pub dynamic_metadata: Option<Metadata>,
 }
 
@@ -46,9 +46,9 @@ pub struct RateLimitAnswer {
 pub struct DescriptorStatus {
     /// Whether the descriptor is within its limit.
     pub code: Code,
-    /// The limit that applies; `None` if there is none.
+    /// The limit that applies; `None` if no limit applies.
     pub current_limit: Option<CurrentLimit>,
-    /// The number of remaining hits; [`u32::MAX`] for an unlimited rule.
+    /// The number of remaining hits; [`u32::MAX`] if the rule is unlimited.
     pub limit_remaining: u32,
     /// The time until the whole limit is available again, rounded up to whole seconds; `None` if no
     /// limit applies.
@@ -85,7 +85,7 @@ pub struct ResponseHeader {
     pub value: String,
 }
 
-/// The reason why a request could not be decided. A denial is not an error: it is a response.
+/// The reason why a request could not be decided. A denial is a normal response, not an error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RlsError {

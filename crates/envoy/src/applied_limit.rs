@@ -15,8 +15,8 @@ use super::{
 /// The result of matching a descriptor to a rule.
 #[derive(Debug)]
 pub(super) enum DescriptorMatch<'d> {
-    /// No rule applies to the descriptor, or another rule that applies to the request replaces the
-    /// matching rule.
+    /// No rule applies to the descriptor, or the matching rule is replaced by another rule that
+    /// applies to the same request.
     NoLimit,
     /// An unlimited rule applies.
     Unlimited(&'d Rule),
@@ -24,7 +24,7 @@ pub(super) enum DescriptorMatch<'d> {
     Limited(AppliedLimit<'d>),
 }
 
-/// What a descriptor does with its limit.
+/// The operation that a descriptor requests on its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hits {
     /// Query the status without charging.
@@ -60,7 +60,7 @@ pub(super) struct AppliedLimit<'d> {
     pub(super) key: Vec<u8>,
     pub(super) counters: Arc<Counters>,
     pub(super) hits: Hits,
-    /// The state of the over-limit cache when the decision began.
+    /// The state of the over-limit cache before the decision started.
     pub(super) epoch: CacheEpoch,
     pub(super) result: LimitResult,
 }
@@ -78,9 +78,9 @@ pub(super) struct DeniedLimit<'a> {
 pub(super) struct LimitResult {
     /// Whether the descriptor is over its limit, even if the rule is in shadow mode.
     pub(super) over: bool,
-    /// The end of the window, if the result came from the cache, without a query to the store.
+    /// The end of the window, if the result came from the cache and the store was not queried.
     pub(super) cached_until: Option<Timestamp>,
-    /// The index of the limit that the status reports.
+    /// The index of the limit that is reported in the status.
     pub(super) limit: usize,
     /// The outcome of the limit at the index `limit`; `None` if the store was not queried, or if it
     /// decided without evaluating a limit.
@@ -107,8 +107,8 @@ impl<'d> AppliedLimit<'d> {
         &self.limits.limits
     }
 
-    /// Returns the limit that denied the hits of this descriptor; `None` if none did. A query with
-    /// 0 hits is never denied.
+    /// Returns the limit that denied this descriptor's hits; `None` if they were not denied. A
+    /// query with 0 hits is never denied.
     pub(super) fn denied_limit(&self, now: Timestamp) -> Option<DeniedLimit<'_>> {
         let result = self.result;
         if !result.over || self.hits == Hits::None {
@@ -163,8 +163,8 @@ impl LimitResult {
         }
     }
 
-    /// Creates the result of a query without charge. The descriptor is over its limit if the count
-    /// exceeds the limit.
+    /// Creates the result of a status query, which charges nothing. The descriptor is over its
+    /// limit if the count exceeds the limit.
     pub(super) fn of_query(outcomes: &[Outcome]) -> Self {
         let over = outcomes.iter().position(|outcome| outcome.excess > 0);
         Self::reporting(over, outcomes)

@@ -1,4 +1,4 @@
-//! The configuration files of the rate limit service, and their hot reload.
+//! The rate limit service's configuration files, and their hot reload.
 
 use std::{
     fs, io,
@@ -63,8 +63,8 @@ impl ConfigFilesError {
         }
     }
 
-    /// Returns whether the files should be read again even if they look unchanged, because the
-    /// error may be temporary.
+    /// Returns whether the error may be temporary, so that the files should be read again even if
+    /// they seem unchanged.
     fn may_pass(&self) -> bool {
         matches!(self, Self::Unreadable { source, .. } if file_watch::may_pass(source))
     }
@@ -112,9 +112,9 @@ fn name_of(folder: &Path, file: &Path) -> String {
     inside.or_else(alone).unwrap_or(file).display().to_string()
 }
 
-/// Calls `read` between two calls of `look`, and repeats this until both calls of `look` return the
-/// same value, in at most [`TRIES`] attempts. The repetition is necessary because `read` may return
-/// a mixture of old and new content if files are replaced while it runs.
+/// Calls `read` between two calls of `look`. If the two calls of `look` return different values,
+/// repeats this, making at most [`TRIES`] attempts. This is necessary because `read` may return a
+/// mixture of old and new content if files are replaced while it runs.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
@@ -237,20 +237,21 @@ impl ConfigWatcher {
         &self.service
     }
 
-    /// Reads every file and applies the rules. Counts are kept. Returns the number of domains.
+    /// Reads every file and applies the rules. Counters keep their values. Returns the number of
+    /// domains.
     ///
     /// # Errors
     ///
     /// Returns a [`ConfigFilesError`] if the files cannot be read or contain errors. The previous
-    /// rules stay in effect.
+    /// rules stay active.
     pub fn reload(&self) -> Result<usize, ConfigFilesError> {
         let loaded = self.load();
         self.log_result(&loaded);
         loaded
     }
 
-    /// Reloads the configuration if its files have changed. Returns the result of the reload, or
-    /// `None` if there is nothing new to report.
+    /// Reloads the configuration if its files have changed. Returns the reload's result, or `None`
+    /// if there is no new result to report.
     ///
     /// After a read error, every call reads the files again. The result is reported only if it
     /// differs from the last result.
@@ -278,7 +279,7 @@ impl ConfigWatcher {
     /// # Errors
     ///
     /// Returns a [`ConfigFilesError`] if the files cannot be read or contain errors. The previous
-    /// rules stay in effect. [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
+    /// rules stay active. [`Self::last_mistakes`] and [`Self::loads`] reflect the failure.
     pub fn load(&self) -> Result<usize, ConfigFilesError> {
         let mut last = self.last();
         last.read.seen = files(&self.folder.path).ok();
@@ -330,7 +331,7 @@ impl ConfigWatcher {
         }
     }
 
-    /// Logs the configuration that is active at start-up.
+    /// Logs the configuration that is active at startup.
     pub fn log_start(&self) {
         let path = self.folder.path.display();
         match self.service.domains() {

@@ -1,4 +1,4 @@
-//! Metrics per rule, identified by domain and descriptor path.
+//! Per-rule metrics. A rule is identified by its domain and descriptor path.
 
 use std::{
     collections::BTreeMap,
@@ -8,9 +8,9 @@ use std::{
     },
 };
 
-/// The maximum number of descriptor paths with their own counters. All further paths are counted
-/// together as `other`. The maximum is necessary because a path may contain values from requests,
-/// and clients must not be able to exhaust memory or flood a dashboard.
+/// The maximum number of descriptor paths with their own counters. All further paths share the
+/// counters of the path `other`. The maximum is necessary because a path may contain values from
+/// requests, and clients must not be able to exhaust memory or flood a dashboard.
 pub const MAX_PATHS: usize = 4_096;
 
 /// The maximum length of a path with its own counters, in bytes. The path of a limit override
@@ -20,7 +20,7 @@ const MAX_PATH_BYTES: usize = 512;
 /// The path of the shared counters.
 pub(super) const OTHER: &str = "other";
 
-/// A kind of counter. All counters of a rule count hits.
+/// A kind of counter. All of a rule's counters count hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     missing_docs,
@@ -115,8 +115,8 @@ impl Registry {
             .cloned()
     }
 
-    /// Returns every domain and path with its counters, in sorted order. The caller reads the
-    /// counters without holding the lock, so that decisions do not wait for it.
+    /// Returns every domain and path with its counters, in sorted order. The lock is released
+    /// before the caller reads the counters, so that decisions do not have to wait.
     pub(super) fn all(&self) -> Vec<(DomainAndPath, Arc<Counters>)> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let entries = known.iter();
@@ -126,8 +126,8 @@ impl Registry {
     }
 }
 
-/// The number of descriptors in requests for each unknown domain. A typo in a domain name silently
-/// disables all limits of the domain, and this metric reveals it.
+/// For each unknown domain, the number of descriptors in requests for it. A typo in a domain name
+/// silently disables all limits of the domain, and this metric reveals the typo.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
 

@@ -28,8 +28,8 @@ pub(super) struct Evaluator<'s> {
 }
 
 impl Evaluator<'_> {
-    /// Decides every descriptor on its own. The result of one descriptor does not affect the
-    /// others.
+    /// Decides every descriptor separately. The result of one descriptor does not affect the other
+    /// descriptors.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Evaluator<'_> {
         decided
     }
 
-    /// Decides each of `descriptors` on its own. With Redis, descriptors with different keys are
+    /// Decides each of `descriptors` separately. With Redis, descriptors with different keys are
     /// queried concurrently, so that their commands are pipelined. Descriptors with the same key
     /// are decided in order. With the memory store, descriptors are decided one after the other,
     /// because this store never waits.
@@ -107,8 +107,8 @@ impl Evaluator<'_> {
                 LimitResult::of_charge(&decided.decision, &outcomes)
             }
             Hits::Refund(cost) => {
-                // Dropping the guard removes the cached entry. The entry is thus also removed if
-                // the request is cancelled, or if the outcome of the refund is unknown.
+                // Dropping the guard removes the cached entry. This way, the entry is also removed
+                // if the request is cancelled, or if it is unknown whether the refund was applied.
                 let _invalidated = self
                     .over
                     .map(|cache| cache.invalidate_on_drop(&applied.key));
@@ -151,16 +151,17 @@ impl Evaluator<'_> {
         Ok((decided, outcomes))
     }
 
-    /// Returns the end of the window, if the cache says that the descriptor is over its limit.
+    /// Returns the end of the window if, according to the cache, the descriptor is over its limit.
     pub(super) fn cached_over_until(&self, applied: &AppliedLimit<'_>) -> Option<Timestamp> {
         self.over?.over_until(&applied.key, self.now)
     }
 
-    /// Caches that a descriptor is over its limit, if no hit can be admitted before its window
-    /// ends. The count must exceed the limit itself, not just this node's share of the limit.
+    /// Adds an over-limit descriptor to the cache, if no hit can be admitted before its window
+    /// ends. For this, the count must exceed the limit itself, not just this node's share of the
+    /// limit.
     ///
-    /// The cache does not notice refunds on other nodes until the entry expires.
-    /// envoyproxy/ratelimit has the same limitation.
+    /// Refunds on other nodes do not invalidate the entry, so it stays in the cache until it
+    /// expires. envoyproxy/ratelimit has the same limitation.
     pub(super) fn remember(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
             && applied.result.over

@@ -12,12 +12,12 @@
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// The first bytes of a key that contains the digest of a longer key. They are not a minimal
-/// varint, so they cannot be confused with a window length.
+/// The first bytes of a key that consists of the digest of a longer key. A window length is a
+/// minimal varint and these bytes are not, so the two cannot be confused.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
 /// Writes the key of `domain` and `entries` into `key`. If the key is longer than
-/// [`MAX_KEY_BYTES`], its SHA-256 digest replaces it.
+/// [`MAX_KEY_BYTES`], it is replaced by its SHA-256 digest.
 pub(super) fn write<'e>(
     key: &mut Vec<u8>,
     domain: &str,

@@ -10,9 +10,9 @@
 //! listener  render  RateLimitAnswer      -> bytes
 //! ```
 //!
-//! The rate limit service differs from Tidegate's other listeners in two ways: each descriptor is
-//! charged on its own, and denied hits are counted too. All listeners use the same decision
-//! function, which supports both behaviours.
+//! The rate limit service differs from Tidegate's other listeners in two ways: by default, each
+//! descriptor is charged separately, and denied hits are counted too. All listeners use the same
+//! decision function, which supports both behaviours.
 
 mod all_or_nothing;
 mod answer;

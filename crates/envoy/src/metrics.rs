@@ -75,8 +75,8 @@ impl Evaluator<'_> {
                 over: 0,
             };
         }
-        // The hits of one request can be on both sides of the limit only if denied hits are
-        // counted. Otherwise all of them are over.
+        // The hits of one denied request can be partly within and partly over the limit only if
+        // denied hits are counted. Otherwise, all of them are over the limit.
         let counts_denied = outcome.excess > 0;
         if !counts_denied || before >= limit {
             return HitSplit {

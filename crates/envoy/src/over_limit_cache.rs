@@ -1,10 +1,9 @@
-//! The local cache of descriptors that are over their limit. A cached descriptor is denied without
-//! a store query until its window ends.
+//! The local cache of over-limit descriptors. A cached descriptor is denied without a store query
+//! until its window ends.
 //!
-//! The result of a decision may be outdated when it arrives: since the decision began, the limits
-//! may have changed, or hits may have been refunded. Each decision therefore records the state of
-//! the cache before it starts. If entries were invalidated after the start, the result is not
-//! cached.
+//! A decision's result may be outdated when it arrives, because the limits may have changed or hits
+//! may have been refunded since the decision started. Therefore the state of the cache is recorded
+//! before each decision. If entries have been invalidated since then, the result is not cached.
 //!
 //! ```text
 //! decision  ├─ record state ─ the store says: over ─────── not cached
@@ -22,10 +21,10 @@ use tidegate_core::Timestamp;
 /// The estimated size of an entry without its key, in bytes.
 const ENTRY_BYTES: usize = 64;
 
-/// The number of classes into which keys are hashed. Refunds are counted per class.
+/// The number of hash classes of keys. Refunds are counted per class.
 const CLASSES: usize = 256;
 
-/// The state of the cache when a decision began.
+/// The state of the cache before a decision started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct CacheEpoch {
     /// The number of times that the whole cache was cleared.
@@ -34,9 +33,8 @@ pub(super) struct CacheEpoch {
     pub(super) refunds: u64,
 }
 
-/// A cache of keys that are over their limit, each with the end of its window. When the cache is
-/// full, the older half of the entries is dropped. A descriptor without an entry is decided by a
-/// store query.
+/// A cache of over-limit keys, each with the end of its window. When the cache is full, the older
+/// half of the entries is evicted. A descriptor without an entry is decided with a store query.
 #[derive(Debug)]
 pub(super) struct OverLimitCache {
     most_bytes: usize,
@@ -92,7 +90,7 @@ impl OverLimitCache {
         until.copied().filter(|until| *until > now)
     }
 
-    /// Records until the time `until` that `key` is over its limit. Does nothing if entries were
+    /// Caches until the time `until` that `key` is over its limit. Does nothing if entries were
     /// invalidated after `epoch`.
     pub(super) fn remember(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
         let class = self.class(key);

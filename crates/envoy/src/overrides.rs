@@ -1,5 +1,5 @@
-//! A cache of the limits for limit overrides in descriptors. Building a limit takes longer than a
-//! decision.
+//! A cache of the limits that are built from limit overrides in descriptors. Without it, building a
+//! limit would take longer than the decision.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -12,7 +12,7 @@ use super::{
 };
 
 /// The maximum number of cached limits. A typical Envoy configuration has only a few overrides.
-/// Even overrides per tenant have few distinct values.
+/// Even per-tenant overrides have few distinct values.
 const CACHED_LIMITS: usize = 4_096;
 
 /// A cache of limits. A key consists of the override and the setting for counting denied hits.

@@ -1,5 +1,5 @@
-//! The metrics with the names from envoyproxy/ratelimit's default Prometheus mapping, so that its
-//! dashboards and those of Envoy Gateway work with Tidegate.
+//! Exports the metrics with the names in envoyproxy/ratelimit's default Prometheus mapping, so that
+//! dashboards for envoyproxy/ratelimit and Envoy Gateway work with Tidegate.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! Reads the Redis settings from the environment variables of envoyproxy/ratelimit.
 //!
 //! The variables are converted to the `store` section of a rules file, which is then parsed. This
-//! way, servers, logins and certificates are validated in only one place.
+//! way, the code that validates servers, logins and certificates is in only one place.
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
@@ -58,7 +58,7 @@ pub(super) fn redis(reader: &mut Reader<'_>) -> Option<RedisConfig> {
             .text("CACHE_KEY_PREFIX")
             .map(|prefix| ("prefix".to_owned(), json!(prefix))),
     );
-    // The JSON text can be parsed as YAML, because JSON is valid YAML.
+    // The JSON document can be parsed as YAML, because JSON is valid YAML.
     match Config::parse(&json!({ "store": store }).to_string()) {
         Ok(config) => config.redis,
         Err(mistakes) => {

@@ -53,7 +53,7 @@ impl RateLimitRequest {
     }
 }
 
-/// A descriptor: a path of entries from general to specific.
+/// A descriptor: a list of entries, from the most general to the most specific.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor {
     /// The keys and values, in the order in which the rules are nested.
@@ -62,7 +62,7 @@ pub struct Descriptor {
     pub limit: Option<LimitOverride>,
     /// The hits of this descriptor. The value 0 queries the status without charging.
     pub hits_addend: Option<u64>,
-    /// Whether the hits are refunded instead of charged.
+    /// Whether the hits are to be refunded instead of charged.
     pub is_negative_hits: bool,
 }
 

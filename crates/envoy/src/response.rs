@@ -81,8 +81,8 @@ fn limited(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
 fn until_reset(limit: &Limit, outcome: Option<&Outcome>, now: Timestamp) -> Span {
     let reset_after = outcome.map_or(Span::ZERO, |outcome| outcome.reset_after);
     let span = match (limit.algorithm(), outcome) {
-        // The outcome of a window without hits does not have a reset time, so compute the end of
-        // the window here.
+        // If the window has no hits, the outcome has no reset time, so compute the end of the
+        // window here.
         (Algorithm::FixedWindow { window, .. }, _) if reset_after == Span::ZERO => {
             left_of(window, now)
         }
@@ -150,8 +150,9 @@ fn is_quota(matched: &DescriptorMatch<'_>, settings: &RlsSettings) -> bool {
     }
 }
 
-/// Returns the status for the headers. This is the last status that is over its limit and not in
-/// quota mode. If there is no such status, it is the first one with the fewest remaining hits.
+/// Returns the status for the headers. This is the status of the last descriptor that is over its
+/// limit and not in quota mode. If there is no such descriptor, it is the status with the fewest
+/// remaining hits; if several have equally few, the first of them.
 fn leading<'s>(
     matches: &[DescriptorMatch<'_>],
     statuses: &'s [DescriptorStatus],

@@ -26,7 +26,7 @@ impl RuleSource {
     }
 
     /// Reads the rules again, and returns the number of domains. Returns `None` for a control
-    /// plane, which sends its rules itself.
+    /// plane, which sends its rules without being asked.
     pub fn reload(&self) -> Option<Result<usize, ConfigFilesError>> {
         match self {
             Self::Files(watcher) => Some(watcher.reload()),
@@ -42,8 +42,8 @@ impl RuleSource {
         }
     }
 
-    /// Returns the errors in the last configuration. The list is empty if that configuration is
-    /// active.
+    /// Returns the errors in the last received configuration. The list is empty if that
+    /// configuration is active.
     #[must_use]
     pub fn last_mistakes(&self) -> Vec<String> {
         match self {
@@ -61,7 +61,8 @@ impl RuleSource {
         }
     }
 
-    /// Returns whether the service must not be used before its first configuration arrives.
+    /// Returns whether the service is waiting for its first configuration and must not be used
+    /// before it arrives.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         match self {
@@ -70,7 +71,7 @@ impl RuleSource {
         }
     }
 
-    /// Returns the reason why rule changes cannot arrive at the moment, if there is one.
+    /// Returns the reason why rule changes currently cannot be received, if there is one.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         match self {

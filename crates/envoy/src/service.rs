@@ -33,7 +33,7 @@ use super::{
     stat_names,
 };
 
-/// Envoy's rate limit service, which decides with the server's limiter.
+/// Envoy's rate limit service, which uses the server's limiter to make decisions.
 #[derive(Debug)]
 pub struct RateLimitService {
     limiter: Arc<ServerLimiter>,
@@ -69,7 +69,7 @@ impl RateLimitService {
         }
     }
 
-    /// Replaces the configuration with `loaded`. Counts are kept.
+    /// Replaces the configuration with `loaded`. Counters keep their values.
     pub fn load(&self, loaded: LoadedConfig) {
         let LoadedConfig { mut domains, .. } = loaded;
         if let Some(old) = self.domains.load().as_deref() {
@@ -84,9 +84,9 @@ impl RateLimitService {
 
     /// Decides `request` as if it came from the gRPC listener.
     ///
-    /// Each descriptor is charged on its own, and denied hits are counted, unless the settings or
-    /// the domain say otherwise. All descriptors of a request are decided at the same time and by
-    /// the same rules.
+    /// Each descriptor is charged separately, and denied hits are counted, unless the settings or
+    /// the domain specify otherwise. All descriptors in a request are decided with the same
+    /// timestamp and the same rules.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl RateLimitService {
     }
 
     /// Decides `request`, which came from `listener`, like [`Self::should_rate_limit`]. If Redis
-    /// has not replied after the time `within`, Redis is treated as unavailable.
+    /// does not reply within the time `within`, it is treated as unavailable.
     ///
     /// # Errors
     ///
@@ -129,8 +129,8 @@ impl RateLimitService {
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
         request.check()?;
-        // Read this number before loading the rules. Otherwise, a result under the old rules could
-        // be cached under the new rules.
+        // Read this number before loading the rules. Otherwise, a decision made with the old rules
+        // could be cached after the new rules are active.
         let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
         let domains = self.domains.load_full();
         let domains = domains.as_deref().ok_or(RlsError::NoConfiguration)?;
@@ -151,8 +151,8 @@ impl RateLimitService {
             near_limit_ratio: self.settings.near_limit_ratio,
         };
         let is_one = self.settings.stop_increment || domain.charging == ChargeMode::AllOrNothing;
-        // If all rules are in quota mode, none of them can deny the request on its own, so there is
-        // no reason to decide them together.
+        // If all rules are in quota mode, no rule alone can deny the request, so there is no reason
+        // to decide the descriptors together.
         if is_one && !self.settings.quota_mode {
             evaluator.evaluate_all_or_nothing(&mut matches).await?;
         } else {
@@ -210,8 +210,8 @@ impl RateLimitService {
             let Some(denied) = applied.denied_limit(now) else {
                 continue;
             };
-            // A quota that is over its limit does not deny anything while another quota has
-            // capacity.
+            // A quota that is over its limit does not deny the request if another quota has
+            // remaining capacity.
             if !is_denying && !is_shadow {
                 continue;
             }
@@ -337,7 +337,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());
-    // Larger numbers are replaced with the maximum count, which exceeds every limit.
+    // Larger numbers are capped at the maximum count, which exceeds every limit.
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
@@ -346,8 +346,8 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     }
 }
 
-/// Drops the rules replaced by other rules of the same request. All replacements are collected
-/// first, so a replaced rule still replaces other rules.
+/// Drops the rules that are replaced by other rules matched by the same request. All replacements
+/// are collected first, so even a replaced rule replaces other rules.
 fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
     let replaced: Vec<Box<str>> = matches
         .iter()
@@ -444,15 +444,16 @@ impl RateLimitService {
         self.global_shadow_mode.load(Ordering::Relaxed)
     }
 
-    /// Calls `each` with every unknown domain in requests, and with the number of descriptors in
-    /// requests for it.
+    /// Calls `each` with every unknown domain that requests have used, and the number of
+    /// descriptors in these requests.
     pub fn for_each_unknown_domain(&self, mut each: impl FnMut(&str, u64)) {
         for (domain, count) in self.unknown_domains() {
             each(&domain, count);
         }
     }
 
-    /// Returns every unknown domain in requests, with the number of descriptors in requests for it.
+    /// Returns every unknown domain that requests have used, with the number of descriptors in
+    /// these requests.
     pub(crate) fn unknown_domains(&self) -> BTreeMap<Box<str>, u64> {
         self.unknown_domains.all()
     }

@@ -28,8 +28,8 @@ pub(super) fn rule_path(rule: &Rule, nodes: &[&Node], descriptor: &Descriptor) -
     join_levels(levels)
 }
 
-/// Returns the path with all values from the request. If the values of a level share one counter,
-/// the path contains the pattern of the level instead.
+/// Returns the path with all values from the request. If all values at a level share one counter,
+/// the path contains the level's pattern instead of the value.
 pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
     let levels = descriptor
         .entries
@@ -45,8 +45,8 @@ pub(super) fn full_path(descriptor: &Descriptor, nodes: &[&Node]) -> String {
 }
 
 /// Joins levels to a path. Like envoyproxy/ratelimit, replaces characters that have a meaning in
-/// metric names with `_`. These characters are `:`, `|`, and the dots of an IPv4 address, which
-/// would add three levels.
+/// metric names with `_`. These characters are `:`, `|`, and the dots in an IPv4 address, which
+/// would otherwise create three additional levels.
 fn join_levels(levels: impl Iterator<Item = String>) -> String {
     let path = levels.collect::<Vec<_>>().join(".");
     let mut written = String::with_capacity(path.len());

@@ -5,7 +5,7 @@ use tidegate_core::Span;
 /// The window length of a limit. Windows are aligned to multiples of the unit since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Unit {
-    /// A window of another length, or no window.
+    /// A window of a different length, or no window.
     #[default]
     Unknown,
     /// A window of 1 second.

@@ -1,4 +1,4 @@
-//! Reads the domain and the descriptors of a configuration file.
+//! Reads the domain and the descriptors in a configuration file.
 
 use std::{
     collections::HashMap,

@@ -32,7 +32,7 @@ pub(super) fn text<'n>(value: &Value<'n>, name: &str, report: &mut Report) -> Op
     }
 }
 
-/// Reads a boolean in any notation of YAML 1.1. A missing value counts as false.
+/// Reads a boolean in any YAML 1.1 notation. A missing value counts as false.
 pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     let Some(value) = field(value, name) else {
         return false;
@@ -40,7 +40,7 @@ pub(super) fn flag(value: &Value<'_>, name: &str, report: &mut Report) -> bool {
     match scalar::of(value.content()) {
         Some(Scalar::Truth(truth)) => truth,
         Some(Scalar::Null) => false,
-        // A fraction is accepted here, because the key check reports it as an error.
+        // A fraction is not reported here, because the key check reports it as an error.
         Some(Scalar::Fraction(_)) => false,
         Some(Scalar::Whole(_) | Scalar::Text) | None => {
             unreadable(&value, "true or false", report);

@@ -1,4 +1,4 @@
-//! Warns about files that may depend on how envoyproxy/ratelimit joins keys and values.
+//! Warns about files whose meaning may depend on how envoyproxy/ratelimit joins keys and values.
 //!
 //! A rule is looked up by its key and value, joined with `_`. A rule with the key `user_id`
 //! therefore also applies to the entry `user` = `id`. If another rule at the same level has the key
@@ -9,9 +9,8 @@ use std::collections::HashSet;
 use tidegate_config::{report::Report, value::Value};
 use tidegate_net::input::shown;
 
-/// Warns about every descriptor in `named` that also applies to an entry with the key of another
-/// descriptor. Each element of `named` consists of the key, the joined name and the value in the
-/// file.
+/// Warns about every descriptor in `named` that also applies to entries with another descriptor's
+/// key. Each element of `named` consists of the key, the joined name and the value in the file.
 pub(super) fn warn(named: &[(&str, String, Value<'_>)], report: &mut Report) {
     let keys: HashSet<&str> = named.iter().map(|(key, _, _)| *key).collect();
     for (key, name, item) in named {

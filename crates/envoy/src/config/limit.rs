@@ -103,7 +103,7 @@ fn single(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<
     })
 }
 
-/// Reads several limits. A request must be within all of them. Denied hits are not counted.
+/// Reads a list of limits. A request must be within all of them. Denied hits are not counted.
 fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
     let items = value.one_or_more(report);
     if items.is_empty() {
@@ -205,13 +205,13 @@ fn limit(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<L
     if denied == DeniedHits::Forgotten || spec.count_denied == Some(false) {
         return Some(limit);
     }
-    // Only a fixed window can count denied hits in full. Other algorithms count denied hits only if
-    // `count_denied` is set.
+    // Only fixed windows count denied hits in full by default. Other algorithms count denied hits
+    // only if `count_denied` is set.
     Some(limit.clone().counting_in_full().unwrap_or(limit))
 }
 
-/// Adds `unit` and `requests_per_unit` to the other fields of the limit. Returns `None` if the unit
-/// is missing or invalid.
+/// Adds `unit` and `requests_per_unit` to the limit's other fields. Returns `None` if the unit is
+/// missing or invalid.
 fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<LimitSpec> {
     let is_original = spec
         == LimitSpec {
@@ -309,7 +309,7 @@ fn unit(value: &Value<'_>, report: &mut Report) -> Option<Span> {
     span
 }
 
-/// Checks that an unlimited rule does not have a unit or any other limit fields.
+/// Checks that an unlimited rule has neither a unit nor other limit fields.
 fn check_unlimited(value: &Value<'_>, report: &mut Report) {
     let text = text(value, "unit", report).unwrap_or_default();
     if Unit::parse(text).and_then(Unit::span).is_some() {

@@ -1,8 +1,8 @@
 //! Reads envoyproxy/ratelimit's configuration files, with Tidegate's extensions.
 //!
 //! All files are read as one configuration: if any file has an error, no file takes effect. All
-//! errors in all files are reported together, each with its path and line. Errors that
-//! envoyproxy/ratelimit also reports have the same message.
+//! errors in all files are reported together, each with its path and line. If envoyproxy/ratelimit
+//! reports the same error, the message is the same.
 
 mod descriptor;
 mod fields;
@@ -101,8 +101,8 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, 
     interpret(&documents, merging, mistakes)
 }
 
-/// Reads the `documents`, sorted by name, as one configuration. Each document has the name of its
-/// file or resource. `mistakes` contains the errors of other files, which could not be parsed.
+/// Reads the `documents`, sorted by name, as one configuration. Each document is named after its
+/// file or resource. `mistakes` contains the errors in other files, which could not be parsed.
 ///
 /// # Errors
 ///
@@ -169,8 +169,8 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     }
 }
 
-/// Returns how the descriptors of each domain are charged: each on its own, or all or none.
-/// `all_or_nothing` takes effect for a domain if any of the domain's files sets it.
+/// Returns each domain's charge mode. `all_or_nothing` takes effect for a domain if any of the
+/// domain's files sets it.
 fn charging(documents: &[(&str, Document<'_>)]) -> HashMap<String, ChargeMode> {
     let mut charging = HashMap::new();
     for (_, document) in documents {

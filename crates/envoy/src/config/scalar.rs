@@ -69,7 +69,7 @@ fn fraction(text: &str) -> Option<f64> {
     match unsigned {
         ".inf" | ".Inf" | ".INF" if text.starts_with('-') => return Some(f64::NEG_INFINITY),
         ".inf" | ".Inf" | ".INF" => return Some(f64::INFINITY),
-        // YAML does not allow a sign before a NaN.
+        // YAML does not allow a sign before NaN.
         ".nan" | ".NaN" | ".NAN" if text == unsigned => return Some(f64::NAN),
         unsigned if !unsigned.starts_with(|first: char| first.is_ascii_digit() || first == '.') => {
             return None;

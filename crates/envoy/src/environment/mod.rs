@@ -2,7 +2,7 @@
 //!
 //! A deployment of envoyproxy/ratelimit can start Tidegate with the same environment variables.
 //! Unsupported variables are reported with the reason. The server does not start if ignoring a
-//! variable would expose a listener or change the address of a listener.
+//! variable would expose a listener or change a listener's address.
 
 mod xds;
 
@@ -33,7 +33,7 @@ pub const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
 pub struct FromEnvironment {
     /// The configuration described by the variables.
     pub config: Config,
-    /// The log level of `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if
+    /// The log level in `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if
     /// `LOG_LEVEL` is not set.
     pub log: Option<&'static str>,
     /// `LOG_FORMAT`: whether the log has one JSON object per line; `None` if the variable is not
@@ -142,8 +142,8 @@ const WITHOUT_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not true";
 ///
 /// # Errors
 ///
-/// Returns all invalid values, and all unsupported features that must not be ignored silently, each
-/// with the name of its variable.
+/// Returns an error for each invalid value, and for each unsupported feature that cannot safely be
+/// ignored. Each error contains the variable's name.
 pub fn from_environment(variables: &Variables) -> Result<FromEnvironment, Vec<String>> {
     let mut reader = Reader::new(variables);
     refuse(&mut reader);
@@ -225,7 +225,7 @@ fn address(host: &str, port: &str, default: u16, reader: &mut Reader<'_>) -> Soc
     )
 }
 
-/// Parses an address in Go's notation, in which the host can be missing.
+/// Parses an address in Go's notation, where the host can be omitted.
 fn metrics_address(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.rsplit_once(':')?;
     let host = match host {

@@ -118,7 +118,7 @@ fn backoff(config: &mut XdsConfig, reader: &mut Reader<'_>) {
     let what = "a share from 0 to 1, such as 0.5";
     let factor = reader.parsed("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", what, Ratio::parse);
     backoff.random_factor = factor.unwrap_or(backoff.random_factor);
-    // The jitter is on unless the variable turns it off.
+    // Jitter is enabled unless the variable disables it.
     let has_jitter = reader.text("XDS_CLIENT_BACKOFF_JITTER").is_none()
         || reader.flag("XDS_CLIENT_BACKOFF_JITTER");
     if !has_jitter {

@@ -17,13 +17,13 @@ use tokio::{
 
 use super::routes::Routes;
 
-/// The maximum total size of a call's headers, in bytes.
+/// The maximum total size of the headers of a call, in bytes.
 const MAX_HEADER_BYTES: u32 = 16 << 10;
 
 /// The maximum number of bytes that a connection buffers for sending.
 const MAX_SEND_BYTES: usize = 64 << 10;
 
-/// The HTTP/2 flow-control windows, per call and per connection, in bytes.
+/// The sizes of the HTTP/2 flow-control windows in bytes: per call (stream) and per connection.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
 
@@ -41,8 +41,8 @@ impl Http2 {
         Self { settings, tls }
     }
 
-    /// Serves one connection until either side closes it or it reaches its maximum age. After a
-    /// shutdown has begun, serves the connection until the calls in flight have completed.
+    /// Serves one connection until either side closes it or it reaches its maximum age. During a
+    /// shutdown, the connection is served until the calls in flight have completed.
     pub(super) async fn serve(
         &self,
         stream: TcpStream,
@@ -101,7 +101,7 @@ impl Http2 {
         };
         match ended {
             Ok(Ok(())) => {}
-            // Log at debug level only: clients abort connections routinely.
+            // Log at debug level only, because clients routinely abort connections.
             Ok(Err(error)) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
             Err(_) => {
                 tracing::debug!(peer = %connection.peer, "connection closed: it reached its maximum age")
@@ -124,12 +124,12 @@ impl Http2 {
         builder
     }
 
-    /// Returns the maximum age of this connection, which is the configured age ±10 %. Because of
-    /// the variation, clients that connected at the same time do not reconnect at the same time.
+    /// Returns the maximum age of this connection, which is the configured age ±10 %. The variation
+    /// prevents clients that connected at the same time from also reconnecting at the same time.
     fn age(&self, connection: &Connection) -> Duration {
         let tenth = self.settings.max_connection_age / 10;
-        // `spread` is from 0 to 20, which means -10 % to +10 %. Clients choose ports in ascending
-        // order, so the port number spreads the ages of their connections evenly.
+        // `spread` is from 0 to 20, which means -10 % to +10 %. A client usually uses consecutive
+        // port numbers, so the port number distributes the ages of its connections evenly.
         let spread = u32::from(connection.peer.port()) % 21;
         self.settings.max_connection_age - tenth + tenth / 10 * spread
     }

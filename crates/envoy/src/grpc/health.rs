@@ -23,8 +23,8 @@ const SERVICES: [&str; 5] = [
     super::QUOTA,
 ];
 
-/// The health service. Every name is healthy until a shutdown is announced. A name that depends on
-/// the rate limit service is healthy only if that service is healthy.
+/// The health service. Until a shutdown is announced, every name is reported as healthy, except
+/// that a name that depends on the rate limit service is healthy only if that service is healthy.
 #[derive(Clone, Debug)]
 pub(super) struct HealthService {
     shutdown: Shutdown,
@@ -101,12 +101,12 @@ struct Watcher {
 }
 
 impl Watcher {
-    /// Waits for a status that differs from the last sent status. Returns `None` after the last
-    /// status before a shutdown.
+    /// Waits for a status that differs from the last sent status. Returns `None` once the last
+    /// status before a shutdown has been sent.
     async fn next(mut self) -> Option<(ServingStatus, Self)> {
         loop {
-            // Check for the shutdown before reading the status, so that the last status is also
-            // sent.
+            // Check for a shutdown before reading the status. Otherwise, the last status might not
+            // be sent.
             let is_last = self.healthy.shutdown.is_announced();
             let status = self.healthy.status(&self.service);
             if self.last_sent != Some(status) {

@@ -1,9 +1,9 @@
 //! The gRPC listener: Envoy's rate limit services, health and reflection.
 //!
-//! Connections run on the workers of [`tidegate_net`], like those of all other listeners. Each
-//! connection is therefore served directly by hyper. The server of tonic is not used, because it
-//! has its own threads and listeners. Streaming calls are handled by tonic's generated services.
-//! The module `unary` handles `ShouldRateLimit`, which Envoy calls for each request.
+//! As in all other listeners, connections are served by the workers of [`tidegate_net`], which call
+//! hyper directly. tonic's server is not used, because it has its own threads and listeners.
+//! Streaming calls are handled by tonic's generated services. The module `unary` handles
+//! `ShouldRateLimit`, which Envoy calls for each request.
 
 mod connection;
 mod fields;
@@ -35,9 +35,9 @@ const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 /// The name of the quota service, which assigns quotas in advance.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
-/// The maximum message size in bytes, which is also the maximum body size on the HTTP listener. A
-/// connection may send one message per concurrent call, and a quota report takes 50 times its size
-/// in memory.
+/// The maximum message size in bytes, which is also the maximum body size on the HTTP listener. The
+/// maximum is low because a connection may send one message per concurrent call, and a quota report
+/// takes 50 times its wire size in memory.
 pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// The services behind the gRPC listener.
@@ -49,11 +49,11 @@ pub struct GrpcContext {
     /// quota.
     pub quotas: Arc<Quotas>,
     /// The rate limit service. If it is `None`, calls get the same responses as from a service
-    /// without a configuration.
+    /// whose configuration is not loaded.
     pub rate_limits: Option<Arc<RateLimitService>>,
 }
 
-/// Serves Envoy's calls on `socket` with the settings in `http2`.
+/// Serves gRPC calls on `socket` with the settings in `http2`.
 ///
 /// # Errors
 ///

@@ -32,11 +32,11 @@ use crate::quota::{Assignment, BucketAssignments, Quotas, StreamId, Usage};
 /// stays valid if a few reports are lost, but expires if this server is unreachable.
 const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 
-/// The refill interval of a budget, in seconds. A budget is never refilled in practice, because the
-/// assignment for the next window arrives long before the interval ends.
+/// The refill interval of a budget, in seconds. In practice, a budget is never refilled, because
+/// the assignment for the next window arrives long before this interval ends.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
-/// The bounds of a bucket ID: the maximum number of entries, and their maximum total size in bytes.
+/// The bounds on a bucket ID: its maximum number of entries, and their maximum total size in bytes.
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
@@ -254,14 +254,15 @@ fn strategy(assignment: Assignment) -> Strategy {
         Assignment::Rate { requests, period } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(requests),
-            // A quota's period is a whole number of seconds, and at most a year.
+            // A quota's period is an integer number of seconds, and at most a year.
             fill_interval: Some(seconds(
                 i64::try_from(period.as_secs_ceil()).unwrap_or(NEVER_SECONDS),
             )),
         }),
-        // If a new assignment is identical to the current one, Envoy keeps the current token
+        // If a new assignment is identical to the current assignment, Envoy keeps the current token
         // bucket, which may be empty. The grant number is therefore added to the refill interval,
-        // so that consecutive grants differ. The refill interval never elapses.
+        // so that consecutive grants differ. This has no other effect, because the refill interval
+        // never elapses.
         Assignment::Budget { requests, number } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(1),

@@ -1,6 +1,7 @@
 //! `RateLimitService`: decodes requests and encodes responses.
 //!
-//! Requests are decoded by hand, for the reason in `fields.rs`; `prost` encodes the responses.
+//! Requests are decoded by hand, for the reason given in `fields.rs`. Responses are encoded with
+//! `prost`.
 
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ const UNITS: [(rate_limit::Unit, Unit); 8] = [
     (rate_limit::Unit::Week, Unit::Week),
 ];
 
-/// Decides the request in `message`. The store has at most the time `within`.
+/// Decides the request in `message`. Store queries may take at most the time `within`.
 pub(super) async fn decide(
     service: Option<&RateLimitService>,
     message: &[u8],
@@ -60,15 +61,16 @@ fn status(error: &RlsError) -> Status {
         RlsError::EmptyDomain | RlsError::EmptyDescriptors | RlsError::NoConfiguration => {
             Status::unknown(message)
         }
-        // For a store failure, envoyproxy/ratelimit returns UNKNOWN. Its callers then cannot
+        // For a store failure, envoyproxy/ratelimit returns UNKNOWN, so its callers cannot
         // distinguish a store failure from a bad request. Tidegate therefore returns UNAVAILABLE.
         RlsError::Store => Status::unavailable(message),
         RlsError::Invalid { .. } => Status::invalid_argument(message),
     }
 }
 
-/// Decodes a request. Truncates each list to its maximum length plus one, so that a small message
-/// cannot become a large request. The service then rejects the list as too long.
+/// Decodes a request. Keeps only as many elements of each list as its maximum length plus one, so
+/// that a small message cannot become a large request. The service then rejects such a list as too
+/// long.
 fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
     let mut fields = Fields::of(message);

@@ -80,8 +80,8 @@ impl Routes {
         })
     }
 
-    /// Responds to a call, or starts a streaming response. The timeout is the caller's timeout, but
-    /// at most `most`.
+    /// Responds to a call, or starts a streaming response. The timeout is the caller's timeout,
+    /// capped at `most`.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
@@ -136,7 +136,7 @@ impl Routes {
                 let is_over = answer.overall_code() == Code::OverLimit;
                 metrics.observe_answer(ListenerKind::Grpc, is_over);
             }
-            // Do not count a store failure as a bad request: it is not the caller's fault.
+            // Do not count a store failure as a bad request, because it is not the caller's fault.
             Err(status) if status.code() == tonic::Code::Unavailable => {}
             Err(_) => metrics.count_bad_request(ListenerKind::Grpc),
         }

@@ -1,4 +1,4 @@
-//! The gRPC services without sockets, for fuzzing.
+//! Runs the gRPC services without sockets, for fuzzing.
 
 use std::{sync::Arc, time::Duration};
 

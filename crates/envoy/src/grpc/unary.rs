@@ -1,8 +1,8 @@
 //! Handles unary calls without tonic.
 //!
-//! Each request to an Envoy causes one unary call, so these calls dominate the cost. tonic prepares
-//! every call for streams, compression and metadata in both directions, which takes two buffers of
-//! 8 KiB and about six allocations. A unary call does not need these buffers.
+//! Envoy makes one unary call for each request that it receives, so unary calls dominate the CPU
+//! cost. tonic prepares every call for streaming, compression and metadata in both directions,
+//! which takes two 8 KiB buffers and about six allocations. A unary call does not need them.
 
 use std::{
     convert::Infallible,
@@ -71,8 +71,8 @@ impl http_body::Body for Reply {
     }
 }
 
-/// Responds to a call with the result of `answer`, which gets the request message or the error from
-/// reading it.
+/// Reads the request message and passes it, or the read error, to `answer`. Responds to the call
+/// with the result of `answer`.
 pub(super) async fn call<M, F>(
     request: Request<Incoming>,
     answer: impl FnOnce(Result<Bytes, Status>) -> F,
@@ -145,8 +145,8 @@ fn success(message: &impl Message) -> Response<Reply> {
     let length = message.encoded_len();
     let mut bytes = BytesMut::with_capacity(PREFIX_BYTES + length);
     bytes.put_u8(0);
-    // A response is longer than its request by only a few bytes per descriptor, so its length fits
-    // in 32 bits.
+    // A response is only a few bytes per descriptor longer than its request, so its length fits in
+    // 32 bits.
     bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     message.encode_raw(&mut bytes);
     let mut trailers = HeaderMap::with_capacity(1);

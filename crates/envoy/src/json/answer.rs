@@ -21,7 +21,7 @@ pub(super) fn written(answer: &RateLimitAnswer) -> Value {
     Value::Object(members)
 }
 
-/// Serialises the status of a descriptor. Leaves out fields that have their default value.
+/// Serialises the status of a descriptor. Omits fields that have their default value.
 fn status(status: &DescriptorStatus) -> Value {
     let mut members = Map::new();
     members.insert("code".into(), json!(status.code.as_str()));

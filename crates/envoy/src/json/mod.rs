@@ -1,7 +1,7 @@
 //! `/json` and `/healthcheck`, compatible with envoyproxy/ratelimit over HTTP.
 //!
 //! Requests and responses are protobuf JSON. Field names are in camel case or as in the `.proto`
-//! file, and fields with their default value are left out. The response to a bad request has the
+//! file, and fields with their default value are omitted. The response to a bad request has the
 //! same body as in envoyproxy/ratelimit (`Bad Request`). The header `x-tidegate-problem` describes
 //! the problem.
 
@@ -52,7 +52,8 @@ pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &
     }
 }
 
-/// Returns the status 200 if the service is healthy and no shutdown was announced, otherwise 500.
+/// Returns the status 200 if the service is healthy and no shutdown has been announced. Otherwise,
+/// returns 500.
 #[must_use]
 pub fn healthcheck(service: &RateLimitService, shutdown: &Shutdown) -> Answer {
     if service.is_healthy() && !shutdown.is_announced() {
@@ -95,7 +96,7 @@ fn text(status: StatusCode, text: &'static str) -> Answer {
     answer
 }
 
-/// Creates the description of a problem with a field.
+/// Creates an error about a field.
 fn wrong(field: &str, problem: &str) -> Problem {
     Problem::bad(field, problem)
 }

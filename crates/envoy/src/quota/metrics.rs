@@ -19,7 +19,7 @@ const STREAMS: Metric = Metric::gauge(
 );
 
 impl Quotas {
-    /// Registers the metrics of these quotas in `metrics`.
+    /// Registers these quotas' metrics in `metrics`.
     pub fn show_in(self: &Arc<Self>, metrics: &Metrics) {
         let quotas = Arc::clone(self);
         metrics.show(move |page| quotas.collect(page));

@@ -2,8 +2,8 @@
 //!
 //! Envoy's rate limit quota filter does not send a query for every request. It groups requests into
 //! *buckets*. Every few seconds, the filter reports how many requests it allowed in each bucket.
-//! The server then assigns how many requests the filter may allow next. If several Envoys share a
-//! limit, the limit is divided among their streams in proportion to recent demand.
+//! The server then assigns the number of further requests that the filter may allow. If several
+//! Envoys share a limit, the limit is divided among their streams in proportion to recent demand.
 //!
 //! ```text
 //! reports ──▶ Quotas ──▶ Bucket ──▶ share::divide ──▶ assignments to one or all streams

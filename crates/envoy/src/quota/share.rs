@@ -1,23 +1,24 @@
 //! Divides an integer number of requests into integer shares that add up to exactly this number.
 
-/// The divisor of the evenly divided part. 1/`FLOOR` of the total is divided evenly, regardless of
-/// the demands, so that a new stream gets a minimum share.
+/// 1/`FLOOR` of the total is divided evenly, regardless of the demands, so that a new stream gets a
+/// minimum share.
 pub const FLOOR: u64 = 10;
 
 /// The maximum demand. It prevents overflows in multiplications.
 const MAX_DEMAND: u64 = 1 << 40;
 
-/// Divides `total` among the `demands` and `vacant` seats. A vacant seat is a share that is
-/// reserved for a new stream. The shares of the vacant seats are the last in the result.
+/// Divides `total` among the `demands` and `vacant` seats. A vacant seat's share is reserved for a
+/// new stream. In the result, the vacant seats' shares come last.
 ///
 /// 1/[`FLOOR`] of the total is divided evenly among all seats. The rest is divided in proportion to
-/// the demands. If every demand is zero, the rest is divided evenly among the demands. The
-/// remainder of the integer division is distributed in single units. The seats that lost most by
-/// rounding get these units; among equal losses, the first seats get them.
+/// the demands. If every demand is zero, the rest is divided evenly among the demands. Each share
+/// is rounded down, and the remaining requests are distributed one by one. The seats that lost most
+/// by rounding get one request each. If the losses are equal, the first seats get them.
 ///
-/// If there is at least one seat, the shares add up to exactly `total`. A higher demand never gets
-/// a smaller share, but demands of 2^40 and more count as equal. Each share is at least `total /
-/// (FLOOR * seats)`, rounded down. Without seats, the result is empty.
+/// If there is at least one seat, the shares add up to exactly `total`. A seat with a higher demand
+/// never gets a smaller share than a seat with a lower demand, but all demands from 2^40 are
+/// treated as equal. Each share is at least `total / (FLOOR * seats)`, rounded down. Without seats,
+/// the result is empty.
 #[must_use]
 pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
     let weights = weights(demands, vacant);
@@ -34,15 +35,17 @@ pub fn divide(total: u64, demands: &[u64], vacant: usize) -> Vec<u64> {
     let remainder = total - shares.iter().sum::<u64>();
     let mut by_loss: Vec<usize> = (0..shares.len()).collect();
     by_loss.sort_by_key(|&at| std::cmp::Reverse(exact(&weights[at]) % whole));
-    // Each seat has lost less than one unit, so the remainder is smaller than the number of seats.
+    // Rounding takes less than one request from each seat, so the remainder is smaller than the
+    // number of seats.
     for (at, _) in by_loss.into_iter().zip(0..remainder) {
         shares[at] += 1;
     }
     shares
 }
 
-/// Returns the weight of each seat as a numerator over a common denominator. A weight is the seat's
-/// part of the evenly divided share plus its part of the demands.
+/// Returns the weight of each seat as a numerator over a common denominator. A seat's weight is the
+/// sum of two terms: the even share that every seat gets, and a share in proportion to the seat's
+/// demand.
 fn weights(demands: &[u64], vacant: usize) -> Vec<u128> {
     let no_demand = demands.iter().all(|&demand| demand == 0);
     let demand = |&demand: &u64| u128::from(if no_demand { 1 } else { demand.min(MAX_DEMAND) });
@@ -110,8 +113,8 @@ mod tests {
             let shares = divide(total, &demands, 0);
             for (a, share_a) in demands.iter().zip(&shares) {
                 for (b, share_b) in demands.iter().zip(&shares) {
-                    // Among equal demands, the first may get one unit more. All demands above
-                    // `MAX_DEMAND` count as equal.
+                    // If demands are equal, the first seat may get one request more. All demands
+                    // above `MAX_DEMAND` are treated as equal.
                     prop_assert!(a < b || share_a + 1 >= *share_b, "{a} {share_a} {b} {share_b}");
                 }
             }

@@ -6,7 +6,7 @@ use tidegate_core::Limits;
 
 use crate::{Metadata, Unit, counters::Counters};
 
-/// The limits and options of the descriptors that the rule matches.
+/// The limits and options that apply to the descriptors that the rule matches.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) allowance: Allowance,
@@ -28,7 +28,7 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
-    /// Takes over the usage counted under the limits of `old`.
+    /// Carries over the usage that was counted under the limits of `old`.
     pub(super) fn inherit_counts(&mut self, old: &Self) {
         if let (Allowance::Limited(new), Allowance::Limited(old)) =
             (&mut self.allowance, &old.allowance)
@@ -51,12 +51,12 @@ pub(crate) enum Allowance {
     Limited(RuleLimits),
 }
 
-/// The limits of a rule, with their description in responses.
+/// The limits of a rule, and how they are described in responses.
 #[derive(Clone, Debug)]
 pub(crate) struct RuleLimits {
     pub(crate) limits: Arc<Limits>,
     /// The same limits in shadow mode, for a rule in quota mode. They are used unless this quota is
-    /// the request's leading quota, which denies on behalf of all quotas.
+    /// the request's leading quota, which is the only quota that can deny the request.
     pub(crate) shadow_limits: Option<Arc<Limits>>,
     /// The units of the limits, in order. The unit of a window with a different length is
     /// [`Unit::Unknown`].
@@ -67,8 +67,8 @@ pub(crate) struct RuleLimits {
 }
 
 impl RuleLimits {
-    /// Prepares the limits for quota mode, in which another quota of the request may deny on behalf
-    /// of this quota.
+    /// Prepares the limits for quota mode, where another of the request's quotas may be the leading
+    /// quota.
     pub(crate) fn add_shadow_limits(&mut self) {
         let in_shadow = Limits::clone(&self.limits).in_shadow(true);
         self.shadow_limits = Some(Arc::new(in_shadow));

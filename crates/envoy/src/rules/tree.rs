@@ -8,9 +8,9 @@
 //! ```
 //!
 //! A descriptor descends one level per entry. The name of an entry is its key and value, joined
-//! with `_`. The next node is the child with this name. If there is none, it is the first wildcard
-//! child that matches the name. If there is none either, it is the child whose name is the key
-//! alone. There is no backtracking. Only the rule at the final node applies.
+//! with `_`. The next node is the child with this name. If there is no such child, it is the first
+//! wildcard child that matches the name. If no wildcard child matches either, it is the child whose
+//! name is the key alone. There is no backtracking. Only the rule at the final node applies.
 //!
 //! The joined names are a peculiarity of envoyproxy/ratelimit, and existing files depend on them.
 //! For example, a rule with the key `a_b` applies to the entry `a` = `b`. Joined names are used
@@ -28,7 +28,7 @@ pub(crate) struct Domains(HashMap<Box<str>, Domain>);
 #[derive(Debug)]
 pub(crate) struct Domain {
     pub(crate) name: Arc<str>,
-    /// How the descriptors of a request are charged: each on its own, or all or none.
+    /// How the descriptors of a request are charged: each separately, or all or none.
     pub(crate) charging: ChargeMode,
     pub(crate) root: Level,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Domain {
 /// How the descriptors of one request are charged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ChargeMode {
-    /// Each descriptor is charged on its own, and denied hits are counted.
+    /// Each descriptor is charged separately, and denied hits are counted.
     #[default]
     Each,
     /// Either all descriptors are charged, or none of them.
@@ -93,7 +93,8 @@ impl Domains {
         })
     }
 
-    /// Takes over the usage counted under the limits of `old`. Rules are matched by path.
+    /// Carries over the usage that was counted under the limits of `old`. A rule inherits from the
+    /// old rule with the same path.
     pub(crate) fn inherit_counts(&mut self, old: &Self) {
         for (name, domain) in &mut self.0 {
             if let Some(old) = old.get(name) {
@@ -175,7 +176,7 @@ impl Level {
             let Some(old) = old.children.get(name) else {
                 continue;
             };
-            // This cannot fail, because the rules do not have other owners before the tree is
+            // `get_mut` cannot fail, because the rules have no other owners before the tree is
             // complete.
             if let (Some(rule), Some(old)) = (node.rule.as_mut().and_then(Arc::get_mut), &old.rule)
             {

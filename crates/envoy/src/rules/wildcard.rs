@@ -30,8 +30,8 @@ impl Wildcard {
         let Some(mut rest) = between else {
             return false;
         };
-        // Greedy search is sufficient: the first match of a piece leaves the longest rest for the
-        // later pieces.
+        // Greedy search is sufficient, because the first match of a piece leaves the longest
+        // possible rest for the later pieces.
         for piece in &self.middle {
             match rest.find(&**piece) {
                 Some(at) => rest = &rest[at + piece.len()..],

@@ -1,4 +1,4 @@
-//! The xDS client: its stream, the ACKs and NACKs, and reconnection.
+//! The xDS client, which opens the stream, sends ACKs and NACKs, and reconnects.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -40,13 +40,14 @@ const PATH: PathAndQuery = PathAndQuery::from_static(
     "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources",
 );
 
-/// The number of requests that can wait to be sent. The client answers one response at a time.
+/// The maximum number of queued requests. A small number is sufficient, because the client answers
+/// one response at a time.
 const QUEUED_REQUESTS: usize = 4;
 
 /// The maximum time to send an ACK or NACK to a control plane that does not read.
 const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The time after which the client reports that the first configuration has not arrived.
+/// The time after which the client logs that the first configuration has not arrived.
 const FIRST_CONFIG_NOTICE: Duration = Duration::from_secs(60);
 
 /// The maximum length of the message in a NACK, in bytes.
@@ -68,7 +69,7 @@ pub struct XdsClient {
 #[derive(Debug)]
 struct SessionEnd {
     problem: String,
-    /// The delay before the first attempt to reconnect, without its random part.
+    /// The delay before the first attempt to reconnect, without jitter.
     first_wait: Span,
     /// Whether the control plane has sent a response in this session.
     has_responded: bool,
@@ -126,8 +127,8 @@ impl XdsClient {
         self.status.lock().warnings.clone()
     }
 
-    /// Returns the reason why the control plane cannot send configurations at the moment, if there
-    /// is one.
+    /// Returns the reason why the control plane currently cannot send configurations, if there is
+    /// one.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         self.status.lock().problem.clone()
@@ -249,8 +250,8 @@ impl XdsClient {
             .map_err(|status| describe(&status))
     }
 
-    /// Waits for `event`. Logs a message once if the first configuration does not arrive for a long
-    /// time.
+    /// Waits for `event`. If the first configuration does not arrive within
+    /// [`FIRST_CONFIG_NOTICE`], logs this once.
     async fn with_notice<F: Future + Unpin>(&self, mut event: F) -> F::Output {
         if self.status.lock().version.is_none() {
             if let Ok(output) = timeout(FIRST_CONFIG_NOTICE, &mut event).await {
@@ -298,7 +299,7 @@ impl XdsClient {
         }
     }
 
-    /// Activates the rules of a response. Counts are kept.
+    /// Activates the rules in a response. Counters keep their values.
     fn accept(&self, response: &DiscoveryResponse, loaded: LoadedConfig) {
         let warnings: Vec<String> = loaded.warnings.iter().map(ToString::to_string).collect();
         for warning in &warnings {
@@ -364,7 +365,7 @@ pub enum InitialConfig {
     Optional,
 }
 
-/// Returns the xDS description of this server.
+/// Returns the xDS node message that identifies this server.
 fn node(node: &XdsNode) -> Node {
     let text = |text: &String| Value {
         kind: Some(Kind::StringValue(text.clone())),
@@ -396,7 +397,7 @@ fn node(node: &XdsNode) -> Node {
     }
 }
 
-/// Describes the error of a stream.
+/// Describes a stream error.
 fn describe(status: &tonic::Status) -> String {
     let message = shown(status.message());
     if status.code() == tonic::Code::OutOfRange {

@@ -1,7 +1,8 @@
 //! The connection to a control plane: TCP, TLS and HTTP/2.
 //!
-//! tonic's client, `Channel`, is not used. It has its own reconnection rules and pulls in several
-//! crates, and the single stream of this client needs only one hyper HTTP/2 connection.
+//! tonic's client, `Channel`, is not used. It has its own reconnection logic and depends on several
+//! additional crates. This client has only one stream, for which a single hyper HTTP/2 connection
+//! is sufficient.
 
 use std::{
     future::Future,
@@ -31,7 +32,7 @@ use tower_service::Service;
 /// The maximum size of the headers and trailers of a response, in bytes.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
 
-/// The interval between checks whether the peer's `SETTINGS` frame has arrived.
+/// The interval at which the client checks whether the peer's `SETTINGS` frame has arrived.
 const SETTINGS_CHECK: Duration = Duration::from_millis(5);
 
 /// The reason why no connection was established.
@@ -110,7 +111,8 @@ impl Connection {
             .handshake(TokioIo::new(stream))
             .await?;
         let mut connection = Box::pin(connection);
-        // hyper does not wait for the `SETTINGS` frame, which proves that the peer speaks HTTP/2.
+        // The `SETTINGS` frame proves that the peer speaks HTTP/2. hyper does not wait for it, so
+        // wait here.
         while connection.current_max_send_streams() == 0 {
             if let Ok(end) = timeout(SETTINGS_CHECK, &mut connection).await {
                 end?;

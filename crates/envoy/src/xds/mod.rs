@@ -14,9 +14,9 @@
 //!   ── version "7", nonce "b", error_detail ────────────▶           NACK: version 7 stays in force
 //! ```
 //!
-//! A response takes effect as a whole or not at all. A state-of-the-world client cannot accept only
-//! some of the resources. Moreover, a mixture of two versions could contain limits that were never
-//! meant to be active together.
+//! A response takes effect completely or not at all. A state-of-the-world client cannot accept only
+//! some of the resources. In addition, a mixture of two versions could contain limits that were
+//! never meant to be active together.
 
 mod client;
 mod connection;

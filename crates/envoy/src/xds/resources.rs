@@ -1,8 +1,8 @@
 //! Reads the resources from a control plane.
 //!
-//! A resource is converted to the document of a file with the same rules, and the documents are
-//! read like files. Rules from a control plane therefore have the same checks, messages and
-//! meaning.
+//! Each resource is converted to the same document as a configuration file with the same rules. The
+//! documents are then read like files, so that rules from files and from a control plane have the
+//! same checks, messages and meaning.
 
 use std::borrow::Cow;
 
@@ -29,8 +29,9 @@ pub const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.Ra
 /// The maximum number of resources in one response.
 pub const MAX_RESOURCES: usize = 10_000;
 
-/// The maximum number of descriptors in all resources of a response, at all depths. An empty
-/// descriptor takes two bytes on the wire, but a hundred times as many in memory.
+/// The maximum number of descriptors in all resources of a response, at all depths. The maximum is
+/// necessary because an empty descriptor takes two bytes on the wire, but a hundred times as much
+/// memory.
 pub const MAX_RESOURCE_DESCRIPTORS: usize = 500_000;
 
 /// Reads all `resources` of a response as one configuration.
@@ -108,8 +109,8 @@ fn mistake(name: &str, message: String) -> FileMistake {
     of_file(name, mistake)
 }
 
-/// Converts a resource to the document of a file with the same content. Fields with the default
-/// value are left out, because protobuf does not distinguish them from missing fields.
+/// Converts a resource to the document of a configuration file with the same content. Fields with
+/// the default value are omitted, because protobuf does not distinguish them from missing fields.
 fn document(config: &RateLimitConfig) -> Document<'_> {
     let root = map([
         ("domain", text(&config.domain)),

@@ -21,7 +21,7 @@ impl Count {
     }
 }
 
-/// The numbers of connections and responses since the start of the server.
+/// The numbers of connections and responses since the server started.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) connections: Count,

@@ -1,5 +1,5 @@
-//! Tests of decisions with Redis. The descriptors of one request are pipelined, but each descriptor
-//! gets the same result as on its own.
+//! Tests of decisions with Redis. The store calls for a request's descriptors are pipelined, but
+//! each descriptor gets the same result as in a request of its own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -69,7 +69,7 @@ impl Shop {
         ask(&self.started, domain, descriptors).await
     }
 
-    /// Returns the number of reads from connections, according to the Redis server's statistics.
+    /// Returns the number of socket reads, according to the Redis server's statistics.
     fn readings(&self) -> u64 {
         let stats = self.server.ask(&["INFO", "stats"]);
         let line = stats
@@ -79,7 +79,7 @@ impl Shop {
     }
 }
 
-/// Starts a Tidegate node that keeps its counts in `redis`.
+/// Starts a Tidegate node that keeps its counters in `redis`.
 fn node(redis: &Arc<Redis>, settings: &[(&str, &str)]) -> Started {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let variables: Variables = settings.iter().map(own).collect();
@@ -134,8 +134,8 @@ async fn all_descriptors_of_a_request_take_one_round_trip_to_redis() {
         shop.ask(request()).await;
         let (batches, readings) = (shop.redis.health().batches, shop.readings());
         let answer = shop.ask(request()).await;
-        // Two of the reads are caused by the INFO queries: one at the end of the first query, and
-        // one for the second query.
+        // Two reads are caused by the INFO queries that read the statistics: one at the end of the
+        // first query, and one for the second query.
         let readings = shop.readings() - readings - 2;
         let batches = shop.redis.health().batches - batches;
         assert_eq!(answer.statuses.len(), 40);
@@ -190,7 +190,7 @@ async fn descriptors_with_one_key_keep_their_order_in_redis() {
     );
 }
 
-/// Every denied hit is counted in Redis, even if the same key was denied only a moment before.
+/// Every denied hit is counted in Redis, even if the same key was denied immediately before.
 /// Otherwise, a refund would free capacity too early.
 #[tokio::test]
 async fn every_denied_hit_is_counted_in_redis() {
@@ -227,8 +227,9 @@ async fn envoy_quotas_deny_together_in_redis() {
     assert_eq!((passed, counted.statuses[0].limit_remaining), (3, 97));
 }
 
-/// The leading quota, which denies on behalf of all quotas, changes when windows end. A recent
-/// denial under one leading quota does not apply to a request under another leading quota.
+/// The leading quota, which is the only quota that can deny a request, may change when a window
+/// ends. A cached denial under one leading quota must not apply to a request under another leading
+/// quota.
 #[tokio::test]
 async fn quotas_allow_again_as_soon_as_one_has_room() {
     let shop = Shop::open(&[]).await;
@@ -253,7 +254,7 @@ async fn quotas_allow_again_as_soon_as_one_has_room() {
     assert_eq!(counted.statuses[0].limit_remaining, 90);
 }
 
-/// As in envoyproxy/ratelimit, the local cache notices refunds on this node only.
+/// As in envoyproxy/ratelimit, the local cache is invalidated only by refunds on the same node.
 #[tokio::test]
 async fn a_cached_denial_holds_despite_a_refund_on_another_server() {
     let shop = Shop::open(&[("LOCAL_CACHE_SIZE_IN_BYTES", "1048576")]).await;
@@ -273,7 +274,7 @@ async fn a_cached_denial_holds_despite_a_refund_on_another_server() {
 }
 
 /// Returns the result of a request for `descriptors`. For each quota in `taken`, another request
-/// uses up the quota just before it becomes the leading quota.
+/// exhausts the quota immediately before it becomes the leading quota.
 async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code, [u32; 2]) {
     // With one connection, Redis executes the commands in order.
     let shop = Shop::open_with(1, &[]).await;
@@ -287,7 +288,7 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
         // sending this query.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
-        // The request is charged next.
+        // The next store call charges the request.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![hits("all", "98", 0)]).await;
     }

@@ -1,4 +1,5 @@
-//! Runs the test cases against the service, and checks that the runner detects wrong expectations.
+//! Runs the test cases against the service, and checks that the runner detects incorrect
+//! expectations.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -22,7 +23,7 @@ async fn envoy_cases_hold_in_redis() {
     let server = RedisServer::start();
     let (address, ..) = Address::parse(&server.url()).unwrap();
     let settings = RedisSettings {
-        // Allow a long time, because on a busy machine a test may be delayed for longer than a
+        // The timeout is long, because on a busy machine a test may be delayed for longer than a
         // decision may take in production.
         timeout: Duration::from_secs(5),
         ..RedisSettings::new(Topology::Standalone(address))
@@ -42,7 +43,8 @@ fn envoy_load_errors_match_the_cases() {
     assert_all_ran(&report);
 }
 
-/// The test runner must reject wrong expectations. Otherwise, it would not detect any defects.
+/// The test runner must reject incorrect expectations. Otherwise, it would not detect defects
+/// either.
 #[tokio::test]
 async fn wrong_envoy_cases_fail() {
     let text = "
@@ -85,7 +87,7 @@ cases:
     }
 }
 
-/// Runs all decisions in all case files against the subject `S`, with counts in memory.
+/// Runs all decisions in all case files against the subject `S`, with counters in memory.
 pub(crate) async fn hold<S: Subject>() {
     hold_in::<S>(None).await;
 }

@@ -1,4 +1,4 @@
-//! Compares a response with the expectation of a case, field by field.
+//! Compares a response with a test case's expectation, field by field.
 
 use serde_json::{Value, json};
 use tidegate_envoy::{CurrentLimit, DescriptorStatus, Metadata, RateLimitAnswer};

@@ -123,7 +123,8 @@ async fn envoy_folder_changes_take_effect_and_keep_counts() {
     assert_eq!(disk.started.service.domain_not_found("a"), 1);
 }
 
-/// If one of twenty files is invalid, its error is reported and the previous files stay in effect.
+/// If one of twenty files is invalid, its error is reported and the previous configuration stays
+/// active.
 #[tokio::test]
 async fn envoy_folder_with_a_mistake_has_no_effect() {
     let names: Vec<String> = (0..20).map(|number| format!("d{number}")).collect();
@@ -165,8 +166,9 @@ async fn envoy_folder_with_a_mistake_has_no_effect() {
     assert_eq!(disk.ask("d3").await, Some((100, 98)));
 }
 
-/// Tests the layout of a mounted ConfigMap. Kubernetes mounts the files as symbolic links into a
-/// folder that is itself behind a symbolic link. An update replaces the link to the folder.
+/// Tests the layout of a mounted ConfigMap. The files are symbolic links into a folder that is
+/// itself reached through a symbolic link. Kubernetes updates the files by replacing the link to
+/// the folder.
 #[tokio::test]
 async fn envoy_config_map_is_reloaded_when_its_link_is_swapped() {
     let folder = TempDir::new().unwrap();
@@ -183,8 +185,8 @@ async fn envoy_config_map_is_reloaded_when_its_link_is_swapped() {
     assert_eq!(disk.ask("a").await, Some((7, 5)));
 }
 
-/// Tests the layout of envoyproxy/ratelimit: a link to the runtime root, which is replaced as a
-/// whole.
+/// Tests envoyproxy/ratelimit's layout: the runtime root is reached through a link, and an update
+/// replaces the link.
 #[tokio::test]
 async fn envoy_folder_behind_a_swapped_link_is_reloaded() {
     let folder = TempDir::new().unwrap();
@@ -203,7 +205,7 @@ async fn envoy_folder_behind_a_swapped_link_is_reloaded() {
 async fn a_deleted_envoy_folder_keeps_its_configuration() {
     let disk = OnDisk::with(&[("config/a.yaml", &domain("a", 3))]);
     fs::remove_dir_all(disk.path("config")).unwrap();
-    // An empty folder is a configuration without domains, as in envoyproxy/ratelimit.
+    // As in envoyproxy/ratelimit, an empty folder is a configuration without domains.
     assert_eq!(disk.reload_if_changed().unwrap().unwrap(), 0);
     let folder = TempDir::new().unwrap();
     write(&folder.path().join("config/a.yaml"), &domain("a", 3));

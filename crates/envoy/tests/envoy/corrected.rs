@@ -1,7 +1,7 @@
-//! Expectations for cases with a defect of envoyproxy/ratelimit that Tidegate does not have.
+//! Expectations for cases where envoyproxy/ratelimit has a defect that Tidegate does not have.
 //!
 //! Such a case is marked as a bug in its `quirk` field. The expectation in the case file remains
-//! unchanged, because it documents the response of envoyproxy/ratelimit.
+//! unchanged, because it documents envoyproxy/ratelimit's response.
 
 use crate::format::{Case, Expect};
 
@@ -14,7 +14,7 @@ const CORRECTED: &[(&str, usize, &str)] = &[
         1,
         "{overall_code: OK, statuses: [{code: OK, current_limit: {requests_per_unit: 3, unit: MINUTE}, limit_remaining: 2, duration_until_reset: 60}]}",
     ),
-    // Limits per hour and per minute have separate counters.
+    // Per-hour and per-minute limits have separate counters.
     (
         "quirk-unit-collision",
         1,

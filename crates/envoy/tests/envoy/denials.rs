@@ -1,4 +1,4 @@
-//! Tests which descriptors the list of recent denials contains.
+//! Tests which descriptors appear in the list of recent denials.
 
 use tidegate_core::{Mode, RetryAfter, Span};
 use tidegate_envoy::{Descriptor, RateLimitRequest};

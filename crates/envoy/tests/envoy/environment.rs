@@ -9,7 +9,7 @@ use tidegate_envoy::{Variables, from_environment};
 enum Fate {
     /// The variable changes the configuration.
     Honoured,
-    /// The variable is reported with a reason and does not change the configuration.
+    /// The variable is reported as ignored with a reason, and does not change the configuration.
     Ignored,
     /// The variable prevents the start.
     Refused,
@@ -275,7 +275,8 @@ fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     }
 }
 
-/// The program's OpenTelemetry exporters read these variables, whatever the configuration.
+/// These variables are read by the program's OpenTelemetry exporters, regardless of the
+/// configuration.
 #[test]
 fn the_variables_of_opentelemetry_are_not_ignored() {
     let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318");

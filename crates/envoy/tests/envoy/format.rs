@@ -48,7 +48,7 @@ pub(crate) struct ConfigFile {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Step {
-    /// The time of the step, in seconds after `t0`.
+    /// The time of the step, in seconds after the time `t0`.
     pub(crate) at: Option<u64>,
     pub(crate) repeat: Option<u64>,
     #[serde(default)]
@@ -87,7 +87,7 @@ fn unknown() -> String {
 }
 
 /// The expected response to a step. Unless an error is expected, every field is compared. A field
-/// that is not given here must be absent from the response.
+/// that is missing here must also be missing in the response.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {

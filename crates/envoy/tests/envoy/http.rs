@@ -205,8 +205,8 @@ async fn envoy_http_cases_hold() {
     assert_all_ran(&report);
 }
 
-/// Sends the request of the case and returns the differences from the expectation. Some cases,
-/// recognized by their ID, need special preparation.
+/// Sends the case's request and returns the differences from the expectation. Some cases, which are
+/// recognised by their ID, need special preparation.
 async fn run(case: &HttpCase) -> Vec<String> {
     const OK: &str =
         r#"{"domain":"shop","descriptors":[{"entries":[{"key":"api_key","value":"a"}]}]}"#;

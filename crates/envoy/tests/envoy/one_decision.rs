@@ -24,7 +24,7 @@ descriptors:
   - {key: shadow, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 1}}";
 
 /// Sends `times` requests for `descriptors`. Returns the number of allowed requests, and the number
-/// of charges to the rule `broad`.
+/// of hits charged to the rule `broad`.
 async fn passed(settings: &[(&str, &str)], descriptors: &[Descriptor], times: u32) -> (u32, u32) {
     let started = started(TEXT, settings);
     let (request, mut passed) = (request(descriptors.to_vec()), 0);
@@ -98,7 +98,8 @@ async fn quotas_prevent_charging_others_once_all_are_over() {
 }
 
 /// If a rule denies a request, quotas are not charged either. A quota in shadow mode is always
-/// within its limit. If one quota is in shadow mode, the quotas therefore never deny.
+/// treated as within its limit. Therefore, if one quota is in shadow mode, quotas never deny a
+/// request.
 #[tokio::test]
 async fn quotas_are_charged_only_together_with_others() {
     let started = started(TEXT, &[TOGETHER]);
@@ -159,7 +160,7 @@ async fn a_cached_denial_holds_for_the_whole_request() {
     assert_eq!(answers, [(Code::OverLimit, 0), (Code::Ok, 1)]);
 }
 
-/// Even with many concurrent requests, responses and charges agree.
+/// Even with many concurrent requests, the responses and the charges agree.
 #[test]
 fn a_denial_by_quotas_charges_no_concurrent_request() {
     let started = started(TEXT, &[TOGETHER]);
@@ -181,7 +182,7 @@ fn a_denial_by_quotas_charges_no_concurrent_request() {
     assert_eq!(block_on(counted(&started.service, "broad", 100)), 5);
 }
 
-/// Runs a future to its end. The future never waits, because counts are in memory.
+/// Runs a future to completion. The future never waits, because counters are in memory.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     future.now_or_never().unwrap()
 }

@@ -157,8 +157,8 @@ async fn the_envoy_service_without_a_configuration_returns_errors() {
     );
 }
 
-/// Only one of two concurrent requests passes if only one is allowed. In envoyproxy/ratelimit, both
-/// can pass, because it checks first and charges afterwards.
+/// If the limit has one remaining request, only one of two concurrent requests is admitted.
+/// envoyproxy/ratelimit can admit both, because it checks first and charges afterwards.
 #[tokio::test]
 async fn envoy_stop_increment_is_one_decision() {
     let started = started(TWO, &[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]);
@@ -232,8 +232,8 @@ async fn envoy_metrics_are_bounded() {
     assert_eq!((paths, hits, domains), (4_097, 5_000, 257));
 }
 
-/// A request with a new path or domain locks the counters. It must not have to wait until a metrics
-/// page has been written.
+/// A request with a new path or domain locks the map of counters. It must not have to wait until a
+/// metrics page has been written.
 #[test]
 fn envoy_requests_do_not_wait_for_a_reader_of_the_metrics() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,4 +1,4 @@
-//! Runs the cases of a folder against a [`Subject`], which is the system under test.
+//! Runs the cases in a folder against a [`Subject`], which is the system under test.
 
 use std::{fs, path::Path, sync::Arc};
 
@@ -45,7 +45,7 @@ pub(crate) fn files(folder: &Path) -> Vec<(String, Cases)> {
     paths.iter().map(|path| read(path)).collect()
 }
 
-/// Runs every decision in `cases`, with counts in memory or in `redis`.
+/// Runs every decision in `cases`, with counters in memory or in `redis`.
 pub(crate) async fn run<S: Subject>(cases: &Cases, redis: Option<&Arc<Redis>>) -> Report {
     let mut report = Report::default();
     for case in &cases.cases {
@@ -143,8 +143,8 @@ fn descriptor(fields: &DescriptorFields) -> Descriptor {
     }
 }
 
-/// Returns the value of a counter by its name in envoyproxy/ratelimit. The value is 0 if the
-/// counter was never used.
+/// Returns the value of the counter that has this name in envoyproxy/ratelimit. The value is 0 if
+/// the counter has never been used.
 fn stat(service: &RateLimitService, name: &str) -> Option<u64> {
     if name == "global_shadow_mode" {
         return Some(service.global_shadow_mode());
@@ -165,7 +165,7 @@ fn stat(service: &RateLimitService, name: &str) -> Option<u64> {
     Some(found)
 }
 
-/// Returns settings as environment variables.
+/// Converts settings to environment variables.
 pub(crate) fn variables(settings: &std::collections::BTreeMap<String, Value>) -> Variables {
     let text = |value: &Value| {
         value

@@ -1,5 +1,5 @@
-//! Tests of an unavailable store. The service responds according to its failure policy, or returns
-//! an error so that Envoy decides.
+//! Tests with an unavailable store. The service responds according to its failure policy, or
+//! returns an error so that Envoy applies its own failure mode.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ descriptors:
   - {key: few, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 4}}
   - {key: more, quota_mode: true, rate_limit: {unit: hour, requests_per_unit: 8}}";
 
-/// Returns a client of an unreachable Redis. The client has already failed to connect. It runs on
+/// Returns a client for an unreachable Redis. The client has already failed to connect. It runs on
 /// the caller's async runtime.
 pub(crate) async fn gone() -> Arc<Redis> {
     let redis = at(&format!("redis://127.0.0.1:{}", free_port()));
@@ -34,7 +34,7 @@ fn at(url: &str) -> Redis {
     waiting(url, Duration::from_secs(5))
 }
 
-/// Returns a client of the Redis at `url` with this request timeout.
+/// Returns a client for the Redis at `url` with this request timeout.
 fn waiting(url: &str, timeout: Duration) -> Redis {
     let (address, ..) = Address::parse(url).unwrap();
     let settings = RedisSettings {
@@ -127,8 +127,8 @@ async fn the_server_decides_locally_while_the_store_fails() {
     assert_eq!(passed, 2, "half of four, as the share is half by default");
 }
 
-/// If Redis hangs, it may not reply within Envoy's timeout. The fallback must still respond in
-/// time.
+/// If Redis hangs, it does not reply within Envoy's timeout. The service must still respond in
+/// time, with the fallback policy.
 #[tokio::test]
 async fn a_slow_store_does_not_exceed_the_deadline() {
     let server = RedisServer::start();
@@ -170,7 +170,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
         ..request()
     };
     server.pause();
-    // From here on, the paused clock advances only while all tasks wait.
+    // From here on, the clock is paused and advances only when all tasks are waiting.
     tokio::time::pause();
     let (began, within) = (Instant::now(), Duration::from_millis(20));
     let asked = started
@@ -185,8 +185,8 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
     assert!(took < within + within / 2, "{took:?}");
 }
 
-/// A query whose reply would come too late is not sent. Otherwise, Redis would charge hits that the
-/// local fallback has already charged.
+/// After the deadline, no query is sent. Otherwise, Redis would also charge hits that the local
+/// fallback has already charged.
 #[tokio::test]
 async fn the_store_is_not_asked_after_the_deadline() {
     let server = RedisServer::start();
@@ -223,6 +223,6 @@ async fn decisions_are_exact_again_after_the_store_recovers() {
         }
     };
     let answered = tokio::time::timeout(PATIENCE, back).await.unwrap();
-    // The counts were lost with the server.
+    // The counters were lost with the Redis server.
     assert_eq!(answered.statuses[0].limit_remaining, 3);
 }

@@ -44,7 +44,7 @@ impl Subject for InProcess {
     }
 }
 
-/// The store for the counts of a service.
+/// The store for a service's counters.
 #[derive(Clone, Copy)]
 pub(crate) enum Place<'r> {
     Memory,
@@ -52,7 +52,7 @@ pub(crate) enum Place<'r> {
     Redis(&'r Arc<Redis>, &'r str),
 }
 
-/// A service with an empty store and a clock controlled by the case.
+/// A service with an empty store and a clock that the test case controls.
 pub(crate) struct Started {
     pub(crate) service: Arc<RateLimitService>,
     pub(crate) limiter: Arc<ServerLimiter>,

@@ -55,7 +55,7 @@ impl Client {
         answer.map(Response::into_inner)
     }
 
-    /// Sends one request and returns the stream of responses.
+    /// Sends one request and returns the response stream.
     pub(crate) async fn watch<Q, A>(&mut self, path: &'static str, asked: Q) -> Streaming<A>
     where
         Q: Message + 'static,

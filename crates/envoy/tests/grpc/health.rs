@@ -56,7 +56,7 @@ async fn watchers_are_notified_of_the_shutdown_and_do_not_delay_it() {
     let last = watched.message().await.unwrap().unwrap();
     assert_eq!(last.status(), ServingStatus::NotServing);
     assert!(watched.message().await.unwrap().is_none());
-    // The shutdown is announced but has not begun, so new connections are still served.
+    // The shutdown has been announced but has not begun, so new connections are still served.
     let mut late = listener.connect().await;
     let health: HealthCheckResponse = late.call(CHECK, asked("")).await.unwrap();
     assert_eq!(health.status(), ServingStatus::NotServing);
@@ -76,8 +76,8 @@ async fn watching_an_unknown_service_returns_service_unknown() {
     assert_eq!(now.status(), ServingStatus::ServiceUnknown);
 }
 
-/// With `healthy_with_a_domain`, a load balancer that watches the health sends requests only if the
-/// configuration has a domain.
+/// With `healthy_with_a_domain`, a load balancer that watches the health service sends requests
+/// only while the configuration has a domain.
 #[tokio::test]
 async fn watchers_are_notified_when_domains_come_and_go() {
     let mut settings = RlsSettings::default();

@@ -19,7 +19,7 @@ const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Reads until the server closes the connection. Returns the received bytes.
 async fn until_closed(mut stream: TcpStream) -> Vec<u8> {
     let mut sent = Vec::new();
-    // A connection reset counts as closed.
+    // A reset connection counts as closed.
     let _ = stream.read_to_end(&mut sent).await;
     sent
 }
@@ -104,7 +104,7 @@ async fn a_shutdown_does_not_wait_for_an_idle_client_that_ignores_it() {
     while listener.listener.open() < streams.len() {
         tokio::task::yield_now().await;
     }
-    // If the connection were still open, the shutdown would wait until the deadline and count the
+    // If the connection were still open, the shutdown would wait until the deadline and report the
     // connection as dropped.
     assert_eq!(listener.server.shutdown(Duration::from_secs(60)).await, 0);
 }
@@ -146,7 +146,7 @@ async fn a_connection_at_its_maximum_age_is_closed_and_reopened() {
     let listener = TestListener::open("grpc: {max_connection_age: 1ms}");
     let mut client = listener.connect().await;
     while listener.listener.accepted() < 3 {
-        // A call may fail because the connection is closed, but a response is never wrong.
+        // A call may fail because the connection is closed, but a response must never be incorrect.
         let called = client
             .call::<_, HealthCheckResponse>(CHECK, HealthCheckRequest::default())
             .await;
@@ -180,7 +180,7 @@ async fn a_slow_call_ends_at_the_server_deadline() {
     };
     let listener = TestListener::with("", bounds);
     let mut client = listener.connect().await;
-    // The request is never complete, because its only message is never sent.
+    // The request never completes, because its only message is never sent.
     let never = futures_util::stream::pending::<HealthCheckRequest>();
     let called = client.stream::<_, HealthCheckResponse>(CHECK, never).await;
     assert_eq!(
@@ -198,8 +198,8 @@ fn literal(name: &str, value: &str) -> Vec<u8> {
     [vec![0], text(name), text(value)].concat()
 }
 
-/// Uses raw HTTP/2, because tonic's client cancels a call when its timeout expires, and would never
-/// see the server's response.
+/// Uses raw HTTP/2 frames, because tonic's client cancels a call when the timeout expires, and
+/// would never see the server's response.
 #[tokio::test]
 async fn a_call_ends_at_the_deadline_of_its_caller() {
     let listener = TestListener::open("");

@@ -19,7 +19,7 @@ use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 
 use crate::client::Client;
 
-/// The start time of the clock in every test, in microseconds. It is the first second of a minute.
+/// The initial time of every test's clock, in microseconds: the first second of a minute.
 const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct TestListener {
@@ -112,7 +112,7 @@ impl TestListener {
         Client::connect(self.listener.local_addr()).await
     }
 
-    /// Sets the clock to `seconds` after the start.
+    /// Sets the clock to `seconds` after its initial time.
     pub(crate) fn at_seconds(&self, seconds: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + seconds * 1_000_000));

@@ -21,7 +21,7 @@ use crate::{
 const STREAM: &str =
     "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
-/// A rules file with a rate per API key, and a budget shared by all exports.
+/// A rules file with a per-API-key rate, and a budget that all exports share.
 const QUOTAS: &str = r#"
 quotas:
   - {name: per-key, domain: shop, bucket: {service: shop, api_key: "*"}, limit: 100/s}

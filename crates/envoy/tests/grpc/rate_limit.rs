@@ -229,7 +229,7 @@ async fn an_invalid_request_is_an_error_with_the_reason() {
     );
 }
 
-/// A message whose fields have different types than those of `RateLimitRequest`.
+/// A message whose fields have different types than in `RateLimitRequest`.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Nonsense {
     #[prost(bytes = "vec", tag = "1")]

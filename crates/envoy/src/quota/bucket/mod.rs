@@ -1,14 +1,14 @@
-//! One quota bucket: the streams that use it, the assignment of each stream, and the remaining
-//! requests of the limit.
+//! One quota bucket: the streams that use it, each stream's assignment, and the number of remaining
+//! requests.
 //!
-//! A bucket is a group of requests that share a quota. Each Envoy reports its usage on its own
-//! stream, and enforces its assignment as a token bucket. A new assignment starts with a full token
-//! bucket. There are two kinds of assignment:
+//! A quota bucket is a group of requests that share a quota. Each Envoy reports its usage on its
+//! own stream, and enforces its assignment with a token bucket. A new assignment starts with a full
+//! token bucket. There are two kinds of assignment:
 //!
-//! *Rates* are for periods up to [`LONGEST_RATE`]. The token bucket of each stream holds the
-//! stream's share of the limit, and is refilled each period. Streams report less often than once
-//! per period, so a report shows the demand and not the remaining tokens. The shares of all streams
-//! add up to the limit.
+//! *Rates* are for periods up to [`LONGEST_RATE`]. Each stream's token bucket holds the stream's
+//! share of the limit, and is refilled each period. The shares of all streams add up to the limit.
+//! Streams report less often than once per period, so a report reveals the stream's demand, but not
+//! its remaining tokens.
 //!
 //! *Budgets* are for longer periods, which are fixed windows aligned to the clock. A grant is a
 //! fixed number of requests for one stream, without refill:
@@ -17,11 +17,11 @@
 //! limit 1000/h  ├── used, as reported ──┼── granted to A ──┼── granted to B ──┼── unassigned ──┤
 //! ```
 //!
-//! A grant stays reserved until its stream reports, because the server does not know the usage of
-//! the grant before the report. For this reason, a grant is replaced only when its stream reports,
-//! when the grant is fully used, or when the next window begins. The sum of usage and grants never
-//! exceeds the limit. Once the limit is used up, every stream is assigned DENY_ALL until the window
-//! ends.
+//! A grant stays reserved until its stream reports, because the server does not know how much of
+//! the grant has been used before the report. Therefore a grant is replaced only when its stream
+//! reports, when all of it has been reported as used, or when the next window begins. The sum of
+//! usage and grants never exceeds the limit. Once the limit is exhausted, every stream is assigned
+//! DENY_ALL until the window ends.
 
 use tidegate_config::quota::QuotaLimit;
 use tidegate_core::{Span, Timestamp};
@@ -31,8 +31,8 @@ use super::share::divide;
 /// The longest period that is enforced as a rate. Longer periods are enforced as budgets.
 pub(super) const LONGEST_RATE: Span = Span::from_secs(10);
 
-/// The maximum time between two reports of a stream about a bucket. A stream that has not reported
-/// for longer loses its part of the bucket. Envoy reports every five seconds.
+/// The maximum time between two of a stream's reports about a bucket. A stream that does not report
+/// for longer loses its share of the bucket. Envoy reports every five seconds.
 const SILENCE: Span = Span::from_secs(60);
 
 /// The ID of a stream.
@@ -46,8 +46,8 @@ pub struct Usage {
     pub allowed: u64,
     /// The number of denied requests.
     pub denied: u64,
-    /// The time covered by the report, according to the client. The time is zero in the first
-    /// report for a bucket, which Envoy sends with the first request. It is long in the first
+    /// The time covered by the report, according to the client. It is zero in the first report for
+    /// a bucket, which Envoy sends when it receives the first request. It is long in the first
     /// report after a reconnect.
     pub elapsed: Span,
 }
@@ -61,14 +61,14 @@ impl Usage {
     }
 }
 
-/// An assignment to a stream. It says which requests the stream may allow.
+/// An assignment, which determines how many requests the stream may allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Assignment {
     /// Allow all requests, because no quota matches this bucket.
     AllowAll,
     /// Deny all requests.
     DenyAll,
-    /// Allow the requests admitted by a token bucket that is refilled each period.
+    /// Allow the requests that a token bucket admits. The token bucket is refilled each period.
     Rate {
         /// The number of requests per period, which is never 0.
         requests: u32,
@@ -87,7 +87,7 @@ pub enum Assignment {
 /// The changed assignments, at most one per stream.
 pub(super) type Changes = Vec<(StreamId, Assignment)>;
 
-/// A bucket of one quota. It has one [`Seat`] for each stream that uses the bucket.
+/// One quota bucket. It has a [`Seat`] for each stream that uses the bucket.
 #[derive(Debug)]
 pub(super) struct Bucket {
     limit: QuotaLimit,
@@ -101,11 +101,11 @@ pub(super) struct Bucket {
 struct Seat {
     stream: StreamId,
     reported_at: Timestamp,
-    /// The demand in requests per second, times 1024. Each report changes the demand to the mean of
-    /// the reported demand and the previous demand.
+    /// The demand in requests per second, times 1024. Each report sets it to the mean of the
+    /// reported demand and the previous value.
     demand: u64,
-    /// The size of the assignment. For a budget, this is the part of the last grant that has not
-    /// been reported as used. For a rate, it is the current share.
+    /// The size of the assignment. For a budget, this is the number of requests in the last grant
+    /// that have not been reported as used. For a rate, it is the current share.
     granted: u64,
     grants: u32,
     assignment: Assignment,
@@ -140,8 +140,9 @@ impl Bucket {
         self.seats.is_empty()
     }
 
-    /// Changes the limit. Usage counts until the end of the window in which it was reported. If a
-    /// stream's assignment changes, the next call of [`Self::take_changes`] returns it.
+    /// Changes the limit. Reported usage counts until the end of the window in which it was
+    /// reported, even if the new window length differs. If a stream's assignment changes, the next
+    /// call of [`Self::take_changes`] returns it.
     pub(super) fn set_limit(&mut self, limit: QuotaLimit, now: Timestamp) {
         if limit == self.limit {
             return;
@@ -154,8 +155,8 @@ impl Bucket {
             self.used = 0;
         }
         if has_ended || self.is_rate() != was_rate {
-            // Grants expire with their window. They also expire if the limit changes between a rate
-            // and a budget, because a share of a rate is not a grant of a budget.
+            // Grants expire with their window. They also expire if the limit changes from a rate to
+            // a budget or vice versa, because a rate's share is not a budget grant.
             self.revoke_grants();
         }
         if !self.is_rate() && (has_ended || is_other_period) {
@@ -164,8 +165,8 @@ impl Bucket {
         self.redistribute();
     }
 
-    /// Records a report of `stream`. The first report creates its seat. Returns the assignment of
-    /// `stream`, changed or not, and the changed assignments of other streams.
+    /// Records a report from `stream`. The first report creates the stream's seat. Always returns
+    /// the assignment of `stream`, and also returns the changed assignments of other streams.
     pub(super) fn report(&mut self, stream: StreamId, usage: Usage, now: Timestamp) -> Changes {
         let mut changes = self.remove_silent_seats(stream, now);
         self.begin_window_if_due(now);
@@ -181,8 +182,8 @@ impl Bucket {
         changes
     }
 
-    /// Applies a limit that may have changed. Returns the assignments that change without a report.
-    /// Other assignments change when their stream reports.
+    /// Applies a limit that may have changed. Returns the assignments that change immediately. The
+    /// other assignments change when their streams report.
     pub(super) fn apply_limit(&mut self, limit: QuotaLimit, now: Timestamp) -> Changes {
         self.set_limit(limit, now);
         self.take_changes()
@@ -223,7 +224,7 @@ impl Bucket {
         self.seats.iter_mut().for_each(|seat| seat.granted = 0);
     }
 
-    /// Returns the assignments that changed since the last call.
+    /// Returns the assignments that have changed since the last call.
     fn take_changes(&mut self) -> Changes {
         let change = |seat: &mut Seat| {
             std::mem::take(&mut seat.must_send).then_some((seat.stream, seat.assignment))
@@ -235,8 +236,8 @@ impl Bucket {
         self.limit.period <= LONGEST_RATE
     }
 
-    /// Removes the seats of all streams that have not reported for [`SILENCE`], except that of
-    /// `stream`. Returns DENY_ALL assignments for the removed streams.
+    /// Removes the seats of all streams that have not reported for [`SILENCE`], except for the seat
+    /// of `stream`. Returns DENY_ALL assignments for the removed streams.
     fn remove_silent_seats(&mut self, stream: StreamId, now: Timestamp) -> Changes {
         let is_silent =
             |seat: &mut Seat| seat.stream != stream && now.since(seat.reported_at) >= SILENCE;
@@ -252,8 +253,8 @@ impl Bucket {
             self.seats.push(Seat {
                 stream,
                 reported_at: now,
-                // The server cannot measure the time covered by a first report, so use the time
-                // reported by the client.
+                // The server does not know when the time covered by a first report began, so use
+                // the duration reported by the client.
                 demand: usage.demand(usage.elapsed),
                 granted: 0,
                 grants: 0,
@@ -263,8 +264,8 @@ impl Bucket {
             return self.seats.len() - 1;
         };
         let seat = &mut self.seats[at];
-        // Envoy truncates the reported time to whole seconds, so measure the time between two
-        // reports here.
+        // Envoy truncates the reported duration to whole seconds, so measure the time between two
+        // reports here instead.
         let lately = usage.demand(now.since(seat.reported_at));
         seat.demand = seat.demand / 2 + lately / 2;
         seat.reported_at = now;
@@ -280,16 +281,16 @@ impl Bucket {
             return self.share_rate();
         }
         for at in 0..self.seats.len() {
-            // As long as part of a grant may be unused, its usage is unknown, so the grant must not
-            // be replaced yet.
+            // A grant must not be replaced until all of it has been reported as used, because its
+            // stream may have used requests that it has not yet reported.
             if self.seats[at].granted == 0 {
                 self.share_budget(at);
             }
         }
     }
 
-    /// Recomputes the shares of a rate, but only if the share of some stream changes by more than
-    /// an eighth. Smaller changes are skipped, because each new assignment starts with a full token
+    /// Recomputes the shares of a rate, but only if any stream's share changes by more than an
+    /// eighth. Smaller changes are skipped, because each new assignment starts with a full token
     /// bucket.
     fn share_rate(&mut self) {
         let shares = divide(u64::from(self.limit.requests), &self.demands(), 0);
@@ -313,13 +314,13 @@ impl Bucket {
         }
     }
 
-    /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant is
-    /// at most the seat's share of the remaining requests, and at most the number of requests not
-    /// granted to other streams.
+    /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant does
+    /// not exceed the seat's share of the remaining requests, and does not exceed the number of
+    /// requests that are not granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let remaining = u64::from(self.limit.requests).saturating_sub(self.used);
-        // Reserve one more share for a new stream. Otherwise, a new stream would have to wait for
-        // the other streams' reports.
+        // Reserve one additional share for a future stream. Otherwise, a new stream would have to
+        // wait until the other streams report.
         let share = divide(remaining, &self.demands(), 1)[at];
         let others = self.shared() - self.seats[at].granted;
         let grant = share.min(remaining.saturating_sub(others));

@@ -150,7 +150,8 @@ fn a_silent_stream_loses_its_seat() {
     assert_eq!(requests(of(&bucket.report(B, used(1, 0), at(61)), B)), 100);
 }
 
-/// A simulated Envoy: the unused part of its assignment, and its usage since its last report.
+/// A simulated Envoy: the remaining requests of its assignment, and its usage since its last
+/// report.
 #[derive(Clone, Copy, Debug, Default)]
 struct Envoy {
     assigned: Option<Assignment>,
@@ -185,7 +186,7 @@ struct World {
     bucket: Bucket,
     envoys: [Envoy; 4],
     seconds: u64,
-    /// The number of requests allowed in this window, without the unreported usage of departed
+    /// The number of requests allowed in this window, excluding the unreported usage of departed
     /// Envoys.
     passed: u64,
 }
@@ -276,7 +277,7 @@ proptest! {
     }
 }
 
-/// A share of a rate is not treated as a grant of a budget, even if both have the same size.
+/// A rate's share must not be treated as a budget grant, even if both have the same size.
 #[test]
 fn a_rate_that_becomes_a_budget_is_divided_again() {
     let mut bucket = Bucket::new(limit(100, 1), at(0));
@@ -289,7 +290,7 @@ fn a_rate_that_becomes_a_budget_is_divided_again() {
     );
 }
 
-/// Usage in an expired window does not count in a later window, whatever the window lengths.
+/// Usage in an expired window must not count in a later window, regardless of the window lengths.
 #[test]
 fn a_limit_that_changes_after_its_window_starts_unused() {
     for reported_first in [false, true] {
@@ -332,7 +333,8 @@ fn a_denial_that_continues_is_not_sent_again() {
     assert_eq!(bucket.remove_stream(B, at(60)), []);
 }
 
-/// If a limit was raised, the first report under the new limit also updates the other streams.
+/// If a limit has been raised, the first report under the new limit also updates the other streams'
+/// assignments.
 #[test]
 fn a_report_under_a_new_limit_updates_the_other_streams() {
     let mut bucket = Bucket::new(limit(0, 3_600), at(0));

@@ -14,15 +14,16 @@ use tokio::sync::mpsc;
 
 use super::bucket::{Assignment, Bucket, Changes, StreamId, Usage};
 
-/// The maximum number of buckets per stream. The server asks Envoy to abandon any further bucket.
+/// The maximum number of buckets per stream. The server asks Envoy to abandon any additional
+/// bucket.
 pub const MAX_STREAM_BUCKETS: usize = 10_000;
 
 /// The maximum number of buckets in total.
 pub const MAX_QUOTA_BUCKETS: usize = 100_000;
 
-/// The maximum number of unread messages of a stream. If a stream does not read its messages,
-/// further messages are dropped. The response to the stream's next report contains its current
-/// assignment.
+/// The maximum number of unread messages per stream. If a stream does not read its messages,
+/// further messages are dropped. No assignment is lost, because the response to the stream's next
+/// report contains its current assignment.
 const MAX_WAITING: usize = 64;
 
 /// The assignments for a stream, one per bucket. `None` asks Envoy to abandon the bucket.
@@ -31,8 +32,8 @@ pub type BucketAssignments = Vec<(BucketId, Option<Assignment>)>;
 /// The number of buckets and streams, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaCounts {
-    /// The number of buckets, including unused buckets that are kept because their usage still
-    /// counts.
+    /// The number of buckets, including buckets without streams that are kept because their usage
+    /// still counts.
     pub buckets: usize,
     /// The number of connected streams.
     pub streams: usize,
@@ -65,21 +66,22 @@ struct Stream {
 }
 
 impl Quotas {
-    /// Replaces the rules, and notifies every stream whose assignments change. The shares of a rate
-    /// change immediately. A grant of a budget changes immediately only if it is used up. A stream
-    /// whose bucket no longer matches a quota is assigned ALLOW_ALL. Buckets keep their usage until
-    /// their windows end.
+    /// Replaces the rules, and notifies every stream whose assignments change. A rate's shares
+    /// change immediately. A budget's grant changes immediately only if all of it has been reported
+    /// as used. A stream whose bucket no longer matches a quota is assigned ALLOW_ALL. Buckets keep
+    /// their usage until their windows end.
     pub fn swap_rules(&self, rules: Vec<QuotaRule>, now: Timestamp) {
         let mut state = self.state();
         if state.rules == rules {
-            // Skip a reload that does not change the quotas, because there may be many buckets.
+            // Skip the update if a reload does not change the quotas, because there may be many
+            // buckets.
             return;
         }
         state.rules = rules;
         let streams: Vec<StreamId> = state.streams.keys().copied().collect();
         drop(state);
-        // Lock the state for one stream at a time, so that reports need not wait until all streams
-        // are processed.
+        // Lock the state separately for each stream, so that reports do not have to wait until all
+        // streams are processed.
         for stream in streams {
             self.state().apply_rules(stream, now);
         }
@@ -98,8 +100,9 @@ impl Quotas {
         (stream, inbox)
     }
 
-    /// Records a report of `stream` at `now`. Sends the response to the receiver of `stream`. If
-    /// the assignments of other streams change, sends them to the receivers of these streams.
+    /// Records a report from `stream` at `now`. Sends the response to the receiver of `stream`. If
+    /// other streams' assignments change, sends these assignments to the receivers of these
+    /// streams.
     pub fn report(
         &self,
         stream: StreamId,
@@ -194,8 +197,8 @@ fn add_notifications(notifications: &mut Notifications, id: &BucketId, changes: 
 }
 
 impl State {
-    /// Returns the changed assignments after a report, or `None` if there is no capacity for the
-    /// bucket.
+    /// Records a report, and returns the assignments to send. Returns `None` if a maximum number of
+    /// buckets is reached.
     fn report(
         &mut self,
         stream: StreamId,
@@ -263,9 +266,9 @@ impl State {
         }
     }
 
-    /// Marks a bucket without streams for removal at the end of its window. The usage of the bucket
-    /// counts until then. A rate's bucket is removed immediately, because it does not have any
-    /// usage to keep.
+    /// Marks a bucket without streams for removal at the end of its window, because its usage
+    /// counts until then. The bucket of a rate is removed immediately, because it has no usage to
+    /// keep.
     fn vacate(&mut self, key: Key) {
         let Some(bucket) = self.buckets.get(&key).filter(|bucket| bucket.is_vacant()) else {
             return;
@@ -310,8 +313,8 @@ impl State {
         Some(bucket)
     }
 
-    /// Removes up to two unused buckets whose windows have ended. Each call of [`Self::seat`] adds
-    /// at most one bucket, so unused buckets cannot accumulate.
+    /// Removes up to two buckets that have no streams and whose windows have ended. Each call of
+    /// [`Self::seat`] adds at most one bucket, so expired buckets cannot accumulate.
     fn forget_expired(&mut self, now: Timestamp) {
         for _ in 0..2 {
             let has_expired = self.vacant.first().is_some_and(|(end, _)| *end <= now);

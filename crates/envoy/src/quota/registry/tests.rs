@@ -84,8 +84,8 @@ fn usage_of_a_bucket_survives_its_streams_until_the_window_ends() {
     );
 }
 
-/// When a reload removes a quota, every stream that used it is notified immediately and leaves its
-/// buckets.
+/// When a reload removes a quota, every stream that used it is notified immediately and removed
+/// from the quota's buckets.
 #[test]
 fn a_removed_quota_allows_all_at_once() {
     let quotas = quotas(&[("rate", 1), ("hour", 3_600)]);

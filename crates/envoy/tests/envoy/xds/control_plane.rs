@@ -1,4 +1,4 @@
-//! A control plane with streams that a test controls message by message.
+//! A control plane for tests, which control its streams message by message.
 
 use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -71,7 +71,7 @@ impl ControlPlane {
                     let connection: AbortHandle = handle.await.unwrap();
                     match tls {
                         None => serve(stream, sender, connection).await,
-                        // Ignore a failed handshake: the client reports it too.
+                        // Ignore a failed handshake, because the client reports it too.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(stream).await {
                                 serve(stream, sender, connection).await;
@@ -144,7 +144,7 @@ where
         connection,
     });
     let builder = http2::Builder::new(TokioExecutor::new());
-    // Ignore the error: the test may break the connection on purpose.
+    // Ignore the error, because the test may break the connection on purpose.
     drop(
         builder
             .serve_connection(TokioIo::new(stream), TowerToHyperService::new(service))
@@ -211,7 +211,8 @@ impl AdsStream {
     }
 
     /// Sends a response. Returns `Ok` if the client sends an ACK, and the error message if it sends
-    /// a NACK. Either must have the nonce of the response, and the version that is then active.
+    /// a NACK. The ACK or NACK must have the response's nonce, and the version that is active after
+    /// the response.
     pub(super) async fn send(
         &mut self,
         (version, nonce, before): (&str, &str, &str),

@@ -1,4 +1,4 @@
-//! Tests of control planes that send invalid, incomplete or too large messages, or nothing.
+//! Tests of control planes that send invalid, incomplete or oversized messages, or no messages.
 
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ async fn nonsense_is_rejected_and_the_last_good_set_stays() {
     let many = vec![packed(&limiting("", 1)); 60];
     let error = stream.send(("3", "c", "1"), many).await.unwrap_err();
     assert!(error.ends_with(" more") && error.len() < 8_192, "{error}");
-    // A message over the maximum size gets no NACK, because it is not read.
+    // A message that exceeds the maximum size gets no NACK, because it is not read.
     let large = vec![packed(&limiting(&"x".repeat(20_000), 1))];
     stream
         .respond(super::control_plane::response("4", "d", large))
@@ -136,7 +136,7 @@ async fn a_silent_control_plane_is_reported_and_may_speak_later() {
     );
 }
 
-/// The keep-alive detects a peer that accepts the connection and then disappears.
+/// The keep-alive detects a peer that accepts the connection and then stops responding.
 #[tokio::test(start_paused = true)]
 async fn a_dead_connection_is_noticed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

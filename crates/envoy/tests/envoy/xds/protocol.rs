@@ -109,7 +109,8 @@ async fn a_nack_names_every_mistake_and_keeps_all_domains() {
         "the last good set stays in force"
     );
 
-    // A response of another type is ignored, so the next ACK belongs to the response after it.
+    // A response with another resource type is ignored, so the next ACK belongs to the following
+    // response.
     let other = response("3", "c", Vec::new());
     let type_url = "type.googleapis.com/envoy.config.cluster.v3.Cluster".to_owned();
     stream
@@ -169,7 +170,7 @@ async fn a_lost_connection_keeps_the_rules_and_is_reported() {
     assert!(metrics(&client).contains("tidegate_envoy_xds_connected 0"));
 }
 
-/// In state-of-the-world xDS, an absent resource was removed.
+/// In state-of-the-world xDS, a resource that is missing in a response has been removed.
 #[tokio::test]
 async fn an_absent_resource_is_removed() {
     let mut plane = ControlPlane::start().await;
@@ -187,7 +188,7 @@ async fn an_absent_resource_is_removed() {
     assert_eq!(started.service.domains(), 0);
 }
 
-/// Rules in Envoy Gateway have two levels, and more if a route has several conditions.
+/// Envoy Gateway's rules have two levels, or more levels if a route has several conditions.
 #[tokio::test]
 async fn the_metrics_have_the_names_of_envoyproxy_ratelimit_on_request() {
     let mut plane = ControlPlane::start().await;

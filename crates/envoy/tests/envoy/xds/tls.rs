@@ -97,7 +97,8 @@ async fn mutual_tls_reads_renewed_files_at_the_next_connection() {
     let resources = vec![packed(&limiting("shop", 3))];
     stream.send(("1", "a", ""), resources).await.unwrap();
     assert_eq!(started.service.domains(), 1);
-    // Invalid files do not affect the open connection. Only the next connection reads them.
+    // Invalid files do not affect the open connection, because files are read only when a
+    // connection is opened.
     fs::write(folder.path().join("tls.key"), "nonsense").unwrap();
     let resources = vec![packed(&limiting("shop", 4))];
     stream.send(("2", "b", "1"), resources).await.unwrap();

@@ -17,7 +17,7 @@ const DOMAINS: [&str; 4] = ["a", "b", "c", "d"];
 const TRACES: u64 = 5;
 const STEPS: u32 = 40;
 
-/// SplitMix64: the same numbers on every machine.
+/// The SplitMix64 generator, which gives the same numbers on every machine.
 struct Random(u64);
 
 impl Random {
@@ -43,7 +43,8 @@ struct Model {
 }
 
 impl Model {
-    /// Sends one request to each domain, and compares the limit and the remaining hits.
+    /// Sends one request for each domain, and compares the limit and the remaining hits with the
+    /// model.
     async fn verify(&mut self, started: &Started) {
         for domain in DOMAINS {
             let entries = vec![("user".into(), "u".into())];

@@ -1,4 +1,4 @@
-//! Runs the cases with a control plane that sends their files as resources.
+//! Runs the test cases with a control plane that sends their files as resources.
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use crate::{
     subject::{Started, Subject},
 };
 
-/// The cases whose files have keys that do not exist in the resource type: Tidegate's extensions of
-/// the file format, `share_threshold` and `value_to_metric`.
+/// The cases whose files contain keys that do not exist in the resource type: Tidegate's extensions
+/// to the file format, `share_threshold` and `value_to_metric`.
 const INEXPRESSIBLE: &[&str] = &[
     "window-of-any-length",
     "calendar-window",
