@@ -1,4 +1,4 @@
-//! `cost: {json: …}`: a rule's cost, read from the request body.
+//! `cost: {json: …}`: a request's cost for a rule, read from the request body.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ fn pointers(fields: &Fields<'_>, report: &mut Report) -> Option<Box<[JsonPointer
         return None;
     }
     let pointers = items.iter().map(|item| pointer(item, report));
-    // Read all pointers, so that all errors are reported.
+    // Read all pointers before checking the results, so that all errors are reported.
     let pointers: Vec<Option<JsonPointer>> = pointers.collect();
     pointers.into_iter().collect()
 }

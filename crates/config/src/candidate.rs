@@ -1,5 +1,5 @@
-//! `candidate`: a second rules file, whose rules are evaluated alongside the rules in force but
-//! never enforced.
+//! `candidate`: a second rules file, whose rules are evaluated alongside the active rules but never
+//! enforced.
 
 use std::path::PathBuf;
 
@@ -10,24 +10,22 @@ use super::{Config, Identity, Mistake, ReadError, report::Report, value::Fields}
 /// The candidate rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CandidateConfig {
-    /// `rules`: the rules file with the candidate rules. The path is relative to the working
-    /// directory of the server. Only the sections `rules`, `allow` and `defaults` of this file are
-    /// used.
+    /// `rules`: the rules file with the candidate rules. The path is relative to the server's
+    /// working directory. Only the sections `rules`, `allow` and `defaults` of this file are used.
     pub file: PathBuf,
-    /// `until`: the instant at which the evaluation of the candidate rules ends; `None` means
-    /// never.
+    /// `until`: the time until which the candidate rules are evaluated; `None` means without end.
     pub until: Option<Timestamp>,
 }
 
 impl CandidateConfig {
-    /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
-    /// file that identify the client of a request. They also apply to the candidate rules.
+    /// Reads the file with the candidate rules. `identity` contains the main rules file's settings
+    /// for identifying clients, which also apply to the candidate rules.
     ///
     /// # Errors
     ///
     /// Returns the same errors as [`Config::read`], and rejects a file whose sections `clients` or
-    /// `entries` differ from those in the main rules file. Otherwise, its rules could use entries
-    /// that no request has, and would never apply.
+    /// `entries` differ from those in the main rules file. If the sections differed, the candidate
+    /// rules could use entries that no request has, and would never apply.
     pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
         let config = Config::read(&self.file)?;
         let (own, empty) = (&config.identity, Identity::default());
@@ -83,7 +81,7 @@ pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<Candid
     })
 }
 
-/// Parses an RFC 3339 timestamp, or a date, which means its first instant in UTC.
+/// Parses an RFC 3339 timestamp or a date. A date stands for midnight UTC at the start of that day.
 fn instant(text: &str) -> Result<Timestamp, String> {
     let date = || {
         let date: jiff::civil::Date = text.parse().ok()?;

@@ -1,8 +1,8 @@
-//! Conditions in `when` and `allow`, in two forms. The first form is as written in the rules file,
-//! with the line of every part. Rules evaluate the second form.
+//! Conditions in `when` and `allow`, in two forms. The raw form keeps what is written in the rules
+//! file, and the line of every part. The converted form is used to evaluate rules.
 //!
-//! Reading a value creates a [`RawPattern`]. The code that reads rules converts it to a
-//! [`Pattern`], and the lints check it.
+//! For example, reading a value creates a [`RawPattern`]. The lints check it, and the code that
+//! reads rules converts it to a [`Pattern`].
 
 use std::borrow::Cow;
 
@@ -16,11 +16,11 @@ use super::{
 
 const OPERATORS: &[&str] = &["is", "not", "route", "cidr", "regex", "present"];
 
-/// The keys of a schedule. If the value of one of these keys is a map of operators, the key is an
-/// ordinary entry instead.
+/// The keys of a schedule. However, if the value of such a key is a map of operators, the key is an
+/// ordinary entry.
 const SCHEDULE: [&str; 3] = ["time", "days", "zone"];
 
-/// The conditions on entries in a `when` or in one item of `allow`, as written in the rules file.
+/// The conditions on entries in a `when` or in an item of `allow`, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) struct RawWhen<'n> {
     pub(crate) conditions: Vec<RawCondition<'n>>,
@@ -30,7 +30,7 @@ pub(crate) struct RawWhen<'n> {
 #[derive(Debug)]
 pub(crate) struct RawCondition<'n> {
     pub(crate) entry: &'n str,
-    /// The position of the pattern in the file. Its key is the entry.
+    /// The position of the pattern in the file. The pattern's key is the name of the entry.
     pub(crate) span: SourceSpan,
     pub(crate) pattern: RawPattern<'n>,
 }
@@ -86,12 +86,12 @@ enum TextOperator {
 /// How a string in a pattern is compared with an entry's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
-    /// The string has no operator. It is compared literally, or as a glob if it contains a `*`.
+    /// No operator: the string is compared literally, or as a glob if it contains a `*`.
     Plain,
     /// The operator `is`: the string is compared literally.
     Is,
-    /// The operator `route`: the string is compared in the same way as many web frameworks compare
-    /// paths.
+    /// The operator `route`: the string is compared with a path in the same way as in many web
+    /// frameworks.
     Route,
     /// The operator `regex`: the string is a regular expression.
     Regex,
@@ -106,15 +106,15 @@ pub(crate) struct PatternText<'r, 'n> {
     pub(crate) is_negated: bool,
 }
 
-/// A problem in a pattern that is correct YAML but cannot be converted to a [`Pattern`].
+/// The reason why a pattern that is valid YAML cannot be converted to a [`Pattern`].
 #[derive(Debug)]
 pub(crate) struct PatternProblem<'r> {
     span: &'r SourceSpan,
     problem: String,
 }
 
-/// Reads a map of conditions on entries, all of which must hold, and an optional schedule. The
-/// second result is `None` if the map is invalid.
+/// Reads a map of conditions, all of which must hold: conditions on entries, and an optional
+/// schedule. The second result is `None` if the map is invalid.
 pub(super) fn when<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
     match value.pairs(report, what) {
@@ -165,8 +165,8 @@ impl<'n> RawCondition<'n> {
         }
     }
 
-    /// Converts the condition to a [`Condition`]. Returns `None` and reports the problems if the
-    /// condition has any.
+    /// Converts the condition to a [`Condition`]. If it has problems, reports them and returns
+    /// `None`.
     pub(super) fn build(&self, report: &mut Report) -> Option<Condition> {
         let pattern = self.pattern.build(report)?;
         let condition = Condition::new(&entry_name(self.entry), pattern);
@@ -197,8 +197,8 @@ impl<'n> RawPattern<'n> {
         }
     }
 
-    /// Converts the pattern to a [`Pattern`]. Returns `None` and reports the problems if the
-    /// pattern has any. Also returns `None` if a part of the pattern could not be read.
+    /// Converts the pattern to a [`Pattern`]. If it has problems, reports them and returns `None`.
+    /// Also returns `None` if a part of the pattern could not be read.
     pub(super) fn build(&self, report: &mut Report) -> Option<Pattern> {
         let built = self.convert();
         if let Err(problems) = &built {
@@ -209,8 +209,8 @@ impl<'n> RawPattern<'n> {
         built.ok()
     }
 
-    /// Converts the pattern to a [`Pattern`]. If it has problems, returns the unreported ones. The
-    /// list is empty if all of them have already been reported.
+    /// Converts the pattern to a [`Pattern`]. If it has problems, returns the unreported problems.
+    /// The list is empty if all problems have already been reported.
     pub(super) fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
         match self {
             Self::Unreadable => Err(Vec::new()),
@@ -223,7 +223,7 @@ impl<'n> RawPattern<'n> {
         }
     }
 
-    /// Returns the strings in the pattern that are compared with a value, in the order of the file.
+    /// Returns the strings in the pattern that are compared with an entry's value, in file order.
     pub(crate) fn texts(&self) -> Vec<PatternText<'_, 'n>> {
         match self {
             Self::Unreadable => Vec::new(),
@@ -287,8 +287,8 @@ impl<'n> RawOperator<'n> {
         }
     }
 
-    /// Returns the position of the operator in [`OPERATORS`], which is the order in a converted
-    /// pattern.
+    /// Returns the operator's position in [`OPERATORS`]. A converted pattern has its operators in
+    /// this order.
     fn rank(&self) -> Option<usize> {
         let name = match self {
             Self::OfTexts { operator, .. } => operator.name(),
@@ -385,8 +385,8 @@ impl TextOperator {
         let build = |text: &str| match self {
             Self::Is => Pattern::exact(text),
             Self::Route => Pattern::route(text),
-            // Check each network separately, so that an error is reported on the line of the
-            // network.
+            // Check each network separately, so that an error is reported on the network's own
+            // line.
             Self::Cidr => Pattern::networks(&[text]),
             Self::Regex => Pattern::regex(text),
         };
@@ -402,7 +402,8 @@ impl TextOperator {
     }
 }
 
-/// Returns all converted patterns, or all their problems if at least one pattern has problems.
+/// Returns all converted patterns. If at least one pattern has problems, returns all problems
+/// instead.
 fn all<'r>(
     converted: impl Iterator<Item = Result<Pattern, Vec<PatternProblem<'r>>>>,
 ) -> Result<Vec<Pattern>, Vec<PatternProblem<'r>>> {
@@ -453,13 +454,13 @@ const NOT_IN_SCHEDULE: [&str; 11] = [
     "timezone", "tz",
 ];
 
-/// Returns whether the author probably meant the key `entry` as part of a schedule. Treated as an
-/// entry, the key would be missing in all requests, so the rule would never apply.
+/// Returns whether the author probably meant the key `entry` as part of a schedule. If such a key
+/// were treated as an entry, no request would have this entry, so the rule would never apply.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
 
-/// Returns whether the key `entry` is part of a schedule and not an entry of a request.
+/// Returns whether the key `entry` is part of a schedule instead of a request entry.
 fn is_schedule(entry: &str, value: &Value<'_>) -> bool {
     SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }
@@ -493,7 +494,7 @@ fn schedule(fields: &[(&str, Value<'_>)], report: &mut Report) -> Option<ActiveH
         .ok()
 }
 
-/// Reads one value or a list of values with `read`. Messages show `example`.
+/// Reads one value or a list of values with `read`. Error messages contain `example`.
 fn listed<T>(
     value: &Value<'_>,
     report: &mut Report,
@@ -512,8 +513,8 @@ fn listed<T>(
         .collect()
 }
 
-/// Reads the allow list: a map of conditions, or a list of maps of conditions. A request that
-/// matches at least one map is admitted without a charge.
+/// Reads the allow list: a map of conditions, or a list of maps of conditions. A request that meets
+/// all conditions in at least one map is admitted without being charged.
 pub(super) fn allow<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, Vec<When>) {
     let (mut raw, mut items) = (Vec::new(), Vec::new());
     for item in value.one_or_more(report) {

@@ -1,4 +1,4 @@
-//! `denials`: the settings for recent denials, which the server keeps in memory and logs.
+//! `denials`: the settings for keeping recent denials in memory and logging denials.
 
 use super::{
     limits::percent,
@@ -7,11 +7,11 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The range of `max_bytes`. The minimum is two segments of 8 KiB for each of 16 groups of threads.
+/// The range of `max_bytes`. The minimum is two 8 KiB segments for each of 16 thread groups.
 const MIN_BYTES: usize = 256 << 10;
 const MAX_BYTES: usize = 1 << 30;
 
-/// The settings for recent denials, which the server keeps in memory and logs.
+/// The settings for keeping recent denials in memory and logging denials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenialsConfig {
     /// `denials.max_bytes`: the memory for recent denials, 256 KiB to 1 GiB; default 4 MiB. The

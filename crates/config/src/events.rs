@@ -28,25 +28,26 @@ const MAX_WEBHOOKS: usize = 16;
 /// A type of event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
-    /// A rule began to deny a key.
+    /// A rule has started to deny a key.
     KeyDenied,
-    /// A rule in shadow mode began to report that it would deny a key.
+    /// A rule in shadow mode has started to report that it would deny a key.
     KeyWouldBeDenied,
     /// A key has used most of a limit.
     KeyNearLimit,
-    /// The requests or denials of a rule, or of all rules, are far above their usual rate.
+    /// The rate of requests or denials is far above the usual rate, for one rule or for all rules
+    /// together.
     TrafficSurge,
     /// A surge is over.
     TrafficSurgeEnded,
-    /// Redis no longer makes the decisions.
+    /// Redis has become unavailable, so decisions are made by the fallback policy.
     StoreLost,
-    /// Redis makes the decisions again.
+    /// Redis is available again and makes the decisions.
     StoreRecovered,
-    /// New rules are in force.
+    /// New rules have become active.
     RulesReloaded,
     /// The rules file could not be loaded.
     RulesReloadFailed,
-    /// An operator has put the candidate rules in force.
+    /// An operator has promoted the candidate rules.
     CandidatePromoted,
     /// An operator has blocked a key.
     BlockAdded,
@@ -102,8 +103,8 @@ impl EventType {
         }
     }
 
-    /// Returns whether events of this type report a change to what the server enforces. These
-    /// events belong in the audit log.
+    /// Returns whether events of this type report a change to what the server enforces. The audit
+    /// log contains only such events.
     #[must_use]
     pub const fn is_change(self) -> bool {
         matches!(
@@ -124,18 +125,18 @@ impl EventType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventsConfig {
     /// `near_limit`: an event is sent when a key has used this percentage of a limit, 50 to 99;
-    /// default 80. `None` means that there is no such event (`near_limit: off`).
+    /// default 80. `None` means that these events are disabled (`near_limit: off`).
     pub near_limit_percent: Option<u32>,
     /// `surges`: whether surges are detected; default true.
     pub surges: bool,
-    /// `max_per_second`: the maximum number of events about keys per second, 1 to 10,000; default
-    /// 20. Further events are counted as lost.
+    /// `max_per_second`: the maximum number of key events per second, 1 to 10,000 (default 20).
+    /// Further key events are dropped and counted as lost.
     pub max_per_second: u32,
     /// `log`: whether events are written to the server's log; default true.
     pub log: bool,
-    /// `file`: the file to which all events are written.
+    /// `file`: the file to which all types of events are written.
     pub file: Option<EventFile>,
-    /// `audit`: the file to which changes made by operators and reloads are written.
+    /// `audit`: the file to which the changes made by operators and by reloads are written.
     pub audit: Option<EventFile>,
     /// `webhooks`: the HTTP endpoints to which events are sent, at most 16.
     pub webhooks: Vec<WebhookConfig>,
@@ -168,9 +169,10 @@ impl Default for EventsSection {
 /// An event file, with one JSON document per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventFile {
-    /// `to`: the file. The path is relative to the working directory of the server.
+    /// `to`: the file. The path is relative to the server's working directory.
     pub to: PathBuf,
-    /// `max_bytes`: the maximum size of the file and the earlier file together; default 256 MiB.
+    /// `max_bytes`: the maximum total size of the current file and the previous file; default 256
+    /// MiB.
     pub max_bytes: usize,
 }
 
@@ -270,7 +272,7 @@ fn near_limit(value: &Value<'_>, report: &mut Report) -> Option<u32> {
     Some(percent)
 }
 
-/// Reads the path of a file, or a map with the path and the maximum size.
+/// Reads the path of an event file, or a map with the path and the maximum size.
 fn event_file(value: &Value<'_>, report: &mut Report) -> Option<EventFile> {
     let mut max_bytes = 256 << 20;
     if let Shape::Scalar = value.shape() {
@@ -352,7 +354,8 @@ fn webhook_url(value: &Value<'_>, report: &mut Report) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Reads the name of an event type, or a prefix of event type names followed by `*`.
+/// Reads event types. Each item is the name of an event type, or a prefix followed by `*`, which
+/// stands for all event types with this prefix.
 fn event_types(value: &Value<'_>, report: &mut Report) -> Vec<EventType> {
     let text = value.scalar().unwrap_or_default();
     if let Some(prefix) = text.strip_suffix('*') {

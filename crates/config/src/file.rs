@@ -11,7 +11,8 @@ use crate::{Config, MAX_FILE_BYTES, Mistake};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReadError {
-    /// The file could not be read, for example because of a wrong path or missing permissions.
+    /// The file could not be read, for example because it does not exist or because of missing
+    /// permissions.
     #[error("cannot read {path}: {source}")]
     Unreadable {
         /// The path of the file.
@@ -65,8 +66,8 @@ impl Config {
     ///
     /// Returns every error in the content.
     pub fn parse_file(text: &str) -> Result<Self, Vec<Mistake>> {
-        // An editor can truncate the file before it writes the new content. Without this check, the
-        // server could read the truncated file and then enforce no limits.
+        // An editor may truncate the file before it writes the new content. Without this check, a
+        // reload could read the truncated file and remove all limits.
         if says_nothing(text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
             return Err(vec![Mistake {
@@ -101,8 +102,8 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
             path.display()
         );
     }
-    // Reading the file again is acceptable, because this function is called only for a rejected
-    // file.
+    // Reading the file a second time is acceptable, because this function is called only for a
+    // rejected file.
     if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
         return "\nthis looks like a Limitador limits file: write each limit as a rule; \
             {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} becomes \
@@ -112,7 +113,7 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
     String::new()
 }
 
-/// Returns whether `text` has the keys of Limitador's limits.
+/// Returns whether `text` contains the keys of a Limitador limit.
 fn is_of_limitador(text: &str) -> bool {
     let keys: Vec<&str> = text
         .lines()

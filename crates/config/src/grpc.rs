@@ -11,7 +11,7 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The maximum of every duration in the section `grpc`.
+/// The maximum of all durations in the section `grpc`.
 const LONGEST: Span = Span::from_secs(366 * 86_400);
 
 /// The maximum of `max_streams`.

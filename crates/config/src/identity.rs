@@ -1,4 +1,4 @@
-//! `clients` and `entries`: the settings that identify the client of a request.
+//! `clients` and `entries`: the settings for identifying clients.
 
 use tidegate_core::bounds::MAX_ENTRIES;
 use tidegate_identity::{AddressHeader, DerivedEntry, Proxies, Trust, client_ip::TrustWarning};
@@ -63,7 +63,7 @@ fn trust(value: &Value<'_>, report: &mut Report) -> Option<Trust> {
     Some(trust)
 }
 
-/// Reads the trusted proxies, which are a number of hops or a list of networks.
+/// Reads the trusted proxies, which are given as a number of hops or as a list of networks.
 fn proxies(value: &Value<'_>, report: &mut Report) -> Option<Proxies> {
     if value.looks_like_number() {
         let hops = value.small_number(report)?;
@@ -97,8 +97,8 @@ fn header(value: &Value<'_>, report: &mut Report) -> Option<AddressHeader> {
     header
 }
 
-/// Reads the derived entries: the name of each, and the part of another entry from which it is
-/// derived.
+/// Reads the derived entries. For each of them, returns its name, and the part of another entry
+/// from which it is derived.
 fn derived_entries(
     value: &Value<'_>,
     report: &mut Report,

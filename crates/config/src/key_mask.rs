@@ -1,5 +1,4 @@
-//! Controls how the values of keys appear outside of the process: unchanged, or hashed
-//! (`privacy.keys`).
+//! Controls how key values appear outside of the process: unchanged, or hashed (`privacy.keys`).
 
 use std::{borrow::Cow, fmt};
 
@@ -8,14 +7,14 @@ use ring::{
     rand::SystemRandom,
 };
 
-/// The number of bytes of a hash that are shown. With 64 bits, the probability that any two of a
-/// million keys have the same hash is about 3 in 100,000,000.
+/// The number of hash bytes that are shown. With 64 bits, the probability that any two of a million
+/// keys have the same hash is about 3 in 100,000,000.
 const SHOWN_BYTES: usize = 8;
 
-/// The start of a hash.
+/// The prefix of every displayed hash.
 const PREFIX: &str = "hash:";
 
-/// A mask that shows the values of keys unchanged or hashed.
+/// A mask that returns key values either unchanged or hashed.
 #[derive(Clone, Default)]
 pub struct KeyMask(Option<hmac::Key>);
 
@@ -28,21 +27,21 @@ pub struct KeyMask(Option<hmac::Key>);
 pub struct NoRandomBytes;
 
 impl KeyMask {
-    /// Creates a mask that shows values unchanged.
+    /// Creates a mask that returns values unchanged.
     #[must_use]
     pub fn plain() -> Self {
         Self(None)
     }
 
-    /// Creates a mask that shows values as their HMAC-SHA256 under `secret`. Equal secrets give
-    /// equal hashes in every process.
+    /// Creates a mask that replaces values with their HMAC-SHA256 under `secret`. With the same
+    /// secret, the hashes are the same in every process.
     #[must_use]
     pub fn hashed(secret: &[u8]) -> Self {
         Self(Some(hmac::Key::new(HMAC_SHA256, secret)))
     }
 
-    /// Creates a mask that hashes values under a random secret, so that the hashes differ in each
-    /// process.
+    /// Creates a mask that hashes values under a random secret, so that the hashes are different in
+    /// each process.
     ///
     /// # Errors
     ///
@@ -68,7 +67,7 @@ impl KeyMask {
     }
 
     /// Returns the form in which `value` may be shown: unchanged, or as `hash:` and 16 hexadecimal
-    /// digits. A value has the same hash in every rule, and at every position of a key.
+    /// digits. A value has the same hash in every rule, and at every position in a key.
     #[must_use]
     pub fn value<'v>(&self, value: &'v str) -> Cow<'v, str> {
         match &self.0 {
@@ -77,8 +76,9 @@ impl KeyMask {
         }
     }
 
-    /// Works like [`Self::value`], for a value that need not be UTF-8. Different values have
-    /// different hashes, even if a lossy conversion to strings would make them equal.
+    /// Works like [`Self::value`], for a value that need not be UTF-8. The bytes themselves are
+    /// hashed, so two values have different hashes even if a lossy conversion to strings would make
+    /// them equal.
     #[must_use]
     pub fn bytes<'v>(&self, value: &'v [u8]) -> Cow<'v, [u8]> {
         match &self.0 {

@@ -3,7 +3,8 @@
 //! [`Config::parse`] reads the whole file and reports all errors at once, each with its path in the
 //! file and its line. The result needs no further validation: addresses and limits are parsed, and
 //! rules are indexed. Parsing does not read environment variables, and does not open files or
-//! sockets. The code that starts the server does that. [`Config::read`] reads the file from disk.
+//! sockets. This is done by the code that starts the server. [`Config::read`] reads the rules file
+//! from disk.
 
 mod body_cost;
 mod candidate;
@@ -104,7 +105,7 @@ const SECTIONS: &[&str] = &[
     "reservations",
 ];
 
-/// The parsed rules file. The default is the configuration of an empty file: every listener on its
+/// The parsed rules file. The default value corresponds to an empty file: every listener on its
 /// default port, the memory store, and no rules.
 #[derive(Debug, Default)]
 #[non_exhaustive]
@@ -118,27 +119,27 @@ pub struct Config {
     /// `store.memory.snapshot`: the file that keeps the counters across restarts; `None` means that
     /// counters are not saved.
     pub snapshot: Option<Snapshot>,
-    /// `store.redis`: the Redis servers in which several nodes share their counts; `None` means
-    /// that the counts are kept in the memory of this process.
+    /// `store.redis`: the Redis servers through which several nodes share counters; `None` means
+    /// that the counters are kept in this process's memory.
     pub redis: Option<RedisConfig>,
-    /// `headers`: the rate limit headers of responses.
+    /// `headers`: the rate limit headers in responses.
     pub headers: Headers,
     /// `grpc`: the connection settings of the gRPC listener.
     pub grpc: Grpc,
     /// `shutdown`: the timing of the graceful shutdown.
     pub shutdown: ShutdownConfig,
-    /// `clients` and `entries`: the settings that identify the client of a request.
+    /// `clients` and `entries`: the settings for identifying clients.
     pub identity: Identity,
     /// `geoip`: the GeoIP databases, and the entry that each database provides. Paths are relative
-    /// to the working directory of the server.
+    /// to the server's working directory.
     pub geoip: Vec<(GeoIpField, PathBuf)>,
     /// `admin`: the token that the admin listener requires.
     pub admin_token: AdminToken,
-    /// `admin.tokens`: further tokens of the admin listener, with names and scopes.
+    /// `admin.tokens`: additional tokens for the admin listener, with names and scopes.
     pub operator_tokens: Vec<OperatorToken>,
     /// `privacy`: how keys appear in lists of keys.
     pub key_privacy: KeyPrivacy,
-    /// `top`: the number of keys and the memory of the lists of top talkers.
+    /// `top`: the maximum number of keys and the memory for top talkers.
     pub top: Top,
     /// `denials`: how many recent denials are kept in memory, and how many are logged.
     pub denials: DenialsConfig,
@@ -146,21 +147,22 @@ pub struct Config {
     pub events: EventsSection,
     /// `record`: where requests are recorded; `None` if the file has no section `record`.
     pub record: Option<RecordConfig>,
-    /// `reservations`: how many reservations there may be, and how they end.
+    /// `reservations`: the maximum number of reservations, and how they expire.
     pub reservations: ReservationsConfig,
     /// `envoy`: Envoy's rate limit service; `None` if the file has no section `envoy`.
     pub envoy: Option<Envoy>,
-    /// `rules` and `allow`, indexed and ready for decisions.
+    /// `rules` and `allow`, indexed for decisions.
     pub rules: RuleSet,
     /// `candidate`: the rules that are evaluated alongside `rules` but never enforced; `None` if
-    /// the file has no section `candidate`. [`Config::parse`] does not read the file that the
-    /// section names.
+    /// the file has no section `candidate`. [`Config::parse`] does not read the file with the
+    /// candidate rules.
     pub candidate: Option<CandidateConfig>,
     /// `quotas`: limits that are divided among the Envoy instances that enforce them (RLQS).
     pub quotas: Vec<QuotaRule>,
     /// `proxy`: the reverse proxy; `None` if the file has no section `proxy`.
     pub proxy: Option<Proxy>,
-    /// Warnings about settings that are valid, but probably do not do what their author expects.
+    /// Warnings about settings that are valid, but probably do not have the effect that their
+    /// author expects.
     pub warnings: Vec<Mistake>,
 }
 
@@ -197,8 +199,8 @@ impl ListenAddresses {
     }
 }
 
-/// The settings of a listener, except for its address. The file can set them if the listener's
-/// value is a map instead of an address alone.
+/// The settings of a listener, except for its address. They can be set if the listener's value in
+/// the file is a map instead of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListenerConfig {
@@ -214,11 +216,11 @@ pub struct ListenerConfig {
     pub idle_timeout: Option<Duration>,
     /// `tls`: the certificate of the listener; `None` means plaintext.
     pub tls: Option<TlsFiles>,
-    /// `username`, for the RESP listener: the user that the command `AUTH` must name; `None` means
-    /// `default`.
+    /// `username`, for the RESP listener: the user name that clients must send with `AUTH`; `None`
+    /// means `default`.
     pub username: Option<String>,
-    /// `hosts`, for the HTTP and admin listeners: the host names, in lower case, under which
-    /// browsers may reach the listener. The name `localhost` is always allowed.
+    /// `hosts`, for the HTTP and admin listeners: the host names, in lower case, that browsers may
+    /// use to reach the listener. The name `localhost` is always allowed.
     pub hosts: Vec<String>,
     /// `top`, for the RESP listener: whether clients are allowed to list the keys of all clients;
     /// default false.
@@ -320,7 +322,7 @@ impl Default for Grpc {
     }
 }
 
-/// The number of keys and the memory of the lists of top talkers; `None` if the lists are disabled
+/// The maximum number of keys and the memory for top talkers; `None` if top talkers are disabled
 /// (`top: off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Top(pub Option<TopBounds>);
@@ -334,13 +336,13 @@ impl Default for Top {
 /// The file to which the memory store is saved, and how often it is saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
-    /// The path of the file, relative to the working directory of the server.
+    /// The path of the file, relative to the server's working directory.
     pub path: PathBuf,
     /// The interval between two snapshots; default 30 s. A snapshot is also written at shutdown.
     pub every: Span,
 }
 
-/// The rate limit headers of responses.
+/// The rate limit headers in responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// `headers.ratelimit`: whether to send the headers `RateLimit` and `RateLimit-Policy`; default
@@ -382,23 +384,23 @@ impl Headers {
     }
 }
 
-/// The settings that identify the client of a request.
+/// The settings for identifying clients.
 #[derive(Clone, Debug, Default)]
 pub struct Identity {
     /// `clients`: the proxies trusted to report the client's address. By default, only the proxy
     /// that sends the forward-auth request is trusted.
     pub trust: Trust,
-    /// `entries`: the derived entries, each with its name and the part of another entry from which
-    /// it is derived.
+    /// `entries`: the derived entries. Each has a name, and is derived from a part of another
+    /// entry.
     pub derived: Vec<(Box<str>, DerivedEntry)>,
-    /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. The code that starts the
-    /// server opens the `geoip` databases and sets this field.
+    /// The GeoIP lookup. [`Config::parse`] leaves this field `None`. This field is set by the code
+    /// that starts the server and opens the `geoip` databases.
     pub geoip: Option<Arc<dyn GeoIpSource>>,
 }
 
 impl Identity {
     /// Returns a predicate that is true for peers exempt from the per-client connection limit.
-    /// Trusted proxies are exempt, because they forward requests of many clients.
+    /// Trusted proxies are exempt, because they forward requests from many clients.
     #[must_use]
     pub fn exempt(self: &Arc<Self>) -> Exempt {
         let identity = Arc::clone(self);
@@ -418,7 +420,7 @@ pub enum LegacyHeaders {
     Epoch,
 }
 
-/// The token that admin listener clients must send.
+/// The token that clients of the admin listener must send.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum AdminToken {
     /// No token is required, because the listener is on loopback.
@@ -435,7 +437,7 @@ pub enum AdminToken {
 /// A named token of the admin listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorToken {
-    /// `name`: the name that the audit log shows.
+    /// `name`: the operator's name in the audit log.
     pub name: String,
     /// `scope`: the permissions of the token; default `read`.
     pub scope: TokenScope,
@@ -482,7 +484,7 @@ pub struct Mistake {
     pub path: String,
     /// The line, counted from 1; `None` if the problem has no line.
     pub line: Option<usize>,
-    /// The problem, usually the expected and the actual value, and advice.
+    /// The description of the problem: usually the expected and the actual value, and advice.
     pub message: String,
 }
 
@@ -574,8 +576,8 @@ impl Config {
         config.warnings = report.finish()?;
         Ok(config)
     }
-    /// Reads all sections of `file`. Some sections are also kept as written, because other sections
-    /// or the lints need this form.
+    /// Reads all sections of `file`. Some sections are also kept as written, because they are
+    /// needed in this form to read other sections or for the lints.
     fn fill(&mut self, file: &Fields<'_>, report: &mut Report) {
         (self.admin_token, self.operator_tokens) = listen::admin_tokens(file, report);
         let raw_listen;

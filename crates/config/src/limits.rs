@@ -1,5 +1,5 @@
-//! Limits: the short form, such as `20/min` or `100/s burst 20`, and the full form with named
-//! fields.
+//! Reads limits in the short form, such as `20/min` or `100/s burst 20`, and in the full form with
+//! named fields.
 
 use tidegate_core::{
     AlgorithmName, Anchor, Calendar, CalendarUnit, Limit, LimitSpec, RefillMode, notation,
@@ -14,7 +14,7 @@ use super::{
 /// The settings that a limit inherits from its rule or from the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Fallback {
-    /// `algorithm`: the algorithm of a limit that does not name one.
+    /// `algorithm`: the algorithm of limits without their own `algorithm`.
     pub algorithm: DefaultAlgorithm,
     /// `soft`: the percentage by which a limit may be exceeded.
     pub soft: Option<u32>,
@@ -22,11 +22,11 @@ pub struct Fallback {
     pub count_denied: Option<bool>,
 }
 
-/// The default algorithm, for limits that do not name one.
+/// The default algorithm, for limits without their own `algorithm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultAlgorithm {
-    /// No default is set. The limit is a sliding window, whose implementation depends on the size
-    /// of the limit.
+    /// No default is set. The algorithm is a sliding window. Its implementation (sliding window log
+    /// or counter) depends on the size of the limit.
     BySize,
     /// The algorithm with this name.
     Named(AlgorithmName),
@@ -57,7 +57,7 @@ impl DefaultAlgorithm {
 #[derive(Debug)]
 pub(crate) struct RawLimit {
     pub(crate) span: SourceSpan,
-    /// The fields of the full form, without inherited fields; `None` if the limit is in the short
+    /// The fields of the full form, excluding inherited fields; `None` if the limit is in the short
     /// form.
     pub(crate) full_form: Option<Box<LimitSpec>>,
 }
@@ -155,8 +155,8 @@ fn raw_limit(
 }
 
 /// Creates the limit from `spec`, which was read from `value`. For a limit in the full form,
-/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. This has
-/// already been reported, so these fields are not reported as missing.
+/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. Because
+/// this error has already been reported, these fields are not reported as missing.
 pub fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
@@ -180,14 +180,14 @@ pub fn build(
 }
 
 /// Returns whether a field is missing only because of an error that has already been reported. This
-/// is the case if the file has the field, or `anchor` in place of `window`, but its value could not
-/// be read.
+/// is the case if the field is in the file (or, in place of `window`, the field `anchor`), but
+/// could not be read.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
 
-/// Returns whether a field that could determine the algorithm is written in the file, but could not
-/// be read.
+/// Returns whether the file contains a field that could determine the algorithm but could not be
+/// read.
 fn has_unread_field(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
     let of_every_algorithm = ["algorithm", "soft", "count_denied"];
     let written = spec.fields_written();
@@ -198,7 +198,8 @@ fn has_unread_field(spec: &LimitSpec, fields: &Fields<'_>) -> bool {
     spec.algorithm.is_none() && names.any(|name| is_unread(&name))
 }
 
-/// Reads the full form of a limit. Also returns the algorithm that the limit names or inherits.
+/// Reads the full form of a limit. Also returns the limit's algorithm, which is set in the limit
+/// itself or inherited.
 #[must_use]
 pub fn full_form(
     fields: &Fields<'_>,
@@ -300,8 +301,8 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let day = fields
         .get("day")
         .and_then(|day| day.small_number::<i8>(report));
-    // If the calendar unit is missing or wrong, assume the longest unit, so that values that are
-    // valid for no unit are also reported.
+    // If the calendar unit is missing or invalid, assume the longest unit, so that values that are
+    // invalid for every unit are also reported.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
         fields.wrong(report, error.field, error.problem);

@@ -1,4 +1,4 @@
-//! `listen`, `headers` and `admin`: the listeners, and the headers of their responses.
+//! `listen`, `headers` and `admin`: the listeners, and the rate limit headers in responses.
 
 use std::net::SocketAddr;
 
@@ -16,7 +16,7 @@ const MAX_TOKEN_BYTES: usize = 4_096;
 /// The maximum of `max_connections` of a listener.
 const MAX_CONNECTIONS: usize = 1_000_000;
 
-/// The maximum number of `hosts` of a listener, and the maximum length of each host in bytes (RFC
+/// The maximum number of a listener's `hosts`, and the maximum length of each host in bytes (RFC
 /// 1035, section 2.3.4).
 const MAX_HOSTS: usize = 100;
 const MAX_HOST_BYTES: usize = 253;
@@ -27,8 +27,8 @@ const OPEN: &str = "open-listener";
 /// The code of the warning about a file without a listener.
 const NO_LISTENER: &str = "no-listener";
 
-/// The keys of a basic listener. The constants below contain the keys of listeners with additional
-/// settings.
+/// The keys of a basic listener. The following constants contain the keys of listeners with
+/// additional settings.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -70,7 +70,7 @@ const RESP_KEYS: &[&str] = &[
 pub(crate) struct RawListen {
     /// The position of the section.
     span: Option<SourceSpan>,
-    /// The listeners written in the file.
+    /// The listeners that are written in the file.
     listeners: Vec<(&'static str, SourceSpan)>,
 }
 
@@ -131,8 +131,8 @@ pub(super) fn listen(
     (RawListen::read(value, &fields), listen, listeners)
 }
 
-/// Reads a listener: its address alone, or a map with its address and other settings. Returns
-/// `Some(None)` for a listener that is off.
+/// Reads a listener: an address, or a map with an address and other settings. Returns `Some(None)`
+/// if the listener is `off`.
 fn listener(
     value: &Value<'_>,
     keys: &[&'static str],
@@ -275,8 +275,8 @@ pub(super) fn warn_of_open(raw: &RawListen, config: &Config, report: &mut Report
     }
 }
 
-/// Returns the warning for a listener at `address`, if other machines can reach the listener and it
-/// has no authentication. `advice` says how to add authentication.
+/// Returns a warning if other machines can reach the listener at `address` and it requires no
+/// authentication. `advice` says how to add authentication.
 #[must_use]
 pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Option<String> {
     let is_open = !address.ip().is_loopback() && !is_guarded;
@@ -288,11 +288,11 @@ pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Opt
     })
 }
 
-/// The name and the address of a listener. The address is `None` if the listener is off.
+/// The name and the address of a listener. The address is `None` if the listener is disabled.
 type NamedAddress = (&'static str, Option<SocketAddr>);
 
-/// Returns the name of the listener in `listeners` that has `address`. Port 0 never conflicts,
-/// because the system assigns a new port each time.
+/// Returns the name of the listener in `listeners` that already has `address`. Addresses with port
+/// 0 never conflict, because the system assigns a new port each time.
 pub(super) fn taken_by(listeners: &[NamedAddress], address: SocketAddr) -> Option<&'static str> {
     let has_it = |(_, listener): &&NamedAddress| *listener == Some(address) && address.port() != 0;
     listeners.iter().find(has_it).map(|(name, _)| *name)
@@ -305,8 +305,8 @@ fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut 
             continue;
         };
         if let Some(other) = taken_by(&listeners[..at], address) {
-            // One of the two addresses may be a default. Report the error at the address written in
-            // the file.
+            // One of the two addresses may be a default address. Report the error at the address
+            // that is written in the file.
             let (name, other) = if fields.get(name).is_some() {
                 (name, other)
             } else {
@@ -321,7 +321,7 @@ fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut 
     }
 }
 
-/// Reads an address. Returns `Some(None)` for a listener that is off.
+/// Reads an address. Returns `Some(None)` if the value is `off`.
 fn address(value: &Value<'_>, report: &mut Report) -> Option<Option<SocketAddr>> {
     let what = "an address and port such as 127.0.0.1:8080, or off";
     let text = value.text(report, what)?;
@@ -400,9 +400,9 @@ pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
 /// The maximum number of `admin.tokens`.
 const MAX_TOKENS: usize = 100;
 
-/// The names in the audit log for changes made without a token: by a local request, by a signal,
-/// and by a change to the rules file.
-const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a file change"];
+/// The names that the audit log uses for changes made without a token: by a local request, by a
+/// signal, and by a change to the rules file.
+const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a change of the file"];
 
 /// Reads the section `admin`: the token, and the named tokens.
 pub(super) fn admin_tokens(
@@ -501,8 +501,8 @@ pub(super) fn secret(
     }
 }
 
-/// Reads a token from the file. Messages never show the token. Returns an invalid token as well, so
-/// that the token is not also reported as missing.
+/// Reads a token from the file. Messages never contain the token. Also returns an invalid token, so
+/// that the token is not reported as missing in addition.
 fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
     let text = value.scalar().unwrap_or_default();
     let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())

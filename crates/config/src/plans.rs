@@ -1,5 +1,5 @@
-//! `plans`: named limits for several rules. A rule's `plan` names the request entry that contains
-//! the plan's name.
+//! `plans`: named sets of limits for several rules. A rule's `plan` is the name of the request
+//! entry that contains the plan's name.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use super::{
     value::{Fields, Value},
 };
 
-/// The plans in the file, by the rule for which they set limits.
+/// The plans in the file, grouped by the rule for which they set limits.
 #[derive(Debug, Default)]
 pub(super) struct RawPlans<'n> {
     by_rule: HashMap<&'n str, Vec<RawPlan<'n>>>,

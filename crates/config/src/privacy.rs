@@ -1,4 +1,4 @@
-//! `privacy`: whether the server shows keys unchanged.
+//! `privacy`: whether the server shows keys unchanged or hashed.
 
 use super::{
     AdminToken, KeyMask, NoRandomBytes, Password, listen,
@@ -12,10 +12,10 @@ pub enum KeyPrivacy {
     /// `keys: plain`: keys are shown unchanged.
     #[default]
     Plain,
-    /// `keys: hashed`: each value of a key is shown as a keyed hash.
+    /// `keys: hashed`: each key value is shown as a keyed hash.
     Hashed {
-        /// `secret` or `secret_env`: the secret key of the hash. If neither is set, the server
-        /// generates a random secret at each start.
+        /// `secret` or `secret_env`: the hash secret. If neither is set, the server generates a
+        /// random secret at each start.
         secret: Password,
     },
 }

@@ -11,12 +11,13 @@ pub const MAX_QUOTA_PERIOD: Span = Span::from_secs(366 * 86_400);
 /// key.
 pub type BucketId = BTreeMap<String, String>;
 
-/// The limit of a quota bucket: a number of requests per period, over all streams together.
+/// The limit of a quota bucket: the maximum number of requests per period, over all streams
+/// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaLimit {
     /// The number of requests.
     pub requests: u32,
-    /// The period, a whole number of seconds, at least 1.
+    /// The period: an integer number of seconds, at least 1.
     pub period: Span,
 }
 
@@ -27,9 +28,9 @@ impl QuotaLimit {
     ///
     /// Returns a message in each of these cases:
     ///
-    /// - The rate has more than `u32::MAX` requests, which a quota assignment to Envoy cannot
-    ///   contain.
-    /// - The period is not a whole number of seconds. Envoy would truncate the fraction.
+    /// - The rate has more than `u32::MAX` requests, which do not fit in a quota assignment to
+    ///   Envoy.
+    /// - The period is not an integer number of seconds. Envoy would truncate the fraction.
     /// - The period is longer than [`MAX_QUOTA_PERIOD`].
     pub fn new(rate: Rate) -> Result<Self, &'static str> {
         let requests = u32::try_from(rate.count)
@@ -47,7 +48,7 @@ impl QuotaLimit {
     }
 }
 
-/// A quota: the buckets that it matches, and the limit of each bucket.
+/// A quota: patterns for bucket IDs, and the limit of each matching bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuotaRule {
     /// The name of the quota, for messages.

@@ -13,17 +13,18 @@ const MAX_BYTES: usize = 1 << 40;
 /// Where and how requests are recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordConfig {
-    /// `to`: the file. The path is relative to the working directory of the server.
+    /// `to`: the file. The path is relative to the server's working directory.
     pub to: PathBuf,
-    /// `sample`: the percentage of requests, or of values of `by`, to record; 1 to 100, default
-    /// 100.
+    /// `sample`: the percentage to record, 1 to 100; default 100. With `by`, this is a percentage
+    /// of the entry's values; otherwise, it is a percentage of requests.
     pub sample_percent: u32,
-    /// `by`: the entry whose values are sampled. All requests with a value in the sample are
-    /// recorded. With `None`, each request is sampled independently.
+    /// `by`: the entry whose values are sampled. All requests with a sampled value are recorded.
+    /// With `None`, each request is sampled independently.
     pub by: Option<String>,
     /// `hash`: the entries whose values are recorded as keyed hashes.
     pub hash: Vec<String>,
-    /// `max_bytes`: the maximum size of the file and the earlier file together; default 256 MiB.
+    /// `max_bytes`: the maximum total size of the current file and the previous file; default 256
+    /// MiB.
     pub max_bytes: usize,
 }
 

@@ -1,4 +1,4 @@
-//! `store.redis`: the Redis servers in which several nodes share their counts.
+//! `store.redis`: the Redis servers through which several nodes share counters.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -14,13 +14,13 @@ use super::{
 /// The maximum of `store.timeout`.
 const MAX_TIMEOUT: Span = Span::from_secs(5);
 
-/// The range of `store.timeout`. The minimum is the time of a fast network round trip, and the
-/// maximum is the time that callers tolerate.
+/// The range of `store.timeout`. The minimum is about a fast network round trip, and the maximum is
+/// about the longest time that callers tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
-// A decision that waited for Redis may reach the local store with a timestamp from before the wait.
-// With any permitted timeout, the local store must not conclude from this timestamp that the clock
-// was set back.
+// A decision that waited for Redis in vain reaches the local store with a timestamp from before the
+// wait. Even with the longest timeout, the local store must not conclude from this timestamp that
+// the clock was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
 /// The maximum of `store.denial_cache_ttl`, the time for which a cached denial is used without a
@@ -38,7 +38,8 @@ const ONE_OF: &str = "a URL such as redis://127.0.0.1:6379, {cluster: [URL, …]
 /// The Redis settings in the rules file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RedisConfig {
-    /// `store.redis`: the Redis servers, which are a standalone server, a cluster or Sentinels.
+    /// `store.redis`: the Redis deployment, which is a standalone server, a cluster, or servers
+    /// monitored by Sentinels.
     pub topology: Topology,
     /// The user and password for the Sentinels, from their URLs.
     pub sentinel_login: Login,
@@ -51,7 +52,7 @@ pub struct RedisConfig {
     pub ca: Option<PathBuf>,
     /// `store.tls.cert` and `store.tls.key`: the client certificate and its key.
     pub certificate: Option<(PathBuf, PathBuf)>,
-    /// `store.timeout`: the time limit of a decision; default 25 ms.
+    /// `store.timeout`: the maximum time that a decision waits for Redis; default 25 ms.
     pub timeout: Duration,
     /// `store.connections`: the number of connections to each server; default 2.
     pub connections: usize,
@@ -170,7 +171,7 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<(Address, Login)> {
     )
 }
 
-/// Reads network addresses. Returns the addresses and the login of the first URL.
+/// Reads network addresses. Returns the addresses, and the login from the first URL.
 fn addresses(value: &Value<'_>, report: &mut Report) -> Option<(Vec<Address>, Login)> {
     let items = value.one_or_more(report);
     if items.is_empty() {
@@ -289,7 +290,7 @@ fn fallback(store: &Fields<'_>, report: &mut Report) -> FallbackSettings {
     }
 }
 
-/// Reads `on_failure` of the store or of a rule.
+/// Reads the field `on_failure` of the store or of a rule.
 pub(super) fn on_failure(fields: &Fields<'_>, report: &mut Report) -> Option<OnFailure> {
     let choices = [OnFailure::Open, OnFailure::Closed, OnFailure::Local]
         .map(|policy| (policy.as_str(), policy));

@@ -60,8 +60,9 @@ impl Report {
     }
 }
 
-/// The keys renamed before the first release, each with its old and its new name. A key counts as
-/// renamed only in a map that has the new name, because another map can still use the old name.
+/// The keys that were renamed before the first release: the old and the new name of each. A key is
+/// treated as renamed only in maps where the new name is valid, because the old name can still be
+/// valid in other maps.
 const RENAMED: &[(&str, &str)] = &[
     ("by", "extra"),
     ("denials", "denial_cache_ttl"),

@@ -18,29 +18,31 @@ const MAX_TTL: Span = Span::from_secs(24 * 3_600);
 /// The minimum length of a secret in bytes.
 const MIN_SECRET_BYTES: usize = 16;
 
-/// The treatment of an expired reservation's charges.
+/// What happens to a reservation's charges when it expires.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReservationExpiry {
-    /// `refund`: they are refunded, so an expired reservation costs nothing.
+    /// `refund`: the charges are refunded, so an expired reservation costs nothing.
     #[default]
     Refund,
-    /// `charge`: they stay charged.
+    /// `charge`: the charges are kept.
     Keep,
 }
 
 /// The settings of reservations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationsConfig {
-    /// `max`: the maximum number of outstanding reservations of this server, up to 10,000,000;
-    /// default 100,000. The value 0 means that reservations are rejected (`reservations: off`).
+    /// `max`: the maximum number of outstanding reservations on this server, up to 10,000,000;
+    /// default 100,000. The value 0 means that all requests to reserve are rejected (`reservations:
+    /// off`).
     pub max: usize,
     /// `max_ttl`: the longest time until a reservation expires, 1 s to 24 h; default 10 min.
     pub max_ttl: Span,
     /// `on_expiry`: whether the charges of an expired reservation are refunded; default `refund`.
     pub on_expiry: ReservationExpiry,
-    /// `secret` or `secret_env`: the secrets that seal tokens, separated by spaces. The first
-    /// secret seals new tokens, and tokens sealed with any of them are accepted. If neither is set,
-    /// the server generates a random secret at each start, and accepts only its own tokens.
+    /// `secret` or `secret_env`: the secrets for sealing tokens, separated by spaces. New tokens
+    /// are sealed with the first secret, and tokens sealed with any of the secrets are accepted. If
+    /// neither field is set, the server generates a random secret at each start, and accepts only
+    /// its own tokens.
     pub credential: Password,
 }
 
@@ -127,7 +129,7 @@ pub(super) fn reservations(
 ///
 /// # Errors
 ///
-/// Returns an error message if there is no secret, or if one is too short.
+/// Returns an error message if there is no secret, or if a secret is too short.
 pub fn check_secrets(secrets: &str) -> Result<(), &'static str> {
     let mut secrets = secrets.split_whitespace().peekable();
     if secrets.peek().is_none() {

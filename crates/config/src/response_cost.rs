@@ -1,4 +1,4 @@
-//! `count` and `settle`: the response-based cost of a rule.
+//! `count` and `settle`: costs that depend on the response.
 
 use tidegate_core::{Pattern, ResponseCost, RuleError, TokenFormula};
 use tidegate_net::input::{advice, shown};
@@ -10,17 +10,17 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The entries of a response that rules in a rules file can use. Further entries, from
+/// The response entries that rules in a rules file can use. Additional entries, from
 /// [`tidegate_tower::ResponseEntries`], exist only in applications that embed the limiter.
 const RESPONSE_ENTRIES: &[&str] = &["status", "bytes", "grpc-status", "header.NAME"];
 
-/// The entries of a response whose value can be the cost.
+/// The response entries whose value can be used as the cost.
 const COSTS: &[&str] = &["bytes", "header.NAME", USAGE];
 
 /// The value of `settle` for the tokens used by a language model.
 const USAGE: &str = "usage";
 
-/// A field of a rule that only the reverse proxy can apply.
+/// A rule field that only the reverse proxy can apply.
 #[derive(Debug)]
 pub(crate) struct ProxyOnlyField {
     /// The position of the field.
@@ -29,8 +29,7 @@ pub(crate) struct ProxyOnlyField {
     pub(crate) source: &'static str,
 }
 
-/// Returns the first field that makes the cost of a rule depend on the response, or on the body of
-/// the request.
+/// Returns the first field that makes a rule's cost depend on the response or on the request body.
 pub(super) fn proxy_only_field(fields: &Fields<'_>) -> Option<ProxyOnlyField> {
     fields.iter().find_map(|(name, value)| {
         let source = match *name {
@@ -45,7 +44,7 @@ pub(super) fn proxy_only_field(fields: &Fields<'_>) -> Option<ProxyOnlyField> {
     })
 }
 
-/// Reads the response-based cost of a rule from the fields `count` and `settle`.
+/// Reads a rule's response-based cost from the fields `count` and `settle`.
 pub(super) fn response_cost(fields: &Fields<'_>, report: &mut Report) -> ResponseCost {
     let response_cost = match fields.get("count") {
         Some(value) => count(value, report),

@@ -1,9 +1,9 @@
-//! Checks that a listener sees the responses and the bodies on which the cost of rules depends.
+//! Checks that a listener sees the responses and request bodies on which rules' costs depend.
 
 use super::{ListenAddresses, report::Report, rules::RawRule};
 
-/// Rejects rules that depend on the response if no proxy is configured, because only the proxy sees
-/// responses. Warns if other listeners also apply rules that depend on the response.
+/// Rejects rules whose cost depends on the response if no proxy is configured, because only the
+/// proxy sees responses. Warns if other listeners also apply such rules.
 pub(super) fn check(
     rules: &[RawRule<'_>],
     has_proxy: bool,

@@ -43,7 +43,7 @@ pub(crate) struct RawRules<'n> {
     /// The position of `defaults.algorithm` in the file.
     pub(crate) default_algorithm: Option<SourceSpan>,
     pub(crate) allow: Vec<RawWhen<'n>>,
-    /// The rules, except values that are not a map.
+    /// The rules. Items that are not maps are missing.
     pub(crate) rules: Vec<RawRule<'n>>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct RawRule<'n> {
     pub(crate) name: Option<Scalar<'n>>,
     pub(crate) when: RawWhen<'n>,
     pub(crate) allow: Vec<RawWhen<'n>>,
-    /// The position of `key`, and the entries of the key.
+    /// The position of `key`, and the key's entries.
     pub(crate) key: Option<(SourceSpan, Vec<Scalar<'n>>)>,
     pub(crate) cost: RawCost<'n>,
     pub(crate) mode: Mode,
@@ -62,14 +62,14 @@ pub(crate) struct RawRule<'n> {
     pub(crate) algorithm: Option<SourceSpan>,
     pub(crate) limits: Vec<RawLimit>,
     pub(crate) elastic: RawElastic<'n>,
-    /// The first field that makes the cost depend on the response or on the request body.
+    /// The first field, if any, that makes the cost depend on the response or on the request body.
     pub(crate) proxy_only: Option<ProxyOnlyField>,
 }
 
 /// The cost of a request, as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) enum RawCost<'n> {
-    /// The cost is a number or the default, or is read from the body.
+    /// The cost is a fixed number, the default, or a value in the request body.
     #[default]
     Fixed,
     /// The cost is the value of the entry with this name.
@@ -97,8 +97,8 @@ pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<
     raw.allow = raw_allow;
     let plans = plans::plans(file, report);
     let values = file.get("rules").and_then(|rules| {
-        // A null value may come from a commented-out list or from an empty template. Reject it, so
-        // that the server does not run without any limit by accident.
+        // A null value may result from a commented-out list or an empty template. Reject it, so
+        // that the server does not accidentally run without any limits.
         if rules.is_null() {
             rules.wrong(report, "has no value; write `rules: []` to limit nothing");
         }
@@ -157,7 +157,7 @@ fn place_of(fields: &Fields<'_>, name: &str) -> Option<SourceSpan> {
     fields.get(name).map(|value| value.span().clone())
 }
 
-/// Reports a rule that has the name of an earlier rule, even if one of the two rules has other
+/// Reports a rule that has the same name as an earlier rule, even if one of the two rules has other
 /// errors.
 fn check_name_is_new<'n>(
     rule: &RawRule<'n>,
@@ -175,7 +175,8 @@ fn check_name_is_new<'n>(
     }
 }
 
-/// Reports an elastic rule whose `elastic.unused.rule` is the rule itself or does not exist.
+/// Reports an elastic rule whose `elastic.unused.rule` is the rule's own name or the name of a rule
+/// that does not exist.
 fn check_parent(rule: &RawRule<'_>, names: &HashMap<&str, usize>, report: &mut Report) {
     let Some(Scalar {
         span, text: parent, ..
@@ -322,7 +323,7 @@ impl Parts<'_> {
         self.key.iter().map(|entry| &**entry).collect()
     }
 
-    /// Creates a rule with these limits and their `elastic` setting. All other fields are valid, so
+    /// Creates a rule with these limits and the `elastic` setting. All other fields are valid, so
     /// an error can only be about `elastic`.
     fn stretched(&self) -> Option<Result<Rule, RuleError>> {
         let (percent, room) = self.elastic.clone()?;
@@ -330,7 +331,8 @@ impl Parts<'_> {
         Some(rule.elastic(percent, room))
     }
 
-    /// Creates a rule with the cost and these limits, or with other limits if these are invalid.
+    /// Creates a rule with the cost and these limits. If these limits are invalid, uses valid
+    /// limits instead.
     fn costing(&self) -> Result<Rule, RuleError> {
         let rule = Rule::new("sound", self.limits.clone()).or_else(|_| sound_rule())?;
         rule.costing(self.cost.clone())
@@ -344,8 +346,8 @@ impl Parts<'_> {
     }
 
     /// Returns the errors that `tidegate_core` reports for each field. Each field is checked
-    /// together with valid values for the other fields. A field that is missing here could not be
-    /// read. This error has already been reported.
+    /// together with valid values for the other fields. Fields that could not be read are missing
+    /// here, and have already been reported.
     fn errors(&self) -> Vec<RuleError> {
         let tried = [
             self.name.map(|name| Rule::new(name, sound_limits())),
@@ -388,7 +390,7 @@ fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<Scalar<'n>> {
     }
 }
 
-/// Reads the settings that the limits of a rule inherit.
+/// Reads the settings that a rule's limits inherit.
 fn fallback(fields: &Fields<'_>, default: DefaultAlgorithm, report: &mut Report) -> Fallback {
     Fallback {
         algorithm: DefaultAlgorithm::read(fields, default, report),
@@ -422,7 +424,7 @@ fn rule_limits(
 const ELASTIC: &[&str] = &["extra", "when", "unused"];
 const UNUSED: &[&str] = &["rule", "share"];
 
-/// Reads the `elastic` setting of a rule: the percentage by which its limits are raised, and the
+/// Reads a rule's `elastic` setting: the percentage by which its limits are raised, and the
 /// condition under which they are raised.
 fn elastic<'n>(
     value: &Value<'n>,

@@ -15,8 +15,8 @@ const LONGEST: Span = Span::from_secs(3_600);
 /// Timing of the graceful shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShutdownConfig {
-    /// `shutdown.pre_stop_delay`: how long the server reports not-ready but still serves requests.
-    /// The default is no delay; the maximum is an hour.
+    /// `shutdown.pre_stop_delay`: how long the server reports not-ready but still serves new
+    /// requests. The default is no delay; the maximum is an hour.
     pub pre_stop_delay: Duration,
     /// `shutdown.drain`: the time that requests in progress have to finish after `pre_stop_delay`,
     /// 1 ms to an hour; default 10 s.

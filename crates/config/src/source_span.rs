@@ -11,8 +11,8 @@ pub(crate) struct SourceSpan {
     pub(crate) path: Box<str>,
     /// The line of the value.
     pub(crate) line: usize,
-    /// The line of the value's key in a map. A value in block style begins on a later line than its
-    /// key.
+    /// The line of the value's key in a map. In block style, a value starts on a later line than
+    /// its key.
     pub(crate) key_line: usize,
 }
 
@@ -59,9 +59,9 @@ impl SourceSpan {
         format!("{}{dot}{}", self.path, shown(key))
     }
 
-    /// Returns whether messages must hide the value at this position, whose text is `text`. A value
-    /// must be hidden in these cases: it looks like a URL with a password, its section or field is
-    /// for passwords and tokens, or it is free text in the Redis settings.
+    /// Returns whether messages must hide the value `text` at this position. A value must be hidden
+    /// in these cases: it looks like a URL with a password, its section or field is for passwords
+    /// or tokens, or it is a free-form string in the Redis settings.
     fn is_secret(&self, text: &str) -> bool {
         let is_under = |known: &str| {
             let rest = self.path.strip_prefix(known);
@@ -71,8 +71,8 @@ impl SourceSpan {
             .iter()
             .any(|name| self.path.ends_with(name));
         // Numbers, durations and choices in the store settings are not secret, and are useful in
-        // messages. Free text may be secret: for example, a URL with a password does not look like
-        // a URL if its scheme is missing.
+        // messages. Free-form strings may be secret: for example, a URL with a password does not
+        // look like a URL if its scheme is missing.
         let is_free_text =
             matches!(&*self.path, "store" | "store.prefix") || is_under("store.redis");
         let is_of_hashes = &*self.path == "privacy"
@@ -94,18 +94,18 @@ pub(crate) struct Scalar<'n> {
 }
 
 impl Scalar<'_> {
-    /// Returns whether the text is an unquoted number of any form, even if the number is not valid
-    /// for this field.
+    /// Returns whether the scalar is an unquoted number of any form, even if the number is not
+    /// valid for this field.
     pub(crate) fn looks_like_number(&self) -> bool {
         !self.is_quoted && self.text.parse::<f64>().is_ok()
     }
 
-    /// Returns whether messages must hide the text.
+    /// Returns whether messages must hide the scalar.
     pub(crate) fn is_secret(&self) -> bool {
         self.span.is_secret(self.text)
     }
 
-    /// Returns a description of the text for a message. The description never contains a secret.
+    /// Returns a description of the scalar for a message. The description never contains a secret.
     pub(crate) fn describe(&self) -> String {
         if self.is_secret() {
             HIDDEN.to_owned()

@@ -1,4 +1,4 @@
-//! `top`: the settings of the lists of top talkers.
+//! `top`: the settings for top talkers.
 
 use tidegate_core::top::TopBounds;
 
@@ -16,7 +16,8 @@ const MAX_KEYS: usize = 100_000;
 const MIN_BYTES: usize = 4 << 20;
 const MAX_BYTES: usize = 16 << 30;
 
-/// Reads the number of keys and the memory of the lists. Returns `None` if the lists are off.
+/// Reads the maximum number of keys and the memory for top talkers. Returns `None` if top talkers
+/// are disabled.
 pub(super) fn top(file: &Fields<'_>, report: &mut Report) -> Option<TopBounds> {
     let mut bounds = TopBounds::default();
     let Some(value) = file.get("top") else {

@@ -19,13 +19,12 @@ pub struct Value<'n> {
     node: &'n Node<'n>,
 }
 
-/// The known fields of a map. Unknown keys were reported and removed.
+/// The known fields of a map. Unknown keys have been reported and removed.
 #[derive(Debug)]
 pub struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// The known keys that were probably meant by unknown keys of the map. Such an unknown key is
-    /// an old name or a probable misspelling.
+    /// The known keys for which the map probably contains a misspelling or an old name.
     misspelt: Vec<&'static str>,
 }
 
@@ -92,12 +91,12 @@ impl<'n> Value<'n> {
         self.span.warn_of_key(report, message);
     }
 
-    /// Reports that `what` was expected in place of this value.
+    /// Reports an error that `what` was expected instead of this value.
     pub(crate) fn expected(&self, report: &mut Report, what: &str) {
         self.wrong(report, format!("expected {what}, got {}", self.describe()));
     }
 
-    /// Returns the text of a scalar, quoted or not. Reports any other kind of value.
+    /// Returns the string in a scalar, quoted or not. Reports any other kind of value as an error.
     pub(crate) fn text(&self, report: &mut Report, what: &str) -> Option<&'n str> {
         let text = self.scalar();
         if text.is_none() {
@@ -106,13 +105,14 @@ impl<'n> Value<'n> {
         text
     }
 
-    /// Returns the text of a scalar and its position. Reports any other kind of value.
+    /// Returns the string in a scalar, and its position. Reports any other kind of value as an
+    /// error.
     pub(crate) fn text_with_span(&self, report: &mut Report, what: &str) -> Option<Scalar<'n>> {
         self.text(report, what)?;
         self.scalar_with_span()
     }
 
-    /// Returns the text of the value, if the value is a scalar.
+    /// Returns the string in the value, if the value is a scalar.
     #[must_use]
     pub fn scalar(&self) -> Option<&'n str> {
         match &self.node.content {
@@ -121,7 +121,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the text of the value and its position, if the value is a scalar.
+    /// Returns the string in the value and its position, if the value is a scalar.
     pub(crate) fn scalar_with_span(&self) -> Option<Scalar<'n>> {
         Some(Scalar {
             text: self.scalar()?,
@@ -135,8 +135,8 @@ impl<'n> Value<'n> {
         matches!(self.node.content, Content::Empty)
     }
 
-    /// Parses the text of the value with `parse`. The error messages of `parse` must name the
-    /// expected form.
+    /// Parses the scalar with `parse`. The error messages of `parse` must describe the expected
+    /// form.
     pub(crate) fn parsed<T, E: ToString>(
         &self,
         report: &mut Report,
@@ -147,8 +147,7 @@ impl<'n> Value<'n> {
         parse(text)
             .map_err(|error| {
                 let message = error.to_string();
-                // A parser's error message can repeat the input or a part of it, which may be a
-                // secret.
+                // A parser's error message can contain parts of the input, which may be a secret.
                 let repeats = message.contains("got ") || message.contains(text);
                 if self.is_secret() && repeats {
                     self.expected(report, what);
@@ -193,7 +192,7 @@ impl<'n> Value<'n> {
     }
 
     /// Returns a non-negative integer that fits in `T`. The caller must choose a type `T` that is
-    /// large enough for every sensible value.
+    /// large enough for every reasonable value.
     pub(crate) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
         let number = self.number(report)?;
         let small = T::try_from(number).ok();
@@ -203,7 +202,7 @@ impl<'n> Value<'n> {
         small
     }
 
-    /// Returns the boolean. Reports any value except `true` and `false`.
+    /// Returns the boolean. Reports any value other than `true` and `false` as an error.
     pub(crate) fn flag(&self, report: &mut Report) -> Option<bool> {
         match &self.node.content {
             Content::Plain(text) if text == "true" => Some(true),
@@ -215,7 +214,7 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns the element of `choices` whose name is the text of this value.
+    /// Returns the element of `choices` whose name equals this value.
     pub(crate) fn choice<T: Copy>(&self, report: &mut Report, choices: &[(&str, T)]) -> Option<T> {
         let text = self.scalar();
         if let Some((_, choice)) = choices.iter().find(|(name, _)| Some(*name) == text) {
@@ -286,7 +285,7 @@ impl<'n> Value<'n> {
     }
 
     /// Returns only the fields in `known`. Errors in other keys are not reported here, because
-    /// other code reads those keys.
+    /// those keys are read elsewhere.
     #[must_use]
     pub fn fields_among(&self, known: &[&'static str]) -> Option<Fields<'n>> {
         let mut fields = self.entries(|_| {})?;
@@ -352,7 +351,7 @@ impl<'n> Value<'n> {
     }
 
     /// Returns the keys and values of a map, including repeated keys. A key that is not a scalar is
-    /// `None`. A value that is not a map has no members.
+    /// `None`. If the value is not a map, returns an empty list.
     #[must_use]
     pub fn members(&self) -> Vec<(Option<&'n Content<'n>>, Self)> {
         let Content::Map(pairs) = &self.node.content else {
@@ -408,8 +407,8 @@ impl<'n> Fields<'n> {
         self.get(name).is_some() || self.misspelt.contains(&name)
     }
 
-    /// Reports an error in the field `name`. If the map lacks the field, reports the error on
-    /// the line of the map.
+    /// Reports an error in the field `name`. If the field is missing, reports the error on the line
+    /// of the map.
     pub(crate) fn wrong(&self, report: &mut Report, name: &str, message: impl Into<String>) {
         match self.get(name) {
             Some(value) => value.wrong(report, message),

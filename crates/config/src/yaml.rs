@@ -1,13 +1,13 @@
 //! A YAML parser that builds a tree of nodes with line numbers.
 //!
-//! The parser processes YAML events one by one, so that it rejects a file as soon as the tree of
-//! nodes exceeds a maximum. Rules files must not use aliases, because an alias could multiply the
-//! content of a small file. The parser does not interpret scalars: the code that reads a scalar
-//! decides whether the scalar is a number or a string.
+//! The parser processes YAML events one by one, so that it rejects a file as soon as the tree
+//! exceeds a maximum size or depth. Rules files must not use aliases, because aliases could expand
+//! a small file to a very large tree. The parser does not interpret scalars: whether a scalar is a
+//! number or a string is determined where it is read.
 //!
 //! The `saphyr-parser` crate parses the syntax. This module builds its own tree so that all errors
 //! in a file can be reported at once, each with its line. A serde deserializer would stop at the
-//! first error. Performance was not a reason.
+//! first error. Speed is not the reason.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -32,13 +32,13 @@ pub enum Dialect {
     Lenient,
 }
 
-/// A parsed file. Its warnings are about content that the lenient dialect may interpret in an
+/// A parsed file, with warnings about content that the lenient dialect may interpret in an
 /// unexpected way.
 #[derive(Debug)]
 pub struct Document<'t> {
     /// The value of the whole document.
     pub root: Node<'t>,
-    /// The warnings about unexpected interpretations; only the lenient dialect has any.
+    /// The warnings about unexpected interpretations. The strict dialect has no such warnings.
     pub warnings: Vec<Mistake>,
 }
 
@@ -54,7 +54,7 @@ pub struct Node<'t> {
 /// The content of a value.
 #[derive(Clone, Debug)]
 pub enum Content<'t> {
-    /// There is no value: `~`, `null`, or no text at all.
+    /// There is no value: `~`, `null`, or nothing at all.
     Empty,
     /// An unquoted scalar.
     Plain(Cow<'t, str>),
@@ -66,7 +66,7 @@ pub enum Content<'t> {
     Map(Vec<(Node<'t>, Node<'t>)>),
 }
 
-/// A list or a map whose end has not been parsed yet. For a map, the last element is the key whose
+/// A list or a map whose end has not been parsed yet. In a map, the last element is a key whose
 /// value has not been parsed yet.
 enum Open<'t> {
     List(Position, Vec<Node<'t>>),
@@ -212,7 +212,7 @@ impl<'t> Tree<'t> {
             content,
         };
         if position.anchor != 0 && self.dialect == Dialect::Lenient {
-            // Keep a copy of the node, so that later aliases can be expanded.
+            // Keep a copy of the anchored node, so that later aliases can be expanded.
             self.count(node.count())?;
             self.anchored.insert(position.anchor, node.clone());
         }
@@ -228,7 +228,7 @@ impl<'t> Tree<'t> {
                 None => *pending = Some(node),
                 Some(key) => {
                     // For an absent value, the parser reports the line of the next token. Use the
-                    // line of the key, which is more helpful to the reader of a message.
+                    // line of the key instead, which is more helpful in messages.
                     let line = if matches!(node.content, Content::Empty) {
                         key.line
                     } else {
@@ -294,7 +294,7 @@ impl<'t> Tree<'t> {
 }
 
 impl Node<'_> {
-    /// Returns the text of the node, if the node is a scalar.
+    /// Returns the string in the node, if the node is a scalar.
     fn text(&self) -> Option<&str> {
         match &self.content {
             Content::Plain(text) | Content::Quoted(text) => Some(text),
@@ -324,8 +324,8 @@ impl Node<'_> {
         }
     }
 
-    /// Returns the pairs that this node adds as the value of a merge key: the pairs of a map, or of
-    /// each map in a list.
+    /// Returns the pairs that this node adds as the value of a merge key. If it is a map, these are
+    /// its pairs; if it is a list of maps, these are the pairs of all maps.
     fn into_merged(self) -> Vec<(Self, Self)> {
         match self.content {
             Content::Map(pairs) => pairs,

@@ -1,5 +1,5 @@
-//! `envoy`: Envoy's rate limit service, with rules in the file format of envoyproxy/ratelimit, or
-//! from a control plane.
+//! `envoy`: Envoy's rate limit service. Its rules come from files in envoyproxy/ratelimit's format,
+//! or from a control plane.
 
 mod settings;
 mod xds;
@@ -18,24 +18,24 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The location of a configuration for Envoy's rate limit service.
+/// The location of the configuration files for Envoy's rate limit service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFiles {
-    /// The path of a file, or of a folder that is read recursively. Names that begin with a dot are
-    /// ignored, because a mounted Kubernetes ConfigMap keeps previous versions under hidden names.
+    /// The path of a file, or of a folder that is read recursively. Names that start with a dot are
+    /// ignored, because a mounted Kubernetes ConfigMap keeps previous versions under such names.
     pub path: PathBuf,
     /// Whether several files are allowed to define the same domain.
     pub merging: DomainFiles,
 }
 
-/// Whether several files, or several resources of a control plane, are allowed to define the same
+/// Whether several files, or several control plane resources, are allowed to define the same
 /// domain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DomainFiles {
-    /// Each domain has one file. A second file with the same domain is rejected.
+    /// Each domain is defined in one file. A second file with the same domain is rejected.
     #[default]
     One,
-    /// The files of a domain are merged, in the order of their names.
+    /// A domain's files are merged in the order of their names.
     Merged,
 }
 
@@ -167,8 +167,8 @@ fn ratio(fields: &Fields<'_>, report: &mut Report) -> Ratio {
     ratio.unwrap_or_default()
 }
 
-/// Reads `response_headers`. The value `true` enables the headers of the IETF draft; a map enables
-/// them with other names.
+/// Reads `response_headers`. The value `true` enables the headers with the names in the IETF draft;
+/// a map enables them with other names.
 fn response_headers(fields: &Fields<'_>, report: &mut Report) -> Option<HeaderNames> {
     let value = fields.get("response_headers")?;
     if let Shape::Scalar | Shape::List = value.shape() {

@@ -1,27 +1,26 @@
-//! Settings of Envoy's rate limit service that apply to every request, independent of the rules.
+//! Settings of Envoy's rate limit service that apply to every request, regardless of the rules.
 
 use std::{fmt, sync::Arc};
 
-/// The settings of the service, named as in the `envoy` section of the rules file. The default is
-/// the behavior of envoyproxy/ratelimit without any settings.
+/// The settings of the service, named as in the `envoy` section of the rules file. The defaults
+/// correspond to the behaviour of envoyproxy/ratelimit without any settings.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RlsSettings {
-    /// Whether the service responds OK regardless of the descriptors' results. The statuses of the
-    /// descriptors in the response still show the results.
+    /// Whether the service responds OK regardless of the descriptors' results. The descriptor
+    /// statuses in the response still contain the results.
     pub shadow_mode: bool,
-    /// Whether every descriptor is treated as if its rule were in quota mode, unless its rule is
-    /// unlimited.
+    /// Whether every rule is treated as if it were in quota mode, unless the rule is unlimited.
     pub quota_mode: bool,
-    /// The fraction of a limit, from 0 to 1, from which metrics count hits as near the limit.
+    /// The fraction of a limit, from 0 to 1. Once a counter exceeds this fraction, metrics count
+    /// further hits as near the limit.
     pub near_limit_ratio: Ratio,
     /// The names of the headers with the limit, the remaining hits and the reset time; `None` means
     /// that these headers are not sent.
     pub response_headers: Option<HeaderNames>,
     /// Whether responses contain dynamic metadata.
     pub dynamic_metadata: bool,
-    /// Whether a request that is over some of its limits is charged only to the exceeded limits,
-    /// and not to its other limits.
+    /// Whether a request that exceeds some of its limits is charged only to the exceeded limits.
     pub stop_increment: bool,
     /// Whether the service reports itself as unhealthy until its configuration has a domain.
     pub healthy_with_a_domain: bool,

@@ -17,7 +17,7 @@ use crate::{
 const SHORTEST: Span = Span::from_millis(1);
 const LONGEST: Span = Span::from_secs(3_600);
 
-/// The default size of a message from the control plane, in bytes.
+/// The default of `max_message`, in bytes.
 const DEFAULT_MESSAGE_BYTES: usize = 4 << 20;
 
 /// The maximum of `max_message`, in bytes.
@@ -40,13 +40,14 @@ pub struct XdsConfig {
     pub server: XdsServer,
     /// `tls`: TLS to the control plane; `None` means plaintext.
     pub tls: Option<XdsTls>,
-    /// `node`: the description of this server, from which the control plane selects its rules.
+    /// `node`: the description of this server, by which the control plane selects the rules to
+    /// send.
     pub node: XdsNode,
     /// `headers`: additional headers of the gRPC stream.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// `connect_timeout`: the maximum time to connect, with TLS; default 5 s.
+    /// `connect_timeout`: the maximum time to connect, including the TLS handshake; default 5 s.
     pub connect_timeout: Duration,
-    /// `backoff`: the wait time before the next connection attempt.
+    /// `backoff`: the wait times between connection attempts.
     pub backoff: XdsBackoff,
     /// `keep_alive`: how a dead connection is detected.
     pub keep_alive: KeepAlive,
@@ -56,7 +57,7 @@ pub struct XdsConfig {
     pub merging: DomainFiles,
 }
 
-/// Omits the values of the headers, which may be credentials.
+/// Omits the header values, which may be credentials.
 impl fmt::Debug for XdsConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
@@ -75,7 +76,7 @@ impl fmt::Debug for XdsConfig {
 }
 
 impl XdsConfig {
-    /// Creates the configuration of a plaintext connection to `server` with default settings.
+    /// Creates the configuration for a plaintext connection to `server` with default settings.
     #[must_use]
     pub fn new(server: XdsServer) -> Self {
         Self {
@@ -136,7 +137,7 @@ impl fmt::Display for XdsServer {
 /// TLS to a control plane.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct XdsTls {
-    /// `ca`, `certificate` and `key`: the files.
+    /// `ca`, `certificate` and `key`: the TLS files.
     pub files: ClientTlsFiles,
     /// `name`: the name that the control plane's certificate must have; the default is the host in
     /// `server`.
@@ -160,7 +161,7 @@ pub struct XdsNode {
     pub sub_zone: String,
 }
 
-/// The default ID is that of envoyproxy/ratelimit.
+/// The default ID is the same as in envoyproxy/ratelimit.
 impl Default for XdsNode {
     fn default() -> Self {
         Self {
@@ -193,8 +194,8 @@ impl Default for KeepAlive {
     }
 }
 
-/// The wait times before connection attempts. The wait time doubles after each failure, up to a
-/// maximum.
+/// The exponential backoff between connection attempts. The wait time doubles after each failure,
+/// up to a maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct XdsBackoff {
     /// `connect`: the first wait time after a failed connection attempt; default 3 s.
@@ -208,7 +209,7 @@ pub struct XdsBackoff {
     pub random_factor: Ratio,
 }
 
-/// The defaults are those of envoyproxy/ratelimit.
+/// The defaults are the same as in envoyproxy/ratelimit.
 impl Default for XdsBackoff {
     fn default() -> Self {
         Self {
@@ -270,7 +271,8 @@ pub(super) fn xds(
     let max_message = fields.get("max_message");
     let max_message = max_message.and_then(|value| message_size(value, report));
     let mut config = XdsConfig::new(server?);
-    // If the section `tls` is invalid, the file is invalid, so no plaintext connection is opened.
+    // An invalid section `tls` makes the whole file invalid, so it never leads to a plaintext
+    // connection.
     config.tls = tls.flatten();
     config.node = node.unwrap_or_default();
     config.headers = headers.unwrap_or_default();
@@ -358,7 +360,7 @@ fn node(value: &Value<'_>, report: &mut Report) -> Option<XdsNode> {
     Some(node)
 }
 
-/// Reads a string that describes the node.
+/// Reads a string in the node description.
 fn text(value: &Value<'_>, report: &mut Report) -> Option<String> {
     let text = value.text(report, "a string")?;
     if text.len() > MAX_NODE_BYTES {
@@ -390,7 +392,7 @@ fn headers_of(value: &Value<'_>, report: &mut Report) -> Option<Vec<(HeaderName,
     Some(headers)
 }
 
-/// Parses a header of the stream.
+/// Parses a header to send with the stream.
 ///
 /// # Errors
 ///

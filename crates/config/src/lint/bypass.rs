@@ -6,19 +6,19 @@ use tidegate_identity::DerivedEntry;
 
 use crate::{report::Report, rules::RawRule};
 
-/// The code of the warning, for log searches.
+/// The code of the warning, by which users can search for it.
 const CODE: &str = "empty-key";
 
 /// The prefixes of entries that a client chooses freely and can omit.
 const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 
-/// The maximum number of rules with a full warning. One additional warning says that later rules
-/// may also be affected.
+/// The maximum number of rules with a full warning. If there are more such rules, one additional
+/// warning says that later rules may also be affected.
 const MAX_NAMED: usize = 20;
 
-/// Warns about each rule in `set` that a client can bypass by omitting an entry of the rule's key.
-/// Does not warn if another rule applies to every request that omits the entry. The rule with index
-/// `n` is `rules[n]` in the file.
+/// Warns about each rule in `set` that a client can bypass by omitting one of the rule's key
+/// entries. Does not warn if another rule applies to every request without this entry. The rule
+/// with index `n` is `rules[n]` in the file.
 pub(crate) fn warn(
     set: &RuleSet,
     rules: &[RawRule<'_>],

@@ -2,9 +2,9 @@
 //! provides.
 //!
 //! Callers of `/v1/check` and of the Redis protocol can send any entries, so their entries cannot
-//! be checked. The proxy and forward-auth derive the standard entries (such as `path`) from a
-//! request themselves, and always in the same form. If the proxy is the only listener, only the
-//! entries that it derives exist.
+//! be checked. The proxy and forward-auth derive the standard entries (such as `path`) from each
+//! request themselves, always in the same form. If the proxy is the only listener, only the entries
+//! that it derives exist.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ use crate::{
     source_span::{Scalar, SourceSpan},
 };
 
-/// The codes of the warnings, for log searches.
+/// The codes of the warnings, by which users can search for them.
 const NO_ENTRY: &str = "no-entry";
 
 /// The entries with a fixed name that the proxy derives from every request.
@@ -33,13 +33,13 @@ const PROXY_ENTRIES: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 /// The entries with a fixed name that only forward-auth derives from a request.
 const FORWARD_AUTH_ENTRIES: &[&str] = &["scheme", "country", "asn"];
 
-/// The prefixes of entries that are headers, cookies or query parameters of a request.
+/// The prefixes of entries that are derived from a request's headers, cookies or query parameters.
 const DERIVED_PREFIXES: &[&str] = &["header.", "cookie.", "query."];
 
 /// The maximum number of warnings about conditions and entries.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns about conditions and keys of the rules `raw` and about conditions of the `upstreams`.
+/// Warns about conditions and keys in the rules `raw`, and about conditions in `upstreams`.
 /// `config` is the configuration that was read from the same file.
 pub(crate) fn warn(
     raw: &RawRules<'_>,
@@ -81,7 +81,7 @@ pub(crate) fn warn(
         let message = meant.map(|meant| misspelt_condition(entry, meant));
         warnings.of_key(span, message);
         warnings.of_key(span, wrong_case(entry));
-        // There is a separate warning about a `headroom.*` entry of an upstream without `adaptive`
+        // If an upstream has no `adaptive`, a separate warning is about its `headroom.*` entry
         // (`unknown-headroom`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
@@ -121,7 +121,8 @@ impl Warnings<'_> {
         }
     }
 
-    /// Counts one warning. Returns false if the maximum number of warnings was already reached.
+    /// Counts one warning. Returns false if the maximum number of warnings had already been
+    /// reached.
     fn take_room(&mut self) -> bool {
         let has_room = self.room > 0;
         self.room = self.room.saturating_sub(1);
@@ -140,8 +141,8 @@ fn is_closed(config: &Config) -> bool {
     config.proxy.is_some() && config.listen.http.is_none() && config.listen.resp.is_none()
 }
 
-/// Returns the names of the entries that the proxy and this file provide, except those with
-/// [`DERIVED_PREFIXES`].
+/// Returns the names of the entries that the proxy provides or this file defines, except for names
+/// with [`DERIVED_PREFIXES`].
 fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
     let derived = config.identity.derived.iter().map(|(name, _)| &**name);
     let places = config.geoip.iter().map(|(span, _)| span.as_str());
@@ -162,7 +163,7 @@ fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
 
 /// Returns a warning for an entry whose name differs from a standard entry only in letter case. A
 /// caller of the HTTP or RESP listener could send an entry with this name, but forward-auth and the
-/// proxy never derive one.
+/// proxy never derive such an entry.
 fn wrong_case(entry: &str) -> Option<String> {
     let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
@@ -186,7 +187,8 @@ const PREFIXES: [(&str, &str); 8] = [
     ("header-", "header."),
 ];
 
-/// Names that other software uses for a standard entry, in lower case, with `_` between the words.
+/// Names that other software uses for the standard entries, in lower case, with `_` between the
+/// words.
 const SYNONYMS: [(&str, &str); 17] = [
     ("client_ip", "ip"),
     ("client_addr", "ip"),
@@ -216,9 +218,9 @@ const HEADERS: [&str; 5] = [
     "user-agent",
 ];
 
-/// Returns the entry that the author probably meant by `entry`. Recognizes a header name
-/// (`X-Customer`), a header with a wrong prefix (`Header.x-customer`), and a name that other
-/// software uses for a standard entry (`remote_addr`).
+/// Returns the entry that the author probably meant by `entry`. Recognises a header name without a
+/// prefix (`X-Customer`), a header with an incorrect prefix (`Header.x-customer`), and a name that
+/// other software uses for a standard entry (`remote_addr`).
 fn named_otherwise(entry: &str) -> Option<String> {
     let lower = entry.to_ascii_lowercase();
     if let Some((wrong, right)) = PREFIXES.iter().find(|(wrong, _)| lower.starts_with(wrong)) {
@@ -242,23 +244,24 @@ fn named_otherwise(entry: &str) -> Option<String> {
     is_header.then(|| format!("header.{lower}"))
 }
 
-/// Words that are similar to a standard entry, but are plausible names for an application's entry.
+/// Words that are similar to a standard entry's name, but are plausible names for an application's
+/// own entries.
 const WORDS: [&str; 8] = [
     "chem", "count", "county", "ghost", "hot", "pat", "patch", "schema",
 ];
 
-/// The maximum number of different names in a file that are compared with each other.
+/// The maximum number of distinct names in a file that are compared with each other.
 const MAX_COMPARED: usize = 1_000;
 
-/// All known entry names, for finding the name that the author of a misspelt entry meant. They are
-/// needed if callers of a listener can send any entries, because an unknown name is then not
+/// All known entry names, for finding misspelt names and the names that their authors meant. They
+/// are needed if callers of a listener can send any entries. In this case, an unknown name is not
 /// necessarily an error.
 struct EntryNames<'p, 'c> {
-    /// The entries that the proxy and this file provide.
+    /// The entries that the proxy provides or this file defines.
     provided: &'p [&'p str],
     /// The names that rules use, each with its number of uses and the order of its first use.
     used: HashMap<&'c str, (usize, usize)>,
-    /// For each name in lower case, the letter case that rules use most often.
+    /// Maps each name, converted to lower case, to the spelling that rules use most often.
     usual_case: HashMap<String, &'c str>,
 }
 
@@ -340,7 +343,7 @@ impl<'p, 'c> EntryNames<'p, 'c> {
     }
 
     /// Returns a similar name that rules use more often than `entry`. A name that is used equally
-    /// often counts if its first use is earlier in the file.
+    /// often is also returned if its first use is earlier in the file.
     fn more_used(&self, entry: &str) -> Option<&'c str> {
         if self.used.len() > MAX_COMPARED {
             return None;
@@ -390,7 +393,7 @@ fn is_slip_of_standard(word: &str, known: &str) -> bool {
 }
 
 /// Returns whether two names chosen by an application probably differ only by a typing error.
-/// Returns false for short names and for the plural of a name, because they are probably the names
+/// Returns false for short names, and for a name and its plural, because these are probably names
 /// of different entries.
 fn is_slip_between(word: &str, other: &str) -> bool {
     let is_plural = |one: &str, other: &str| one.strip_suffix('s') == Some(other);
@@ -402,7 +405,8 @@ fn is_slip_between(word: &str, other: &str) -> bool {
 
 /// Returns whether `word` is `known` with one letter inserted, one letter missing, or two
 /// neighbouring letters swapped. Returns false if one letter is substituted, because both names may
-/// be intended, such as `key_a` and `key_b`. The run time is linear in the length of the names.
+/// be intended, for example `key_a` and `key_b`. The running time is linear in the length of the
+/// names.
 fn is_slip(word: &str, known: &str) -> bool {
     let (word, known) = (word.as_bytes(), known.as_bytes());
     let (short, long) = if word.len() <= known.len() {
@@ -455,7 +459,7 @@ fn unknown_entry(entry: &str, known: &[&str]) -> Option<String> {
     ))
 }
 
-/// Returns a warning for a literal `text` that `entry` can never equal.
+/// Returns a warning for a literal `text` that the value of `entry` can never equal.
 fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     if comparison == Comparison::Regex {
         return None;
@@ -486,12 +490,12 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
     (usual != text).then(message)
 }
 
-/// Returns a description of the form that a host must have, and `text` rewritten in this form.
+/// Returns a description of the required form of a host, and `text` converted to this form.
 fn usual_host(text: &str) -> (&'static str, String) {
     let authority = misread::split_url(text).map_or(text, |(authority, _)| authority);
     let authority = authority.strip_prefix("//").unwrap_or(authority);
     let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
-    // The host is preceded by the user name and the password, if the URL has them.
+    // In a URL, a user name and a password may precede the host.
     let host = authority.rsplit('@').next().unwrap_or_default();
     if host == text {
         return ("hosts are lowercase and have no port", bare_host(text));
@@ -503,8 +507,8 @@ fn usual_host(text: &str) -> (&'static str, String) {
     }
 }
 
-/// Returns whether `text` is probably a regular expression. No entry of a request begins with `^`,
-/// and no path contains a sequence in `signs`.
+/// Returns whether `text` is probably a regular expression. No entry value starts with `^`, and no
+/// path contains any of the sequences in `signs`.
 fn looks_like_expression(entry: &str, text: &str) -> bool {
     let signs = ["(?", "\\d", "\\w", "\\.", "]+", "]*", "[0-9]", "[^"];
     let is_path =
@@ -512,8 +516,8 @@ fn looks_like_expression(entry: &str, text: &str) -> bool {
     text.starts_with('^') || is_path
 }
 
-/// Returns a description of the form that a path must have, and `text` rewritten in this form.
-/// Returns `None` if `text` begins with a wildcard, because it cannot be rewritten then.
+/// Returns a description of the required form of a path, and `text` converted to this form. Returns
+/// `None` if `text` starts with a wildcard, because such a path cannot be converted.
 fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;
@@ -529,7 +533,7 @@ fn usual_path(text: &str) -> Option<(&'static str, String)> {
     })
 }
 
-/// A condition on an entry of a request.
+/// A condition on a request entry.
 struct EntryCondition<'r, 'n> {
     condition: &'r RawCondition<'n>,
     /// Whether the condition is part of `elastic.when`. The entries in `elastic.when` are usually
@@ -537,7 +541,7 @@ struct EntryCondition<'r, 'n> {
     is_signal: bool,
 }
 
-/// Returns all conditions on requests in the file. The conditions of `elastic.when` come last.
+/// Returns all conditions on requests in the file. The conditions in `elastic.when` come last.
 fn conditions_of<'r, 'n>(
     raw: &'r RawRules<'n>,
     upstreams: &'r [RawUpstream<'n>],
@@ -564,7 +568,7 @@ fn conditions_of<'r, 'n>(
         .collect()
 }
 
-/// Returns the names of the entries that rules use in their keys or as their cost.
+/// Returns the names of the entries that rules use in their keys or as their costs.
 fn counted_by<'r, 'n>(raw: &'r RawRules<'n>) -> Vec<&'r Scalar<'n>> {
     let mut names = Vec::new();
     for rule in &raw.rules {

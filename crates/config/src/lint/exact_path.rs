@@ -1,9 +1,9 @@
-//! A lint that warns about rules that a client can bypass by spelling the path differently.
+//! A lint that warns about rules that a client can bypass with a different spelling of the path.
 //!
 //! A plain path under `when` is compared byte by byte, but many web frameworks treat `/login/`,
-//! `/LOGIN`, `/login;x` and `/login%20` like `/login`. An author who means the exact path writes
-//! `{is: /login}`, which disables the warning. Rules in shadow mode never deny a request, so they
-//! are not checked.
+//! `/LOGIN`, `/login;x` and `/login%20` like `/login`. If the author means the exact path, writing
+//! `{is: /login}` disables the warning. Rules in shadow mode never deny a request, so they are not
+//! checked.
 
 use tidegate_core::Mode;
 use tidegate_net::input::shown;
@@ -16,7 +16,7 @@ use crate::{
     source_span::SourceSpan,
 };
 
-/// The code of the warning, for log searches.
+/// The code of the warning, by which users can search for it.
 const CODE: &str = "exact-path";
 
 /// The maximum number of rules with a full warning.
@@ -41,7 +41,7 @@ pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
     }
 }
 
-/// A rule that a client can bypass by spelling the path differently.
+/// A rule that a client can bypass with a different spelling of the path.
 struct BypassedRule<'r> {
     name: &'r str,
     /// The first exact path in the rule's condition on `path`.
@@ -93,8 +93,8 @@ impl<'r> BypassedRule<'r> {
     }
 }
 
-/// Returns the position and the path of a string that matches only one spelling of a path. Returns
-/// `None` for a string about which another lint already warns.
+/// If the string matches only one spelling of a path, returns its position and the path. Returns
+/// `None` if another lint already warns about the string.
 fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r SourceSpan, &'r str)> {
     let PatternText {
         scalar,

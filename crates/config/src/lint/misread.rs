@@ -1,19 +1,20 @@
-//! A lint that warns about patterns that are easily misread. Examples are regular expressions for a
-//! part of a value, globs that end within a segment, and path parameters as in web frameworks.
+//! A lint that warns about patterns that are easily misunderstood. Examples are regular expressions
+//! that describe only a part of a value, globs that end within a path segment, and path parameters
+//! as in web frameworks.
 
 use tidegate_identity::normalize_path;
 use tidegate_net::input::shown;
 
 use crate::conditions::Comparison;
 
-/// The codes of the warnings, for log searches.
+/// The codes of the warnings, by which users can search for them.
 const WHOLE_VALUE: &str = "whole-value";
 const OPEN_END: &str = "open-end";
 /// Also the code of warnings about conditions that no request can meet.
 pub(super) const NO_MATCH: &str = "no-match";
 
-/// Returns a warning about `text` if it does not mean what its author probably intended. `text` is
-/// a part of a pattern for `entry`.
+/// Returns a warning about `text`, a string in a pattern for `entry`, if it probably does not mean
+/// what its author intended.
 pub(super) fn message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     let not_a_path = || {
         location(text)
@@ -75,8 +76,8 @@ fn location_expression(modifier: &str, text: &str) -> String {
     }
 }
 
-/// Splits a URL with a scheme into its authority and the rest: `https://example.com/login` into
-/// `example.com` and `/login`.
+/// Splits a URL with a scheme into its authority and the rest. For example,
+/// `https://example.com/login` is split into `example.com` and `/login`.
 pub(super) fn split_url(text: &str) -> Option<(&str, &str)> {
     let (scheme, rest) = text.split_once("://")?;
     let is_scheme = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
@@ -107,8 +108,7 @@ fn fragment(comparison: Comparison, text: &str) -> Option<String> {
     Some(format!("{NO_MATCH}: {why}; write {advice}"))
 }
 
-/// Returns the suggested condition for `path`. The suggestion is a route, which is safer than an
-/// exact path.
+/// Returns the suggested condition for `path`: a route, which is safer than an exact path.
 fn path_advice(comparison: Comparison, path: &str) -> String {
     let normal = normalize_path(path);
     let path = shown(normal.as_deref().unwrap_or(path));
@@ -122,7 +122,7 @@ fn path_advice(comparison: Comparison, path: &str) -> String {
 /// Returns a warning for a path with a query, such as `/login?x=1`.
 fn query(text: &str) -> Option<String> {
     let (path, _) = text.split_once('?').filter(|(path, _)| is_path(path))?;
-    // There is another warning for a string that is probably a regular expression.
+    // Another warning covers strings that are probably regular expressions.
     if path.contains(['(', '[', '\\']) {
         return None;
     }
@@ -143,8 +143,8 @@ fn no_query(path: &str) -> String {
     )
 }
 
-/// Returns a warning for a segment that is a placeholder for any value in other software: `:id`,
-/// `{id}` or `<id>`.
+/// Returns a warning for a segment such as `:id`, `{id}` or `<id>`, which in other software is a
+/// placeholder for any value.
 fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     let bare = match comparison {
         Comparison::Regex => without_anchors(text),
@@ -162,7 +162,7 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
         };
         (advice, meaning)
     } else {
-        // In a glob, the other segments would be compared literally.
+        // Do not suggest a glob, because a glob would compare the other segments literally.
         (expression_advice(text), "`[^/]+` matches one segment")
     };
     Some(format!(
@@ -210,7 +210,7 @@ fn expression_advice(expression: &str) -> String {
 fn is_parameter(segment: &str) -> bool {
     let name = |open: &str, close: &str| {
         let name = segment.strip_prefix(open)?.strip_suffix(close)?;
-        // Frameworks allow a type (`<int:id>`) or a regular expression (`{id:[0-9]+}`) next to the
+        // Frameworks allow a type (`<int:id>`) or a regular expression (`{id:[0-9]+}`) beside the
         // name.
         name.starts_with(|first: char| first.is_ascii_alphabetic() || matches!(first, '_' | '*'))
             .then_some(())
@@ -258,8 +258,8 @@ fn path_expression(text: &str) -> Option<String> {
     })
 }
 
-/// Returns a warning for a regular expression with an anchor at one end only. In other software, an
-/// expression with one anchor matches any value that begins or ends with a match.
+/// Returns a warning for a regular expression with an anchor at only one end. In other software,
+/// such an expression matches any value that starts with a match (`^`) or ends with a match (`$`).
 fn part_expression(comparison: Comparison, text: &str) -> Option<String> {
     // In an expression such as `^a|b$`, each alternative has one anchor, so do not warn about it.
     if comparison != Comparison::Regex || text.contains('|') {
@@ -287,8 +287,8 @@ fn is_path(text: &str) -> bool {
     text.starts_with('/')
 }
 
-/// Returns whether `text` has no regular expression operators except the dot. Most authors mean a
-/// dot in a path literally.
+/// Returns whether `text` contains no regular expression operators except dots. In a path, most
+/// authors mean a dot literally.
 fn is_literal(text: &str) -> bool {
     !text.contains([
         '\\', '[', ']', '(', ')', '{', '}', '*', '+', '?', '|', '^', '$',

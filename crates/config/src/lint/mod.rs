@@ -1,4 +1,5 @@
-//! Lints: warnings about valid rules files that probably do not do what their author intended.
+//! Lints: warnings about valid settings that probably do not have the effect that their author
+//! intended.
 
 pub(super) mod bypass;
 pub(super) mod dead_conditions;

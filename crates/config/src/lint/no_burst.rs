@@ -1,20 +1,21 @@
 //! A lint that warns about limits such as `{rate: 5/min}`, which look like the short form `5/min`.
 //!
 //! The short form admits 5 requests in any minute. The limit with the field `rate` uses the GCRA
-//! algorithm, which without `burst` admits one request every 12 seconds. An author who means GCRA
-//! without a burst writes `burst: 0` or `algorithm: gcra`, which disables the warning.
+//! algorithm, which admits one request every 12 seconds if there is no `burst`. If the author means
+//! GCRA without a burst, writing `burst: 0` or `algorithm: gcra` disables the warning.
 
 use tidegate_core::{Rate, Span};
 
 use crate::{limits::RawLimit, report::Report, rules::RawRules};
 
-/// The code of the warning, for log searches.
+/// The code of the warning, by which users can search for it.
 const CODE: &str = "no-burst";
 
-/// The maximum number of warnings of this lint.
+/// The maximum number of warnings from this lint.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns about limits that use GCRA without a burst only because they have the field `rate`.
+/// Warns about limits that use GCRA without a burst for no other reason than that they have the
+/// field `rate`.
 pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
     if raw.default_algorithm.is_some() {
         return;

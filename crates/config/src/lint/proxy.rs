@@ -1,6 +1,6 @@
-//! A lint that warns about upstreams that no request reaches, and about upstreams that are the
-//! proxy itself. The lint also warns about rules that depend on a `headroom.*` entry that the proxy
-//! never provides.
+//! A lint that warns about three cases: upstreams that no request reaches, upstreams whose address
+//! is the proxy's own address, and rules that depend on a `headroom.*` entry that the proxy never
+//! provides.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,13 +8,13 @@ use tidegate_core::RuleSet;
 
 use crate::{Proxy, Url, proxy::RawUpstream, report::Report};
 
-/// The codes of the warnings, for log searches.
+/// The codes of the warnings, by which users can search for them.
 const UNREACHABLE_UPSTREAM: &str = "unreachable-upstream";
 const UNKNOWN_HEADROOM: &str = "unknown-headroom";
 const OWN_ADDRESS: &str = "own-address";
 
-/// Warns about the upstreams of `proxy`, which were read from `raw`, and about `rules` that use an
-/// upstream's entry. Compares the upstreams with the address on which the proxy listens.
+/// Warns about the upstreams in `proxy`, which were read from `raw`, and about rules in `rules`
+/// that use an upstream's `headroom.*` entry.
 pub(crate) fn warn(proxy: &Proxy, raw: &[RawUpstream<'_>], rules: &RuleSet, report: &mut Report) {
     let upstreams = &proxy.upstreams;
     let first = upstreams

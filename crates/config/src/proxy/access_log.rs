@@ -1,4 +1,4 @@
-//! `proxy.access_log`: the access log file, and the contents of its lines.
+//! `proxy.access_log`: the access log file, and what its lines contain.
 
 use std::path::PathBuf;
 
@@ -11,7 +11,7 @@ pub struct AccessLogConfig {
     pub to: Option<PathBuf>,
     /// `query`: whether lines include the query string, which can contain secrets; default false.
     pub query: bool,
-    /// `key`: whether the line of a denied request includes the key of the rule that denied the
+    /// `key`: whether the lines of denied requests include the key under which the rule denied the
     /// request; default false.
     pub key: bool,
 }

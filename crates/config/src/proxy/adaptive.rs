@@ -16,11 +16,11 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of priority classes in addition to the default class. This maximum limits the
-/// number of label values in metrics.
+/// The maximum number of priority classes in addition to the default class. It bounds the number of
+/// label values in metrics.
 const MAX_CLASSES: usize = ConcurrencyLimitLayer::MAX_CLASSES - 1;
 
-/// The name of the class of requests that match no other class.
+/// The name of the default class, for requests that match no other class.
 const NO_CLASS: &str = "default";
 
 const FIELDS: &[&str] = &[
@@ -52,8 +52,9 @@ pub struct Adaptive {
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
     /// the default class, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
-    /// `headroom`: the conditions that must all hold for the `headroom.*` entry to report spare
-    /// capacity to rules. By default, requests in flight must be less than 60 % of the limit.
+    /// `headroom`: the conditions, all of which must hold, under which the `headroom.*` entry
+    /// reports spare capacity to rules. By default, the number of requests in flight must be less
+    /// than 60 % of the limit.
     pub headroom: Vec<HeadroomCondition>,
 }
 
@@ -62,15 +63,15 @@ pub struct Adaptive {
 pub struct Class {
     /// `name`: the name of the class in metrics.
     pub name: Box<str>,
-    /// `share`: the part of the concurrency limit that the class may use; by default the whole
+    /// `share`: the share of the concurrency limit that the class may use; by default the whole
     /// limit.
     pub share: SlotShare,
-    /// `when`: the conditions that a request in this class meets.
+    /// `when`: the conditions that a request must meet to be in this class.
     pub when: When,
 }
 
-/// Reads the adaptive concurrency limit. Returns the conditions of its classes as written, and the
-/// limit, which is `None` if the value is invalid.
+/// Reads the adaptive concurrency limit. Returns its classes' conditions as written, and the limit,
+/// which is `None` if the value is invalid.
 pub(super) fn adaptive<'n>(
     value: &Value<'n>,
     report: &mut Report,
@@ -81,7 +82,7 @@ pub(super) fn adaptive<'n>(
     };
     let before = report.count();
     let method = method(&fields, report);
-    // If the name of the algorithm is invalid, check the other fields as those of the default
+    // If the algorithm name is invalid, check the other fields as if they were for the default
     // algorithm.
     let settings = settings(method.unwrap_or_default(), &fields, report);
     let classes = fields.get("classes");

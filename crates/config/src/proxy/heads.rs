@@ -1,5 +1,5 @@
-//! `proxy.underscores` and `proxy.via`: the changes that the proxy makes to the header fields of
-//! every request.
+//! `proxy.underscores` and `proxy.via`: the changes that the proxy makes to every request's
+//! headers.
 
 use http::{HeaderValue, Version};
 
@@ -8,16 +8,16 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The code of the warning about `underscores: pass`, for log searches.
+/// The code of the warning about `underscores: pass`, by which users can search for it.
 const UNDERSCORES: &str = "underscores-pass";
 
 /// The maximum length of the proxy's pseudonym in `Via`, in bytes.
 const MAX_PSEUDONYM_BYTES: usize = 64;
 
-/// The default of the proxy's pseudonym in `Via`.
+/// The proxy's default pseudonym in `Via`.
 const PSEUDONYM: &str = "tidegate";
 
-/// The settings for the header fields of requests.
+/// The settings for request headers.
 #[derive(Clone, Debug)]
 pub struct Heads {
     /// `underscores`: how the proxy handles headers with `_` in their names; default `drop`.
@@ -40,8 +40,8 @@ pub enum Underscores {
     Pass,
 }
 
-/// The element that the proxy adds to the header `Via` (RFC 9110, section 7.6.3), prepared for each
-/// HTTP version.
+/// The element that the proxy adds to the header `Via` (RFC 9110, section 7.6.3). There is a
+/// precomputed element for each HTTP version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Via {
     pseudonym: Box<str>,
@@ -80,7 +80,7 @@ impl Via {
         }
     }
 
-    /// Returns the name of this proxy in `Via`.
+    /// Returns this proxy's pseudonym in `Via`.
     #[must_use]
     pub fn pseudonym(&self) -> &str {
         &self.pseudonym

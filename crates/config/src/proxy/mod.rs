@@ -1,4 +1,4 @@
-//! `proxy`: the listener of the reverse proxy, its upstreams and its resource limits.
+//! `proxy`: the reverse proxy's listener, upstreams and resource limits.
 
 mod access_log;
 mod adaptive;
@@ -78,16 +78,16 @@ pub struct Proxy {
     pub listen: SocketAddr,
     /// `proxy.tls`: the certificate of the listener; `None` means plaintext.
     pub tls: Option<TlsFiles>,
-    /// `proxy.upstreams`: the services behind the proxy. A request goes to the first upstream whose
-    /// conditions match.
+    /// `proxy.upstreams`: the services behind the proxy. A request is forwarded to the first
+    /// upstream whose conditions match.
     pub upstreams: Vec<UpstreamConfig>,
     /// `proxy.timeouts`: the timeouts of client and upstream connections.
     pub timeouts: Timeouts,
     /// `proxy.max_body`: the maximum size of a request body, in bytes; the default is no maximum
     /// (`None`).
     pub max_body: Option<u64>,
-    /// `proxy.max_inspected_body`: the maximum size of a request body that a rule reads its cost
-    /// from, 1 KiB to 64 MiB; default 1 MiB.
+    /// `proxy.max_inspected_body`: the maximum size of a request body from which a rule's cost is
+    /// read, 1 KiB to 64 MiB; default 1 MiB.
     pub max_inspected_body: u64,
     /// `proxy.error_format`: the body format of denials; default `auto`.
     pub error_format: ErrorFormat,
@@ -99,8 +99,8 @@ pub struct Proxy {
     /// `proxy.max_connections`: the maximum number of client connections, 1 to 1,000,000; default
     /// 10,000.
     pub max_connections: usize,
-    /// `max_connections`, reduced so that the process stays below its limit of open files; `None`
-    /// if no reduction is needed. Parsing leaves this field `None`.
+    /// The lowered value of `max_connections` if the process may open too few files; `None` if the
+    /// configured value fits. Parsing leaves this field `None`.
     pub fitted_connections: Option<usize>,
     /// `proxy.max_connections_per_client`: the maximum number of connections per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 1,000.
@@ -108,7 +108,7 @@ pub struct Proxy {
     /// `proxy.forwarded`: the headers that carry the client's address to upstreams; default
     /// `x-forwarded`.
     pub forwarded: ForwardedHeaders,
-    /// `proxy.underscores` and `proxy.via`: the settings for the header fields of requests.
+    /// `proxy.underscores` and `proxy.via`: the settings for request headers.
     pub heads: Heads,
     /// `proxy.max_requests_per_client`, `proxy.min_rate` and `proxy.response_buffer`: resource
     /// limits for one client and for slow clients.
@@ -124,21 +124,20 @@ pub struct Timeouts {
     /// `connect`: the timeout for connecting to an upstream, including the TLS handshake; default 1
     /// s.
     pub connect: Duration,
-    /// `head`: the timeout for the response head of an upstream, measured from the end of the
-    /// request; default 30 s.
+    /// `head`: the timeout for receiving a response head from an upstream, measured from the end of
+    /// the request; default 30 s.
     pub head: Duration,
-    /// `idle`: how long the transfer of a body may stall, from or to the client or the upstream;
-    /// default 60 s.
+    /// `idle`: how long the transfer of a request or response body may stall; default 60 s.
     pub idle: Duration,
-    /// `request_head`: the timeout for the complete head of a request, measured from its first
+    /// `request_head`: the timeout for receiving a complete request head, measured from its first
     /// byte; default 10 s.
     pub request_head: Duration,
     /// `keep_alive`: how long a client connection may be idle between two requests; default 75 s.
     pub keep_alive: Duration,
     /// `pool`: how long an upstream connection may be idle in the connection pool; default 30 s.
     pub pool: Duration,
-    /// `upgraded`: how long an upgraded connection (such as a WebSocket) may be idle in both
-    /// directions; default 10 min.
+    /// `upgraded`: how long an upgraded connection (such as a WebSocket) may have no traffic in
+    /// either direction; default 10 min.
     pub upgraded: Duration,
 }
 

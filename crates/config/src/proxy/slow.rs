@@ -16,16 +16,16 @@ const RATES: std::ops::RangeInclusive<u64> = 1..=1 << 30;
 /// The maximum of `response_buffer`, in bytes.
 const MAX_RESPONSE_BUFFER: usize = 16 << 20;
 
-/// The limits on how much of the proxy's and its upstreams' resources one client can use.
+/// Limits on the proxy and upstream resources that one client can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slow {
     /// `max_requests_per_client`: the maximum number of requests in flight per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 256.
     pub max_requests: usize,
-    /// `min_rate`: the minimum transfer rate of bodies; `None` (`off`) means no minimum.
+    /// `min_rate`: the minimum transfer rate for bodies; `None` (`off`) means no minimum.
     pub min_rate: Option<MinRate>,
-    /// `response_buffer`: the maximum number of bytes of a response that the proxy buffers for a
-    /// slow client, up to 16 MiB; default 64 KiB.
+    /// `response_buffer`: the maximum number of response bytes that the proxy buffers for a slow
+    /// client, up to 16 MiB; default 64 KiB.
     pub response_buffer: usize,
 }
 
@@ -62,7 +62,7 @@ pub(super) fn slow(proxy: &Fields<'_>, report: &mut Report) -> Slow {
     slow
 }
 
-/// Reads `min_rate`. Returns `None` if the minimum rate is off.
+/// Reads `min_rate`. Returns `None` if the value is `off`.
 fn min_rate(value: &Value<'_>, report: &mut Report) -> Option<MinRate> {
     if value.scalar() == Some("off") {
         return None;

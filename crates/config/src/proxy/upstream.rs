@@ -13,7 +13,7 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of upstreams. This maximum limits the number of label values in metrics.
+/// The maximum number of upstreams. It bounds the number of label values in metrics.
 const MAX_UPSTREAMS: usize = 100;
 
 /// The maximum number of endpoints of one upstream.
@@ -22,7 +22,7 @@ const MAX_URLS: usize = 64;
 /// The maximum of `max_connections` of an upstream.
 const MAX_CONNECTIONS: usize = 65_536;
 
-/// The entries that the conditions of an upstream can use.
+/// The entries that upstream conditions can use.
 const ENTRIES: &[&str] = &["path", "host", "method"];
 
 const FIELDS: &[&str] = &[
@@ -46,8 +46,8 @@ pub struct UpstreamConfig {
     pub name: Box<str>,
     /// `urls`: the endpoints of the upstream, 1 to 64, among which requests are load-balanced.
     pub urls: Vec<Url>,
-    /// `when`: the conditions on `path`, `host` and `method` of requests to the upstream. If `when`
-    /// is missing, all requests match.
+    /// `when`: the conditions under which a request is forwarded to this upstream. They are on
+    /// `path`, `host` and `method`. If `when` is missing, all requests match.
     pub when: When,
     /// `max_connections`: the maximum number of connections to one endpoint, 1 to 65,536; default
     /// 1,024.
@@ -58,18 +58,18 @@ pub struct UpstreamConfig {
     /// `ca`: the path of a PEM file with the trust anchors for the upstream's certificates; `None`,
     /// the default, means the trust anchors of the system.
     pub ca: Option<PathBuf>,
-    /// `eject`: the outlier detection, which is used if there are several endpoints; `None` means
-    /// `off`.
+    /// `eject`: the outlier detection, which has an effect only if there are several endpoints;
+    /// `None` means `off`.
     pub eject: Option<Ejection>,
     /// `health`: the active health checks of the endpoints; `None`, the default, means no checks.
     pub health: Option<HealthCheck>,
-    /// `adaptive`: the adaptive concurrency limit; `None`, the default, does not limit concurrency.
+    /// `adaptive`: the adaptive concurrency limit; `None`, the default, means no concurrency limit.
     pub adaptive: Option<Adaptive>,
 }
 
 impl UpstreamConfig {
-    /// Returns the name of the entry that reports spare capacity of the upstream to rules. The
-    /// proxy provides this entry only if the upstream has `adaptive`.
+    /// Returns the name of the entry that tells rules whether the upstream has spare capacity. The
+    /// proxy provides this entry only if `adaptive` is set.
     #[must_use]
     pub fn headroom_entry(&self) -> String {
         format!("headroom.{}", self.name)
@@ -85,8 +85,8 @@ pub(crate) struct RawUpstream<'n> {
     pub(crate) classes: Vec<RawWhen<'n>>,
 }
 
-/// Reads the upstreams. Returns the upstreams as written, and the parsed upstreams, which are
-/// `None` if an upstream is invalid.
+/// Reads the upstreams. Returns the upstreams as written, and the parsed upstreams. The parsed
+/// upstreams are `None` if any upstream is invalid.
 pub(super) fn upstreams<'n>(
     proxy: &Fields<'n>,
     report: &mut Report,

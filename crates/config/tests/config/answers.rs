@@ -1,4 +1,4 @@
-//! Tests of rules with a response-based cost: `count` and `settle`.
+//! Tests of rules whose cost depends on the response: `count` and `settle`.
 use tidegate_config::Config;
 use tidegate_core::{Cost, Request, Rule};
 
@@ -64,7 +64,7 @@ fn mistakes_are_reported() {
     );
 }
 
-/// Regression test: the map used to be read twice, so that the error was reported twice.
+/// Regression test: an error in this map must be reported only once.
 #[test]
 fn a_repeated_condition_on_a_response_is_one_mistake() {
     let rules = "rules: [{name: a, limits: [5/min], count: {status: 401, status: 403}}]\n";

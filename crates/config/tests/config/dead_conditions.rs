@@ -121,8 +121,7 @@ fn with_the_proxy_alone_only_its_entries_exist() {
             said[0].starts_with(&begins) && said[0].contains(advice),
             "{said:?}"
         );
-        // Callers of other listeners can send any entry, but the name `pth` is probably a typing
-        // error.
+        // Callers of other listeners can send any entry, but the name `pth` is probably a typo.
         let said = of_rule(PROXY, fields);
         assert_eq!(said.len(), usize::from(fields.contains("pth")), "{said:?}");
     }
@@ -335,8 +334,8 @@ fn an_entry_of_an_application_is_not_a_misspelling() {
     }
 }
 
-/// Regression test: long names used to be compared by their edit distance, which takes time
-/// proportional to the product of their lengths.
+/// Regression test: comparing two long names must not take time proportional to the product of
+/// their lengths, as computing their edit distance does.
 #[test]
 fn long_names_are_compared_in_linear_time() {
     let name = |at: usize| format!("{at:0>250}");
@@ -348,7 +347,7 @@ fn long_names_are_compared_in_linear_time() {
     warnings(&format!("rules:\n{rules}"));
 }
 
-/// Regression test: every name used to be compared with every use of every other name.
+/// Regression test: names must not be compared with every use of every other name.
 #[test]
 fn a_file_with_many_names_is_read_in_linear_time() {
     let rule = |at: usize| {

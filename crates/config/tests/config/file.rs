@@ -41,7 +41,8 @@ fn every_key_has_a_default() {
     }
 }
 
-/// Regression test: a null value used to count as an empty list, which removed every limit.
+/// Regression test: a null value must not be treated as an empty list, because that would remove
+/// every limit.
 #[test]
 fn null_rules_are_a_mistake() {
     for text in ["rules:\n", "rules: null\n", "rules: ~\n"] {
@@ -224,8 +225,8 @@ fn every_mistake_is_reported_at_once_with_its_path_and_line() {
     assert_eq!(mistakes(MISTAKEN).join("\n"), REPORT);
 }
 
-/// An error in a key is reported on the key's line, even if the value in block style begins on a
-/// later line.
+/// An error in a key is reported on the key's line, even if the value is in block style and starts
+/// on a later line.
 #[test]
 fn a_mistake_in_a_key_has_the_line_of_the_key() {
     let file = "\

@@ -107,8 +107,8 @@ fn a_public_listener_without_authentication_is_a_warning() {
     }
 }
 
-/// Regression test: store settings without a secret used to be hidden, so that an operator could
-/// not see the invalid value.
+/// Regression test: messages must not hide store settings that contain no secret, because operators
+/// need to see the invalid value.
 #[test]
 fn values_of_the_store_that_hold_no_secret_are_shown() {
     for (field, expected) in [
@@ -234,8 +234,8 @@ fn no_message_shows_a_possible_secret() {
     }
 }
 
-/// The audit log identifies tokens by their names, and the server identifies a token only by its
-/// secret.
+/// The audit log identifies tokens by their names, and the server identifies them by their secrets,
+/// so both must be unique.
 #[test]
 fn the_tokens_of_operators_have_their_own_names_and_secrets() {
     let file = "admin:
@@ -262,7 +262,7 @@ fn the_tokens_of_operators_have_their_own_names_and_secrets() {
     );
 }
 
-/// The number of connections is limited by default. The documentation names these defaults.
+/// The number of connections is limited by default. The documentation gives the same defaults.
 #[test]
 fn connections_are_limited_by_default() {
     let config = Config::parse(PROXY).unwrap();

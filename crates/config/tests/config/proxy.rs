@@ -205,7 +205,8 @@ fn missing_settings_are_reported() {
     assert_eq!(mistakes(text), expected);
 }
 
-/// An upstream or a URL that cannot be parsed must not shift the line of a later duplicate.
+/// An upstream or a URL that cannot be parsed must not shift the reported line of a later
+/// duplicate.
 #[test]
 fn a_duplicate_after_an_invalid_item_is_reported_at_its_own_line() {
     let text = "

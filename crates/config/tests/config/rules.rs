@@ -224,7 +224,7 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
     // Three of the team's requests remain, which is less than half.
     assert!(admitted("b", Some("t")));
     assert!(!admitted("b", Some("t")));
-    // The limit of another team is unused. The limits are not raised for requests without a team.
+    // The other team's limit is unused. Without a team, the limits are not raised.
     assert!(admitted("b", Some("u")));
     assert!(!admitted("b", None));
 }
@@ -361,7 +361,8 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
             [format!("rules[0].limits[0]{at} (line 1): {expected}")]
         );
     }
-    // The algorithm is still reported as missing if no misspelt field could determine it.
+    // If no misspelt field could determine the algorithm, the algorithm is still reported as
+    // missing.
     let said = mistakes("rules: [{name: a, limits: [{limit: 10, lmit: 30s}]}]");
     assert_eq!(said.len(), 2, "{said:?}");
 }
