@@ -1,8 +1,8 @@
-//! The backlog of each key under several rates of a token bucket.
+//! The backlog of each key, for several token bucket rates.
 //!
-//! The backlog of a key is the number of tokens missing from a bucket that admits every request of
-//! the key. A bucket denies none of these requests if and only if its capacity is at least the
-//! largest backlog:
+//! Assume a bucket that admits every request of a key. The key's backlog at a given time is the
+//! number of tokens by which this bucket is short of being full. A real bucket denies none of the
+//! key's requests if and only if its capacity is at least the largest backlog:
 //!
 //! ```text
 //! backlog
@@ -15,10 +15,10 @@
 
 use tidegate_core::{Algorithm, Limit, Limits, Rate, RefillMode, Span, bounds};
 
-/// The rates to try, as multiples (numerator, denominator) of the rate in the file.
+/// The rates to try, as multipliers (numerator, denominator) for the rate in the file.
 const MULTIPLES: [(u64, u64); 7] = [(1, 4), (1, 2), (3, 4), (1, 1), (3, 2), (2, 1), (4, 1)];
 
-/// The common denominator of the multiples.
+/// The common denominator of the multipliers.
 const DENOMINATOR: u64 = 4;
 
 /// A rate to try for a limit.
@@ -27,9 +27,9 @@ pub(crate) struct TriedRate {
     /// The position of the limit in its rule.
     pub(crate) limit: usize,
     pub(crate) rate: Rate,
-    /// The multiple of the rate in the file, in parts of [`DENOMINATOR`].
+    /// The multiplier for the rate in the file, in units of 1 / [`DENOMINATOR`].
     pub(crate) multiple: u64,
-    /// One token takes `p / l` microseconds, in lowest terms.
+    /// One token is refilled in `p / l` microseconds. The fraction is in lowest terms.
     p: u64,
     l: u64,
 }
@@ -42,8 +42,8 @@ pub(crate) struct Backlog {
 }
 
 impl Backlog {
-    /// Counts a request that arrives `elapsed` after the previous one, and assumes that it is
-    /// admitted.
+    /// Counts a request that arrives `elapsed` after the previous request. The request is assumed
+    /// to be admitted.
     pub(crate) fn count(&mut self, rate: &TriedRate, elapsed: Span, units: u64) {
         let drained = u128::from(elapsed.as_micros()) * u128::from(rate.l);
         let charged = u128::from(units) * u128::from(rate.p);
@@ -105,7 +105,8 @@ fn bucket_rate(limit: &Limit) -> Option<Rate> {
     }
 }
 
-/// Returns exactly this multiple of a rate, or `None` if the result is out of bounds.
+/// Returns a rate multiplied by exactly `numerator / denominator`, or `None` if the result is out
+/// of bounds.
 fn scaled(rate: Rate, numerator: u64, denominator: u64) -> Option<Rate> {
     let count = rate.count.checked_mul(numerator)?;
     let divisor = gcd(count, denominator);
@@ -120,7 +121,7 @@ fn scaled(rate: Rate, numerator: u64, denominator: u64) -> Option<Rate> {
     is_valid.then_some(scaled)
 }
 
-/// Returns the greatest common divisor; `a` is not zero.
+/// Returns the greatest common divisor. `a` must not be zero.
 fn gcd(mut a: u64, mut b: u64) -> u64 {
     while b > 0 {
         (a, b) = (b, a % b);
@@ -163,7 +164,7 @@ mod tests {
         let same = tried.iter().find(|tried| tried.multiple == DENOMINATOR);
         let same = same.unwrap();
         let mut backlog = Backlog::default();
-        // Exactly one token returns every 333,333 and 1/3 microseconds.
+        // One token is refilled exactly every 333,333 1/3 microseconds.
         for _ in 0..3 {
             backlog.count(same, Span::from_micros(333_333), 1);
         }
@@ -173,7 +174,7 @@ mod tests {
             backlog.count(same, Span::from_micros(333_334), 1);
         }
         assert_eq!(backlog.smallest_capacity(same), 1);
-        // The backlog of an idle key is zero, and does not become negative.
+        // The backlog of an idle key decreases to zero, and does not become negative.
         backlog.count(same, Span::from_secs(3_600), 5);
         assert_eq!(backlog.smallest_capacity(same), 5);
     }

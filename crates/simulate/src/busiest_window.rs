@@ -1,25 +1,27 @@
-//! The number of units in the busiest window of a key.
+//! Finds a key's busiest window, which is the window with the highest total cost.
 
 use std::collections::VecDeque;
 
 use tidegate_core::{Algorithm, Limit, Limits, Span, Timestamp};
 
-/// The number of parts in a window. A counted window consists of whole parts, so it may be one part
-/// longer than the window of the limit. A suggested limit is therefore never too low.
+/// The number of slices in a window. A counted window consists of whole slices, so it may be one
+/// slice longer than the limit's window. Therefore a suggested limit is never too low.
 const PARTS: u64 = 60;
 
 /// The busiest window of one key.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BusiestWindow {
-    /// The parts of the window: the number of each part, and its units.
+    /// The slices of the window: each slice's index and total cost.
     parts: VecDeque<(u64, u64)>,
-    /// The sum of the parts. It can exceed `u64`, because a log can have any number of requests.
+    /// The total cost of all slices. It can exceed `u64`, because a log can have any number of
+    /// requests.
     sum: u128,
     pub(crate) units: u64,
 }
 
 impl BusiestWindow {
-    /// Counts `units` at `now`, which must not be earlier than in the last call.
+    /// Counts a request with the cost `units` at `now`, which must not be earlier than in the last
+    /// call.
     pub(crate) fn count(&mut self, now: Timestamp, window: Span, units: u64) {
         let part = now.as_micros() / (window.as_micros() / PARTS).max(1);
         while let Some((_, old)) = self.parts.pop_front_if(|(first, _)| *first + PARTS < part) {
@@ -40,8 +42,8 @@ impl BusiestWindow {
     }
 }
 
-/// Returns the distinct window lengths among a rule's limits. A bucket has no window; rates with
-/// bursts are suggested for it instead.
+/// Returns the distinct window lengths among a rule's limits. Buckets have no window; for them,
+/// bursts for several rates are suggested instead.
 pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
     let counts_in_windows = |limit: &&Limit| {
         matches!(
@@ -70,8 +72,8 @@ mod tests {
         for second in [0, 59, 60, 61, 200, 201] {
             busiest.count(at(second), window, 1);
         }
-        // The instants 0 and 60 are one window apart. Requests at both instants still count
-        // together, because only whole parts are counted.
+        // The times 0 and 60 are one window apart. Nevertheless, requests at both times are counted
+        // in the same window, because only whole slices are counted.
         assert_eq!(busiest.units, 3);
         busiest.count(at(202), window, 5);
         assert_eq!(busiest.units, 7);

@@ -16,23 +16,23 @@ const SHOWN_KEYS: usize = 20;
 pub struct Comparison {
     /// The other rules file.
     pub against: String,
-    /// The number of requests that both files decided.
+    /// The number of requests that could be decided with both files.
     pub compared: u64,
-    /// The number of requests that only the other file decides. This file rejects them as invalid,
-    /// for example because their cost entry is missing. They are not in `compared`.
+    /// The number of requests that could be decided only with the other file. With this file, they
+    /// are rejected as invalid, for example because their cost entry is missing. They are not
+    /// included in `compared`.
     pub newly_refused: u64,
-    /// The number of requests that this file denies and the other file admits.
+    /// The number of requests that are denied with this file and admitted with the other file.
     pub newly_denied: u64,
-    /// The number of requests that this file admits and the other file denies.
+    /// The number of requests that are admitted with this file and denied with the other file.
     pub no_longer_denied: u64,
     /// The rules and keys with the most newly denied requests.
     pub newly: Vec<ComparedKey>,
-    /// The rules of the other file, and their keys, with the most requests that are no longer
-    /// denied.
+    /// The other file's rules and keys with the most requests that are no longer denied.
     pub no_longer: Vec<ComparedKey>,
 }
 
-/// A key whose requests are decided differently.
+/// A key with requests that are decided differently.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ComparedKey {
     /// The rule that denies the requests.
@@ -41,9 +41,9 @@ pub struct ComparedKey {
     pub key: Vec<String>,
     /// The number of requests.
     pub requests: u64,
-    /// The time of the first of these requests, in milliseconds since 1970.
+    /// The time of the first of these requests, in milliseconds since the Unix epoch.
     pub first_ms: u64,
-    /// The time of the last of these requests, in milliseconds since 1970.
+    /// The time of the last of these requests, in milliseconds since the Unix epoch.
     pub last_ms: u64,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Differences {
 /// The position of a rule in its file, and a key of the rule.
 type RuleKey = (usize, Box<[u8]>);
 
-/// The requests that one file denies and the other admits, by rule and key.
+/// The requests that are denied with one file and admitted with the other file, by rule and key.
 #[derive(Debug, Default)]
 struct ChangedKeys {
     requests: u64,
@@ -122,7 +122,7 @@ impl Differences {
         }
     }
 
-    /// Counts a request that only the other file decides.
+    /// Counts a request that could be decided only with the other file.
     pub(crate) fn count_refused(&mut self) {
         self.newly_refused += 1;
     }

@@ -1,26 +1,25 @@
-//! The fields of a log line, and the part of a request that each field contains.
+//! Log line fields, and the part of a request that each field contains.
 
 use http::HeaderName;
 
 use crate::timestamp::TimeForm;
 
-/// The meaning of a field of a log line.
+/// The meaning of a field in a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Field {
     /// The arrival time of the request.
     Arrival(TimeForm),
-    /// The completion time of the request. [`Self::Duration`] is subtracted to get the arrival
-    /// time.
+    /// The completion time of the request. Subtracting [`Self::Duration`] gives the arrival time.
     Completion(TimeForm),
-    /// The duration of the request, in units of this number of microseconds.
+    /// The duration of the request. The unit is this number of microseconds.
     Duration(u64),
     /// The peer address of the client's connection.
     Peer,
-    /// The address, followed by a colon and the port, without brackets around an IPv6 address.
+    /// The peer address, followed by a colon and the port. An IPv6 address has no brackets.
     PeerAndPort,
     /// `X-Forwarded-For` with the peer address as its last element.
     ForwardedForAndPeer,
-    /// Method, target and version.
+    /// The request line: method, target and version.
     RequestLine,
     /// The method.
     Method,
@@ -42,12 +41,12 @@ pub(crate) enum Field {
     Parameter(Box<str>),
     /// An entry that the application sets.
     Entry(Box<str>),
-    /// An entry of the response, such as `status`.
+    /// A response entry, such as `status`.
     Response(Box<str>),
 }
 
 impl Field {
-    /// Returns the field that sets the entry `name` of a request. The name `time` means the arrival
+    /// Returns the field that sets the request entry `name`. The name `time` means the arrival
     /// time.
     pub(crate) fn of_entry(name: &str) -> Option<Self> {
         let header = |name: &str| HeaderName::from_bytes(name.as_bytes()).ok();
@@ -78,7 +77,7 @@ impl Field {
         matches!(self, Self::Arrival(_) | Self::Completion(_))
     }
 
-    /// Returns a description of the required content of the field, for error messages.
+    /// Returns a description of the field's required content, for error messages.
     pub(crate) fn expected(&self) -> &'static str {
         match self {
             Self::Arrival(_) | Self::Completion(_) => {

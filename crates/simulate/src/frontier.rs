@@ -1,5 +1,5 @@
-//! Suggests bursts: for several rates of a token bucket, the smallest burst that denies at most a
-//! given share of the keys. The [backlogs](crate::backlog) of the keys determine these bursts.
+//! Suggests bursts: for several token bucket rates, the smallest burst with which at most a given
+//! share of the keys is denied. The bursts are computed from the keys' [backlogs](crate::backlog).
 
 use serde::Serialize;
 use tidegate_core::{Algorithm, Limit, LimitError, Rate};
@@ -10,7 +10,7 @@ use crate::{
     share::Share,
 };
 
-/// The smallest bursts of one limit of a rule, for several rates.
+/// For one of a rule's limits, the smallest bursts at several rates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Frontier {
@@ -18,22 +18,22 @@ pub struct Frontier {
     pub rule: String,
     /// The limit in the file, in short notation.
     pub limit: String,
-    /// The largest share of the keys that may be denied, such as `1%`.
+    /// The maximum share of the keys that may have denied requests, such as `1%`.
     pub share: String,
     /// The number of keys.
     pub keys: u64,
-    /// The rates, ascending.
+    /// The rates in ascending order, each with its smallest burst.
     pub points: Vec<FrontierPoint>,
 }
 
-/// A rate, and the smallest burst for the rate.
+/// A rate, and the smallest burst at this rate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FrontierPoint {
     /// The rate.
     pub rate: String,
-    /// The smallest `burst` (`gcra`) or `capacity` (`token_bucket` and `leaky_bucket`) that denies
-    /// at most the share of the keys.
+    /// The smallest `burst` (`gcra`) or `capacity` (`token_bucket` and `leaky_bucket`) with which
+    /// at most the given share of the keys is denied.
     pub burst: u64,
     /// The rate and the burst in the notation of the rules file.
     pub limit: String,
@@ -86,8 +86,8 @@ fn point(
         .map(|backlog| backlog.smallest_capacity(rate))
         .collect();
     needed.sort_unstable();
-    // All but this number of keys must need at most the capacity. If every key may be denied, the
-    // smallest valid capacity is enough.
+    // At most this number of keys may need more than the capacity. If every key may be denied, the
+    // smallest valid capacity is sufficient.
     let may_be_denied = usize::try_from(share.of(needed.len() as u64)).ok()?;
     let rank = needed.len().saturating_sub(may_be_denied);
     let hard = rank.checked_sub(1).map_or(1, |last| needed[last]);

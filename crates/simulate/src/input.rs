@@ -1,4 +1,4 @@
-//! Log files: opens and decompresses them, and reads bounded lines.
+//! Opens and decompresses log files, and reads lines of bounded length.
 
 use std::{
     fs::File,
@@ -26,10 +26,10 @@ const BUFFER_BYTES: usize = 256 << 10;
 /// The interval at which a read of standard input checks whether the simulation was interrupted.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The number of standard input blocks that are read ahead.
+/// The maximum number of standard input blocks that are read ahead.
 const BLOCKS_AHEAD: usize = 4;
 
-/// The state of a simulation that other threads can read and control.
+/// A handle with which other threads monitor and interrupt a simulation.
 #[derive(Debug, Default)]
 pub struct Control {
     is_interrupted: AtomicBool,
@@ -48,8 +48,8 @@ impl Control {
         self.is_interrupted.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of bytes read from all files. For a compressed file, compressed bytes are
-    /// counted.
+    /// Returns the number of bytes read from all files. For compressed files, this is the number of
+    /// compressed bytes.
     #[must_use]
     pub fn bytes_read(&self) -> u64 {
         self.bytes_read.load(Ordering::Relaxed)
@@ -76,7 +76,7 @@ impl LogSource {
         }
     }
 
-    /// Returns the name for messages.
+    /// Returns the name to use in messages.
     #[must_use]
     pub fn name(&self) -> String {
         match self {
@@ -85,8 +85,8 @@ impl LogSource {
         }
     }
 
-    /// Returns the size of the file in bytes, compressed if the file is compressed; `None` if the
-    /// size is unknown.
+    /// Returns the size of the file in bytes, which for a compressed file is the compressed size;
+    /// `None` if the size is unknown.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         match self {
@@ -119,7 +119,7 @@ pub enum InputError {
     /// The operating system returned an error.
     #[error("{0}")]
     Unreadable(io::Error),
-    /// The log has NUL bytes.
+    /// The log contains NUL bytes.
     #[error(
         "is not a text file: it contains NUL bytes; give an access log (one in UTF-16 must be converted to UTF-8 first)"
     )]
@@ -208,8 +208,9 @@ impl LogReader {
     }
 }
 
-/// Returns whether the beginning of a file is binary. A few NUL bytes only count as damaged lines.
-/// NUL bytes at the start remain when a log was truncated in place.
+/// Returns whether the beginning of a file is binary. A few NUL bytes are not sufficient; lines
+/// with them are treated as damaged. NUL bytes at the start are ignored, because they remain if a
+/// log is truncated in place while a program writes to it.
 fn is_binary(start: &[u8]) -> bool {
     let text = start.iter().position(|byte| *byte != 0);
     let rest = text.map_or(&[][..], |at| &start[at..]);
@@ -287,7 +288,7 @@ impl<R: BufRead> Read for ZstdFrames<R> {
 }
 
 /// Skips a skippable frame (RFC 8878, section 3.1.2), which contains no log data. Returns whether
-/// there was one. Programs that compress on several cores write such frames.
+/// there was a skippable frame. Programs that compress on several cores write such frames.
 fn skip_frame(stored: &mut impl BufRead) -> io::Result<bool> {
     let [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] = fill(stored)? else {
         return Ok(false);
@@ -303,7 +304,8 @@ fn skip_frame(stored: &mut impl BufRead) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Standard input, read by another thread, so that an interruption does not wait for more input.
+/// Standard input, which is read by another thread, so that the simulation can be interrupted while
+/// no input arrives.
 struct InterruptibleStdin {
     blocks: Receiver<io::Result<Vec<u8>>>,
     block: io::Cursor<Vec<u8>>,
@@ -455,7 +457,7 @@ mod tests {
             let mut bytes = compress(&"some text\n".repeat(10_000));
             bytes.truncate(bytes.len() - 10);
             let raw = Box::new(io::Cursor::new(bytes));
-            // The sizes of the buffers determine whether the start of the file can be read.
+            // Opening the log may already fail, depending on the buffer sizes.
             let Ok(mut reader) = LogReader::new(raw, &Arc::default()) else {
                 continue;
             };

@@ -1,8 +1,8 @@
 //! Simulates a rules file on recorded traffic.
 //!
 //! [`Simulation`] reads access logs and converts each line to the request that it describes. Each
-//! request is decided at the time in the log, with the same code that decides live requests. The
-//! report shows which keys would have been denied, how often and when.
+//! request is decided as if it arrived at the time in the log, with the same code as for live
+//! requests. The report shows which keys would have been denied, how often and when.
 //!
 //! ```text
 //! input    files, decompression, bounded lines     format   a line becomes a record
@@ -64,8 +64,7 @@ pub use self::{
     what_if::WhatIf,
 };
 
-/// Parses `text` in every format, for fuzzing. The lines of `text` also serve as the first lines of
-/// a log.
+/// Parses `text` in every format, for fuzzing. The same lines are also used to detect formats.
 #[cfg(any(test, fuzzing))]
 pub fn parse_in_every_format(text: &str) {
     format::parse_all(text);
@@ -78,11 +77,11 @@ pub struct Logs {
     pub sources: Vec<LogSource>,
     /// The format of the logs.
     pub format: LogFormat,
-    /// The entries whose log fields have different names.
+    /// The mappings from log fields to entries, from `--entry`.
     pub mappings: Vec<EntryMapping>,
 }
 
-/// The reason why nothing could be simulated.
+/// The reason why a simulation could not run.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimulateError {
@@ -100,7 +99,7 @@ pub enum SimulateError {
         /// The logs.
         files: String,
     },
-    /// A log has only empty lines or lines that are too long.
+    /// A log contains only lines that are empty or too long.
     #[error("{file}: the first lines are empty or longer than {} KiB: this is not an access log", MAX_LINE_BYTES >> 10)]
     NoLines {
         /// The log.
@@ -115,7 +114,7 @@ pub enum SimulateError {
         file: String,
         /// The most similar format, or the requested format.
         nearest: String,
-        /// The column of the first difference, counted from 1.
+        /// The one-based column of the first difference.
         column: usize,
         /// A description of the difference at this column.
         problem: String,
@@ -129,11 +128,11 @@ pub enum SimulateError {
 pub struct Simulation<'r> {
     /// The rules file.
     pub rules: &'r RulesUnderTest,
-    /// Another rules file, whose decisions are compared with those of `rules`.
+    /// Another rules file, if the decisions are to be compared with those of another file.
     pub against: Option<&'r RulesUnderTest>,
-    /// If set, the report suggests limits that deny at most this share of the keys.
+    /// If set, the report suggests limits with which at most this share of the keys is denied.
     pub suggest: Option<Share>,
-    /// If set, the requests are also decided with each of these limits of one rule.
+    /// If set, the requests are also decided with each of these alternative limits for one rule.
     pub sweep: Option<&'r Candidates>,
 }
 
@@ -149,12 +148,12 @@ impl<'r> Simulation<'r> {
         }
     }
 
-    /// Decides the requests of `logs`.
+    /// Decides the requests in `logs`.
     ///
     /// # Errors
     ///
-    /// Returns [`SimulateError`] if a log cannot be read, or if the format of a log is unknown.
-    /// Damage after the first lines of a log results only in a warning in the report.
+    /// Returns [`SimulateError`] if a log cannot be read, or if a log's format is unknown. If a log
+    /// is damaged after its first lines, the report only contains a warning.
     pub fn run(
         self,
         logs: &Logs,
@@ -183,8 +182,8 @@ impl<'r> Simulation<'r> {
         let mut differences = Differences::default();
         let mut now = Timestamp::default();
         while let Some(request) = stream.next(&extraction) {
-            // The store's time never goes back, so a line that is too late is decided at the
-            // current time.
+            // The store's time must never go back, so a line that is too late to be sorted is
+            // decided at the current simulated time.
             now = now.max(request.time);
             let decided = replay.decide(&request, 0, now);
             for candidate in &mut candidates {

@@ -11,7 +11,7 @@ use tidegate_identity::{Entries, Peer, Trust};
 
 use crate::{field::Field, timestamp::duration_micros};
 
-/// The value that servers write in place of a secret.
+/// The value that servers log in place of a secret.
 const REDACTED: &str = "REDACTED";
 
 /// The content of one log line.
@@ -32,13 +32,14 @@ pub(crate) struct Record<'l> {
     entries: Entries,
     /// The cost, if it is not 1.
     cost: Option<Cost>,
-    /// The entries of the response.
+    /// The response entries.
     response: Vec<(Box<str>, Cow<'l, str>)>,
     /// Whether the line is about a connection without a valid request.
     is_garbage: bool,
 }
 
-/// A line without a request that a server could serve, such as a TLS handshake on a plaintext port.
+/// The reason why a line contains no request that a server could serve. For example, a client sent
+/// a TLS handshake to a plaintext port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NoRequest(pub(crate) &'static str);
 
@@ -56,7 +57,7 @@ impl<'l> Record<'l> {
                 return self.duration.is_some();
             }
             Field::Peer => {
-                // The value may be a host name, but must not contain a space.
+                // The value may also be a host name, but must not contain a space.
                 if value.contains(' ') {
                     return false;
                 }
@@ -78,7 +79,8 @@ impl<'l> Record<'l> {
             Field::Query => self.query = Some(value),
             Field::Host => self.host = Some(value),
             Field::Header(name) => self.add_header(name, &value),
-            // Only JSON logs have objects with headers, and they add the headers one by one.
+            // This case does not occur. Only JSON logs have objects with headers, and their headers
+            // are added one by one.
             Field::Headers => return false,
             Field::Cookie(name) => self.cookies.push(format!("{name}={value}")),
             Field::Parameter(name) => self.parameters.push(format!("{name}={value}")),
@@ -108,8 +110,8 @@ impl<'l> Record<'l> {
         self.cost.unwrap_or(Cost::ONE)
     }
 
-    /// Adds a value of the header `name`. Redacted values count as absent, because all redacted
-    /// values are equal.
+    /// Adds a value of the header `name`. Redacted values are treated as absent, because they are
+    /// all equal and therefore cannot distinguish clients.
     pub(crate) fn add_header(&mut self, name: &HeaderName, value: &str) {
         if value.is_empty() || value == REDACTED {
             return;
@@ -124,7 +126,8 @@ impl<'l> Record<'l> {
         self.time
     }
 
-    /// Returns the arrival time of the request, or the completion time if the line has only that.
+    /// Returns the request's arrival time. If the line contains only the completion time, returns
+    /// that instead.
     pub(crate) fn arrival(&self) -> Option<Timestamp> {
         let took = self.duration.filter(|_| self.is_completion).unwrap_or(0);
         let time = self.time?.as_micros();
@@ -136,7 +139,7 @@ impl<'l> Record<'l> {
         self.is_completion && self.duration.is_none()
     }
 
-    /// Returns true if the line has the client's address.
+    /// Returns true if the line contains the client's address.
     pub(crate) fn has_peer(&self) -> bool {
         self.peer.is_some()
     }
@@ -164,15 +167,15 @@ impl<'l> Record<'l> {
     ///
     /// # Errors
     ///
-    /// Returns [`NoRequest`] if a server would refuse the request before any rule applies.
+    /// Returns [`NoRequest`] if a server would reject the request before evaluating any rule.
     pub(crate) fn into_parts(self) -> Result<Parts, NoRequest> {
         if self.is_garbage {
             return Err(NoRequest("the line has no HTTP request"));
         }
         let (mut parts, ()) = Request::new(()).into_parts();
         let mut entries = self.entries;
-        // A head always has a method and a path. If the line has no method or no path, an empty
-        // entry, which counts as absent, overrides the value in the head.
+        // A request head always has a method and a path. If the line has no method or no path, an
+        // empty entry overrides the value in the head. An empty entry is treated as absent.
         match self.method {
             Some(method) => {
                 parts.method = Method::from_bytes(method.as_bytes())

@@ -1,4 +1,4 @@
-//! Decides the requests of a log with one rule set, and counts the denials.
+//! Decides a log's requests with one rule set, and counts the denials.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ use crate::{
 /// The longest time that a queue may delay a request, as in the reverse proxy.
 const LONGEST_WAIT: Span = Span::from_secs(30);
 
-/// The maximum number of refused requests reported with their reason.
+/// The maximum number of rejected requests that are reported with the reason.
 const SHOWN_REFUSALS: usize = 5;
 
 /// A rules file to be simulated.
@@ -33,7 +33,7 @@ pub struct RulesUnderTest {
 }
 
 impl RulesUnderTest {
-    /// Creates the rules under test from a parsed rules file with this name.
+    /// Creates the rules under test from a parsed rules file. `name` is the file's name.
     #[must_use]
     pub fn new(name: impl Into<String>, config: Config) -> Self {
         Self {
@@ -43,13 +43,13 @@ impl RulesUnderTest {
         }
     }
 
-    /// Returns the name.
+    /// Returns the file's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Returns how keys must be shown according to the rules file.
+    /// Returns how keys must be displayed according to the rules file.
     #[must_use]
     pub fn key_privacy(&self) -> &KeyPrivacy {
         &self.config.key_privacy
@@ -67,7 +67,7 @@ impl RulesUnderTest {
     }
 }
 
-/// Returns the values of the key entries in an encoded key of a rule.
+/// Returns the values of the key entries in a rule's encoded key.
 pub(crate) fn key_values(rules: &RuleSet, key: &[u8]) -> Vec<String> {
     let decoded = rules.decode_key(key);
     let values = decoded.map(|(_, values)| values).unwrap_or_default();
@@ -80,14 +80,15 @@ pub(crate) struct KeyCounts {
     pub(crate) denied: u64,
     pub(crate) first_denied: Timestamp,
     pub(crate) last_denied: Timestamp,
-    /// The busiest window of each length.
+    /// The busiest window for each window length.
     pub(crate) windows: Vec<BusiestWindow>,
     /// The time of the last request, and the backlog after it at each tried rate.
     pub(crate) last_asked: Timestamp,
     pub(crate) backlogs: Vec<Backlog>,
 }
 
-/// The log time precisions that are coarser than the server's clock: seconds and milliseconds.
+/// The possible precisions of log times that are coarser than the server's clock: seconds and
+/// milliseconds.
 pub(crate) const PRECISIONS: [Span; 2] = [Span::from_secs(1), Span::from_millis(1)];
 
 /// The counts of one rule.
@@ -98,7 +99,7 @@ pub(crate) struct RuleCounts {
     /// The number of requests that the rule's limits deny (in shadow mode, would deny).
     pub(crate) denied: u64,
     /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if
-    /// they had arrived later by at most the precision.
+    /// they had arrived slightly later, by at most the precision.
     pub(crate) denied_within: [u64; PRECISIONS.len()],
     /// The number of requests that a queue delays, and the longest delay.
     pub(crate) delayed: u64,
@@ -107,9 +108,9 @@ pub(crate) struct RuleCounts {
     pub(crate) denied_by: Vec<u64>,
     pub(crate) keys: HashMap<Box<[u8]>, KeyCounts>,
     pub(crate) timeline: Timeline,
-    /// The lengths of the windows. For each length, the busiest window of each key is recorded.
+    /// The window lengths. For each length, each key's busiest window is recorded.
     pub(crate) windows: Vec<Span>,
-    /// The rates for which a burst is suggested. For each rate, the largest backlog of each key is
+    /// The rates for which a burst is suggested. For each rate, each key's largest backlog is
     /// recorded.
     pub(crate) tried_rates: Vec<TriedRate>,
 }
@@ -118,14 +119,14 @@ pub(crate) struct RuleCounts {
 #[derive(Debug)]
 pub(crate) struct Replay<'p> {
     pub(crate) plan: &'p RulesUnderTest,
-    /// The rules of the plan, or the same rules with other limits.
+    /// The rules in the rules file, or the same rules with other limits.
     pub(crate) rule_set: &'p RuleSet,
     pub(crate) store: MemoryStore,
     scratch: Scratch,
     outcomes: Vec<Outcome>,
     by_name: HashMap<&'p str, usize>,
     pub(crate) rules: Vec<RuleCounts>,
-    /// For each rule, whether it is left out of the simulation.
+    /// For each rule, whether it is excluded from the simulation.
     pub(crate) is_left_out: Vec<bool>,
     /// For each entry that the rules use, whether any request had it.
     pub(crate) has_seen: Vec<bool>,
@@ -133,7 +134,7 @@ pub(crate) struct Replay<'p> {
     pub(crate) decided: u64,
     pub(crate) denied: u64,
     pub(crate) timeline: Timeline,
-    /// The number of requests for which the store had no room.
+    /// The number of requests that were denied because the store was full.
     pub(crate) full: u64,
     /// The number of requests that the proxy would reject with status 400, and the first reasons.
     pub(crate) refused: u64,
@@ -142,7 +143,7 @@ pub(crate) struct Replay<'p> {
     pub(crate) is_suggesting: bool,
 }
 
-/// The decision on one request.
+/// The decision for one request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReplayDecision {
     pub(crate) is_denied: bool,
@@ -155,7 +156,7 @@ impl<'p> Replay<'p> {
         Self::with_rules(plan, plan.rules())
     }
 
-    /// Creates a replay that decides with `rules`, which are the rules of `plan` with other limits.
+    /// Creates a replay that decides with `rules`, which are the rules in `plan` with other limits.
     pub(crate) fn with_rules(plan: &'p RulesUnderTest, rules: &'p RuleSet) -> Self {
         let counts = |rule: &Rule| RuleCounts {
             denied_by: vec![0; rule.limits().len()],
@@ -170,8 +171,8 @@ impl<'p> Replay<'p> {
             outcomes: Vec::new(),
             by_name: names.map(|(at, rule)| (rule.name(), at)).collect(),
             rules: rules.iter().map(counts).collect(),
-            // Rules with concurrency slots are left out, because a log does not say which requests
-            // were in flight at the same time.
+            // Rules with concurrency limits are excluded, because a log does not contain enough
+            // information about which requests were in flight at the same time.
             is_left_out: rules.iter().map(Rule::has_slots).collect(),
             has_seen: vec![false; plan.extractor.names().len()],
             seen_response: Vec::new(),
@@ -185,14 +186,14 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Starts to record the busiest windows and the backlogs of the keys, for suggestions.
+    /// Starts recording the keys' busiest windows and backlogs, for suggestions.
     pub(crate) fn record_suggestions(&mut self) {
         self.is_suggesting = true;
         for (rule, counts) in self.plan.rules().iter().zip(&mut self.rules) {
             if !rule.has_slots() {
                 counts.windows = windows(rule.limits());
-                // A cost that depends on the response is partly refunded, so the backlog would be
-                // too high.
+                // A cost that depends on the response is partly refunded later, so the computed
+                // backlog would be too high.
                 if rule.response_cost().is_settled() {
                     counts.tried_rates = tried_rates(rule.limits());
                 }
@@ -200,8 +201,8 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Decides `request` at `now`, with the entries extracted for the rule set with the index
-    /// `plan`. Returns `None` if the proxy would refuse the request.
+    /// Decides `request` at `now`, with the entries extracted for the rule set at the index `plan`.
+    /// Returns `None` if the proxy would reject the request.
     pub(crate) fn decide(
         &mut self,
         request: &LogRequest,
@@ -354,7 +355,7 @@ fn settle(
 }
 
 impl RuleCounts {
-    /// Counts a charge, given the outcomes of its limits. Returns whether a limit denies it.
+    /// Counts a charge, given its limits' outcomes. Returns whether a limit denies the charge.
     fn count(&mut self, charge: &Charge<'_>, outcomes: &[Outcome], now: Timestamp) -> bool {
         self.asked += 1;
         let is_denied = outcomes.iter().any(|outcome| !outcome.allowed);

@@ -15,10 +15,11 @@ use crate::{
     timeline::Timeline,
 };
 
-/// The maximum number of a rule's keys reported by name.
+/// The maximum number of keys that are listed for a rule.
 const WORST_KEYS: usize = 10;
 
-/// The results of rules with shorter windows are inexact if the log has times in whole seconds.
+/// If the times in the log are in whole seconds, the results for rules with windows shorter than
+/// this are inexact.
 const COARSE_FOR: Span = Span::from_secs(10);
 
 /// The result of a simulation.
@@ -27,59 +28,59 @@ const COARSE_FOR: Span = Span::from_secs(10);
 pub struct SimulationReport {
     /// The rules file.
     pub rules_file: String,
-    /// Whether the simulation was interrupted, so that the end of the log is missing.
+    /// Whether the simulation was interrupted, so that the end of the log was not simulated.
     pub interrupted: bool,
-    /// Whether the values of keys are hashed.
+    /// Whether key values are hashed.
     pub keys_hashed: bool,
-    /// Problems with the log as a whole, the most serious first.
+    /// Problems with the log as a whole. The most serious problem comes first.
     pub warnings: Vec<String>,
-    /// The lines of the log.
+    /// The counts of log lines.
     pub lines: LogLineCounts,
-    /// The requests.
+    /// The counts of requests.
     pub requests: Requests,
-    /// The rules, in the order of the file.
+    /// The results for the rules, in the order of the rules file.
     pub rules: Vec<RuleReport>,
-    /// The differences from the decisions of another rules file.
+    /// The differences from the decisions with another rules file, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub comparison: Option<Comparison>,
     /// Suggested limits, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub suggestions: Vec<Suggestion>,
-    /// Suggested bursts of token buckets for several rates, if requested.
+    /// Suggested token bucket bursts for several rates, if requested.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub frontier: Vec<Frontier>,
-    /// The denials under several limits of one rule, if requested.
+    /// The denials with several alternative limits for one rule, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sweep: Option<SweepReport>,
-    /// Notes on the precision of the log, and on what was not simulated.
+    /// Notes on the precision of the log, and on parts that were not simulated.
     pub notes: Vec<String>,
     /// All requests over time.
     pub timeline: Timeline,
 }
 
-/// The lines of the log.
+/// The counts of log lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct LogLineCounts {
-    /// The number of lines, without empty lines and headers.
+    /// The number of lines, excluding empty lines and headers.
     pub read: u64,
-    /// The number of lines that the format does not match.
+    /// The number of lines that do not match the format.
     pub damaged: u64,
     /// The first damaged lines.
     pub damaged_lines: Vec<DamagedLine>,
-    /// Whether a log could not be read to its end.
+    /// Whether a log could not be read to the end.
     pub cut_off: bool,
     /// The number of lines without a valid HTTP request.
     pub without_request: u64,
-    /// The number of lines without the address of the client.
+    /// The number of lines without the client's address.
     pub without_client: u64,
     /// The number of lines whose time is earlier than the time of a preceding line.
     pub backwards: u64,
     /// The number of lines that were too far out of order to be sorted.
     pub late: u64,
-    /// The time of the first request, in milliseconds since 1970.
+    /// The time of the first request, in milliseconds since the Unix epoch.
     pub from_ms: Option<u64>,
-    /// The time of the last request, in milliseconds since 1970.
+    /// The time of the last request, in milliseconds since the Unix epoch.
     pub to_ms: Option<u64>,
     /// The precision of the times: `second`, `millisecond` or `microsecond`.
     pub precision: &'static str,
@@ -97,7 +98,7 @@ pub struct Requests {
     pub denied: u64,
     /// The number of requests that the proxy would reject with status 400.
     pub refused: u64,
-    /// The reasons for the first of these refusals.
+    /// The reasons for the first of these rejections.
     pub refusals: Vec<String>,
 }
 
@@ -115,9 +116,10 @@ pub struct RuleReport {
     pub asked: u64,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
-    /// The number of these denials that depend on the precision of the log. These requests would
-    /// have been admitted if they had arrived at most a second later, or a millisecond if the log
-    /// has milliseconds. The effects on later requests are not included.
+    /// The number of these denials that depend on the precision of the log. The denied requests
+    /// would have been admitted if they had arrived slightly later: at most a second or, if the log
+    /// times are in milliseconds, at most a millisecond. Effects on later requests are not
+    /// included.
     pub denied_within_precision: u64,
     /// The number of requests that a queue delays.
     pub delayed: u64,
@@ -153,9 +155,9 @@ pub struct WorstKey {
     pub key: Vec<String>,
     /// The number of denied requests.
     pub denied: u64,
-    /// The time of the first denial, in milliseconds since 1970.
+    /// The time of the first denial, in milliseconds since the Unix epoch.
     pub first_ms: u64,
-    /// The time of the last denial, in milliseconds since 1970.
+    /// The time of the last denial, in milliseconds since the Unix epoch.
     pub last_ms: u64,
 }
 
@@ -211,8 +213,8 @@ impl SimulationReport {
 }
 
 impl SimulationReport {
-    /// Replaces the values of keys with their hashes, if `mask` hashes values. The text of damaged
-    /// lines, which may contain such values, is removed.
+    /// If `mask` hashes values, replaces key values with their hashes. Damaged lines may contain
+    /// such values, so their text is removed.
     #[must_use]
     pub fn masked(mut self, mask: &KeyMask) -> Self {
         if !mask.is_hashed() {
@@ -298,7 +300,7 @@ fn notes(counts: &LineCounts, formats: &[String], replay: &Replay<'_>) -> Vec<St
             counts.no_request
         ));
     }
-    // A recorded request has no address except in its entries, which may be hashed.
+    // A recorded request contains an address only in its entries, where it may be hashed.
     if counts.no_peer > 0 && formats.iter().any(|format| format != "record") {
         notes.push(format!(
             "lines without a client address, to which rules that use `ip` do not apply: {}",
@@ -478,7 +480,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
     notes
 }
 
-/// Returns a share in percent, rounded for readers: `3.1%`, `0.04%`, `<0.01%`.
+/// Formats a share in percent, rounded for readability: `3.1%`, `0.04%`, `<0.01%`.
 #[must_use]
 pub fn percent(part: u64, whole: u64) -> String {
     if part == 0 || whole == 0 {
@@ -494,7 +496,7 @@ pub fn percent(part: u64, whole: u64) -> String {
     }
 }
 
-/// A length in memory always fits in 64 bits.
+/// Converts a length to 64 bits. A length in memory always fits.
 fn count(length: usize) -> u64 {
     length as u64
 }

@@ -1,11 +1,11 @@
-//! Prepares a request for its decision: extracts the entries that the rules use, with the code that
-//! the reverse proxy uses for live requests.
+//! Prepares a request for evaluation: extracts the entries that the rules use, with the same code
+//! that the reverse proxy uses for live requests.
 
 use http::request::Parts;
 use tidegate_core::RuleSet;
 use tidegate_identity::{EntrySources, RequestEntries};
 
-/// The request entries that the rules use, each as the index of its name, and its value.
+/// The request entries that the rules use: the index of each entry's name, and its value.
 pub(crate) type EntryValues = Box<[(usize, Box<str>)]>;
 
 /// Extracts entries for one rule set.
@@ -40,7 +40,7 @@ impl EntryExtractor {
     ///
     /// # Errors
     ///
-    /// Returns the reason why the proxy would refuse the request, if the request is ambiguous.
+    /// If the request is ambiguous, returns the reason why the proxy would reject it.
     pub(crate) fn extract(&self, parts: &Parts) -> Result<EntryValues, String> {
         let request = RequestEntries::new(parts, &self.sources);
         let values = self.names.iter().enumerate().filter_map(|(at, name)| {

@@ -9,13 +9,13 @@ pub struct Share(u32);
 impl Share {
     const WHOLE: u32 = 1_000_000;
 
-    /// Returns true if `part` is a larger share of `whole` than this share.
+    /// Returns true if `part` exceeds this share of `whole`.
     #[must_use]
     pub fn is_exceeded(self, part: u64, whole: u64) -> bool {
         u128::from(part) * u128::from(Self::WHOLE) > u128::from(whole) * u128::from(self.0)
     }
 
-    /// Returns the largest part of `whole` that does not exceed this share.
+    /// Returns this share of `whole`, rounded down.
     #[must_use]
     pub(crate) fn of(self, whole: u64) -> u64 {
         let part = u128::from(whole) * u128::from(self.0) / u128::from(Self::WHOLE);

@@ -1,10 +1,10 @@
 //! Reads the requests of several logs, ordered by time.
 //!
 //! Servers write a line when the response is complete, so lines are not in the order of arrival.
-//! Each log is sorted within a window: a line is held back until a line that is [`SORT_WINDOW`]
-//! later has been read. At most [`MAX_HELD`] lines are held back. The logs are merged by time. A
-//! log is opened when the simulation reaches the time of its first lines, so that rotated files are
-//! read one after the other.
+//! Each log is sorted within a window: a line is held back until another line with a time at least
+//! [`SORT_WINDOW`] later has been read. At most [`MAX_HELD`] lines are held back. The logs are
+//! merged by time. A log is opened when the simulation reaches the time of its first lines, so that
+//! rotated files are read one after the other.
 
 use std::{
     cmp::Reverse,
@@ -27,24 +27,24 @@ use crate::{
 /// Lines are sorted by time within this window.
 pub const SORT_WINDOW: Span = Span::from_secs(60);
 
-/// The maximum number of lines, and of bytes, parsed together.
+/// The maximum number of lines, and their maximum total size in bytes, that are parsed together.
 const BATCH_LINES: usize = 1_024;
 const BATCH_BYTES: usize = 1 << 20;
 
-/// The maximum number of held-back lines of one log.
+/// The maximum number of held-back lines per log.
 pub const MAX_HELD: usize = 65_536;
 
 /// The maximum total size of the values in one log's held-back lines, in bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
-/// A time that is later than all previous lines by more than this may be wrong. It is used only
-/// after the next line has confirmed it.
+/// If a line's time is later than the times of all previous lines by more than this, it may be
+/// incorrect. It is used only if the next line confirms it.
 const JUMP: Span = Span::from_secs(3_600);
 
 /// The maximum number of damaged lines reported in full.
 const SHOWN_DAMAGED: usize = 5;
 
-/// The maximum length of the part of a line that is shown, in characters.
+/// The maximum number of characters of a line that are shown.
 const SHOWN_CHARS: usize = 200;
 
 /// A line that does not match the format.
@@ -52,7 +52,7 @@ const SHOWN_CHARS: usize = 200;
 pub struct DamagedLine {
     /// The log.
     pub file: String,
-    /// The line number, counted from 1.
+    /// The one-based line number.
     pub line: u64,
     /// A description of the difference.
     pub problem: String,
@@ -60,15 +60,15 @@ pub struct DamagedLine {
     pub text: String,
 }
 
-/// A request of a log.
+/// A request in a log.
 #[derive(Debug)]
 pub(crate) struct LogRequest {
     pub(crate) time: Timestamp,
-    /// For each rule set, the entries of the request, or the reason why the proxy would refuse the
+    /// For each rule set, the request's entries, or the reason why the proxy would reject the
     /// request.
     pub(crate) entries: Vec<Result<EntryValues, String>>,
     pub(crate) cost: Cost,
-    /// The entries of the response that the rules use.
+    /// The response entries that the rules use.
     pub(crate) response: Vec<(Box<str>, Box<str>)>,
 }
 
@@ -82,10 +82,10 @@ impl LogRequest {
     }
 }
 
-/// The entries extracted from each line.
+/// Determines which entries are extracted from each line.
 #[derive(Debug)]
 pub(crate) struct Extraction<'p> {
-    /// The extractor of request entries for each rule set.
+    /// For each rule set, the extractor of request entries.
     pub(crate) extractors: Vec<&'p EntryExtractor>,
     /// The names of the response entries that the rules use.
     pub(crate) response: Vec<Box<str>>,
@@ -101,18 +101,18 @@ pub(crate) struct LineCounts {
     pub(crate) no_request: u64,
     /// The number of lines whose time is earlier than the time of a preceding line.
     pub(crate) backwards: u64,
-    /// The number of lines that are earlier than an already decided request.
+    /// The number of lines whose time is earlier than the time of an already decided request.
     pub(crate) late: u64,
-    /// The number of lines without the address of the client.
+    /// The number of lines without the client's address.
     pub(crate) no_peer: u64,
     /// The number of lines that contain the completion time, but not the arrival time.
     pub(crate) only_completion: u64,
     pub(crate) precision: TimePrecision,
     pub(crate) from: Option<Timestamp>,
     pub(crate) to: Option<Timestamp>,
-    /// Files whose end could not be read, with the reasons.
+    /// The files that could not be read to the end, with the reasons.
     pub(crate) cut_off: Vec<String>,
-    /// Whether a log could not be read to its end.
+    /// Whether a log could not be read to the end.
     pub(crate) is_cut_off: bool,
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct LogStream {
     logs: Vec<Log>,
     control: Arc<Control>,
     pub(crate) counts: LineCounts,
-    /// The formats of the logs, in the order of the logs, without repetition.
+    /// The formats of the logs, in the order of the logs, without duplicates.
     pub(crate) formats: Vec<String>,
 }
 
@@ -151,7 +151,7 @@ pub(crate) struct LogStream {
 struct Log {
     source: LogSource,
     format: Format,
-    /// `None` until the simulation reaches the time of the log's first lines.
+    /// The open log; `None` until the simulation reaches the time of the log's first lines.
     reader: Option<LogReader>,
     /// Lines that were read to detect the format and have not been processed yet.
     ahead: VecDeque<(Line, Vec<u8>)>,
@@ -164,7 +164,7 @@ struct Log {
     held: BinaryHeap<Reverse<BufferedRequest>>,
     held_bytes: usize,
     latest: Timestamp,
-    /// The time of the last line, if it is much later than `latest`.
+    /// The time of the last line, if this time is much later than `latest`.
     jump: Option<Timestamp>,
     decided: Timestamp,
     has_ended: bool,
@@ -254,7 +254,8 @@ impl LogStream {
             for (at, log) in self.logs.iter_mut().enumerate() {
                 log.fill(extraction, &self.control, &mut self.counts);
                 let time = log.head();
-                // If several requests have the same time, the request of the first log comes first.
+                // If several requests have the same time, they are returned in the order of their
+                // logs.
                 if let Some(time) = time
                     && first.is_none_or(|(earliest, _)| time < earliest)
                 {
@@ -303,7 +304,7 @@ impl Log {
                 file: name(),
                 problem: InputError::Unreadable(error),
             });
-            // Lines that were read before a damaged part can still be used.
+            // Lines that precede a damaged part can still be used.
             let kind = match read {
                 Err(error) if sample.is_empty() => return Err(error),
                 Err(_) | Ok(Line::End) => break,
@@ -336,8 +337,8 @@ impl Log {
             .iter()
             .filter_map(|line| format.parse(line).ok()?.arrival());
         let earliest = arrivals.min().unwrap_or_default().before(SORT_WINDOW);
-        // A file is opened again when the simulation reaches its time, so that few files are open
-        // at the same time.
+        // Files are closed here and opened again when the simulation reaches their time, so that
+        // few files are open at the same time.
         let is_reopened = source.size().is_some();
         if is_reopened {
             ahead.clear();
@@ -381,7 +382,7 @@ impl Log {
         self.held.peek().map(|Reverse(held)| held.request.time)
     }
 
-    /// Reads lines until the earliest request of the log is known.
+    /// Reads lines until the log's earliest remaining request is known.
     fn fill(&mut self, extraction: &Extraction<'_>, control: &Control, counts: &mut LineCounts) {
         while !control.is_interrupted() {
             // The sort window is full, so the earliest held-back request is next.
@@ -485,7 +486,7 @@ impl Log {
         }
     }
 
-    /// Advances the latest time of the log. A single line with a wrong time must not disable
+    /// Advances the log's latest time. A single line with an incorrect time must not disable
     /// sorting for the following lines.
     fn advance(&mut self, time: Timestamp) {
         let is_far = self.latest != Timestamp::default() && time > self.latest.after(JUMP);
@@ -515,7 +516,7 @@ impl Log {
 
 /// A parsed line.
 struct ParsedLine {
-    /// The line number, counted from 1.
+    /// The one-based line number.
     number: u64,
     content: Content,
 }
@@ -556,7 +557,7 @@ impl Content {
                 return damaged(format!("column {}: {}", error.column, error.problem));
             }
         };
-        // The format rejects a line without a time.
+        // The record has a time, because the format rejects lines without a time.
         let time = record.arrival().unwrap_or_default();
         let response = extraction
             .response

@@ -1,38 +1,39 @@
-//! Suggests limits: counts the units in the busiest window of each key, and finds the smallest
-//! limit that denies at most a given share of the keys.
+//! Suggests limits: determines the total cost in each key's busiest window, and finds the smallest
+//! limit with which at most a given share of the keys is denied.
 
 use serde::Serialize;
 use tidegate_core::Span;
 
 use crate::{replay::Replay, share::Share};
 
-/// A suggestion for one limit of a rule.
+/// A suggestion for one of a rule's limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Suggestion {
     /// The rule.
     pub rule: String,
-    /// The length of the window.
+    /// The window length, in milliseconds.
     pub window_ms: u64,
     /// The number of keys.
     pub keys: u64,
-    /// The number of units in the busiest window of the median key.
+    /// The total cost in the median key's busiest window.
     pub p50: u64,
-    /// The number of units in the busiest window of the key at the 90th percentile.
+    /// The total cost in the busiest window of the key at the 90th percentile.
     pub p90: u64,
-    /// The number of units in the busiest window of the key at the 99th percentile.
+    /// The total cost in the busiest window of the key at the 99th percentile.
     pub p99: u64,
-    /// The number of units in the busiest window of the key at the 99.9th percentile.
+    /// The total cost in the busiest window of the key at the 99.9th percentile.
     pub p99_9: u64,
-    /// The number of units in the busiest window of the busiest key.
+    /// The total cost in the busiest key's busiest window.
     pub max: u64,
-    /// The smallest limit that denies at most the given share of the keys, such as `34/min`.
+    /// The smallest limit with which at most the given share of the keys is denied, such as
+    /// `34/min`.
     pub limit: String,
-    /// The number of keys that the suggested limit would deny.
+    /// The number of keys that would be denied with the suggested limit.
     pub keys_denied: u64,
 }
 
-/// Suggests a limit for each window of each rule.
+/// Suggests a limit for each window length in each rule.
 pub(crate) fn suggestions(replay: &Replay<'_>, share: Share) -> Vec<Suggestion> {
     let mut suggestions = Vec::new();
     for (rule, counts) in replay.plan.rules().iter().zip(&replay.rules) {
@@ -49,7 +50,7 @@ pub(crate) fn suggestions(replay: &Replay<'_>, share: Share) -> Vec<Suggestion> 
                 let at = usize::try_from(rank.clamp(1, keys) - 1).unwrap_or(0);
                 units[at]
             };
-            // The percentile is the value of the key at the nearest rank.
+            // Percentiles are computed with the nearest-rank method.
             let percentile = |per_mille: u64| ranked((keys * per_mille).div_ceil(1_000));
             let limit = ranked(keys - share.of(keys));
             suggestions.push(Suggestion {

@@ -1,4 +1,4 @@
-//! `--sweep RULE.limit=LIMIT,LIMIT`: the denials under several limits of one rule.
+//! `--sweep RULE.limit=LIMIT,LIMIT`: the denials with several alternative limits for one rule.
 
 use std::str::FromStr;
 
@@ -10,10 +10,11 @@ use crate::{
     what_if,
 };
 
-/// The maximum number of limits in a sweep. The state of all rules is kept once per limit.
+/// The maximum number of limits in a sweep. A separate state of all rules is kept in memory for
+/// each limit.
 pub const MAX_SWEEP_VALUES: usize = 32;
 
-/// A rule, and the limits to be tried for it.
+/// A rule, and the limits to try for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sweep {
     rule: Box<str>,
@@ -56,13 +57,13 @@ fn too_many() -> String {
     format!("has more than the maximum of {MAX_SWEEP_VALUES} limits")
 }
 
-/// Appends the limits of the range `from..rest`, such as `50..200/min step 50`.
+/// Appends the limits in the range `from..rest`, such as `50..200/min step 50`.
 fn expand(range: &str, from: &str, rest: &str, limits: &mut Vec<Box<str>>) -> Result<(), String> {
     let expected = || format!("expected a range such as \"50..200/min step 50\", got \"{range}\"");
     let number = |text: &str| text.trim().parse::<u64>().map_err(|_| expected());
     let (last, step) = rest.rsplit_once("step").ok_or_else(expected)?;
     let (from, step) = (number(from)?, number(step)?);
-    // A burst or a capacity after the rate applies to every limit.
+    // A burst or a capacity that follows the rate applies to every limit in the range.
     let (last, size) = match last.trim().split_once(char::is_whitespace) {
         Some((last, size)) => (last, format!(" {}", size.trim())),
         None => (last, String::new()),
@@ -90,7 +91,7 @@ fn expand(range: &str, from: &str, rest: &str, limits: &mut Vec<Box<str>>) -> Re
     Ok(())
 }
 
-/// The rules of a file, once for each limit of a sweep.
+/// A copy of a file's rules for each limit in a sweep.
 #[derive(Debug)]
 pub struct Candidates {
     rule: Box<str>,
@@ -110,7 +111,7 @@ impl RulesUnderTest {
     ///
     /// # Errors
     ///
-    /// Returns a description of the problem if there is no such rule, or if a limit is not valid or
+    /// Returns a description of the problem if the rule does not exist, or if a limit is invalid or
     /// is given twice.
     pub fn candidates(&self, sweep: &Sweep) -> Result<Candidates, String> {
         let Sweep { rule: name, limits } = sweep;
@@ -138,7 +139,7 @@ impl RulesUnderTest {
     }
 }
 
-/// The denials under several limits of one rule.
+/// The denials with several alternative limits for one rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SweepReport {
@@ -148,20 +149,20 @@ pub struct SweepReport {
     pub mode: &'static str,
     /// The number of requests to which the rule applies.
     pub asked: u64,
-    /// The number of keys of the rule.
+    /// The number of the rule's keys.
     pub keys: u64,
     /// The number of decided requests.
     pub decided: u64,
     /// The number of keys of all enforced rules.
     pub all_keys: u64,
-    /// The horizontal axis of the curve, which depends on what the limits have in common.
+    /// The horizontal axis of the chart, which depends on the numbers in which the limits differ.
     #[serde(skip)]
     pub(crate) axis: Axis,
     /// The limits, in the order given in the option.
     pub values: Vec<SweepValue>,
 }
 
-/// The denials under one limit.
+/// The denials with one limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct SweepValue {
@@ -169,7 +170,7 @@ pub struct SweepValue {
     pub limit: String,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
-    /// The number of keys of the rule with at least one denied request.
+    /// The number of the rule's keys with at least one denied request.
     pub keys_denied: u64,
     /// The number of requests that an enforced rule denies.
     pub all_denied: u64,
@@ -183,7 +184,7 @@ pub struct SweepValue {
 /// The horizontal axis of the curve.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Axis {
-    /// The limits differ only in their count; the string names the unit.
+    /// The limits differ only in their count. The string is the unit of the axis.
     Count(String),
     /// The limits differ in more than one number, so they are placed at equal distances.
     Order,
@@ -255,12 +256,12 @@ fn keys_denied(counts: &RuleCounts) -> u64 {
     counts.keys.values().filter(|key| key.denied > 0).count() as u64
 }
 
-/// The numbers by which limits of one algorithm differ.
+/// The numbers in which limits with the same algorithm can differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LimitNumbers {
     count: u64,
     period: Span,
-    /// The burst or the capacity; `None` if the limit has none, or if it is equal to the count.
+    /// The burst or the capacity; `None` if the limit has neither, or if it equals the count.
     size: Option<u64>,
 }
 
@@ -308,7 +309,7 @@ fn axis(limits: &[LimitNumbers]) -> (Axis, Vec<u64>) {
     let period = limits.first().map_or(Span::ZERO, |limit| limit.period);
     if is_same(|limit| (limit.size, limit.period.as_micros())) {
         let positions = limits.iter().map(|limit| limit.count).collect();
-        // As in the notation of a rate: `min`, `10s`.
+        // Format the period as in a rate: `min`, `10s`.
         let rate = Rate { count: 1, period }.to_string();
         let unit = rate.split_once('/').map_or("", |(_, unit)| unit);
         return (Axis::Count(format!("units per {unit}")), positions);

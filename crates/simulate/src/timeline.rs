@@ -3,20 +3,20 @@
 use serde::Serialize;
 use tidegate_core::Timestamp;
 
-/// The maximum number of intervals. If a log covers more time, pairs of intervals are merged.
+/// The maximum number of intervals. If a log needs more intervals, pairs of intervals are merged.
 const MAX_INTERVALS: usize = 240;
 
 /// Counts over time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Timeline {
-    /// The start of the first interval, in milliseconds since 1970.
+    /// The start of the first interval, in milliseconds since the Unix epoch.
     pub start_ms: u64,
-    /// The length of each interval.
+    /// The length of each interval, in milliseconds.
     pub interval_ms: u64,
-    /// The requests in each interval.
+    /// The number of requests in each interval.
     pub requests: Vec<u64>,
-    /// The denied requests in each interval.
+    /// The number of denied requests in each interval.
     pub denied: Vec<u64>,
 }
 
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(timeline.requests.iter().sum::<u64>(), 1_000);
         assert_eq!(timeline.denied.iter().sum::<u64>(), 100);
         assert_eq!(timeline.requests[..3], [8, 8, 8]);
-        // A gap of years does not create many intervals.
+        // A gap of many years must not create many intervals.
         timeline.count(Timestamp::MAX, true);
         assert!(timeline.requests.len() <= MAX_INTERVALS);
     }

@@ -1,4 +1,4 @@
-//! Times in the notations that servers use.
+//! Parses times in the notations that servers use.
 
 use jiff::{civil::DateTime, tz::Offset};
 use tidegate_core::Timestamp;
@@ -11,15 +11,15 @@ const MONTHS: [&str; 12] = [
 /// The notation of a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum TimeForm {
-    /// One of the recognizable forms: `10/Oct/2026:13:55:36 +0200`, RFC 3339, or the time since
-    /// 1970 in seconds, milliseconds, microseconds or nanoseconds.
+    /// A form that is recognised automatically: `10/Oct/2026:13:55:36 +0200`, RFC 3339, or a Unix
+    /// timestamp in seconds, milliseconds, microseconds or nanoseconds.
     Any,
-    /// The form described by a `strftime` pattern.
+    /// The form that a `strftime` pattern describes.
     Pattern(Box<str>),
 }
 
 impl TimeForm {
-    /// Parses a time. A time without a zone is UTC.
+    /// Parses a time. A time without a zone is interpreted as UTC.
     pub(crate) fn parse(&self, text: &str) -> Option<Timestamp> {
         let text = text.trim();
         let parsed = match self {
@@ -64,7 +64,7 @@ fn common(text: &str) -> Option<jiff::Timestamp> {
         number(clock.get(..2)?)?,
         number(clock.get(12..14)?)?,
         number(clock.get(15..17)?)?,
-        // A leap second counts as the last second of its minute, as in jiff.
+        // A leap second is treated as the last second of its minute, as in jiff.
         number::<i8>(clock.get(18..20)?)?.min(59),
         nanos,
     );
@@ -112,8 +112,8 @@ fn by_pattern(pattern: &str, text: &str) -> Option<jiff::Timestamp> {
         .ok()
 }
 
-/// Parses a time since 1970. The magnitude of the number determines the unit: seconds until the
-/// year 5138, then milliseconds, microseconds and nanoseconds.
+/// Parses a Unix timestamp. The unit depends on the magnitude of the number: small numbers, up to
+/// the year 5138, are seconds; larger numbers are milliseconds, microseconds or nanoseconds.
 fn since_1970(text: &str) -> Option<Timestamp> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let whole: u64 = number(whole)?;

@@ -1,4 +1,4 @@
-//! `--what-if RULE.limit=LIMIT`: other limits for one rule.
+//! `--what-if RULE.limit=LIMIT`: simulates other limits for one rule.
 
 use std::str::FromStr;
 
@@ -39,7 +39,7 @@ impl RulesUnderTest {
     ///
     /// # Errors
     ///
-    /// Returns a description of the problem if there is no such rule, or if a limit is not valid.
+    /// Returns a description of the problem if the rule does not exist, or if a limit is invalid.
     pub fn with_limits(mut self, what_if: &WhatIf) -> Result<Self, String> {
         let WhatIf { rule: name, limits } = what_if;
         let rule = self
@@ -62,7 +62,7 @@ impl RulesUnderTest {
     ///
     /// # Errors
     ///
-    /// Returns a description of the problem, with the names of all rules, if there is no such rule.
+    /// If the rule does not exist, returns a message that contains the names of all rules.
     pub(crate) fn rule(&self, name: &str) -> Result<&Rule, String> {
         self.rules().rule(name).ok_or_else(|| {
             let names: Vec<&str> = self.rules().iter().map(Rule::name).collect();
@@ -81,8 +81,8 @@ pub(crate) fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> 
         Some(like) if matches!(like.algorithm(), Algorithm::Concurrency { .. }) => {
             return Err("a concurrency limit is not simulated".to_owned());
         }
-        // For a sliding window, the size of the limit determines whether it is a sliding window log
-        // or a sliding window counter. This way, any size can be tried.
+        // For a sliding window, choose between a sliding window log and a sliding window counter by
+        // the size of the limit, so that limits of any size can be tried.
         Some(like) if is_sliding(like) => by_size(limit, like),
         Some(like) => Limit::parse_like(limit, like),
         None => limit.parse(),

@@ -1,5 +1,5 @@
-//! Tests that a suggested burst denies at most the given share of the keys, and that a burst
-//! smaller by one denies more.
+//! Tests that a suggested burst denies at most the given share of the keys, and that the next
+//! smaller burst denies more than this share.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
@@ -11,8 +11,8 @@ use tidegate_simulate::{FrontierPoint, RulesUnderTest, Share, Simulation};
 
 use self::trace::{log, simulate};
 
-/// A limit in the file: its algorithm, the names of its fields, which depend on the algorithm, and
-/// its numbers.
+/// A limit in the file: its algorithm, its field names (which depend on the algorithm), and its
+/// numbers.
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
     algorithm: &'static str,
@@ -42,7 +42,7 @@ impl Bucket {
         RulesUnderTest::new("rules.yaml", Config::parse(&file).unwrap())
     }
 
-    /// Returns the same limit with a burst that is smaller by one, if it is valid.
+    /// Returns the same limit with the burst reduced by one, if it is valid.
     fn one_less(self, point: &FrontierPoint) -> Option<String> {
         let smallest = u64::from(self.size == "capacity");
         let less = point

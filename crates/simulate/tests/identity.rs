@@ -1,4 +1,4 @@
-//! Tests that a replay of a trace's log gives the same decisions as the live limiter.
+//! Tests that replaying the log of a request trace gives the same decisions as the live limiter.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 
@@ -49,8 +49,8 @@ impl Numbers {
     }
 }
 
-/// Each rule is tested alone, so that a denial by another rule does not hide the decision of the
-/// tested rule.
+/// Each rule is tested alone, so that a denial by another rule does not hide the tested rule's
+/// decision.
 #[test]
 fn a_replayed_trace_gets_the_decisions_of_the_live_limiter() {
     let all: Vec<&str> = RULES
@@ -85,8 +85,8 @@ fn a_replayed_trace_gets_the_decisions_of_the_live_limiter() {
     }
 }
 
-/// Decides a trace with a limiter on a manual clock. Returns the log of the trace, and the
-/// decisions of the rules.
+/// Decides a trace with a limiter on a manual clock. Returns the log of the trace, and the rules'
+/// decisions.
 fn live(file: &str) -> (String, Tally) {
     let config = Config::parse(file).unwrap();
     let mut now = Timestamp::from_micros(1_795_325_114_000_000);

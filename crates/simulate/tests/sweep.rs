@@ -40,7 +40,7 @@ proptest! {
         let candidates = plain.candidates(&sweep).unwrap();
         let simulation = Simulation { sweep: Some(&candidates), ..Simulation::of(&plain) };
         let report = simulate(simulation, &log);
-        // The report about the file itself does not change.
+        // A sweep does not change the report's results for the file itself.
         let alone = simulate(Simulation::of(&plain), &log);
         prop_assert_eq!(&report.rules, &alone.rules);
         let sweep = report.sweep.unwrap();

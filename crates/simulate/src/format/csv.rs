@@ -1,5 +1,5 @@
-//! CSV with a header: the first line names the columns. The separator is a comma, a semicolon or a
-//! tab.
+//! CSV with a header: the first line contains the column names. The separator is a comma, a
+//! semicolon or a tab.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ const MAX_COLUMNS: usize = 1_000;
 pub(crate) struct Csv {
     separator: u8,
     columns: Vec<String>,
-    /// The index and the field of each used column.
+    /// The index and the meaning of each used column.
     fields: Vec<(usize, Field)>,
 }
 
@@ -106,8 +106,7 @@ fn split(separator: u8, line: &str) -> Option<Vec<String>> {
         written += output_used;
         count += ends_used;
         match result {
-            // The whole line has been read. The next call passes an empty input, which ends the
-            // record.
+            // The whole line has been read. The empty input in the next call ends the record.
             ReadRecordResult::InputEmpty if read == line.len() && !input.is_empty() => {}
             ReadRecordResult::Record => break,
             ReadRecordResult::InputEmpty

@@ -30,7 +30,8 @@ pub(crate) fn nginx(format: &str) -> Result<Template, String> {
             after: after.into(),
         });
     }
-    // If the format contains the whole target, such as `$request_uri`, its parts are not used.
+    // If the format contains the whole target, such as `$request_uri`, variables with parts of the
+    // target are not used.
     if variables
         .iter()
         .any(|variable| variable.field == Some(Field::Target))
@@ -104,7 +105,7 @@ struct ApacheCompiler {
 }
 
 impl ApacheCompiler {
-    /// Adds literal text after the last variable.
+    /// Adds a literal string after the last variable.
     fn literal(&mut self, text: &str) {
         match self.variables.last_mut() {
             None => self.head.push_str(text),
@@ -112,7 +113,7 @@ impl ApacheCompiler {
         }
     }
 
-    /// Compiles a directive. `rest` is the text after the `%` of the directive. Returns the text
+    /// Compiles a directive. `rest` is the string after the directive's `%`. Returns the string
     /// after the directive.
     fn directive<'t>(&mut self, rest: &'t str) -> Result<&'t str, String> {
         if let Some(rest) = rest.strip_prefix('%') {

@@ -1,5 +1,5 @@
-//! Logs with one JSON object per line: logs of Tidegate, Caddy and Traefik, and of nginx with a
-//! JSON format.
+//! Logs with one JSON object per line, such as those of Tidegate, Caddy and Traefik, and of nginx
+//! with a JSON format.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::{
     record::Record,
 };
 
-/// The maximum number of named fields of a log.
+/// The maximum number of distinct field names in a log.
 const MAX_NAMES: usize = 1_000;
 
 /// The fields of a JSON log.
@@ -20,17 +20,17 @@ const MAX_NAMES: usize = 1_000;
 pub(crate) struct Json {
     /// The name of the program that writes such logs.
     pub(crate) name: &'static str,
-    /// The path and the field of each used value. A path has dots between the keys of nested
-    /// objects.
+    /// The path and the meaning of each used value. In a path, the keys of nested objects are
+    /// separated by dots.
     fields: Vec<(Box<str>, Field)>,
 }
 
 impl Json {
-    /// Determines from the names in `sample` which fields to use.
+    /// Determines which fields to use from the field names in `sample`.
     ///
     /// # Errors
     ///
-    /// Returns an error for the first line if no line is an object, or if no line has a time.
+    /// Returns an error about the first line if no line is an object, or if no line has a time.
     pub(crate) fn detect(sample: &[String], mappings: &[EntryMapping]) -> Result<Self, LineError> {
         let first = sample.first().map_or("", String::as_str);
         let mut names = BTreeSet::new();
@@ -120,7 +120,7 @@ fn parse(line: &str) -> Result<Map<String, Value>, LineError> {
 fn collect_names(object: &Map<String, Value>, prefix: &str, names: &mut BTreeSet<String>) {
     for (key, value) in object {
         let path = format!("{prefix}{key}");
-        // Header names differ between lines.
+        // Do not collect header names, because they differ between lines.
         if let Value::Object(inner) = value
             && !key.eq_ignore_ascii_case("headers")
         {
@@ -157,7 +157,7 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Adds the headers of an object, in which each name has a value or a list of values.
+/// Adds the headers in an object, where each name has a value or a list of values.
 fn add_headers(record: &mut Record<'_>, headers: &Value) {
     let Value::Object(headers) = headers else {
         return;

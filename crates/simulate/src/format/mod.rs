@@ -1,4 +1,4 @@
-//! Log formats: the known formats, format strings, and the detection of a format from the first
+//! Log formats: the known formats, format strings, and the detection of a format from a log's first
 //! lines.
 
 mod csv;
@@ -21,10 +21,10 @@ use crate::{
     timestamp::TimeForm,
 };
 
-/// The number of lines from which a format is detected.
+/// The number of lines that are used to detect a format.
 pub(crate) const SAMPLE_LINES: usize = 64;
 
-/// A detected format must match at least one in this number of lines.
+/// A detected format must match at least one in `MIN_MATCHES` lines.
 const MIN_MATCHES: usize = 10;
 
 const COMBINED: &str = r#"$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent""#;
@@ -48,7 +48,7 @@ const NAMES: &[&str] = &[
 /// The error for a line that does not match a format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LineError {
-    /// The column of the first difference, counted in characters from 1.
+    /// The one-based column of the first difference, in characters.
     pub(crate) column: usize,
     pub(crate) problem: String,
 }
@@ -121,7 +121,7 @@ impl LogFormat {
     }
 }
 
-/// A format, with its parser for lines.
+/// A format, with its line parser.
 #[derive(Clone, Debug)]
 pub(crate) struct Format {
     pub(crate) name: String,
@@ -147,7 +147,7 @@ pub(crate) struct UnknownFormat {
     pub(crate) line: String,
 }
 
-/// The most similar format for a line that does not match any format.
+/// The format that is most similar to a line that matches no format.
 struct NearestFormat<'s> {
     line: &'s str,
     nearest: Option<(String, LineError)>,
@@ -156,8 +156,8 @@ struct NearestFormat<'s> {
 impl NearestFormat<'_> {
     /// Records a format that does not match.
     fn note(&mut self, name: &str, error: LineError) {
-        // A line that begins with a brace is JSON, even if another format matches a longer part of
-        // the line.
+        // A line that starts with a brace is treated as JSON, even if another format matches a
+        // longer part of the line.
         let is_nearer = |(known, known_error): &(String, LineError)| {
             known != "json" && error.column > known_error.column
         };
@@ -210,7 +210,7 @@ impl Format {
                 nearest.note(&format.name, error);
             }
         }
-        // A few lines may match a wrong format by chance.
+        // A few lines may match an incorrect format by chance.
         let least = match wanted {
             LogFormat::Detect => sample.len().div_ceil(MIN_MATCHES),
             LogFormat::Named(_) | LogFormat::Nginx(_) | LogFormat::Apache(_) => 1,
@@ -239,7 +239,7 @@ impl Format {
         let first = nearest.line;
         let mut formats = Self::candidates();
         let objects = sample.iter().filter(|line| line.starts_with('{')).count();
-        // The first line may be damaged, so half of the lines are sufficient.
+        // Some lines may be damaged, so it is sufficient if half of the lines are JSON objects.
         if objects > 0 && objects * 2 >= sample.len() {
             formats.insert(0, Self::recorded());
             if sample.iter().any(|line| recorded::parse(line).is_ok()) {
@@ -253,7 +253,8 @@ impl Format {
         }
         match Csv::new(first, mappings) {
             Ok(csv) => formats.push(Self::of_csv(csv)),
-            // A line with a comma may be a CSV header, unless the line has other punctuation.
+            // A first line with a comma may be a CSV header, unless it contains certain other
+            // punctuation.
             Err(error) if first.contains(',') && !first.contains(['[', '"', ' ']) => {
                 nearest.note("csv", error);
             }
@@ -289,7 +290,7 @@ impl Format {
     fn candidates() -> Vec<Self> {
         let names = NAMES.iter().filter_map(|name| Self::known(name));
         let mut known: Vec<Self> = names.collect();
-        // Many servers add fields at the end of the combined format.
+        // Many servers append additional fields to the combined format.
         known.extend(Self::of_text(
             "combined, with further fields that are not used",
             directives::nginx(&format!("{COMBINED} $rest")),
@@ -415,9 +416,9 @@ fn traefik() -> Result<Template, String> {
     )
 }
 
-/// Envoy's default format. This format does not contain the peer address, but with
-/// `use_remote_address`, Envoy appends the peer address to `X-Forwarded-For`. Envoy does not escape
-/// quotation marks and backslashes in values from the client.
+/// Envoy's default format. It does not contain the peer address, but with `use_remote_address`,
+/// Envoy appends the peer address to `X-Forwarded-For`. In client values, Envoy does not escape
+/// quotation marks and backslashes.
 fn envoy() -> Result<Template, String> {
     let template = Template::new(
         "[",
@@ -471,8 +472,8 @@ fn haproxy() -> Result<Template, String> {
     Ok(template.after_prefix("haproxy[", "]: "))
 }
 
-/// Parses each line of `text` in every format. All lines serve as the sample from which formats are
-/// detected.
+/// Parses each line of `text` in every format. All lines together are also used as the sample for
+/// detecting formats.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn parse_all(text: &str) {
     let mut sample: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -1,10 +1,10 @@
-//! Formats with named fields: determines the meaning of each field from its name.
+//! Determines the meaning of each field from its name, for formats with named fields.
 
 use http::HeaderName;
 
 use crate::{field::Field, timestamp::TimeForm};
 
-/// The names of fields with the same meaning, the preferred name first.
+/// Field names with the same meaning. The preferred name comes first.
 struct Aliases {
     names: &'static [&'static str],
     field: fn() -> Field,
@@ -13,7 +13,7 @@ struct Aliases {
 const SECONDS: u64 = 1_000_000;
 const MILLISECONDS: u64 = 1_000;
 
-/// All fields that are known by name.
+/// All known field names.
 const KNOWN: &[Aliases] = &[
     Aliases {
         names: &[
@@ -160,7 +160,7 @@ const KNOWN: &[Aliases] = &[
     },
 ];
 
-/// The names of arrival times.
+/// The names of fields with the arrival time.
 const STARTS: &[&str] = &[
     "startutc",
     "start_time",
@@ -170,10 +170,11 @@ const STARTS: &[&str] = &[
     "startlocal",
 ];
 
-/// The names of arrival times or, if the log has the duration, of completion times.
+/// The names of fields with a time. If the log has a duration, this is the completion time;
+/// otherwise, it is the arrival time.
 const TIMES: &[&str] = &["time", "timestamp", "@timestamp", "datetime", "date", "ts"];
 
-/// The names of durations with a known unit, and the unit in microseconds. nginx logs
+/// The names of duration fields with a known unit, and the unit in microseconds. nginx logs
 /// `request_time` in seconds.
 const DURATIONS: &[(&str, u64)] = &[
     ("request_time", SECONDS),
@@ -185,7 +186,7 @@ const DURATIONS: &[(&str, u64)] = &[
     ("response_time_ms", MILLISECONDS),
 ];
 
-/// The names of completion times.
+/// The names of fields with the completion time.
 const COMPLETIONS: &[&str] = &["msec", "time_iso8601", "time_local"];
 
 /// Determines the meaning of the fields with these `names`. Returns the index and the meaning of
@@ -229,7 +230,7 @@ fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
         let duration = duration.map(|at| (at, Field::Duration(SECONDS)));
         std::iter::once(time).chain(duration).collect()
     };
-    // The names in Caddy's logs.
+    // These are the names in Caddy's logs.
     if let (Some(time), Some(_)) = (at("ts"), at("request.uri")) {
         return completion(time, at("duration"));
     }
@@ -246,8 +247,8 @@ fn time_of(at: &impl Fn(&str) -> Option<usize>) -> Vec<(usize, Field)> {
         .iter()
         .find_map(|(name, unit)| Some((at(name)?, Field::Duration(*unit))));
     match duration {
-        // A server that logs the duration writes the line when the request is complete, and usually
-        // logs that time.
+        // A server that logs the duration writes the line when the request is complete, so the time
+        // is usually the completion time.
         Some(duration) => vec![(time, Field::Completion(TimeForm::Any)), duration],
         None => vec![(time, Field::Arrival(TimeForm::Any))],
     }
@@ -292,7 +293,7 @@ mod tests {
             time(&["start_time", "time", "duration_ms"]),
             [(0, arrival())]
         );
-        // The unit of this duration is not known.
+        // This duration is not used, because its unit is unknown.
         assert_eq!(time(&["time", "duration"]), [(0, arrival())]);
     }
 

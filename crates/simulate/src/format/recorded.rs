@@ -1,4 +1,4 @@
-//! Requests that a server recorded (`record` in its rules file), one JSON object per line.
+//! Requests recorded by a server (`record` in its rules file), with one JSON object per line.
 
 use std::borrow::Cow;
 
@@ -19,12 +19,12 @@ struct RecordedRequest {
     entries: Map<String, Value>,
 }
 
-/// Parses a line. The entries take precedence over everything else in the request, so that the
-/// simulation uses the same values as the server did.
+/// Parses a line. The recorded entries take precedence over all other data about the request, so
+/// that the simulation uses the same values as the server did.
 pub(super) fn parse(line: &str) -> Result<Record<'static>, LineError> {
     let parsed: RecordedRequest = serde_json::from_str(line).map_err(|error| {
-        // The message of an error about a value contains the value, which must not appear in a
-        // report with hashed keys.
+        // The parser's message about an invalid value contains the value, which must not appear in
+        // a report with hashed keys.
         let text = error.to_string();
         let problem = if error.is_data() && !text.starts_with("missing field") {
             "`time`, `cost` or `entries` has the wrong type".to_owned()

@@ -1,5 +1,5 @@
-//! Formats that consist of variables with literal text between them, such as nginx's `log_format`
-//! and Apache's `LogFormat`.
+//! Formats that consist of variables with literal strings between them, such as nginx's
+//! `log_format` and Apache's `LogFormat`.
 
 use std::borrow::Cow;
 
@@ -9,44 +9,45 @@ use crate::{
     record::Record,
 };
 
-/// A variable of a template.
+/// A variable in a template.
 #[derive(Clone, Debug)]
 pub(crate) struct Variable {
     /// The name of the variable, without `$` or `%{}`.
     pub(crate) name: Box<str>,
-    /// The part of the request that the variable contains, if it is used.
+    /// The part of the request that the variable contains, if the variable is used.
     pub(crate) field: Option<Field>,
-    /// The literal text after the variable; empty only at the end of the line.
+    /// The literal string after the variable. It can be empty only for the last variable.
     pub(crate) after: Box<str>,
 }
 
 /// How a server writes quotation marks, backslashes and control characters in a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Escapes {
-    /// With a backslash before them, as nginx and Apache do.
+    /// Escaped with a backslash, as in nginx and Apache.
     #[default]
     Backslash,
-    /// Unchanged, as Envoy does.
+    /// Unchanged, as in Envoy.
     None,
 }
 
 /// A compiled template.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
-    /// The two strings that delimit a variable prefix of the actual line, such as a syslog header.
-    /// If the first string occurs in a line, everything up to the second string is skipped.
+    /// Two strings for detecting and skipping a prefix that precedes the actual line, such as a
+    /// syslog header. If the first string occurs in a line, everything up to the second string is
+    /// skipped.
     pub(crate) prefix: Option<(&'static str, &'static str)>,
     escapes: Escapes,
-    /// The text before the first variable.
+    /// The literal string before the first variable.
     pub(crate) head: Box<str>,
     pub(crate) variables: Vec<Variable>,
-    /// The index and the field of each used variable, in the order in which the fields are set.
+    /// The index and the meaning of each used variable, in the order in which the fields are set.
     fields: Vec<(usize, Field)>,
 }
 
 impl Template {
-    /// Creates a template. Two variables without text between them are an error, because the end of
-    /// the first variable is then unknown.
+    /// Creates a template. Two adjacent variables without a literal string between them are an
+    /// error, because the end of the first variable would be unknown.
     pub(crate) fn new(head: &str, variables: Vec<Variable>) -> Result<Self, String> {
         if variables.is_empty() {
             return Err("has no variables".to_owned());
@@ -70,7 +71,7 @@ impl Template {
         })
     }
 
-    /// Skips the text before `end` in lines that contain `mark`.
+    /// In lines that contain `mark`, skips everything up to `end`.
     pub(crate) fn after_prefix(self, mark: &'static str, end: &'static str) -> Self {
         Self {
             prefix: Some((mark, end)),
@@ -78,7 +79,7 @@ impl Template {
         }
     }
 
-    /// Treats backslashes as part of the values.
+    /// Treats backslashes in values as literal characters.
     pub(crate) fn without_escapes(self) -> Self {
         Self {
             escapes: Escapes::None,
@@ -86,7 +87,7 @@ impl Template {
         }
     }
 
-    /// Takes entries from the variables named in `mappings`.
+    /// Sets entries from the variables that `mappings` names.
     pub(crate) fn map(&mut self, mappings: &[EntryMapping]) -> Result<(), String> {
         for EntryMapping { field, meaning } in mappings {
             let at = self
@@ -131,7 +132,7 @@ impl Template {
         Ok(record)
     }
 
-    /// Returns the values of all variables, with their positions.
+    /// Returns the values of all variables, with their positions in the line.
     fn split<'l>(&self, line: &'l str) -> Result<Vec<(usize, &'l str)>, LineError> {
         let mut at = match self.prefix {
             Some((mark, end)) if line.contains(mark) => {

@@ -1,4 +1,4 @@
-//! Tests on log lines written by real servers.
+//! Tests with log lines written by real servers.
 
 use tidegate_config::Config;
 
@@ -13,7 +13,7 @@ rules:
     limits: [1/s]
 ";
 
-/// Returns the name of the format, the time, and the entries of one line.
+/// Returns the format name, the time, and the entries of one line.
 fn read(wanted: &LogFormat, lines: &[&str], mappings: &[&str]) -> (String, u64, String) {
     let sample: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
     let mappings: Vec<EntryMapping> = mappings
@@ -174,7 +174,8 @@ fn csv_with_a_header() {
     );
 }
 
-/// An entry that the command line maps to a field takes precedence over other fields of the log.
+/// If the command line maps a field to an entry, this field takes precedence over other fields in
+/// the log.
 #[test]
 fn mapped_entries_come_first() {
     let line = r#"{"time":1795325114,"started":1795325000,"client":"203.0.113.9","real":"198.51.100.7:80","path":"/x","old":"/y"}"#;

@@ -1,31 +1,31 @@
-//! Charts that plot one number against another, as inline SVG.
+//! Line charts as inline SVG.
 
 use std::fmt::Write as _;
 
 use super::{BOTTOM, HEIGHT, LEFT, TOP, WIDTH, escaped};
 
-/// The space to the right of the last point, so that its label fits.
+/// The space to the right of the last point for its label, in pixels.
 const RIGHT: u64 = 40;
 
 /// The smallest distance between two labels on the horizontal axis, in pixels.
 const LABEL_DISTANCE: u64 = 90;
 
-/// The positions and labels on the horizontal axis, ascending.
+/// The position of a point on the horizontal axis, and its label.
 #[derive(Debug)]
 pub(crate) struct Point {
     pub(crate) position: u64,
     pub(crate) label: String,
 }
 
-/// One curve. All numbers are on the same vertical axis.
+/// One curve. All curves use the same vertical axis.
 #[derive(Debug)]
 pub(crate) struct Series {
     pub(crate) name: &'static str,
-    /// The height at each point, and its description.
+    /// The vertical value at each point, and its description.
     pub(crate) values: Vec<(u64, String)>,
 }
 
-/// A chart of at most three curves.
+/// A chart with at most three curves.
 #[derive(Debug)]
 pub(crate) struct Curves<'c> {
     pub(crate) title: &'c str,
@@ -33,12 +33,12 @@ pub(crate) struct Curves<'c> {
     pub(crate) vertical: &'c str,
     pub(crate) points: Vec<Point>,
     pub(crate) series: Vec<Series>,
-    /// The number at the top of the vertical axis, and its label.
+    /// The value at the top of the vertical axis, and its label.
     pub(crate) top: (u64, String),
 }
 
 impl Curves<'_> {
-    /// Draws the curves, each with its own colour and dashes.
+    /// Draws the curves. Each has its own colour and dash pattern.
     pub(crate) fn draw(&self, out: &mut String) {
         let (title, bottom) = (escaped(self.title), HEIGHT - BOTTOM);
         let _ = write!(
@@ -56,7 +56,7 @@ impl Curves<'_> {
                 left + 30,
                 series.name
             );
-            // About 7 pixels for a character.
+            // A character is about 7 pixels wide.
             left += 60 + 7 * series.name.len() as u64;
         }
         for (at, series) in self.series.iter().enumerate() {
@@ -102,7 +102,7 @@ impl Curves<'_> {
         }
     }
 
-    /// Labels the points, except those whose label would overlap another one.
+    /// Labels the points, but omits labels that would overlap another label.
     fn labels(&self, out: &mut String) {
         let y = HEIGHT - BOTTOM + 16;
         let mut next = 0;

@@ -1,5 +1,5 @@
-//! The report as a single HTML file without external files. The charts are inline SVG, and the
-//! colours follow the reader's light or dark mode.
+//! The report as a self-contained HTML file. The charts are inline SVG, and the colours follow the
+//! reader's light or dark mode.
 
 mod curve;
 
@@ -37,7 +37,7 @@ svg { width: 100%; height: auto; } .chart { overflow-x: auto; } svg text { fill:
 }
 ";
 
-/// The size of a chart and of the space for its labels, in pixels.
+/// The size of a chart and the margins for its labels, in pixels.
 pub(crate) const WIDTH: u64 = 900;
 pub(crate) const HEIGHT: u64 = 220;
 pub(crate) const LEFT: u64 = 70;
@@ -100,7 +100,7 @@ fn summary(out: &mut String, report: &SimulationReport) {
     }
 }
 
-/// Draws the requests and the denials of a timeline as stacked bars.
+/// Draws a timeline's requests and denials as stacked bars.
 fn chart(out: &mut String, title: &str, timeline: &Timeline) {
     let most = timeline.requests.iter().copied().max().unwrap_or(0);
     if most == 0 {
@@ -124,7 +124,7 @@ fn chart(out: &mut String, title: &str, timeline: &Timeline) {
         LEFT + 300,
         LEFT + 318
     );
-    // Positions are in tenths of a pixel, which keeps narrow bars apart.
+    // Positions are in tenths of a pixel, so that there is a gap between narrow bars.
     let count = (timeline.requests.len() as u64).max(1);
     let step = plot_width * 10 / count;
     let bar = step.saturating_sub(if step > 30 { 10 } else { 0 }).max(1);
@@ -288,11 +288,11 @@ fn sweep(out: &mut String, report: &SimulationReport) {
     out.push_str("</table>\n");
 }
 
-/// Draws the shares of denied requests and keys against the limit.
+/// Draws the shares of denied requests and keys as functions of the limit.
 fn sweep_chart(out: &mut String, title: &str, sweep: &SweepReport) {
     let mut values: Vec<&SweepValue> = sweep.values.iter().collect();
     values.sort_by_key(|value| value.position);
-    // In hundredths of a percent, rounded up so that a small share differs from zero.
+    // Shares are in hundredths of a percent, rounded up so that a small share differs from zero.
     let share = |part: u64, whole: u64| {
         let share = (u128::from(part) * 10_000).div_ceil(u128::from(whole.max(1)));
         u64::try_from(share).unwrap_or(10_000)
@@ -386,7 +386,7 @@ fn frontiers(out: &mut String, report: &SimulationReport) {
     }
 }
 
-/// Draws the smallest burst against the rate.
+/// Draws the smallest burst as a function of the rate.
 fn frontier_chart(out: &mut String, title: &str, frontier: &Frontier) {
     let points = frontier.points.iter();
     let values = points.clone().map(|point| {
@@ -434,7 +434,7 @@ fn key_text(values: &[String]) -> String {
     escaped(&values.join(" "))
 }
 
-/// Escapes text for HTML. Control characters are shown as escapes.
+/// Escapes a string for HTML. Control characters are replaced by visible escape sequences.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
@@ -451,7 +451,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// Formats an instant as a date.
+/// Formats a time as a date.
 fn date(millis: u64) -> String {
     let seconds = i64::try_from(millis / 1_000).ok();
     let instant = seconds.and_then(|seconds| jiff::Timestamp::from_second(seconds).ok());

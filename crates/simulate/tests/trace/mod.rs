@@ -1,4 +1,4 @@
-//! Traces of requests, and their simulation.
+//! Request traces, and their simulation.
 
 use std::{fmt::Write as _, fs, sync::Arc};
 
