@@ -12,7 +12,8 @@ fn with_a_token_only_requests_with_it_are_allowed() {
     let listener = TestListener::with_token(Some("secret"));
     let block = format!("/v1/blocks/{KEY}");
     for (minute, (shown, is_right)) in (0..).zip(AUTHORIZATIONS) {
-        // Wrong tokens are rate limited, so each attempt is made in a different minute.
+        // Attempts with invalid tokens are rate limited, so each attempt is made in a different
+        // minute.
         listener.at_secs(60 * minute);
         let headers: Vec<(&str, &str)> = shown
             .map(|shown| ("authorization", shown))
@@ -36,7 +37,7 @@ fn with_a_token_only_requests_with_it_are_allowed() {
             );
         }
     }
-    // With a token, any `Host` is accepted.
+    // If the request has a valid token, any `Host` is accepted.
     let headers = [
         ("authorization", "Bearer secret"),
         ("host", "admin.example"),

@@ -74,8 +74,8 @@ fn an_address_in_an_uncounted_form_is_refused_unless_services_send_it() {
             let answer = listener.ask(method, path, body);
             assert_eq!(answer.status, 200, "{written}: {answer:?}");
             let answer = answer.json();
-            // This store has no snapshot, so the response for each block also has a hint that a
-            // restart removes the block.
+            // This server has no snapshot, so each response also contains a hint that a restart
+            // removes the block.
             let hint = answer["hint"].as_str();
             let hint = hint.filter(|hint| !hint.starts_with("a restart"));
             assert_eq!(hint.is_some(), counted.is_some(), "{written}: {hint:?}");
@@ -146,7 +146,7 @@ fn a_key_that_no_request_has_is_refused() {
     assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
 }
 
-/// The conditions of the rule exclude the key, even if services send raw entries.
+/// The rule's conditions exclude the key, even if services send raw entries.
 #[test]
 fn a_key_that_the_rule_excludes_is_refused() {
     let listener = TestListener::open();
@@ -160,7 +160,7 @@ fn a_key_that_the_rule_excludes_is_refused() {
         assert_eq!((refused.status, refused.problem().as_str()), (400, problem));
     }
     assert_eq!(listener.ask("PUT", "/v1/blocks/post/POST", "").status, 200);
-    // A service could send methods in any form.
+    // The hint is only a warning, because a service could send methods in any form.
     let unlikely = listener.ask("PUT", "/v1/blocks/any/post", "");
     assert_eq!(unlikely.status, 200);
     let hint = unlikely.json()["hint"].clone();
@@ -335,8 +335,8 @@ fn reload(listener: &TestListener, rules: &str) -> Value {
     reloaded.json()
 }
 
-/// A block is found by a hash of its rule's name, so a renamed rule does not enforce its old
-/// blocks.
+/// The store looks up blocks by a hash of the rule's name, so a renamed rule does not enforce its
+/// old blocks.
 #[test]
 fn a_reload_that_renames_a_rule_reports_its_blocks() {
     let listener = TestListener::open();
@@ -382,7 +382,7 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
         (&rule, &json!("rule no longer exists"))
     );
 
-    // The block can be lifted under the former name of its rule.
+    // The block can be lifted under its rule's former name.
     let lifted = listener.ask("DELETE", &path(), "");
     assert_eq!(
         (lifted.status, lifted.json()),
@@ -395,13 +395,13 @@ fn a_reload_that_renames_a_rule_reports_its_blocks() {
     assert_eq!(again.status, 404);
     assert!(again.problem().starts_with("there is no rule \"r\""));
 
-    // The second block is enforced again when the rule has its former name again.
+    // When the rule gets its former name back, the second block is enforced again.
     assert_eq!(reload(&listener, RULES), json!({"rules": 2}));
     let block = listener.ask("GET", "/v1/blocks/r/%2Fb/::1", "").json();
     assert_eq!(block["inactive"], Value::Null, "{block}");
 }
 
-/// If a rule gets a different number of key entries, no request can have the key of an old block.
+/// If the number of a rule's key entries changes, no request can match the key of an old block.
 #[test]
 fn a_reload_that_changes_a_key_reports_its_blocks() {
     let listener = TestListener::open();
@@ -430,8 +430,8 @@ fn a_reload_that_changes_a_key_reports_its_blocks() {
     );
 }
 
-/// If a rule gets the same number of different key entries, the key of an old block could match
-/// requests with equal values of the new entries.
+/// If a rule's key entries change but not their number, the key of an old block could match
+/// requests whose new entries have the same values.
 #[test]
 fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     let listener = TestListener::open();
@@ -464,7 +464,7 @@ fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     assert_eq!(listener.ask("DELETE", &path(), "").status, 200);
 }
 
-/// Earlier versions store a block without the name of its rule.
+/// Earlier versions stored blocks without the rule's name.
 #[test]
 fn a_block_of_an_unknown_former_rule_can_be_lifted_too() {
     let listener = TestListener::open();
@@ -510,7 +510,7 @@ fn a_block_says_which_block_it_replaced() {
     assert_eq!(fourth["replaced"], Value::Null, "the third has ended");
 }
 
-/// A shorter duration does not change the reason of the block.
+/// Shortening a block does not change its reason.
 #[test]
 fn a_block_that_is_shortened_keeps_its_reason() {
     let listener = TestListener::open();
@@ -524,14 +524,14 @@ fn a_block_that_is_shortened_keeps_its_reason() {
     // Without `shorten`, the new block replaces the current block, together with its reason.
     assert_eq!(put(r#"{"for": "1h", "reason": "abuse"}"#), "abuse");
     assert_eq!(put(r#"{"for": "2h"}"#), "");
-    // If a block has ended, its reason is not kept.
+    // The reason of an expired block is not kept.
     assert_eq!(put(r#"{"for": "3h", "reason": "abuse"}"#), "abuse");
     listener.at_secs(4 * 3_600);
     assert_eq!(put(r#"{"for": "1h", "shorten": true}"#), "");
 }
 
-/// Without this check, a request without a duration would silently replace a longer block with a
-/// block of the default duration.
+/// A request without a duration must not silently replace a longer block with a block of the
+/// default duration.
 #[test]
 fn a_block_does_not_end_before_the_current_one_unless_that_is_requested() {
     let listener = TestListener::open();
@@ -558,7 +558,7 @@ fn a_block_does_not_end_before_the_current_one_unless_that_is_requested() {
     }
     let shortened = listener.ask("PUT", &path(), r#"{"for": "1min", "shorten": true}"#);
     assert_eq!(shortened.json()["left_ms"], 60_000, "{shortened:?}");
-    // A repeated request succeeds even if the clock was set back a little.
+    // A repeated request succeeds even if the clock has been set back slightly.
     listener.at_secs(7);
     assert_eq!(listener.ask("PUT", &path(), shorter).status, 200);
     listener.at_secs(0);

@@ -2,8 +2,8 @@
 
 use crate::{client::Answer, listener::TestListener};
 
-/// Returns the paths of all files that the page loads: those named in its HTML, and those imported
-/// by its scripts.
+/// Returns the paths of all files that the page loads: the files in its HTML, and the files that
+/// its scripts import.
 fn loaded_files(listener: &TestListener) -> Vec<String> {
     let page = listener.ask("GET", "/", "").body;
     let quoted = |text: &str, before: &str| -> Vec<String> {
@@ -92,14 +92,14 @@ fn a_file_that_the_browser_has_is_not_sent_again() {
     assert_eq!((changed.status, &changed.body), (200, &first.body));
 }
 
-/// The headers that a browser sends when the user follows a link on a page of another site.
+/// The headers that a browser sends when the user follows a link on another site's page.
 const LINK: [(&str, &str); 3] = [
     ("sec-fetch-site", "cross-site"),
     ("sec-fetch-mode", "navigate"),
     ("sec-fetch-dest", "document"),
 ];
 
-/// For example, a runbook or a chat may contain a link to the console.
+/// Links to the console must work, for example in a runbook or a chat.
 #[test]
 fn a_link_on_another_site_opens_the_page_and_nothing_else() {
     for token in [None, Some("secret")] {

@@ -1,4 +1,4 @@
-//! Tests of recent denials, explanations and lists of keys.
+//! Tests of recent denials, explanations and key lists.
 
 use std::collections::BTreeSet;
 
@@ -59,7 +59,8 @@ fn a_denial_is_listed_with_its_rule_key_limit_and_wait() {
     let hashed = listener.ask("GET", "/v1/denials?key=hash:0123456789abcdef&key=::", "");
     let hint = "`key` takes the value itself, and not its hash";
     assert_eq!(hashed.json()["hint"], hint);
-    // An address in another form is not found. The hint contains the normalised form.
+    // If the query contains an address in another form, no denial is found. The hint contains the
+    // normalised form.
     for query in [
         "rule=r&key=%2Fa%20b&key=0:0:0:0:0:0:0:0",
         "key=%2Fa%20b&key=0::0",
@@ -204,7 +205,7 @@ rules:
     let explained = explain(body);
     assert_eq!(explained["allowed"], true);
     let trial = &explained["rules"][1];
-    // The cost exceeds the limit, so the request is never admitted.
+    // The cost exceeds the limit itself, so the request is never admitted.
     assert_eq!(
         (
             &trial["allowed"],

@@ -112,7 +112,7 @@ fn a_client_follows_the_events_and_continues_after_a_reconnect() {
         list["events"].as_array().unwrap().len()
     };
     assert_eq!(count("0-2"), 1);
-    // An ID of another process, or an invalid ID, selects all events.
+    // With the ID of another process or an invalid ID, all events are returned.
     for unknown in ["0-4", "1795257701330-2", "2", "x"] {
         assert_eq!(count(unknown), 3, "{unknown}");
     }

@@ -20,7 +20,7 @@ use tidegate_server::{
 
 use crate::client::{Answer, Client};
 
-/// The time at which every test's clock starts: the start of a minute.
+/// The initial time of every test's clock: the start of a minute.
 const START_MICROS: u64 = 1_699_999_980_000_000;
 
 pub(crate) const START_MILLIS: u64 = START_MICROS / 1_000;
@@ -133,7 +133,7 @@ impl TestListener {
         listener.unwrap().local_addr()
     }
 
-    /// Sets the clock to `secs` seconds after the start.
+    /// Sets the clock to `secs` seconds after its initial time.
     pub(crate) fn at_secs(&self, secs: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + secs * 1_000_000));

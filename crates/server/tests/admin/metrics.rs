@@ -60,7 +60,8 @@ fn verdicts_are_counted_by_rule_and_outcome() {
             metrics.body
         );
     }
-    // The first decision of a thread is always timed, and this test has only one thread.
+    // The duration of a thread's first decision is always measured, and this test has only one
+    // thread.
     assert!(
         metrics
             .body
@@ -87,7 +88,8 @@ fn the_metrics_listener_serves_metrics_and_nothing_else() {
     }
 }
 
-/// Tests that every sample belongs to the metric family above it, and that no family appears twice.
+/// Tests that every sample belongs to the preceding metric family, and that no family appears
+/// twice.
 #[test]
 fn the_output_is_valid_prometheus_text() {
     let listener = TestListener::open();

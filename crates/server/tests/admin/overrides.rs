@@ -33,7 +33,7 @@ fn an_override_is_set_listed_shown_and_removed() {
         json!({"overrides": [expected], "count": 1, "next": null})
     );
 
-    // All views show the limits of the override for the key.
+    // All endpoints return the override's limits for this key.
     let key = listener.ask("GET", &format!("/v1/keys/{KEY}"), "").json();
     let policies = |document: &Value| {
         let limits = document["limits"].as_array().unwrap().iter();

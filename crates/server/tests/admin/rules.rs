@@ -1,4 +1,4 @@
-//! Tests of the list of rules and of their reload.
+//! Tests of the rule list, and of reloads.
 
 use serde_json::json;
 
@@ -65,8 +65,8 @@ fn a_reload_is_all_or_nothing() {
     }
 }
 
-/// The server reads some settings only at startup. If a reload reported only "ok", the operator
-/// would not notice that changes to these settings are not applied.
+/// The server reads some settings only at startup. The response must list changed settings of this
+/// kind, so that the operator notices that they have not been applied.
 #[test]
 fn a_reload_names_the_settings_that_need_a_restart() {
     let listener = TestListener::open();

@@ -47,7 +47,8 @@ fn keys_are_ranked_by_requests_denials_and_cost() {
             "rule": "r",
             "by": "requests",
             "over_ms": 300_000,
-            // The period can begin up to a minute earlier.
+            // Because periods consist of whole time slices, the period can begin up to a minute
+            // earlier.
             "from_ms": START_MS - 300_000,
             "until_ms": START_MS,
             "total": total,
@@ -128,7 +129,7 @@ fn without_a_rule_every_row_names_its_rule_and_each_request_counts_once() {
 #[test]
 fn a_rule_in_shadow_mode_lists_whom_it_would_deny() {
     let listener = TestListener::open();
-    // The limit is 1,000 units, and up to 100 more units are in its soft range.
+    // The limit is 1,000 units, and its soft range permits up to 100 more.
     assert!(listener.charge(&[], 1_000));
     for _ in 0..3 {
         assert!(listener.charge(&[], 900));
@@ -143,7 +144,7 @@ fn a_rule_in_shadow_mode_lists_whom_it_would_deny() {
         list["rows"],
         json!([{"key": [], "estimate": 3, "error": 0}])
     );
-    // A shadow rule denies nothing, so the list of all denials is empty.
+    // A shadow rule denies nothing, so the list by denials is empty.
     let list = top(&listener, "?by=denied");
     assert_eq!(list["total"]["denied"], 0);
     assert_eq!(list["rows"], json!([]));
@@ -161,8 +162,8 @@ fn a_blocked_key_counts_as_denied() {
     assert_eq!(top(&listener, "?rule=all%20of%20it")["total"]["denied"], 0);
 }
 
-/// The response raises the cost of the request. The additional cost is partly denied, and does not
-/// count as another request.
+/// The response increases the request's cost. The additional cost is partly denied, and is not
+/// counted as another request.
 #[test]
 fn a_cost_that_rises_with_the_response_is_still_one_request() {
     let listener = TestListener::open();
@@ -204,8 +205,8 @@ fn each_period_forgets_in_its_time() {
     }
 }
 
-/// Returns each time slice with requests: its start in minutes after the test's start, its number
-/// of requests and its number of denials.
+/// Returns each time slice with requests: its start in minutes after the start of the test, its
+/// number of requests and its number of denials.
 fn history(listener: &TestListener, over: &str) -> Vec<[u64; 3]> {
     let query = format!("/v1/history?rule=r&key=%2F&key=192.0.2.1&over={over}");
     let answer = listener.ask("GET", &query, "");
@@ -237,7 +238,8 @@ fn the_history_of_a_key_has_its_requests_and_denials_in_each_time_slice() {
     // The rule admits two requests per minute.
     assert_eq!(history(&listener, "5m"), [[0, 1, 0], [1, 3, 1], [3, 2, 0]]);
     assert_eq!(history(&listener, "15m"), history(&listener, "5m"));
-    // In the histories of an hour and of a day, the slices begin before the test's start.
+    // In histories over an hour or a day, the slices are longer and begin before the start of the
+    // test.
     let of_slices = |over| -> u64 {
         history(&listener, over)
             .iter()

@@ -1,4 +1,4 @@
-//! Tests of the traffic of the last 15 minutes.
+//! Tests of traffic counts for the last 15 minutes.
 
 use serde_json::{Value, json};
 

@@ -11,7 +11,8 @@ use crate::{
     support::{RedisServer, eventually},
 };
 
-/// Starts a node whose candidate admits 3 of the 10 requests that the rules in force admit.
+/// Starts a node whose active rules admit 10 requests and whose candidate rules admit only 3 of
+/// them.
 fn start(redis: &RedisServer) -> Node {
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -54,7 +55,7 @@ fn nodes_share_the_counters_of_the_candidate() {
     assert_eq!(ask(&b, 3), [200; 3]);
     let compared = report(&b, 3);
     assert_eq!(compared["newly_denied"], 2, "{compared}");
-    // The candidate charges none of the counters of the rules in force.
+    // The candidate rules do not charge the active rules' counters.
     assert_eq!(ask(&a, 6), [200, 200, 200, 200, 200, 429]);
     let compared = report(&a, 8);
     assert_eq!(compared["newly_denied"], 5, "{compared}");

@@ -1,4 +1,4 @@
-//! Tests of the lists of recent denials from several nodes.
+//! Tests of listing recent denials from several nodes.
 
 use serde_json::{Value, json};
 use tidegate_limiter::KeyMask;
@@ -28,8 +28,8 @@ fn publish(node: &Node) {
     node.run(node.limiter.publish_denials());
 }
 
-/// Each page has 250 denials. A node continues past pages of its own denials, and past denials that
-/// it cannot read.
+/// Denials are read in pages of 250. A node skips pages with only its own denials, and denials that
+/// it cannot decode.
 #[test]
 fn older_pages_are_read_until_a_denial_of_another_node_is_found() {
     let redis = RedisServer::start();
@@ -50,7 +50,7 @@ fn older_pages_are_read_until_a_denial_of_another_node_is_found() {
     assert_eq!(keys(&denials(&a, "?n=1000")).len(), 451);
 }
 
-/// Exhausts the limit of `user`, and sends `denied` further requests, which are denied.
+/// Exhausts the limit for `user`, and sends `denied` further requests, which are denied.
 fn exceed(node: &Node, user: &str, denied: usize) {
     assert_eq!(node.admitted("local", user, 10 + denied), 10);
 }
@@ -116,13 +116,13 @@ fn hashed_values_are_hashed_in_redis_too() {
         assert_eq!(keys(&list), [&*hashed]);
         assert_eq!(list["rows"][0]["entries"]["user"], &*hashed);
     }
-    // The stored denials are binary, so the script searches them for strings.
+    // Denials are stored in a binary format, so the script searches for the strings.
     let script = "local stored = table.concat(redis.call('HVALS', 'test#denials'))
 local function has(text) return tostring(stored:find(text, 1, true) ~= nil) end
 return has(ARGV[1]) .. ' ' .. has('acme')";
     let found = redis.ask(&["EVAL", script, "0", &hashed]);
     assert_eq!(found, "true false");
-    // A server that stores plain keys does not prevent another server from showing them as hashes.
+    // If one server stores plain keys, another server can still show them as hashes.
     let plain = start(&redis, &KeyMask::plain());
     plain.at_millis(1);
     exceed(&plain, "plain-customer", 1);

@@ -1,5 +1,5 @@
-//! Tests with Redis unreachable. The fallback policy of each rule decides, is reported, and admits
-//! no extra requests.
+//! Tests with an unreachable Redis. Each rule's fallback policy applies, is reported, and admits no
+//! extra requests.
 
 use serde_json::json as value;
 use tidegate_core::{FallbackShare, Source};
@@ -49,15 +49,15 @@ fn every_rule_has_its_own_failure_policy() {
         node.spend("local", "u"),
         answer(true, None, "local", Source::Local, Some(4))
     );
-    // The local share of the limit of ten is half by default, and one request was admitted before
+    // By default, the local share is half of the limit of ten, and one request was admitted before
     // the outage.
     assert_eq!(node.admitted("local", "u", 20), 4);
     assert_eq!(node.admitted("open", "u", 20), 20);
     assert_eq!(node.admitted("local_shadow", "u", 20), 20);
 }
 
-/// If Redis is unreachable and the fallback policy denies the request, the denial is not counted
-/// for a rule.
+/// If Redis is unreachable and the fallback policy denies a request, no rule's denial counter is
+/// incremented.
 #[test]
 fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
@@ -78,7 +78,7 @@ fn a_denial_by_the_failure_policy_is_counted_for_no_rule() {
     );
 }
 
-/// The listed denial contains the rule that failed closed, and the reason for failing closed.
+/// The listed denial contains the rule that failed closed, and the reason.
 #[test]
 fn a_denial_by_the_failure_policy_is_listed_with_its_rule_and_counted_in_top() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
@@ -165,7 +165,7 @@ fn an_outage_has_an_event_at_its_start_and_at_its_end() {
     assert!(lost[0]["data"]["problem"].is_string(), "{lost:?}");
     let _redis = RedisServer::start_on(port, &[]);
     node.until_up(true);
-    // The end of the outage is detected without a request.
+    // The node detects the end of the outage even if there are no requests.
     let both = eventually("the end of the outage is an event", || {
         Some(outages()).filter(|both| both.len() == 2)
     });
@@ -192,9 +192,9 @@ fn requests_admitted_by_redis_count_in_the_fallback() {
     assert_eq!(node.admitted("local", "unseen", 5), 2);
 }
 
-/// The local fallback follows the charges and refunds that this node makes in Redis. If this node
-/// refunds a charge of another node, only Redis counts the refund, and the local share does not
-/// rise.
+/// The local fallback also applies the charges and refunds that this node makes in Redis. If this
+/// node refunds another node's charge, the refund is applied only in Redis, and does not increase
+/// the local share's remaining requests.
 #[test]
 fn refunds_in_redis_count_in_the_fallback() {
     let mut redis = RedisServer::start();
@@ -256,7 +256,8 @@ fn a_failed_admin_operation_is_reported() {
     assert!(refused.contains("cannot reach Redis"), "{refused}");
 }
 
-/// A reachable Redis that rejects decisions is reported, and the message says how to fix it.
+/// If Redis is reachable but rejects decisions, this is reported with a message that says how to
+/// fix it.
 #[test]
 fn a_redis_error_is_shown_for_a_minute() {
     let redis = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Tests of the listeners of a node with a Redis backend.
+//! Tests of a node's listeners with a Redis backend.
 
 use std::{
     io::{Read, Write},
@@ -87,8 +87,8 @@ fn a_batch_over_the_pending_limit_is_answered_completely() {
         )
     };
     let answers = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000);
-    // Because of the leading PING, the batch reaches the maximum number of pending decisions in the
-    // middle of commands that were parsed together.
+    // Because of the leading PING, the maximum number of pending decisions is reached in the middle
+    // of a group of commands that are parsed together.
     let asked = [
         (0..3_000).map(line).collect(),
         (0..3_000).map(array).collect::<String>(),
@@ -105,7 +105,7 @@ fn a_transaction_over_the_redis_batch_size_is_decided_completely() {
     let node = Node::start(&redis.url());
     node.until_up(true);
     // The client sends more commands than fit into the queue to Redis. If all commands were queued
-    // at the same time, the fallback would decide the commands that do not fit.
+    // at the same time, the commands that do not fit would be decided by the fallback.
     let throttle = "CL.THROTTLE k 9999 1 3600\r\n".repeat(10_000);
     let answer = converse(node.open_resp(), &format!("MULTI\r\n{throttle}EXEC\r\n"));
     let (_, answers) = answer.split_once("*10000\r\n").unwrap();
@@ -207,15 +207,14 @@ fn listeners_apply_the_failure_policy_without_redis() {
         node.open_resp(),
         "TIDEGATE.CHECK path /open user u\r\nCL.THROTTLE k 9 1 3600\r\n",
     );
-    // The local fallback admits half of the limit of ten.
+    // The limit is ten, and the local fallback admits half of it.
     assert_eq!(
         answer,
         "*6\r\n:1\r\n$-1\r\n:-1\r\n:-1\r\n:0\r\n:0\r\n*5\r\n:0\r\n:5\r\n:4\r\n:-1\r\n:7200\r\n"
     );
 }
 
-/// An explanation reads the counters in Redis and charges nothing. Each node lists only its own
-/// denials.
+/// An explanation reads the counters in Redis and charges nothing. Each node lists its own denials.
 #[test]
 fn explain_and_denials_work_in_a_fleet() {
     let redis = RedisServer::start();
@@ -276,8 +275,8 @@ fn explain_and_denials_work_in_a_fleet() {
     );
 }
 
-/// While Redis is unreachable, the fallback policies decide, and an explanation says which policy
-/// decides.
+/// While Redis is unreachable, the fallback policies apply, and an explanation says which policy
+/// applies.
 #[test]
 fn an_explanation_without_redis_names_the_fallback_policy() {
     let node = Node::start(&format!("redis://127.0.0.1:{}", free_port()));
@@ -311,12 +310,12 @@ fn an_explanation_without_redis_names_the_fallback_policy() {
     );
     let (allowed, source, rule) = explain("/local");
     assert_eq!((&allowed, &source), (&true.into(), &"local".into()));
-    // The local share of the limit of 10 is half by default.
+    // By default, the local share is half of the limit of 10.
     assert_eq!(rule["limits"][0]["remaining"], 5);
     let (status, problem) = json(admin, "GET", "/v1/keys/local", "");
     assert_eq!(status, 503, "{problem}");
 
-    // Redis does not confirm the changes, so the local counters and blocks are kept.
+    // Redis does not confirm the changes, so the local counters and blocks are not changed either.
     assert!(node.spend("local", "u").allowed);
     let key = node.key("local", "u");
     assert!(node.run(async { node.limiter.reset(&key).await }).is_err());

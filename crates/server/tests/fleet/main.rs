@@ -1,4 +1,4 @@
-//! Tests of several nodes on a real Redis: their shared state, and the fallback of each node while
+//! Tests of several nodes with a real Redis: their shared state, and each node's fallback while
 //! Redis is unreachable.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -24,10 +24,10 @@ use tokio::runtime::Runtime;
 
 use crate::support::{PATIENCE, eventually};
 
-/// The time at which every node's clock starts. Redis uses its own clock.
+/// The initial time of every node's clock. Redis uses its own clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
-/// One rule per fallback policy, all with the same limit, and two shadow rules.
+/// One rule for each fallback policy, all with the same limit, and two shadow rules.
 pub(crate) const RULES: &str = "
 defaults: {algorithm: token_bucket}
 rules:
@@ -73,7 +73,8 @@ impl Node {
         Self::on(Topology::Standalone(server), settings, mask)
     }
 
-    /// Starts a node on a cluster, which the node discovers through the cluster node at `url`.
+    /// Starts a node that uses a Redis cluster. The node discovers the cluster through the cluster
+    /// node at `url`.
     pub(crate) fn on_cluster(url: &str) -> Self {
         let seeds = vec![Address::parse(url).unwrap().0];
         let settings = FallbackSettings::default();
@@ -87,7 +88,7 @@ impl Node {
             .build()
             .unwrap();
         let connection = RedisSettings {
-            // The timeout is longer than the default, because a busy machine may delay a test.
+            // The timeout is longer than the default, because tests may be slow on a busy machine.
             timeout: std::time::Duration::from_millis(500),
             ..RedisSettings::new(topology)
         };
@@ -115,7 +116,7 @@ impl Node {
         }
     }
 
-    /// Sets the node's clock to `millis` milliseconds after the start.
+    /// Sets the node's clock to `millis` milliseconds after its initial time.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
@@ -127,12 +128,12 @@ impl Node {
         rules.rule(rule).unwrap().encode_key(&[user]).unwrap()
     }
 
-    /// Charges one request of `user` under this rule.
+    /// Charges one request by `user` under this rule.
     pub(crate) fn spend(&self, rule: &str, user: &str) -> Answer {
         self.ask(rule, user, Effect::Charge)
     }
 
-    /// Refunds one request of `user` under this rule.
+    /// Refunds one request by `user` under this rule.
     pub(crate) fn refund(&self, rule: &str, user: &str) -> Answer {
         self.ask(rule, user, Effect::Refund)
     }

@@ -1,4 +1,4 @@
-//! Tests of overrides on servers that share one Redis.
+//! Tests of overrides on servers that share a Redis.
 
 use std::sync::Arc;
 
@@ -37,7 +37,7 @@ fn follow(node: &Node) {
     node.spawn(async move { limiter.sync_overrides().await });
 }
 
-/// Formats the overrides of a node.
+/// Formats a node's overrides.
 fn shown(node: &Node) -> Vec<String> {
     let rules = node.limiter.rules();
     let rule = rules.rule(RULE).unwrap();
@@ -63,7 +63,7 @@ fn agree(nodes: &[&Node], expected: &[&str]) {
     }
 }
 
-/// Sends 100 requests of `user`, and returns the number of admitted requests.
+/// Sends 100 requests by `user`, and returns the number of admitted requests.
 fn admitted(node: &Node, user: &str) -> usize {
     node.admitted(RULE, user, 100)
 }
@@ -78,7 +78,7 @@ fn test_fleet(a: &Node, b: &Node) {
     // The server that has set the override applies it immediately.
     assert_eq!(shown(a), ["alice 15/h"]);
     agree(&[b], &["alice 15/h"]);
-    // The server does not use the denial that it has cached. The previous charges still count.
+    // The server no longer uses its cached denial. The previous charges still count.
     assert_eq!(admitted(b, "alice"), 5);
     assert!(set(b, "al*", "20/h").is_none());
     assert!(set(b, "alice", "12/h").is_some());
@@ -118,7 +118,7 @@ fn a_new_server_reads_all_overrides_and_a_removal_is_not_missed() {
     let redis = RedisServer::start();
     let first = Node::start(&redis.url());
     first.until_up(true);
-    // The number of overrides exceeds the number that one call can read.
+    // There are more overrides than one call can read.
     for number in 0..1_201 {
         set(&first, &format!("user-{number:04}"), "20/h");
     }
@@ -158,7 +158,7 @@ fn overrides_stay_in_effect_while_redis_is_down() {
     set(&node, "alice", "40/h");
     redis.kill();
     node.until_up(false);
-    // The local share of this server is half of the override's limit.
+    // This server's local share is half of the override's limit.
     assert_eq!(admitted(&node, "alice"), 20);
     let rules = node.limiter.rules();
     let target = OverrideTarget::of(&["bob"]);
@@ -173,8 +173,8 @@ fn overrides_stay_in_effect_while_redis_is_down() {
     assert_eq!(shown(&node), ["alice 40/h"]);
 }
 
-/// Redis remembers only the latest removals. A server that starts later reads all overrides, even if
-/// they are older than the removals that Redis has forgotten.
+/// Redis keeps only a list of the latest removals. A server that starts later must nevertheless
+/// read all overrides, even those that are older than the removals that Redis has discarded.
 #[test]
 fn a_new_server_reads_all_overrides_after_many_removals() {
     let redis = RedisServer::start();

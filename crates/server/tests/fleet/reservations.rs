@@ -1,4 +1,4 @@
-//! Tests of reservations on servers that share one Redis.
+//! Tests of reservations on servers that share a Redis.
 
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ fn settle(node: &Node, token: &str, cost: u64) -> Result<SettledReservation, Res
     node.run(limiter.settle_reservation(token, cost))
 }
 
-/// Returns the number of units that the rule `log` still admits, found by making and cancelling
-/// reservations.
+/// Returns the number of remaining units under the rule `log`. It is determined by making and
+/// cancelling reservations.
 fn left(node: &Node, user: &str) -> u64 {
     let (mut low, mut high) = (0, 1_001);
     while high - low > 1 {
@@ -66,7 +66,7 @@ fn left(node: &Node, user: &str) -> u64 {
     low
 }
 
-/// Returns the number of spent units of the rule `window`.
+/// Returns the number of units charged under the rule `window`.
 fn window_spent(node: &Node, user: &str) -> u64 {
     let rules = node.limiter.rules();
     let rule = rules.rule("window").unwrap();
@@ -100,7 +100,7 @@ fn any_server_settles_a_reservation_once() {
         );
         assert_eq!(left(node, "u"), 900);
     }
-    // The server that made the reservation does not refund it again.
+    // The server that made the reservation must not refund it again.
     a.at_millis(61_000);
     a.run(a.limiter.end_expired_reservations());
     assert_eq!(left(&b, "u"), 900);
@@ -119,7 +119,7 @@ fn an_expired_reservation_costs_nothing() {
     assert_eq!(left(&b, "u"), 1_000);
 }
 
-/// The reservation is renewed by a server that did not make it.
+/// The reservation is renewed by another server than the one that made it.
 #[test]
 fn a_renewal_by_another_server_is_respected() {
     let (_redis, a, b) = two_nodes();
@@ -152,7 +152,8 @@ fn a_slot_is_released_and_renewed_by_any_server() {
     assert!(reserve(&a, &entries, 1, 60).is_some());
 }
 
-/// A call that does not reach Redis leaves the reservation unchanged, so the call can be repeated.
+/// If a settlement does not reach Redis, the reservation is unchanged, so the settlement can be
+/// repeated.
 #[test]
 fn a_settlement_is_repeated_after_an_outage() {
     let (redis, a, b) = two_nodes();
@@ -165,7 +166,7 @@ fn a_settlement_is_repeated_after_an_outage() {
     );
     redis.resume();
     b.until_up(true);
-    // The paused server may have executed the call after its timeout.
+    // The paused Redis server may have executed the call after the timeout.
     let settled = settle(&b, &reservation.token, 100).unwrap();
     assert_eq!(settled.settled, 100);
     assert_eq!(left(&b, "u"), 900);
@@ -187,7 +188,8 @@ fn a_reservation_without_redis_belongs_to_its_server() {
     assert_eq!(settle(&a, &reservation.token, 1).unwrap().released, 99);
 }
 
-/// The excess of a reservation that was made without Redis is charged after Redis is back.
+/// If a reservation is made while Redis is unreachable, the excess cost is charged after Redis is
+/// back.
 #[test]
 fn the_excess_is_charged_after_an_outage() {
     let (mut redis, a, b) = two_nodes();
@@ -222,7 +224,7 @@ fn a_reservation_ends_once_although_a_rule_is_removed() {
     assert_eq!(window_spent(&a, "u"), 100);
 }
 
-/// Redis records that the reservation has ended, until the newest token has expired.
+/// Redis stores the fact that the reservation has ended until its newest token has expired.
 #[test]
 fn an_old_token_ends_a_renewed_reservation_once() {
     let (redis, a, b) = two_nodes();
@@ -250,7 +252,7 @@ fn any_server_settles_a_reservation_without_charges() {
     assert!(settle(&b, &reservation.token, 2).is_err());
 }
 
-/// The charges of one request are in several cluster slots, and all of them are settled together.
+/// A request's charges are in several cluster slots, and all of them are settled together.
 #[test]
 fn a_reservation_ends_in_every_slot_of_a_cluster() {
     const RULES: &str = "

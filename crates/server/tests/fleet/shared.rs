@@ -1,4 +1,4 @@
-//! Tests of the state that nodes share: counts, blocks, and resets by the operator.
+//! Tests of the state that nodes share: counters, blocks, and resets by the operator.
 
 use tidegate_config::Config;
 use tidegate_core::{BlockNote, FallbackShare, RuleSet, Source, Span, bounds};
@@ -154,7 +154,7 @@ fn the_time_left_of_a_block_is_by_the_clock_of_redis() {
     is_left(&replaced["replaced"]);
 }
 
-/// The reported result is that of the block in Redis, not of the local copy.
+/// The reported result is the result of the block in Redis, not of the local copy.
 #[test]
 fn a_block_whose_local_copy_does_not_fit_is_set() {
     let (_redis, a, b) = two();
@@ -185,7 +185,7 @@ fn block_local(node: &Node) {
     assert_eq!(node.run(node.limiter.block(&key, None, note)), Ok(true));
 }
 
-/// Redis stores the name of the rule, so every node can show it after the rule is removed.
+/// Redis stores the rule's name, so every node can show it even after the rule is removed.
 #[test]
 fn blocks_of_a_removed_rule_are_counted_by_its_name() {
     let (_redis, a, b) = two();

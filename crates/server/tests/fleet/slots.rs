@@ -1,4 +1,4 @@
-//! Tests of a cluster in which no node serves some of the slots.
+//! Tests of a cluster where some slots are not served by any node.
 
 use serde_json::{Value, json};
 use tidegate_core::Source;
@@ -10,11 +10,10 @@ use crate::{
     support::{RedisServer, SERVER, eventually},
 };
 
-/// The first slot that no node serves. All lower slots are served.
+/// The first unserved slot. All lower slots are served.
 const FIRST_UNSERVED: u16 = 12_000;
 
-/// Starts a cluster of one node. The node serves the slots below [`FIRST_UNSERVED`], and no node
-/// serves the other slots.
+/// Starts a cluster with one node, which serves only the slots below [`FIRST_UNSERVED`].
 fn partial_cluster() -> RedisServer {
     let redis = RedisServer::node(SERVER, &["--cluster-require-full-coverage", "no"]);
     let last = (FIRST_UNSERVED - 1).to_string();
@@ -54,7 +53,7 @@ fn unserved_slots_are_reported_by_readyz_the_status_and_the_metrics() {
     let metrics = Client::connect(node.open_admin()).ask("GET", "/metrics", &[], b"");
     let sample = "\ntidegate_redis_slots_unserved 4384\n";
     assert!(metrics.body.contains(sample), "{}", metrics.body);
-    // Only keys in slots without a node are decided locally.
+    // Only keys in unserved slots are decided locally.
     let decided_in_redis = (0..40)
         .filter(|user| node.spend("local", &user.to_string()).source == Source::Redis)
         .count();

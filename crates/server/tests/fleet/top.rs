@@ -1,4 +1,4 @@
-//! Tests of the top talkers of several nodes.
+//! Tests of top talkers across several nodes.
 
 use serde_json::{Value, json};
 use tidegate_limiter::KeyMask;
@@ -14,7 +14,8 @@ fn start(redis: &RedisServer, mask: &KeyMask) -> Node {
     node
 }
 
-/// Closes the time slices at `millis` milliseconds after the start, and publishes them.
+/// Sets the clock to `millis` milliseconds after its initial time, and publishes the completed time
+/// slices.
 fn publish(node: &Node, millis: u64) {
     node.at_millis(millis);
     let top = node.limiter.top_talkers().unwrap();
@@ -54,7 +55,7 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     spend(&a, "acme", 3);
     spend(&b, "acme", 4);
     spend(&b, "globex", 12);
-    // The minute has not ended, so each node knows only its own requests.
+    // The current minute has not ended, so each node knows only its own requests.
     assert_eq!(top(&a, "?rule=local")["total"]["requests"], 3);
     publish(&a, MINUTE_MS);
     publish(&b, MINUTE_MS);
@@ -76,16 +77,16 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     let of_acme = history(&a, "acme");
     assert_eq!(of_acme["servers"], 2);
     assert_eq!(requests_of(&of_acme), 7);
-    // A killed node loses the counts of the current minute.
+    // If a node is killed, its counts for the current minute are lost.
     drop(b);
     assert_eq!(top(&a, "")["total"]["requests"], 19);
-    // The slices of the killed node are still part of the periods that contain them.
+    // The killed node's published slices still count in the periods that contain them.
     publish(&a, MINUTE_MS * 59);
     let list = top(&a, "?over=5m");
     assert_eq!(list["total"]["requests"], 0);
     assert_eq!(list["servers"], 1, "the killed node decided nothing");
     assert_eq!(top(&a, "?over=1h")["total"]["requests"], 19);
-    // A day later, these counts are too old for any period.
+    // A day later, these counts are too old for all periods.
     publish(&a, MINUTE_MS * 60 * 26);
     assert_eq!(top(&a, "?over=1d")["total"]["requests"], 0);
 }
@@ -97,8 +98,8 @@ fn while_redis_is_down_each_node_answers_for_itself() {
     node.spend("open", "acme");
     drop(redis);
     node.until_up(false);
-    // The fallback policy decides these requests. The second request is denied by the policy, not
-    // because of its key.
+    // These requests are decided by the fallback policy. The second request is denied by the
+    // policy, not because of its key.
     assert!(node.spend("open", "acme").allowed);
     assert!(!node.spend("closed", "acme").allowed);
     let list = top(&node, "");

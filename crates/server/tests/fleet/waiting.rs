@@ -1,4 +1,4 @@
-//! Tests of requests waiting for slots that other servers hold.
+//! Tests of requests waiting for concurrency slots that are in use on other servers.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ rules:
   - {name: slots, key: user, cost: 1, limits: [{algorithm: concurrency, limit: 1, lease: 30s, wait: 30s}]}
 ";
 
-/// Reserves on `node`, and waits up to `longest_wait`.
+/// Makes a reservation on `node`, waiting at most `longest_wait`.
 async fn reserve(
     node: Arc<tidegate_limiter::ServerLimiter>,
     longest_wait: Span,
@@ -59,7 +59,7 @@ fn a_slot_that_another_server_releases_ends_a_wait() {
     assert_eq!(b.limiter.wait_queues().count(), 0);
 }
 
-/// A waiting request is evaluated in Redis several times, but counts as one decision and as one
+/// A waiting request is evaluated in Redis several times, but is counted as one decision and one
 /// request.
 #[test]
 fn a_request_that_waits_is_counted_once() {

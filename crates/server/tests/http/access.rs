@@ -44,7 +44,8 @@ fn with_a_token_only_requests_with_it_are_allowed() {
     assert_guesses_are_limited(|| ask("GET", "/v1/authorize", &[("tidegate-token", "guess")]));
 }
 
-/// Regression test: ten wrong values from a client used to lock out the proxy that forwarded them.
+/// Regression test: if a client sends ten invalid values, the proxy that forwards them must not be
+/// locked out.
 #[test]
 fn clients_of_a_forward_auth_proxy_cannot_lock_it_out() {
     let listener = TestListener::open(GUARDED);
@@ -74,13 +75,14 @@ fn cross_site_browser_requests_are_rejected() {
             .connect()
             .ask("POST", "/v1/throttle", &[header], BODY.as_bytes());
         assert_eq!(answer.status, status, "{header:?}");
-        // The headers of a forward-auth request come from a browser's request to another service.
+        // In a forward-auth request, these headers come from a browser's request to another
+        // service.
         assert_eq!(listener.authorize("", &[header]).status, 200, "{header:?}");
     }
 }
 
 /// If an attacker's host name resolves to this machine, the attacker's pages have the same origin
-/// as the listener. Requests from such pages can be recognised only by the name.
+/// as the listener. Requests from such pages can be recognised only by their host name.
 #[test]
 fn browser_requests_to_unknown_names_are_rejected() {
     let listener = TestListener::open("");

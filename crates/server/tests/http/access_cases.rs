@@ -1,10 +1,10 @@
-//! Cases of access control for both the HTTP listener and the admin listener.
+//! Access control test cases for both the HTTP listener and the admin listener.
 
 use std::fmt::Debug;
 
 use crate::client::Answer;
 
-/// Values of `Authorization`, and whether each is accepted if the token is `secret`.
+/// Values of `Authorization`, and whether each value is accepted if the token is `secret`.
 pub(crate) const AUTHORIZATIONS: [(Option<&str>, bool); 10] = [
     (None, false),
     (Some("Bearer wrong!"), false),
@@ -18,8 +18,8 @@ pub(crate) const AUTHORIZATIONS: [(Option<&str>, bool); 10] = [
     (Some("bearer secret"), true),
 ];
 
-/// Headers that a browser sends from pages of this site and of other sites, and the expected
-/// status.
+/// Headers that a browser sends with requests from this site's pages and other sites' pages, each
+/// with the expected status.
 pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "cross-site"), 403),
     (("sec-fetch-site", "same-site"), 403),
@@ -29,8 +29,8 @@ pub(crate) const PAGES: [((&str, &str), u16); 6] = [
     (("sec-fetch-site", "same-origin"), 200),
 ];
 
-/// Headers of requests to a host, and the expected status. A browser may only use a host that no
-/// attacker controls.
+/// Headers of requests to various hosts, each with the expected status. A browser may only use a
+/// host name that no attacker controls.
 pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     (&[("host", "evil.example:8080")], 200),
     (
@@ -78,15 +78,15 @@ pub(crate) const REBOUND_PAGES: &[(&[(&str, &str)], u16)] = &[
     ),
 ];
 
-/// Asserts that `answer` is a 401 with a request for a token, unless the request had the right
-/// token.
+/// Asserts that `answer` is a 401 with a `WWW-Authenticate` header, unless the request had the
+/// correct token.
 pub(crate) fn assert_access(answer: &Answer, is_right: bool, asked: impl Debug) {
     assert_eq!(answer.status != 401, is_right, "{asked:?}");
     let asks = answer.header("www-authenticate").is_some();
     assert_eq!(asks, !is_right, "{asked:?}");
 }
 
-/// Sends twelve wrong tokens in a row. Asserts that ten are checked and two are rate limited.
+/// Sends twelve invalid tokens in a row. Asserts that ten are checked and two are rate limited.
 pub(crate) fn assert_guesses_are_limited(guess: impl FnMut() -> Answer) {
     let answers = std::iter::repeat_with(guess).take(12);
     let statuses: Vec<u16> = answers.map(|answer| answer.status).collect();

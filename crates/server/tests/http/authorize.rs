@@ -52,7 +52,7 @@ fn nginx_subrequests_are_answered() {
     assert_eq!(from("203.0.113.10").status, 200);
 }
 
-/// nginx writes the rule and the key to its own log.
+/// For example, nginx writes the rule and the key to its access log.
 #[test]
 fn the_rule_and_the_key_are_named_if_the_proxy_logs_them() {
     let listener = TestListener::open(
@@ -84,7 +84,8 @@ fn the_rule_and_the_key_are_named_if_the_proxy_logs_them() {
     assert_eq!(ask("?log=rule,key", "/other"), (200, None, None));
 }
 
-/// Caddy and Traefik pass the body of a denial on to the client, so the body must not name a rule.
+/// Caddy and Traefik pass the body of a denial on to the client, so the body must not contain a
+/// rule name.
 #[test]
 fn responses_that_a_proxy_may_forward_name_no_rule() {
     let rules = "rules:\n  - {name: secret-fraud-rule, limits: [1/h]}\n  - {name: secret-key, key: [customer], limits: [1/h]}\n  - {name: secret-trial, limits: [5/h], mode: shadow}\n";
@@ -291,7 +292,7 @@ rules:
     }
 }
 
-/// nginx treats a 400 from forward-auth as an error of its own configuration and returns 500.
+/// nginx treats a 400 from forward-auth as a configuration error and returns 500.
 #[test]
 fn an_ambiguous_request_is_rejected_with_a_status_the_proxy_forwards() {
     let listener = TestListener::open(RULES);

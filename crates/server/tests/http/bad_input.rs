@@ -126,7 +126,7 @@ fn mistakes_in_a_check_are_reported() {
     assert_eq!(longer, "entries.ip: 9000 bytes exceed the maximum of 8192");
 }
 
-/// Invalid fields next to a key, each with the expected error.
+/// Invalid fields beside a key, each with the expected error.
 const BAD_THROTTLES: &[(&str, &str)] = &[
     (
         r#""algorithm": "gcr", "rate": "1/s""#,

@@ -63,7 +63,7 @@ fn a_denial_has_a_reason_and_a_time() {
     assert_eq!(field("rule"), "api");
     assert_eq!((field("limit"), field("remaining")), (json!(2), json!(0)));
     assert_eq!(field("retry_after_ms"), 600);
-    // The limit per minute would have admitted the request, so it was not charged.
+    // The per-minute limit would have admitted the request, so it was not charged.
     assert_eq!(verdict["limits"][1]["allowed"], true);
     assert_eq!(verdict["limits"][1]["remaining"], 1);
     // One millisecond before the reported time, a retry does not succeed.

@@ -30,8 +30,8 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// Returns the detail of a problem document. Panics if the response is not a problem document,
-    /// or if the document has a different status.
+    /// Returns the `detail` field of a problem details response (RFC 9457). Panics if the response
+    /// is not of this type, or if its `status` field differs from the status code.
     pub(crate) fn problem(&self) -> String {
         assert_eq!(
             self.header("content-type"),
@@ -73,8 +73,7 @@ impl Client {
         self.stream.shutdown(std::net::Shutdown::Write).unwrap();
     }
 
-    /// Sends as much as the server accepts. If the server closes the connection, the error is
-    /// ignored.
+    /// Sends as much as the server accepts. If the server closes the connection, ignores the error.
     pub(crate) fn send_what_fits(&mut self, bytes: impl AsRef<[u8]>) {
         let _ = self.stream.write_all(bytes.as_ref());
     }
@@ -156,7 +155,7 @@ impl Client {
         String::from_utf8_lossy(&read).into_owned()
     }
 
-    /// Clones the socket, to write to it from another thread.
+    /// Clones the socket, so that another thread can write to it.
     #[allow(dead_code, reason = "used by other tests")]
     pub(crate) fn clone_stream(&self) -> TcpStream {
         self.stream.try_clone().unwrap()

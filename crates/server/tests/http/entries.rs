@@ -43,8 +43,7 @@ fn a_check_counts_what_forward_auth_would_count() {
     assert_eq!(listener.verdict("/v1/peek", &peek.to_string()).0, 429);
 }
 
-/// A rule may name a header in upper case. A request that names the header in the same way must
-/// match.
+/// A rule may use a header name in upper case. A request that uses the same name must match.
 #[test]
 fn header_names_are_compared_without_regard_to_case() {
     let listener = TestListener::open(
@@ -63,8 +62,8 @@ fn header_names_are_compared_without_regard_to_case() {
     assert_eq!(ask(&listener, &twice, false).0, 400);
 }
 
-/// Frameworks that split a route from its prefix return paths such as `login`. The rules expect
-/// paths that begin with a slash, so without a slash no rule would apply to `login`.
+/// Frameworks that split a route from its prefix return paths such as `login`. Rules expect paths
+/// that start with a slash, so no rule would apply to `login` if no slash were added.
 #[test]
 fn a_path_without_a_leading_slash_gets_one() {
     let listener = TestListener::open(RULES);

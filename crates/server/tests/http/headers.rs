@@ -44,7 +44,7 @@ fn allowed_and_denied_responses_have_rate_limit_headers() {
     assert!(allowed.header("date").is_some());
     let denied = check(&listener, "/api", 1);
     assert_eq!(denied.status, 429);
-    // The `t` of the limit per minute would be longer than Retry-After, so `t` is omitted.
+    // For the per-minute limit, `t` would be longer than Retry-After, so it is omitted.
     let state = Some(r#""1/s";r=0;t=1, "3/min";r=2"#);
     assert_eq!(set(&denied, &names), [policy, state, Some("1"), None]);
 }
@@ -105,7 +105,7 @@ fn legacy_headers_describe_the_tightest_limit() {
         (0, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
         (200, "/api", 1, [Some("1"), Some("0"), Some("1"), Some("1")]),
         (1_000, "/api", 1, [Some("1"), Some("0"), Some("1"), None]),
-        // Both the limit per second and the limit per minute are exhausted. The limit per minute
+        // Both the per-second limit and the per-minute limit are exhausted. The per-minute limit
         // takes longer to recover.
         (2_000, "/api", 1, [Some("3"), Some("0"), Some("60"), None]),
         (

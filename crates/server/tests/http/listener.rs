@@ -15,7 +15,7 @@ use tidegate_server::{
 
 use crate::client::{Answer, Client};
 
-/// The time at which every test's clock starts.
+/// The initial time of every test's clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
 pub(crate) struct TestListener {
@@ -67,7 +67,7 @@ impl TestListener {
         }
     }
 
-    /// Sets the clock to `millis` milliseconds after the start.
+    /// Sets the clock to `millis` milliseconds after its initial time.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.set_clock(Timestamp::from_micros(START_MICROS + millis * 1_000));
     }

@@ -37,7 +37,7 @@ fn settle(listener: &TestListener, token: &str, cost: u64) -> (u16, Value) {
     listener.verdict("/v1/settle", &body)
 }
 
-/// Returns the remaining units of the rules `tokens` and `requests`.
+/// Returns the remaining units under the rules `tokens` and `requests`.
 fn remaining(listener: &TestListener) -> [u64; 2] {
     let body = r#"{"entries": {"customer": "acme"}, "cost": 1}"#;
     let (_, verdict) = listener.verdict("/v1/peek", body);
@@ -87,7 +87,7 @@ fn a_cost_of_zero_cancels_every_charge() {
     assert_eq!(remaining(&listener), [10_000, 100]);
 }
 
-/// The excess is charged only up to the limit, so the limit is never exceeded.
+/// The excess cost is charged only up to the limit, so the limit is never exceeded.
 #[test]
 fn a_higher_cost_is_charged_as_far_as_the_limit_admits() {
     let listener = TestListener::open(RULES);
@@ -129,8 +129,8 @@ fn an_expired_reservation_costs_nothing() {
     assert_eq!(settle(&listener, token_of(&verdict), 1).0, 404);
 }
 
-/// The task that refunds expired reservations may be late, but a token is not accepted after its
-/// expiry.
+/// The task that refunds expired reservations may run late, but a token must not be accepted after
+/// it has expired.
 #[test]
 fn a_reservation_cannot_be_settled_after_its_time() {
     let listener = TestListener::open(RULES);
@@ -176,7 +176,7 @@ fn a_renewed_reservation_expires_later() {
     assert_eq!(listener.verdict("/v1/renew", &body).0, 404);
 }
 
-/// A slot is free again as soon as the reservation is settled, or when it expires.
+/// A slot is free again when the reservation is settled or expires.
 #[test]
 fn a_reservation_holds_a_concurrency_slot() {
     let listener = TestListener::open(RULES);
@@ -202,8 +202,8 @@ fn a_reservation_holds_a_concurrency_slot() {
     assert_eq!(ask().0, 200);
 }
 
-/// A limit counts failures only: a request is reserved before it runs, and cancelled if it
-/// succeeds.
+/// The limit counts only failures: each request makes a reservation before it runs, and cancels it
+/// if the request succeeds.
 #[test]
 fn parallel_failures_never_exceed_their_limit() {
     const RULES: &str = "rules: [{name: login, key: account, limits: 5/h}]";
@@ -219,7 +219,7 @@ fn parallel_failures_never_exceed_their_limit() {
                     if status != 200 {
                         return 0;
                     }
-                    // The guess fails, so it is charged.
+                    // The password guess fails, so the reservation is charged.
                     assert_eq!(settle(&listener, token_of(&verdict), 1).0, 200);
                     1
                 })
@@ -344,7 +344,7 @@ fn mistakes_name_their_field() {
     );
 }
 
-/// A proxy settles with headers, because it cannot write a body.
+/// A proxy settles with headers, because it cannot write a request body.
 #[test]
 fn a_proxy_reserves_and_settles_with_headers() {
     let listener =

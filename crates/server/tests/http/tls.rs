@@ -77,7 +77,7 @@ async fn answer(
     };
     let asked = b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let mut said = Vec::new();
-    // In TLS 1.3, the client notices a rejected handshake only when it reads.
+    // With TLS 1.3, the client notices a rejected handshake only when it reads.
     if stream.write_all(asked).await.is_ok() {
         let _ = stream.read_to_end(&mut said).await;
     }

@@ -1,4 +1,4 @@
-//! Runs all test vectors through `POST /v1/throttle` over a real socket, with a precision of one
+//! Runs all test vectors against `POST /v1/throttle` over a real socket, with a precision of one
 //! millisecond.
 
 #[path = "../../../core/tests/vectors/compare.rs"]
@@ -45,8 +45,8 @@ impl Throttle {
         self.client.ask("POST", "/v1/throttle", &[], &body)
     }
 
-    /// Returns the problem of a rejected body, which begins with the field's name. Returns `None`
-    /// if the body is accepted.
+    /// Returns the error for a rejected body, which starts with the field's name. Returns `None` if
+    /// the body is accepted.
     fn refusal(&mut self, body: &Map<String, Value>) -> Option<String> {
         let answer = self.post(body);
         (answer.status == 400).then(|| answer.problem())
@@ -107,7 +107,7 @@ fn throttle_key<'b>(key: &'b str, buffer: &'b mut Vec<u8>) -> Result<&'b [u8], S
     tidegate_limiter::throttle_key(key.as_bytes(), buffer).map_err(|problem| problem.to_string())
 }
 
-/// Builds a request body. The fields of a single limit are next to the key, and several limits are
+/// Builds a request body. The fields of a single limit are beside the key, and several limits are
 /// in a list.
 fn body_of(ask: &Ask<'_>) -> Map<String, Value> {
     let mut body = match ask.fields {

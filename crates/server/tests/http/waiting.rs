@@ -16,7 +16,7 @@ rules:
     limits: {algorithm: concurrency, limit: 1, lease: 60s, wait: 30s, queue: 3}
 ";
 
-/// The maximum number of attempts, one per millisecond. In total they take longer than any test
+/// The maximum number of attempts, one per millisecond. In total, they take longer than any test
 /// step.
 const ATTEMPTS: usize = 30_000;
 
@@ -78,7 +78,7 @@ fn waiting_requests_get_their_slots_in_order() {
         token = answer.json()["reservation"].as_str().unwrap().to_owned();
         until_waiting(&listener, left);
     }
-    // A check that had to wait also holds its slot until its lease expires.
+    // A check that had to wait also keeps its slot until its lease expires.
     let mut check = send(&listener, "/v1/check", &waiting_check(30_000));
     until_waiting(&listener, 1);
     settle(&listener, &token);
@@ -138,7 +138,7 @@ fn a_client_that_disconnects_gives_its_turn_on() {
     until_waiting(&listener, 3);
     drop(gone);
     until_waiting(&listener, 2);
-    // Unread bytes hide the end of the stream for at most a second.
+    // Because of unread bytes, the end of the stream may be detected up to a second late.
     drop(pipelining);
     until_waiting(&listener, 1);
     settle(&listener, &token);
@@ -161,8 +161,8 @@ fn an_expired_reservation_wakes_the_next_request() {
     assert_eq!(waiting.read_answer(false).status, 200);
 }
 
-/// The retry time is estimated from the times for which slots were held, instead of from the
-/// lease's end.
+/// The retry time is estimated from how long slots have been held, instead of from the end of the
+/// lease.
 #[test]
 fn the_retry_time_comes_from_holding_times() {
     let listener = TestListener::open(RULES);
@@ -182,7 +182,8 @@ fn the_retry_time_comes_from_holding_times() {
     assert_eq!(answer.header("retry-after"), Some("1"));
 }
 
-/// A rule without a key counts all clients together, so its denial means that the service is busy.
+/// A rule without a key has one counter for all clients, so a denial by this rule means that the
+/// service is busy.
 #[test]
 fn a_service_at_its_capacity_is_answered_503() {
     let rules = r"

@@ -8,7 +8,7 @@ use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
-/// Returns the lines of the log at `path`, once there are `count` lines.
+/// Waits until the log at `path` has `count` lines, and returns them.
 fn lines(listener: &TestListener, path: &Path, count: usize) -> Vec<String> {
     for _ in 0..1_000 {
         listener.runtime.log().unwrap().finish();
@@ -23,7 +23,7 @@ fn lines(listener: &TestListener, path: &Path, count: usize) -> Vec<String> {
     panic!("never {count} lines in {}", path.display());
 }
 
-/// Parses a line, and removes its duration.
+/// Parses a line, and removes the duration.
 fn parsed(line: &str) -> Value {
     let mut value: Value = serde_json::from_str(line).unwrap();
     let took = value.as_object_mut().unwrap().remove("duration_us");
@@ -304,6 +304,6 @@ fn a_new_log_is_not_world_readable() {
     let upstream = Upstream::answering(OK);
     let _door = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
     let mode = fs::metadata(&path).unwrap().permissions().mode();
-    // The umask of the process may clear more bits.
+    // The umask of the process may clear additional bits.
     assert_eq!(mode & 0o777 & !0o640, 0, "{mode:o}");
 }

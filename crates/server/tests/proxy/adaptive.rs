@@ -1,4 +1,5 @@
-//! Tests of adaptive concurrency limits, and of headroom for elastic rules. The clock is manual.
+//! Tests of adaptive concurrency limits, and of the `headroom.*` entries for elastic rules. The
+//! clock is manual.
 
 use std::{cmp::Reverse, collections::BinaryHeap, sync::mpsc::Sender};
 
@@ -22,7 +23,7 @@ fn in_front_of(gated: &GatedUpstream, adaptive: &str, rules: &str) -> TestListen
     TestListener::open(&file(&gated.upstream.url(), adaptive, rules))
 }
 
-/// Returns the settings of a concurrency limit that stays at `slots` requests.
+/// Returns the settings for a concurrency limit that stays at `slots` requests.
 fn fixed(slots: u32, more: &str) -> String {
     format!("{{algorithm: aimd, min: {slots}, max: {slots}{more}}}")
 }
@@ -42,7 +43,7 @@ const IN_FLIGHT: &str = "tidegate_proxy_adaptive_in_flight{upstream=\"app\"}";
 const GET: &str = "GET / HTTP/1.1\r\n";
 
 /// The upstream has 4 workers, each of which takes 10 ms per request. A request arrives every 1,250
-/// µs, which is twice the rate that the upstream can serve.
+/// µs, so the request rate is twice the rate that the upstream can serve.
 #[test]
 fn an_overloaded_upstream_is_at_most_four_times_slower() {
     const WORKERS: usize = 4;
@@ -174,7 +175,7 @@ fn an_ambiguous_request_does_not_escape_its_class() {
     assert_eq!(gated.status(&listener, GET, Span::ZERO), 200);
 }
 
-/// A slow upload causes no work for the upstream, so it must not hold a concurrency slot.
+/// A slow upload causes no load on the upstream, so it must not hold a concurrency slot.
 #[test]
 fn a_slow_upload_does_not_hold_a_slot() {
     let mut gated = GatedUpstream::start();
@@ -198,7 +199,7 @@ fn a_slow_upload_does_not_hold_a_slot() {
 }
 
 /// Waits until the upstream has received this many heads and no concurrency slot is in use. Returns
-/// the channel through which the test answers the last request.
+/// the channel with which the test answers the last request.
 fn until_waiting(
     gated: &GatedUpstream,
     listener: &TestListener,
@@ -241,8 +242,8 @@ fn an_unreachable_upstream_lowers_its_limit() {
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
 }
 
-/// The maximum number of connections is a setting of the proxy. Reaching this maximum does not mean
-/// that the upstream is overloaded.
+/// The maximum number of connections is a proxy setting. Reaching this maximum does not mean that
+/// the upstream is overloaded.
 #[test]
 fn a_missing_free_connection_does_not_lower_the_limit() {
     let mut gated = GatedUpstream::start();
@@ -305,7 +306,7 @@ fn an_elastic_rule_stretches_while_few_requests_are_in_flight() {
         [200, 200, 429]
     );
     let busy = [0; 2].map(|_| gated.ask(&listener, GET).0);
-    // A client cannot claim headroom with its own headers.
+    // A client must not be able to claim headroom with its own headers.
     let claims = "GET / HTTP/1.1\r\nx-customer: second\r\nroom.app: yes\r\n";
     assert_eq!(
         [0; 2].map(|_| gated.status(&listener, claims, none)),

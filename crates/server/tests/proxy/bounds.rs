@@ -1,4 +1,4 @@
-//! Tests of slow and silent clients, of oversized requests, and of the bounds on sizes and times.
+//! Tests of slow and silent clients, oversized requests, and the bounds on sizes and times.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ fn a_slow_request_head_times_out() {
     std::thread::spawn(move || {
         use std::io::Write as _;
         let mut drip = drip;
-        // The client keeps sending header lines, but this must not extend the timeout of the head.
+        // The client keeps sending header lines, but this must not extend the timeout for the
+        // request head.
         while drip.write_all(b"a: b\r\n").is_ok() {
             std::thread::park_timeout(Duration::from_millis(20));
         }
@@ -118,7 +119,7 @@ fn a_head_that_is_too_large_is_431() {
     assert!(metrics.contains(counted), "{metrics}");
 }
 
-/// Requests before the invalid head are answered as usual.
+/// Requests that precede the invalid head are answered as usual.
 #[test]
 fn an_invalid_head_is_400() {
     let upstream = Upstream::ok();

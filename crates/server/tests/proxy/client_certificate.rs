@@ -1,4 +1,4 @@
-//! Tests of mTLS clients that are rate-limited by the name in their certificate.
+//! Tests of rate limiting mTLS clients by the name in their certificate.
 
 use std::{path::Path, sync::Arc};
 
@@ -39,8 +39,8 @@ fn authority(folder: &Path) -> CertificateAuthority {
     authority
 }
 
-/// Opens a proxy for clients that have a certificate of the authority in `folder`, with a limit of
-/// one request per hour for each name.
+/// Opens a proxy that accepts clients with a certificate issued by the authority in `folder`. The
+/// limit is one request per hour for each name.
 fn listener(folder: &Path, upstream: &Upstream) -> TestListener {
     let path = |name: &str| folder.join(name).display().to_string();
     TestListener::open(&format!(

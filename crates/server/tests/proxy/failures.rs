@@ -1,4 +1,4 @@
-//! Tests of unreachable, invalid and silent upstreams. The client soon gets a clear response
+//! Tests of unreachable, misbehaving and silent upstreams. The client quickly gets a clear response
 //! without details about the upstream.
 
 use crate::{
@@ -89,8 +89,8 @@ fn a_too_large_response_head_is_502() {
     assert_eq!(answer.status, 502);
 }
 
-/// Interim responses are dropped. Without a maximum, an upstream could send interim responses
-/// endlessly.
+/// Interim responses are dropped. Without a maximum, an upstream could send an endless number of
+/// interim responses.
 #[test]
 fn too_many_interim_responses_are_502() {
     const MOST: usize = 100;
@@ -145,7 +145,7 @@ fn an_incomplete_response_head_is_504() {
     assert_eq!(answer.status, 504);
 }
 
-/// The proxy forwards the head before it detects the error. The proxy then aborts the client
+/// The proxy has already forwarded the head when it detects the error. It must abort the client
 /// connection, so that the client does not mistake a partial body for the complete body.
 #[test]
 fn a_body_shorter_than_its_length_aborts_the_response() {
@@ -208,8 +208,8 @@ fn bytes_after_a_body_are_not_the_next_response() {
     }
 }
 
-/// If the proxy switched protocols, the upstream would read the rest of the request body as the new
-/// protocol.
+/// If the proxy switched protocols, the upstream would interpret the rest of the request body as
+/// data of the new protocol.
 #[test]
 fn a_protocol_switch_before_the_end_of_the_request_is_502() {
     let upstream = Upstream::start(|connection| {

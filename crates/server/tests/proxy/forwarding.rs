@@ -1,4 +1,4 @@
-//! Tests of requests and responses that are forwarded unchanged.
+//! Tests that requests and responses are forwarded unchanged.
 
 use std::{
     sync::{Mutex, mpsc::channel},
@@ -40,7 +40,8 @@ fn chunks_are_streamed_in_both_directions() {
     let upstream = Upstream::start(|connection| {
         let head = connection.head().unwrap();
         assert!(head.contains("transfer-encoding: chunked"), "{head}");
-        // The proxy streams the body: each chunk arrives before the next chunk is sent.
+        // The proxy streams the body: each chunk arrives at the upstream before the client sends
+        // the next chunk.
         assert_eq!(connection.until("one\r\n"), "3\r\none\r\n");
         connection.send(
             "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\neins\r\n"
@@ -66,8 +67,8 @@ fn chunks_are_streamed_in_both_directions() {
     assert_eq!(client.read_until("0\r\n\r\n"), "0\r\n\r\n");
 }
 
-/// Rules do not see trailers. An upstream that merges trailers into the headers must therefore not
-/// receive any.
+/// Rules do not see trailers. Some upstreams merge trailers into the headers, so request trailers
+/// must not be forwarded.
 #[test]
 fn request_trailers_are_dropped_and_response_trailers_are_forwarded() {
     let upstream = Upstream::start(|connection| {
@@ -235,8 +236,8 @@ fn an_early_response_ends_the_request_body() {
     drop(client);
 }
 
-/// If a request follows trailers, hyper 1.12 reads the request as more trailers, and would silently
-/// drop it.
+/// hyper 1.12 reads a request that follows trailers as additional trailers, and would silently drop
+/// it.
 #[test]
 fn a_request_after_trailers_is_not_silently_dropped() {
     const TRAILERS: &str = "transfer-encoding: chunked\r\n\r\n0\r\nx: y\n\n";

@@ -1,4 +1,4 @@
-//! An upstream whose responses are controlled by a test, with concurrent clients.
+//! An upstream whose responses are controlled by the test, and concurrent clients.
 
 use std::{
     collections::HashMap,
@@ -18,10 +18,10 @@ use crate::{
 /// A timeout longer than any test step.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An event in the life of a request. Each request is identified by a number.
+/// An event for a request. Each request is identified by a number.
 pub(crate) enum Event {
-    /// The request has reached the upstream. The upstream responds with the string that it receives
-    /// from this channel.
+    /// The request has reached the upstream. The upstream responds with the string that is sent on
+    /// this channel.
     Arrived(usize, Sender<&'static str>),
     Responded(usize, Answer),
 }
@@ -32,7 +32,7 @@ pub(crate) enum RequestState {
     Responded(Answer),
 }
 
-/// An upstream, and its requests without a response.
+/// An upstream, and its unanswered requests.
 pub(crate) struct GatedUpstream {
     pub(crate) upstream: Upstream,
     pub(crate) events: Receiver<Event>,

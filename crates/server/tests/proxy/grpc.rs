@@ -1,5 +1,5 @@
-//! Tests of gRPC through the proxy. The client is a tonic channel, and the upstream is the gRPC
-//! listener.
+//! Tests of gRPC through the proxy. The client is a tonic channel, and the upstream is Tidegate's
+//! own gRPC listener.
 
 use std::time::Duration;
 
@@ -37,8 +37,8 @@ struct Health {
 
 const SERVING: Health = Health { status: 1 };
 
-/// Opens a server whose gRPC services are the upstream of the tests. The server's own upstream is
-/// never used.
+/// Opens a server whose gRPC listener is the upstream in these tests. This server's own proxy and
+/// its upstream are never used.
 fn behind() -> TestListener {
     TestListener::in_front_of("http://127.0.0.1:1")
 }
@@ -63,7 +63,7 @@ async fn calls_and_their_errors_are_forwarded() {
     assert_eq!(unimplemented.unwrap_err().code(), Code::Unimplemented);
 }
 
-/// The upstream answers each message before the client sends the next.
+/// The upstream answers each message before the client sends the next message.
 #[tokio::test]
 async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     let behind = behind();

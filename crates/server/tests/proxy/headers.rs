@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
-/// Returns the header lines that reach the upstream, sorted, without the request line.
+/// Returns the header lines that reach the upstream, sorted and without the request line.
 fn forwarded_headers(settings: &str, identity: &str, headers: &[(&str, &str)]) -> Vec<String> {
     let upstream = Upstream::ok();
     let text = format!(

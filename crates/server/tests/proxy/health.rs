@@ -10,7 +10,7 @@ use crate::{listener::TestListener, upstream::Upstream};
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 const UNHEALTHY: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
 
-/// Returns an upstream that closes connections without a response until the flag is set.
+/// Returns an upstream that closes connections without a response until the returned flag is set.
 fn switchable() -> (Upstream, Arc<AtomicBool>) {
     let is_healthy = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&is_healthy);

@@ -142,7 +142,7 @@ async fn bodies_and_response_trailers_are_forwarded() {
     assert_eq!(collected.to_bytes(), "ho");
 }
 
-/// If the response had a `Content-Length`, a client could wait for a body of that length.
+/// If a 204 response had a `Content-Length`, a client could wait for a body of that length.
 #[tokio::test]
 async fn no_content_has_no_length() {
     let upstream = Upstream::answering("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
@@ -198,7 +198,7 @@ async fn a_client_that_stalls_in_the_preface_is_disconnected() {
     }
 }
 
-/// A connection without a request has no work to finish.
+/// On a connection without requests, there is nothing to finish.
 #[test]
 fn a_shutdown_does_not_wait_for_silent_clients() {
     let folder = tempfile::tempdir().unwrap();
@@ -224,7 +224,7 @@ fn a_shutdown_does_not_wait_for_silent_clients() {
 }
 
 /// A client can keep its flow-control window closed and still answer pings. Therefore only a stream
-/// timeout detects that the client does not read.
+/// timeout can detect a client that does not read.
 #[tokio::test]
 async fn a_response_that_its_client_does_not_read_is_aborted() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -245,7 +245,7 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
     let body = answer.into_body().collect();
     let body = tokio::time::timeout(Duration::from_secs(20), body).await;
     assert!(body.unwrap().is_err(), "the body could not arrive");
-    // The only upstream connection is free again. The client's connection can still be used.
+    // The only upstream connection is free again, and the client's connection can still be used.
     let mut other = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
     assert_eq!(ask(&mut other, request).await.2, "ok");
@@ -253,8 +253,8 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
     assert_eq!(client.send_request(request).await.unwrap().status(), 200);
 }
 
-/// If the client's window is one byte, hyper buffers the whole response and has no timeout for it.
-/// However, the connection is then idle, so the idle timeout closes it.
+/// If the client's window is one byte, hyper buffers the whole response and applies no timeout to
+/// it. However, the connection then counts as idle, so the idle timeout closes it.
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -310,7 +310,7 @@ async fn header_lines_are_limited_and_content_length_is_one_number() {
 /// Returns whether the server ends `stream`, with a close or a reset.
 ///
 /// The wait is counted in short reads instead of total time. If the machine suspends the whole
-/// process, including the server, only one read is lost, and not the whole wait.
+/// process, including the server, only one read times out, and not the whole wait.
 async fn is_ended(stream: &mut TcpStream) -> bool {
     let mut rest = Vec::new();
     for _turn in 0..200 {

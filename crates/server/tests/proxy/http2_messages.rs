@@ -1,5 +1,5 @@
-//! Tests of small messages on one HTTP/2 stream, as in gRPC streaming. The tests write frame by
-//! frame, to control the number of control frames that the client sends.
+//! Tests of small messages on one HTTP/2 stream, as in gRPC streaming. The client writes individual
+//! frames, so that the tests determine the number of control frames.
 
 use std::{
     io::{Read, Write},
@@ -32,8 +32,8 @@ fn read_message(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-/// Like grpc-go, some clients open both windows after each message that they read, and measure the
-/// bandwidth with a `PING`.
+/// Some clients, such as grpc-go, send window updates for the stream and the connection after each
+/// message that they read, and measure the bandwidth with a `PING`.
 #[test]
 fn a_stream_of_small_messages_is_not_a_flood() {
     let upstream = Upstream::start(|connection| {

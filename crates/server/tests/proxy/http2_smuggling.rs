@@ -1,4 +1,4 @@
-//! Tests of HTTP/2 requests that would be ambiguous in HTTP/1.1. The tests write frame by frame,
+//! Tests of HTTP/2 requests that would be ambiguous in HTTP/1.1. The tests write individual frames,
 //! because no client library sends such requests.
 
 use std::{
@@ -26,8 +26,8 @@ pub(crate) const END_HEADERS: u8 = 4;
 /// The result of the first request on a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RequestResult {
-    /// A response. The value is the first byte of the response's header block, which encodes the
-    /// status as an index into HPACK's static table.
+    /// A response. The value is the first byte of the header block: the status, as an index into
+    /// HPACK's static table.
     Response(u8),
     /// The stream was reset, or the connection closed.
     Reset,
@@ -66,7 +66,7 @@ pub(crate) fn send_request(
     send_frames(listener, &[head, frame(DATA, END_STREAM, 1, body)].concat())
 }
 
-/// Sends the frames of the first request on a connection, and returns its result.
+/// Sends the frames of the first request on a connection, and returns the request's result.
 fn send_frames(listener: &TestListener, frames: &[u8]) -> RequestResult {
     let mut stream = TcpStream::connect(listener.listener.local_addr()).unwrap();
     let patience = Some(Duration::from_secs(30));
@@ -175,7 +175,7 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
     assert_eq!(upstream.heads(), [""; 0]);
 }
 
-/// The host in the target takes precedence over `Host`. Leading zeros of a length are removed.
+/// The host in the target takes precedence over `Host`. Leading zeros in a length are removed.
 #[test]
 fn a_valid_request_is_forwarded_in_one_form() {
     let upstream = Upstream::ok();
@@ -198,7 +198,7 @@ fn a_valid_request_is_forwarded_in_one_form() {
     assert!(heads[2].contains("transfer-encoding: chunked"), "{heads:?}");
 }
 
-/// The trailers of a request are dropped, so their pseudo-headers cannot change the request.
+/// Request trailers are dropped, so pseudo-headers in trailers cannot change the request.
 #[test]
 fn pseudo_headers_in_request_trailers_are_not_forwarded() {
     let over_http2 = |_| async { Response::new(Full::default()) };

@@ -1,4 +1,4 @@
-//! Tests of language model traffic: the cost is read from the request body, and settled by the
+//! Tests of language model traffic: the cost is read from the request body, and settled with the
 //! usage in the response.
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
 /// A timeout longer than any test step, so that a hanging test fails.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A rule that charges tokens, with a limit that a test does not reach.
+/// A rule that charges tokens, with a limit that no test reaches.
 const TOKENS: &str = "
 rules:
   - name: tokens
@@ -29,7 +29,7 @@ rules:
     count: {status: '2*'}
 ";
 
-/// A response without tokens, for requests that only read the number of remaining tokens.
+/// A response with a usage of 0 tokens, for requests that only read the number of remaining tokens.
 const NOTHING: &str = r#"{"usage":{"prompt_tokens":0,"completion_tokens":0}}"#;
 
 /// A fake model server. The request header `x-answer` selects the response. The server records the
@@ -109,7 +109,8 @@ fn chat(client: &mut Client, answer: &str, body: &str) -> Answer {
     client.ask("POST", CHAT, &[("x-answer", answer)], body.as_bytes())
 }
 
-/// Returns the number of tokens that are charged. The request itself is refunded completely.
+/// Returns the number of charged tokens. The cost of the request that this function sends is
+/// refunded completely.
 fn charged(listener: &TestListener, limit: u64) -> u64 {
     let answer = listener
         .connect()
@@ -118,7 +119,7 @@ fn charged(listener: &TestListener, limit: u64) -> u64 {
     let status = answer.header("ratelimit").unwrap();
     let remaining = status.split("r=").nth(1).unwrap();
     let remaining: u64 = remaining.split(';').next().unwrap().parse().unwrap();
-    // The request is charged 4 tokens for its 16 bytes and 1 output token.
+    // The reservation for this request is 4 tokens for its 16 bytes and 1 output token.
     limit - remaining - 5
 }
 
@@ -235,7 +236,7 @@ fn the_response_is_forwarded_unchanged_and_at_once() {
     let mut received = String::new();
     for event in ANTHROPIC_EVENTS {
         let last_line = event.lines().nth(1).unwrap();
-        // The first event arrives in two chunks, so look for its end only.
+        // The event arrives in two chunks, so look only for its end.
         received.push_str(&client.read_until(&last_line[last_line.len() - 20..]));
         let _ = next.send(());
     }
@@ -433,7 +434,8 @@ fn a_stream_that_is_cut_is_charged_for_what_was_seen() {
         other => answer(connection, other),
     });
     let listener = model.behind(TOKENS, "");
-    // The client disconnects after 23 bytes of text: 25 and 40 input tokens, and 6 output tokens.
+    // The client disconnects after 23 bytes of text. The cost is 25 + 40 input tokens and 6 output
+    // tokens.
     let mut client = listener.connect();
     client.send(format!(
         "POST {CHAT} HTTP/1.1\r\nhost: h\r\nx-answer: open\r\ncontent-length: 2\r\n\r\n{{}}"
@@ -444,7 +446,8 @@ fn a_stream_that_is_cut_is_charged_for_what_was_seen() {
     for (name, tokens) in [
         ("upstream-cuts", 71),
         ("anthropic-unfinished", 71),
-        // Without usage, the reserved 5,000 tokens and one input token stay charged.
+        // If the response contains no usage, the reserved 5,000 tokens and one input token stay
+        // charged.
         ("before-usage", 5_001),
         ("openai-without-usage", 5_001),
         ("compressed", 5_001),
@@ -538,11 +541,11 @@ fn a_denial_has_the_format_of_the_api() {
     let other = denied("/v1/other", &[]);
     assert_eq!(other.header("x-should-retry"), None);
     assert!(other.problem().contains("exceeded"));
-    // A request that never fits must not be retried.
+    // If a request can never be admitted, the response must tell the client not to retry it.
     let never = br#"{"max_tokens":2000}"#;
     let never = listener.connect().ask("POST", CHAT, &[], never);
     assert_eq!(never.header("x-should-retry"), Some("false"));
-    // A body without a valid cost is refused in the same format.
+    // The rejection of a body without a valid cost has the same format.
     let invalid = listener.connect().ask("POST", CHAT, &[], b"{");
     assert_eq!(invalid.status, 400);
     assert_eq!(invalid.json()["error"]["type"], "invalid_request_error");
@@ -557,7 +560,7 @@ fn concurrent_requests_never_exceed_the_limit() {
     let (release, released) = mpsc::channel::<()>();
     let released = Mutex::new(released);
     let model = Model::start(move |connection, _| {
-        // Hold every request until all have been decided.
+        // Hold every response until all requests have been decided.
         let _ = released.lock().unwrap().recv_timeout(TIMEOUT);
         send_json(connection, OPENAI);
     });
@@ -572,7 +575,7 @@ fn concurrent_requests_never_exceed_the_limit() {
             decided.send(answer.status).unwrap();
         });
     }
-    // 7 reservations of 130 tokens fit into 1,000.
+    // The limit of 1,000 tokens admits 7 reservations of 130 tokens each.
     for _ in 0..43 {
         assert_eq!(decisions.recv_timeout(TIMEOUT), Ok(429));
     }
@@ -582,7 +585,8 @@ fn concurrent_requests_never_exceed_the_limit() {
     for _ in 0..7 {
         assert_eq!(decisions.recv_timeout(TIMEOUT), Ok(200));
     }
-    // They used 120 tokens each, so 840 tokens are charged and one more request fits.
+    // Each of the 7 requests used 120 tokens, so 840 tokens are charged and one more reservation is
+    // admitted.
     release.send(()).unwrap();
     let mut client = listener.connect();
     assert_eq!(chat(&mut client, "x", r#"{"max_tokens":130}"#).status, 200);
@@ -594,7 +598,8 @@ fn a_monthly_budget_counts_microdollars() {
     let model = Model::answering(
         r#"{"usage":{"prompt_tokens":1000000,"completion_tokens":1000000,"prompt_tokens_details":{"cached_tokens":900001}}}"#,
     );
-    // Almost a billion dollars a month, at $3, $0.30 and $15 for a million tokens.
+    // The limit is almost a billion dollars a month. The prices are $3, $0.30 and $15 per million
+    // tokens.
     let rules = "
 rules:
   - name: budget
@@ -607,7 +612,7 @@ rules:
     for _ in 0..3 {
         let answer = chat(&mut listener.connect(), "x", r#"{"max_tokens":100}"#);
         let status = answer.header("ratelimit").unwrap();
-        // 18 bytes are 5 input tokens.
+        // 18 bytes are estimated as 5 input tokens.
         let reserved = 3 * 5 + 15 * 100;
         let expected = 999_999_999_999_999_u64 - spent - reserved;
         assert!(

@@ -61,7 +61,8 @@ fn a_denial_is_answered_by_the_proxy() {
         2,
         "a denied request does not reach the upstream"
     );
-    // The rule ignores other methods and other paths, and matches all spellings of its path.
+    // The rule does not apply to other methods and other paths, but matches all spellings of its
+    // path.
     assert_eq!(client.ask("GET", "/login", &[], b"").status, 200);
     assert_eq!(client.ask("POST", "/%6Cogin", &[], b"").status, 429);
     let dots = client.ask("POST", "/x/../login", &[], b"");
@@ -218,13 +219,13 @@ fn a_slot_is_held_until_the_response_ends_or_the_client_disconnects() {
     assert!(is_free, "a disconnected client still holds its slot");
 }
 
-/// The concurrency limit in the test [`early_answers`].
+/// The concurrency limit in [`early_answers`].
 const SLOTS: usize = 20;
 
-/// The state of an upstream that responds before uploads are complete.
+/// The state of an upstream that responds before the uploads are complete.
 struct Uploads {
-    /// The number of uploads that have begun and that the proxy has not ended, with or without a
-    /// response.
+    /// The number of uploads that have begun and that the proxy has not yet ended, whether or not
+    /// the upstream has responded.
     open: AtomicUsize,
     /// The highest number of open uploads so far.
     peak: AtomicUsize,
@@ -263,9 +264,9 @@ impl Uploads {
     }
 }
 
-/// Lets 64 clients upload to an upstream that answers early and continues to read each upload. The
-/// limit is 20 concurrent requests. If the proxy released a slot at the end of the response, while
-/// the upload continues, the upstream would have 64 uploads in flight.
+/// Lets 64 clients upload to an upstream that responds early and continues to read each upload. The
+/// limit is 20 concurrent requests. If the proxy released a slot at the end of the response
+/// although the upload continues, the upstream would have 64 uploads in flight.
 fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
     const CLIENTS: usize = 64;
     let listener = TestListener::open(&format!(
@@ -290,7 +291,7 @@ fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
         for client in &mut admitted[first..] {
             assert_eq!(client.read_answer(false).body, "ok");
         }
-        // No client has ended its upload, so the proxy must have ended the uploads.
+        // No client has ended its upload, so it is the proxy that must end the uploads.
         uploads.until_open(0);
     }
     assert_eq!(uploads.peak.load(Ordering::SeqCst), SLOTS);

@@ -12,7 +12,7 @@ use tidegate_server::geoip::GeoIp;
 
 use crate::client::{Answer, Client};
 
-/// The time at which every test's clock starts: the first second of a minute.
+/// The initial time of every test's clock: the first second of a minute.
 const START_MICROS: u64 = 1_700_000_040_000_000;
 
 pub(crate) struct TestListener {

@@ -39,7 +39,7 @@ fn a_header_named_by_connection_is_removed() {
     let hidden = [("connection", "close, X-Api-Key"), ("x-api-key", "a")];
     assert_eq!(statuses(&listener, &hidden, 3), [200, 200, 429]);
     assert!(!upstream.heads().concat().contains("x-api-key"));
-    // A client cannot use `Connection` to remove the headers of a trusted proxy.
+    // A client must not be able to use `Connection` to remove a trusted proxy's headers.
     let hidden = [("connection", "x-forwarded-for, via")];
     assert_eq!(statuses(&listener, &hidden, 1), [429]);
 }
@@ -200,7 +200,7 @@ enum Wire {
     Http2,
 }
 
-/// The framing of a request in HTTP/1. In HTTP/2 only [`Framing::Length`] is used, without the
+/// The framing of an HTTP/1 request body. For HTTP/2, only [`Framing::Length`] is used, without the
 /// header.
 #[derive(Clone, Copy, Debug)]
 enum Framing {
@@ -241,7 +241,7 @@ struct Head {
     wire: Wire,
     target: &'static str,
     lines: Vec<(&'static str, &'static str)>,
-    /// The framing of the body of a POST; `None` for a GET without a body.
+    /// The framing of a POST request's body; `None` for a GET request without a body.
     body: Option<Framing>,
 }
 
@@ -254,7 +254,8 @@ fn head() -> impl Strategy<Value = Head> {
         prop::sample::select(VALUES.to_vec()),
     );
     let lines = prop::collection::vec(line, 0..7);
-    // An `Upgrade` request needs two header lines, which are rarely generated together.
+    // An `Upgrade` request needs two header lines. Random generation rarely produces both, so they
+    // are added here.
     let protocols = [
         "websocket",
         "WebSocket",
@@ -267,8 +268,8 @@ fn head() -> impl Strategy<Value = Head> {
         if let Some(protocol) = offer {
             lines.extend([("connection", "upgrade"), ("upgrade", protocol)]);
         }
-        // Over HTTP/2, the proxy decides before it has read the body. If the body then contradicts
-        // its `content-length`, the request is reset although it has been charged.
+        // Over HTTP/2, the proxy makes its decision before it has read the body. If the body then
+        // contradicts `content-length`, the request is reset although it has been charged.
         if matches!(wire, Wire::Http2) && body.is_some() {
             lines.retain(|line| *line != ("content-length", "000"));
         }
@@ -361,13 +362,13 @@ fn received(head: &str, name: &str) -> Option<String> {
         "host" => header("host").map(|host| tidegate_identity::bare_host(&host)),
         _ => header(name.strip_prefix("header.").unwrap()),
     };
-    // Trailing white space does not belong to a value.
+    // Trailing white space is not part of a value.
     let value = value.map(|value| value.trim().to_owned());
     value.filter(|value| !value.is_empty())
 }
 
-/// Checks which rules are charged: exactly the rules whose entries the upstream received. Resets
-/// the keys of these rules.
+/// Checks that exactly those rules are charged whose entries the upstream received. Resets the keys
+/// of these rules.
 fn check(
     listener: &TestListener,
     rules: &RuleSet,
@@ -406,8 +407,8 @@ fn http2() -> (Upstream, &'static str) {
     (Upstream::over_http2(ok), "http2: true, ")
 }
 
-/// Asserts that rules see what `upstream` receives. The rules file contains `settings`, and all
-/// values of `underscores` are tried.
+/// Asserts that rules see what `upstream` receives, with every value of `underscores`. The rules
+/// file contains `settings`.
 fn entries_agree((upstream, speaks): (Upstream, &str), settings: &str) {
     for underscores in ["drop", "refuse", "pass"] {
         entries_agree_with(&upstream, speaks, settings, underscores);
@@ -437,7 +438,7 @@ fn entries_agree_with(upstream: &Upstream, speaks: &str, settings: &str, undersc
             .iter()
             .any(|name| ENTRIES.contains(&format!("header.{name}").as_str()))
     );
-    // About a fifth of the requests are forwarded if headers with underscores are refused.
+    // If headers with underscores are rejected, only about a fifth of the requests are forwarded.
     let config = ProptestConfig {
         cases: 512,
         max_shrink_iters: 400,
@@ -446,8 +447,8 @@ fn entries_agree_with(upstream: &Upstream, speaks: &str, settings: &str, undersc
     };
     let passed = Cell::new(0);
     let ran = TestRunner::new(config).run(&head(), |head| {
-        // After a failed case, the remaining keys would make all further cases fail while proptest
-        // shrinks.
+        // Keys that remain after a failed case would make all further cases fail while proptest
+        // shrinks the input.
         if proxy.borrow().0.limiter.local_store().stats().keys > 0 {
             proxy.replace(open());
         }

@@ -1,4 +1,4 @@
-//! Tests of the connection pools of upstreams: keep-alive, reuse, limits, and stale connections.
+//! Tests of upstream connection pools: keep-alive, reuse, limits, and stale connections.
 
 use std::{sync::mpsc::channel, time::Duration};
 
@@ -65,7 +65,8 @@ fn a_connection_closed_by_the_upstream_is_not_reused() {
     assert_eq!(upstream.connections(), 3);
 }
 
-/// A request that must not be sent twice would be lost on a closed idle connection.
+/// A non-idempotent request must not be retried, so it would be lost if it were sent on a closed
+/// idle connection.
 #[test]
 fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     let (send, closed) = channel();
@@ -86,15 +87,15 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     for _ in 0..3 {
         assert_eq!(client.ask("POST", "/", &[], b"once").status, 200);
         closed.recv().unwrap();
-        // After this response, the worker has noticed that the upstream closed the other
+        // When this response arrives, the worker has noticed that the upstream closed the other
         // connection.
         assert_eq!(client.ask("GET", "/other", &[], b"").status, 200);
     }
     assert_eq!(closing.connections(), 3);
 }
 
-/// Returns an upstream that serves one request per connection, and closes the connection when the
-/// second request arrives. The proxy has then sent the second request on a stale connection.
+/// Returns an upstream that serves one request per connection, and closes the connection when a
+/// second request arrives. To the proxy, this looks like a stale connection.
 fn fickle() -> Upstream {
     Upstream::start(|connection| {
         connection.head().unwrap();
@@ -117,8 +118,8 @@ fn a_retryable_request_survives_a_lost_connection() {
             "{method}"
         );
     }
-    // Each connection except the last one received a second request. This request was retried on
-    // the next connection.
+    // Each connection except the last received a second request, which was retried on the next
+    // connection.
     assert_eq!(upstream.connections(), 5);
     let heads = upstream.heads();
     assert_eq!(heads.len(), 9);

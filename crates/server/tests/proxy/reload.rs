@@ -70,8 +70,8 @@ fn a_reload_names_the_settings_that_need_a_restart() {
     let old = file(&upstream, "");
     let reloaded = ReloadableListener::open(&old);
     let listen = old.replace("127.0.0.1:0\n", "127.0.0.1:1\n  max_connections: 7\n");
-    // The second reload finds the file unchanged. The server has not been restarted, so the result
-    // is the same.
+    // The second reload reads the same file. The server has not been restarted, so the result is
+    // the same.
     for _ in 0..2 {
         reloaded.reload(&listen).unwrap();
         let expected = ["proxy.listen", "proxy.max_connections"];
@@ -86,7 +86,7 @@ fn a_reload_names_the_settings_that_need_a_restart() {
     assert_eq!(reloaded.reloader.restart_required(), [""; 0]);
 }
 
-/// A rule whose key contains an entry that the server does not extract would never apply.
+/// If a rule's key contained an entry that the server does not extract, the rule would never apply.
 #[test]
 fn a_change_of_the_client_identity_requires_a_restart() {
     let upstream = Upstream::answering(OLD);
@@ -421,7 +421,7 @@ fn a_missing_file_is_reported_once_and_read_when_it_returns() {
     assert!(reloaded.reloader.reload_if_changed().unwrap().is_ok());
     assert!(reloaded.reloader.last_mistakes().is_empty());
     assert_eq!(reloaded.listener.get("/").body, "new");
-    // The file is missing at one poll of the watcher, and back at the next.
+    // The file is missing at one check, and exists again at the next check.
     fs::remove_file(path).unwrap();
     assert!(reloaded.reloader.reload_if_changed().is_none());
     fs::write(path, file(&old, "")).unwrap();

@@ -46,7 +46,7 @@ fn the_first_upstream_whose_conditions_match_is_used() {
     let answer = client.ask("GET", "/x", &[], b"");
     assert_eq!(answer.status, 404);
     assert_eq!(answer.problem(), "no upstream matches this host and path");
-    // Upstreams receive paths as they were sent, and may resolve these segments.
+    // Upstreams receive paths unchanged, and may resolve these segments.
     for path in ["/x/../api/x", "/api/%2e%2e/x", "/api/..;/x"] {
         let answer = client.ask("GET", path, &[("host", "admin.example")], b"");
         assert_eq!(answer.status, 400, "{path}");

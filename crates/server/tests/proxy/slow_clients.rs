@@ -1,4 +1,4 @@
-//! Tests that slow clients do not keep upstream connections from other clients.
+//! Tests that slow clients do not occupy upstream connections that other clients need.
 
 use std::{
     sync::{Arc, Mutex, mpsc::channel},
@@ -54,7 +54,7 @@ fn single_connection(upstream: &Upstream, settings: &str) -> TestListener {
 }
 
 /// Starts an upstream that answers `/small` with an empty body. For every other path, the response
-/// has `count` pieces of `piece` bytes.
+/// consists of `count` pieces of `piece` bytes each.
 fn sized(piece: usize, count: usize) -> Upstream {
     Upstream::start(move |connection| {
         while let Some(head) = connection.head() {
@@ -109,7 +109,8 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
     }
 }
 
-/// The upstream sends the response in several pieces, and the client reads none of them.
+/// The upstream sends the response in several pieces. The client reads none of them, but the proxy
+/// does.
 #[tokio::test]
 async fn a_response_is_read_ahead_of_its_client() {
     let upstream = sized(8 << 10, 7);
@@ -154,8 +155,8 @@ fn a_body_is_complete_for_every_read_ahead_size() {
     }
 }
 
-/// The proxy reads ahead only up to a maximum. Beyond it, the upstream has to wait for the client,
-/// so a slow client is disconnected.
+/// The proxy buffers a response only up to a maximum size. Beyond this size, the upstream has to
+/// wait for the client, so a client that is too slow is disconnected.
 #[tokio::test]
 async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = sized(16 << 20, 1);
@@ -213,8 +214,8 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
     while upstream.heads().len() < 2 {
         tokio::task::yield_now().await;
     }
-    // The limit counts all connections and protocol versions of an address. Refused requests are
-    // not charged.
+    // The limit is on the requests from an address over all connections and protocol versions.
+    // Rejected requests are not charged.
     let answer = listener.get("/");
     assert_eq!(
         (answer.status, answer.header("retry-after")),
@@ -233,7 +234,7 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
         !metrics.contains("listener=\"proxy\",outcome=\"limit\"} 1"),
         "{metrics}"
     );
-    // A trusted proxy forwards requests of many clients.
+    // The limit does not apply to a trusted proxy, because it forwards requests from many clients.
     let listener = proxy("clients: {proxies: [127.0.0.0/8]}\n");
     let greedy = ZeroWindowClient::connect(&listener).await;
     let before = upstream.heads().len();

@@ -1,5 +1,5 @@
-//! Tests of HTTP/1.1 request smuggling: ambiguous messages are refused, or forwarded in unambiguous
-//! form.
+//! Tests of HTTP/1.1 request smuggling: ambiguous messages are rejected, or forwarded in an
+//! unambiguous form.
 
 use crate::{listener::TestListener, upstream::Upstream};
 
@@ -78,8 +78,8 @@ fn a_request_has_exactly_one_host() {
     }
 }
 
-/// `Transfer-Encoding` takes precedence (RFC 9112), and a `Content-Length` in the same request is
-/// dropped. This way, the upstream knows where the message ends.
+/// `Transfer-Encoding` takes precedence (RFC 9112). The proxy drops a `Content-Length` in the same
+/// request, so that the upstream cannot misinterpret where the message ends.
 #[test]
 fn content_length_beside_transfer_encoding_is_dropped() {
     for lengths in [

@@ -6,8 +6,8 @@ use crate::{listener::TestListener, upstream::Upstream};
 
 const UPGRADE_REQUEST: &str = "GET /chat HTTP/1.1\r\nhost: h\r\nconnection: keep-alive, Upgrade\r\nupgrade: echo\r\nsec-key: k\r\n\r\n";
 
-/// Returns an upstream that upgrades the connection, sends a greeting, and echoes until it receives
-/// the command to end.
+/// Returns an upstream that upgrades the connection, sends a greeting, and echoes data until it
+/// receives a command to stop.
 fn echo() -> Upstream {
     Upstream::start(|connection| {
         let head = connection.head().unwrap();
@@ -104,7 +104,7 @@ fn an_idle_tunnel_is_closed() {
     let mut client = listener.connect();
     client.send(UPGRADE_REQUEST);
     client.read_until("hello\n");
-    // The test takes longer than the request timeout and the idle timeout.
+    // The exchange takes longer than the request timeout and the idle timeout.
     for _ in 0..3 {
         std::thread::park_timeout(Duration::from_millis(600));
         client.send("still here\n");

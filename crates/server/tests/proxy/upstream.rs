@@ -62,8 +62,8 @@ impl Upstream {
         upstream
     }
 
-    /// Responds to every request with `answer`, sent one byte at a time, and keeps the connection
-    /// open.
+    /// Responds to every request with `answer`, which is sent byte by byte, and keeps the
+    /// connection open.
     pub(crate) fn answering(answer: &'static str) -> Self {
         Self::start(move |connection| {
             while let Some(head) = connection.head() {
@@ -100,8 +100,8 @@ impl Upstream {
         })
     }
 
-    /// Starts an upstream that speaks HTTP/2 and answers each request with `answer`. The heads of
-    /// requests are recorded as in HTTP/1.1, with `:authority` as `host`.
+    /// Starts an HTTP/2 upstream that answers each request with `answer`. Request heads are
+    /// recorded in HTTP/1.1 format, with `:authority` as `host`.
     pub(crate) fn over_http2<F, A>(answer: F) -> Self
     where
         F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
@@ -137,7 +137,7 @@ impl Upstream {
         upstream
     }
 
-    /// Returns an address without a listener.
+    /// Returns an address on which nothing is listening.
     pub(crate) fn closed_address() -> SocketAddr {
         // The system does not immediately reuse a port that has been released.
         TcpListener::bind("127.0.0.1:0")
@@ -155,7 +155,7 @@ impl Upstream {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// Returns the heads of all requests so far, without the final empty line.
+    /// Returns all request heads so far, each without the final empty line.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap().clone()
     }
@@ -182,7 +182,7 @@ pub(crate) struct ServerConnection {
 }
 
 impl ServerConnection {
-    /// Reads the head of the next request, without the final empty line; `None` at the end.
+    /// Reads the next request head, without the final empty line; `None` at the end of the stream.
     pub(crate) fn head(&mut self) -> Option<String> {
         let end = loop {
             let mut windows = self.received.windows(4);
@@ -219,7 +219,7 @@ impl ServerConnection {
         }
     }
 
-    /// Reads the next line, with its line end; `None` at the end.
+    /// Reads the next line, including its line terminator; `None` at the end of the stream.
     pub(crate) fn line(&mut self) -> Option<String> {
         loop {
             if let Some(at) = self.received.iter().position(|byte| *byte == b'\n') {
@@ -232,7 +232,7 @@ impl ServerConnection {
         }
     }
 
-    /// Reads an HTTP/2 frame. Returns its type and its stream; `None` at the end.
+    /// Reads an HTTP/2 frame. Returns its type and stream ID; `None` at the end of the stream.
     pub(crate) fn frame(&mut self) -> Option<(u8, u32)> {
         while self.received.len() < 9 {
             if !self.read_more() {
@@ -246,8 +246,8 @@ impl ServerConnection {
         Some((head[3], stream))
     }
 
-    /// Reads the body of the request with this head, which has a `Content-Length` or is chunked.
-    /// Returns a chunked body with its framing.
+    /// Reads the body of the request with this head, which has a `Content-Length` or is chunked. If
+    /// the body is chunked, the result includes the chunk framing.
     pub(crate) fn body(&mut self, head: &str) -> Vec<u8> {
         if head.contains("transfer-encoding: chunked") {
             return self.until("0\r\n\r\n").into_bytes();
@@ -268,7 +268,7 @@ impl ServerConnection {
     }
 
     pub(crate) fn send(&mut self, bytes: impl AsRef<[u8]>) {
-        // In some tests the proxy has closed the connection by now.
+        // In some tests, the proxy has already closed the connection.
         let _ = self.stream.write_all(bytes.as_ref());
     }
 

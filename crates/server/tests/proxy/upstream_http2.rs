@@ -95,8 +95,8 @@ where
     client
 }
 
-/// Starts an upstream that echoes the request body as it arrives, with trailers as in gRPC. The
-/// response repeats the `X-Forwarded-For` and `Trailer` headers that the upstream received.
+/// Starts an upstream that echoes the request body as it arrives, followed by trailers as in gRPC.
+/// The response contains the `X-Forwarded-For` and `Trailer` headers of the received request.
 async fn echo() -> SocketAddr {
     let socket = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -150,7 +150,8 @@ async fn forwarding_headers_are_sent_over_http2_and_request_trailers_are_not() {
     let told: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
     assert_eq!(told, ["127.0.0.1"]);
     assert!(!answer.headers().contains_key(TRAILER));
-    // Trailers of the request would be returned by the upstream in addition to its own trailers.
+    // If the upstream had received request trailers, it would return them in addition to its own
+    // trailers.
     let collected = answer.into_body().collect().await.unwrap();
     let trailers = collected.trailers().unwrap();
     let names: Vec<_> = trailers.keys().collect();
@@ -158,8 +159,8 @@ async fn forwarding_headers_are_sent_over_http2_and_request_trailers_are_not() {
     assert_eq!(collected.to_bytes(), "hi");
 }
 
-/// As in bidirectional streaming, the upstream answers each message before the client sends the
-/// next one.
+/// In bidirectional streaming, the upstream answers each message before the client sends the next
+/// message.
 #[tokio::test]
 async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     let listener = TestListener::open(&format!(
@@ -191,8 +192,8 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     assert!(answer.frame().await.is_none());
 }
 
-/// Starts an HTTP/2 upstream. On each connection, it responds to the nth request with the nth
-/// number of interim responses, followed by a 200.
+/// Starts an HTTP/2 upstream. On each connection, its response to the nth request consists of the
+/// nth given number of interim responses, followed by a 200.
 fn hinting(
     counts: impl IntoIterator<Item = usize, IntoIter: Send> + Clone + Send + Sync + 'static,
 ) -> Upstream {
@@ -221,7 +222,7 @@ fn in_front_of_http2(upstream: &Upstream) -> TestListener {
     ))
 }
 
-/// The maximum is 100 interim responses before each response, as for HTTP/1.1 upstreams.
+/// As for HTTP/1.1 upstreams, the maximum is 100 interim responses per response.
 #[test]
 fn too_many_interim_responses_are_502() {
     let upstream = hinting([0, 100, 100, 100, 101]);
@@ -231,7 +232,7 @@ fn too_many_interim_responses_are_502() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The other requests on the connection continue, and do not count as failures of the endpoint.
+/// The other requests on the connection continue, and are not counted as endpoint failures.
 #[test]
 fn too_many_interim_responses_fail_only_their_own_request() {
     let upstream = Upstream::start(|connection| {
@@ -274,8 +275,9 @@ fn too_many_interim_responses_fail_only_their_own_request() {
     assert!(text.contains(counted), "{text}");
 }
 
-/// Returns the responses of an upstream whose trailers contain these lines. Over HTTP/2, the result
-/// is the payload of the last HEADERS frame. Over HTTP/1.1, it is the chunks and trailers.
+/// Returns the responses from an upstream that sends these trailers. The first result, over HTTP/2,
+/// is the payload of the last HEADERS frame. The second result, over HTTP/1.1, consists of the
+/// chunks and trailers.
 fn forwarded_trailers(lines: &[(&str, &str)]) -> (Vec<u8>, String) {
     let trailers = block(lines);
     let upstream = Upstream::start(move |connection| {
@@ -309,8 +311,8 @@ fn forwarded_trailers(lines: &[(&str, &str)]) -> (Vec<u8>, String) {
     (over_http2, chunks.to_owned())
 }
 
-/// Sends the frames of the first request on a connection. Returns the header block of the response
-/// that ends the stream.
+/// Sends the frames of the first request on a connection. Returns the header block that ends the
+/// response stream.
 fn last_block(listener: &TestListener, frames: &[u8]) -> Vec<u8> {
     let mut stream = std::net::TcpStream::connect(listener.listener.local_addr()).unwrap();
     stream

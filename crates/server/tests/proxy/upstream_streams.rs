@@ -1,5 +1,4 @@
-//! Tests of HTTP/2 connections to upstreams: their number, their streams, and unresponsive
-//! connections.
+//! Tests of HTTP/2 upstream connections: their number, their streams, and unresponsive connections.
 
 use std::{
     convert::Infallible,
@@ -37,9 +36,9 @@ struct Upstream {
 }
 
 impl Upstream {
-    /// Starts an upstream that allows `streams` concurrent streams per connection. The response has
-    /// the body that `body` returns for the number of the connection and the path. The first
-    /// connection closes when it receives a request for `/last`.
+    /// Starts an upstream that allows `streams` concurrent streams per connection. The response
+    /// body is the result of `body` for the connection's number and the path. The first connection
+    /// is closed when it receives a request for `/last`.
     async fn start<F, B>(streams: u32, body: F) -> Self
     where
         F: Fn(usize, String) -> B + Clone + Send + 'static,
@@ -137,8 +136,8 @@ impl Client {
         (answer.status().as_u16(), read(answer).await)
     }
 
-    /// Sends a body that is larger than the flow-control windows of an upstream that does not read
-    /// it.
+    /// Sends a body that is larger than the upstream's flow-control windows, to an upstream that
+    /// does not read it.
     async fn post(&self, path: &str) -> u16 {
         let request = Request::post(format!("http://h.example{path}"));
         let answer = self.ask(request, vec![0; 4 << 20].into()).await;
@@ -168,8 +167,8 @@ async fn a_first_burst_opens_one_connection() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The upstream responds only when all requests have arrived, so requests that find no free stream
-/// must use another connection.
+/// The upstream responds only when all requests have arrived. Therefore requests for which the
+/// first connection has no free stream must use another connection.
 #[tokio::test]
 async fn streams_over_the_limit_use_another_connection() {
     let all = Arc::new(Barrier::new(5));
@@ -223,8 +222,7 @@ async fn a_connection_without_free_streams_is_not_closed() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Whether the connection is dead could be determined only by a ping. Opening a new connection is
-/// faster.
+/// Only a ping could determine whether the connection is dead. Opening a new connection is faster.
 #[tokio::test]
 async fn an_unresponsive_connection_gets_no_new_requests() {
     let upstream = Upstream::start(200, |connection, _| async move {
@@ -261,7 +259,7 @@ async fn a_request_body_is_not_sent_after_its_response() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The upstream, hyper's server, sends a body even in response to `HEAD`.
+/// The upstream uses hyper's server, which sends a body even in response to `HEAD`.
 #[tokio::test]
 async fn a_response_to_head_has_no_body() {
     let upstream = Upstream::start(1, |_, _| ok()).await;
@@ -273,7 +271,7 @@ async fn a_response_to_head_has_no_body() {
     assert_eq!(client.get("/").await.1, "ok");
 }
 
-/// A connection that serves long responses is not dead if it misses one timeout.
+/// A connection with long responses must not be treated as dead after a single timeout.
 #[tokio::test]
 async fn a_connection_that_recovers_gets_requests_again() {
     const LARGE: usize = 16 << 20;
@@ -287,8 +285,8 @@ async fn a_connection_that_recovers_gets_requests_again() {
     .await;
     let listener = upstream.listener("", "timeouts: {head: 200ms},");
     let client = Client::connect(&listener).await;
-    // The response is larger than all buffers on its way, so it cannot complete before the client
-    // reads it.
+    // The response is larger than all buffers between the upstream and the client, so it cannot
+    // complete before the client reads it.
     let large = Client::connect(&listener).await.head("/large").await;
     assert_eq!(client.get("/late").await.0, 504);
     assert_eq!(client.get("/").await.0, 200);
@@ -297,7 +295,7 @@ async fn a_connection_that_recovers_gets_requests_again() {
 }
 
 /// When an endpoint restarts, its pooled connections are lost. Idempotent requests are then retried
-/// on a new connection, and the endpoint does not count as failed.
+/// on a new connection, and this is not counted as an endpoint failure.
 #[tokio::test]
 async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
     for (method, status) in [("GET", 200), ("POST", 502)] {
@@ -340,8 +338,8 @@ async fn stalled_streams_do_not_block_others_on_the_connection() {
     let mut unread = Vec::new();
     // The test uses all but one of the streams that the proxy allows per connection.
     for _ in 0..99 {
-        // Each request uses its own client connection, so that the flow-control window of a
-        // connection does not block other requests.
+        // Each request uses its own client connection, so that no connection's flow-control window
+        // blocks other requests.
         unread.push(Client::connect(&listener).await.head("/large").await);
     }
     let (status, body) = client.get("/large").await;
@@ -353,14 +351,14 @@ async fn stalled_streams_do_not_block_others_on_the_connection() {
 #[tokio::test]
 async fn a_response_with_too_many_header_lines_is_rejected() {
     let upstream = Upstream::start(200, |_, _| ok()).await;
-    // hyper's server adds at least two headers to every response, such as a length or a date.
+    // hyper's server adds at least two headers, such as the length and the date, to every response.
     let listener = upstream.listener("", "max_headers: 1,");
     let (status, _) = Client::connect(&listener).await.get("/").await;
     assert_eq!(status, 502);
 }
 
-/// The upstream allows one stream on its only connection. The proxy reads each response completely,
-/// although the client reads none of it.
+/// The upstream allows only one connection and one stream on it. The proxy reads each response
+/// completely, although the client reads nothing.
 #[tokio::test]
 async fn an_unread_response_frees_its_upstream_stream() {
     let upstream = Upstream::start(1, |_, path| async move {

@@ -13,7 +13,7 @@ use crate::{
 /// A timeout longer than any test step, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The maximum number of attempts, one per millisecond. In total they take longer than any test
+/// The maximum number of attempts, one per millisecond. In total, they take longer than any test
 /// step.
 const ATTEMPTS: usize = 30_000;
 
@@ -44,7 +44,7 @@ fn send(listener: &TestListener, number: usize) -> Client {
     client
 }
 
-/// Returns the number of the next request that reaches the upstream, and the sender of its
+/// Waits for the next request to reach the upstream. Returns its number, and the channel for its
 /// response.
 fn arrival(upstream: &GatedUpstream) -> (usize, Sender<&'static str>) {
     match upstream.events.recv_timeout(PATIENCE).unwrap() {
@@ -53,7 +53,8 @@ fn arrival(upstream: &GatedUpstream) -> (usize, Sender<&'static str>) {
     }
 }
 
-/// 20 requests are in progress, and 40 wait. All of them are served, in the order of arrival.
+/// 20 requests are in progress, and 40 are waiting. All requests are served, in the order of
+/// arrival.
 #[test]
 fn sixty_arrivals_at_twenty_slots_are_served_in_order() {
     let upstream = GatedUpstream::start();

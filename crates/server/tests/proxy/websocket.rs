@@ -1,4 +1,4 @@
-//! Tests of WebSockets through the proxy, with tungstenite as client and server.
+//! Tests of WebSockets through the proxy, with tungstenite as the client and the server.
 
 use std::{net::SocketAddr, time::Duration};
 

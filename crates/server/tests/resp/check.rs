@@ -14,7 +14,8 @@ fn limit(text: &str) -> Limit {
         .unwrap()
 }
 
-/// Opens a listener with limits per customer under `/api`, and per address on `/login`.
+/// Opens a listener with two limits: per customer for paths under `/api`, and per address for
+/// `/login`.
 fn listener() -> TestListener {
     let path = |glob: &str| {
         When::all(vec![

@@ -1,5 +1,5 @@
-//! Tests of the commands that real clients send when they connect, return connections to a pool or
-//! inspect the server.
+//! Tests of the commands that real clients send when they connect, return connections to a pool, or
+//! query information about the server.
 
 use crate::{listener::TestListener, value::Value};
 

@@ -19,7 +19,7 @@ use crate::value::{Value, read_value};
 /// A timeout longer than any test step, so that a hanging test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The time at which every test's clock starts.
+/// The initial time of every test's clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
 
 /// A server with one worker, whose only listener speaks the Redis protocol.
@@ -56,7 +56,7 @@ impl TestListener {
         self.listener.local_addr()
     }
 
-    /// Sets the clock to `millis` milliseconds after the start.
+    /// Sets the clock to `millis` milliseconds after its initial time.
     pub(crate) fn at_millis(&self, millis: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + millis * 1_000));
@@ -75,7 +75,7 @@ impl TestListener {
     }
 }
 
-/// A minimal client of the Redis protocol.
+/// A minimal Redis protocol client.
 pub(crate) struct Client {
     stream: TcpStream,
     read: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Tests of the protocol: inline commands, lengths, and clients that violate the protocol.
+//! Tests of the wire protocol: inline commands, lengths, and clients that violate the protocol.
 
 use crate::listener::{TestListener, encode};
 

@@ -4,7 +4,7 @@ use std::process::{Command, Output};
 
 use crate::listener::TestListener;
 
-/// Runs a program of the Debian package redis-tools against the listener.
+/// Runs a program from the Debian package redis-tools against the listener.
 fn run(program: &str, listener: &TestListener, arguments: &[&str]) -> String {
     let mut command = Command::new(program);
     command

@@ -1,4 +1,4 @@
-//! Compares `CL.THROTTLE` with the recorded and documented replies of redis-cell.
+//! Compares `CL.THROTTLE` with redis-cell's recorded and documented replies.
 
 use tidegate_core::Span;
 
@@ -13,7 +13,8 @@ fn the_redis_cell_readme_example() {
 }
 
 /// Recorded replies with a burst of 4 and a rate of one per second. Each case consists of the time
-/// in ms, the quantity, and the reply: limited, limit, remaining, retry after, reset after.
+/// in ms, the quantity, and the reply. The elements of the reply are limited, limit, remaining,
+/// retry after and reset after.
 const RECORDED: [(u64, u64, [i64; 5]); 16] = [
     (0, 6, [1, 5, 5, -1, 0]),
     (0, 1, [0, 5, 4, -1, 1]),
@@ -53,8 +54,8 @@ fn recorded_replies_are_reproduced() {
 fn waiting_for_retry_after_is_enough() {
     let listener = TestListener::open();
     let mut client = listener.connect();
-    // The rate is one request per third of a second. The shortest wait that the reply can express
-    // is one second.
+    // The limit refills one request every third of a second, but the shortest wait time that the
+    // reply can express is one second.
     assert_eq!(
         client.command("CL.THROTTLE key 0 3 1").to_string(),
         "[0, 1, 0, -1, 1]"
@@ -186,7 +187,8 @@ fn out_of_range_numbers_are_rejected_by_name() {
         long.starts_with("-Cell error: Store error: key: 2000 bytes exceeds the maximum of"),
         "{long}"
     );
-    // Each number is valid. Together they describe a bucket that takes too long to drain.
+    // Each number is valid on its own, but together they describe a bucket that takes too long to
+    // refill.
     let ages = client
         .command("CL.THROTTLE key 999999999999998 1 315576000")
         .to_string();

@@ -1,4 +1,4 @@
-//! Tests of `TIDEGATE.RESET`, `DEL` and the databases of keys.
+//! Tests of `TIDEGATE.RESET` and `DEL`, and of the separate keys of databases.
 
 use crate::listener::{Client, TestListener};
 
@@ -67,8 +67,8 @@ fn databases_have_separate_keys() {
         }
     }
     assert_eq!(listener.limiter.local_store().stats().keys, 8);
-    // If a key is reset in one database, the key of the same name in another database keeps its
-    // counter. A connection uses database 0 after `RESET`.
+    // Resetting a key in one database does not affect the counter of the same key in another
+    // database. After `RESET`, a connection uses database 0.
     assert_eq!(one.command("DEL k").to_string(), "1");
     assert!(limited(&mut zero, "k") && !limited(&mut one, "k"));
     let line = one.command("CLIENT LIST").to_string();

@@ -1,5 +1,5 @@
-//! Compares `THROTTLE` with the documentation of throttlecrab, even where throttlecrab itself
-//! deviates from it.
+//! Compares `THROTTLE` with throttlecrab's documentation, even where throttlecrab itself behaves
+//! differently.
 
 use crate::listener::TestListener;
 

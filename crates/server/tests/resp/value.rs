@@ -1,4 +1,4 @@
-//! A strict parser of replies for tests.
+//! A strict reply parser for tests.
 
 use std::fmt;
 
@@ -17,8 +17,8 @@ pub(crate) enum Value {
 }
 
 impl Value {
-    /// Returns the value under `key`. The reply is a map, or the flat array of pairs that replaces
-    /// a map in RESP2.
+    /// Returns the value for `key`. The reply must be a map, or the flat array of keys and values
+    /// that replaces a map in RESP2.
     pub(crate) fn at(&self, key: &str) -> &Self {
         let named = |name: &Self| matches!(name, Self::Bulk(name) if name == key);
         match self {

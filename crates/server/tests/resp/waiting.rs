@@ -14,7 +14,7 @@ use crate::{
     value::Value,
 };
 
-/// The maximum number of attempts, one per millisecond. In total they take longer than any test
+/// The maximum number of attempts, one per millisecond. In total, they take longer than any test
 /// step.
 const ATTEMPTS: usize = 30_000;
 
@@ -69,7 +69,7 @@ fn send(client: &mut Client, command: &str) {
     client.send(&encode(&words));
 }
 
-/// The replies to a pipeline keep their order. During the wait, other connections are served.
+/// The replies to a pipeline keep their order. Other connections are served during the wait.
 #[test]
 fn a_waiting_command_delays_only_its_own_connection() {
     let listener = listener();
@@ -88,7 +88,7 @@ fn a_waiting_command_delays_only_its_own_connection() {
     assert_eq!(client.value().to_string(), "+PONG");
 }
 
-/// The reply to a transaction is sent when all its commands have been evaluated.
+/// The reply to a transaction is sent when all of its commands have been evaluated.
 #[test]
 fn a_command_of_a_transaction_can_wait() {
     let listener = listener();
@@ -140,7 +140,8 @@ fn a_client_that_disconnects_gives_its_turn_on() {
     token_of(&patient.value());
 }
 
-/// A connection that waits for its reply is not idle, so it is not closed to make room for another.
+/// A connection that is waiting for a reply is not idle, so it is not closed to make room for
+/// another connection.
 #[test]
 fn a_waiting_connection_is_not_evicted() {
     let listener = listener_with(Bounds {
