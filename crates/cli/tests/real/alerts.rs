@@ -1,6 +1,6 @@
 //! Tests of `contrib/prometheus` and `contrib/grafana`: the syntax, the alerts' unit tests, the
-//! metric names, and the links to the documentation. `contrib/prometheus/verify` runs the alerts
-//! and the dashboards with real servers.
+//! metric names, and the documentation links. `contrib/prometheus/verify` runs the alerts and the
+//! dashboards with real servers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -65,7 +65,7 @@ fn the_generated_files_are_current() {
     }
 }
 
-/// Every alert is in the page's table, and the table has no other alerts.
+/// Every alert must be in the page's table, and the table must contain no other alerts.
 #[test]
 fn the_page_lists_exactly_the_alerts() {
     let rules = read(RULES);
@@ -110,7 +110,7 @@ fn names(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| word.starts_with("tidegate_") && !word.contains(':'))
 }
 
-/// Returns all queries of a dashboard, with all values of its variables selected.
+/// Returns all queries in a dashboard, as if all values of the dashboard's variables were selected.
 fn queries(dashboard: &str) -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read(dashboard)).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
@@ -147,8 +147,8 @@ fn prometheus_accepts_every_query_of_the_dashboards() {
                 assert!(recorded.contains(name), "no rule records {name}");
             }
         }
-        // promtool 2.42 parses queries only as rule expressions. The rules are written as JSON,
-        // which is also valid YAML.
+        // promtool 2.42 can check queries only as part of rules, so each query becomes a rule. The
+        // rules are written as JSON, which is also valid YAML.
         let rules: Vec<Value> = queries
             .iter()
             .enumerate()
@@ -205,7 +205,7 @@ fn the_rules_and_dashboards_link_to_existing_sections() {
     assert!(count > 20, "{count} links");
 }
 
-/// Returns the anchors that GitHub gives to the headings of a page.
+/// Returns the anchors that GitHub generates for a page's headings.
 fn anchors(page: &str) -> BTreeSet<String> {
     let headings = page.lines().filter(|line| line.starts_with('#'));
     headings

@@ -15,7 +15,8 @@ rules:
   - {name: api, when: {path: /api/**}, key: [customer], limits: [1/h], algorithm: fixed_window}
 ";
 
-/// Starts a server that admits two requests an hour, with a candidate that would admit one.
+/// Starts a server whose active rules admit two requests an hour and whose candidate rules would
+/// admit one.
 fn start() -> Server {
     let scratch = Scratch::new();
     let candidate = scratch.write("candidate.yaml", CANDIDATE);
@@ -87,7 +88,7 @@ fn a_changed_candidate_is_read_and_an_invalid_one_is_not() {
     let file = server.directory().join("candidate.yaml");
     std::fs::write(&file, CANDIDATE.replace("1/h", "3/h")).unwrap();
     server.wait_for(&["reloaded the rules"]);
-    // The candidate's counters are kept: one of three units is spent.
+    // The candidate rules' counters keep their values: one of three units is used.
     assert_eq!(report(&server)["compared"], 0);
     assert_eq!([(); 3].map(|()| ask(&server, "a")), [200, 429, 429]);
     let compared = report(&server);
@@ -115,7 +116,7 @@ fn a_promoted_candidate_is_in_force_until_the_next_reload() {
     let said = printed(&server.operate(&["candidate", "promote"]));
     assert!(said.starts_with("promoted: 1 rules of "), "{said}");
     assert!(said.contains("replace the sections"), "{said}");
-    // The unit that was spent before still counts under the promoted limit of 1.
+    // The unit that was used before the promotion counts under the promoted limit of 1.
     assert_eq!([ask(&server, "a"), ask(&server, "b")], [429, 200]);
     let status = printed(&server.operate(&["status"]));
     assert!(status.contains("1 active, promoted from "), "{status}");
@@ -154,8 +155,8 @@ fn upstream() -> SocketAddr {
     address
 }
 
-/// The proxy also extracts the entries that only the candidate uses. If such an entry is invalid,
-/// the request is not rejected.
+/// The proxy also extracts the entries that only the candidate rules use. If such an entry is
+/// invalid, the request must not be rejected.
 #[test]
 fn the_proxy_extracts_the_entries_of_the_candidate() {
     let scratch = Scratch::new();
@@ -193,7 +194,8 @@ fn a_missing_candidate_is_reported_once() {
     let file = server.directory().join("candidate.yaml");
     std::fs::remove_file(&file).unwrap();
     server.wait_for(&["kept the old rules: candidate.rules: cannot read"]);
-    // The file is checked once per second. After several checks, there is still only one report.
+    // The server checks the file once per second. After several checks, there is still only one
+    // report.
     let uptime = |server: &Server| -> u64 {
         let metrics = server.metrics();
         let mut lines = metrics.lines();
@@ -219,7 +221,8 @@ fn a_missing_candidate_is_reported_once() {
     server.wait_for(&["reloaded the rules"]);
 }
 
-/// Promotion puts the compared rules in force, and never those of a file that was not compared.
+/// A promotion activates exactly the compared rules, and never the rules in a file that has not
+/// been compared.
 #[test]
 fn a_candidate_with_other_entries_is_rejected() {
     let mut server = start();

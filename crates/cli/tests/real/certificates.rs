@@ -4,7 +4,8 @@ use std::{net::SocketAddr, process::Command};
 
 use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tool};
 
-/// Replaces the certificate and key with a new self-signed certificate for `name`.
+/// Replaces the server's certificate and key with a new self-signed certificate for `name` and its
+/// key.
 fn issue(scratch: &std::path::Path, name: &str) {
     let output = run(Command::new(tool("openssl"))
         .args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt"])

@@ -1,4 +1,4 @@
-//! Tests that `tidegate check` accepts a valid file and lists all errors in an invalid one. Also
+//! Tests that `tidegate check` accepts a valid file and lists all errors in an invalid file. Also
 //! runs `serve` with the same invalid files.
 
 use std::process::Output;
@@ -88,7 +88,8 @@ fn invalid_arguments_exit_with_2() {
     }
 }
 
-/// If the file is of the wrong kind, the message names the command that checks it.
+/// If the file has another format, the message contains the command that checks files of this
+/// format.
 #[test]
 fn an_envoyproxy_ratelimit_file_is_recognized() {
     let scratch = Scratch::new();
@@ -119,7 +120,7 @@ fn text_of(output: &Output) -> &str {
     text(&output.stderr)
 }
 
-/// The file may be checked on another machine than the server's, so missing files are neither
+/// The file may be checked on a different machine from the server, so missing files are neither
 /// errors nor warnings.
 #[test]
 fn missing_files_and_variables_are_notes() {
@@ -160,7 +161,8 @@ proxy:
     assert_eq!(lines.len(), 7, "{said}");
 }
 
-/// Continuous integration machines do not have the server's secrets.
+/// `--strict` must also work on continuous integration machines, which do not have the server's
+/// secrets.
 #[test]
 fn strict_does_not_need_the_secrets_of_the_server() {
     let scratch = Scratch::new();
@@ -279,7 +281,7 @@ fn strict_exits_with_1_on_warnings() {
     assert_eq!(strict("nowhere.yaml").status.code(), Some(2));
 }
 
-/// Regression test: the last line used to be "no errors" even if the exit code was 1.
+/// Regression test: the last line must not be "no mistakes" if the exit code is 1.
 #[test]
 fn the_last_line_agrees_with_the_exit_code() {
     let scratch = Scratch::new();

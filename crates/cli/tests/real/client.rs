@@ -7,8 +7,8 @@ use crate::support::{Server, repository};
 #[path = "../../../client/examples/client/calls.rs"]
 mod calls;
 
-/// The example prints the output that its README shows. It waits only as long as the server asks,
-/// which is part of the demonstration.
+/// The example must print the output that its README shows. It waits exactly as long as the server
+/// tells it to.
 #[tokio::test]
 async fn the_client_retries_when_allowed() {
     let server = Server::quickstart();

@@ -67,7 +67,8 @@ fn log_in(browser: &mut Browser, token: &str) {
     browser.click("Log in");
 }
 
-/// Checks that no script has failed, and that the page has not violated its policy.
+/// Checks that no script has failed, and that the page has not violated its
+/// Content-Security-Policy.
 fn assert_no_errors(browser: &mut Browser) {
     let mut logged = browser.take_logged();
     logged.retain(|line| !line.starts_with("Failed to load resource: the server responded"));
@@ -95,7 +96,7 @@ fn an_operator_logs_in_and_blocks_a_top_talker() {
     assert_eq!(browser.eval("document.cookie"), "");
     assert_eq!(browser.eval("location.href.includes('s3cret')"), false);
 
-    // The name of a rule gets the focus, and keeps the focus while the rows change.
+    // A rule's name that has the focus keeps it while the rows change.
     browser.eval("document.querySelector('button.link').focus()");
     for denied in [false, false, true] {
         assert_eq!(server.check(&login_request()).status == 429, denied);
@@ -133,7 +134,7 @@ fn an_operator_logs_in_and_blocks_a_top_talker() {
     browser.wait_for("0 of 2");
     assert_eq!(server.check(&login_request()).status, 200);
 
-    // A page reload keeps the token, and logging out discards the token.
+    // A page reload keeps the token. Logging out discards it.
     browser.call("Page.reload", &json!({}));
     browser.wait_for("1 of 2");
     browser.click("Log out");
@@ -145,8 +146,8 @@ fn an_operator_logs_in_and_blocks_a_top_talker() {
     assert!(!browser.text().contains("203.0.113.9"));
 }
 
-/// A token that the server no longer accepts is not sent again. Each attempt would count as a wrong
-/// guess, and would lock out the operator's address.
+/// The page must not resend a token that the server no longer accepts. Each attempt would count as
+/// a wrong guess, and several attempts would lock out the operator's address.
 #[test]
 fn an_outdated_token_is_sent_only_once_and_a_read_only_token_hides_the_controls() {
     let server = server_with_token();
@@ -170,8 +171,8 @@ fn an_outdated_token_is_sent_only_once_and_a_read_only_token_hides_the_controls(
     assert!(!shown.contains("Block a key…"), "{shown}");
 }
 
-/// Keys come from clients, and reasons from operators. The page never parses keys or reasons as
-/// HTML.
+/// Keys come from clients, and reasons come from operators. The page must never parse keys or
+/// reasons as HTML.
 #[test]
 fn keys_with_markup_stay_text() {
     let server = server_with_token();
@@ -204,8 +205,8 @@ fn keys_with_markup_stay_text() {
     assert_no_errors(&mut browser);
 }
 
-/// A new denial appears without a reload, even if a shadow rule made it, and can be explained with
-/// the entries of its request.
+/// A new denial appears without a page reload, even if it is by a shadow rule. It can be explained
+/// with the entries of the denied request.
 #[test]
 fn a_denial_appears_and_is_explained() {
     let server = server_with_token();
@@ -247,8 +248,7 @@ fn serve_page(page: String) -> SocketAddr {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             let head = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close";
-            // The browser may open a connection that it does not use. A request fits into the
-            // buffer.
+            // The browser may open a connection that it does not use. A request fits in the buffer.
             if stream.read(&mut [0; 16_384]).unwrap_or_default() == 0 {
                 continue;
             }
@@ -259,7 +259,8 @@ fn serve_page(page: String) -> SocketAddr {
     address
 }
 
-/// The server has no token, so every request from this machine that is not refused takes effect.
+/// The server has no token, so every request from this machine takes effect unless the cross-site
+/// protection rejects it.
 #[test]
 fn a_page_of_another_origin_can_do_nothing() {
     let server = Server::start(RULES);
@@ -299,7 +300,7 @@ fn a_page_of_another_origin_can_do_nothing() {
     browser.open(&format!("http://localhost:{}/", evil.port()));
     browser.wait_until("window.framed");
     assert_eq!(browser.eval("window.results"), json!(vec!["failed"; 6]));
-    // The frame shows the browser's error page, and the browser has logged the reason.
+    // The frame contains the browser's error page, and the browser has logged the reason.
     let logged = browser.take_logged().join("\n");
     assert!(
         logged.contains("frame-ancestors") || logged.contains("403"),
@@ -324,7 +325,7 @@ fn a_page_of_another_origin_can_do_nothing() {
     assert!(!browser.text().contains("Log out"));
 }
 
-/// Returns the source of axe, which checks the accessibility of pages.
+/// Returns the source code of axe, which checks the accessibility of web pages.
 fn axe() -> String {
     let libraries = repository().join("target/test-python/lib");
     let python = std::fs::read_dir(&libraries).into_iter().flatten();
@@ -336,7 +337,8 @@ fn axe() -> String {
     source.unwrap_or_else(|| panic!("axe is not in {}; run scripts/setup", libraries.display()))
 }
 
-/// Checks every view on a laptop, a tablet and a phone, with a light and a dark colour scheme.
+/// Checks every view at the size of a laptop, a tablet and a phone, with a light and a dark colour
+/// scheme.
 #[test]
 fn every_view_is_accessible_and_fits_its_screen() {
     let server = server_with_token();
@@ -376,7 +378,7 @@ fn every_view_is_accessible_and_fits_its_screen() {
     browser.wait_until("!document.querySelector('dialog')");
 }
 
-/// Checks that axe finds nothing and that the page is not wider than the screen.
+/// Checks that axe finds no problems and that the page is not wider than the screen.
 fn assert_page(browser: &mut Browser, page: &str) {
     let found = browser.eval(
         "axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'best-practice'], resultTypes: ['violations']}).then(({violations}) =>

@@ -102,7 +102,7 @@ fn denials_are_listed_as_a_table() {
     }
 }
 
-/// A limit that was sent with a request has no rule.
+/// A limit that was sent with a request belongs to no rule.
 #[test]
 fn the_denial_of_a_limit_of_the_request_is_listed_with_its_key() {
     let server = Server::start(RULES);
@@ -266,8 +266,8 @@ fn denials_are_logged_if_that_is_set() {
     }
 }
 
-/// Event IDs begin with the server's start time, so the command can tell that the events of the new
-/// process are new.
+/// Event IDs begin with the server's start time, so the command can tell that the new process's
+/// events are new.
 #[test]
 fn followed_events_survive_a_restart_of_the_server() {
     let port = free_port();

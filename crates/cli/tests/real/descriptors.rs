@@ -1,4 +1,5 @@
-//! Tests of a server with few file descriptors, and idle clients that use all of them.
+//! Tests of a server that may open only a few file descriptors, with idle clients that use all of
+//! them.
 
 use std::{
     io::{Read, Write},
@@ -13,7 +14,7 @@ use crate::{
     support::{Ask, EVERY_DOOR, Process, Scratch, Server},
 };
 
-/// Sends `asked` and returns the response or its beginning.
+/// Sends `asked` and returns the response or the beginning of it.
 fn answer(address: SocketAddr, asked: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream
@@ -80,7 +81,7 @@ fn the_start_raises_the_soft_limit_to_the_hard_limit() {
     let mut server = Process::start(&mut command);
     server.wait_for(&["listening", "listener=\"http\""]);
     assert_eq!(server.soft_file_limit(), 2_048);
-    // The connection limit fits in the hard limit, but not in the soft one.
+    // The connection limit fits in the hard limit, but not in the soft limit.
     assert!(!server.has_said(&["lowered"]), "{}", server.said());
 }
 
@@ -99,8 +100,8 @@ fn endpoint() -> SocketAddr {
     address
 }
 
-/// A lack of descriptors says nothing about the health of the endpoints. If endpoints were ejected
-/// because of it, requests would still fail when descriptors are available again.
+/// A lack of descriptors does not mean that the endpoints are unhealthy. If endpoints were ejected
+/// because of it, requests would still fail after descriptors have become available again.
 #[test]
 fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejected() {
     let (one, other, named) = (endpoint(), endpoint(), endpoint().port());
@@ -114,7 +115,7 @@ fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejecte
 "
     );
     let mut server = Server::start_in(Scratch::new(), &config);
-    // This connection is already open, so the server needs no further descriptor for it.
+    // This connection is already open, so the server needs no additional descriptor for it.
     let mut client = Client::connect(server.proxy());
     for path in ["/", "/", "/named"] {
         assert_eq!(client.ask("GET", path, &[], b"").status, 200, "{path}");
@@ -156,7 +157,7 @@ fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejecte
     server.stop();
 }
 
-/// Every listener limits the connections of one client.
+/// Every listener limits the number of connections per client.
 #[test]
 fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
     let listener = "{address: '127.0.0.1:0', max_connections_per_client: 2}";
@@ -171,7 +172,7 @@ fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
             stream
         };
         let open = [connect(), connect()];
-        // The kernel passes connections to the listener in order, so this one is the third.
+        // The kernel passes connections to the listener in order, so this connection is the third.
         let refused = connect().read(&mut [0; 64]);
         let is_closed = match &refused {
             Ok(count) => *count == 0,

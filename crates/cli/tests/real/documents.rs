@@ -1,9 +1,9 @@
-//! Runs every `console` block of the README, of `docs/` and of the examples, in order, against a
-//! server with the quickstart file, and compares the output with the documented one.
+//! Runs every `console` block in the README, in `docs/` and in the examples, in order, against a
+//! server with the quickstart file. Compares the output with the documented output.
 //!
-//! Documented ports are replaced by those of the server. A line `...` matches any number of lines.
-//! A time in milliseconds may differ by up to [`SLOWNESS_MS`], because a slow machine causes
-//! delays. Dates and durations in tables may have any value.
+//! Documented ports are replaced by the server's ports. A line `...` matches any number of lines. A
+//! time in milliseconds may differ by up to [`SLOWNESS_MS`], because a slow machine causes delays.
+//! Dates and durations in tables may have any value.
 
 use std::{
     collections::BTreeSet,
@@ -26,7 +26,7 @@ use crate::{
 /// The tolerance for times in milliseconds.
 const SLOWNESS_MS: u64 = 60_000;
 
-/// The strings before absolute times, which differ in every run.
+/// The strings that precede absolute times, which differ in every run.
 const INSTANTS: [&str; 2] = ["until_ms\":", "at_ms\":"];
 
 #[test]
@@ -94,7 +94,8 @@ fn the_redis_py_example_matches_the_output() {
     assert_true("examples/redis-py/README.md");
 }
 
-/// Readers may follow several pages with one server, so each page uses its own keys.
+/// Readers may run the commands on several pages against the same server, so each page must use its
+/// own keys.
 #[test]
 fn pages_do_not_use_up_the_limits_of_other_pages() {
     let server = Server::quickstart();
@@ -186,7 +187,7 @@ fn the_fleet_example_matches_the_output() {
     assert_true_with("examples/fleet/README.md", &first, &others);
 }
 
-/// Checks every YAML block of the documentation, and every example, with `check --strict`.
+/// Checks every YAML block in the documentation, and every example, with `check --strict`.
 #[test]
 fn every_rules_file_in_the_documentation_passes_a_strict_check() {
     let mut wrong = String::new();
@@ -201,7 +202,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         let name = document.strip_prefix(docs).unwrap_or(&document);
         let name = name.to_str().unwrap();
         for lines in blocks(&text, "yaml") {
-            // The settings of Prometheus and Envoy Gateway are not Tidegate rules files.
+            // Settings for Prometheus and Envoy Gateway are not Tidegate rules files.
             let is_of_others = ["groups:", "scrape_configs:"].contains(&lines[0])
                 || lines[0].starts_with("apiVersion: gateway.envoyproxy.io/");
             if is_of_others {
@@ -224,7 +225,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "contrib/kubernetes/memory",
     ] {
         for file in files(folder, "yaml") {
-            // Envoy and Kubernetes read the other files.
+            // The other files are for Envoy and Kubernetes.
             let name = file.file_name().unwrap().to_str().unwrap();
             if name == "envoy.yaml" || folder.starts_with("contrib/") && name != "rules.yaml" {
                 continue;
@@ -270,7 +271,7 @@ fn strictly_checked(text: &str) -> Option<String> {
     const DOMAIN: &str =
         "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
     let scratch = Scratch::new();
-    // The file or folder that `envoy.config` names is not on this machine.
+    // The file or folder in `envoy.config` does not exist on this machine.
     let domain = scratch.write("domain.yaml", DOMAIN);
     let config = |line: &str| match line.split_once("config: ") {
         Some((before, _)) if !line.contains('{') => {
@@ -292,7 +293,7 @@ fn strictly_checked(text: &str) -> Option<String> {
     (!output.status.success()).then_some(said)
 }
 
-/// Returns the files in a folder of the repository with this extension, sorted by name.
+/// Returns the files with this extension in a repository folder, sorted by name.
 fn files(folder: &str, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(repository().join(folder)).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -330,7 +331,7 @@ fn assert_true(document: &str) {
     assert_true_with(document, &Server::quickstart(), &[]);
 }
 
-/// Runs the blocks of a document against `server`. `more` maps further documented ports to
+/// Runs the blocks in a document against `server`. `more` maps additional documented ports to
 /// addresses.
 fn assert_true_with(document: &str, server: &Server, more: &[(&str, SocketAddr)]) {
     let text = fs::read_to_string(repository().join(document)).unwrap();
@@ -394,7 +395,7 @@ fn blocks<'t>(text: &'t str, language: &str) -> Vec<Vec<&'t str>> {
     blocks
 }
 
-/// Runs a command in a shell and returns its output, in which documented ports replace the real
+/// Runs a command in a shell and returns its output, with the real ports replaced by the documented
 /// ports.
 fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<String> {
     let typed = ports
@@ -454,7 +455,7 @@ fn alike(printed: &str, came: &str) -> bool {
     is_alike(&dated, &now) || words(&dated).eq(words(&now))
 }
 
-/// Replaces every RFC 3339 date in whole seconds with the same placeholder.
+/// Replaces every RFC 3339 date without fractional seconds with the same placeholder.
 fn undated(line: &str) -> String {
     const DATE: &str = "0000-00-00T00:00:00Z";
     let mut out = String::new();
@@ -507,7 +508,7 @@ fn is_instant(before: &str) -> bool {
     INSTANTS.iter().any(|instant| before.ends_with(instant))
 }
 
-/// Splits a line into numbers and the text between them.
+/// Splits a line into numbers and the strings between them.
 fn pieces(line: &str) -> impl Iterator<Item = &str> {
     line.split_inclusive(|_: char| true)
         .map(|character| character.as_ptr() as usize - line.as_ptr() as usize)
@@ -522,8 +523,8 @@ fn is_digit(line: &str, at: usize) -> bool {
     line.as_bytes()[at].is_ascii_digit()
 }
 
-/// Returns whether `number`, which follows `before`, is a time: a field named as milliseconds, or
-/// an integer in a Redis reply that is too large to be a count.
+/// Returns whether `number`, which follows `before`, is a time. It is a time if the field's name
+/// indicates milliseconds, or if it is an integer in a Redis reply that is too large to be a count.
 fn is_time(before: &str, number: &str) -> bool {
     let named = before.ends_with("_ms\":") || before.ends_with("_ms\": ");
     let reply = before.ends_with("(integer) ") || before.ends_with(',');

@@ -30,7 +30,7 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
         "{line}"
     );
     assert!(!line.contains("acme"), "{line}");
-    // Within a minute, further requests are counted but not logged.
+    // Further requests within a minute are counted but not logged.
     for _ in 0..20 {
         assert_eq!(server.check(&misspelt).status, 200);
     }
@@ -46,7 +46,7 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
     );
 }
 
-/// Regression test: the log record from the first listener used to suppress the record about the
+/// Regression test: the log record from the first listener must not suppress the record about the
 /// second misspelling.
 #[test]
 fn misspelt_entries_are_logged_with_their_listener() {

@@ -1,5 +1,5 @@
-//! Tests Envoy's rate limit service from the operator's view: check, serve, reload, and start with
-//! the environment variables of envoyproxy/ratelimit.
+//! Tests Envoy's rate limit service from the operator's view: `check`, `serve`, reloads, and
+//! starting with envoyproxy/ratelimit's environment variables.
 
 use std::{net::SocketAddr, process::Output};
 
@@ -113,8 +113,8 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
     }
 }
 
-/// `check` does not report success for a configuration that `serve` cannot read or that limits
-/// nothing.
+/// `check` must not report success for a configuration that `serve` cannot read, or for one without
+/// limits.
 #[test]
 fn an_empty_or_missing_folder_is_an_error() {
     let scratch = Scratch::new();
@@ -183,8 +183,8 @@ fn a_reload_reports_the_warnings_for_the_files() {
     assert_eq!(answer.json()["warnings"], expected, "{}", answer.body);
 }
 
-/// A read that failed because of exhausted file descriptors is retried until it succeeds, without
-/// any change to the file.
+/// If a read fails because file descriptors are exhausted, it is retried until it succeeds, even if
+/// the file does not change.
 #[test]
 fn an_unreadable_file_is_retried_until_it_is_readable() {
     let config = format!("{EVERY_DOOR}envoy: {{config: config/shop.yaml}}\n");
@@ -286,7 +286,7 @@ fn every_envoy_metric_is_documented() {
     }
 }
 
-/// Returns a command with the environment variables of envoyproxy/ratelimit and ephemeral ports.
+/// Returns a command with envoyproxy/ratelimit's environment variables and ephemeral ports.
 fn from_environment(scratch: &Scratch) -> std::process::Command {
     let mut command = tidegate(&["serve", "--from-envoy-env"]);
     command.current_dir(scratch.path());

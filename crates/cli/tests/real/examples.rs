@@ -1,4 +1,4 @@
-//! Tests of nginx and Caddy with the example configurations, in front of a real server.
+//! Tests of nginx and Caddy with the example configurations and a real Tidegate server.
 
 use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
@@ -21,7 +21,7 @@ impl Proxy {
         Self::start_nginx(Server::quickstart(), "examples/nginx/nginx.conf")
     }
 
-    /// Starts nginx in front of a login for which only failures are limited.
+    /// Starts nginx in front of a login service where only failed logins are limited.
     pub(crate) fn nginx_login() -> Self {
         let rules = fs::read_to_string(repository().join("examples/nginx-login/rules.yaml"));
         let rules = rules.unwrap().replace("listen: {grpc: off, resp: off}", "");
@@ -136,7 +136,7 @@ fn caddy_denies_with_429_and_retry_after() {
     assert_limits(&Proxy::caddy());
 }
 
-/// Sends ten logins from one address. Requests with a forged address are counted for the same
+/// Sends ten logins from one address. Logins with a forged address must be counted for the same
 /// client.
 fn assert_limits(proxy: &Proxy) {
     let login = || Ask::new("POST", proxy.front, "/login").header("x-forwarded-for", "6.6.6.6");

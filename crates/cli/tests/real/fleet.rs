@@ -1,4 +1,4 @@
-//! Tests of four nodes that share one Redis.
+//! Tests of four nodes that share a Redis.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ pub(crate) fn until_exact(server: &Server) {
     });
 }
 
-/// While Redis is unreachable, a server still lists its own requests, but not the blocks.
+/// While Redis is unreachable, a server still lists its own top talkers, but not the blocks.
 #[test]
 fn the_overview_of_top_talkers_has_a_note_in_place_of_the_blocks() {
     let redis = RedisServer::start();
@@ -62,7 +62,8 @@ fn four_servers_on_a_cluster_together_admit_one_limit() {
 }
 
 /// Runs `scripts/hammer/run` briefly. On a busy machine, the requests may not exhaust the limits
-/// within a few seconds, so the test requires only half of the admissions that the limits allow.
+/// within a few seconds. Therefore it is sufficient if half as many requests are admitted as the
+/// limits allow.
 fn hammer(topology: &[&str]) {
     let program = tidegate(&[]);
     let mut script = Command::new("python3");
@@ -96,8 +97,8 @@ fn proxies_on_one_redis_count_failures_together() {
         let proxy = proxies[number % SERVERS];
         Ask::get(proxy, path).send().status
     };
-    // A request is charged before its refund, so concurrent requests may temporarily exhaust the
-    // limit, but sequential requests do not.
+    // A request is charged first and refunded later. Concurrent requests may therefore temporarily
+    // exhaust the limit, but sequential requests cannot.
     for number in 0..30 {
         eventually("the successes were refunded", || {
             (status(number, "/healthz") == 200).then_some(())

@@ -1,4 +1,4 @@
-//! Tests of the limits on log records that clients can cause.
+//! Tests that the log records that clients can cause are rate limited.
 
 use std::{
     io::{Read, Write},
@@ -32,7 +32,7 @@ fn unsolicited_ping_acknowledgements_are_not_logged() {
     for _ in 0..100 {
         sent.extend(frame(6, 1, b"sentinel"));
     }
-    // The server reads frames in order, so its reply to this ping shows that it has read all
+    // The server reads frames in order, so its reply to this ping means that it has read all
     // earlier frames.
     sent.extend(frame(6, 0, b"the last"));
     client.write_all(&sent).unwrap();
@@ -78,7 +78,7 @@ fn wrong_admin_tokens_are_logged() {
 
 #[test]
 fn all_warnings_of_the_rules_file_are_logged() {
-    // 20 warnings of each kind are reported.
+    // Up to 20 warnings of each kind are reported.
     let rule = |number: usize| {
         format!("  - {{name: r{number}, key: header.x, limits: [1/s], when: {{method: get}}}}\n")
     };

@@ -2,7 +2,7 @@
 //! and the example proxies in front of it.
 //!
 //! Every server listens on ephemeral ports and is stopped when its test ends. A test fails if a
-//! program that it needs is missing; `scripts/setup` installs all needed programs.
+//! required program is missing; `scripts/setup` installs all required programs.
 
 #![allow(clippy::unwrap_used, reason = "a panic shows where a test failed")]
 

@@ -1,4 +1,4 @@
-//! Tests of the metrics page with the parsers of Prometheus's Python client.
+//! Tests of the metrics page with the parsers in Prometheus's Python client.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     support::{Ask, EVERY_DOOR, Scratch, Server, authority, repository, run, signed},
 };
 
-/// A configuration with a component of every kind that has its own metrics.
+/// A configuration with every kind of component that has its own metrics.
 const EVERYTHING: &str = r#"grpc: {tls: {certificate: server.pem, key: server.key}}
 geoip: {country: country.mmdb}
 envoy: {config: envoy.yaml}
@@ -38,10 +38,10 @@ descriptors: [{key: api_key, rate_limit: {unit: hour, requests_per_unit: 2}}]
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The `Accept` header that Prometheus 2.42 sends.
+/// The `Accept` header of Prometheus 2.42.
 const ACCEPT: &str = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
-/// A Python program that prints the metrics of a page as JSON.
+/// A Python program that prints the metrics on a page as JSON.
 const PARSE: &str = "
 import json, sys
 if sys.argv[1] == 'openmetrics':
@@ -55,7 +55,7 @@ print(json.dumps([
 ]))
 ";
 
-/// A metric as parsed by Prometheus. The name of a counter does not contain `_total`.
+/// A metric as parsed by Prometheus. In `name`, counters have no suffix `_total`.
 #[derive(Debug, Deserialize)]
 struct Metric {
     name: String,
@@ -72,7 +72,7 @@ struct Sample {
 }
 
 impl Metric {
-    /// Returns the name in the text format, in queries and in the documentation.
+    /// Returns the name that is used in the text format, in queries and in the documentation.
     fn full_name(&self) -> String {
         let suffix = if self.kind == "counter" { "_total" } else { "" };
         format!("{}{suffix}", self.name)
@@ -117,7 +117,7 @@ impl Everything {
         }
     }
 
-    /// Requests the page in the format that `accept` selects, and parses it.
+    /// Requests the metrics page in the format that `accept` selects, and parses it.
     fn metrics(&self, accept: &str, content_type: &str) -> Vec<Metric> {
         let ask = Ask::get(self.server.admin, "/metrics").header("accept", accept);
         let answer = ask.send();
@@ -167,7 +167,7 @@ fn prometheus_reads_the_same_metrics_in_both_formats() {
     assert_eq!(samples[0].labels["rule"], RULE);
 }
 
-/// The tables in the documentation and the page have the same metrics, with the same labels.
+/// The documentation's tables and the page must contain the same metrics with the same labels.
 #[test]
 fn the_page_has_exactly_the_documented_metrics() {
     let everything = Everything::start();
@@ -178,7 +178,7 @@ fn the_page_has_exactly_the_documented_metrics() {
         let documented = documented.unwrap_or_else(|| panic!("{name} is not documented"));
         assert!(!metric.samples.is_empty(), "{name} has no sample");
         for Sample { labels, .. } in &metric.samples {
-            // The label `le` belongs to the buckets of a histogram.
+            // The label `le` is added by histogram buckets.
             let labels = labels.keys().filter(|label| *label != "le");
             let labels: BTreeSet<String> = labels.cloned().collect();
             match &documented {
@@ -214,7 +214,7 @@ pub(crate) fn documented() -> BTreeMap<String, Column> {
             match cells[..] {
                 ["", "metric", column, ..] => second_column = column,
                 ["", names, second, ..] => {
-                    // A name with a selector describes some series of a metric that is in another
+                    // A name with a selector stands for some series of a metric that is in another
                     // table.
                     for name in quoted(names).filter(|name| !name.contains('{')) {
                         let column = match second_column {

@@ -1,6 +1,6 @@
-//! Checks the tables of `docs/migrate`: each row has a limit of another program and the Tidegate
-//! limit that replaces it. It also has a number of simultaneous requests, and how many of them both
-//! programs admit. The test sends the requests to both programs.
+//! Checks the tables in `docs/migrate`. Each row contains a limit in another program's notation and
+//! the equivalent Tidegate limit. It also contains a number of concurrent requests, and how many of
+//! them are admitted with either limit. The tests send the requests to both programs.
 
 #![expect(
     clippy::disallowed_methods,
@@ -25,18 +25,19 @@ use crate::support::{Ask, Process, Scratch, Server, free_port, repository, run, 
 /// The maximum number of start attempts, if another process takes the port first.
 const STARTS: u32 = 5;
 
-/// A row of a page's table.
+/// A row in a page's table.
 #[derive(Debug)]
 struct Row {
-    /// The quoted parts of each cell.
+    /// The strings in backticks in each cell.
     cells: Vec<Vec<String>>,
-    /// The number of simultaneous requests.
+    /// The number of concurrent requests.
     sent: usize,
     admitted: usize,
 }
 
 impl Row {
-    /// Returns the Tidegate limit, which is the first quoted part in the last quoted cell.
+    /// Returns the Tidegate limit, which is the first string in backticks in the last cell that has
+    /// such a string.
     fn limit(&self) -> &str {
         &self.cells.last().unwrap()[0]
     }
@@ -48,8 +49,8 @@ impl Row {
         costs.next().map_or(1, |cost| cost.parse().unwrap())
     }
 
-    /// Asserts that `admitted` is the documented number. The requests were sent within `elapsed`,
-    /// and the limits in these tables admit at most one more request per second.
+    /// Asserts that `admitted` is the documented number. The requests were sent within `elapsed`.
+    /// In that time, the limits in these tables may admit one additional request per second.
     fn assert_admitted(&self, by: &str, admitted: usize, elapsed: Duration) {
         let late = usize::try_from(elapsed.as_secs()).unwrap();
         let expected = self.admitted..=self.admitted + late;
@@ -61,7 +62,7 @@ impl Row {
     }
 }
 
-/// Returns the rows of the page's table whose last column has the form "of N at once".
+/// Returns the rows of those tables on the page whose last column has the form "of N at once".
 fn rows(page: &str) -> Vec<Row> {
     let path = repository().join("docs/migrate").join(page);
     let text = fs::read_to_string(path).unwrap();
@@ -127,7 +128,7 @@ fn at_once(count: usize, send: impl Fn() -> u16 + Sync) -> (usize, Duration) {
     )
 }
 
-/// Sends the requests of each row to a server with the limit of the row.
+/// For each row, sends the requests to a server with the row's limit.
 fn assert_tidegate_admits(rows: &[Row]) {
     let rule = |(number, row): (usize, &Row)| {
         format!(
@@ -160,7 +161,7 @@ fn quoted(limit: &str) -> String {
     }
 }
 
-/// Starts a program whose configuration has a free port in place of `PORT`, and waits until the
+/// Starts a program after replacing `PORT` in its configuration with a free port. Waits until the
 /// program responds with a status other than 404.
 fn start(
     configuration: &str,
@@ -211,7 +212,8 @@ http {{
     })
 }
 
-/// Sends the requests of each row to nginx, with the parameters in the cell `column`.
+/// For each row, sends the requests to nginx, which is configured with the parameters in the cell
+/// `column`.
 fn assert_nginx_admits(rows: &[Row], column: usize) {
     let mut zones = String::new();
     let mut locations = String::new();
@@ -226,7 +228,8 @@ fn assert_nginx_admits(rows: &[Row], column: usize) {
     for (number, row) in rows.iter().enumerate() {
         let path = format!("/{number}");
         let (admitted, elapsed) = at_once(row.sent, || Ask::get(front, &path).send().status);
-        // Without `nodelay`, nginx delays its responses, but has received all requests at once.
+        // Without `nodelay`, nginx delays its responses. Nevertheless, it receives all requests at
+        // once.
         let mut bursts = row.cells[column].iter().skip(1);
         let is_delayed = bursts.any(|burst| !burst.contains("nodelay"));
         let elapsed = if is_delayed { Duration::ZERO } else { elapsed };
@@ -241,7 +244,7 @@ fn limits_of_nginx_admit_the_same() {
     assert_nginx_admits(&rows, 0);
 }
 
-/// A request that one limit denies is not charged to the other limits.
+/// If one limit denies a request, the request is not charged to the other limits.
 #[test]
 fn several_limits_of_nginx_are_charged_together() {
     let zones = "limit_req_zone $binary_remote_addr zone=small:1m rate=1r/m;
@@ -269,7 +272,7 @@ location /large {{ {large} try_files /ok.txt =404; }}"
     }
 }
 
-/// ingress-nginx generates `nodelay` and a burst of the count times the multiplier.
+/// ingress-nginx generates `nodelay`, and a burst that is the count times the multiplier.
 #[test]
 fn annotations_of_ingress_nginx_admit_the_same() {
     let rows = rows("ingress-nginx.md");
@@ -361,7 +364,7 @@ fn descriptors_of_envoyproxy_ratelimit_admit_the_same() {
     }
 }
 
-/// redis-cell's formula: `max_burst` early requests in addition to one regular request.
+/// redis-cell admits `max_burst` requests at once in addition to one regular request.
 #[test]
 fn commands_of_redis_cell_admit_the_same() {
     let rows = rows("redis-cell.md");
@@ -378,8 +381,7 @@ fn commands_of_redis_cell_admit_the_same() {
     }
 }
 
-/// Sends the command of a row with redis-cli, and counts the replies whose first value is
-/// `allowed`.
+/// Sends a row's command with redis-cli, and counts the replies whose first value is `allowed`.
 fn admitted_by_command(server: &Server, row: &Row, key: &str, allowed: &str) -> (usize, Duration) {
     let mut words: Vec<&str> = row.cells[0][0].split(' ').collect();
     words[1] = key;
@@ -420,7 +422,7 @@ fn commands_of_throttlecrab_admit_the_same() {
         let (admitted, elapsed) = admitted_by_command(&server, row, &format!("k{number}"), "1");
         row.assert_admitted("THROTTLE", admitted, elapsed);
     }
-    // Checks the page's sentence about a burst of 1.
+    // Checks the page's statement about a burst of 1.
     let mut limiter = throttlecrab::RateLimiter::new(throttlecrab::PeriodicStore::new());
     let mut decide = || limiter.rate_limit("u1", 1, 1, 3_600, 1, SystemTime::now());
     assert!((0..30).all(|_| decide().unwrap().0));

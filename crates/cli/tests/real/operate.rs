@@ -55,8 +55,8 @@ fn a_block_denies_until_it_is_lifted() {
     );
 }
 
-/// A renamed rule does not enforce the blocks of its former name. Regression test: the rows of such
-/// blocks used to have neither a rule nor a key, and the blocks could not be removed.
+/// A renamed rule does not enforce the blocks that were set under its former name. Regression test:
+/// such blocks must be listed with a rule and a key, and it must be possible to lift them.
 #[test]
 fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
     let server = Server::start(RULES);
@@ -229,7 +229,7 @@ fn the_address_may_be_a_port() {
     assert!(output.status.success(), "{output:?}");
 }
 
-/// Errors contain the complete address that was used, even if `--admin` has only part of it.
+/// Errors contain the complete address that was used, even if `--admin` contains only a part of it.
 #[test]
 fn errors_name_the_complete_address() {
     let port = crate::support::free_port();
@@ -258,7 +258,7 @@ fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
     use std::io::{Read as _, Write as _};
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    // The client may connect again, to test whether the listener uses TLS.
+    // The client may connect again to probe whether the listener uses TLS.
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
@@ -276,8 +276,8 @@ fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
     problem.unwrap_or_else(|| panic!("{said}")).to_owned()
 }
 
-/// Error messages of libraries and of the operating system mean nothing to an operator, and advice
-/// about TLS misleads an operator with a different problem.
+/// Errors must not contain messages from libraries or the operating system, which mean nothing to
+/// an operator. They must not contain advice about TLS if the problem is a different one.
 #[test]
 fn connection_errors_are_in_plain_words() {
     let is_it = "does the admin listener have this address? if the admin listener has another address, pass that \
@@ -292,7 +292,7 @@ fn connection_errors_are_in_plain_words() {
             format!("the program at this address does not respond with HTTP; {is_it}"),
         ),
         (
-            // A TLS alert: unexpected message.
+            // The TLS alert `unexpected_message`.
             b"\x15\x03\x01\x00\x02\x02\x0a",
             "the listener at this address uses TLS; if this is the admin listener, pass the CA of its certificate \
              with --admin-ca; otherwise pass the address of the admin listener with --admin\n"
@@ -350,7 +350,8 @@ fn a_long_list_of_blocks_is_printed() {
     assert!(output.status.success(), "{:?}", output.stderr);
 }
 
-/// A proxy for web traffic would see the admin token.
+/// Requests must not go through a proxy for web traffic, because the proxy would receive the admin
+/// token.
 #[test]
 fn the_proxies_of_the_environment_are_not_used() {
     let server = Server::start(&format!("admin: {{token: s3cret}}\n{RULES}"));
@@ -383,7 +384,7 @@ fn a_closed_output_is_not_an_error() {
     assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
-/// Unlike a closed pipe, lost output is an error.
+/// Lost output is an error, except if the reader has closed the pipe.
 #[test]
 fn a_result_that_cannot_be_written_is_an_error() {
     let server = Server::start(RULES);
@@ -475,7 +476,7 @@ fn the_admin_token_is_required() {
             .status
             .success()
     );
-    // An empty variable counts as no token, not as a wrong token.
+    // An empty variable is treated as no token, not as an invalid token.
     let mut empty = tidegate(&["blocks", "--admin", &server.admin.to_string()]);
     let output = run(empty.env("TIDEGATE_ADMIN_TOKEN", ""));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -632,7 +633,8 @@ note: changes to listen, top take effect after a server restart
 fn reload_and_status_name_the_settings_that_need_a_restart() {
     let server = Server::start(RULES);
     let more = "shutdown: {drain: 3s}\n";
-    // Without `listen`, the file has other listener addresses than this server.
+    // A file without `listen` has the default listener addresses, which differ from this server's
+    // addresses.
     std::fs::write(server.rules_file(), format!("{more}{RULES}")).unwrap();
     let expected = "note: changes to listen, shutdown take effect after a server restart\n";
     let reloaded = printed(&server.operate(&["reload"]));
@@ -654,7 +656,7 @@ fn status_says_why_the_snapshot_fails_and_what_to_do() {
     ] {
         assert!(status.contains(part), "no {part:?} in {status}");
     }
-    // The setting is present, so the output must not recommend setting it.
+    // The setting is already present, so the output must not recommend it.
     assert!(!status.contains("set store.memory.snapshot"), "{status}");
     assert!(
         server
@@ -684,14 +686,14 @@ fn a_block_that_can_never_deny_is_refused() {
     let raw = printed(&server.operate(&["block", "login", "unix", "--raw"]));
     assert!(raw.starts_with("blocked login unix until"), "{raw}");
     assert!(raw.contains("note: \"unix\" is not an IP address"), "{raw}");
-    // The note must not say that the block, which was just made, cannot exist.
+    // The block has just been created, so the note must not say that it cannot exist.
     let network = printed(&server.operate(&["block", "login", "10.0.0.0/8", "--raw"]));
     let note = "note: the listeners keep no counter and no block for a network of this size: only requests that \
         services send with `raw` have this key; ";
     assert!(network.contains(note), "{network}");
 }
 
-/// Users do not know the paths and status codes of the admin API, so errors must not refer to them.
+/// Users do not know the admin API's paths and status codes, so errors must not refer to them.
 #[test]
 fn errors_say_what_was_asked_and_what_to_do() {
     let server = Server::start(RULES);
@@ -759,7 +761,7 @@ fn errors_say_what_was_asked_and_what_to_do() {
     }
 }
 
-/// A server of another version may not have a path that this version requests.
+/// A server with another version may not have the path that this version requests.
 #[test]
 fn a_server_of_another_version_is_recognized() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -807,7 +809,7 @@ fn a_throttle_key_is_reset() {
     assert_eq!(server.operate(&["reset"]).status.code(), Some(2));
 }
 
-/// Starts a server whose admin listener has TLS with `more` settings.
+/// Starts a server whose admin listener uses TLS, with the additional TLS settings `more`.
 fn behind_tls(more: &str) -> Server {
     let scratch = Scratch::new();
     for name in ["ours", "other"] {

@@ -1,4 +1,4 @@
-//! Checks the metadata of the published crates, and the file names of a release.
+//! Checks the published crates' metadata, and a release's file names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use crate::support::{Scratch, repository, run};
 
-/// The crates.io categories that the crates use. An upload with another category fails.
+/// The valid crates.io categories that the crates use. Publishing a crate with an unknown category
+/// fails.
 const CATEGORIES: [&str; 11] = [
     "algorithms",
     "asynchronous",
@@ -41,7 +42,8 @@ fn published() -> BTreeMap<String, Value> {
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     let packages = metadata["packages"].as_array().unwrap().iter();
     packages
-        // `publish = false` is an empty list of registries.
+        // `publish = false` is represented as an empty list of registries, and a published package
+        // as null.
         .filter(|package| package["publish"].is_null())
         .map(|package| (text(&package["name"]).to_owned(), package.clone()))
         .collect()
@@ -86,8 +88,8 @@ fn every_published_crate_has_complete_metadata() {
     }
 }
 
-/// A path dependency also needs a version. A dev-dependency may lack the version, and is then not
-/// published, which breaks a cycle.
+/// A path dependency also needs a version. A dev-dependency may have no version. In this case, it
+/// is omitted from the published crate, which avoids a dependency cycle.
 #[test]
 fn the_crates_can_be_published_in_an_order() {
     let packages = published();
@@ -123,7 +125,7 @@ fn the_crates_can_be_published_in_an_order() {
     }
 }
 
-/// `packaging/build` determines the file names of a release.
+/// The download URL must match the file names that `packaging/build` gives to a release's files.
 #[test]
 fn binstall_downloads_the_archive_that_is_built() {
     let package = &published()["tidegate-cli"];
@@ -189,8 +191,8 @@ fn files_for_users_name_the_version_of_the_crates() {
     }
 }
 
-/// Collects the packages of two architectures, in which the program and the checksums have the same
-/// names.
+/// Collects the packages for two architectures, where the program and the checksums have the same
+/// file names.
 #[test]
 fn the_files_of_a_release_have_checksums_and_notes() {
     let scratch = Scratch::new();
@@ -218,7 +220,7 @@ fn the_files_of_a_release_have_checksums_and_notes() {
     let notes = fs::read_to_string(scratch.join("out/notes.md")).unwrap();
     assert!(notes.contains("### "), "{notes}");
 
-    // A file that changed after its checksum is an error.
+    // If a file has changed since its checksum was computed, this is an error.
     scratch.write("x86_64/tidegate", "changed");
     let output = collect("again");
     assert!(!output.status.success(), "{output:?}");

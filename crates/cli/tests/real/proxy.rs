@@ -14,14 +14,14 @@ use crate::support::{Ask, EVERY_DOOR, Process, Scratch, Server, free_port, repos
 /// The maximum number of start attempts, if another process takes nginx's port first.
 const STARTS: u32 = 5;
 
-/// The size of a body that is too large for any buffer.
+/// The size of a body that is too large to be buffered, in bytes.
 const LARGE: u64 = 1 << 30;
 
-/// The maximum resident memory while such a body is forwarded, including the binary and its debug
-/// symbols.
+/// The maximum resident memory of the proxy while it forwards such a body, in bytes. It includes
+/// the binary and its debug symbols.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// The example's proxy, and the upstream behind it.
+/// The example's proxy, and its upstream.
 #[derive(Debug)]
 pub(crate) struct Fronted {
     pub(crate) server: Server,
@@ -64,8 +64,8 @@ fn example(name: &str) -> String {
     fs::read_to_string(repository().join("examples/proxy").join(name)).unwrap()
 }
 
-/// Starts the example's server in front of these upstreams. Returns the server and the address of
-/// the proxy.
+/// Starts the example's server in front of these upstreams. Returns the server and the proxy's
+/// address.
 fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
     let config = example("tidegate.yaml");
     let (_, config) = config.split_once("\nproxy:\n").unwrap();
@@ -90,8 +90,8 @@ fn curl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns a response without headers that vary between requests or connections, and with its head
-/// sorted.
+/// Returns a response with its header lines sorted, and without the headers that vary between
+/// requests or connections.
 fn lasting(answer: &str) -> String {
     let of_the_moment = ["date:", "connection:", "ratelimit"];
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
@@ -133,7 +133,7 @@ fn nginx_responses_are_the_same_through_the_proxy() {
             args.push(&url);
             lasting(&curl(&args).replace("HTTP/1.1 100 Continue\r\n\r\n", ""))
         });
-        // The proxy adds `Via` and makes no other change.
+        // Apart from the added `Via`, the proxy makes no changes.
         assert_eq!(
             through.replace("via: 1.1 tidegate\n", ""),
             direct,

@@ -1,4 +1,4 @@
-//! Tests that `simulate` can replay the requests that a server records.
+//! Tests that `simulate` can replay requests that a server has recorded.
 
 use std::process::Output;
 

@@ -1,5 +1,5 @@
-//! Tests the hot reload of rules: counts are kept, and an invalid file is reported but changes
-//! nothing.
+//! Tests hot reload of rules: counters keep their values, and an invalid file is reported but
+//! changes nothing.
 
 use std::{fs, os::unix::fs::symlink};
 
@@ -11,7 +11,7 @@ fn rules(limit: u32) -> String {
     format!("rules: [{{name: api, key: [user], limits: [{limit}/h], algorithm: fixed_window}}]\n")
 }
 
-/// Replaces the server's rules file as an editor would: writes a new file and renames it.
+/// Replaces the server's rules file in the same way as an editor: writes a new file and renames it.
 fn rewrite(server: &Server, rules: &str) {
     let draft = server.directory().join("draft");
     fs::write(&draft, format!("{EVERY_DOOR}{rules}")).unwrap();
@@ -32,8 +32,8 @@ fn a_changed_file_takes_effect_and_counts_are_kept() {
     assert_eq!(remaining(&server), 5, "2 were spent of 5, and now 3 of 8");
 }
 
-/// Kubernetes changes the files of a `ConfigMap` in a container by replacing the symbolic link to
-/// their folder.
+/// Kubernetes changes a `ConfigMap`'s files in a container by replacing the symbolic link to their
+/// folder.
 #[test]
 fn a_file_behind_a_replaced_link_takes_effect() {
     let scratch = Scratch::new();
@@ -113,8 +113,8 @@ fn every_reload_reports_the_warnings_for_the_new_file() {
     assert_eq!(answer.json(), json!({"rules": 1}));
 }
 
-/// The blocks of the former name are no longer enforced, which an operator would not notice without
-/// the log record.
+/// After a rule is renamed, the blocks under its former name are no longer enforced. An operator
+/// would not notice this without the log record.
 #[test]
 fn a_reload_that_renames_a_rule_logs_its_blocks() {
     let mut server = Server::start(&rules(5));
@@ -139,7 +139,7 @@ fn an_empty_file_removes_no_limits() {
     }
 }
 
-/// A file that was cut off before its rules is valid, but has no rules.
+/// If a file is truncated before the section `rules`, it may still be valid, but has no rules.
 #[test]
 fn removing_all_rules_is_logged() {
     let mut server = Server::start(&rules(5));
@@ -147,7 +147,7 @@ fn removing_all_rules_is_logged() {
     server.wait_for(&["the file no longer has rules", "rules_before=1"]);
 }
 
-/// Log collectors treat every line as a separate record.
+/// The errors must be on one line, because log collectors treat every line as a separate record.
 #[test]
 fn a_file_with_several_mistakes_is_one_log_record() {
     let mut server = Server::start(&rules(5));

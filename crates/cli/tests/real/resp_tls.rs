@@ -1,11 +1,11 @@
-//! Tests of TLS on the Redis protocol listener, with Redis's own programs as clients.
+//! Tests of TLS on the Redis protocol listener, with Redis's own client programs.
 
 use std::process::{Command, Output};
 
 use crate::support::{Scratch, Server, authority, run, signed, tool};
 
-/// Starts a server whose listener has a certificate from the authority `ours`, and `more` TLS
-/// settings.
+/// Starts a server whose listener has a certificate from the authority `ours`, and the additional
+/// TLS settings `more`.
 fn start(more: &str) -> Server {
     let scratch = Scratch::new();
     for name in ["ours", "other"] {
@@ -29,12 +29,11 @@ fn client(server: &Server, program: &str, args: &str) -> Output {
     run(command.current_dir(server.directory()))
 }
 
-/// Returns the reply to redis-cli; empty if the connection is refused.
+/// Returns the reply that redis-cli prints. It is empty if the connection is rejected.
 fn answer(server: &Server, args: &str) -> String {
     let output = client(server, "redis-cli", args);
     let said = String::from_utf8(output.stdout).unwrap();
-    // In TLS 1.3, a client notices only at its first read that the server has rejected the
-    // handshake.
+    // With TLS 1.3, a client notices a rejected handshake only at its first read.
     let is_refused = !output.status.success() || said.starts_with("Error: ");
     if is_refused { String::new() } else { said }
 }

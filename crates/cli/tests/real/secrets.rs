@@ -1,4 +1,5 @@
-//! Tests that secrets of the rules file appear neither in the log nor on the admin listener.
+//! Tests that secrets in the rules file appear neither in the log nor in the admin listener's
+//! responses.
 
 use std::fs;
 
@@ -9,8 +10,8 @@ use crate::{
 
 const SECRET: &str = "hunter2";
 
-/// Redis is unreachable, so the server reports the connection error in the log and on the pages.
-/// Then a reload fails with a message about the value that contains the secret.
+/// Redis is unreachable, so the server reports the connection error in the log and in admin
+/// responses. After that, a reload fails with a message about the value that contains the secret.
 #[test]
 fn the_password_of_redis_is_neither_logged_nor_shown() {
     let port = free_port();

@@ -1,4 +1,4 @@
-//! Tests of `tidegate serve`: from the start to the first response, and graceful shutdown.
+//! Tests of `tidegate serve`: startup until the first response, and graceful shutdown.
 
 use std::{
     io::{Read, Write},
@@ -116,7 +116,7 @@ os.environ.setdefault('LISTEN_PID', str(os.getpid()))
 os.execv(sys.argv[2], sys.argv[2:])
 ";
 
-/// Returns a command for a server in `scratch` that gets a socket for each of `names`.
+/// Returns a command for a server in `scratch`, to which a socket is passed for each of `names`.
 fn with_sockets(scratch: &Scratch, names: &str) -> Command {
     let server = tidegate(&["serve", "--config", "rules.yaml"]);
     let mut command = Command::new("python3");
@@ -126,8 +126,8 @@ fn with_sockets(scratch: &Scratch, names: &str) -> Command {
     command
 }
 
-/// The address of the rules file belongs to no interface, so the listener works only with the
-/// socket.
+/// The address in the rules file does not belong to any network interface, so the listener works
+/// only with the passed socket.
 #[test]
 fn a_listener_uses_the_socket_of_the_service_manager() {
     let scratch = Scratch::new();
@@ -174,8 +174,8 @@ fn a_socket_that_cannot_be_used_prevents_the_start() {
     );
 }
 
-/// A process may inherit the variables that were set for another process. The sockets are then not
-/// used.
+/// A process may inherit the variables that were set for another process. It must not use sockets
+/// in this case.
 #[test]
 fn sockets_for_another_process_are_not_used() {
     let scratch = Scratch::new();
@@ -187,7 +187,7 @@ fn sockets_for_another_process_are_not_used() {
     assert!(server.wait().0.success());
 }
 
-/// The test does not wait for the delay of an hour, because a second signal ends the delay.
+/// The delay is an hour, but the test ends it early with a second signal.
 #[test]
 fn the_server_reports_not_ready_and_serves_during_the_pre_stop_delay() {
     let rules = "shutdown: {pre_stop_delay: 1h}\nenvoy: {config: shop.yaml}\n";
@@ -235,8 +235,8 @@ fn all_listeners_share_their_counters() {
 
 #[test]
 fn limits_in_requests_need_no_rules_file() {
-    // The default ports are fixed, so the test uses a file that changes only the ports instead of
-    // no file.
+    // Without a file, the server would use the default ports, which are fixed. Therefore the test
+    // uses a file that changes only the ports.
     let server = Server::start("");
     let body = json!({"key": "user:1", "algorithm": "gcra", "rate": "1/h", "burst": 1});
     let throttle = || {
@@ -302,8 +302,8 @@ fn requests_in_progress_finish_before_the_exit() {
     let (begun, rest) = request.split_at(request.len() - 5);
     let mut stream = connect(server.http);
     stream.write_all(begun.as_bytes()).unwrap();
-    // A request on another connection of the same listener ensures that the first connection has
-    // been read.
+    // When this request on another connection of the same listener is answered, the listener has
+    // read the first connection.
     server.check(&json!({"user": "u2"}));
     server.signal("TERM");
     server.wait_for(&["shutting down"]);
@@ -327,8 +327,8 @@ fn an_idle_connection_does_not_delay_the_exit() {
     assert_eq!(idle.read(&mut [0; 1]).unwrap_or(0), 0);
 }
 
-/// A server that waited for idle clients would exit only after the drain deadline of an hour, or
-/// after one of the idle timeouts.
+/// If the server waited for idle clients, it would exit only after the drain deadline of an hour,
+/// or after an idle timeout.
 #[test]
 fn idle_clients_of_every_listener_do_not_delay_the_exit() {
     let idle = "max_connections: 100, idle_timeout: 1h";
@@ -359,7 +359,7 @@ proxy:
         for beginning in beginnings {
             let mut client = connect(listener);
             client.write_all(beginning).unwrap();
-            // The client is idle once it has read a response or the HTTP/2 SETTINGS frame.
+            // The client is idle after it has read a response or the HTTP/2 SETTINGS frame.
             if beginning.len() > 5 && !beginning.ends_with(b"HT") {
                 client.read_exact(&mut [0; 7]).unwrap();
             }
@@ -369,7 +369,8 @@ proxy:
     server.stop();
 }
 
-/// The server must not buffer responses that the client does not read.
+/// If a client does not read responses, the server must stop reading its requests instead of
+/// buffering the responses.
 #[test]
 fn a_client_that_never_reads_stops_being_read() {
     const MUCH: usize = 32 << 20;
@@ -392,7 +393,7 @@ fn a_client_that_never_reads_stops_being_read() {
     assert_eq!(server.check(&json!({"user": "u2"})).status, 200);
 }
 
-/// Measures the fastest of several starts, because other tests slow down the machine.
+/// Measures the fastest of several starts, because concurrent tests slow down the machine.
 #[test]
 #[expect(
     clippy::disallowed_methods,
@@ -445,8 +446,8 @@ fn connect(address: std::net::SocketAddr) -> TcpStream {
     stream
 }
 
-/// Sends one inline command to the RESP listener, and returns the response until the connection
-/// closes.
+/// Sends one inline command to the RESP listener, and returns everything that is received until the
+/// connection is closed.
 fn inline(address: std::net::SocketAddr, command: &str) -> String {
     let mut stream = connect(address);
     stream

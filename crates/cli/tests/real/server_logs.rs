@@ -1,4 +1,4 @@
-//! Tests `tidegate simulate` with the access logs that real servers write for a known load.
+//! Tests `tidegate simulate` with access logs that real servers have written for known requests.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ rules:
   - {name: short, mode: shadow, key: [ip], limits: [1000/s]}
 ";
 
-/// The paths of the load, and the number of requests for each. The rule `planted` admits three
+/// The requested paths, and the number of requests for each path. The rule `planted` admits three
 /// requests for each of its three paths, so it denies 2 + 1 + 0 requests.
 const LOAD: [(&str, usize); 4] = [
     ("/api/a", 5),
@@ -35,7 +35,8 @@ const DENIED: u64 = 3;
 
 /// A server that writes an access log.
 struct LogServer {
-    /// The configuration files; `PORT` and `FOLDER` are replaced.
+    /// The names and contents of the configuration files. The placeholders `PORT` and `FOLDER` are
+    /// replaced.
     files: &'static [(&'static str, &'static str)],
     /// The command line.
     command: fn() -> Command,
@@ -43,18 +44,19 @@ struct LogServer {
     logs: &'static [AccessLog],
 }
 
-/// An access log, and the expected details about it in the report.
+/// An access log, and what the report is expected to say about it.
 struct AccessLog {
     file: &'static str,
     /// The value of `--format`, if the format is not detected.
     format: Option<&'static str>,
-    /// The start of the format's name in the report.
+    /// The beginning of the format's name in the report.
     reported: &'static str,
     precision: &'static str,
 }
 
 impl LogServer {
-    /// Sends the load through the server, and stops the server when its logs are complete.
+    /// Sends the requests in [`LOAD`] to the server, and stops the server when its logs are
+    /// complete.
     fn run(&self) -> Scratch {
         let scratch = Scratch::new();
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
@@ -116,7 +118,7 @@ impl LogServer {
                 "{context}"
             );
             assert_eq!(planted["worst"][0]["key"][1], "/api/a", "{context}");
-            // The report lists the limits for which the log's precision is too low.
+            // The report's notes list the limits for which the log's precision is too low.
             let notes = report["rules"][1]["notes"].to_string();
             assert_eq!(
                 notes.contains("imprecise"),
@@ -134,20 +136,20 @@ fn command(program: PathBuf, arguments: &[&str]) -> Command {
     command
 }
 
-/// Returns a command that runs `script` with `$0` as the program.
+/// Returns a command that runs the shell script `script`, where `$0` is the program.
 fn shell(program: PathBuf, script: &str) -> Command {
     let mut shell = command("sh".into(), &["-c", script]);
     shell.arg(program);
     shell
 }
 
-/// Sends a request with a header that a log must escape. Returns the status of the response.
+/// Sends a request with a header that must be escaped in a log. Returns the response status.
 fn get(address: SocketAddr, path: &str) -> u16 {
     let ask = Ask::get(address, path).header("user-agent", "te\"st\\");
     ask.send().status
 }
 
-/// Waits until a server serves its routes. Until then, Traefik responds with 404.
+/// Waits until a server has loaded its routes. Before that, Traefik responds with 404.
 fn wait_until_ready(address: SocketAddr) {
     for _ in 0..3_000 {
         if is_listening(address.port()) && get(address, "/ready") != 404 {
@@ -158,8 +160,8 @@ fn wait_until_ready(address: SocketAddr) {
     panic!("no server is ready on {address}");
 }
 
-/// Waits until the whole load is in a log. A server writes the line for a request after the
-/// response, so it may not have written the last line when the client has the last response.
+/// Waits until a log contains all requests in [`LOAD`]. A server writes a log line after the
+/// response, so the last line may be missing when the client has received the last response.
 fn wait_until_complete(log: &Path) {
     for _ in 0..3_000 {
         let written = fs::read_to_string(log).unwrap_or_default();
@@ -173,8 +175,8 @@ fn wait_until_complete(log: &Path) {
     panic!("{} does not contain the whole load", log.display());
 }
 
-/// Returns whether a socket listens on this port of any IPv4 address. HAProxy would log a
-/// connection without a request.
+/// Returns whether a socket is listening on this port, on any IPv4 address. The test must not find
+/// out by connecting, because HAProxy would log the connection.
 fn is_listening(port: u16) -> bool {
     let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
     let local = format!(":{port:04X}");
@@ -288,8 +290,8 @@ frontend front
     .check();
 }
 
-/// Traefik's dynamic configuration. Its service has no server, because the log does not depend on
-/// the response.
+/// Traefik's dynamic configuration. The service has no servers, because the test does not depend on
+/// the responses.
 const TRAEFIK_ROUTES: &str = "
 http:
   routers: {all: {rule: \"PathPrefix(`/`)\", service: app}}

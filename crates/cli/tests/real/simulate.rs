@@ -1,4 +1,4 @@
-//! Tests `tidegate simulate`: its reports, every error, and logs that real servers have written.
+//! Tests `tidegate simulate`: its reports, every error, and logs written by real servers.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ fn line(second: u32, ip: &str, path: &str) -> String {
     )
 }
 
-/// Five requests of one client and one of another.
+/// Five requests from one client and one request from another client.
 fn log() -> String {
     let mut lines: Vec<String> = (1..=5)
         .map(|second| line(second, "203.0.113.9", "/api/x"))
@@ -54,7 +54,7 @@ fn json(scratch: &Scratch, arguments: &[&str]) -> Value {
     serde_json::from_str(out(&output)).unwrap()
 }
 
-/// Returns the error of a simulation that fails.
+/// Returns the error message of a simulation that fails.
 fn error(scratch: &Scratch, arguments: &[&str]) -> String {
     let output = simulate(scratch, arguments);
     assert_eq!(
@@ -92,7 +92,8 @@ fn the_report_counts_denials_by_rule_and_key() {
     assert_eq!(worst["first_ms"], 1_795_328_703_000_u64);
     assert_eq!(worst["last_ms"], 1_795_328_705_000_u64);
     assert_eq!(api["limits"][0]["denied"], 3);
-    // A request that another rule denies is not charged, so the shadow rule still admits requests.
+    // A request that another rule denies is not charged, so the shadow rule's limit is not
+    // exhausted.
     let watched = &report["rules"][1];
     assert_eq!(
         (&watched["mode"], &watched["asked"]),
@@ -225,7 +226,7 @@ fn damaged_lines_are_counted_and_shown() {
     assert!(!printed.contains('\u{1b}'), "{printed}");
 }
 
-/// With a limit of one request per second, a second request in the same second is denied. It would
+/// With a limit of one request per second, another request in the same second is denied. It would
 /// be admitted one second later.
 #[test]
 fn denials_within_the_precision_of_the_log_are_counted() {
@@ -246,8 +247,8 @@ fn denials_within_the_precision_of_the_log_are_counted() {
     scratch.write("rules.yaml", &rules.replace("1/s", "6/min"));
     let report = json(&scratch, &["--log", "access.log"]);
     let rule = &report["rules"][0];
-    // After one request, the next request is admitted ten seconds later. At second 9, it is two
-    // seconds early.
+    // The limit admits one request every ten seconds. The request at second 9 is two seconds too
+    // early.
     assert_eq!(
         (&rule["denied"], &rule["denied_within_precision"]),
         (&4.into(), &0.into())
@@ -312,7 +313,8 @@ fn requests_that_the_proxy_refuses_are_counted() {
     assert_eq!(report["lines"]["without_request"], 1);
 }
 
-/// The settings for the client address apply to logs in the same way as to live requests.
+/// The settings for determining the client's address apply to logs in the same way as to live
+/// requests.
 #[test]
 fn trusted_proxies_and_derived_entries_apply() {
     let scratch = Scratch::new();
@@ -342,7 +344,7 @@ rules: [{name: each, key: [ip, key_id], limits: [1/min]}]
     assert_eq!(report["lines"]["precision"], "millisecond");
 }
 
-/// The report names the data that the log lacks, because the rule would otherwise seem to deny
+/// The report must say which data is missing in the log. Otherwise, the rule would seem to deny
 /// nothing.
 #[test]
 fn entries_that_the_log_lacks_are_reported() {
@@ -501,8 +503,8 @@ fn an_interruption_prints_the_results_so_far() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The log has more lines than the pipe and the buffers hold. Once all lines are written, the
-    // program must be reading.
+    // The log has more lines than the pipe and the buffers hold. When all lines have been written,
+    // the program must have started reading.
     for _ in 0..100_000 {
         writeln!(stdin, "{}", line(1, "203.0.113.9", "/api/x")).unwrap();
     }
@@ -699,7 +701,7 @@ fn a_larger_share_than_allowed_exits_with_3() {
         said,
         "tidegate: 3 of 6 requests (50%) are denied, more than --fail-over 49.9% allows\n"
     );
-    // In a comparison, only newly denied requests count.
+    // In a comparison, `--fail-over` applies only to newly denied requests.
     assert_eq!(
         run_with(&["0%", "--what-if", "api.limit=3/min"])
             .status
@@ -724,7 +726,7 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
         "rules.yaml",
         "rules: [{name: api, key: [ip], limits: [1/min]}]\n",
     );
-    // Client number n sends n requests in one minute, and one more an hour later.
+    // Client number n sends n requests in one minute, and one more request an hour later.
     let mut lines = Vec::new();
     for client in 1..=10_u32 {
         for request in 0..client {
@@ -745,7 +747,7 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
         (10, 10, 1)
     );
     assert_eq!(suggestion["limit"], "9/min");
-    // The suggested limit denies the number of keys that the suggestion predicts.
+    // Simulating the suggested limit must deny the number of keys that the suggestion predicts.
     let tried = json(
         &scratch,
         &["--log", "access.log", "--what-if", "api.limit=9/min"],
@@ -759,8 +761,8 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
     );
 }
 
-/// Without hashing, key values occur in the table, the JSON report, the HTML report, damaged lines
-/// and errors.
+/// Without hashing, key values would occur in the table, the JSON report, the HTML report, damaged
+/// lines and errors.
 #[test]
 fn hashed_keys_occur_nowhere_in_the_reports() {
     let scratch = Scratch::new();
@@ -797,7 +799,7 @@ fn hashed_keys_occur_nowhere_in_the_reports() {
     );
     assert!(printed.contains("203.0.113.9"), "{printed}");
 
-    // The secret is random, but equal values have equal hashes within a report.
+    // The secret is random, but equal values have equal hashes in the same report.
     let (hashed, printed) = simulated(&["--hash-keys"]);
     let of_run = keys(&hashed);
     assert!(
@@ -864,7 +866,7 @@ rules:
   - {name: window, key: [ip], limits: [5/min]}
 ",
     );
-    // Client number n sends n simultaneous requests, and n more a minute later.
+    // Client number n sends n requests at the same time, and n more requests a minute later.
     let mut lines = Vec::new();
     for client in 1..=10_u32 {
         let ip = format!("203.0.113.{client}");
@@ -899,8 +901,9 @@ rules:
             &10.into()
         )
     );
-    // One key of ten may be denied, but not the key with 9 simultaneous requests. At 5/min, that
-    // key's backlog is 9 - 5 + 9 = 13 units after a minute, so it needs a burst of 12.
+    // One of the ten keys may be denied, which is the key with 10 requests at a time. The key with
+    // 9 requests at a time must be admitted. At 5/min, its backlog after a minute is 9 - 5 + 9 = 13
+    // units, so it needs a burst of 12.
     let points = frontier["points"].as_array().unwrap();
     let limits: Vec<&str> = points
         .iter()
@@ -993,7 +996,7 @@ fn the_html_report_is_one_file() {
     );
 }
 
-/// Tests the logs of real servers: the report counts every request of a trace.
+/// Tests with the logs of real servers: the report counts every request that was sent.
 #[test]
 fn real_nginx_and_caddy_logs_are_read() {
     let nginx = "daemon off; pid nginx.pid; error_log stderr notice; events {}
@@ -1067,8 +1070,8 @@ fn start(scratch: &Scratch, config: &str, ready: &str) -> (Process, SocketAddr) 
     panic!("{config} did not start");
 }
 
-/// If the same rules are simulated with the proxy's access log, they make the same decisions as in
-/// the proxy.
+/// Simulating the same rules with the proxy's access log must give the same decisions as in the
+/// proxy.
 #[test]
 fn the_access_log_of_the_proxy_gets_the_same_decisions() {
     let rules = "

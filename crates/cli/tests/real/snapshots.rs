@@ -35,8 +35,8 @@ fn an_unwritable_snapshot_is_named_in_the_log() {
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
 }
 
-/// A repeated failure is logged once. The readiness probe and the metrics show that the failure
-/// persists.
+/// A repeated failure is logged only once. The readiness response and the metrics report that the
+/// failure persists.
 #[test]
 fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
     let rules =
@@ -75,8 +75,8 @@ fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
     );
 }
 
-/// Regression test: before the first interval had elapsed, the server used to report that counters
-/// are kept.
+/// Regression test: before the first snapshot interval has elapsed, the server must not report that
+/// counters survive a restart.
 #[test]
 fn an_unwritable_snapshot_is_reported_before_the_first_write() {
     let rules = "\
@@ -180,8 +180,8 @@ fn assert_set_aside(scratch: Scratch) {
     assert_eq!(aside.count(), 1, "the damaged file is kept");
 }
 
-/// A change to an override is confirmed once it is on the disk, so it survives even if the server
-/// is killed.
+/// The server confirms a change to an override only after it has been written to disk, so it
+/// survives even if the server is killed.
 #[test]
 fn overrides_survive_a_killed_server() {
     let server = start(Scratch::new());

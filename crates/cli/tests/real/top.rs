@@ -116,7 +116,7 @@ fn mistakes_are_explained() {
 }
 
 /// If the output is not a terminal, the lists are printed one after the other without control
-/// sequences. The command ends when the reader closes its end of the pipe.
+/// sequences. The command ends when the program that reads the output closes the pipe.
 #[test]
 fn a_watched_list_is_repeated_until_it_is_not_read() {
     let server = loaded();

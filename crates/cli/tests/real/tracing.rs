@@ -1,4 +1,4 @@
-//! Tests of traces, metrics and logs over OTLP, with a collector in the test.
+//! Tests of exporting traces, metrics and logs over OTLP, with a collector in the test process.
 
 use std::{
     collections::BTreeSet,
@@ -69,7 +69,7 @@ impl Collector {
         Self { address, received }
     }
 
-    /// Returns the environment variables that make a server export to this collector.
+    /// Returns the environment variables for a server that exports to this collector.
     fn variables(&self) -> Vec<(&'static str, String)> {
         vec![
             (
@@ -113,7 +113,7 @@ impl Collector {
         spans
     }
 
-    /// Waits for the span called `name` of `service` in the trace `trace`.
+    /// Waits for the span `name` from `service` in the trace `trace`.
     fn span(&self, service: &str, name: &str, trace: &str) -> Span {
         eventually("the span has arrived", || {
             let mut spans = self.spans().into_iter();
@@ -186,7 +186,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns an attribute as text; empty if it is absent.
+/// Returns an attribute as a string, which is empty if the attribute is absent.
 fn attribute(span: &Span, name: &str) -> String {
     let mut attributes = span.attributes.iter();
     let found = attributes.find(|attribute| attribute.key == name);
@@ -243,7 +243,7 @@ fn a_check_continues_the_trace_of_its_caller_to_redis() {
             .any(|(_, span)| attribute(span, "tidegate.outcome") == "limit")
             .then_some(())
     });
-    // No record contains a key value.
+    // No exported record contains a key value.
     let messages = collector.messages("/v1/traces");
     let has_key = |body: &Vec<u8>| {
         body.windows(SECRET.len())
@@ -313,7 +313,7 @@ fn a_request_of_envoy_over_http_has_an_outcome() {
     }
 }
 
-/// A collector can accept an export and reject some of its records.
+/// A collector can accept an export but reject some of its records.
 #[test]
 fn records_that_the_collector_rejects_count_as_failed() {
     let answer = ExportMetricsServiceResponse {
@@ -394,7 +394,7 @@ fn the_latency_has_the_traces_of_its_slowest_decisions() {
     let collector = Collector::start();
     let config = format!("{EVERY_DOOR}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &collector.variables());
-    // One decision in 64 is measured.
+    // Only one in 64 decisions is measured, so send enough requests.
     for _ in 0..300 {
         let answer = Ask::new("POST", server.http, "/v1/check")
             .header("traceparent", &traceparent())
@@ -679,7 +679,7 @@ fn metrics_are_exported_with_the_names_of_the_page() {
             names.collect::<BTreeSet<String>>()
         })
     });
-    // The page has the same metrics.
+    // The metrics page contains the same metrics.
     let page = server.metrics();
     let on_page = page.lines().filter_map(|line| {
         let (name, _) = line.strip_prefix("# TYPE ")?.split_once(' ')?;

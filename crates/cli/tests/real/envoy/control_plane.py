@@ -1,7 +1,7 @@
 """A control plane for rate limits, in Python with grpcio, with mutual TLS.
 
-It sends the resources in a JSON file, as protobuf messages in their JSON mapping, to every client.
-A change of the file is a new version. The answers of the clients are written to standard error.
+It sends the resources in a file to every client. The file contains protobuf messages as JSON.
+Each file change is a new version. The clients' ACKs and NACKs are written to standard error.
 """
 
 import argparse
@@ -42,7 +42,7 @@ subprocess.run(
     check=True,
 )
 sys.path.insert(0, str(generated))
-# The package `google` of protobuf and the generated one are parts of one namespace.
+# Merge protobuf's package `google` and the generated package `google` into one namespace.
 import google
 
 google.__path__ = list(google.__path__) + [str(generated / "google")]
@@ -59,7 +59,7 @@ def say(*words):
 
 
 class State:
-    """The current resources, and the streams that want them."""
+    """The current resources, and the streams that subscribe to them."""
 
     def __init__(self):
         self.lock = threading.Lock()

@@ -11,7 +11,8 @@ use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server};
 /// Two listeners, `open` and `closed`, and the routes that the tests use.
 const BOOTSTRAP: &str = include_str!("bootstrap.yaml");
 
-/// The windows are a year long and aligned to the epoch, so that no window ends during a test.
+/// The windows are a year long and aligned to the Unix epoch, so in practice no window ends during
+/// a test.
 const LIMITS: &str = "\
 domain: shop
 descriptors:
@@ -21,7 +22,7 @@ descriptors:
   - {key: generic_key, value: override, rate_limit: {unit: year, requests_per_unit: 1000}}
 ";
 
-/// An Envoy and its Tidegate.
+/// An Envoy and the Tidegate server that it uses.
 #[derive(Debug)]
 struct Pair {
     tidegate: Server,
@@ -29,7 +30,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Starts an Envoy and its Tidegate, with these limits for Envoy's domain.
+    /// Starts an Envoy and the Tidegate server that it uses, with these limits for Envoy's domain.
     fn start(limits: &str) -> Self {
         let scratch = Scratch::new();
         scratch.write("shop.yaml", limits);

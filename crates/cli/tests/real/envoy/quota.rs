@@ -5,8 +5,7 @@ use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server, repository};
 /// A yearly budget, so that its window does not end during the test.
 const LIMIT: usize = 500;
 
-/// The number of requests that may be admitted between a report and the assignment in response to
-/// it.
+/// The number of requests that may be admitted between a report and the resulting assignment.
 const SLACK: usize = LIMIT / 100;
 
 /// The number of seconds without an allowed request after which both Envoys have reported twice.
@@ -24,7 +23,7 @@ fn two_envoys_share_a_budget_to_the_last_request() {
     let tidegate = Server::start_in(Scratch::new(), &quotas);
     let bootstrap =
         std::fs::read_to_string(repository().join("examples/envoy/envoy.yaml")).unwrap();
-    // The example configures Envoy to allow everything until its first assignment.
+    // The example configures Envoy to allow all requests until its first assignment.
     let before = "no_assignment_behavior: {fallback_rate_limit: {blanket_rule: ";
     let bootstrap = bootstrap.replace(&format!("{before}ALLOW_ALL"), &format!("{before}DENY_ALL"));
     let envoys = [(); 2].map(|()| Envoy::start(&bootstrap, tidegate.grpc));

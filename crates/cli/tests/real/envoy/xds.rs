@@ -1,6 +1,6 @@
 //! Tests of Tidegate as a replacement for Envoy Gateway's rate limit server. Tidegate is started as
-//! `ratelimit` with the same environment, and is configured by a control plane in Python. Its
-//! client is a real Envoy. All connections use mutual TLS.
+//! `ratelimit` with the same environment variables, and gets its configuration from a control plane
+//! in Python. Its client is a real Envoy. All connections use mutual TLS.
 
 use std::{fs, net::SocketAddr, os::unix::fs::symlink, path::Path, process::Command};
 
@@ -15,7 +15,8 @@ use crate::{
 /// The environment of the container that Envoy Gateway deploys.
 const ENVIRONMENT: &str = include_str!("../../../../envoy/tests/envoy/envoy_gateway.env");
 
-/// Creates the folder `certs` in `scratch`, with the files of the secret that Envoy Gateway mounts.
+/// Creates the folder `certs` in `scratch`, with the same files as in the secret that Envoy Gateway
+/// mounts.
 fn certificates(scratch: &Scratch) {
     let certs = scratch.join("certs");
     fs::create_dir(&certs).unwrap();
@@ -44,8 +45,9 @@ fn control_plane(scratch: &Scratch, port: u16) -> (Process, u16) {
     (process, port)
 }
 
-/// Starts Tidegate as `ratelimit`, with the environment of Envoy Gateway. Only paths and addresses
-/// differ, because a test has no container, and the reconnection delays are shorter.
+/// Starts Tidegate as `ratelimit`, with Envoy Gateway's environment variables. There are two
+/// differences: paths and addresses, because the test runs without a container, and shorter
+/// reconnection delays.
 fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
     let program = scratch.join("ratelimit");
     symlink(env!("CARGO_BIN_EXE_tidegate"), &program).unwrap();
@@ -66,8 +68,8 @@ fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
         ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "50ms"),
         ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "50ms"),
         ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "200ms"),
-        // Tidegate also requires client certificates from Envoys. Envoy Gateway's Envoys present
-        // one.
+        // Tidegate also requires client certificates from Envoys. Envoy Gateway's Envoys present a
+        // certificate.
         ("GRPC_CLIENT_TLS_CACERT", "certs/ca.crt"),
         ("REDIS_URL", &redis),
         ("PROMETHEUS_ADDR", "127.0.0.1:0"),
@@ -79,7 +81,7 @@ fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
     ] {
         command.env(name, value);
     }
-    // The test has no collector.
+    // There is no OpenTelemetry collector in this test.
     command.env_remove("OTEL_EXPORTER_OTLP_ENDPOINT");
     Process::start(&mut command)
 }
@@ -147,8 +149,8 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     };
     plane.wait_for(&["SUBSCRIBE", "envoy-ratelimit", "version="]);
 
-    // With FORCE_START_WITHOUT_INITIAL_CONFIG, the server is ready, and every request gets an
-    // error.
+    // With FORCE_START_WITHOUT_INITIAL_CONFIG, the server is ready before it has a configuration,
+    // but responds to every request with an error.
     assert_eq!(Ask::get(http, "/healthcheck").send().status, 200);
     assert_eq!((ask("open"), ask("closed")), (200, 500));
 
@@ -204,8 +206,8 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     assert!(status.success(), "{status}:\n{}", log.join("\n"));
 }
 
-/// Without `start_without_config`, a server is not ready before its first configuration. A reload
-/// of the rules file changes nothing.
+/// Without `start_without_config`, a server is not ready before its first configuration arrives,
+/// even if the rules file is reloaded.
 #[test]
 fn a_server_without_its_first_configuration_is_not_ready() {
     let scratch = Scratch::new();

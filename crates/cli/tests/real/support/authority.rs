@@ -1,4 +1,4 @@
-//! Certificates made with openssl.
+//! Creates certificates with openssl.
 
 use std::{path::Path, process::Command};
 
@@ -15,13 +15,14 @@ fn openssl(directory: &Path, args: &str) {
 
 const NEW_KEY: &str = "req -x509 -nodes -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -days 2";
 
-/// Creates an authority: NAME.pem and NAME.key.
+/// Creates a certificate authority in the files NAME.pem and NAME.key.
 pub(crate) fn authority(directory: &Path, name: &str) {
     let files = format!("-subj /CN={name} -keyout {name}.key -out {name}.pem");
     openssl(directory, &format!("{NEW_KEY} {files}"));
 }
 
-/// Creates a certificate for this machine, signed by `authority`: NAME.pem and NAME.key.
+/// Creates a certificate for this machine, signed by `authority`, in the files NAME.pem and
+/// NAME.key.
 pub(crate) fn signed(directory: &Path, authority: &str, name: &str) {
     let signs = format!("-CA {authority}.pem -CAkey {authority}.key");
     let files = format!("-subj /CN={name} -keyout {name}.key -out {name}.pem");

@@ -1,4 +1,4 @@
-//! Chromium, driven over a pipe with the DevTools protocol.
+//! A Chromium browser that is controlled over a pipe with the DevTools protocol.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Scratch, tool};
 
-/// The timeout for conditions that become true within a second on an idle machine.
+/// The timeout for conditions that, on an idle machine, become true within a second.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one open page. The browser is stopped when the test ends.
@@ -22,7 +22,7 @@ pub(crate) struct Browser {
     messages: Receiver<Value>,
     last_id: u64,
     session: String,
-    /// The messages that the page logged: errors, and violations of its Content-Security-Policy.
+    /// The messages that the page has logged: errors, and Content-Security-Policy violations.
     logged: Vec<String>,
     _scratch: Scratch,
 }
@@ -35,8 +35,8 @@ impl Browser {
             .args(["-c", "exec \"$@\" 3<&0 4>&1 </dev/null >/dev/null", "sh"])
             .arg(tool("chromium"))
             .args(["--headless=new", "--remote-debugging-pipe"])
-            // Chromium's sandbox does not work for root, as in a container. The browser opens only
-            // the test's own pages.
+            // Chromium's sandbox does not work for root, for example in a container. Disabling it
+            // is safe, because the browser opens only the tests' own pages.
             .args(["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
             .args(["--no-first-run", "--disable-sync", "--disable-extensions"])
             .args([
@@ -57,7 +57,7 @@ impl Browser {
             output
                 .split(0)
                 .map_while(Result::ok)
-                // The last message is incomplete if the browser is killed while it writes.
+                // The last message is incomplete if the browser is killed while it is writing.
                 .map_while(|message| serde_json::from_slice(&message).ok())
                 .take_while(|message: &Value| send.send(message.clone()).is_ok())
                 .for_each(drop);
@@ -117,7 +117,7 @@ impl Browser {
 
     /// Takes and returns the messages that the page has logged so far.
     pub(crate) fn take_logged(&mut self) -> Vec<String> {
-        // The result of this expression arrives after all earlier events.
+        // When the result of this expression arrives, all earlier events have arrived.
         self.eval("0");
         std::mem::take(&mut self.logged)
     }
@@ -132,7 +132,7 @@ impl Browser {
         self.call("Page.addScriptToEvaluateOnNewDocument", &script);
     }
 
-    /// Sets the size of the page in pixels and its colour scheme, `light` or `dark`.
+    /// Sets the page size in pixels, and the colour scheme: `light` or `dark`.
     pub(crate) fn show_as(&mut self, (width, height): (u32, u32), scheme: &str) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500});
         self.call("Emulation.setDeviceMetricsOverride", &size);
@@ -140,7 +140,7 @@ impl Browser {
         self.call("Emulation.setEmulatedMedia", &json!({"features": features}));
     }
 
-    /// Returns the value of a JavaScript expression; a promise is awaited.
+    /// Returns the value of a JavaScript expression. If the value is a promise, awaits it.
     pub(crate) fn eval(&mut self, expression: &str) -> Value {
         let parameters =
             json!({"expression": expression, "returnByValue": true, "awaitPromise": true});
@@ -157,8 +157,8 @@ impl Browser {
     )]
     pub(crate) fn wait_until(&mut self, expression: &str) {
         let deadline = Instant::now() + PATIENCE;
-        // During a navigation, there may be no page or no element yet, so an exception counts as
-        // false.
+        // During navigation, the page or the element may not exist yet, so an exception is treated
+        // as false.
         let tried = format!(
             "(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()"
         );
@@ -188,10 +188,11 @@ impl Browser {
         text.as_str().unwrap_or_default().to_owned()
     }
 
-    /// Clicks the first visible button or link with this text, as soon as there is one. Links in
-    /// the navigation bar are ignored.
+    /// Waits for a visible button or link with this text, and clicks the first one. Links in the
+    /// navigation bar are ignored.
     pub(crate) fn click(&mut self, text: &str) {
-        // The page may redraw between two expressions, so one expression finds and clicks.
+        // The page may redraw between two expressions, so a single expression finds and clicks the
+        // element.
         self.wait_until(&format!(
             "[...document.querySelectorAll('dialog button, main :is(button, a), .bar button')]\
              .some((node) => node.textContent === {} && node.checkVisibility() \

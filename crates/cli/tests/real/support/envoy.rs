@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, process::Command};
 
 use super::{Ask, Process, Scratch, repository, tool};
 
-/// The admin interface, which replaces the one in the bootstrap file.
+/// The admin interface that replaces the admin interface in the bootstrap file.
 const ADMIN: &str = "admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}";
 
 /// A running Envoy with its own directory.
@@ -16,8 +16,9 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// Starts an Envoy that uses the Tidegate at `tidegate`. In `bootstrap`, Tidegate is at port
-    /// 8081, the application at 8001, and all listeners are at other ports from 8000 to 8999.
+    /// Starts an Envoy that uses the Tidegate server at `tidegate`. In `bootstrap`, Tidegate's port
+    /// must be 8081, the application's port 8001, and the listeners' ports other ports from 8000 to
+    /// 8999.
     pub(crate) fn start(bootstrap: &str, tidegate: SocketAddr) -> Self {
         let port = |number: u16| format!("port_value: {number}}}");
         let application = "{pipe: {path: application.sock}}";
@@ -60,7 +61,8 @@ impl Envoy {
     }
 }
 
-/// Returns the Envoy that `scripts/setup` installed, or the one of the system.
+/// Returns the path of the Envoy program that `scripts/setup` has installed, or of the system's
+/// Envoy.
 pub(crate) fn envoy_program() -> PathBuf {
     let installed = repository().join("target/test-envoy/envoy");
     if installed.exists() {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// The timeout of operations that take milliseconds on an idle machine.
+/// The timeout for operations that take milliseconds on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A program and its standard error. The program is stopped when the test ends.
@@ -50,8 +50,8 @@ impl Process {
             .unwrap_or_else(|| panic!("never logged {words:?}, but:\n{}", self.seen.join("\n")))
     }
 
-    /// Returns the next line that contains all of `words`; `None` if the program ends or writes
-    /// nothing for [`PATIENCE`].
+    /// Returns the next line that contains all of `words`. Returns `None` if the program ends or
+    /// writes nothing for [`PATIENCE`].
     pub(crate) fn next_line_with(&mut self, words: &[&str]) -> Option<String> {
         while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
             self.seen.push(line.clone());
@@ -90,22 +90,22 @@ impl Process {
         signal(self.child.id(), name);
     }
 
-    /// Limits the number of open files of the program to `most`.
+    /// Limits the program's number of open files to `most`.
     pub(crate) fn limit_files(&self, most: u32) {
         let (pid, limit) = (self.child.id().to_string(), format!("--nofile={most}:"));
         let output = run(Command::new(tool("prlimit")).args(["--pid", &pid, &limit]));
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Returns the log up to the last line that was waited for.
+    /// Returns the log lines that have been read so far.
     pub(crate) fn said(&self) -> String {
         self.seen.join("\n")
     }
 
     /// Waits until the program has ended. Returns the exit status and the rest of the log.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
-        // Standard error closes when the program ends, and unlike `Child::wait` it can be awaited
-        // with a timeout.
+        // Standard error is closed when the program ends. Unlike `Child::wait`, waiting for this
+        // has a timeout.
         let mut rest = Vec::new();
         loop {
             match self.lines.recv_timeout(PATIENCE) {
@@ -148,7 +148,7 @@ pub(crate) fn free_port() -> u16 {
     socket.local_addr().unwrap().port()
 }
 
-/// Runs a command to its end.
+/// Runs a command until it ends.
 pub(crate) fn run(command: &mut Command) -> Output {
     command
         .stdin(Stdio::null())

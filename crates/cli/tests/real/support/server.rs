@@ -35,7 +35,8 @@ impl Server {
         Self::start_with(scratch, config, &[])
     }
 
-    /// Starts a server with this configuration in this directory, and with these variables.
+    /// Starts a server with this configuration in this directory, and with these environment
+    /// variables.
     pub(crate) fn start_with(scratch: Scratch, config: &str, variables: &[(&str, String)]) -> Self {
         scratch.write("rules.yaml", config);
         let mut command = tidegate(&["serve", "--config", "rules.yaml"]);
@@ -83,7 +84,7 @@ impl Server {
         Ask::get(self.admin, "/metrics").send().body
     }
 
-    /// Runs `tidegate` against the admin listener of this server.
+    /// Runs `tidegate` against this server's admin listener.
     pub(crate) fn operate(&self, args: &[&str]) -> std::process::Output {
         super::run(tidegate(args).env("TIDEGATE_ADMIN", self.admin.to_string()))
     }
@@ -96,7 +97,7 @@ impl Server {
         self.scratch.path()
     }
 
-    /// Returns the peak resident memory of the server, in bytes.
+    /// Returns the server's peak resident memory, in bytes.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.process.peak_bytes()
     }
@@ -105,12 +106,12 @@ impl Server {
         self.process.signal(name);
     }
 
-    /// Limits the number of open files of the server to `most`.
+    /// Limits the server's number of open files to `most`.
     pub(crate) fn limit_files(&self, most: u32) {
         self.process.limit_files(most);
     }
 
-    /// Returns the log up to the last line that was waited for.
+    /// Returns the log lines that have been read so far.
     pub(crate) fn said(&self) -> String {
         self.process.said()
     }
@@ -124,7 +125,7 @@ impl Server {
         self.process.has_said(words)
     }
 
-    /// Waits until the server process has exited. The directory of the server remains.
+    /// Waits until the server process has exited. The server's directory is kept.
     pub(crate) fn wait(self) -> (ExitStatus, Vec<String>, Scratch) {
         let Self {
             mut process,
