@@ -1,4 +1,4 @@
-//! Compiles Tidegate's own protobuf messages, with client and server.
+//! Compiles Tidegate's own protobuf messages, with client and server code.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let proto = "../../crates/envoy/proto";

@@ -1,4 +1,4 @@
-"""Checks that each server admits exactly the limit, also after load. Raises SystemExit
+"""Checks that each server admits exactly the limit, even after a load. Raises SystemExit
 otherwise."""
 
 import random
@@ -71,7 +71,7 @@ def resp_load_arrived(name, port, command):
 
 
 def http_load_arrived(name, port, path, denied_body):
-    """After the load, keys of `denied` must be denied."""
+    """Checks that, after the load, keys of the load `denied` are denied."""
     client = Http(port, path)
     if any(client.allowed(denied_body(f"hd:{key}")) for key in sampled_keys()):
         raise SystemExit(f"{name} {path} admitted an exhausted key after the load")

@@ -54,14 +54,14 @@ class Resp:
 
 
 class Http:
-    """A keep-alive connection to a listener for throttle requests in JSON."""
+    """A keep-alive connection to a listener that accepts throttle requests in JSON."""
 
     def __init__(self, port, path):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         self.path = path
 
     def allowed(self, body):
-        """Whether the request is admitted, according to the body of the response."""
+        """Returns whether the request is admitted, according to the response body."""
         headers = {"Content-Type": "application/json"}
         self.connection.request("POST", self.path, json.dumps(body), headers)
         response = self.connection.getresponse()

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Tidegate's gRPC listener beside a tonic service that decides nothing, with h2load.
+"""Measures Tidegate's gRPC listener and a tonic service that makes no decisions, with h2load.
 
 Also measures the latency of Envoy with Tidegate, with that service (the echo), and without a rate
 limit service, with wrk.
@@ -24,10 +24,11 @@ from processes import Server, free_port
 from resp_bench import against_target
 
 # The targets. limitador-server with its memory store needs 17 to 20 us per call (METHOD.md). A
-# tonic service that decides nothing is the lower bound for servers on tonic.
+# tonic service that makes no decisions is the lower bound for servers that use tonic.
 CPU_OF_ECHO = 1.0
 LATENCY_OF_ENVOY = 1.3
-# Relative to Envoy with the echo, whose latency no rate limit service can avoid.
+# The target is relative to the latency of Envoy with the echo, below which no rate limit service
+# can get.
 LATENCY_OF_ECHO = 1.05
 LISTENERS = {"envoy": ("limited", "baseline", "unlimited"), "application": ("application",)}
 APPLICATIONS = {"/": "responds at once", "/working": "responds after 1 ms"}
@@ -241,7 +242,7 @@ def envoy_latency(envoy, rounds, seconds):
 
 
 def ratio_of(these, those):
-    """The median of the ratios, each of which is taken within a round."""
+    """Returns the median of the per-round ratios."""
     return median(one / other for one, other in zip(these, those))
 
 

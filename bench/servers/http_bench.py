@@ -1,4 +1,4 @@
-"""Measures `POST /v1/throttle` beside throttlecrab's `POST /throttle` and hyper alone, with wrk."""
+"""Measures `POST /v1/throttle`, throttlecrab's `POST /throttle`, and hyper alone, with wrk."""
 
 import json
 from statistics import median
@@ -10,7 +10,8 @@ from resp_bench import against_target
 
 CPU_OF_THROTTLECRAB = 0.6
 
-# `varied` is `allowed` with costs from 1 to 500, so that the bodies differ in more than the key.
+# `varied` is the same as `allowed`, but with costs from 1 to 500, so that not only the keys in the
+# bodies differ.
 LOADS = ("allowed", "denied", "varied")
 
 
@@ -33,8 +34,8 @@ class ListenerKind:
 
 
 def run(throttlecrab, alone, tidegate, rounds, seconds):
-    """Measures in rounds, and prints the table. `alone` decides nothing, so it gets only the load
-    `allowed`."""
+    """Measures in rounds, and prints the table. `alone` makes no decisions, so it gets only
+    the load `allowed`."""
     listeners = [
         ListenerKind(throttlecrab, throttlecrab.ports[1], "/throttle", throttlecrab_body, False),
         ListenerKind(tidegate, tidegate.ports[1], "/v1/throttle", tidegate_body, True),
@@ -109,5 +110,5 @@ def print_tables(cells):
 
 
 def cpu_ratio(ours, theirs):
-    """The median over the rounds of the ratio of CPU times."""
+    """Returns the median of the per-round ratios of CPU times."""
     return median(our.cpu / its.cpu for our, its in zip(ours, theirs))

@@ -1,4 +1,4 @@
-"""Measures the latency of pipelines of many depths, and the time from the start to the first
+"""Measures the latency of pipelines with many depths, and the time from the start to the first
 response."""
 
 import http.client

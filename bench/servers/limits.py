@@ -1,11 +1,12 @@
-"""The limits of the loads, in the form of each protocol.
+"""The limits for the loads, in each protocol's format.
 
 In the load `allowed`, no key comes near its limit, and each decision writes. In the load `denied`,
 every key is exhausted beforehand and refills one token per month, so each decision is a denial.
 """
 
 MONTH = 2_592_000
-# The limit of `allowed`. It refills one token in 43 minutes, so almost nothing during a load.
+# The limit of `allowed`. It refills one token in 43 minutes, so almost no token is refilled during
+# a load.
 AMPLE_CAPACITY, AMPLE_COUNT = 1_000_000, 1_000
 KEYS = 100_000
 CHECK_KEYS, CHECK_ATTEMPTS, CHECK_CAPACITY = 50, 40, 10
@@ -33,19 +34,19 @@ class ClThrottle:
 
 
 def under_load(command, load, key):
-    """The command of a load for a key. It omits the quantity, which is 1 by default."""
+    """Returns a load's command for a key. It omits the quantity, which is 1 by default."""
     if load == "allowed":
         return command.words(f"{command.prefix}a:{key}", AMPLE_CAPACITY, AMPLE_COUNT)[:-1]
     return command.words(f"{command.prefix}d:{key}", 2, 1)[:-1]
 
 
 def spending(command, key):
-    """The command that exhausts a key of the load `denied`."""
+    """Returns the command that exhausts a key of the load `denied`."""
     return command.words(f"{command.prefix}d:{key}", 2, 1, 2)
 
 
 def tidegate_body(key, capacity, count, cost=1):
-    """The body of Tidegate's `POST /v1/throttle`."""
+    """Returns the body for Tidegate's `POST /v1/throttle`."""
     return {
         "key": key,
         "algorithm": "gcra",
@@ -56,7 +57,7 @@ def tidegate_body(key, capacity, count, cost=1):
 
 
 def throttlecrab_body(key, capacity, count, cost=1):
-    """The body of throttlecrab's `POST /throttle`."""
+    """Returns the body for throttlecrab's `POST /throttle`."""
     return {
         "key": key,
         "max_burst": capacity,

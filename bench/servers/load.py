@@ -15,7 +15,7 @@ LUA = os.path.join(os.path.dirname(__file__), "throttle.lua")
 
 
 class Measured:
-    """A measurement: decisions per second, and the server's CPU time per decision in
+    """A measurement: the number of decisions per second, and the server's CPU time per decision in
     microseconds."""
 
     def __init__(self, rate, cpu, decisions, refused=0):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Tidegate's server beside redis-server and throttlecrab-server, in one run on loopback.
+"""Compares Tidegate's server with redis-server and throttlecrab-server, in one run on loopback.
 
 The method is in METHOD.md.
 
@@ -24,7 +24,7 @@ PARTS = ("latency", "resp", "http")
 
 def main():
     options = parse()
-    # An exit by exception closes the context managers, which stop the servers.
+    # Exiting with an exception closes the context managers, which stop the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     rounds, seconds, repeats = (1, 1, 3) if options.smoke else (options.rounds, 3, 30)
     with contextlib.ExitStack() as running:
@@ -75,7 +75,7 @@ def start_tidegate(path, folder):
 
 
 def start_throttlecrab(path):
-    """Uses the periodic store. The default store sweeps on every write from 172,000 keys on."""
+    """Uses the periodic store. Above 172,000 keys, the default store sweeps on every write."""
     resp, http = free_port(), free_port()
     return Server(
         "throttlecrab-server",

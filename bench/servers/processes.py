@@ -1,4 +1,4 @@
-"""Starts servers on free ports of loopback, reads their CPU time, and stops them."""
+"""Starts servers on free loopback ports, reads their CPU time, and stops them."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ START_SECONDS = 10
 
 
 def free_port():
-    """Returns a port that is free now, for the next server."""
+    """Returns a port that is currently free, for the next server."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def accepts_connections(port):
-    """Whether a program accepts connections on `port`."""
+    """Returns whether a program accepts connections on `port`."""
     try:
         socket.create_connection(("127.0.0.1", port), 1).close()
         return True
@@ -66,13 +66,13 @@ class Server:
                 pass
 
     def cpu_seconds(self):
-        """Returns the user and system time of the process."""
+        """Returns the process's user and system time."""
         with open(f"/proc/{self.process.pid}/stat") as stat:
             fields = stat.read().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) * TICK
 
     def resident_bytes(self):
-        """Returns the resident memory of the process."""
+        """Returns the process's resident memory."""
         with open(f"/proc/{self.process.pid}/status") as status:
             line = next(line for line in status if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures Tidegate's reverse proxy beside nginx with `limit_req` and pingora-proxy.
+"""Compares Tidegate's reverse proxy with nginx (`limit_req`) and pingora-proxy.
 
 All three forward to the same nginx, in one run on loopback. The method is in METHOD.md.
 
@@ -29,7 +29,7 @@ CHECKED_LIMIT = 5
 
 
 class Proxy:
-    """The process of a proxy, and its port."""
+    """A proxy's process and port."""
 
     def __init__(self, server, port):
         self.server, self.port = server, port
@@ -80,7 +80,7 @@ def start_upstream(running, folder):
 
 
 def start_nginx(running, folder, upstream):
-    """Uses the settings of nginx's documentation: limits by address in shared memory, and
+    """Uses the settings in nginx's documentation: per-address limits in shared memory, and
     keep-alive connections to the upstream."""
     port = free_port()
     http = f"""
@@ -115,7 +115,7 @@ def nginx(running, folder, name, port, http):
 
 class Nginx(Server):
     def cpu_seconds(self):
-        """Returns the CPU time of the workers. The master is idle during the load."""
+        """Returns the workers' CPU time. The master process is idle during the load."""
         children = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         with open(children) as file:
             return sum(cpu_of(pid) for pid in file.read().split())

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the Redis store beside minimal scripts, and Tidegate's server on Redis, in one run.
+"""Compares the Redis store with minimal scripts, and measures Tidegate's server on Redis.
 
 The method is in METHOD.md.
 
@@ -32,8 +32,8 @@ MINIMAL = (*EXACT, "pttl_get")
 
 # The emission interval and the tolerance of GCRA in microseconds. No request is denied.
 INTERVAL, TOLERANCE = 1_000_000, 10_000_000_000_000
-# The same numbers in the format of our script: the header of the value, both numbers in 7 bytes
-# each, and the lead of the tolerance.
+# The same numbers in our script's format: the value's header, both numbers with 7 bytes each, and
+# the tolerance's prefix byte.
 OURS_NUMBERS = b"head" + INTERVAL.to_bytes(7, "big") + TOLERANCE.to_bytes(7, "big") + b"\xa9"
 
 CPU_OF_MINIMAL, FOUR_OF_ONE, RATE_OF_MINIMAL = 1.1, 1.5, 0.6
@@ -41,8 +41,9 @@ CALLERS = 256
 SINGLE = ("gcra", "interval", "fixed", "weighted")
 SAME, MIXED = ",".join(["gcra"] * 4), ",".join(SINGLE)
 
-# The CPU time per decision in an earlier run of both servers. Their ratio converts this run's
-# result for throttlecrab-server to an estimate for limitador-server.
+# The CPU times per decision in an earlier run of limitador-server and throttlecrab-server. With
+# their ratio, limitador-server's CPU time is estimated from this run's result for
+# throttlecrab-server.
 LIMITADOR_US, THROTTLECRAB_US = 60, 17.3
 OF_LIMITADOR = 1 / 3
 OF_MEMORY = 1.1
@@ -50,7 +51,7 @@ OF_MEMORY = 1.1
 
 def main():
     options = parse()
-    # An exit by exception closes the context managers, which stop the servers.
+    # Exiting with an exception closes the context managers, which stop the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     rounds, seconds = (1, 1) if options.smoke else (options.rounds, 2)
     with contextlib.ExitStack() as running:
@@ -84,7 +85,7 @@ def start_tidegate(path, folder, store):
     http, resp = free_port(), free_port()
     name = "memory" if store == "memory" else "redis"
     if store != "memory":
-        # There is no local fallback. Denials are cached until they expire, at most 60 s.
+        # There is no local fallback. Denials are cached until they expire, for at most 60 s.
         url = f"redis://127.0.0.1:{store.ports[0]}"
         store = {"redis": url, "timeout": "5s", "on_failure": "closed", "denial_cache_ttl": "60s"}
     config = os.path.join(folder, f"{name}.yaml")
@@ -266,7 +267,7 @@ def print_rules(cells, counted):
 
 
 def listener(redis, fleet, throttlecrab, rounds, seconds):
-    """Measures `POST /v1/throttle` on Redis beside throttlecrab's `POST /throttle`."""
+    """Compares `POST /v1/throttle` on Redis with throttlecrab's `POST /throttle`."""
     port, crab = fleet.ports[0], throttlecrab.ports[1]
     checks.http_counts_exactly("tidegate on redis", port, "/v1/throttle", tidegate_body, "r1")
     numbers = (1_000_000, 1_000)
@@ -310,7 +311,7 @@ def listener(redis, fleet, throttlecrab, rounds, seconds):
 
 
 def exhausted_key(redis, fleet, memory, rounds, seconds):
-    """Measures the denials of one key that is exhausted for a month, at the maximum rate."""
+    """Measures denials at the maximum rate, for one key that is exhausted for a month."""
     client = Resp(redis.ports[0])
     cells, sent = [], 0
     body = {"path": "/v1/throttle", "json": json.dumps(tidegate_body("exhausted", 2, 1))}

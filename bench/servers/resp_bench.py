@@ -1,4 +1,4 @@
-"""Measures listeners of the Redis protocol with redis-benchmark, and `PING` of redis-server."""
+"""Measures Redis protocol listeners and redis-server's `PING`, with redis-benchmark."""
 
 from statistics import median
 
@@ -8,8 +8,8 @@ from load import redis_benchmark
 
 DEPTHS = (1, 16, 64)
 
-# The published throughput of the redis-cell module, relative to that of PING on redis-server in the
-# same measurement.
+# The published throughput of the redis-cell module, relative to the throughput of PING on
+# redis-server in the same measurement.
 REDIS_CELL = {
     16: {"allowed": 258_000 / 1_620_000, "denied": 258_000 / 1_620_000},
     64: {"allowed": 278_000 / 3_150_000, "denied": 641_000 / 3_150_000},
@@ -19,7 +19,7 @@ CPU_OF_THROTTLECRAB = {1: 0.8, 16: None, 64: 1 / 8}
 
 
 class Contender:
-    """A command of a server."""
+    """A command on a server."""
 
     def __init__(self, server, port, command=None):
         self.server, self.port, self.command = server, port, command
@@ -86,7 +86,7 @@ def print_tables(cells):
 
 
 def print_ratios(cells, depth, load):
-    """Prints the medians of the ratios within each round, and compares them with the targets."""
+    """Prints the medians of the per-round ratios, and compares them with the targets."""
     peer = cells[depth, load, "throttlecrab-server THROTTLE"]
     ping = cells[depth, "-", "redis-server PING"]
     for command in ("THROTTLE", "CL.THROTTLE"):

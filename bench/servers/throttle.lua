@@ -1,6 +1,6 @@
--- Sends requests for random keys ("random"), or for all keys in turn, to exhaust them ("each").
--- Arguments: the JSON body with the placeholders KEY and, optionally, UNITS for the cost; the
--- number of keys; the mode.
+-- Sends requests for random keys (mode "random"), or for all keys one after the other, to exhaust
+-- them (mode "each"). The arguments are the JSON body, the number of keys and the mode. The body
+-- contains the placeholder KEY and, optionally, UNITS for the cost.
 
 local threads = 0
 
@@ -16,11 +16,12 @@ function init(arguments)
    wrk.headers["Content-Type"] = "application/json"
    requests = {}
    for key = 0, keys - 1 do
-      -- All requests are built before the run, so that wrk takes less CPU time from the server.
+      -- All requests are built before the run, so that wrk uses less CPU time, which the server
+      -- needs.
       local body = template:gsub("KEY", string.format("%012d", key)):gsub("UNITS", key % 500 + 1)
       requests[#requests + 1] = wrk.format(nil, nil, nil, body)
    end
-   -- Both threads visit all keys, but each begins with another half.
+   -- Both threads visit all keys, but start with different halves.
    turn = mode == "each" and number * math.floor(keys / 2) or nil
 end
 

@@ -1,4 +1,4 @@
-"""Measures `tidegate simulate` beside goaccess on one generated log in the combined format."""
+"""Compares `tidegate simulate` with goaccess, on a generated log in the combined format."""
 
 import argparse
 import bisect

@@ -1,4 +1,5 @@
-//! Arbitrary text as an access log: every format parses each line, or reports an error.
+//! Arbitrary strings as an access log. For every format, each line must be parsed or result in an
+//! error.
 
 #![no_main]
 

@@ -1,5 +1,6 @@
-//! Arbitrary response headers as rate limit headers. Parsing never panics and is deterministic. A
-//! retry policy never waits longer than its own bounds, or less than the headers require.
+//! Arbitrary response headers as rate limit headers. Parsing must not panic and must be
+//! deterministic. A retry policy must not wait longer than its own bounds permit, or for less time
+//! than the headers require.
 //!
 //! The first line of the input is the status, and every other line is a header.
 

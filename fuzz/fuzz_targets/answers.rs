@@ -1,7 +1,7 @@
-//! Arbitrary bytes as the responses of an upstream on a keep-alive connection. They are parsed or
-//! rejected, and never cause a panic. The result is the same whether they arrive whole or in
-//! pieces, and on this connection or on a new one. If a parsed response is written in canonical
-//! form and parsed again, the result is the same.
+//! Arbitrary bytes as upstream responses on a keep-alive connection. They must be parsed or
+//! rejected without a panic. The result must be the same whether a response arrives in one piece or
+//! in several, and whether it arrives on this connection or on a new connection. If a parsed
+//! response is written in canonical form and parsed again, the result must be the same.
 //!
 //! Each frame is a response. The frame's sender selects the request method, and its seconds select
 //! the size of the pieces.
@@ -23,7 +23,7 @@ const PROXY: &str = "
 proxy: {listen: '127.0.0.1:0', max_head: 8KiB, max_headers: 16, upstreams: [{name: app, urls: 'http://127.0.0.1:1'}]}
 ";
 
-/// Larger bounds, with room for the canonical form.
+/// Larger bounds, because the canonical form can be longer than the original response.
 const WIDE: &str = "
 proxy: {listen: '127.0.0.1:0', max_head: 64KiB, max_headers: 32, upstreams: [{name: app, urls: 'http://127.0.0.1:1'}]}
 ";
@@ -76,7 +76,8 @@ fn assert_alike(parsed: &ParsedResponse, other: &ParsedResponse, when: &str) {
     assert_eq!(parsed.problem, other.problem, "{when}");
 }
 
-/// Checks that the response may be forwarded, and that its canonical form has the same meaning.
+/// Checks that it is safe to forward the response, and that its canonical form has the same
+/// meaning.
 fn assert_sound(parsed: &ParsedResponse, method: &Method, wide: &Proxy) {
     let Some(head) = &parsed.head else {
         assert!(parsed.problem.is_some(), "neither a response nor a problem");
@@ -124,7 +125,7 @@ fn assert_sound(parsed: &ParsedResponse, method: &Method, wide: &Proxy) {
     }
 }
 
-/// Writes the response in canonical form: with a body in one chunk, if it can have a body.
+/// Writes the response in canonical form. If it can have a body, the body is a single chunk.
 fn plainly(parsed: &ParsedResponse, has_body: bool) -> Vec<u8> {
     let head = parsed
         .head
@@ -160,7 +161,8 @@ fn plainly(parsed: &ParsedResponse, has_body: bool) -> Vec<u8> {
     octets
 }
 
-/// Removes the content length and the HTTP version, in which equivalent responses may differ.
+/// Removes the content length and the HTTP version, because equivalent responses may differ in
+/// them.
 fn plain(parsed: &ParsedResponse) -> ParsedResponse {
     let head = parsed.head.as_ref().map(|head| {
         let mut plain = http::Response::new(());

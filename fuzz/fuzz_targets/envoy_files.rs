@@ -1,7 +1,9 @@
-//! Arbitrary strings as configuration files of Envoy's rate limit service. They are rejected with
-//! printable errors, or loaded as rules that can decide requests, also after a reload.
+//! Arbitrary strings as configuration files for Envoy's rate limit service. They must be rejected
+//! with printable errors, or loaded as rules that can be used to decide requests, even after a
+//! reload.
 //!
-//! The first byte determines whether a domain may be in several files. A zero byte ends a file.
+//! The first byte determines whether several files may define the same domain. A zero byte ends a
+//! file.
 
 #![no_main]
 

@@ -1,17 +1,17 @@
-//! Splits one input into messages:
+//! Splits a fuzzing input into messages, each with a header:
 //!
 //! ```text
 //! | seconds since the last, 1 byte | sender, 1 byte | length, 2 bytes | message |
 //! ```
 
-/// A message, with the time since the previous one in seconds.
+/// A message, with its sender and the time since the previous message in seconds.
 pub struct Frame<'i> {
     pub seconds: u64,
     pub sender: usize,
     pub message: &'i [u8],
 }
 
-/// Returns the messages. The last one may be shorter than its length field says.
+/// Returns the messages. The last message may be shorter than its length field says.
 pub fn frames(mut input: &[u8]) -> impl Iterator<Item = Frame<'_>> {
     std::iter::from_fn(move || {
         let (&[seconds, sender, high, low], rest) = input.split_first_chunk()?;

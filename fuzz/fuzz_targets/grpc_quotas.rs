@@ -1,6 +1,6 @@
-//! Arbitrary usage reports on four quota streams, while quotas are added and removed by reloads.
-//! They are accepted or rejected, and never cause a panic. When all streams are closed, the stream
-//! counts are zero.
+//! Arbitrary usage reports on four quota streams, while reloads add and remove quotas. Reports must
+//! be accepted or rejected without a panic. When all streams have been closed, the stream counts
+//! must be zero.
 
 #![no_main]
 
@@ -18,10 +18,12 @@ use tidegate_envoy::{grpc::QuotaStream, quota::Quotas};
 const START: u64 = 1_700_000_040_000_000;
 const STREAMS: usize = 4;
 
-/// A frame from this or a higher sender is a reload: the last three bits select the quotas.
+/// A frame whose sender has at least this number is a reload. The last three bits select the
+/// quotas.
 const RELOADS: usize = 248;
 
-/// A rate, a budget, and a quota of a single request, which three of the streams cannot get.
+/// A rate, a budget, and a quota of a single request, which can be assigned to only one of the four
+/// streams.
 const QUOTAS: &str = "
 quotas:
   - {name: rate, domain: d, bucket: {k: 'r*'}, limit: 100/s}
@@ -39,7 +41,7 @@ fuzz_target!(|input: &[u8]| {
     let mut streams: [Option<QuotaStream>; STREAMS] = Default::default();
     let mut now = Timestamp::from_micros(START);
     for frame in frames(input).take(64) {
-        // Up to 17 minutes per frame, so that windows end.
+        // The time advances by up to 17 minutes per frame, so that windows end.
         now = now.after(Span::from_secs(frame.seconds * 4));
         clock.set(now);
         let place = &mut streams[frame.sender % STREAMS];

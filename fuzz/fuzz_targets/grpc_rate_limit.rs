@@ -1,5 +1,6 @@
-//! Arbitrary messages to `ShouldRateLimit`, in sequence. Each gets a response or an error with a
-//! reason, and never causes a panic. A service in the same state gives the same result.
+//! A sequence of arbitrary messages to `ShouldRateLimit`. Each message must get a response or an
+//! error with a reason, without a panic. Another service in the same state must give the same
+//! result.
 //!
 //! The first byte sets the settings of the service, one per bit. The rest are frames.
 
@@ -34,7 +35,7 @@ descriptors:
   - {key: d, detailed_metric: true, descriptors: [{key: e, rate_limit: {unit: hour, requests_per_unit: 1}}]}
 ";
 
-/// Two rules of which either both or none are charged.
+/// Two rules, of which either both or neither is charged.
 const TOGETHER: &str = "
 domain: together
 all_or_nothing: true

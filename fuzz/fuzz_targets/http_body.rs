@@ -1,9 +1,10 @@
-//! Arbitrary bytes as the body of a request. Each gets a verdict, a settlement or a problem
-//! document, and never causes a panic. A server in the same state gives the same response on a
-//! thread that has not parsed a body before.
+//! Arbitrary bytes as a request body. The response must be a verdict, a settlement or problem
+//! details (RFC 9457), without a panic. Another server in the same state must give the same
+//! response, on a thread that has not parsed a body before.
 //!
 //! The first byte selects the endpoint: `c`heck, `p`eek, `t`hrottle, `r`eserve, `s`ettle or
-//! re`n`ew. No body settles or renews a reservation, because no body contains a sealed token.
+//! re`n`ew. Settling or renewing a reservation never succeeds, because no input contains a validly
+//! sealed token.
 
 #![no_main]
 
@@ -40,14 +41,14 @@ fuzz_target!(|input: &[u8]| -> Corpus {
     };
     let (server, same) = (limiter(), limiter());
     let answer = transcript(&server, endpoint, body);
-    // The parser caches the shapes of bodies per thread, so a new thread starts with an empty
+    // Each thread has its own cache of request templates, so a new thread starts with an empty
     // cache.
     let anew = thread::scope(|scope| {
         let reading = scope.spawn(|| transcript(&same, endpoint, body));
         reading.join().expect("a transcript, or a printed finding")
     });
     if endpoint == Endpoint::Reserve {
-        // The tokens differ, so only the statuses are compared.
+        // The reservation tokens differ, so only the statuses are compared.
         assert_eq!(answer.0, anew.0);
     } else {
         assert_eq!(answer, anew);
@@ -82,7 +83,7 @@ fn limiter() -> Arc<ServerLimiter> {
     Arc::new(ServerLimiter::new(rules, store, clock).with_reservations(reservations))
 }
 
-/// Checks that a verdict agrees with its status, and that a problem has a detail.
+/// Checks that a verdict is consistent with its status, and that a problem has a `detail` field.
 fn assert_sound(status: u16, body: &[u8]) {
     let document: Value = serde_json::from_slice(body).expect("every answer is JSON");
     match status {

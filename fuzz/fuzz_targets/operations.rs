@@ -1,5 +1,5 @@
-//! Arbitrary limits and operations: the store gives the same results as the naive reference
-//! implementations, field by field.
+//! Arbitrary limits and operations. All fields in the store's results must be the same as in the
+//! naive reference implementations' results.
 
 #![no_main]
 
@@ -44,7 +44,7 @@ enum Denials {
     InFull,
 }
 
-/// Small and large numbers with equal probability.
+/// A count in one of four ranges, which are equally likely.
 #[derive(Arbitrary, Debug)]
 enum Count {
     Small(u8),
@@ -55,7 +55,8 @@ enum Count {
 
 #[derive(Arbitrary, Debug)]
 enum Operation {
-    /// The mask has one bit for each rule that is charged.
+    /// Charges several rules. The mask has one bit for each rule, which is set if the rule is
+    /// charged.
     Charge(Clock, u8, Count),
     Peek(Clock, u8, Count),
     Refund(Clock, u8, Count),
@@ -76,7 +77,7 @@ enum Clock {
     BeforeReset,
 }
 
-/// Clocks stay below the year 2128, so that no wait time ends after the last representable instant.
+/// Clocks stay below the year 2128, so that no wait time ends after the last representable time.
 const LATEST: u64 = 5_000_000_000_000_000;
 
 fuzz_target!(|input: Input| {
@@ -142,7 +143,7 @@ fn run(rules: &[Rule], input: &Input) {
     }
 }
 
-/// Creates the rules from the numbers. Invalid rules are skipped.
+/// Creates the rules from the numbers in the input. Invalid rules are skipped.
 fn rules(input: &Input) -> Vec<Rule> {
     let built = input.rules.iter().take(3).enumerate();
     built
@@ -221,7 +222,7 @@ impl Numbers {
             },
             kind => Algorithm::SlidingWindowCounter {
                 limit: count,
-                // A multiple of the number of buckets, as required.
+                // The window must be a multiple of the number of buckets.
                 window: Span::from_micros(window.as_micros().saturating_mul(self.buckets.into())),
                 counting: Counting::Buckets {
                     buckets,
@@ -264,8 +265,8 @@ impl Clock {
         let then = match self {
             Self::Stay => now,
             Self::Forward(micros) => now + u64::from(*micros),
-            // In 64 operations, the clock then goes back by less than ten seconds, the clock lag of
-            // a thread that the store tolerates.
+            // In 64 operations, the clock thus goes back by less than ten seconds. The store
+            // tolerates a thread whose clock lags by this much.
             Self::Back(micros) => now.saturating_sub(u64::from(*micros % 150_000)),
             Self::ToRetry => now + retry.unwrap_or(1),
             Self::BeforeRetry => now + retry.unwrap_or(1).saturating_sub(1),

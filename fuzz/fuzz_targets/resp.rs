@@ -1,5 +1,5 @@
-//! Arbitrary bytes on a Redis protocol connection. They get a reply, and never cause a panic. A
-//! server in the same state gives the same reply.
+//! Arbitrary bytes on a Redis protocol connection. They must get a reply, without a panic. Another
+//! server in the same state must give the same reply.
 
 #![no_main]
 

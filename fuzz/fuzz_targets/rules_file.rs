@@ -1,5 +1,5 @@
-//! Arbitrary text as a rules file: it is a valid configuration, or is rejected with printable
-//! errors.
+//! Arbitrary strings as a rules file. They must be a valid configuration, or be rejected with
+//! printable errors.
 
 #![no_main]
 

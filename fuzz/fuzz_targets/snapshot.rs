@@ -1,5 +1,5 @@
-//! Arbitrary bytes as a snapshot: they are rejected or restored, and never cause a panic. A
-//! restored store can decide requests, and saves a valid snapshot.
+//! Arbitrary bytes as a snapshot. They must be rejected or restored without a panic. A restored
+//! store must be able to decide requests, and to save a valid snapshot.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! Arbitrary bytes as the response of a language model. Scanning never panics, and the token usage
-//! is the same whether the bytes arrive whole or in pieces. If the bytes are a JSON document,
-//! parsing the whole document gives the same usage.
+//! Arbitrary bytes as a language model's response. Scanning must not panic, and the token usage
+//! must be the same whether the bytes arrive in one piece or in several. If the bytes are a JSON
+//! document, parsing the complete document must give the same usage.
 //!
 //! The first byte selects the size of the pieces.
 
@@ -27,7 +27,7 @@ fuzz_target!(|input: &[u8]| {
     }
     assert_eq!(whole.was_clamped(), cut.was_clamped(), "in pieces");
     if let Some(usage) = whole.usage() {
-        // At most two JSON fields of the usage are added up.
+        // The scanner adds up at most two JSON fields of the usage.
         let most = 2 * bounds::MAX_TOKENS;
         assert!(usage.input <= most && usage.cached <= most && usage.output <= most);
     }
@@ -47,7 +47,7 @@ fn scan<'b>(pieces: impl Iterator<Item = &'b [u8]>) -> UsageScanner {
     scanner
 }
 
-/// Returns the largest number at one of the pointers.
+/// Returns the largest of the numbers at the pointers.
 fn count(document: &Value, pointers: &[&str]) -> Option<u64> {
     let numbers = pointers.iter().filter_map(|pointer| {
         let tokens = whole_number(document.pointer(pointer)?)?;
@@ -56,7 +56,8 @@ fn count(document: &Value, pointers: &[&str]) -> Option<u64> {
     numbers.max()
 }
 
-/// Returns a number written only with digits. A number that does not fit in 64 bits saturates.
+/// Returns a number that is written only with digits. A number that does not fit in 64 bits is
+/// capped.
 fn whole_number(value: &Value) -> Option<u64> {
     let Value::Number(number) = value else {
         return None;
@@ -66,7 +67,7 @@ fn whole_number(value: &Value) -> Option<u64> {
     is_whole.then(|| text.parse().unwrap_or(u64::MAX))
 }
 
-/// Returns the usage in a document that has been parsed as a whole.
+/// Returns the usage in a document that has been parsed completely.
 fn naive(document: &Value) -> Option<TokenUsage> {
     let at = |prefixes: &[&str], member: &str| {
         let pointers: Vec<String> = prefixes

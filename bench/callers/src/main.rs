@@ -1,12 +1,12 @@
-//! Load generator for the Redis store: concurrent callers on one thread. Each caller sends its next
-//! request after the reply to the previous one. See METHOD.md.
+//! Load generator for the Redis store: concurrent callers on one thread. Each caller waits for the
+//! reply to a request before it sends the next request. See METHOD.md.
 //!
 //! ```text
 //! callers URL LIMITS CALLERS MILLIS
 //! ```
 //!
 //! LIMITS are the limits of one rule, such as `gcra`, `gcra,gcra,gcra,gcra` or
-//! `gcra,interval,fixed,weighted`. Every decision is on one of 100,000 random keys. No key comes
+//! `gcra,interval,fixed,weighted`. Every request is for a random key out of 100,000. No key comes
 //! near its limit, so every request must be admitted. The program prints the number of decisions
 //! and the time in seconds.
 
@@ -27,7 +27,7 @@ use tidegate_redis::{Address, Redis, RedisSettings, RedisStore, Topology};
 
 const KEYS: u64 = 100_000;
 
-/// A capacity that no benchmark exhausts. With a refill of 1,000 per day, almost nothing is
+/// A capacity that no benchmark exhausts. With a refill rate of 1,000 per day, almost nothing is
 /// refilled during a run.
 const ROOM: u64 = 1_000_000;
 const DAY: Span = Span::from_secs(86_400);
@@ -65,7 +65,7 @@ impl Load<'_> {
     async fn run(&self, url: &str) -> (u64, Duration) {
         let (address, _) = Address::parse(url).expect("a URL");
         let settings = RedisSettings {
-            // A long timeout, so that a pause of the machine does not count as a failure.
+            // The timeout is long, so that a pause of the machine is not counted as a failure.
             timeout: Duration::from_secs(5),
             ..RedisSettings::new(Topology::Standalone(address))
         };
@@ -99,7 +99,7 @@ impl Load<'_> {
     }
 }
 
-/// Vigna's SplitMix64.
+/// Vigna's random number generator SplitMix64.
 fn next(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut mixed = *state;

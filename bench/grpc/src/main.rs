@@ -1,5 +1,6 @@
 //! Baseline for Tidegate's gRPC listener: a tonic service that parses the same request and responds
-//! OK without a decision. It is also a client that prints how many requests of a key were admitted.
+//! OK without making a decision. The program is also a client that prints how many requests for a
+//! key were admitted.
 //!
 //! ```text
 //! grpc echo PORT              serves on 127.0.0.1:PORT

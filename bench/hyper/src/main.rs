@@ -1,6 +1,6 @@
 //! Baseline for Tidegate's HTTP listener: hyper with the listener's own settings and one runtime
-//! per core. It reads every request and responds with a recorded response of the listener, without
-//! a decision.
+//! per core. It reads every request and responds with a recorded response from the listener,
+//! without making a decision.
 //!
 //! ```text
 //! hyper-alone PORT            serves on 127.0.0.1:PORT
@@ -74,7 +74,8 @@ async fn serve(mut dealt: UnboundedReceiver<TcpStream>) {
                 .header_read_timeout(None)
                 .half_close(true)
                 .writev(false);
-            // A client that disconnects ends the connection with an error.
+            // Serving a connection returns an error if the client disconnects, so ignore the
+            // result.
             let _ = settings.serve_connection(stream, service_fn(answer)).await;
             Ok::<_, std::io::Error>(())
         });
@@ -82,7 +83,7 @@ async fn serve(mut dealt: UnboundedReceiver<TcpStream>) {
 }
 
 async fn answer(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    // The client of an incomplete body has disconnected, so its response does not matter.
+    // If the body is incomplete, the client has disconnected, so the response does not matter.
     drop(request.into_body().collect().await);
     let mut answer = Response::new(Full::new(Bytes::from_static(BODY.as_bytes())));
     let headers = answer.headers_mut();

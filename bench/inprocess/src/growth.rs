@@ -1,5 +1,5 @@
-//! Cost of a decision as the number of keys grows. A sweep or a rehash in a limiter is visible as a
-//! peak.
+//! The time per decision as the number of keys grows. A sweep or a rehash in a limiter is visible
+//! as a peak.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::{
     report::median,
 };
 
-/// The numbers of keys, and the number of rounds.
+/// The numbers of keys at which times are measured, and the number of rounds.
 pub struct Size {
     pub steps: &'static [usize],
     pub rounds: usize,
@@ -23,13 +23,13 @@ pub const FULL: Size = Size {
     rounds: 3,
 };
 
-/// A small run, which tests within a second that the benchmark works.
+/// A small run, which takes less than a second and only tests that the benchmark works.
 pub const SMOKE: Size = Size {
     steps: &[1_000, 10_000],
     rounds: 2,
 };
 
-/// The number of decisions on known keys in each step.
+/// The number of decisions for existing keys in each step.
 const ASKED: usize = 500_000;
 
 /// A capacity that no key exhausts.
@@ -66,8 +66,8 @@ pub fn run(size: &Size) {
     }
 }
 
-/// Prints the lowest of the rounds' worst times. A disturbance of the machine occurs in only one
-/// round, but a peak of the limiter occurs in every round.
+/// Prints the lowest of the rounds' worst times. A disturbance on the machine affects only one
+/// round, but a peak that the limiter causes occurs in every round.
 fn print(name: &str, size: &Size, rounds: &[Vec<Step>]) {
     for (index, keys) in size.steps.iter().enumerate() {
         let steps: Vec<Step> = rounds.iter().map(|round| round[index]).collect();
@@ -118,7 +118,7 @@ fn grow<L: BenchLimiter>(size: &Size, keys: &[String]) -> Vec<Step> {
         .collect()
 }
 
-/// Returns the mean time in nanoseconds, including the time for reading the clock, and the worst
+/// Returns the mean time in nanoseconds, including the time for reading the clock, and the longest
 /// time.
 fn each_timed(keys: &[String], admit: &mut impl FnMut(&String) -> bool) -> (f64, Duration) {
     let start = Instant::now();

@@ -21,7 +21,8 @@ pub fn shuffled(keys: usize, times: usize, seed: u64) -> Vec<u32> {
     order
 }
 
-/// Vigna's SplitMix64, which needs no dependency and gives the same numbers on all platforms.
+/// Vigna's random number generator SplitMix64. It needs no dependency and gives the same numbers on
+/// all platforms.
 struct SplitMix(u64);
 
 impl SplitMix {

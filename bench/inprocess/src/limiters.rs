@@ -14,8 +14,8 @@ use tidegate_core::{
     Rate, Span,
 };
 
-/// The refill interval of one token. It is longer than a round, so that the exact number of
-/// admitted requests is known in advance.
+/// The interval at which one token is refilled. It is longer than a round, so that the exact number
+/// of admitted requests is known in advance.
 pub const INTERVAL: Duration = Duration::from_secs(60);
 
 /// A keyed GCRA limiter.
@@ -23,19 +23,19 @@ pub trait BenchLimiter: Sync {
     /// The name in the tables.
     const NAME: &'static str;
 
-    /// Whether it limits requests; the bare harness does not.
+    /// Whether it limits requests. The bare harness does not.
     const LIMITS: bool = true;
 
-    /// Creates an empty limiter that admits a burst of `capacity` requests, and one more per
-    /// [`INTERVAL`].
+    /// Creates an empty limiter that admits a burst of `capacity` requests, and after that one
+    /// request per [`INTERVAL`].
     fn new(capacity: u32) -> Self;
 
-    /// Returns a function that decides requests on one thread. It reuses its buffers, like a
-    /// program optimised for speed.
+    /// Returns a function that decides requests on one thread. It reuses its buffers, as a program
+    /// optimised for speed would.
     fn decider(&self) -> impl FnMut(&String) -> bool;
 }
 
-/// Tidegate's memory store, with the clock of Tidegate's server.
+/// Tidegate's memory store, with the same clock as in Tidegate's server.
 pub struct Tidegate {
     store: MemoryStore,
     limits: Limits,
@@ -79,7 +79,7 @@ impl BenchLimiter for Tidegate {
     }
 }
 
-/// The library: `check` on the same store, which returns a verdict.
+/// Tidegate's library: a call of `check`, which uses the same store and returns a verdict.
 pub struct Library(tidegate::Limiter);
 
 impl BenchLimiter for Library {
@@ -94,7 +94,7 @@ impl BenchLimiter for Library {
     }
 }
 
-/// governor's keyed limiter with DashMap, its default.
+/// governor's keyed limiter with DashMap, which is its default store.
 pub struct Governor(DefaultKeyedRateLimiter<String>);
 
 impl BenchLimiter for Governor {
@@ -111,7 +111,7 @@ impl BenchLimiter for Governor {
     }
 }
 
-/// throttlecrab's library with its periodic store. Its limiter needs `&mut`, so the threads share
+/// throttlecrab's library with its periodic store. The limiter needs `&mut`, so the threads share
 /// it through a mutex.
 pub struct Throttlecrab {
     limiter: Mutex<throttlecrab::RateLimiter<PeriodicStore>>,
@@ -122,7 +122,8 @@ impl BenchLimiter for Throttlecrab {
     const NAME: &'static str = "throttlecrab";
 
     fn new(capacity: u32) -> Self {
-        // The default of 60 s would cause a sweep during a long round, in which nothing expires.
+        // With the default interval of 60 s, there would be a sweep during a long round, although
+        // no key expires.
         let store = PeriodicStore::builder()
             .cleanup_interval(Duration::from_secs(3_600))
             .build();
@@ -142,7 +143,7 @@ impl BenchLimiter for Throttlecrab {
     }
 }
 
-/// Reads the key and nothing else: the cost of the measurement itself.
+/// Only reads the key. This is the cost of the measurement itself.
 pub struct Harness;
 
 impl BenchLimiter for Harness {

@@ -23,13 +23,13 @@ pub struct Size {
     pub logs: usize,
 }
 
-/// The size to which the targets refer.
+/// The size for which the targets are defined.
 pub const FULL: Size = Size {
     keys: 1_000_000,
     logs: 100_000,
 };
 
-/// A small run, which tests within a second that the benchmark works. Its results have no meaning.
+/// A small run, which tests within a second that the benchmark works. Its results are meaningless.
 pub const SMOKE: Size = Size {
     keys: 10_000,
     logs: 1_000,
@@ -79,7 +79,7 @@ pub fn run(size: &Size) {
     );
 }
 
-/// Resident memory in bytes, minus the resident memory of the empty process.
+/// Resident memory in bytes, minus the resident memory of the process without keys.
 struct Held {
     now: usize,
     peak: usize,
@@ -110,8 +110,8 @@ fn in_a_fresh_process(name: &str, keys: usize) -> Held {
 ///
 /// # Panics
 ///
-/// Panics if the limiter does not limit every key, because a limiter that forgets keys needs no
-/// memory.
+/// Panics if the limiter does not limit every key, because a limiter that discards keys would need
+/// no memory.
 pub fn child(name: &str, keys: usize) {
     let held = match name {
         Tidegate::NAME => fill::<Tidegate>(keys),
@@ -145,8 +145,8 @@ fn fill<L: BenchLimiter>(keys: usize) -> Held {
     held
 }
 
-/// Fills the sliding window logs like real traffic: about one request per second and key, at
-/// irregular times.
+/// Fills the sliding window logs in the same way as real traffic: with about one request per second
+/// and key, at irregular times.
 fn fill_logs(keys: usize) -> Held {
     let minute = Span::from_secs(60);
     let limit = Limit::new(Algorithm::SlidingWindowLog {

@@ -1,19 +1,19 @@
 //! The result tables, in Markdown.
 
-/// The column of the limiter with which the others are compared.
+/// The column of the limiter with which the other limiters are compared.
 const PEER: usize = 0;
 /// The column of Tidegate's store.
 const OURS: usize = 1;
-/// The column of the library on that store.
+/// The column of the library, which uses this store.
 const LIBRARY: usize = 2;
 /// The library's target, as a share of the store's time.
 const LIBRARY_TARGET: f64 = 1.05;
 
-/// The measurements with one number of keys and threads.
+/// The measurements for one combination of the number of keys and the number of threads.
 pub struct Cell {
     pub keys: usize,
     pub threads: usize,
-    /// Nanoseconds per decision, by limiter and by round.
+    /// The nanoseconds per decision, by limiter and round.
     pub nanos: Vec<Vec<f64>>,
 }
 
@@ -26,8 +26,8 @@ impl Cell {
         }
     }
 
-    /// Returns the median of the ratios within each round. Disturbances that affect both limiters
-    /// cancel out.
+    /// Returns the median of the per-round ratios of two limiters' times. Disturbances that affect
+    /// both limiters cancel out.
     fn ratio(&self, limiter: usize, peer: usize) -> f64 {
         let ratios = self.nanos[limiter]
             .iter()
@@ -87,7 +87,7 @@ pub fn print_speed(names: &[&str], cells: &[Cell]) {
     }
 }
 
-/// Describes whether a measurement is within its target.
+/// Returns a word that says whether a measurement meets its target.
 pub fn verdict(measured: f64, most: f64) -> &'static str {
     if measured <= most {
         "reached"

@@ -1,9 +1,9 @@
-//! Nanoseconds per decision and thread, at several numbers of keys and threads.
+//! Measures the nanoseconds per decision and thread, for several numbers of keys and threads.
 //!
-//! In each round, every limiter starts empty and is charged once for every key, which is not
-//! measured. The measured part requests every key the same number of times, in random order. Half
-//! of these requests are allowed and half are denied. The exact number is known in advance and
-//! checked, because a limiter that admits everything would be fast.
+//! In each round, every limiter starts empty and is first charged once for every key; this phase is
+//! not measured. In the measured phase, every key is requested the same number of times, in random
+//! order. Half of these requests are allowed and half are denied. The exact number is known in
+//! advance and checked, because a limiter that admits everything would be fast.
 
 use std::{
     sync::Barrier,
@@ -26,21 +26,23 @@ pub struct Size {
     pub rounds: usize,
 }
 
-/// The size to which the targets refer.
+/// The size for which the targets are defined.
 pub const FULL: Size = Size {
     keys: &[1, 10_000, 1_000_000],
     decisions: 4_000_000,
     rounds: 7,
 };
 
-/// A small run, which tests within seconds that the benchmark works. Its times have no meaning.
+/// A small run, which takes a few seconds and only tests that the benchmark works. Its times are
+/// meaningless.
 pub const SMOKE: Size = Size {
     keys: &[1, 1_000],
     decisions: 20_000,
     rounds: 2,
 };
 
-/// The size for comparing the library with its store, because their difference is small.
+/// The size for comparing the library with its store. It has more rounds, because the difference is
+/// small.
 pub const LIBRARY: Size = Size {
     keys: &[1, 10_000],
     decisions: 4_000_000,
@@ -94,7 +96,7 @@ fn measure(size: &Size, limiters: &[(&str, Measure)]) -> Vec<Cell> {
     cells
 }
 
-/// Measures one round of one cell. A different limiter goes first in each round.
+/// Measures one round of one cell. Each round starts with a different limiter.
 fn measure_round(round: usize, load: &Load, cell: &mut Cell, limiters: &[(&str, Measure)]) {
     for turn in 0..limiters.len() {
         let index = (round + turn) % limiters.len();
@@ -103,7 +105,7 @@ fn measure_round(round: usize, load: &Load, cell: &mut Cell, limiters: &[(&str, 
     }
 }
 
-/// The keys of a round, and the orders of the requests.
+/// The keys of a round, and the order of the initial charges and of the measured requests.
 struct Load {
     keys: Vec<String>,
     filling: Vec<u32>,
@@ -122,7 +124,8 @@ impl Load {
         }
     }
 
-    /// Returns the capacity per key: one unit for the fill, and one for every second attempt.
+    /// Returns the capacity per key: one unit for the initial charge, and one unit for every second
+    /// request.
     fn capacity(&self) -> u32 {
         u32::try_from(self.attempts / 2 + 1).expect("attempts are fewer than 2^32")
     }
@@ -162,7 +165,7 @@ fn nanos_per_decision<L: BenchLimiter>(load: &Load, threads: usize) -> f64 {
     total.as_secs_f64() * 1e9 / (share * threads) as f64
 }
 
-/// Decides once for each index in `order`, and returns how many requests were admitted.
+/// Makes one decision for each index in `order`, and returns how many requests were admitted.
 fn ask<L: BenchLimiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
     let mut admit = limiter.decider();
     order
@@ -171,8 +174,8 @@ fn ask<L: BenchLimiter>(limiter: &L, keys: &[String], order: &[u32]) -> usize {
         .count()
 }
 
-/// Checks that exactly half of the attempts were admitted. On a very slow machine, tokens refilled
-/// during the round may admit additional requests.
+/// Checks that exactly half of the requests were admitted. On a very slow machine, additional
+/// requests may be admitted, because tokens are refilled during the round.
 fn assert_admitted<L: BenchLimiter>(
     load: &Load,
     threads: usize,

@@ -1,7 +1,7 @@
-//! Benchmark of a page with per-rule metrics: six series for each rule, one more than in the
-//! server. The results are in ADR 0017. The environment variables keep freed memory in the process.
-//! Without them, page faults take most of the time, and the order of the encoders determines which
-//! of them causes the page faults.
+//! Benchmark of a metrics page with six time series per rule, which is one more than in the server.
+//! The results are in ADR 0017. The environment variables make the allocator keep freed memory in
+//! the process. Without them, most of the time is spent on page faults, and which encoder causes
+//! them depends on the order of the encoders.
 //!
 //! ```sh
 //! MALLOC_TRIM_THRESHOLD_=1000000000 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TOP_PAD_=100000000 \
@@ -116,7 +116,7 @@ fn by_writer(rules: &[Rule]) -> String {
 
 const ROUNDS: usize = 51;
 
-/// Measures `encoders` alternately, so that the machine's load affects all of them.
+/// Measures `encoders` alternately, so that the machine's load affects all encoders equally.
 fn measure(rules: usize, encoders: &[(&str, &dyn Fn() -> String)]) {
     let mut times: Vec<Vec<Duration>> = encoders.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {
@@ -141,7 +141,7 @@ fn measure(rules: usize, encoders: &[(&str, &dyn Fn() -> String)]) {
 }
 
 fn main() {
-    // The server labels 1,000 rules and counts the others together.
+    // The server has labels for 1,000 rules, and one common label for all other rules.
     for number in [1_001, 10_000] {
         let rules: Arc<[Rule]> = (0..number).map(Rule::new).collect();
         assert_eq!(by_library(&rules, Format::Text), by_writer(&rules));

@@ -1,9 +1,9 @@
-//! Measures decisions with and without a million overrides, in the same run, and the memory that an
-//! override takes.
+//! Measures decisions with and without a million overrides in the same run, and the memory per
+//! override.
 //!
 //! Each round decides the same 1,000,000 requests on 10,000 keys with three rule sets: without
-//! overrides, with 1,000,000 overrides for other keys, and with overrides for all requested keys. A
-//! decision includes the lookup of the rules. The times are medians of the rounds.
+//! overrides, with 1,000,000 overrides for other keys, and with overrides for all requested keys.
+//! The time of a decision includes looking up the rules. The times are medians over the rounds.
 
 use std::{
     alloc::{GlobalAlloc, Layout, System},
@@ -68,7 +68,8 @@ impl Subject {
         let (mut scratch, mut outcomes) = (Scratch::default(), Vec::new());
         let began = Instant::now();
         for number in 0..REQUESTS {
-            // The step is coprime to the number of keys, so that successive keys are far apart.
+            // The step is large, so that consecutive keys are far apart, and coprime to the number
+            // of keys, so that all keys are visited.
             let key = &keys[number * 7_919 % keys.len()];
             let entries = [("customer", key.as_str())];
             let request = Request::new(&entries, Cost::ONE).expect("a request");

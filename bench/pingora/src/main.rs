@@ -5,7 +5,7 @@
 //! pingora PORT UPSTREAM THREADS    listens on 127.0.0.1:PORT, forwards to 127.0.0.1:UPSTREAM
 //! ```
 //!
-//! An IP address may request `/checked` five times per minute, and everything else without a limit.
+//! An IP address may request `/checked` five times per minute, and all other paths without a limit.
 //! All requests are counted.
 
 use std::{env, error::Error, net::IpAddr, sync::Arc, time::Duration};

@@ -1,6 +1,7 @@
--- GCRA without reading the clock. The key's remaining TTL is the time until the theoretical arrival
--- time in milliseconds, and the value of the key is the rest in microseconds. The TTL has a
--- resolution of 1 ms, so a client that waits exactly as long as told may still be denied.
+-- GCRA without reading the clock. The time until the theoretical arrival time is stored in two
+-- parts: whole milliseconds as the key's TTL, and the remaining microseconds as the key's value.
+-- The TTL has a resolution of 1 ms, so a client that waits exactly for the retry time may still be
+-- denied.
 local left = redis.call('PTTL', KEYS[1])
 local ahead = tonumber(ARGV[1])
 if left > 0 then

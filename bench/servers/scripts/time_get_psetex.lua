@@ -1,5 +1,5 @@
--- Minimal GCRA, exact to the microsecond. The key contains the theoretical arrival time in 7 bytes.
--- ARGV: the emission interval and the tolerance in microseconds.
+-- Minimal GCRA, exact to the microsecond. The key's value is the theoretical arrival time, encoded
+-- in 7 bytes. ARGV contains the emission interval and the tolerance in microseconds.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local arrival = redis.call('GET', KEYS[1])

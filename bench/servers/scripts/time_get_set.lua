@@ -1,4 +1,4 @@
--- The same as time_get_psetex.lua, with the theoretical arrival time as a decimal number.
+-- The same as time_get_psetex.lua, but with the theoretical arrival time as a decimal number.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local arrival = tonumber(redis.call('GET', KEYS[1])) or now

@@ -11,9 +11,9 @@
 //! done
 //! ```
 //!
-//! The difference between the two totals, divided by [`DECISIONS`], is the cost of recording. The
-//! keys are skewed. 500 keys all fit into a sketch. Of 10,000 keys, it keeps a tenth, so decisions
-//! evict keys.
+//! The difference between the two totals, divided by [`DECISIONS`], is the cost of recording per
+//! decision. Some keys are much more frequent than others. 500 keys fit completely into a sketch.
+//! Of 10,000 keys, a sketch keeps only a tenth, so recording a key often evicts another key.
 
 use std::sync::Mutex;
 
@@ -25,7 +25,7 @@ use tidegate_core::{
 
 const DECISIONS: usize = 1_000_000;
 
-/// Makes the decisions on `count` keys. `mode` is `plain` or `recorded`.
+/// Makes the decisions, with `count` keys. `mode` is `plain` or `recorded`.
 pub(crate) fn run(mode: &str, count: usize, skewed: &[u32]) {
     let rate = notation::rate("10/s").expect("a rate");
     let limit = LimitSpec::shorthand(rate, AlgorithmName::Gcra)

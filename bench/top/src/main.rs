@@ -1,8 +1,8 @@
 //! Compares Tidegate's sketch for top talkers with the three sketches in the `heavykeeper` crate.
 //!
 //! Each sketch lists the 100 most frequent of 1,000,000 keys after 4,000,000 additions. The table
-//! lists the time per addition, the memory, how many of the 100 keys are found, and the errors of
-//! their counts. `--smoke` uses 40,000 additions and only tests that the benchmark works.
+//! contains the time per addition, the memory, how many of the 100 keys are found, and the errors
+//! in their counts. `--smoke` uses 40,000 additions and only tests that the benchmark works.
 
 mod decisions;
 
@@ -17,10 +17,10 @@ use foldhash::fast::RandomState;
 use heavykeeper::{BucketedTopK, CuckooTopK, TopK};
 use tidegate_core::top::{Sketch, top_keys};
 
-/// The length of the list of the most frequent keys.
+/// The number of most frequent keys to find.
 const WANTED: usize = 100;
 
-/// The number of different keys.
+/// The number of distinct keys.
 const KEYS: u32 = 1_000_000;
 
 /// The number of keys that each sketch keeps.
@@ -33,10 +33,10 @@ const DECAY: f64 = 0.9;
 
 const ROUNDS: usize = 5;
 
-/// A key of a list, with its estimate and the sketch's error bound, if it reports one.
+/// A key in a list, with its estimated count and, if the sketch reports it, the error bound.
 type Row = (Vec<u8>, u64, Option<u64>);
 
-/// The result of a sketch for a stream.
+/// The result of running a sketch on a stream of additions.
 struct Answer {
     nanos: f64,
     bytes: usize,
@@ -62,7 +62,7 @@ fn tidegate(additions: &[u32], keys: &[Vec<u8>]) -> Answer {
     space_saving(additions, keys, KEPT)
 }
 
-/// Runs Tidegate's sketch with about as much memory as the other sketches have.
+/// Runs Tidegate's sketch with about as much memory as the other sketches use.
 fn tidegate_large(additions: &[u32], keys: &[Vec<u8>]) -> Answer {
     space_saving(additions, keys, 4 * KEPT)
 }
@@ -153,8 +153,8 @@ fn uniform(count: usize) -> Vec<u32> {
         .collect()
 }
 
-/// 100 heavy keys, each in one of 1,000 additions, among a flood of keys that occur only a few
-/// times.
+/// A stream with 100 frequent keys, each of which occurs in one of 1,000 additions. All other keys
+/// occur only a few times.
 #[expect(
     clippy::cast_possible_truncation,
     reason = "the remainder is below the number of keys"
@@ -209,9 +209,10 @@ fn main() {
         }
         let mut ranked: Vec<u64> = exact.values().copied().collect();
         ranked.sort_unstable_by(|a, b| b.cmp(a));
-        // Several keys may have the same count as the last key of the list.
+        // Several keys may have the same count as the last key in the list.
         let least = ranked[WANTED.min(ranked.len()) - 1];
-        // The sketches are measured alternately, so that other load affects all of them.
+        // The sketches are measured alternately, so that other load on the machine affects all of
+        // them equally.
         let mut nanos = vec![Vec::new(); sketches.len()];
         let mut answers: Vec<Option<Answer>> = sketches.iter().map(|_| None).collect();
         for round in 0..ROUNDS {
