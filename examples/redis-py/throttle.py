@@ -1,4 +1,4 @@
-"""Queries Tidegate with redis-py: with a limit in the request, and with the rules of the file.
+"""Queries Tidegate with redis-py: with a limit in the request, and with the rules in the file.
 
     python3 throttle.py redis://127.0.0.1:6380
 """
@@ -11,7 +11,7 @@ tidegate = redis.Redis.from_url(sys.argv[1], decode_responses=True)
 
 
 def throttle(key, max_burst, count, period_s):
-    """Checks a limit that is sent with the request, with the command of redis-cell."""
+    """Checks a limit that is sent with the request, with redis-cell's command."""
     limited, limit, remaining, retry_after_s, _ = tidegate.execute_command(
         "CL.THROTTLE", key, max_burst, count, period_s
     )
@@ -19,7 +19,7 @@ def throttle(key, max_burst, count, period_s):
 
 
 def check(**entries):
-    """Checks the rules of the file."""
+    """Checks the rules in the file."""
     words = [word for entry in entries.items() for word in entry]
     allowed, rule, limit, remaining, reset_after_ms, retry_after_ms = tidegate.execute_command(
         "TIDEGATE.CHECK", *words

@@ -1,4 +1,5 @@
-//! Compiles the greeter's messages with a compiler written in Rust, so `protoc` is not needed.
+//! Compiles the greeter's protobuf messages with a compiler written in Rust, so `protoc` is not
+//! needed.
 
 use std::error::Error;
 

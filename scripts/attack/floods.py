@@ -18,7 +18,7 @@ UNREAD = "without reading"
 
 
 def control():
-    """Floods of control frames, which can be sent without a request."""
+    """Floods of control frames, for which no request is needed."""
 
     def always(data):
         return lambda: itertools.repeat(data * 200)
@@ -156,8 +156,8 @@ def requests():
         b"",
         streams(lambda stream: headers(POST, stream, end=False) + headers([(b"x", b"y")], stream)),
     )
-    # One field of 3,000 bytes in the dynamic table, and 1,000 one-byte references to it in each
-    # request.
+    # Put one field of 3,000 bytes into HPACK's dynamic table, and send 1,000 one-byte references to
+    # it in each request.
     indexed = b"\x40" + integer(1, 7) + b"x" + integer(3_000, 7) + b"y" * 3_000
     plain = b"".join(literal(*pair) for pair in GET)
     yield (
@@ -178,7 +178,7 @@ def requests():
 
 
 def kinds():
-    """HTTP/2 floods: name, expected end, first bytes, and the pieces that follow."""
+    """HTTP/2 floods: the name, the expected end, the first bytes, and the repeated pieces."""
     for name, first, pieces in control():
         yield name, CLOSED, PREFACE + first, pieces
     for name, first, pieces in requests():
@@ -186,7 +186,7 @@ def kinds():
 
 
 def of_resp():
-    """Redis protocol floods, in the form of `kinds`."""
+    """Redis protocol floods, in the same form as `kinds`."""
     for name, first, piece in (
         ("PING " + UNREAD, b"", b"*1\r\n$4\r\nPING\r\n"),
         ("PING", b"", b"PING\r\n"),
@@ -201,7 +201,7 @@ def of_resp():
 
 
 def of_http1():
-    """HTTP/1.1 floods, in the form of `kinds`."""
+    """HTTP/1.1 floods, in the same form as `kinds`."""
     head = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     for name, first, piece in (
         ("GET " + UNREAD, b"", b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"),
@@ -242,7 +242,7 @@ def flood(address, name, first, pieces, other):
                 if drain(client):
                     alive.append(client)
         except TimeoutError:
-            # The server neither reads nor closes.
+            # The server neither reads from the connection nor closes it.
             alive.append(None)
         except OSError:
             pass

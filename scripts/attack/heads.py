@@ -20,7 +20,7 @@ def check(secret):
 
 
 def smuggling():
-    """Names and request heads; the caller replaces `@` with a number."""
+    """Names and request heads. The caller replaces `@` with a number."""
     codings = [b"chunked", b"Chunked", b" chunked", b"\tchunked", b"chunked ", b"xchunked",
                b"chunked, identity", b"identity, chunked",
                b"chunked, chunked",
@@ -206,7 +206,7 @@ def responses():
                     b"Transfer-Encoding: chunked", b"Connection: close"):
         for status in (b"204 No Content", b"304 Not Modified", b"205 Reset Content"):
             yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\n" + second
-        # An interim response, the final response, and surplus bytes.
+        # Responses that consist of an interim response, the final response, and surplus bytes.
         for status in (b"100 Continue", b"102 Processing", b"103 Early Hints", b"199 X"):
             yield f"{status!r} with {framing!r}", b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" + second
     yield "20,000 interim responses", b"HTTP/1.1 100 Continue\r\n\r\n" * 20_000 + b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
@@ -246,7 +246,7 @@ def injected_responses(received):
     return injected
 
 
-# Requests to a path that a rule denies. Mutations of each are sent.
+# Requests to a path that a rule denies. Mutations of each request are sent.
 SEEDS = [
     DENIED,
     b"POST /denied/x HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello",
@@ -262,7 +262,7 @@ SEEDS = [
 
 
 def path_spellings():
-    """Spellings of `/pages/a`, the exact path of a rule."""
+    """Spellings of `/pages/a`, the exact path in a rule."""
     yield from (b"/pages/%61", b"/page%73/a", b"/%70%61%67%65%73/a", b"/%70ages/a", b"//pages/a",
                 b"/pages//a", b"///pages///a",
                 b"/./pages/a", b"/pages/./a", b"/pages/x/../a", b"/x/../pages/a", b"/../pages/a",
@@ -274,7 +274,7 @@ def path_spellings():
 
 
 def route_spellings():
-    """Spellings of `/login` that many frameworks map to one route."""
+    """Spellings of `/login` that many frameworks map to the same route."""
     yield from (b"/login/", b"/LOGIN", b"/Login", b"/login//", b"/login;x=1", b"/login;",
                 b"/login/;x", b"/login%20", b"/login%20%20",
                 b"/login%09", b"/lOgIn/", b"/LOGIN;x=1/", b"/%4cogin", b"/%6Cogin/", b"//login/",
@@ -317,7 +317,7 @@ def has_session(head, session):
 
 
 def beginnings():
-    """Names, and incomplete HTTP/1.1 requests, after which a client stops sending."""
+    """Names, and incomplete HTTP/1.1 requests after which the client stops sending."""
     head = b"POST /v1/check HTTP/1.1\r\nHost: localhost\r\n"
     yield "nothing", b""
     for data in (b"G", b"GET", b"GET ", b"GET /hea", b"GET /healthz HTTP",
@@ -340,7 +340,7 @@ def beginnings():
 
 
 def resp_beginnings():
-    """Names, and incomplete Redis protocol commands, after which a client stops sending."""
+    """Names, and incomplete Redis protocol commands after which the client stops sending."""
     for data in (b"", b"P", b"PIN", b"PING", b"PING\r", b"*", b"*1", b"*1\r\n", b"*1\r\n$",
                  b"*1\r\n$4", b"*1\r\n$4\r\n",
                    b"*1\r\n$4\r\nPI", b"*1\r\n$4\r\nPING", b"*1\r\n$4\r\nPING\r",

@@ -1,4 +1,4 @@
-"""HTTP/2 frames written by hand, because HTTP/2 libraries refuse to send invalid frames."""
+"""Encodes HTTP/2 frames by hand, because HTTP/2 libraries refuse to send invalid frames."""
 
 import socket
 
@@ -39,7 +39,7 @@ def ask(address, fields):
 
 
 def exchange(address, request):
-    """Sends the frames of a request, and returns the same as `ask`."""
+    """Sends a request's frames, and returns the same result as `ask`."""
     for kind, flags, stream, payload in frames(address, PREFACE + request):
         if kind == 1 and stream == 1:
             # Only common statuses have an index in the static table of HPACK.
@@ -222,7 +222,7 @@ def pseudo_headers():
 
 
 def bodies():
-    """Lengths that differ from the body's, and bodies that look like requests."""
+    """Lengths that differ from the body's length, and bodies that look like requests."""
     hidden = b"0\r\n\r\nGET /denied/x HTTP/1.1\r\nhost: x\r\nx-injected: 1\r\n\r\n"
     for length in (b"0", b"1", b"4", b"5", b"6", b"-1", b"-5", b"+5", b"0x5", b"5.0", b"5,5",
                    b"5, 5", b"5;5", b"", b" 5", b"5 ", b"5\0",

@@ -2,7 +2,7 @@
 
 
 def resp():
-    """Invalid commands, and incomplete ones, for whose rest the server waits until its timeout."""
+    """Invalid commands, and incomplete commands, for which the server waits until a timeout."""
     # Invalid lengths and types.
     yield from (b"*-2\r\n", b"*1025\r\n", b"*99999999999999999999\r\n", b"*1\r\n$-1\r\n\r\n",
                 b"*1\r\n$-2\r\n", b"*1\r\n$99999999999\r\n",
@@ -56,7 +56,7 @@ def json():
                 b"{\"entries\": {\"a\": \"\\x\"}}", b"{\"entries\": {\"a\": \"\n\"}}",
                 b"{\"entries\": {\"a\": 01}}",
                 b"{\"entries\": {\"a\": NaN}}", b"[" * 100_000, b"{\"a\":" * 50_000)
-    # JSON with different types or fields than a request.
+    # JSON whose types or fields differ from those of a request.
     yield from (b"[]", b"null", b"1", b"\"x\"", b"true", b"{}", b"[{}]", b"{\"entries\": 1}",
                 b"{\"entries\": []}", b"{\"entries\": null}",
                 b"{\"entries\": {\"a\": {}}}", b"{\"entries\": {\"a\": []}}",

@@ -117,7 +117,7 @@ class Server:
         self.folder.cleanup()
 
 
-# More data than fits in the buffers of the proxy and the sockets.
+# More data than fits in the proxy's buffers and the socket buffers.
 LARGE = b"x" * (8 << 20)
 
 
@@ -156,8 +156,8 @@ class Upstream:
                 if path.startswith(b"/answers/"):
                     response = self.responses[int(path[9:])]
                     client.sendall(response)
-                    # If the connection stays open, a client may parse surplus bytes as the next
-                    # response.
+                    # Surplus bytes are sent with an open connection, where a client may parse them
+                    # as the next response.
                     if b"INJECTED" not in response:
                         return
                     continue
@@ -170,7 +170,7 @@ class Upstream:
                 client.sendall(
                     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body[:2]
                 )
-                # A slice of `body` would copy it for each of hundreds of clients.
+                # A slice of `body` would be a copy for each of hundreds of clients.
                 client.sendall(memoryview(body)[2:])
         except (OSError, ValueError):
             pass

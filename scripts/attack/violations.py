@@ -30,8 +30,8 @@ def cases():
         ("no end", b"PRI * HTTP/2.0\r\n\r\n\r\n\r\n\r\n"),
     ):
         yield f"3.4 {name}", CONNECTION, data + PREFACE[24:], False
-    # The HTTP/2 library accepts a PING before the first SETTINGS, and h2spec does not require an
-    # error either.
+    # The HTTP/2 library accepts a PING before the first SETTINGS. h2spec does not require an error
+    # for it either.
     for name, data in (("HEADERS first", ended), ("DATA first", frame(0, 0, b"x", 1))):
         yield f"3.4 {name}", CONNECTION, PREFACE[:24] + data, False
     for section, level, data in (
@@ -234,7 +234,7 @@ def outcome(address, data, with_ping):
                 elif kind == 1:
                     result = "response" if payload[0] in (0x88, 0x89, 0x8A) else "stream"
                 elif kind == 6 and flags & 1:
-                    # The request handler may also report a stream error.
+                    # A stream error may also be reported by the request handler.
                     if result != "ignored":
                         return result
                     client.settimeout(2)

@@ -3,9 +3,9 @@
 //   cc -shared -fPIC -O2 -o clock.so clock.c
 //   LD_PRELOAD=./clock.so SHIFTED_CLOCK=FILE redis-server
 //
-// The file contains one 64-bit integer in this machine's byte order. libfaketime reads its offset
-// from a text file with functions that allocate memory. Redis' allocator reads the clock, so this
-// would cause an endless recursion.
+// The file contains one 64-bit integer in this machine's byte order. libfaketime is not used,
+// because it reads its offset from a text file with functions that allocate memory. Redis'
+// allocator reads the clock, so this would cause an endless recursion.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>

@@ -38,7 +38,7 @@ def faketime(**settings):
 
 
 def in_environment(environment, *command):
-    """The command line that starts `command` with these variables."""
+    """Returns the command line that starts `command` with these environment variables."""
     return ("env", *(f"{name}={value}" for name, value in environment.items()), *command)
 
 

@@ -1,4 +1,4 @@
-"""Tidegate servers in a fleet, and a client for their Redis protocol."""
+"""Tidegate servers in a fleet, and a client for their Redis protocol listeners."""
 
 import json
 import os
@@ -53,11 +53,11 @@ class Server:
         return False
 
     def is_exact(self):
-        """Whether Redis decides this server's requests."""
+        """Returns whether this server's requests are decided in Redis."""
         return json.loads(fetch(self.admin, "/readyz").read())["redis"]["state"] == "ok"
 
     def sources(self):
-        """The number of decisions from each source."""
+        """Returns the number of decisions by source."""
         found = {}
         for line in fetch(self.admin, "/metrics").read().decode().splitlines():
             if line.startswith("tidegate_decisions_by_source_total{"):
@@ -70,7 +70,8 @@ class Server:
 class Client:
     """A Redis protocol client that counts the admitted checks."""
 
-    # A reply with a rule: the array's length, five numbers, the name's length, the rule's name.
+    # The number of lines in a reply with a rule: the array's length, five numbers, the name's
+    # length, and the rule's name.
     LINES = 8
     NO_RULE = b"$-1\r\n"  # replaces the last two lines if no rule applied
 

@@ -1,4 +1,4 @@
-"""Redis or Valkey as one server, with Sentinels, and as a cluster.
+"""Redis or Valkey as a standalone server, with Sentinels, and as a cluster.
 
 `store` is the `store` section of the rules file.
 """
@@ -19,7 +19,7 @@ VALKEY = "valkey-server"
 
 
 class Standalone:
-    """One server."""
+    """A standalone server."""
 
     def __init__(self, folder, program=REDIS):
         self.folder, self.program = folder, program
@@ -47,7 +47,7 @@ class Standalone:
 
 
 class Proxied(Standalone):
-    """One server behind a TCP proxy, which can delay data and reset connections."""
+    """A standalone server behind a TCP proxy, which can delay data and reset connections."""
 
     def __init__(self, folder, program=REDIS):
         super().__init__(folder, program)
@@ -60,7 +60,7 @@ class Proxied(Standalone):
 
 
 class ShiftedClock(Standalone):
-    """One server whose wall clock can be set while it runs."""
+    """A standalone server whose wall clock can be set while it runs."""
 
     def start(self):
         self.clock = Clock(self.folder)
@@ -70,7 +70,7 @@ class ShiftedClock(Standalone):
 
 
 class Clock:
-    """The wall clock of a program, which can be set while it runs."""
+    """A program's wall clock, which can be set while the program runs."""
 
     def __init__(self, folder, seconds=0):
         self.file, library = os.path.join(folder, "clock"), os.path.join(folder, "clock.so")
@@ -81,7 +81,7 @@ class Clock:
 
     def shift(self, seconds):
         """Sets the clock to `seconds` ahead of this machine's clock."""
-        # The program has mapped the file into memory, so the file must be overwritten in place.
+        # The file must be overwritten in place, because the program has mapped it into memory.
         with open(self.file, "r+b" if os.path.exists(self.file) else "wb") as out:
             out.write(struct.pack("=q", seconds))
 
@@ -143,12 +143,12 @@ class Sentinels:
         return self.processes[2:5]
 
     def primary_port(self):
-        """The port of the primary, according to the first Sentinel."""
+        """Returns the primary's port, according to the first Sentinel."""
         return redis_cli(self.ports[2], "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "tide").split()[-1]
 
 
 class SentinelsAndUnknownServer(Sentinels):
-    """`Sentinels`, and another server that accepts writes and is unknown to the Sentinels."""
+    """`Sentinels`, and another server that accepts writes but that the Sentinels do not know."""
 
     def __enter__(self):
         super().__enter__()
@@ -324,7 +324,7 @@ class Namespaces:
                 ip("-n", self.space(number), "route", "add", "blackhole", f"{host}/32")
 
     def owners(self, node):
-        """The hosts that own slots, according to the host `node`."""
+        """Returns the hosts that own slots, according to the host `node`."""
         lines = [line.split() for line in self.cli(node, "CLUSTER", "NODES").splitlines()]
         return [line[1].split(":")[0] for line in lines if len(line) > 8 and "master" in line[2]]
 
@@ -338,12 +338,12 @@ def is_following(replication):
 
 
 def follows(port):
-    """Whether this node is a primary, or a replica in sync with its primary."""
+    """Returns whether this node is a primary, or a replica in sync with its primary."""
     return is_following(redis_cli(port, "INFO", "replication"))
 
 
 class Proxy:
-    """A TCP proxy to a port of this machine, which can delay data and reset connections."""
+    """A TCP proxy to a port on this machine, which can delay data and reset connections."""
 
     def __init__(self, to):
         self.to, self.delay, self.open = to, 0.0, []

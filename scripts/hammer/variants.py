@@ -25,7 +25,7 @@ class Variant:
 
 
 def variants(limit, window):
-    """All variants, for a limit and a window in microseconds, which is a multiple of 10 ms."""
+    """Returns all variants. The window is in microseconds and must be a multiple of 10 ms."""
     rate = f"{limit}/{window // 1_000}ms"
     span = f"{window // 1_000}ms"
     count = {"algorithm": "sliding_window_counter", "limit": limit, "window": span}
@@ -103,7 +103,7 @@ def variants(limit, window):
 
 
 def touched(began, ended, window):
-    """The number of aligned windows that overlap the interval."""
+    """Returns the number of aligned windows that overlap the interval."""
     return ended // window - began // window + 1
 
 
@@ -112,7 +112,7 @@ def gcra(capacity, limit, window):
 
 
 def buckets(limit, width, summed):
-    """At most `limit` units in any `summed` consecutive buckets of `width` microseconds."""
+    """The maximum if `limit` applies to any `summed` buckets in a row, of `width` microseconds."""
     return lambda began, ended: limit * -(-touched(began, ended, width) // summed)
 
 

@@ -18,7 +18,7 @@ Json = Dict[str, Any]
 
 @dataclass
 class Usage:
-    """The tokens of a request."""
+    """The numbers of tokens in a request."""
 
     input: int
     cached: int
@@ -114,7 +114,8 @@ class ModelHandler(BaseHTTPRequestHandler):
             document, events = responses(usage)
         else:
             document, events = messages(usage)
-        # Count before the end of the response, because the proxy then settles the charge.
+        # Count the tokens before the response ends, because the proxy settles the charge at the end
+        # of the response.
         if not body.get("stream"):
             self.counter.end(key, len(words) + most, usage.total)
             self._send(document)
@@ -147,7 +148,7 @@ class ModelHandler(BaseHTTPRequestHandler):
 
 
 def prompt_of(body: Json) -> Tuple[str, int]:
-    """Returns the prompt of a request, and its maximum number of output tokens."""
+    """Returns a request's prompt and its maximum number of output tokens."""
     prompt = body["input"] if "input" in body else body["messages"][-1]["content"]
     if not isinstance(prompt, str):
         last = prompt[-1]

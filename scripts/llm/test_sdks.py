@@ -16,13 +16,13 @@ import tidegate
 from conftest import Gateway
 
 PROMPT = "the number of tokens is 37"
-# Six words and 37 tokens.
+# The usage of a request: six words of input and 37 tokens of output.
 TOKENS = 6 + 37
 
 
 @pytest.fixture(scope="session")
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
-    """LiteLLM calls its callbacks in a task of the first event loop, so all tests share one."""
+    """LiteLLM calls its callbacks on the first event loop, so all tests share one event loop."""
     loop = asyncio.new_event_loop()
     yield loop
     loop.close()
@@ -81,7 +81,7 @@ def test_openai_chat_stream_without_usage(gateway: Gateway) -> None:
         model="m", messages=MESSAGES, max_tokens=500, stream=True
     )
     assert len(list(stream)) == 39
-    # The response does not contain its usage, so the reservation stays charged.
+    # The response does not contain the usage, so the reservation stays charged.
     assert gateway.charged("no-usage") == 500
 
 
@@ -129,7 +129,8 @@ def test_a_stream_that_the_client_cuts_is_charged_for_what_was_seen(gateway: Gat
         charged = gateway.charged("cut")
         if charged < 40000:
             break
-    # Six tokens of input, and at least the ten words that the client has seen.
+    # The cost is six tokens of input, and at least the ten words of output that the client has
+    # received.
     assert 16 <= charged < 40000, charged
 
 
@@ -206,8 +207,8 @@ def test_50_concurrent_calls_of_litellm_never_exceed_the_limit(
     assert 5 <= len(served) <= 1000 // TOKENS
     counter = gateway.model.counter
     assert counter.used[test] == len(served) * TOKENS
-    # At every instant, the used tokens and the tokens that open requests could use are within the
-    # limit.
+    # At any time, the sum of the used tokens and the tokens that open requests could still use must
+    # be within the limit.
     assert counter.peak[test] <= 1000
 
 
@@ -245,7 +246,7 @@ def test_50_concurrent_calls_with_a_callback_never_exceed_the_limit(
             results = await asyncio.gather(*[call() for _ in range(50)], return_exceptions=True)
             await asyncio.wait_for(limiter.settled(), 30)
             state = await client.peek({"model": test})
-            # A peek reports the same as a check, which costs 1.
+            # A peek reports the same remaining tokens as a check, which costs 1.
             assert state.remaining == 999 - gateway.model.counter.used[test], state
             return results
 

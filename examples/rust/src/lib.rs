@@ -6,12 +6,12 @@ use tidegate_core::{AlgorithmName, Limit, LimitError, MemoryBounds, MemoryStore}
 use tidegate_redis::{Address, FallbackSettings, FallbackStore, Redis, RedisSettings, Topology};
 use tokio::runtime::Handle;
 
-/// Compiles the program in the documentation of the layer.
+/// Compiles the program in the layer's documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/tower.md")]
 mod tower {}
 
-/// Compiles and runs the programs in the documentation of the library.
+/// Compiles and runs the programs in the library's documentation.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/library.md")]
 mod library {}
@@ -39,13 +39,13 @@ pub fn limit(rate: &str) -> Result<Limit, LimitError> {
     Limit::shorthand(AlgorithmName::SlidingWindowLog, rate)
 }
 
-/// Creates a store in this process. Its counters are not shared.
+/// Creates a store in this process's memory. Its counters are not shared with other processes.
 #[must_use]
 pub fn in_memory() -> MemoryStore {
     MemoryStore::new(MemoryBounds::default())
 }
 
-/// Creates a store in the Redis at `url`. All processes that use this Redis share their limits.
+/// Creates a store in the Redis at `url`. All processes that use this Redis share their counters.
 /// While Redis is unreachable, each process enforces its share of each limit.
 ///
 /// # Errors

@@ -16,7 +16,8 @@ use tidegate_examples::{in_memory, in_redis, limit};
 use tidegate_tower::{RateLimitLayer, identity::Entries};
 use tokio::net::TcpListener;
 
-/// Three failed logins a minute per address, and five API requests a minute per customer.
+/// The limits are three failed logins a minute per address, and five API requests a minute per
+/// customer.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let path = |path| Condition::new("path", Pattern::text(path)?);
     let refused = Condition::new("status", Pattern::text("401")?)?;
@@ -30,7 +31,7 @@ fn rules() -> Result<RuleSet, Box<dyn Error>> {
     Ok(RuleSet::build(vec![login, api], Vec::new())?)
 }
 
-/// Adds the verified customer as an entry for the limiter, which runs after this middleware.
+/// Adds the verified customer as an entry for the limiter. The limiter runs after this middleware.
 async fn authenticate(mut request: Request, next: Next) -> Response {
     let token = request.headers().get("authorization");
     if token.is_some_and(|token| token == "Bearer acme-secret") {

@@ -14,7 +14,7 @@ use tidegate_tower::{RateLimitLayer, identity::Peer};
 use tokio::net::TcpListener;
 use tower::{Layer, ServiceExt};
 
-/// Three requests a minute per address.
+/// The limit is three requests a minute per address.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let rule = Rule::new("each", vec![limit("3/min")?])?.keyed_by(&["ip"])?;
     Ok(RuleSet::build(vec![rule], Vec::new())?)

@@ -36,7 +36,8 @@ impl Greeter for Friendly {
     }
 }
 
-/// Three greetings a minute per address. The path of a call is `/package.Service/Method`.
+/// The limit is three greetings a minute per address. The path of a gRPC call is
+/// `/package.Service/Method`.
 fn rules() -> Result<RuleSet, Box<dyn Error>> {
     let greet = Condition::new("path", Pattern::text("/greeter.Greeter/Greet")?)?;
     let rule = Rule::new("greetings", vec![limit("3/min")?])?

@@ -14,7 +14,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    /// Starts `program`. It shares its counters through `redis`, if given.
+    /// Starts `program`. If `redis` is given, the program shares its counters through this Redis.
     pub(crate) fn start(program: &str, redis: Option<&str>) -> Self {
         let mut process = Command::new(program)
             .arg("127.0.0.1:0")
@@ -64,10 +64,10 @@ impl Drop for App {
     }
 }
 
-/// Waits until each of `apps` counts its requests in `redis`, then clears the counters.
+/// Waits until each of `apps` counts its requests in `redis`, and then clears the counters.
 ///
-/// An application that is not connected yet enforces its share of the limits. That is correct, but
-/// the tests need shared counters.
+/// An application that is not yet connected enforces its share of the limits. This behaviour is
+/// correct, but the tests need shared counters.
 pub(crate) fn until_shared(redis: &RedisServer, apps: &[App], mut ask: impl FnMut(&App)) {
     for app in apps {
         redis.ask(&["FLUSHALL"]);

@@ -21,7 +21,7 @@ fn axum_limits_logins_by_address_and_the_api_by_verified_customer() {
     assert_eq!(logins, [200, 401, 200, 401, 200, 401, 429]);
     let orders = [(); 6].map(|()| app.status("GET", "/api/orders", TOKEN));
     assert_eq!(orders, [200, 200, 200, 200, 200, 429]);
-    // An unverified client is not treated as the customer, even if its headers claim so.
+    // An unverified client must not be treated as the customer that its headers claim.
     let stranger = "authorization: Bearer guessed\r\nx-customer: acme\r\ncustomer: acme\r\n";
     assert_eq!(app.status("GET", "/api/orders", stranger), 200);
     let denied = app.ask("GET", "/api/orders", TOKEN);

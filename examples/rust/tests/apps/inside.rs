@@ -1,5 +1,5 @@
-//! Tests of applications in this process, limited in memory and in Redis. Their handlers count
-//! calls.
+//! Tests of applications that run in this process, with counters in memory and in Redis. Their
+//! handlers count calls.
 
 use std::{
     future,
@@ -47,7 +47,7 @@ struct App<S> {
     limiter: Arc<Limiter<S, Rules>>,
 }
 
-/// The framework behind the limiter.
+/// The web framework of the application.
 #[derive(Clone, Copy)]
 enum Framework {
     Axum,
@@ -88,7 +88,7 @@ impl<S: Store + 'static> App<S> {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// Returns whether a request would pass now, and which store decided.
+    /// Returns whether a request would be admitted now, and which store decided this.
     async fn would_pass(&self) -> (bool, Source) {
         let request = Request::new(&[], Cost::ONE).unwrap();
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());
@@ -99,7 +99,8 @@ impl<S: Store + 'static> App<S> {
         (verdict.allowed, verdict.source)
     }
 
-    /// Waits until `source` decides that a request would pass (`allowed`) or not.
+    /// Waits until `source` decides that a request would be admitted or, if `allowed` is false,
+    /// denied.
     async fn until(&self, allowed: bool, source: Source) {
         let pause = Duration::from_millis(10);
         for _ in 0..PATIENCE.as_millis() / pause.as_millis() {
@@ -126,7 +127,7 @@ impl Greeter for Counted {
     }
 }
 
-/// The body of every handler: counts the call, and never returns for `LONG`.
+/// The code of every handler: counts the call. Never returns if the name is `LONG`.
 async fn work(calls: Calls, name: String) -> String {
     calls.fetch_add(1, Ordering::SeqCst);
     if name == LONG {
@@ -159,7 +160,7 @@ fn status(mut stream: TcpStream) -> String {
     answer.split(' ').nth(1).unwrap().to_owned()
 }
 
-/// Three requests pass, and the handler is not called for the denied ones.
+/// Three requests are admitted. The handler must not be called for denied requests.
 async fn denied_requests_do_not_reach_the_handler<S: Store + 'static>(
     store: impl Fn() -> S,
     source: Source,
@@ -185,7 +186,7 @@ async fn denied_requests_do_not_reach_the_handler<S: Store + 'static>(
     assert_eq!(app.calls(), 4);
 }
 
-/// A queue that serves one request an hour, and holds one waiting request.
+/// A queue that serves one request an hour and has room for one waiting request.
 fn queue() -> Limit {
     let leak = Rate {
         count: 1,
