@@ -110,9 +110,9 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 }
 
 impl Findings {
-    /// Checks a rules file, and the Envoy rules that it refers to. A certificate or another named
-    /// file that is missing on this machine is reported as a note only, unless the server is meant
-    /// to run on this machine.
+    /// Checks a rules file, and the Envoy rules that it refers to. If the rules file names a
+    /// certificate or another file that is missing on this machine, this is reported only as a
+    /// note, unless the server is meant to run on this machine.
     fn check_file(&mut self, file: &Path) {
         let config = match Config::read(file) {
             Ok(config) => config,

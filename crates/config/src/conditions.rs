@@ -513,8 +513,8 @@ fn listed<T>(
         .collect()
 }
 
-/// Reads the allow list: a map of conditions, or a list of maps of conditions. A request that meets
-/// all conditions in at least one map is admitted without being charged.
+/// Reads the allow list: a map of conditions, or a list of such maps. A request that meets all
+/// conditions in at least one map is admitted without being charged.
 pub(super) fn allow<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, Vec<When>) {
     let (mut raw, mut items) = (Vec::new(), Vec::new());
     for item in value.one_or_more(report) {

@@ -18,9 +18,9 @@ const MAX_TIMEOUT: Span = Span::from_secs(5);
 /// about the longest time that callers tolerate.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
-// A decision that waited for Redis in vain reaches the local store with a timestamp from before the
-// wait. Even with the longest timeout, the local store must not conclude from this timestamp that
-// the clock was set back.
+// If a decision waits for Redis until the timeout, it reaches the local store with a timestamp from
+// before the wait. Even with the longest timeout, the local store must not conclude from this
+// timestamp that the clock was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
 /// The maximum of `store.denial_cache_ttl`, the time for which a cached denial is used without a

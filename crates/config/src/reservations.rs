@@ -1,4 +1,4 @@
-//! `reservations`: the settings of reservations, which are charges with a later settlement.
+//! `reservations`: the settings for reservations, which are charges that are settled later.
 
 use tidegate_core::{Span, notation};
 
@@ -28,7 +28,7 @@ pub enum ReservationExpiry {
     Keep,
 }
 
-/// The settings of reservations.
+/// The settings for reservations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationsConfig {
     /// `max`: the maximum number of outstanding reservations on this server, up to 10,000,000;

@@ -7,13 +7,13 @@
 //! Every part has a length prefix, so that `a` = `b_c` and `a_b` = `c` have different counters. The
 //! key contains the window length, so that a per-minute limit and a per-hour limit on the same
 //! entries have different counters. The key does not contain the number of requests per unit, so
-//! that a changed limit keeps its count.
+//! that the counter keeps its value if the limit changes.
 
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// The first bytes of a key that consists of the digest of a longer key. A window length is a
-/// minimal varint and these bytes are not, so the two cannot be confused.
+/// The prefix of a key that contains a longer key's digest. A window length is a minimal
+/// varint and these bytes are not, so the two cannot be confused.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
 /// Writes the key of `domain` and `entries` into `key`. If the key is longer than

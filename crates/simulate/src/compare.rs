@@ -66,8 +66,8 @@ struct ChangedKeys {
     keys: HashMap<RuleKey, ChangedRequests>,
 }
 
-/// The number of a key's requests that are decided differently, and the times of the first and the
-/// last of these requests.
+/// The number of a key's requests that are decided differently, and when the first and the last of
+/// them arrived.
 #[derive(Debug)]
 struct ChangedRequests {
     count: u64,

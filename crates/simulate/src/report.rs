@@ -116,9 +116,9 @@ pub struct RuleReport {
     pub asked: u64,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
-    /// The number of these denials that depend on the precision of the log. The denied requests
-    /// would have been admitted if they had arrived slightly later: at most a second or, if the log
-    /// times are in milliseconds, at most a millisecond. Effects on later requests are not
+    /// The number of these denials that depend on the precision of the log. These requests would
+    /// have been admitted if they had arrived slightly later: by at most a second, or by at most a
+    /// millisecond if the log times are in milliseconds. Effects on later requests are not
     /// included.
     pub denied_within_precision: u64,
     /// The number of requests that a queue delays.

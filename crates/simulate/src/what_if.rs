@@ -81,8 +81,8 @@ pub(crate) fn parse(limit: &str, like: Option<&Limit>) -> Result<Limit, String> 
         Some(like) if matches!(like.algorithm(), Algorithm::Concurrency { .. }) => {
             return Err("a concurrency limit is not simulated".to_owned());
         }
-        // For a sliding window, choose between a sliding window log and a sliding window counter by
-        // the size of the limit, so that limits of any size can be tried.
+        // For a sliding window, the size of the limit determines whether a log or a counter is
+        // used, so that limits of any size can be tried.
         Some(like) if is_sliding(like) => by_size(limit, like),
         Some(like) => Limit::parse_like(limit, like),
         None => limit.parse(),

@@ -392,9 +392,9 @@ fn is_slip_of_standard(word: &str, known: &str) -> bool {
             }
 }
 
-/// Returns whether two names chosen by an application probably differ only by a typing error.
-/// Returns false for short names, and for a name and its plural, because these are probably names
-/// of different entries.
+/// Returns whether two names chosen by an application probably differ only by a typo. Returns false
+/// for short names, and for a name and its plural, because these are probably names of different
+/// entries.
 fn is_slip_between(word: &str, other: &str) -> bool {
     let is_plural = |one: &str, other: &str| one.strip_suffix('s') == Some(other);
     word.len().min(other.len()) >= 4

@@ -23,8 +23,9 @@ const SERVICES: [&str; 5] = [
     super::QUOTA,
 ];
 
-/// The health service. Until a shutdown is announced, every name is reported as healthy, except
-/// that a name that depends on the rate limit service is healthy only if that service is healthy.
+/// The health service. Until a shutdown is announced, every name is reported as healthy, with one
+/// exception: a name that depends on the rate limit service is healthy only if that service is
+/// healthy.
 #[derive(Clone, Debug)]
 pub(super) struct HealthService {
     shutdown: Shutdown,

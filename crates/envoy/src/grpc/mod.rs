@@ -57,7 +57,7 @@ pub struct GrpcContext {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system if `socket` is not a listening socket.
+/// Returns the operating system error if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,

@@ -35,8 +35,8 @@ pub struct RuleChange {
     pub when: Option<[String; 2]>,
     /// The names of the key entries.
     pub key: Option<[Vec<String>; 2]>,
-    /// Whether other settings differ: the cost, the allow list, elastic limits, plans, limit
-    /// settings that are not part of the policy, or the fallback policy while Redis is unreachable.
+    /// Whether other settings differ: the cost, the allow list, elastic limits, plans, the fallback
+    /// policy, or limit settings that are not part of the policy.
     pub has_other_changes: bool,
 }
 

@@ -40,7 +40,7 @@ impl Signals {
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system if a handler cannot be installed.
+    /// Returns the operating system error if a handler cannot be installed.
     // Signal handlers register with the current runtime, so this function is async.
     #[expect(
         clippy::unused_async,

@@ -1,4 +1,4 @@
-//! Tests of events: their stream, the audit of changes, and the scopes of tokens.
+//! Tests of events: the event stream, the audit log for changes, and token scopes.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

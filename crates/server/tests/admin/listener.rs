@@ -160,8 +160,8 @@ impl TestListener {
         self.charge(&[("path", "/a b"), ("ip", "::")], 1)
     }
 
-    /// Charges a request of `cost` with these entries and counts the verdict. Returns whether the
-    /// request was admitted.
+    /// Charges a request with this cost and these entries, and counts the verdict. Returns whether
+    /// the request was admitted.
     pub(crate) fn charge(&self, entries: &[(&str, &str)], cost: u64) -> bool {
         let request = Request::new(entries, Cost::new(cost).unwrap()).unwrap();
         let (rules, mut scratch) = (self.limiter.rules(), Scratch::default());

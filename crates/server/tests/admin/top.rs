@@ -205,7 +205,7 @@ fn each_period_forgets_in_its_time() {
     }
 }
 
-/// Returns each time slice with requests: its start in minutes after the start of the test, its
+/// Returns each time slice with requests: its start (in minutes after the start of the test), its
 /// number of requests and its number of denials.
 fn history(listener: &TestListener, over: &str) -> Vec<[u64; 3]> {
     let query = format!("/v1/history?rule=r&key=%2F&key=192.0.2.1&over={over}");

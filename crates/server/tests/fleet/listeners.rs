@@ -87,8 +87,8 @@ fn a_batch_over_the_pending_limit_is_answered_completely() {
         )
     };
     let answers = "*5\r\n:0\r\n:2\r\n:1\r\n:-1\r\n:3600\r\n".repeat(3_000);
-    // Because of the leading PING, the maximum number of pending decisions is reached in the middle
-    // of a group of commands that are parsed together.
+    // Because of the leading PING, the maximum number of pending decisions is reached between two
+    // commands that are parsed together.
     let asked = [
         (0..3_000).map(line).collect(),
         (0..3_000).map(array).collect::<String>(),

@@ -86,7 +86,7 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     assert_eq!(list["total"]["requests"], 0);
     assert_eq!(list["servers"], 1, "the killed node decided nothing");
     assert_eq!(top(&a, "?over=1h")["total"]["requests"], 19);
-    // A day later, these counts are too old for all periods.
+    // A day later, these counts are too old to be included in any period.
     publish(&a, MINUTE_MS * 60 * 26);
     assert_eq!(top(&a, "?over=1d")["total"]["requests"], 0);
 }

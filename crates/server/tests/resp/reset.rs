@@ -1,4 +1,4 @@
-//! Tests of `TIDEGATE.RESET` and `DEL`, and of the separate keys of databases.
+//! Tests of `TIDEGATE.RESET` and `DEL`, and that each database has its own keys.
 
 use crate::listener::{Client, TestListener};
 

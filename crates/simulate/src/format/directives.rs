@@ -1,4 +1,4 @@
-//! Compiles the format strings of nginx and Apache to templates.
+//! Compiles nginx and Apache format strings to templates.
 
 use http::HeaderName;
 

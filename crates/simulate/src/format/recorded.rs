@@ -11,7 +11,7 @@ use crate::{field::Field, record::Record, timestamp::TimeForm};
 /// The name of the format.
 pub(super) const NAME: &str = "record";
 
-/// A line. Further JSON fields, such as the server's decision, are not used.
+/// A line. Other JSON fields, such as the server's decision, are ignored.
 #[derive(Debug, Deserialize)]
 struct RecordedRequest {
     time: Number,

@@ -281,8 +281,8 @@ impl Bucket {
             return self.share_rate();
         }
         for at in 0..self.seats.len() {
-            // A grant must not be replaced until all of it has been reported as used, because its
-            // stream may have used requests that it has not yet reported.
+            // A grant must not be replaced until all of it has been reported as used. Until then,
+            // its stream may have used more requests than it has reported.
             if self.seats[at].granted == 0 {
                 self.share_budget(at);
             }
@@ -314,8 +314,8 @@ impl Bucket {
         }
     }
 
-    /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant does
-    /// not exceed the seat's share of the remaining requests, and does not exceed the number of
+    /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant is
+    /// the smaller of two numbers: the seat's share of the remaining requests, and the number of
     /// requests that are not granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let remaining = u64::from(self.limit.requests).saturating_sub(self.used);

@@ -1,4 +1,4 @@
-//! Converts envoyproxy/ratelimit files to resources, without the parser under test.
+//! Converts envoyproxy/ratelimit files to resources, without using the parser under test.
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use serde::Deserialize;

@@ -222,7 +222,7 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>
     }
 }
 
-/// A length, followed by its line end.
+/// The result of parsing a header line, which contains a length.
 enum Header {
     Partial,
     Malformed,
