@@ -103,8 +103,8 @@ impl EventType {
         }
     }
 
-    /// Returns whether events of this type report a change to what the server enforces. The audit
-    /// log contains only such events.
+    /// Returns whether events of this type report a change to what the server enforces, or a failed
+    /// reload. The audit log contains only such events.
     #[must_use]
     pub const fn is_change(self) -> bool {
         matches!(

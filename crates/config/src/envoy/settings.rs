@@ -10,7 +10,8 @@ pub struct RlsSettings {
     /// Whether the service responds OK regardless of the descriptors' results. The descriptor
     /// statuses in the response still contain the results.
     pub shadow_mode: bool,
-    /// Whether every rule is treated as if it were in quota mode, unless the rule is unlimited.
+    /// Whether every descriptor is treated as if its rule were in quota mode, unless its rule is
+    /// unlimited.
     pub quota_mode: bool,
     /// The fraction of a limit, from 0 to 1. Once a counter exceeds this fraction, metrics count
     /// further hits as near the limit.

@@ -10,7 +10,7 @@ const SHOWN = 200;
 // The display texts of denial reasons, where they differ from the reason itself.
 const REASONS = { on_failure: "on_failure: closed" };
 
-// Describes the limit that denied the request, for a row without a rule.
+// Describes the origin of a denial that is not by a rule.
 const source = ({ entries, reason }) => {
   if (reason === "store") return "the store is full";
   return entries?.domain ? `Envoy, domain ${entries.domain}` : "limit of the request";

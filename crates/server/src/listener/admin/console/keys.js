@@ -293,7 +293,8 @@ export function keys(app) {
   };
 }
 
-// Returns the key's utilisation: the used fraction of its most used limit.
+// Returns the key's utilisation: the used fraction of its most used limit. A blocked key has the
+// utilisation 1.
 export function utilisation({ limits, block }) {
   if (block) return { part: 1, words: "blocked" };
   const parts = limits
