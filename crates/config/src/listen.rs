@@ -402,7 +402,7 @@ const MAX_TOKENS: usize = 100;
 
 /// The names that the audit log uses for changes made without a token: by a local request, by a
 /// signal, and by a change to the rules file.
-const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a change of the file"];
+const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a file change"];
 
 /// Reads the section `admin`: the token, and the named tokens.
 pub(super) fn admin_tokens(

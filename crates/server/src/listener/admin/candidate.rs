@@ -24,8 +24,7 @@ const MAX_KEYS: usize = 1_000;
 const DEFAULT_KEYS: usize = 20;
 
 /// The note on a rule that is omitted from the response.
-const LEFT_OUT: &str =
-    "not decided: the rule has concurrency slots, a queue, or a cost that depends on the response";
+const LEFT_OUT: &str = "not evaluated: the rule has concurrency slots, a queue, or a cost that depends on the response";
 
 pub(super) fn show(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {
     let most = Query::parse(query, &["n"], None)?.count(MAX_KEYS, DEFAULT_KEYS)?;

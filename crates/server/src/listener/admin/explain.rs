@@ -191,7 +191,7 @@ impl View<'_> {
         let failed = rule.failed_condition(self.request, explanation.now);
         let because = match (failed, explanation.allowed_by) {
             (Some(failed), _) => failed.to_string(),
-            (None, Some(when)) => format!("the allow list has {when}"),
+            (None, Some(when)) => format!("the request matches the allow list: {when}"),
             // This case does not occur. The rules and the time are the same as for the decision, so
             // either a condition failed or the allow list matched.
             (None, None) => "it does not apply".to_owned(),
