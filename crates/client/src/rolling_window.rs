@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(
             window.sum(at(14)).events,
             4,
-            "the late one counts as if at 10"
+            "the late request counts as if it had arrived at 10 s"
         );
         assert_eq!(window.sum(at(15)).events, 2);
         assert_eq!(window.sum(at(1_000_000)), Counts::default());

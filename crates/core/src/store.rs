@@ -38,7 +38,7 @@ pub struct StoreRequest<'q, 'c> {
     pub accounting: Accounting,
 }
 
-/// How a store counts a decision for its metrics and lists.
+/// How a store records a decision in its metrics and in its lists of keys and denials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accounting {
     /// The decision is for a client's request, and is counted.

@@ -142,9 +142,9 @@ pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> 
     }
 }
 
-/// Records the outcome of a decision in the span of its request. A Redis protocol command that does
-/// not wait for Redis has no span, so a separate span without a duration is created for the
-/// decision.
+/// Records the outcome of a decision in the span of its request. If a command from a Redis protocol
+/// client is decided without a call to Redis, it has no span. A separate span without a duration is
+/// then created for the decision.
 pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if PROPAGATOR.get().is_none() {
         return;

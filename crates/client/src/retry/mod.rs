@@ -109,9 +109,9 @@ impl RetryLayer {
         })
     }
 
-    /// Sets a test that returns whether an error of the inner service means that nothing was sent.
-    /// By default, only a refused connection has this meaning, anywhere in the chain of sources. An
-    /// application may include further errors, such as a failed name lookup.
+    /// Sets the function that returns whether an error of the inner service means that nothing was
+    /// sent. By default, only a refused connection has this meaning, anywhere in the chain of
+    /// sources. An application may include further errors, such as a failed name lookup.
     ///
     /// With reqwest, no error has this meaning by default. reqwest follows redirects by itself, so
     /// the refused connection may be to a second server, after the first server has processed the

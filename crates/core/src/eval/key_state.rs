@@ -40,8 +40,8 @@ impl KeyState {
         }
     }
 
-    /// Converts the state for other limits. Each kernel (algorithm) in `kernels` takes over the
-    /// first state of the same algorithm that no earlier kernel has taken over. If there is no such
+    /// Converts the state for other limits. Each kernel in `kernels` takes over one state of the
+    /// same algorithm: the first one that no earlier kernel has taken over. If there is no such
     /// state, the kernel starts with the state of a new key. The function `adopt` converts a state,
     /// given the state's index.
     pub(crate) fn converted<'k>(

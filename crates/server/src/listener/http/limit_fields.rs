@@ -153,8 +153,8 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
                     .text("an IANA time zone such as Europe/Berlin", problems)
                     .map(str::to_owned)
             }
-            // A day that is too large for the integer type becomes 127. No calendar accepts this
-            // day, so it is rejected with a message that gives the valid range.
+            // A day that is too large for the integer type becomes 127. No month has this day, so
+            // it is rejected with a message that gives the valid range.
             "day" => {
                 day = part
                     .number(problems)
