@@ -85,13 +85,18 @@ impl Service<Request<RequestBody>> for ProxyHandler {
 
     fn call(&mut self, request: Request<RequestBody>) -> Self::Future {
         let context = Arc::clone(&self.0);
-        let call = tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
+        let grpc_content_type =
+            tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
         // Run the synchronous part here, to keep the future that waits for the response small.
-        let routed = context.start(request);
+        let routed = context.route_and_send(request);
         Box::pin(async move {
             Ok(match routed {
-                Ok(routed) => context.finish(routed, call.as_ref()).await,
-                Err(rejected) => context.reject(rejected, call.as_ref()),
+                Ok(routed) => {
+                    context
+                        .await_response(routed, grpc_content_type.as_ref())
+                        .await
+                }
+                Err(rejected) => context.reject(rejected, grpc_content_type.as_ref()),
             })
         })
     }
@@ -103,7 +108,7 @@ struct RoutedRequest {
     dispatcher: Dispatcher,
     upstream: Arc<Upstream>,
     /// The client side of the protocol upgrade, if the client requests one.
-    client: Option<OnUpgrade>,
+    upgrade: Option<OnUpgrade>,
     /// The progress of sending the request body.
     progress: UploadProgress,
     /// The request's permit under the upstream's adaptive concurrency limit, if there is one.
@@ -129,10 +134,13 @@ impl From<ProxyError> for RejectedRequest {
 }
 
 impl HandlerContext {
-    fn start(&self, mut request: Request<RequestBody>) -> Result<RoutedRequest, RejectedRequest> {
+    fn route_and_send(
+        &self,
+        mut request: Request<RequestBody>,
+    ) -> Result<RoutedRequest, RejectedRequest> {
         // The head is normalised, so an `Upgrade` header here is a valid upgrade request.
         let is_switch = lookup::has_any(request.headers(), &[UPGRADE]);
-        let client = is_switch.then(|| hyper::upgrade::on(&mut request));
+        let upgrade = is_switch.then(|| hyper::upgrade::on(&mut request));
         let is_head = *request.method() == Method::HEAD;
         let (mut head, body) = request.into_parts();
         let dispatcher = Dispatcher::new(self.runtime.current(), self.worker);
@@ -169,7 +177,7 @@ impl HandlerContext {
         Ok(RoutedRequest {
             dispatcher,
             upstream,
-            client,
+            upgrade,
             progress,
             permit,
             pending,
@@ -177,15 +185,15 @@ impl HandlerContext {
         })
     }
 
-    async fn finish(
+    async fn await_response(
         &self,
         routed: RoutedRequest,
-        call: Option<&HeaderValue>,
+        grpc_content_type: Option<&HeaderValue>,
     ) -> Response<ResponseBody> {
         let RoutedRequest {
             dispatcher,
             upstream,
-            client,
+            upgrade,
             progress,
             permit,
             pending,
@@ -207,7 +215,7 @@ impl HandlerContext {
                 options,
                 is_head,
             };
-            build_response(upstream_response, client.map(|client| (client, self)))
+            self.build_response(upstream_response, upgrade)
         });
         let result = result.map(|mut response| {
             if let Some(via) = &settings.heads.via {
@@ -234,8 +242,11 @@ impl HandlerContext {
                 .count_response(self.worker, response.status()),
             Err(error) => upstream.metrics.count_failure(self.worker, *error),
         }
-        let mut response =
-            result.unwrap_or_else(|error| error.response(call).map(ResponseBody::complete));
+        let mut response = result.unwrap_or_else(|error| {
+            error
+                .response(grpc_content_type)
+                .map(ResponseBody::complete)
+        });
         if self.logs_upstream {
             let logged = LoggedUpstream::new(&upstream, dispatcher.last_endpoint(&upstream));
             response.extensions_mut().insert(logged);
@@ -243,12 +254,66 @@ impl HandlerContext {
         response
     }
 
+    /// Builds the response for the client. `upgrade` is present if the client requested a protocol
+    /// upgrade. If the upstream agrees, the tunnel is stored in `pending_tunnel`.
+    fn build_response(
+        &self,
+        upstream_response: UpstreamResponse,
+        upgrade: Option<OnUpgrade>,
+    ) -> Result<Response<ResponseBody>, ProxyError> {
+        let UpstreamResponse {
+            response,
+            checkout,
+            options,
+            is_head,
+        } = upstream_response;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            // An upstream may switch protocols only if the client requested the switch.
+            let client = upgrade.ok_or(ProxyError::BadResponse)?;
+            let protocol =
+                hop_by_hop::switched_protocol(response.headers()).ok_or(ProxyError::BadResponse)?;
+            let (mut head, _) = response.into_parts();
+            hop_by_hop::strip_response(&mut head.headers);
+            hop_by_hop::set_upgrade(&mut head.headers, protocol);
+            let lasting = LongLivedPermit::default();
+            head.extensions.insert(lasting.clone());
+            let session = UpgradedSession::default();
+            head.extensions.insert(session.clone());
+            self.pending_tunnel.set(Tunnel {
+                lasting,
+                session,
+                client,
+                checkout,
+                in_flight: self.in_flight.as_ref().map(ClientRequests::begin_unlimited),
+            });
+            return Ok(Response::from_parts(
+                head,
+                ResponseBody::complete(Bytes::new()),
+            ));
+        }
+        let (mut head, body) = response.into_parts();
+        hop_by_hop::strip_response(&mut head.headers);
+        let body = if is_head {
+            // Drop the upstream body: an HTTP/1.1 response has no body here, and dropping an HTTP/2
+            // body resets its stream.
+            drop(body);
+            response_body::finish(checkout, &options.progress);
+            ResponseBody::complete(Bytes::new())
+        } else {
+            ResponseBody::streaming(body, checkout, options)
+        };
+        Ok(Response::from_parts(head, body))
+    }
+
     fn reject(
         &self,
         rejected: RejectedRequest,
-        call: Option<&HeaderValue>,
+        grpc_content_type: Option<&HeaderValue>,
     ) -> Response<ResponseBody> {
-        let mut response = rejected.error.response(call).map(ResponseBody::complete);
+        let mut response = rejected
+            .error
+            .response(grpc_content_type)
+            .map(ResponseBody::complete);
         if let Some(upstream) = rejected.upstream
             && self.logs_upstream
         {
@@ -272,59 +337,6 @@ struct UpstreamResponse {
     options: StreamingOptions,
     /// Whether the request was a `HEAD`.
     is_head: bool,
-}
-
-/// Builds the response for the client. `client` is present if the client requested a protocol
-/// upgrade. The tunnel is then stored in the [`HandlerContext`] of `client`.
-fn build_response(
-    upstream_response: UpstreamResponse,
-    client: Option<(OnUpgrade, &HandlerContext)>,
-) -> Result<Response<ResponseBody>, ProxyError> {
-    let UpstreamResponse {
-        response,
-        checkout,
-        options,
-        is_head,
-    } = upstream_response;
-    if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-        // An upstream may switch protocols only if the client requested the switch.
-        let (client, context) = client.ok_or(ProxyError::BadResponse)?;
-        let protocol =
-            hop_by_hop::switched_protocol(response.headers()).ok_or(ProxyError::BadResponse)?;
-        let (mut head, _) = response.into_parts();
-        hop_by_hop::strip_response(&mut head.headers);
-        hop_by_hop::set_upgrade(&mut head.headers, protocol);
-        let lasting = LongLivedPermit::default();
-        head.extensions.insert(lasting.clone());
-        let session = UpgradedSession::default();
-        head.extensions.insert(session.clone());
-        context.pending_tunnel.set(Tunnel {
-            lasting,
-            session,
-            client,
-            checkout,
-            in_flight: context
-                .in_flight
-                .as_ref()
-                .map(ClientRequests::begin_unlimited),
-        });
-        return Ok(Response::from_parts(
-            head,
-            ResponseBody::complete(Bytes::new()),
-        ));
-    }
-    let (mut head, body) = response.into_parts();
-    hop_by_hop::strip_response(&mut head.headers);
-    let body = if is_head {
-        // Drop the upstream body: an HTTP/1.1 response has no body here, and dropping an HTTP/2
-        // body resets its stream.
-        drop(body);
-        response_body::finish(checkout, &options.progress);
-        ResponseBody::complete(Bytes::new())
-    } else {
-        ResponseBody::streaming(body, checkout, options)
-    };
-    Ok(Response::from_parts(head, body))
 }
 
 /// Acquires the concurrency permit of a request at `upstream`, if the upstream has an adaptive
