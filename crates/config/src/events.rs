@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::{
     AdminToken, Password,
     limits::percent,
-    listen,
+    listen::{self, SecretKeys},
     report::Report,
     store::size,
     value::{Fields, Shape, Value},
@@ -308,7 +308,7 @@ fn webhook(value: &Value<'_>, report: &mut Report) -> Option<WebhookConfig> {
             None
         }
     };
-    let secret = match listen::secret(&fields, ("secret", "secret_env"), report) {
+    let secret = match listen::secret(&fields, SecretKeys::SECRET, report) {
         AdminToken::None => {
             let message = "is missing; name the environment variable with the signing secret, \
                            which is whsec_ followed by 24 to 64 bytes in base64";

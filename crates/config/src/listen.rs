@@ -178,7 +178,7 @@ fn listener(
     settings.username = username
         .and_then(|value| value.text(report, "a user name"))
         .map(str::to_owned);
-    settings.credential = match secret(&fields, secret_keys(keys), report) {
+    settings.credential = match secret(&fields, SecretKeys::of_listener(keys), report) {
         AdminToken::None => Password::None,
         AdminToken::Literal(secret) => Password::Literal(secret),
         AdminToken::Env(name) => Password::Env(name),
@@ -221,13 +221,36 @@ fn hosts(value: &Value<'_>, report: &mut Report) -> Vec<String> {
     names.iter().filter_map(&mut read).collect()
 }
 
-/// Returns the two keys that can set the secret of a listener: one for the secret itself, and one
-/// for an environment variable.
-fn secret_keys(keys: &[&'static str]) -> (&'static str, &'static str) {
-    if keys.contains(&"password") {
-        ("password", "password_env")
-    } else {
-        ("token", "token_env")
+/// The two keys that can set a secret.
+#[derive(Clone, Copy)]
+pub(super) struct SecretKeys {
+    /// The key of the secret itself.
+    pub(super) literal: &'static str,
+    /// The key of the environment variable that contains the secret.
+    pub(super) variable: &'static str,
+}
+
+impl SecretKeys {
+    const TOKEN: Self = Self {
+        literal: "token",
+        variable: "token_env",
+    };
+    const PASSWORD: Self = Self {
+        literal: "password",
+        variable: "password_env",
+    };
+    pub(super) const SECRET: Self = Self {
+        literal: "secret",
+        variable: "secret_env",
+    };
+
+    /// Returns the keys for a listener with these `keys`.
+    fn of_listener(keys: &[&'static str]) -> Self {
+        if keys.contains(&"password") {
+            Self::PASSWORD
+        } else {
+            Self::TOKEN
+        }
     }
 }
 
@@ -415,7 +438,7 @@ pub(super) fn admin_tokens(
     let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
         return (AdminToken::None, Vec::new());
     };
-    let unnamed = secret(&fields, ("token", "token_env"), report);
+    let unnamed = secret(&fields, SecretKeys::TOKEN, report);
     let mut named: Vec<OperatorToken> = Vec::new();
     if let Some(value) = fields.get("tokens") {
         let items = value.one_or_more(report);
@@ -465,7 +488,7 @@ fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToke
         let choices = [("read", TokenScope::Read), ("operate", TokenScope::Operate)];
         scope.choice(report, &choices)
     });
-    let token = secret(&fields, ("token", "token_env"), report);
+    let token = secret(&fields, SecretKeys::TOKEN, report);
     if token == AdminToken::None && !fields.tries("token_env") {
         let message = "is missing; name the environment variable with the token";
         fields.wrong(report, "token_env", message);
@@ -482,16 +505,11 @@ fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToke
     })
 }
 
-/// Reads a secret from one of two keys: the first contains the secret itself, and the second names
-/// an environment variable.
-pub(super) fn secret(
-    fields: &Fields<'_>,
-    (in_file, in_environment): (&'static str, &'static str),
-    report: &mut Report,
-) -> AdminToken {
-    match (fields.get(in_file), fields.get(in_environment)) {
+/// Reads a secret from one of two keys.
+pub(super) fn secret(fields: &Fields<'_>, keys: SecretKeys, report: &mut Report) -> AdminToken {
+    match (fields.get(keys.literal), fields.get(keys.variable)) {
         (Some(token), Some(env)) => {
-            let message = format!("conflicts with `{in_file}`; remove one of the two");
+            let message = format!("conflicts with `{}`; remove one of the two", keys.literal);
             env.wrong(report, message);
             literal(token, report)
         }

@@ -1,7 +1,8 @@
 //! `privacy`: whether the server shows keys unchanged or hashed.
 
 use super::{
-    AdminToken, KeyMask, NoRandomBytes, Password, listen,
+    AdminToken, KeyMask, NoRandomBytes, Password,
+    listen::{self, SecretKeys},
     report::Report,
     value::{Fields, Value},
 };
@@ -45,7 +46,7 @@ pub(super) fn privacy(file: &Fields<'_>, has_redis: bool, report: &mut Report) -
         return KeyPrivacy::Plain;
     };
     let is_hashed = fields.get("keys").and_then(|keys| is_hashed(keys, report));
-    let secret = match listen::secret(&fields, ("secret", "secret_env"), report) {
+    let secret = match listen::secret(&fields, SecretKeys::SECRET, report) {
         AdminToken::None => Password::None,
         AdminToken::Literal(secret) => Password::Literal(secret),
         AdminToken::Env(name) => Password::Env(name),

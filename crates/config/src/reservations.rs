@@ -3,7 +3,8 @@
 use tidegate_core::{Span, notation};
 
 use super::{
-    AdminToken, Password, listen,
+    AdminToken, Password,
+    listen::{self, SecretKeys},
     report::Report,
     value::{Fields, Shape},
 };
@@ -104,7 +105,7 @@ pub(super) fn reservations(
         ];
         settings.on_expiry = value.choice(report, &choices).unwrap_or_default();
     }
-    settings.credential = match listen::secret(&fields, ("secret", "secret_env"), report) {
+    settings.credential = match listen::secret(&fields, SecretKeys::SECRET, report) {
         AdminToken::None => Password::None,
         AdminToken::Literal(secret) => Password::Literal(secret),
         AdminToken::Env(name) => Password::Env(name),

@@ -13,7 +13,7 @@ use std::{
 use tidegate_config::{MAX_FILE_BYTES, envoy::ConfigFiles};
 use tidegate_net::file_watch::{self, LastRead};
 
-use super::{File, FileMistake, LoadedConfig, RateLimitService, read};
+use super::{ConfigLoads, File, FileMistake, LoadedConfig, RateLimitService, read};
 
 /// The log target of messages about configuration files.
 pub const CONFIG_LOG_TARGET: &str = module_path!();
@@ -357,14 +357,14 @@ impl ConfigWatcher {
         self.last().warnings.clone()
     }
 
-    /// Returns the number of successful loads and the number of failed loads.
+    /// Returns the numbers of successful and of failed loads.
     #[must_use]
-    pub fn loads(&self) -> (u64, u64) {
+    pub fn loads(&self) -> ConfigLoads {
         let [succeeded, failed] = &self.loads;
-        (
-            succeeded.load(Ordering::Relaxed),
-            failed.load(Ordering::Relaxed),
-        )
+        ConfigLoads {
+            succeeded: succeeded.load(Ordering::Relaxed),
+            failed: failed.load(Ordering::Relaxed),
+        }
     }
 
     fn last(&self) -> MutexGuard<'_, Last> {

@@ -20,6 +20,15 @@ const MAX_PATH_BYTES: usize = 512;
 /// The path of the shared counters.
 pub(super) const OTHER: &str = "other";
 
+/// The numbers of successful and of failed loads of the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConfigLoads {
+    /// The number of loads after which the new configuration is active.
+    pub succeeded: u64,
+    /// The number of loads that were rejected.
+    pub failed: u64,
+}
+
 /// A kind of counter. All of a rule's counters count hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(

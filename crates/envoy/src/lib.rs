@@ -48,7 +48,7 @@ pub use self::{
     answer::{Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, ResponseHeader, RlsError},
     config::{File, FileMistake, LoadedConfig, read},
     config_watcher::{CONFIG_LOG_TARGET, ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
-    counters::{HitCounter, MAX_PATHS},
+    counters::{ConfigLoads, HitCounter, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
     metadata::Metadata,
     request::{

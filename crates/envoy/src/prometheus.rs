@@ -2,7 +2,7 @@
 
 use tidegate_net::prometheus::{Metric, Page, count};
 
-use super::{ConfigWatcher, HitCounter, RateLimitService, XdsClient};
+use super::{ConfigLoads, ConfigWatcher, HitCounter, RateLimitService, XdsClient};
 
 /// The metric of each counter. The documentation maps these metrics to the names in
 /// envoyproxy/ratelimit.
@@ -131,8 +131,8 @@ impl ConfigWatcher {
     /// Adds the metrics to `page`.
     pub fn collect(&self, page: &mut Page<'_>) {
         self.service().collect(page);
-        let is_in_force = self.last_mistakes().is_empty();
-        collect_loads(self.service(), self.loads(), is_in_force, page);
+        let is_active = self.last_mistakes().is_empty();
+        collect_loads(self.service(), self.loads(), is_active, page);
     }
 }
 
@@ -142,8 +142,12 @@ impl XdsClient {
         self.service().collect(page);
         let (counts, state) = (&self.status().counts, self.status().state());
         let (acked, rejected) = (counts.accepted.get(), counts.rejected.get());
-        let is_in_force = state.mistakes.is_empty();
-        collect_loads(self.service(), (acked, rejected), is_in_force, page);
+        let loads = ConfigLoads {
+            succeeded: acked,
+            failed: rejected,
+        };
+        let is_active = state.mistakes.is_empty();
+        collect_loads(self.service(), loads, is_active, page);
         page.single(&XDS_CONNECTED, u64::from(state.is_connected));
         let failed = counts.failed_connections.get();
         let connections = [(["ok"], counts.connections.get()), (["failed"], failed)];
@@ -164,13 +168,13 @@ impl XdsClient {
 
 fn collect_loads(
     service: &RateLimitService,
-    loads: (u64, u64),
-    is_in_force: bool,
+    loads: ConfigLoads,
+    is_active: bool,
     page: &mut Page<'_>,
 ) {
-    let (succeeded, failed) = loads;
+    let ConfigLoads { succeeded, failed } = loads;
     page.family(&CONFIG_LOADS, [(["ok"], succeeded), (["failed"], failed)]);
-    page.single(&LAST_CONFIG_LOAD_SUCCESS, u64::from(is_in_force));
+    page.single(&LAST_CONFIG_LOAD_SUCCESS, u64::from(is_active));
     if service.has_ratelimit_metrics() {
         service.collect_as_ratelimit(loads, page);
     }

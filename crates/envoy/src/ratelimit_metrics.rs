@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use tidegate_limiter::metrics::ListenerKind;
 use tidegate_net::prometheus::{Metric, Page};
 
-use super::{HitCounter, RateLimitService};
+use super::{ConfigLoads, HitCounter, RateLimitService};
 
 const LABELS: [&str; 3] = ["domain", "key1", "key2"];
 
@@ -85,9 +85,8 @@ const METHOD: &str = "ShouldRateLimit";
 type Levels = (String, String, String);
 
 impl RateLimitService {
-    /// Adds the metrics to `page`. `loads` contains the numbers of successful and failed
-    /// configuration loads.
-    pub(super) fn collect_as_ratelimit(&self, loads: (u64, u64), page: &mut Page<'_>) {
+    /// Adds the metrics to `page`.
+    pub(super) fn collect_as_ratelimit(&self, loads: ConfigLoads, page: &mut Page<'_>) {
         let mut sums: BTreeMap<Levels, [u64; HITS.len()]> = BTreeMap::new();
         for ((domain, path), counters) in self.counters() {
             let mut levels = path.split('.').map(str::to_owned);
@@ -110,7 +109,7 @@ impl RateLimitService {
         let requests = metrics.requests(ListenerKind::Grpc);
         page.family(&REQUESTS, [([METHOD], requests)]);
         page.histograms(&RESPONSE_TIME, [([METHOD], metrics.latency())]);
-        page.single(&LOADED, loads.0);
-        page.single(&NOT_LOADED, loads.1);
+        page.single(&LOADED, loads.succeeded);
+        page.single(&NOT_LOADED, loads.failed);
     }
 }

@@ -1,7 +1,9 @@
 //! Compiles limits into [`Kernel`]s, the implementations of the algorithms. A limit is valid if it
 //! can be compiled, so the validating constructors of [`Limit`] are in this module.
 
-use super::{Buckets, FixedWindow, Gcra, Interval, Kernel, Lease, Log, WeightedWindow};
+use super::{
+    Buckets, FixedWindow, Gcra, GcraParameters, Interval, Kernel, Lease, Log, WeightedWindow,
+};
 use crate::{
     error::LimitError,
     limit::{
@@ -46,7 +48,14 @@ impl Kernel {
         Ok(match limit.algorithm() {
             Algorithm::Gcra { rate, burst } => {
                 check_count("burst", *burst, 0)?;
-                Self::Gcra(Gcra::new(("rate", *rate), ("burst", hard), false)?)
+                let parameters = GcraParameters {
+                    rate_field: "rate",
+                    rate: *rate,
+                    capacity_field: "burst",
+                    capacity: hard,
+                    queue: false,
+                };
+                Self::Gcra(Gcra::new(parameters)?)
             }
             Algorithm::TokenBucket {
                 capacity,
@@ -56,7 +65,14 @@ impl Kernel {
                 check_count("capacity", *capacity, least_capacity(false))?;
                 match mode {
                     RefillMode::Continuous => {
-                        Self::Gcra(Gcra::new(("refill", *refill), ("capacity", hard), false)?)
+                        let parameters = GcraParameters {
+                            rate_field: "refill",
+                            rate: *refill,
+                            capacity_field: "capacity",
+                            capacity: hard,
+                            queue: false,
+                        };
+                        Self::Gcra(Gcra::new(parameters)?)
                     }
                     RefillMode::Interval => Self::Interval(Interval::new(*refill, hard)?),
                 }
@@ -67,7 +83,14 @@ impl Kernel {
                 queue,
             } => {
                 check_count("capacity", *capacity, least_capacity(*queue))?;
-                Self::Gcra(Gcra::new(("leak", *leak), ("capacity", hard), *queue)?)
+                let parameters = GcraParameters {
+                    rate_field: "leak",
+                    rate: *leak,
+                    capacity_field: "capacity",
+                    capacity: hard,
+                    queue: *queue,
+                };
+                Self::Gcra(Gcra::new(parameters)?)
             }
             Algorithm::FixedWindow { window, .. } => {
                 Self::Window(FixedWindow::new(hard, window, limit.counts_in_full())?)

@@ -80,6 +80,17 @@ pub(crate) struct Gcra {
     queue: bool,
 }
 
+/// The parameters of a GCRA limit, with the names of their fields for error messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GcraParameters {
+    pub(crate) rate_field: &'static str,
+    pub(crate) rate: Rate,
+    pub(crate) capacity_field: &'static str,
+    pub(crate) capacity: u64,
+    /// Whether admitted requests are delayed, so that they are evenly spaced.
+    pub(crate) queue: bool,
+}
+
 /// The result of a decision: the outcome, the new TAT, and whether the key is hot. A key is hot if
 /// the request was denied or less than half of the capacity remains.
 #[derive(Clone, Copy, Debug)]
@@ -90,13 +101,15 @@ pub(crate) struct Step {
 }
 
 impl Gcra {
-    /// Creates a GCRA limit with this `rate` and `capacity`. Error messages use the given field
-    /// names.
-    pub(crate) fn new(
-        (rate_field, rate): (&'static str, Rate),
-        (capacity_field, capacity): (&'static str, u64),
-        queue: bool,
-    ) -> Result<Self, LimitError> {
+    /// Validates the parameters, and creates the limit.
+    pub(crate) fn new(parameters: GcraParameters) -> Result<Self, LimitError> {
+        let GcraParameters {
+            rate_field,
+            rate,
+            capacity_field,
+            capacity,
+            queue,
+        } = parameters;
         check_rate(rate_field, rate)?;
         check_count(capacity_field, capacity, 1)?;
         let divisor = gcd(rate.count, rate.period.as_micros());
@@ -548,7 +561,14 @@ mod tests {
             cost in 1..50_u64,
         ) {
             let rate = Rate { count, period: Span::from_micros(period) };
-            let gcra = Gcra::new(("rate", rate), ("capacity", capacity), queue).unwrap();
+            let gcra = Gcra::new(GcraParameters {
+                rate_field: "rate",
+                rate,
+                capacity_field: "capacity",
+                capacity,
+                queue,
+            })
+            .unwrap();
             let now = Timestamp::from_micros(1_700_000_000_000_000);
             // The range includes the largest valid fraction and the smallest invalid fraction.
             let part = over.map_or(part, |over| gcra.largest_number() + over);

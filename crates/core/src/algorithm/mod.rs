@@ -40,7 +40,7 @@ pub(crate) use self::{
     charge_position::{ChargePosition, Mark},
     counter::{Counter, CounterState, is_instant},
     fixed_window::{FixedWindow, WindowState},
-    gcra::{Gcra, narrow},
+    gcra::{Gcra, GcraParameters, narrow},
     interval_bucket::{Interval, IntervalState},
     outcome::Drain,
     sliding_buckets::{Buckets, BucketsState},

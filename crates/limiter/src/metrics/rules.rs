@@ -173,7 +173,8 @@ impl RuleMetrics {
             };
             let counters = table.of(rule);
             counters.latency.observe(&LATENCY_BOUNDS, nanos);
-            let utilizations = charge.limits.iter().zip(own).map(used_percent);
+            let utilizations = charge.limits.iter().zip(own);
+            let utilizations = utilizations.map(|(limit, outcome)| used_percent(limit, outcome));
             if let Some(percent) = utilizations.max() {
                 counters.utilization.observe(&UTILIZATION_BOUNDS, percent);
             }
@@ -242,7 +243,7 @@ impl RuleMetrics {
 
 /// Returns how much of a limit a key has used, in percent, rounded down. The soft allowance is part
 /// of the limit.
-fn used_percent((limit, outcome): (&Limit, &Outcome)) -> u64 {
+fn used_percent(limit: &Limit, outcome: &Outcome) -> u64 {
     let hard = outcome.limit.saturating_add(limit.soft_allowance());
     let used = hard.saturating_sub(outcome.remaining);
     let percent = u128::from(used) * 100 / u128::from(hard.max(1));

@@ -23,7 +23,7 @@ impl Lease {
     /// Creates a concurrency limit of `limit` slots. A slot is held for at most `lease` without a
     /// renewal.
     pub(crate) fn new(limit: u64, lease: Span) -> Result<Self, LimitError> {
-        Log::of_field(limit, ("lease", lease)).map(Self)
+        Log::of_field(limit, "lease", lease).map(Self)
     }
 }
 

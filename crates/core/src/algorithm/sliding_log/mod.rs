@@ -68,10 +68,10 @@ struct LogWindow {
 
 impl Log {
     pub(crate) fn new(limit: u64, span: Span) -> Result<Self, LimitError> {
-        Self::of_field(limit, ("window", span))
+        Self::of_field(limit, "window", span)
     }
 
-    fn of_field(limit: u64, (field, span): (&'static str, Span)) -> Result<Self, LimitError> {
+    fn of_field(limit: u64, field: &'static str, span: Span) -> Result<Self, LimitError> {
         check_count("limit", limit, 0)?;
         check_period(field, span)?;
         if limit > bounds::MAX_LOG_LIMIT {
