@@ -4,7 +4,8 @@
 //! Proxies use one of two header dialects. nginx `auth_request` is configured to send
 //! `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`) and `X-Real-IP`. Caddy
 //! `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`, `-Uri`, `-Host`, `-Proto`
-//! and `-For`.
+//! and `-For`. Envoy describes the request in the fields of a message or in its own request, so
+//! these parts are arguments ([`DescribedRequest`]).
 //!
 //! A proxy forwards the headers of the other dialect unchanged from the client, so the two dialects
 //! are never mixed. A request with headers of both dialects is rejected, unless the configuration
@@ -68,6 +69,27 @@ pub struct ForwardAuthContext<'t> {
     pub geoip: Option<&'t dyn GeoIpSource>,
 }
 
+/// The parts of an original request that a proxy describes outside of headers, as Envoy does.
+#[derive(Clone, Copy, Debug)]
+pub struct DescribedRequest<'r> {
+    /// The headers of the original request.
+    pub headers: &'r HeaderMap,
+    /// The original method.
+    pub method: Option<&'r str>,
+    /// The original request target.
+    pub target: Option<&'r str>,
+    /// The original host, with or without the port.
+    pub host: Option<&'r str>,
+    /// The original scheme. If it is `None`, the entry `scheme` is `X-Forwarded-Proto`.
+    pub scheme: Option<&'r str>,
+    /// The address of the proxy's own peer. If it is `None`, the proxy has appended the address to
+    /// the address header.
+    pub peer: Option<IpAddr>,
+    /// The entries that the configuration of the proxy sets, by name. They take precedence over
+    /// all others, and are used unchanged.
+    pub entries: &'r [(&'r str, &'r str)],
+}
+
 /// The original request, as described by a proxy.
 #[derive(Clone, Debug)]
 pub struct ForwardAuthRequest<'r> {
@@ -75,6 +97,8 @@ pub struct ForwardAuthRequest<'r> {
     method: Option<Cow<'r, str>>,
     target: Option<RequestTarget<'r>>,
     host: Option<String>,
+    scheme: Option<&'r str>,
+    entries: &'r [(&'r str, &'r str)],
     ip: IpAddr,
     counted_ip: IpAddr,
     has_client_ip: bool,
@@ -83,6 +107,33 @@ pub struct ForwardAuthRequest<'r> {
 }
 
 impl<'r> ForwardAuthRequest<'r> {
+    /// Creates the original request from parts that the proxy describes outside of headers. The
+    /// dialect of `context` has no effect.
+    #[must_use]
+    pub fn described(request: DescribedRequest<'r>, context: ForwardAuthContext<'r>) -> Self {
+        let headers = request.headers;
+        let named = match request.peer {
+            Some(peer) => Some(context.trust.client_ip_of_appended(peer, headers)),
+            None => context.trust.client_ip_from_proxy(headers),
+        };
+        let ip = named.unwrap_or_else(|| context.peer.to_canonical());
+        Self {
+            headers,
+            method: request.method.map(Cow::Borrowed),
+            target: request
+                .target
+                .map(|target| RequestTarget::parse(Cow::Borrowed(target))),
+            host: request.host.map(bare_host),
+            scheme: request.scheme,
+            entries: request.entries,
+            counted_ip: context.trust.counted(ip),
+            has_client_ip: named.is_some(),
+            ip,
+            derived: context.derived,
+            geoip: context.geoip,
+        }
+    }
+
     /// Parses the headers of a forward-auth request.
     ///
     /// # Errors
@@ -106,6 +157,8 @@ impl<'r> ForwardAuthRequest<'r> {
             method: dialect.method(headers)?,
             target: dialect.target(headers)?.map(RequestTarget::parse),
             host: dialect.host(headers)?.map(|host| bare_host(&host)),
+            scheme: None,
+            entries: &[],
             counted_ip: context.trust.counted(ip),
             has_client_ip: named.is_some(),
             ip,
@@ -135,6 +188,10 @@ impl<'r> ForwardAuthRequest<'r> {
     ///
     /// Returns [`AmbiguousRequest`] if the value is ambiguous.
     pub fn entry(&self, name: &str) -> EntryValue<'_> {
+        let mut set = self.entries.iter();
+        if let Some((_, value)) = set.find(|(known, _)| *known == name) {
+            return Ok((!value.is_empty()).then_some(Cow::Borrowed(*value)));
+        }
         derived_or_given(self.derived, name, |name| self.given_entry(name))
     }
 
@@ -143,7 +200,10 @@ impl<'r> ForwardAuthRequest<'r> {
             "method" => self.method.as_deref().map(Cow::Borrowed),
             "path" => self.target.as_ref().map(RequestTarget::path).transpose()?,
             "host" => self.host.as_deref().map(Cow::Borrowed),
-            "scheme" => header_entry(name, self.headers, "x-forwarded-proto")?,
+            "scheme" => match self.scheme {
+                Some(scheme) => Some(Cow::Borrowed(scheme)),
+                None => header_entry(name, self.headers, "x-forwarded-proto")?,
+            },
             "ip" => Some(address::text(self.counted_ip).into()),
             "ip.exact" => Some(address::text(self.ip).into()),
             _ => self.named_entry(name)?,

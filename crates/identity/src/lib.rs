@@ -11,8 +11,7 @@
 //! | find the client address behind proxies | [`Trust`] |
 //! | read the entries (named values) of a request that the application serves | [`RequestEntries`]
 //! |
-//! | read the entries of a request that nginx, Caddy or Traefik describes | [`ForwardAuthRequest`]
-//! |
+//! | read the entries of a request that a proxy describes | [`ForwardAuthRequest`] |
 //! | convert entries that another service sends to the same form | [`Trust::normalize`] |
 //! | use the owner of an API key without its secret | [`DerivedEntry`] |
 //! | find the country and the network operator of an address | [`GeoIpSource`], `MaxMind` |
@@ -60,9 +59,9 @@ pub use client_ip::{AddressHeader, Proxies, Trust};
 pub use derived::{DerivedEntry, DerivedEntryError};
 pub use dialect::HeaderDialect;
 pub use entries::{Entries, EntrySources, Peer, RequestEntries};
-pub use forward_auth::{ForwardAuthContext, ForwardAuthRequest};
+pub use forward_auth::{DescribedRequest, ForwardAuthContext, ForwardAuthRequest};
 pub use geoip::{GeoIpField, GeoIpSource};
-pub use header::{header_text, joined_header};
+pub use header::{header_text, joined_header, joined_lines, split_joined_headers};
 #[cfg(feature = "maxmind")]
 pub use maxmind::{MaxMind, MaxMindError};
 pub use normalize::bare_host;

@@ -7,8 +7,8 @@ use std::{borrow::Cow, net::IpAddr};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tidegate_identity::{
-    AddressHeader, AmbiguousRequest, DerivedEntry, ForwardAuthContext, ForwardAuthRequest,
-    HeaderDialect, Proxies, Trust,
+    AddressHeader, AmbiguousRequest, DerivedEntry, DescribedRequest, ForwardAuthContext,
+    ForwardAuthRequest, HeaderDialect, Proxies, Trust,
 };
 
 static TRUST: Trust = Trust::new(Proxies::Hops(0), AddressHeader::XForwardedFor);
@@ -412,6 +412,93 @@ fn an_empty_value_is_absent() {
         "cookie.id",
     ];
     assert_eq!(entries(&lines, PEER, &names), [const { None }; 5]);
+}
+
+/// Returns the request of an Envoy whose peer is `peer`.
+fn described<'r>(headers: &'r HeaderMap, peer: Option<&str>) -> DescribedRequest<'r> {
+    DescribedRequest {
+        headers,
+        method: Some("POST"),
+        target: Some("//login?user=alice"),
+        host: Some("Shop.Example:443"),
+        scheme: Some("https"),
+        peer: peer.map(|peer| peer.parse().unwrap()),
+        entries: &[("customer", "acme"), ("plan", "")],
+    }
+}
+
+#[test]
+fn a_described_request_has_the_same_entries() {
+    let lines = [
+        ("x-forwarded-proto", "http"),
+        ("x-customer", "umbrella"),
+        ("x-plan", "gold"),
+        ("x-original-method", "DELETE"),
+        ("x-region", "eu"),
+    ];
+    let headers = headers(&lines);
+    let request = ForwardAuthRequest::described(described(&headers, Some("192.0.2.7")), PEER);
+    let names = [
+        "method",
+        "path",
+        "host",
+        "scheme",
+        "ip",
+        "query.user",
+        "customer",
+        "plan",
+        "region",
+    ];
+    let found = names.map(|name| request.entry(name).unwrap().map(Cow::into_owned));
+    let mut expected = some(&[
+        "POST",
+        "/login",
+        "shop.example",
+        "https",
+        "192.0.2.7",
+        "alice",
+        "acme",
+    ]);
+    // An entry of the proxy's configuration is never replaced by a header, even if it is empty.
+    expected.extend([None, Some("eu".into())]);
+    assert_eq!(found.to_vec(), expected);
+}
+
+#[test]
+fn the_address_that_the_proxy_has_appended_counts_once() {
+    let hops = |hops| Trust::default().with_hops(hops);
+    let nets = Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
+    let nets = Trust::new(nets, AddressHeader::XForwardedFor);
+    let list = Some("6.6.6.6, 203.0.113.9, 10.0.0.7");
+    for (trust, peer, list, expected) in [
+        (hops(0), Some("10.0.0.7"), list, "10.0.0.7"),
+        (hops(1), Some("10.0.0.7"), list, "203.0.113.9"),
+        (
+            hops(1),
+            Some("10.0.0.7"),
+            Some("203.0.113.9"),
+            "203.0.113.9",
+        ),
+        (hops(1), Some("10.0.0.7"), Some("10.0.0.7"), "10.0.0.7"),
+        (hops(1), Some("10.0.0.7"), None, "10.0.0.7"),
+        (hops(2), Some("10.0.0.7"), list, "6.6.6.6"),
+        (nets.clone(), Some("10.0.0.7"), list, "203.0.113.9"),
+        (nets, Some("192.0.2.1"), list, "192.0.2.1"),
+        // Without the peer, the last element is what the proxy has appended.
+        (hops(0), None, list, "10.0.0.7"),
+        (hops(1), None, list, "203.0.113.9"),
+        (hops(0), None, None, "127.0.0.1"),
+    ] {
+        let lines = list.map(|list| ("x-forwarded-for", list));
+        let headers = headers(lines.as_slice());
+        let context = ForwardAuthContext {
+            trust: &trust,
+            ..PEER
+        };
+        let request = ForwardAuthRequest::described(described(&headers, peer), context);
+        let ip = request.entry("ip").unwrap().unwrap();
+        assert_eq!(ip, expected, "{trust:?} {peer:?} {list:?}");
+    }
 }
 
 proptest::proptest! {
