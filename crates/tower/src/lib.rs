@@ -58,7 +58,9 @@ pub use concurrency_limit::{
     ConcurrencyLimit, ConcurrencyLimitFuture, ConcurrencyLimitLayer, ConcurrencyLimiter,
     ConcurrencyPermit, HeadroomCondition, Load, SlotShare,
 };
-pub use denial::{ErrorFormat, grpc_content_type, overload_response};
+pub use denial::{
+    ErrorFormat, denial_response, grpc_content_type, malformed_response, overload_response,
+};
 pub use headers::{HeaderWriter, Legacy, RuleNames};
 pub use rate_limit::{
     BodyCosts, DenialInfo, LimitedBody, LongLivedPermit, RateLimit, RateLimitLayer,

@@ -201,6 +201,21 @@ pub fn overload_response(head: &Parts) -> Response<Bytes> {
     response
 }
 
+/// Returns the response to a request that `verdict` denies: the status and a problem document,
+/// without the rate limit headers. The document contains the names of rules only if `names` is
+/// [`RuleNames::Shown`].
+#[must_use]
+pub fn denial_response(verdict: &Verdict<'_>, names: RuleNames) -> Response<Bytes> {
+    Denial::of(verdict, names).problem_response()
+}
+
+/// Returns the response to a request that cannot be counted because of `error`: a 400 with a
+/// problem document.
+#[must_use]
+pub fn malformed_response(error: &dyn fmt::Display) -> Response<Bytes> {
+    Denial::malformed(error).problem_response()
+}
+
 #[derive(Serialize)]
 struct Document<'d> {
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
