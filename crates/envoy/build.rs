@@ -6,7 +6,8 @@ use std::{env, error::Error, fs, path::Path};
 use prost::Message as _;
 
 /// The `.proto` files that define the listener's services. Their imports are compiled too.
-const SERVED: [&str; 4] = [
+const SERVED: [&str; 5] = [
+    "envoy/service/auth/v3/external_auth.proto",
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/service/ratelimit/v2/rls.proto",
     "envoy/service/rate_limit_quota/v3/rlqs.proto",

@@ -61,12 +61,12 @@ impl Http2 {
     where
         S: AsyncRead + AsyncWrite + Unpin + 'static,
     {
-        let bounds = connection.bounds;
+        let (bounds, peer) = (connection.bounds, connection.peer.ip());
         let service = service_fn(|request: hyper::Request<Incoming>| {
             let routes = Arc::clone(&routes);
             let in_flight = connection.activity.begin();
             async move {
-                let answer = routes.answer(request, bounds.request).await;
+                let answer = routes.answer(request, peer, bounds.request).await;
                 // A streaming call counts as in flight until its last message is sent.
                 answer.map(|answer| answer.map(|body| GuardedBody::new(body, in_flight)))
             }

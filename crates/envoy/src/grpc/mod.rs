@@ -1,10 +1,11 @@
-//! The gRPC listener: Envoy's rate limit services, health and reflection.
+//! The gRPC listener: Envoy's rate limit and authorization services, health and reflection.
 //!
 //! As in all other listeners, connections are served by the workers of [`tidegate_net`], which call
 //! hyper directly. tonic's server is not used, because it has its own threads and listeners.
 //! Streaming calls are handled by tonic's generated services. The module `unary` handles
-//! `ShouldRateLimit`, which Envoy calls for each request.
+//! `ShouldRateLimit` and `Check`, which Envoy calls for each request.
 
+mod authorization;
 mod connection;
 mod fields;
 mod health;
@@ -18,13 +19,14 @@ mod unary;
 
 use std::{io, net::TcpListener, sync::Arc};
 
+use tidegate_config::{Headers, Identity};
 use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server};
 
 pub use self::connection::Http2;
 use self::routes::Routes;
 #[cfg(any(test, fuzzing))]
-pub use self::transcript::{QuotaStream, rate_limit_transcript};
+pub use self::transcript::{QuotaStream, check_transcript, rate_limit_transcript};
 
 use crate::{RateLimitService, proto, quota::Quotas};
 
@@ -51,6 +53,10 @@ pub struct GrpcContext {
     /// The rate limit service. If it is `None`, calls get the same responses as from a service
     /// whose configuration is not loaded.
     pub rate_limits: Option<Arc<RateLimitService>>,
+    /// The settings with which `Check` identifies clients.
+    pub identity: Arc<Identity>,
+    /// The rate limit headers that `Check` adds to responses.
+    pub headers: Headers,
 }
 
 /// Serves gRPC calls on `socket` with the settings in `http2`.

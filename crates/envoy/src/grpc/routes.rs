@@ -1,6 +1,8 @@
 //! Routes each call to its service by the request path.
 
-use std::{convert::Infallible, future::Future, io, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible, future::Future, io, net::IpAddr, pin::Pin, sync::Arc, time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -14,10 +16,11 @@ use tower_service::Service;
 use tracing::Instrument as _;
 
 use super::{
-    GrpcContext, MAX_MESSAGE_BYTES, QUOTA,
+    GrpcContext, MAX_MESSAGE_BYTES, QUOTA, authorization,
     health::HealthService,
     proto::{
         DESCRIPTORS,
+        envoy::service::auth::v3::CheckResponse,
         envoy::service::rate_limit_quota::v3::rate_limit_quota_service_server::RateLimitQuotaServiceServer,
         envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
         grpc::health::v1::health_server::HealthServer,
@@ -27,11 +30,14 @@ use super::{
     unary::{self, Reply},
 };
 
-/// The paths of `ShouldRateLimit`, the only non-streaming method that bypasses tonic.
+/// The paths of `ShouldRateLimit`. It and [`CHECK`] are the methods that bypass tonic.
 const SHOULD_RATE_LIMIT: [&str; 2] = [
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
     "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
 ];
+
+/// The path of `Check`, the method of the authorization service.
+const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 
 type RouteFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
@@ -80,15 +86,16 @@ impl Routes {
         })
     }
 
-    /// Responds to a call, or starts a streaming response. The timeout is the caller's timeout,
-    /// capped at `most`.
+    /// Responds to a call of the client at `peer`, or starts a streaming response. The timeout is
+    /// the caller's timeout, capped at `most`.
     pub(super) async fn answer(
         &self,
         request: Request<Incoming>,
+        peer: IpAddr,
         most: Duration,
     ) -> Result<Response<Reply>, Infallible> {
         let time = super::timeout::of(request.headers(), most);
-        let answered = timeout(time, self.route(request, time)).await;
+        let answered = timeout(time, self.route(request, peer, time)).await;
         answered.unwrap_or_else(|_| {
             Ok(unary::failure(&Status::deadline_exceeded(
                 "the deadline of the call has passed",
@@ -99,6 +106,7 @@ impl Routes {
     async fn route(
         &self,
         request: Request<Incoming>,
+        peer: IpAddr,
         time: Duration,
     ) -> Result<Response<Reply>, Infallible> {
         let path = request.uri().path();
@@ -111,11 +119,33 @@ impl Routes {
                 .instrument(span)
                 .await;
         }
+        if path == CHECK {
+            let span = trace::request_span(ListenerKind::Grpc, "Check", request.headers());
+            // This future is boxed because it is larger than that of `ShouldRateLimit`.
+            let answer = unary::call(request, |message| self.check(peer, message));
+            return Box::pin(answer).instrument(span).await;
+        }
         let service = path.split('/').nth(1).unwrap_or_default();
         match self.streamed.iter().find(|route| route.service == service) {
             Some(route) => Ok((route.call)(request).await?.map(Reply::Streamed)),
             None => Ok(unary::failure(&Status::unimplemented("unknown service"))),
         }
+    }
+
+    async fn check(
+        &self,
+        peer: IpAddr,
+        message: Result<Bytes, Status>,
+    ) -> Result<CheckResponse, Status> {
+        let checked = match message {
+            Ok(message) => authorization::check(&self.context, peer, &message).await,
+            Err(status) => Err(status),
+        };
+        if checked.is_err() {
+            let metrics = self.context.limiter.metrics();
+            metrics.count_bad_request(ListenerKind::Grpc);
+        }
+        checked
     }
 
     async fn decide(

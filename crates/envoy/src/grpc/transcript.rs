@@ -1,6 +1,6 @@
 //! Runs the gRPC services without sockets, for fuzzing.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use prost::Message as _;
@@ -8,6 +8,7 @@ use tidegate::Clock;
 use tokio::sync::mpsc;
 
 use super::{
+    GrpcContext, authorization,
     proto::envoy::service::rate_limit_quota::v3::RateLimitQuotaUsageReports,
     quota::{self, QuotaSession},
     rate_limit,
@@ -33,6 +34,27 @@ pub fn rate_limit_transcript(
         return Err((tonic::Code::Internal.into(), alone.to_owned()));
     };
     let encoded = decided.map(|answer| answer.encode_to_vec());
+    encoded.map_err(|status| (status.code().into(), status.message().to_owned()))
+}
+
+/// Returns the encoded response of `Check` to `message` of the Envoy at `sender`. This function does
+/// not support a limiter with Redis.
+///
+/// # Errors
+///
+/// Returns the gRPC status code and its message.
+pub fn check_transcript(
+    context: &GrpcContext,
+    sender: IpAddr,
+    message: &[u8],
+) -> Result<Vec<u8>, (i32, String)> {
+    // A decision in the memory store never suspends.
+    let checked = authorization::check(context, sender, message).now_or_never();
+    let Some(checked) = checked else {
+        let alone = "a decision by Redis must be awaited";
+        return Err((tonic::Code::Internal.into(), alone.to_owned()));
+    };
+    let encoded = checked.map(|answer| answer.encode_to_vec());
     encoded.map_err(|status| (status.code().into(), status.message().to_owned()))
 }
 

@@ -89,6 +89,8 @@ impl TestListener {
             limiter: Arc::clone(&limiter),
             quotas: Arc::clone(&quotas),
             rate_limits: rate_limits.clone(),
+            identity: Arc::new(config.identity),
+            headers: config.headers,
         };
         let listener = grpc::listen(&server, socket, bounds, context, http2).unwrap();
         Self {

@@ -5,6 +5,7 @@
     reason = "a test fails by panicking"
 )]
 
+mod authorization;
 mod client;
 mod health;
 mod http2;

@@ -111,6 +111,8 @@ impl ListenerContext<'_> {
             limiter: Arc::clone(self.limiter),
             quotas: Arc::clone(self.quotas),
             rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
+            identity: Arc::clone(&self.identity),
+            headers: self.headers,
         };
         let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
         let bounds = bounds(&self.listeners.grpc, Bounds::default());

@@ -1,0 +1,447 @@
+//! `Authorization`: the service that Envoy's filter `ext_authz` calls for each request.
+//!
+//! The attributes of a request become the same entries as on `/v1/authorize`, so that one rules
+//! file serves all proxies. A denial is a normal response, and so is the refusal of an ambiguous
+//! request: after an error of the call, an Envoy with `failure_mode_allow` would admit the request.
+//!
+//! Messages are decoded by hand, because most attributes are not used, and because a message is
+//! bounded before memory is allocated for it.
+
+use std::{borrow::Cow, cell::RefCell, net::IpAddr};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::COOKIE};
+use prost_types::{Struct, Value as WireValue, value::Kind};
+use tidegate::{DecidedRequest, RateLimiter as _};
+use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch, Timestamp, Verdict};
+use tidegate_identity::{
+    AmbiguousRequest, DescribedRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect,
+    joined_lines,
+};
+use tidegate_limiter::{
+    entries::{AuditedRequest, Origin},
+    metrics::ListenerKind,
+};
+use tidegate_tower::{RuleNames, denial_response, malformed_response};
+use tonic::{Code, Status};
+
+use super::{
+    GrpcContext,
+    fields::{Fields, MalformedMessage, Value},
+    proto::{
+        envoy::{
+            config::core::v3::{HeaderValue as WireHeader, HeaderValueOption},
+            service::auth::v3::{
+                CheckResponse, DeniedHttpResponse, OkHttpResponse, check_response::HttpResponse,
+            },
+            r#type::v3::HttpStatus,
+        },
+        google::rpc::Status as WireStatus,
+    },
+};
+
+/// The maximum number of header lines of a request. Envoy's default is 100.
+const MAX_HEADERS: usize = 1_000;
+
+/// The maximum number of context extensions, which are entries from Envoy's configuration.
+const MAX_EXTENSIONS: usize = 32;
+
+thread_local! {
+    /// A buffer for keys, reused by the requests of this worker.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The reason why a request is refused without a decision.
+#[derive(Debug)]
+enum Refusal {
+    /// The message is malformed. Only a program that is not Envoy sends such a message.
+    Message(Status),
+    /// The client sent a request that cannot be counted. It must not pass.
+    Client(String),
+}
+
+impl From<MalformedMessage> for Refusal {
+    fn from(malformed: MalformedMessage) -> Self {
+        Self::Message(malformed.into())
+    }
+}
+
+impl From<AmbiguousRequest> for Refusal {
+    fn from(ambiguous: AmbiguousRequest) -> Self {
+        Self::Client(ambiguous.to_string())
+    }
+}
+
+/// Decides the request in `message`, which the Envoy at `sender` sent.
+pub(super) async fn check(
+    context: &GrpcContext,
+    sender: IpAddr,
+    message: &[u8],
+) -> Result<CheckResponse, Status> {
+    match decide(context, sender, message).await {
+        Ok(response) => Ok(response),
+        Err(Refusal::Message(status)) => Err(status),
+        Err(Refusal::Client(problem)) => {
+            let metrics = context.limiter.metrics();
+            metrics.count_bad_request(ListenerKind::Grpc);
+            let response = malformed_response(&problem);
+            Ok(denied(Code::InvalidArgument, &problem, response))
+        }
+    }
+}
+
+async fn decide(
+    context: &GrpcContext,
+    sender: IpAddr,
+    message: &[u8],
+) -> Result<CheckResponse, Refusal> {
+    let attributes = Attributes::read(message)?;
+    let headers = attributes.header_map()?;
+    let identity = &context.identity;
+    let described = DescribedRequest {
+        headers: &headers,
+        method: given(&attributes.method),
+        target: given(&attributes.path),
+        host: given(&attributes.host),
+        scheme: given(&attributes.scheme),
+        // The peer of an Envoy that listens on a Unix socket has no address.
+        peer: Some(attributes.peer.unwrap_or(sender)),
+        entries: &attributes.extensions,
+    };
+    let forwarded = ForwardAuthRequest::described(
+        described,
+        ForwardAuthContext {
+            peer: sender,
+            dialect: HeaderDialect::Detect,
+            trust: &identity.trust,
+            derived: &identity.derived,
+            geoip: identity.geoip.as_deref(),
+        },
+    );
+    let rules = context.limiter.rules();
+    let values = entry_values(&forwarded, &rules)?;
+    let entries: Vec<(&str, &str)> = values
+        .iter()
+        .map(|(name, value)| (*name, &**value))
+        .collect();
+    let counted = |error: tidegate_core::RequestError| Refusal::Client(error.to_string());
+    let request = Request::new(&entries, Cost::ONE).map_err(counted)?;
+    let names = context.headers.writer().rule_names();
+    let mut scratch = SCRATCH.take();
+    let now = context.limiter.now();
+    let checked = context
+        .limiter
+        .check(&rules, &mut scratch, &request, Effect::Charge)
+        .await;
+    let response = checked.map(|verdict| {
+        let audited = AuditedRequest {
+            listener: ListenerKind::Grpc,
+            origin: Origin::Listener,
+            decided: DecidedRequest {
+                request: &request,
+                rules: &rules,
+                now,
+            },
+        };
+        context.limiter.observe_and_audit(audited, &verdict);
+        written(context, &verdict, now)
+    });
+    SCRATCH.set(scratch);
+    response.map_err(|error| match names {
+        // Envoy passes the error on to the client.
+        RuleNames::Hidden => Refusal::Client(error.without_cause().to_string()),
+        RuleNames::Shown => Refusal::Client(error.to_string()),
+    })
+}
+
+/// Returns the names and the values of the entries that the rules use and that the request has.
+fn entry_values<'r>(
+    forwarded: &'r ForwardAuthRequest<'_>,
+    rules: &'r RuleSet,
+) -> Result<Vec<(&'r str, Cow<'r, str>)>, AmbiguousRequest> {
+    let mut values = Vec::new();
+    for name in rules.entry_names() {
+        if let Some(value) = forwarded.entry(name)? {
+            values.push((name, value));
+        }
+    }
+    for name in rules.extra_entry_names() {
+        if let Ok(Some(value)) = forwarded.entry(name)
+            && Request::has_room(values.len(), &value)
+        {
+            values.push((name, value));
+        }
+    }
+    Ok(values)
+}
+
+/// Returns an attribute, or `None` if it is empty, because protobuf has no absent strings.
+fn given(attribute: &str) -> Option<&str> {
+    Some(attribute).filter(|attribute| !attribute.is_empty())
+}
+
+/// Builds the response with `verdict`, which was made at `now`.
+fn written(context: &GrpcContext, verdict: &Verdict<'_>, now: Timestamp) -> CheckResponse {
+    let mut writer = context.headers.writer();
+    let mut headers = HeaderMap::new();
+    writer.write(verdict, now, &mut headers);
+    let metadata = Some(metadata(verdict));
+    if verdict.allowed {
+        return CheckResponse {
+            status: Some(WireStatus::default()),
+            http_response: Some(HttpResponse::OkResponse(OkHttpResponse {
+                response_headers_to_add: options(&headers),
+                ..OkHttpResponse::default()
+            })),
+            dynamic_metadata: metadata,
+        };
+    }
+    let mut response = denial_response(verdict, writer.rule_names());
+    response.headers_mut().extend(headers);
+    let code = if response.status() == StatusCode::TOO_MANY_REQUESTS {
+        Code::ResourceExhausted
+    } else {
+        Code::Unavailable
+    };
+    CheckResponse {
+        dynamic_metadata: metadata,
+        ..denied(code, "denied by a limit", response)
+    }
+}
+
+/// Builds the denial of a request. Envoy sends `response` to its client.
+fn denied(code: Code, message: &str, response: Response<Bytes>) -> CheckResponse {
+    let (head, body) = response.into_parts();
+    let denied = DeniedHttpResponse {
+        status: Some(HttpStatus {
+            code: i32::from(head.status.as_u16()),
+        }),
+        headers: options(&head.headers),
+        // A problem document is JSON, which is UTF-8.
+        body: String::from_utf8_lossy(&body).into_owned(),
+    };
+    CheckResponse {
+        status: Some(WireStatus {
+            code: code.into(),
+            message: message.to_owned(),
+        }),
+        http_response: Some(HttpResponse::DeniedResponse(denied)),
+        dynamic_metadata: None,
+    }
+}
+
+/// Returns `headers` as options that replace the headers of the response.
+fn options(headers: &HeaderMap) -> Vec<HeaderValueOption> {
+    let option = |(name, value): (&HeaderName, &HeaderValue)| HeaderValueOption {
+        header: Some(WireHeader {
+            key: name.as_str().to_owned(),
+            value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
+            ..WireHeader::default()
+        }),
+        append: Some(false),
+    };
+    headers.iter().map(option).collect()
+}
+
+/// Returns the verdict as dynamic metadata, for the access log of Envoy. Clients do not see it, so
+/// it names the rule.
+fn metadata(verdict: &Verdict<'_>) -> Struct {
+    let text = |text: &str| Kind::StringValue(text.to_owned());
+    let fields = [
+        ("allowed", Some(Kind::BoolValue(verdict.allowed))),
+        ("rule", verdict.rule.map(text)),
+        ("reason", verdict.reason.map(|reason| text(reason.as_str()))),
+    ];
+    let fields = fields.into_iter().filter_map(|(name, kind)| {
+        let value = WireValue { kind: Some(kind?) };
+        Some((name.to_owned(), value))
+    });
+    Struct {
+        fields: fields.collect(),
+    }
+}
+
+/// The attributes of a request that become entries.
+#[derive(Debug, Default)]
+struct Attributes<'m> {
+    peer: Option<IpAddr>,
+    method: Cow<'m, str>,
+    path: Cow<'m, str>,
+    host: Cow<'m, str>,
+    scheme: Cow<'m, str>,
+    /// The headers of which Envoy has joined the lines of equal names with commas.
+    joined: Vec<(&'m [u8], &'m [u8])>,
+    /// The headers with one element per line (`encode_raw_headers`).
+    raw: Vec<(&'m [u8], &'m [u8])>,
+    extensions: Vec<(&'m str, &'m str)>,
+}
+
+impl<'m> Attributes<'m> {
+    /// Decodes a `CheckRequest`. If a message is repeated, its occurrences are merged, as in
+    /// protobuf.
+    fn read(message: &'m [u8]) -> Result<Self, Refusal> {
+        let mut attributes = Self::default();
+        let mut fields = Fields::of(message);
+        while let Some((number, value)) = fields.next()? {
+            if number == 1 {
+                attributes.read_context(value.bytes())?;
+            }
+        }
+        Ok(attributes)
+    }
+
+    fn read_context(&mut self, message: &'m [u8]) -> Result<(), Refusal> {
+        let mut fields = Fields::of(message);
+        while let Some((number, value)) = fields.next()? {
+            match number {
+                1 => self.peer = address(value.bytes())?.or(self.peer),
+                4 => {
+                    let mut fields = Fields::of(value.bytes());
+                    while let Some((number, value)) = fields.next()? {
+                        if number == 2 {
+                            self.read_http(value.bytes())?;
+                        }
+                    }
+                }
+                10 => {
+                    if self.extensions.len() >= MAX_EXTENSIONS {
+                        let problem = format!(
+                            "attributes.context_extensions: exceeds the maximum of \
+                             {MAX_EXTENSIONS} entries"
+                        );
+                        return Err(Refusal::Message(Status::invalid_argument(problem)));
+                    }
+                    let (name, value) = pair(value.bytes(), 2)?;
+                    self.extensions.push((name.text()?, value.text()?));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn read_http(&mut self, message: &'m [u8]) -> Result<(), Refusal> {
+        let mut fields = Fields::of(message);
+        while let Some((number, value)) = fields.next()? {
+            match number {
+                2 => self.method = lossy(value),
+                3 => add(&mut self.joined, value.bytes(), 2)?,
+                4 => self.path = lossy(value),
+                5 => self.host = lossy(value),
+                6 => self.scheme = lossy(value),
+                13 => {
+                    let mut fields = Fields::of(value.bytes());
+                    while let Some((number, value)) = fields.next()? {
+                        if number == 1 {
+                            add(&mut self.raw, value.bytes(), 3)?;
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the headers, one element per line that the client sent.
+    ///
+    /// Without `encode_raw_headers`, Envoy joins lines of equal names, so values are split.
+    fn header_map(&self) -> Result<HeaderMap, Refusal> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in &self.raw {
+            append(&mut headers, name, value)?;
+        }
+        for (name, value) in &self.joined {
+            // Envoy joins the lines of `Cookie` with a semicolon.
+            if name.eq_ignore_ascii_case(COOKIE.as_str().as_bytes()) {
+                append(&mut headers, name, value)?;
+                continue;
+            }
+            for line in joined_lines(value) {
+                append(&mut headers, name, line)?;
+            }
+        }
+        Ok(headers)
+    }
+}
+
+/// Appends a header line. Pseudo-headers, such as `:path`, are left out: they are attributes.
+fn append(headers: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), Refusal> {
+    if name.starts_with(b":") {
+        return Ok(());
+    }
+    if headers.len() >= MAX_HEADERS {
+        let problem = format!("the request has more than {MAX_HEADERS} header lines; send fewer");
+        return Err(Refusal::Client(problem));
+    }
+    let name = HeaderName::from_bytes(name);
+    let value = HeaderValue::from_bytes(value);
+    // Envoy forwards only names and values that are valid in HTTP.
+    let (Ok(name), Ok(value)) = (name, value) else {
+        let problem = "a header has a name or a value that HTTP does not allow".to_owned();
+        return Err(Refusal::Client(problem));
+    };
+    headers.append(name, value);
+    Ok(())
+}
+
+/// Adds an element of a list of headers. A list is truncated to one more than its maximum, which is
+/// enough to detect that it is too long.
+fn add<'m>(
+    headers: &mut Vec<(&'m [u8], &'m [u8])>,
+    message: &'m [u8],
+    value_field: u32,
+) -> Result<(), Refusal> {
+    if headers.len() <= MAX_HEADERS {
+        let (name, value) = pair(message, value_field)?;
+        headers.push((name.bytes(), value.bytes()));
+    }
+    Ok(())
+}
+
+/// Decodes a message with a key in field 1, and a value in field `value_field` or, if that is
+/// absent, in field 2.
+fn pair(message: &[u8], value_field: u32) -> Result<(Value<'_>, Value<'_>), MalformedMessage> {
+    let (mut key, mut value, mut text) = (Value::Other, Value::Other, Value::Other);
+    let mut fields = Fields::of(message);
+    while let Some((number, field)) = fields.next()? {
+        match number {
+            1 => key = field,
+            number if number == value_field => value = field,
+            2 => text = field,
+            _ => {}
+        }
+    }
+    let value = if value == Value::Other { text } else { value };
+    Ok((key, value))
+}
+
+/// Decodes the address of a peer; `None` if it is not an IP address.
+fn address(peer: &[u8]) -> Result<Option<IpAddr>, MalformedMessage> {
+    let mut found = None;
+    let mut fields = Fields::of(peer);
+    while let Some((number, value)) = fields.next()? {
+        if number != 1 {
+            continue;
+        }
+        let mut kinds = Fields::of(value.bytes());
+        while let Some((number, value)) = kinds.next()? {
+            if number != 1 {
+                continue;
+            }
+            let mut parts = Fields::of(value.bytes());
+            while let Some((number, value)) = parts.next()? {
+                if number == 2 {
+                    found = value.text()?.parse().ok();
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Returns a text that may come from the client. Invalid UTF-8 becomes U+FFFD, so that the request
+/// can be counted.
+fn lossy(value: Value<'_>) -> Cow<'_, str> {
+    String::from_utf8_lossy(value.bytes())
+}
