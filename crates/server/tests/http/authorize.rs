@@ -174,11 +174,26 @@ fn a_proxy_can_choose_the_denial_status() {
             "?deny=x",
             "deny: must be a status from 400 to 599, such as 403",
         ),
-        ("?proxy=apache", "proxy: must be nginx, caddy or traefik"),
+        (
+            "?proxy=apache",
+            "proxy: must be nginx, caddy, traefik or envoy",
+        ),
         ("?hops=-1", "hops: must be a number from 0 to 16"),
         (
+            "?proxy=envoy",
+            "path: is missing; set `path_prefix: /v1/authorize?proxy=envoy&path=` in the configuration of Envoy, with `path=` at the end",
+        ),
+        (
+            "?proxy=envoy/login?next=/",
+            "proxy: must be nginx, caddy, traefik or envoy",
+        ),
+        (
+            "?proxy=nginx&path=/login",
+            "path: is an option of proxy=envoy; remove it, or add proxy=envoy before it",
+        ),
+        (
             "?denny=403",
-            "query: unknown option `denny`; the options are deny, hops, log, proxy and reserve",
+            "query: unknown option `denny`; the options are deny, hops, log, path, proxy and reserve",
         ),
         ("?log=rule,keys", "log: must be rule, key or rule,key"),
         (
@@ -214,6 +229,49 @@ fn headers_of_two_proxies_are_rejected() {
         listener.authorize("?proxy=caddy", &headers).json()["rule"],
         serde_json::Value::Null
     );
+}
+
+/// Envoy appends the request target of its client to the URL, and copies the method and the host.
+#[test]
+fn envoy_requests_are_answered() {
+    let listener = TestListener::open(RULES);
+    let ask = |method: &str, query: &str, headers: &[(&str, &str)]| {
+        let path = format!("/v1/authorize{query}");
+        let answer = listener.connect().ask(method, &path, headers, b"");
+        (answer.status, answer)
+    };
+    let login = "?proxy=envoy&path=/login?next=/";
+    let client = [("x-forwarded-for", "6.6.6.6,203.0.113.9")];
+    let (status, allowed) = ask("POST", login, &client);
+    assert_eq!(status, 200);
+    assert_eq!(allowed.header("ratelimit"), Some(r#""login";r=0;t=3600"#));
+    // Options, headers of other proxies and other addresses of the client have no effect.
+    for (query, client) in [
+        (login, "7.7.7.7,203.0.113.9"),
+        (
+            "?proxy=envoy&path=//login?x&hops=1&deny=503&path=/a",
+            "7.7.7.7,203.0.113.9",
+        ),
+    ] {
+        let headers = [
+            ("x-forwarded-for", client),
+            ("x-original-uri", "/a"),
+            ("x-forwarded-uri", "/a"),
+            ("x-forwarded-method", "GET"),
+            ("x-real-ip", "8.8.8.8"),
+        ];
+        let (status, denied) = ask("POST", query, &headers);
+        assert_eq!(status, 429, "{query}");
+        assert_eq!(denied.header("retry-after"), Some("3600"));
+    }
+    assert_eq!(ask("GET", login, &client).0, 200, "another method");
+    let api = "?proxy=envoy&deny=403&path=/api/orders";
+    let customer = |value| ask("GET", api, &[("x-customer", value)]).0;
+    assert_eq!(customer("acme"), 200);
+    // Envoy joins the lines of a header with a comma.
+    assert_eq!(customer("acme,acme"), 403);
+    assert_eq!(customer("acme,other"), 403);
+    assert_eq!(customer("acme, inc"), 200);
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `ANY /v1/authorize`: the forward-auth endpoint for nginx, Caddy and Traefik.
+//! `ANY /v1/authorize`: the forward-auth endpoint for nginx, Caddy, Traefik and
+//! Envoy.
 
 use std::{
     borrow::Cow,
@@ -6,14 +7,17 @@ use std::{
 };
 
 use hyper::{
-    Request, StatusCode,
+    HeaderMap, Request, StatusCode,
     body::Incoming,
-    header::{HeaderName, HeaderValue},
+    header::{HOST, HeaderName, HeaderValue},
 };
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tidegate::{DecidedRequest, RateLimiter as _, rate_limiter::SlotTurn};
 use tidegate_core::{Cost, Effect, RuleSet, Scratch, Span, Verdict, notation};
-use tidegate_identity::{AmbiguousRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect};
+use tidegate_identity::{
+    AmbiguousRequest, DescribedRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect,
+    header_text, split_joined_headers,
+};
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin},
     metrics::ListenerKind,
@@ -31,10 +35,12 @@ use super::{
 
 /// Options in the query of the forward-auth URL in the proxy's configuration.
 #[derive(Debug)]
-struct Options {
+struct Options<'q> {
     /// The status code that replaces the default status of every denial.
     deny: Option<StatusCode>,
     dialect: HeaderDialect,
+    /// The original request target, if the proxy is Envoy. Envoy appends it to its `path_prefix`.
+    envoy_target: Option<&'q str>,
     /// The number of trusted proxies in front of the calling proxy. If set, `clients.proxies` of
     /// the rules file is ignored for this request.
     hops: Option<usize>,
@@ -68,7 +74,7 @@ const MAX_HEADER_BYTES: usize = 1_024;
 /// The end of a truncated header: the percent-encoded `…`.
 const TRUNCATED: &str = "%E2%80%A6";
 
-impl Options {
+impl Options<'_> {
     /// Adds the rule and the key to the headers of `answer`, for the proxy's log.
     fn add_log_headers(
         &self,
@@ -142,7 +148,7 @@ pub(super) async fn authorize(
 async fn decide(
     context: &ConnectionContext,
     request: &Request<Incoming>,
-    options: &Options,
+    options: &Options<'_>,
 ) -> Result<Answer, Problem> {
     let identity = &context.identity;
     let hops = options
@@ -157,7 +163,19 @@ async fn decide(
     };
     let bad_request =
         |ambiguous: AmbiguousRequest| Problem::new(StatusCode::BAD_REQUEST, ambiguous.to_string());
-    let forwarded = ForwardAuthRequest::parse(request.headers(), sender).map_err(bad_request)?;
+    let host = request.headers().get(HOST).map(header_text);
+    let split;
+    let forwarded = match options.envoy_target {
+        Some(target) => {
+            split = split_joined_headers(request.headers());
+            let described = DescribedRequest {
+                host: host.as_deref(),
+                ..described_by_envoy(request, &split, target)
+            };
+            ForwardAuthRequest::described(described, sender)
+        }
+        None => ForwardAuthRequest::parse(request.headers(), sender).map_err(bad_request)?,
+    };
     let rules = context.limiter.rules();
     warn_of_gaps(&forwarded, &rules);
     let values = entry_values(&forwarded, &rules).map_err(bad_request)?;
@@ -206,7 +224,7 @@ async fn decide(
 /// Evaluates the limits for a request, and makes a reservation if the options ask for one.
 async fn limit<'a>(
     context: &ConnectionContext,
-    options: &Options,
+    options: &Options<'_>,
     rules: &'a Arc<RuleSet>,
     scratch: &'a mut Scratch,
     request: &tidegate_core::Request<'_>,
@@ -299,10 +317,44 @@ fn warn_of_gaps(forwarded: &ForwardAuthRequest<'_>, rules: &RuleSet) {
     }
 }
 
-fn options(query: &str) -> Result<Options, Problem> {
+/// Returns the description of a request by Envoy, except for the host. Envoy sends the method and the
+/// host of the original request as those of its own request.
+fn described_by_envoy<'r>(
+    request: &'r Request<Incoming>,
+    headers: &'r HeaderMap,
+    target: &'r str,
+) -> DescribedRequest<'r> {
+    DescribedRequest {
+        headers,
+        method: Some(request.method().as_str()),
+        target: Some(target),
+        host: None,
+        scheme: None,
+        peer: None,
+        entries: &[],
+    }
+}
+
+/// Splits the query at the option `path`, whose value is the rest of the query. The value comes
+/// from the client, so it is not searched for options.
+fn split_target(query: &str) -> (&str, Option<&str>) {
+    const PATH: &str = "path=";
+    if let Some(target) = query.strip_prefix(PATH) {
+        return ("", Some(target));
+    }
+    match query.split_once("&path=") {
+        Some((options, target)) => (options, Some(target)),
+        None => (query, None),
+    }
+}
+
+fn options(query: &str) -> Result<Options<'_>, Problem> {
+    let (query, target) = split_target(query);
+    let mut is_envoy = false;
     let mut options = Options {
         deny: None,
         dialect: HeaderDialect::Detect,
+        envoy_target: target,
         hops: None,
         logs_rule: false,
         logs_key: false,
@@ -331,9 +383,11 @@ fn options(query: &str) -> Result<Options, Problem> {
                     Problem::bad("deny", "must be a status from 400 to 599, such as 403")
                 })?);
             }
+            "proxy" if value == "envoy" => is_envoy = true,
             "proxy" => {
-                options.dialect = HeaderDialect::parse(value)
-                    .ok_or_else(|| Problem::bad("proxy", "must be nginx, caddy or traefik"))?;
+                options.dialect = HeaderDialect::parse(value).ok_or_else(|| {
+                    Problem::bad("proxy", "must be nginx, caddy, traefik or envoy")
+                })?;
             }
             "hops" => {
                 let hops = value.parse().ok().filter(|hops| *hops <= 16);
@@ -359,13 +413,30 @@ fn options(query: &str) -> Result<Options, Problem> {
                 return Err(Problem::bad(
                     "query",
                     format!(
-                        "unknown option `{name}`; the options are deny, hops, log, proxy and reserve"
+                        "unknown option `{name}`; the options are deny, hops, log, path, proxy and reserve"
                     ),
                 ));
             }
         }
     }
+    check_target(is_envoy, target)?;
     Ok(options)
+}
+
+/// Rejects an option `path` that is missing or has no effect.
+fn check_target(is_envoy: bool, target: Option<&str>) -> Result<(), Problem> {
+    match (is_envoy, target) {
+        (true, None) => Err(Problem::bad(
+            "path",
+            "is missing; set `path_prefix: /v1/authorize?proxy=envoy&path=` in the configuration \
+             of Envoy, with `path=` at the end",
+        )),
+        (false, Some(_)) => Err(Problem::bad(
+            "path",
+            "is an option of proxy=envoy; remove it, or add proxy=envoy before it",
+        )),
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
