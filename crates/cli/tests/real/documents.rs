@@ -16,6 +16,7 @@ use std::{
 };
 
 use crate::{
+    envoy::Authorized,
     examples::Proxy,
     fleet::until_exact,
     proxy::Fronted,
@@ -166,6 +167,24 @@ fn the_envoy_example_matches_the_output() {
 }
 
 #[test]
+#[test]
+fn the_example_of_envoys_authorization_matches_the_output() {
+    let authorized = Authorized::start();
+    let [grpc, http] = authorized.fronts;
+    let fronts = [("8000", grpc), ("8002", http)];
+    assert_true_with(
+        "examples/envoy-ext-authz/README.md",
+        &authorized.server,
+        &fronts,
+    );
+}
+
+#[test]
+fn the_haproxy_example_matches_the_output() {
+    let Haproxy { server, front, .. } = &Haproxy::start();
+    assert_true_with("examples/haproxy/README.md", server, &[("8000", *front)]);
+}
+
 fn the_fleet_example_matches_the_output() {
     let redis = RedisServer::start();
     let [first, second] = ["first.yaml", "second.yaml"].map(|name| {
@@ -202,9 +221,17 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         let name = document.strip_prefix(docs).unwrap_or(&document);
         let name = name.to_str().unwrap();
         for lines in blocks(&text, "yaml") {
-            // Settings for Prometheus and Envoy Gateway are not Tidegate rules files.
-            let is_of_others = ["groups:", "scrape_configs:"].contains(&lines[0])
-                || lines[0].starts_with("apiVersion: gateway.envoyproxy.io/");
+            // Settings for Prometheus, Envoy and Istio are not Tidegate rules files.
+            let is_of_others = [
+                "groups:",
+                "scrape_configs:",
+                "extensionProviders:",
+                "rate_limits:",
+            ]
+            .contains(&lines[0])
+                || ["gateway.envoyproxy.io/", "security.istio.io/"]
+                    .iter()
+                    .any(|group| lines[0].starts_with(&format!("apiVersion: {group}")));
             if is_of_others {
                 continue;
             }

@@ -1,5 +1,6 @@
 //! Tests with a real Envoy in front of an application, with Tidegate as its rate limit service.
 
+mod ext_authz;
 mod failure;
 mod quota;
 mod rate_limit;
@@ -7,6 +8,7 @@ mod reload;
 mod xds;
 
 use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server};
+pub(crate) use self::ext_authz::Authorized;
 
 /// Two listeners, `open` and `closed`, and the routes that the tests use.
 const BOOTSTRAP: &str = include_str!("bootstrap.yaml");

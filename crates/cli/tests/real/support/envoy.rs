@@ -16,9 +16,8 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// Starts an Envoy that uses the Tidegate server at `tidegate`. In `bootstrap`, Tidegate's port
-    /// must be 8081, the application's port 8001, and the listeners' ports other ports from 8000 to
-    /// 8999.
+    /// Starts an Envoy that uses Tidegate's gRPC listener at `tidegate`. In `bootstrap`, that port
+    /// must be 8081, the application's port 8001, and the ports of Envoy's listeners 8000 and 8002.
     pub(crate) fn start(bootstrap: &str, tidegate: SocketAddr) -> Self {
         let port = |number: u16| format!("port_value: {number}}}");
         let application = "{pipe: {path: application.sock}}";
