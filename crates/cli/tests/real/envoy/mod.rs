@@ -5,10 +5,11 @@ mod failure;
 mod quota;
 mod rate_limit;
 mod reload;
+mod stream_done;
 mod xds;
 
-use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server};
 pub(crate) use self::ext_authz::Authorized;
+use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server};
 
 /// Two listeners, `open` and `closed`, and the routes that the tests use.
 const BOOTSTRAP: &str = include_str!("bootstrap.yaml");
@@ -22,6 +23,8 @@ descriptors:
   - {key: api_key, rate_limit: {name: per-key, unit: year, requests_per_unit: 3}}
   - {key: generic_key, value: cost, rate_limit: {unit: year, requests_per_unit: 10}}
   - {key: generic_key, value: override, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: tokens, rate_limit: {unit: year, requests_per_unit: 10}}
+  - {key: budget, rate_limit: {unit: year, requests_per_unit: 10}}
 ";
 
 /// An Envoy and the Tidegate server that it uses.
