@@ -177,6 +177,8 @@ pub struct ListenAddresses {
     pub grpc: Option<SocketAddr>,
     /// `listen.resp`: the listener for the Redis protocol (RESP); default `127.0.0.1:6380`.
     pub resp: Option<SocketAddr>,
+    /// `listen.spop`: the listener for HAProxy's Stream Processing Offload Protocol; default off.
+    pub spop: Option<SocketAddr>,
     /// `listen.admin`: the listener for health, metrics and manual blocks; default
     /// `127.0.0.1:8082`. Parsing rejects an address that other machines can reach, unless an admin
     /// token is set.
@@ -188,11 +190,12 @@ pub struct ListenAddresses {
 
 impl ListenAddresses {
     /// Returns the listeners with their names.
-    fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 5] {
+    fn listeners(&self) -> [(&'static str, Option<SocketAddr>); 6] {
         [
             ("http", self.http),
             ("grpc", self.grpc),
             ("resp", self.resp),
+            ("spop", self.spop),
             ("admin", self.admin),
             ("metrics", self.metrics),
         ]
@@ -254,6 +257,8 @@ pub struct ListenerSettings {
     pub grpc: ListenerConfig,
     /// `listen.resp`.
     pub resp: ListenerConfig,
+    /// `listen.spop`.
+    pub spop: ListenerConfig,
     /// `listen.admin`. The token of the admin listener is in [`Config::admin_token`].
     pub admin: ListenerConfig,
     /// `listen.metrics`.
@@ -271,6 +276,7 @@ impl Default for ListenerSettings {
             http: ListenerConfig::default(),
             grpc: ListenerConfig::default(),
             resp: ListenerConfig::default(),
+            spop: ListenerConfig::default(),
             admin: small.clone(),
             metrics: small,
         }
@@ -284,6 +290,7 @@ impl Default for ListenAddresses {
             http: loopback(8080),
             grpc: loopback(8081),
             resp: loopback(6380),
+            spop: None,
             admin: loopback(8082),
             metrics: None,
         }

@@ -53,6 +53,13 @@ const HTTP_KEYS: &[&str] = &[
     "token",
     "token_env",
 ];
+const SPOP_KEYS: &[&str] = &[
+    "address",
+    "max_connections",
+    "max_connections_per_client",
+    "idle_timeout",
+    "tls",
+];
 const RESP_KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -92,7 +99,7 @@ impl RawListen {
 }
 
 /// The names of the listeners.
-const NAMES: &[&str] = &["http", "grpc", "resp", "admin", "metrics"];
+const NAMES: &[&str] = &["http", "grpc", "resp", "spop", "admin", "metrics"];
 
 pub(super) fn listen(
     file: &Fields<'_>,
@@ -110,6 +117,7 @@ pub(super) fn listen(
     for (name, keys, address, settings) in [
         ("http", HTTP_KEYS, &mut listen.http, &mut listeners.http),
         ("resp", RESP_KEYS, &mut listen.resp, &mut listeners.resp),
+        ("spop", SPOP_KEYS, &mut listen.spop, &mut listeners.spop),
         ("admin", ADMIN_KEYS, &mut listen.admin, &mut listeners.admin),
         ("grpc", KEYS, &mut listen.grpc, &mut listeners.grpc),
         ("metrics", KEYS, &mut listen.metrics, &mut listeners.metrics),
@@ -281,6 +289,12 @@ pub(super) fn warn_of_open(raw: &RawListen, config: &Config, report: &mut Report
             listen.resp,
             asks(&listeners.resp),
             "set `password_env`, or `tls` with `client_ca`",
+        ),
+        (
+            "spop",
+            listen.spop,
+            asks(&listeners.spop),
+            "set `tls` with `client_ca`",
         ),
         (
             "grpc",

@@ -34,7 +34,11 @@ pub(super) fn check(
 
 /// Returns the names of the listeners that apply rules but never see the response.
 fn blind_listeners(listen: &ListenAddresses) -> Vec<&'static str> {
-    let listeners = [("listen.http", listen.http), ("listen.resp", listen.resp)];
+    let listeners = [
+        ("listen.http", listen.http),
+        ("listen.resp", listen.resp),
+        ("listen.spop", listen.spop),
+    ];
     let open = listeners
         .into_iter()
         .filter(|(_, address)| address.is_some());

@@ -67,6 +67,8 @@ pub enum TlsListener {
     Http,
     /// The Redis protocol listener.
     Resp,
+    /// The SPOP listener, for HAProxy.
+    Spop,
     /// The admin listener, which uses HTTP/1.1.
     Admin,
 }
@@ -80,6 +82,7 @@ impl TlsListener {
             Self::Proxy => "proxy",
             Self::Http => "listen.http",
             Self::Resp => "listen.resp",
+            Self::Spop => "listen.spop",
             Self::Admin => "listen.admin",
         }
     }
@@ -92,6 +95,7 @@ impl TlsListener {
             Self::Proxy => "proxy",
             Self::Http => "http",
             Self::Resp => "resp",
+            Self::Spop => "spop",
             Self::Admin => "admin",
         }
     }
@@ -101,7 +105,7 @@ impl TlsListener {
             Self::Grpc => vec![b"h2".to_vec()],
             Self::Proxy => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
             Self::Http | Self::Admin => vec![b"http/1.1".to_vec()],
-            Self::Resp => Vec::new(),
+            Self::Resp | Self::Spop => Vec::new(),
         }
     }
 }

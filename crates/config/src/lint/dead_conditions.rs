@@ -138,7 +138,9 @@ pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> O
 
 /// Returns whether the proxy is the only listener, so that no caller can send other entries.
 fn is_closed(config: &Config) -> bool {
-    config.proxy.is_some() && config.listen.http.is_none() && config.listen.resp.is_none()
+    let listen = &config.listen;
+    let others = [listen.http, listen.resp, listen.spop];
+    config.proxy.is_some() && others.iter().all(Option::is_none)
 }
 
 /// Returns the names of the entries that the proxy provides or this file defines, except for names

@@ -160,12 +160,14 @@ pub enum ListenerKind {
     Grpc,
     /// The Redis protocol listener.
     Resp,
+    /// The SPOP listener, for HAProxy.
+    Spop,
     /// The reverse proxy.
     Proxy,
 }
 
 impl ListenerKind {
-    pub(crate) const ALL: [Self; 4] = [Self::Http, Self::Grpc, Self::Resp, Self::Proxy];
+    pub(crate) const ALL: [Self; 5] = [Self::Http, Self::Grpc, Self::Resp, Self::Spop, Self::Proxy];
 
     /// Returns the value of the metric label.
     #[must_use]
@@ -174,6 +176,7 @@ impl ListenerKind {
             Self::Http => "http",
             Self::Grpc => "grpc",
             Self::Resp => "resp",
+            Self::Spop => "spop",
             Self::Proxy => "proxy",
         }
     }
@@ -183,13 +186,15 @@ impl ListenerKind {
             Self::Http => 0,
             Self::Grpc => 1,
             Self::Resp => 2,
-            Self::Proxy => 3,
+            Self::Spop => 3,
+            Self::Proxy => 4,
         }
     }
 }
 
 /// The listeners at which services name their own entries. These entries are audited.
-const NAMING_LISTENERS: [ListenerKind; 2] = [ListenerKind::Http, ListenerKind::Resp];
+const NAMING_LISTENERS: [ListenerKind; 3] =
+    [ListenerKind::Http, ListenerKind::Resp, ListenerKind::Spop];
 
 /// The result of a decision: `None` if the request was allowed, otherwise the reason for the
 /// denial.

@@ -4,4 +4,5 @@ pub mod admin;
 mod cross_site;
 pub mod http;
 pub mod resp;
+pub mod spop;
 mod top;

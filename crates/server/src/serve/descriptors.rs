@@ -35,7 +35,11 @@ pub(super) fn fit_connections(config: &mut Config) -> Option<String> {
         u64::saturating_add,
     );
     let ListenerSettings {
-        http, grpc, resp, ..
+        http,
+        grpc,
+        resp,
+        spop,
+        ..
     } = &mut config.listeners;
     let proxy = config.proxy.as_mut();
     let bounds = [
@@ -50,6 +54,10 @@ pub(super) fn fit_connections(config: &mut Config) -> Option<String> {
         (
             "resp",
             config.listen.resp.map(|_| &mut resp.max_connections),
+        ),
+        (
+            "spop",
+            config.listen.spop.map(|_| &mut spop.max_connections),
         ),
         (
             "proxy",

@@ -11,7 +11,7 @@ use tidegate_proxy::TrustAnchorError;
 use crate::{geoip::GeoIpError, redis_runtime::RedisStartError, reload::LoadError};
 
 /// The names of the listeners for which the service manager may pass a socket.
-const NAMES: &str = "http, grpc, resp, admin, metrics and proxy";
+const NAMES: &str = "http, grpc, resp, spop, admin, metrics and proxy";
 
 /// The reason why the server could not start.
 #[derive(Debug, thiserror::Error)]

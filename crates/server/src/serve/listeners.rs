@@ -17,7 +17,7 @@ use crate::{
     geoip::GeoIp,
     listener::{
         admin::{self, AdminContext, AdminCredential},
-        http, resp,
+        http, resp, spop,
     },
     reload::Reloader,
 };
@@ -27,6 +27,7 @@ pub(super) struct Certificates {
     http: Option<Arc<Tls>>,
     grpc: Option<Arc<Tls>>,
     resp: Option<Arc<Tls>>,
+    spop: Option<Arc<Tls>>,
     admin: Option<Arc<Tls>>,
     proxy: Option<Arc<Tls>>,
 }
@@ -39,13 +40,21 @@ impl Certificates {
             http: load_tls(TlsListener::Http, listeners.http.tls.as_ref())?,
             grpc: load_tls(TlsListener::Grpc, config.grpc.tls.as_ref())?,
             resp: load_tls(TlsListener::Resp, listeners.resp.tls.as_ref())?,
+            spop: load_tls(TlsListener::Spop, listeners.spop.tls.as_ref())?,
             admin: load_tls(TlsListener::Admin, listeners.admin.tls.as_ref())?,
             proxy: load_tls(TlsListener::Proxy, of_proxy)?,
         })
     }
 
     pub(super) fn all(&self) -> Vec<Arc<Tls>> {
-        let all = [&self.http, &self.grpc, &self.resp, &self.admin, &self.proxy];
+        let all = [
+            &self.http,
+            &self.grpc,
+            &self.resp,
+            &self.spop,
+            &self.admin,
+            &self.proxy,
+        ];
         all.into_iter().flatten().cloned().collect()
     }
 }
@@ -78,6 +87,9 @@ impl ListenerContext<'_> {
         }
         if let Some(socket) = sockets.resp {
             self.opened("resp", self.listen_resp(server, socket)?);
+        }
+        if let Some(socket) = sockets.spop {
+            self.opened("spop", self.listen_spop(server, socket)?);
         }
         if let Some((socket, runtime)) = sockets.proxy.zip(self.proxy.as_ref()) {
             self.opened("proxy", self.listen_proxy(server, socket, runtime)?);
@@ -130,6 +142,17 @@ impl ListenerContext<'_> {
         };
         let bounds = bounds(settings, resp::default_bounds());
         resp::listen_guarded(server, socket, bounds, context)
+    }
+
+    fn listen_spop(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
+        let settings = &self.listeners.spop;
+        let context = spop::SpopContext {
+            limiter: Arc::clone(self.limiter),
+            headers: self.headers,
+            tls: self.certificates.spop.clone(),
+        };
+        let bounds = bounds(settings, Bounds::default());
+        spop::listen(server, socket, bounds, context)
     }
 
     fn listen_proxy(

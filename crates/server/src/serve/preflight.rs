@@ -43,6 +43,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
         ),
         (TlsListener::Http, config.listeners.http.tls.as_ref()),
         (TlsListener::Resp, config.listeners.resp.tls.as_ref()),
+        (TlsListener::Spop, config.listeners.spop.tls.as_ref()),
         (TlsListener::Admin, config.listeners.admin.tls.as_ref()),
     ];
     let certificates = certificates.map(|(listener, files)| load_tls(listener, files).err());

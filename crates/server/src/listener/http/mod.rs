@@ -368,7 +368,7 @@ impl ConnectionContext {
 /// Returns the status for `verdict`. All HTTP endpoints use this mapping. A denial has status 429.
 /// If the store could not decide, or if the service is at its capacity, the status is 503, because
 /// neither is the client's fault.
-fn status(verdict: &Verdict<'_>) -> StatusCode {
+pub(super) fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,
         (false, Some(Reason::Store)) => StatusCode::SERVICE_UNAVAILABLE,

@@ -1,0 +1,240 @@
+//! Decides the request that a NOTIFY describes, and writes the ACK.
+//!
+//! All messages of a NOTIFY belong to one event of one stream, so their arguments are the entries
+//! of one request, which is decided once. The argument `cost` is the cost of the request. An
+//! argument without a value, such as an absent header, is no entry.
+//!
+//! An ACK is sent for each NOTIFY whose payload can be decoded. A request that cannot be counted is
+//! denied: if the agent gave no answer, HAProxy would admit the request, and a client could send an
+//! ambiguous path to evade its limit.
+
+use std::{borrow::Cow, cell::RefCell};
+
+use http::{HeaderMap, header::RETRY_AFTER};
+use tidegate::{DecidedRequest, RateLimiter as _};
+use tidegate_core::{Cost, Effect, Request, RequestError, RuleSet, Scratch, bounds::MAX_ENTRIES};
+use tidegate_limiter::{
+    ServerLimiter,
+    entries::{AuditedRequest, Origin},
+    metrics::ListenerKind,
+};
+use tidegate_tower::HeaderWriter;
+
+use super::{
+    super::http::status,
+    frame::{Actions, Disconnect, Frame, MALFORMED, Reader, Value, put_ack},
+};
+
+thread_local! {
+    /// A buffer for keys, reused by the requests of this worker.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+/// The argument that is the cost of the request.
+const COST: &str = "cost";
+
+/// The arguments of a NOTIFY.
+#[derive(Debug)]
+struct Arguments<'b> {
+    /// The entries, at most one more than the maximum.
+    entries: Vec<(Cow<'b, str>, Cow<'b, str>)>,
+    cost: Option<Value<'b>>,
+}
+
+impl<'b> Arguments<'b> {
+    /// Decodes a list of messages.
+    fn read(payload: &'b [u8]) -> Option<Self> {
+        let mut arguments = Self {
+            entries: Vec::new(),
+            cost: None,
+        };
+        let mut reader = Reader(payload);
+        while !reader.is_at_end() {
+            // The name of the message has no effect.
+            reader.bytes()?;
+            for _ in 0..reader.byte()? {
+                let name = String::from_utf8_lossy(reader.bytes()?);
+                arguments.add(name, reader.value()?);
+            }
+        }
+        Some(arguments)
+    }
+
+    fn add(&mut self, name: Cow<'b, str>, value: Value<'b>) {
+        if name == COST {
+            self.cost = Some(value);
+            return;
+        }
+        let Some(text) = text(value) else {
+            return;
+        };
+        // One entry above the maximum is enough to reject the request.
+        if self.entries.len() <= MAX_ENTRIES {
+            self.entries.push((entry_name(name), text));
+        }
+    }
+
+    fn cost(&self) -> Result<Cost, RequestError> {
+        let count = match self.cost {
+            None | Some(Value::Null) => return Ok(Cost::ONE),
+            Some(Value::Unsigned(number)) => Some(number),
+            Some(Value::Signed(number)) => u64::try_from(number).ok(),
+            Some(Value::Bytes(text)) => std::str::from_utf8(text)
+                .ok()
+                .and_then(|text| text.parse().ok()),
+            Some(_) => None,
+        };
+        let wrong = || RequestError::new(COST, "must be a whole number from 1");
+        Cost::new(count.ok_or_else(wrong)?)
+    }
+}
+
+/// Returns a value as text; `None` if it is absent or empty.
+fn text(value: Value<'_>) -> Option<Cow<'_, str>> {
+    Some(match value {
+        Value::Null | Value::Bytes(b"") => return None,
+        Value::Bool(is_true) => Cow::Borrowed(if is_true { "true" } else { "false" }),
+        Value::Signed(number) => number.to_string().into(),
+        Value::Unsigned(number) => number.to_string().into(),
+        Value::Ip(ip) => ip.to_string().into(),
+        // A client may send any bytes. Invalid UTF-8 becomes U+FFFD, so that it can be counted.
+        Value::Bytes(bytes) => String::from_utf8_lossy(bytes),
+    })
+}
+
+/// Returns the name of an entry as in the rules: the names of headers are in lower case.
+fn entry_name(name: Cow<'_, str>) -> Cow<'_, str> {
+    let is_header = name.starts_with("header.");
+    if is_header && name.bytes().any(|byte| byte.is_ascii_uppercase()) {
+        return name.to_ascii_lowercase().into();
+    }
+    name
+}
+
+/// Decides the request of `notify`, and returns the encoded ACK.
+pub(super) async fn answer(
+    limiter: &ServerLimiter,
+    writer: &HeaderWriter,
+    notify: &Frame<'_>,
+    max_frame_bytes: usize,
+) -> Result<Vec<u8>, Disconnect> {
+    let arguments = Arguments::read(notify.payload).ok_or(MALFORMED)?;
+    let mut out = Vec::new();
+    let rules = limiter.rules();
+    let mut scratch = SCRATCH.take();
+    let decided = async {
+        let cost = arguments.cost()?;
+        let entries = normalized(limiter, &rules, &arguments.entries)?;
+        let entries: Vec<(&str, &str)> = entries
+            .iter()
+            .map(|(name, value)| (*name, &**value))
+            .collect();
+        let request = Request::new(&entries, cost)?;
+        let now = limiter.now();
+        let verdict = limiter
+            .check(&rules, &mut scratch, &request, Effect::Charge)
+            .await?;
+        let audited = AuditedRequest {
+            listener: ListenerKind::Spop,
+            origin: Origin::Service,
+            decided: DecidedRequest {
+                request: &request,
+                rules: &rules,
+                now,
+            },
+        };
+        limiter.observe_and_audit(audited, &verdict);
+        let mut headers = HeaderMap::new();
+        writer.clone().write(&verdict, now, &mut headers);
+        put_ack(&mut out, notify.id, max_frame_bytes, |actions| {
+            set_verdict(actions, &verdict, &headers);
+        });
+        Ok::<_, RequestError>(())
+    }
+    .await;
+    SCRATCH.set(scratch);
+    if let Err(error) = decided {
+        limiter.metrics().count_bad_request(ListenerKind::Spop);
+        put_ack(&mut out, notify.id, max_frame_bytes, |actions| {
+            set_problem(actions, &error.to_string());
+        });
+    }
+    Ok(out)
+}
+
+/// Returns the entries in the form that forward-auth gives them.
+fn normalized<'e>(
+    limiter: &ServerLimiter,
+    rules: &RuleSet,
+    entries: &'e [(Cow<'_, str>, Cow<'_, str>)],
+) -> Result<Vec<(&'e str, Cow<'e, str>)>, RequestError> {
+    let normal = |(name, value): &'e (Cow<'_, str>, Cow<'_, str>)| {
+        let value = match limiter.trust().normalize(name, value) {
+            Ok(value) => value,
+            Err(ambiguous) if rules.looks_at(name) => {
+                let text = ambiguous.to_string();
+                // The text begins with the name of the entry.
+                let problem = text.split_once(": ").map_or(&*text, |(_, problem)| problem);
+                return Err(RequestError::new(format!("entries.{name}"), problem));
+            }
+            Err(_) => Cow::Borrowed(&**value),
+        };
+        Ok((&**name, value))
+    };
+    entries.iter().map(normal).collect()
+}
+
+/// The variables that describe one outcome and not the other.
+const OPTIONAL: [&str; 6] = [
+    "retry_after",
+    "remaining",
+    "limit",
+    "reason",
+    "rule",
+    "problem",
+];
+
+/// Sets the variables for a verdict with these headers. The most important variables come first,
+/// because HAProxy may accept only short frames.
+fn set_verdict(
+    actions: &mut Actions<'_>,
+    verdict: &tidegate_core::Verdict<'_>,
+    headers: &HeaderMap,
+) {
+    let leading = verdict.leading().map(|line| &line.outcome);
+    let retry_after = headers.get(RETRY_AFTER).and_then(|value| {
+        let text = value.to_str().ok()?;
+        text.parse().ok().map(Value::Unsigned)
+    });
+    actions.set("allowed", Value::Bool(verdict.allowed));
+    actions.set("status", Value::Unsigned(status(verdict).as_u16().into()));
+    let bytes = |text: &'static str| Value::Bytes(text.as_bytes());
+    let values = [
+        retry_after,
+        leading.map(|outcome| Value::Unsigned(outcome.remaining)),
+        leading.map(|outcome| Value::Unsigned(outcome.limit)),
+        verdict.reason.map(|reason| bytes(reason.as_str())),
+        verdict.rule.map(|rule| Value::Bytes(rule.as_bytes())),
+        None,
+    ];
+    for (name, value) in OPTIONAL.into_iter().zip(values) {
+        match value {
+            Some(value) => actions.set(name, value),
+            None => actions.unset(name),
+        }
+    }
+    for (name, value) in headers.iter().filter(|(name, _)| *name != RETRY_AFTER) {
+        let name = name.as_str().replace('-', "_");
+        actions.set(&name, Value::Bytes(value.as_bytes()));
+    }
+}
+
+/// Sets the variables for a request that cannot be counted, which is denied.
+fn set_problem(actions: &mut Actions<'_>, problem: &str) {
+    actions.set("allowed", Value::Bool(false));
+    actions.set("status", Value::Unsigned(400));
+    for name in OPTIONAL {
+        actions.unset(name);
+    }
+    actions.set("problem", Value::Bytes(problem.as_bytes()));
+}

@@ -1,0 +1,87 @@
+//! The SPOP listener: an agent for HAProxy's Stream Processing Offload Engine (SPOE).
+//!
+//! HAProxy sends a NOTIFY frame for each event, and continues when it has the ACK frame, which sets
+//! variables of the transaction. `frame` decodes and encodes frames, `session` handles the
+//! handshake and the order of frames, `check` decides the request of a NOTIFY, and `connection`
+//! does I/O and enforces timeouts.
+//!
+//! The agent supports version 2.0 and pipelining. It does not support fragmentation, so the length
+//! of a frame bounds the memory of a request. All bounds are in [`bounds`].
+
+pub mod bounds;
+
+mod check;
+mod connection;
+mod frame;
+mod session;
+
+use std::{io, net::TcpListener, sync::Arc};
+
+use tidegate_config::Headers;
+use tidegate_limiter::ServerLimiter;
+use tidegate_net::{Bounds, Listener, Server, Tls};
+
+use self::session::Session;
+
+/// The dependencies and settings of the SPOP listener.
+#[derive(Clone, Debug)]
+pub struct SpopContext {
+    /// The limiter.
+    pub limiter: Arc<ServerLimiter>,
+    /// The rate limit headers, which become variables.
+    pub headers: Headers,
+    /// The listener's TLS configuration; without one, connections are plaintext.
+    pub tls: Option<Arc<Tls>>,
+}
+
+/// Serves HAProxy's Stream Processing Offload Protocol on `socket`.
+///
+/// # Errors
+///
+/// Returns the error of the operating system if `socket` is not a listening socket.
+pub fn listen(
+    server: &Server,
+    socket: TcpListener,
+    bounds: Bounds,
+    context: SpopContext,
+) -> io::Result<Listener> {
+    let context = Arc::new(context);
+    server.listen(socket, bounds, move |stream, connection| {
+        let context = Arc::clone(&context);
+        async move {
+            let session = Session::new(context.headers.writer());
+            let Some(tls) = &context.tls else {
+                return connection::serve(session, stream, connection, &context.limiter).await;
+            };
+            if let Some(stream) = tls.accept_in_time(stream, &connection).await {
+                connection::serve(session, stream, connection, &context.limiter).await;
+            }
+        }
+    })
+}
+
+/// Returns the frames that the agent sends to a HAProxy that sends `input`, without a socket. This
+/// function is for tests and fuzzing, and does not support a Redis-backed limiter.
+#[cfg(any(test, fuzzing))]
+#[must_use]
+pub fn transcript(limiter: &ServerLimiter, headers: Headers, input: &[u8]) -> Vec<u8> {
+    use futures_util::FutureExt as _;
+
+    use self::session::Next;
+
+    let mut session = Session::new(headers.writer());
+    let (mut at, mut output) = (0, Vec::new());
+    loop {
+        let mut out = Vec::new();
+        // A decision in the memory store never suspends.
+        let answered = session.answer(limiter, &input[at..], &mut out);
+        let Some(progress) = answered.now_or_never() else {
+            return output;
+        };
+        output.append(&mut out);
+        at += progress.used;
+        if progress.next != Next::Write {
+            return output;
+        }
+    }
+}

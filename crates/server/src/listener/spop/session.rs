@@ -1,0 +1,223 @@
+//! The state of a connection: the handshake, and the answers to frames.
+
+use futures_util::{StreamExt as _, stream};
+use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
+use tidegate_tower::HeaderWriter;
+
+use super::{
+    bounds::{MAX_FRAME_BYTES, MAX_TOGETHER, MIN_FRAME_BYTES, OUTPUT_BYTES},
+    check,
+    frame::{
+        Disconnect, FRAGMENTED, Frame, HAPROXY_DISCONNECT, HAPROXY_HELLO, MALFORMED,
+        NO_CAPABILITIES, NO_FRAME_SIZE, NO_VERSION, NORMAL, NOTIFY, OTHER_VERSION, Reader,
+        SMALL_FRAMES, UNEXPECTED, Value, put_disconnect, put_hello,
+    },
+};
+
+/// The state of one connection.
+#[derive(Debug)]
+pub(super) struct Session {
+    writer: HeaderWriter,
+    /// The maximum length of a frame in both directions, once it is negotiated.
+    max_frame_bytes: usize,
+    has_begun: bool,
+}
+
+/// The part of the input that has been answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Progress {
+    /// The number of input bytes that have been consumed.
+    pub(super) used: usize,
+    pub(super) next: Next,
+}
+
+/// The next action on a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// More input is needed.
+    Read,
+    /// The output must be written before more frames are answered.
+    Write,
+    /// The connection must be closed after the output is written.
+    Close,
+}
+
+/// The items of a HAPROXY-HELLO.
+#[derive(Debug, PartialEq, Eq)]
+struct Hello {
+    max_frame_bytes: u32,
+    has_pipelining: bool,
+    is_health_check: bool,
+}
+
+impl Session {
+    pub(super) fn new(writer: HeaderWriter) -> Self {
+        Self {
+            writer,
+            max_frame_bytes: MAX_FRAME_BYTES,
+            has_begun: false,
+        }
+    }
+
+    /// Answers the complete frames in `input` until [`OUTPUT_BYTES`] of output are pending.
+    pub(super) async fn answer(
+        &mut self,
+        limiter: &ServerLimiter,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Progress {
+        let mut used = 0;
+        let reason = loop {
+            if out.len() >= OUTPUT_BYTES {
+                let next = Next::Write;
+                return Progress { used, next };
+            }
+            match self.step(limiter, &input[used..], out).await {
+                Ok(0) => {
+                    let next = Next::Read;
+                    return Progress { used, next };
+                }
+                // A step consumes whole frames of the input.
+                Ok(length) => used += length,
+                Err(End::HealthCheck) => break None,
+                Err(End::Disconnect(reason)) => break Some(reason),
+            }
+        };
+        if let Some(reason) = reason {
+            if reason != NORMAL {
+                limiter.metrics().count_bad_request(ListenerKind::Spop);
+            }
+            put_disconnect(out, reason);
+        }
+        Progress {
+            used: input.len(),
+            next: Next::Close,
+        }
+    }
+
+    /// Answers the first frame of `input`, or several NOTIFY frames at once. Returns their length,
+    /// which is 0 if no frame is complete.
+    async fn step(
+        &mut self,
+        limiter: &ServerLimiter,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<usize, End> {
+        let Some((frame, length)) = Frame::first(input, self.max_frame_bytes)? else {
+            return Ok(0);
+        };
+        match frame.kind {
+            HAPROXY_HELLO if !self.has_begun && !frame.is_fragment() => {
+                let hello = Hello::read(frame.payload)?;
+                self.begin(&hello, out);
+                if hello.is_health_check {
+                    return Err(End::HealthCheck);
+                }
+            }
+            HAPROXY_DISCONNECT => return Err(NORMAL.into()),
+            _ if !self.has_begun => return Err(UNEXPECTED.into()),
+            HAPROXY_HELLO => return Err(UNEXPECTED.into()),
+            _ if frame.is_fragment() => return Err(FRAGMENTED.into()),
+            NOTIFY => return self.notified(limiter, input, out).await,
+            // Unknown frames are ignored, as the protocol allows.
+            _ => {}
+        }
+        Ok(length)
+    }
+
+    fn begin(&mut self, hello: &Hello, out: &mut Vec<u8>) {
+        let own = u32::try_from(MAX_FRAME_BYTES).unwrap_or(u32::MAX);
+        let max = hello.max_frame_bytes.min(own);
+        self.max_frame_bytes = usize::try_from(max).unwrap_or(MAX_FRAME_BYTES);
+        self.has_begun = true;
+        let capabilities = if hello.has_pipelining {
+            "pipelining"
+        } else {
+            ""
+        };
+        put_hello(out, max, capabilities);
+    }
+
+    /// Answers the NOTIFY frames at the beginning of `input`, and returns their length. The
+    /// decisions run at the same time, so that they share the round trip to Redis.
+    async fn notified(
+        &self,
+        limiter: &ServerLimiter,
+        input: &[u8],
+        out: &mut Vec<u8>,
+    ) -> Result<usize, End> {
+        let (mut frames, mut length) = (Vec::new(), 0);
+        while frames.len() < MAX_TOGETHER {
+            // The next step reports a frame that cannot be decoded.
+            let next = Frame::first(&input[length..], self.max_frame_bytes);
+            let Ok(Some((frame, bytes))) = next else {
+                break;
+            };
+            if frame.kind != NOTIFY || frame.is_fragment() {
+                break;
+            }
+            frames.push(frame);
+            length += bytes;
+        }
+        let answers = stream::iter(&frames)
+            .map(|frame| check::answer(limiter, &self.writer, frame, self.max_frame_bytes));
+        let mut answers = answers.buffered(MAX_TOGETHER);
+        while let Some(answer) = answers.next().await {
+            out.extend_from_slice(&answer?);
+        }
+        Ok(length)
+    }
+}
+
+/// The reason for the end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// A health check ends with the AGENT-HELLO.
+    HealthCheck,
+    Disconnect(Disconnect),
+}
+
+impl From<Disconnect> for End {
+    fn from(reason: Disconnect) -> Self {
+        Self::Disconnect(reason)
+    }
+}
+
+impl Hello {
+    fn read(payload: &[u8]) -> Result<Self, Disconnect> {
+        let (mut versions, mut max_frame, mut capabilities) = (None, None, None);
+        let mut is_health_check = false;
+        let mut reader = Reader(payload);
+        while !reader.is_at_end() {
+            let name = reader.bytes().ok_or(MALFORMED)?;
+            match (name, reader.value().ok_or(MALFORMED)?) {
+                (b"supported-versions", Value::Bytes(list)) => versions = Some(list),
+                (b"max-frame-size", Value::Unsigned(bytes)) => max_frame = Some(bytes),
+                (b"capabilities", Value::Bytes(list)) => capabilities = Some(list),
+                (b"healthcheck", Value::Bool(is_true)) => is_health_check = is_true,
+                _ => {}
+            }
+        }
+        let mut versions = items(versions.ok_or(NO_VERSION)?);
+        // A peer that supports a version supports all earlier minor versions.
+        if !versions.any(|version| version.starts_with(b"2.")) {
+            return Err(OTHER_VERSION);
+        }
+        let max_frame_bytes = max_frame.ok_or(NO_FRAME_SIZE)?;
+        let max_frame_bytes = u32::try_from(max_frame_bytes).unwrap_or(u32::MAX);
+        if usize::try_from(max_frame_bytes).is_ok_and(|bytes| bytes < MIN_FRAME_BYTES) {
+            return Err(SMALL_FRAMES);
+        }
+        let mut capabilities = items(capabilities.ok_or(NO_CAPABILITIES)?);
+        Ok(Self {
+            max_frame_bytes,
+            has_pipelining: capabilities.any(|capability| capability == b"pipelining"),
+            is_health_check,
+        })
+    }
+}
+
+/// Returns the items of a list that is separated by commas and optional spaces.
+fn items(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
