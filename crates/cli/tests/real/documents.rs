@@ -19,6 +19,7 @@ use crate::{
     envoy::Authorized,
     examples::Proxy,
     fleet::until_exact,
+    haproxy::Haproxy,
     proxy::Fronted,
     servers::RedisServer,
     support::{EVERY_DOOR, Envoy, Scratch, Server, repository, run, tidegate},
@@ -167,7 +168,6 @@ fn the_envoy_example_matches_the_output() {
 }
 
 #[test]
-#[test]
 fn the_example_of_envoys_authorization_matches_the_output() {
     let authorized = Authorized::start();
     let [grpc, http] = authorized.fronts;
@@ -185,6 +185,7 @@ fn the_haproxy_example_matches_the_output() {
     assert_true_with("examples/haproxy/README.md", server, &[("8000", *front)]);
 }
 
+#[test]
 fn the_fleet_example_matches_the_output() {
     let redis = RedisServer::start();
     let [first, second] = ["first.yaml", "second.yaml"].map(|name| {
@@ -244,6 +245,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "examples",
         "examples/envoy",
         "examples/fleet",
+        "examples/haproxy",
         "examples/proxy",
         "examples/simulate",
         "packaging/config",
@@ -271,6 +273,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "events.md",
         "fleet.md",
         "grpc.md",
+        "haproxy.md",
         "llm.md",
         "migrate/envoy-ratelimit.md",
         "migrate/governor.md",

@@ -29,6 +29,7 @@ mod envoy_rules;
 mod examples;
 mod fleet;
 mod geoip;
+mod haproxy;
 mod log;
 mod metrics;
 mod migrate;

@@ -67,10 +67,20 @@ impl Server {
 
     /// Returns the address of the reverse proxy.
     pub(crate) fn proxy(&self) -> SocketAddr {
+        self.optional("\"proxy\"")
+    }
+
+    /// Returns the address of the SPOP listener.
+    pub(crate) fn spop(&self) -> SocketAddr {
+        self.optional("\"spop\"")
+    }
+
+    /// Returns the address of the listener with this quoted name, which not every server has.
+    fn optional(&self, name: &str) -> SocketAddr {
         let said = self.said();
         let mut lines = said.lines();
-        let line = lines.find(|line| line.contains("listening") && line.contains("\"proxy\""));
-        address_in(line.unwrap_or_else(|| panic!("no proxy in: {said}")))
+        let line = lines.find(|line| line.contains("listening") && line.contains(name));
+        address_in(line.unwrap_or_else(|| panic!("no {name} in: {said}")))
     }
 
     /// Sends a request to `/v1/check`.
