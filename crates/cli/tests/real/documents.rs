@@ -134,6 +134,12 @@ fn the_nginx_example_matches_the_output() {
 }
 
 #[test]
+fn the_nginx_lua_example_matches_the_output() {
+    let Proxy { server, front, .. } = &Proxy::nginx_lua();
+    assert_true_with("examples/nginx-lua/README.md", server, &[("8000", *front)]);
+}
+
+#[test]
 fn the_caddy_example_matches_the_output() {
     let Proxy { server, front, .. } = &Proxy::caddy();
     assert_true_with("examples/caddy/README.md", server, &[("8000", *front)]);

@@ -28,6 +28,11 @@ impl Proxy {
         Self::start_nginx(Server::start(&rules), "examples/nginx-login/nginx.conf")
     }
 
+    /// nginx with Lua, which speaks the Redis protocol.
+    pub(crate) fn nginx_lua() -> Self {
+        Self::start_nginx(Server::quickstart(), "examples/nginx-lua/nginx.conf")
+    }
+
     fn start_nginx(server: Server, config: &str) -> Self {
         Self::start(server, config, "start worker process", |scratch| {
             let mut nginx = Command::new(tool("nginx"));
@@ -67,7 +72,12 @@ impl Proxy {
         command: impl Fn(&Scratch) -> Command,
     ) -> Self {
         let text = fs::read_to_string(repository().join(config)).unwrap();
-        let text = text.replace("127.0.0.1:8080", &server.http.to_string());
+        let examples = format!("{}/examples/", repository().display());
+        let resp = format!("\"127.0.0.1\", {}", server.resp.port());
+        let text = text
+            .replace("127.0.0.1:8080", &server.http.to_string())
+            .replace("\"127.0.0.1\", 6380", &resp)
+            .replace("examples/", &examples);
         let scratch = Scratch::new();
         for _ in 0..STARTS {
             let (front, application) = (free_port(), free_port());
@@ -187,6 +197,56 @@ fn assert_limits(proxy: &Proxy) {
         spent.status.success(),
         "counted under the client's own address: {spent:?}"
     );
+}
+
+#[test]
+fn nginx_with_lua_asks_over_pooled_connections() {
+    let proxy = Proxy::nginx_lua();
+    let login = || Ask::new("POST", proxy.front, "//login?x").send();
+    for left in (0..10).rev() {
+        let answer = login();
+        assert_eq!((answer.status, &*answer.body), (200, "Here you are\n"));
+        assert_eq!(answer.header("x-ratelimit-limit"), "10");
+        assert_eq!(answer.header("x-ratelimit-remaining"), left.to_string());
+    }
+    let denied = login();
+    assert_eq!(denied.status, 429);
+    let wait = denied.header("retry-after").parse::<u64>().unwrap();
+    assert!((3_500..=3_600).contains(&wait), "{wait}");
+    assert_eq!(proxy.ask("/x/../login").send().status, 400);
+    assert_eq!(proxy.ask("/about").send().header("x-ratelimit-limit"), "");
+    assert_customers(&proxy);
+    let metrics = proxy.server.metrics();
+    let accepted = "tidegate_connections_accepted_total{listener=\"resp\"} 1\n";
+    assert!(metrics.contains(accepted), "{metrics}");
+}
+
+#[test]
+fn nginx_with_lua_admits_the_exact_number_of_concurrent_requests() {
+    let proxy = Proxy::nginx_lua();
+    let front = proxy.front;
+    let client = || {
+        let statuses = (0..10).map(|_| Ask::new("POST", front, "/login").send().status);
+        statuses.filter(|status| *status == 200).count()
+    };
+    let admitted: usize = thread::scope(|scope| {
+        let clients: Vec<_> = (0..8).map(|_| scope.spawn(client)).collect();
+        let admitted = clients.into_iter().map(|client| client.join().unwrap());
+        admitted.sum()
+    });
+    assert_eq!(admitted, 10, "of 80 requests");
+}
+
+#[test]
+fn nginx_with_lua_fails_open_without_tidegate() {
+    let Proxy {
+        server,
+        front,
+        _process,
+        scratch: _scratch,
+    } = Proxy::nginx_lua();
+    server.stop();
+    assert_eq!(Ask::get(front, "/api/orders").send().status, 200);
 }
 
 #[test]
