@@ -23,6 +23,7 @@ use crate::{
     proxy::Fronted,
     servers::RedisServer,
     support::{EVERY_DOOR, Envoy, Scratch, Server, repository, run, tidegate},
+    traefik::Traefik,
 };
 
 /// The tolerance for times in milliseconds.
@@ -137,6 +138,12 @@ fn the_nginx_example_matches_the_output() {
 fn the_nginx_lua_example_matches_the_output() {
     let Proxy { server, front, .. } = &Proxy::nginx_lua();
     assert_true_with("examples/nginx-lua/README.md", server, &[("8000", *front)]);
+}
+
+#[test]
+fn the_traefik_example_matches_the_output() {
+    let Traefik { server, front, .. } = &Traefik::start();
+    assert_true_with("examples/traefik/README.md", server, &[("8000", *front)]);
 }
 
 #[test]

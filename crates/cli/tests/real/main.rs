@@ -46,3 +46,4 @@ mod simulate;
 mod snapshots;
 mod top;
 mod tracing;
+mod traefik;

@@ -1,0 +1,133 @@
+//! Traefik with the example configuration, in front of a real server.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use crate::support::{Ask, Process, Scratch, Server, free_port, repository};
+
+/// The maximum number of start attempts, if another process takes Traefik's port first.
+const STARTS: u32 = 5;
+
+/// The maximum number of requests until Traefik forwards one, with a pause after each.
+const REQUESTS: u32 = 1_000;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A Traefik with the configuration of the example, and its Tidegate.
+#[derive(Debug)]
+pub(crate) struct Traefik {
+    pub(crate) server: Server,
+    pub(crate) front: SocketAddr,
+    _process: Process,
+    _scratch: Scratch,
+}
+
+impl Traefik {
+    /// Starts Traefik with the rules of the quickstart.
+    pub(crate) fn start() -> Self {
+        let server = Server::quickstart();
+        let application = application();
+        let read = |name| {
+            let file = repository().join("examples/traefik").join(name);
+            let text = fs::read_to_string(file).unwrap();
+            text.replace("examples/traefik/", "")
+                .replace("127.0.0.1:8080", &server.http.to_string())
+                .replace("127.0.0.1:8001", &application.to_string())
+        };
+        let scratch = Scratch::new();
+        scratch.write("dynamic.yaml", &read("dynamic.yaml"));
+        for _ in 0..STARTS {
+            let front = SocketAddr::from(([127, 0, 0, 1], free_port()));
+            let config = read("traefik.yaml").replace("127.0.0.1:8000", &front.to_string());
+            scratch.write("traefik.yaml", &config);
+            let program = repository().join("target/test-traefik/traefik");
+            let mut traefik = Command::new(program);
+            traefik.arg("--configFile=traefik.yaml");
+            let process = Process::start(traefik.current_dir(scratch.path()));
+            if forwards(front) {
+                return Self {
+                    server,
+                    front,
+                    _process: process,
+                    _scratch: scratch,
+                };
+            }
+        }
+        panic!("Traefik did not start; run scripts/setup, or run examples/traefik by hand");
+    }
+}
+
+/// Starts an application that answers each request with 200, until the process ends.
+fn application() -> SocketAddr {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = socket.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in socket.incoming().map_while(Result::ok) {
+            let mut lines = BufReader::new(&stream).lines();
+            // The requests of the test have no bodies.
+            let _ = lines.find(|line| line.as_ref().is_ok_and(String::is_empty));
+            let response =
+                "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 13\r\n\r\nHere you are\n";
+            // A client that has disconnected needs no response.
+            let _ = (&stream).write_all(response.as_bytes());
+        }
+    });
+    address
+}
+
+/// Waits until Traefik forwards requests at `front`.
+fn forwards(front: SocketAddr) -> bool {
+    (0..REQUESTS).any(|_| {
+        let is_open = TcpStream::connect(front).is_ok();
+        // Before Traefik has read its routes, it answers 404.
+        let is_ready = is_open && Ask::get(front, "/ready").send().status == 200;
+        if !is_ready {
+            thread::park_timeout(PAUSE);
+        }
+        is_ready
+    })
+}
+
+#[test]
+fn traefik_denies_with_429_and_retry_after() {
+    let traefik = Traefik::start();
+    let login = || {
+        let login = Ask::new("POST", traefik.front, "//login?x");
+        login.header("x-forwarded-for", "6.6.6.6").send()
+    };
+    for number in 1..=10 {
+        let answer = login();
+        let seen = (answer.status, &*answer.body);
+        assert_eq!(seen, (200, "Here you are\n"), "{number}");
+    }
+    let denied = login();
+    assert_eq!(denied.status, 429, "{denied:?}");
+    let wait = denied.header("retry-after").parse::<u64>().unwrap();
+    assert!((3_500..=3_600).contains(&wait), "{wait}");
+    let policy = "\"1/h capacity 10\";q=10;w=36000";
+    assert_eq!(denied.header("ratelimit-policy"), policy);
+    assert_eq!(Ask::get(traefik.front, "/login").send().status, 200);
+}
+
+#[test]
+fn a_client_cannot_describe_another_request() {
+    let traefik = Traefik::start();
+    let blocked = traefik
+        .server
+        .operate(&["block", "api-per-customer", "acme"]);
+    assert!(blocked.status.success(), "{blocked:?}");
+    let api = || Ask::get(traefik.front, "/api/orders").header("x-customer", "acme");
+    assert_eq!(api().send().status, 429);
+    for header in ["x-original-uri", "x-forwarded-uri"] {
+        assert_eq!(
+            api().header(header, "/about").send().status,
+            429,
+            "{header}"
+        );
+    }
+}
