@@ -1,6 +1,7 @@
 //! Limits derived from other limits. Stretched limits are the raised form of elastic limits. A
 //! share is the part of the limits that one node enforces while the store is unreachable. Former
-//! limits are a rule's limits before the rules were changed.
+//! limits are a rule's limits before the rules were changed. Reservations and reports need the same
+//! limits with another counting of denied requests.
 
 use std::sync::{Arc, OnceLock};
 
@@ -75,6 +76,48 @@ impl Limits {
         self.unstretched.as_deref().unwrap_or(self)
     }
 
+    /// Returns the same limits without the counting of denied requests. Both share the states of
+    /// their keys. A denied reservation must not be counted, even if the limits count denied
+    /// requests, and only a charge to limits that do not count them can be refunded.
+    #[must_use]
+    pub fn forgetting_denials(&self) -> Self {
+        let mut forgetting = self.clone();
+        for group in &mut forgetting.groups {
+            group.denials = DenialCounting::Forgotten;
+        }
+        forgetting.forgets_denials = true;
+        forgetting.stretched = OnceLock::new();
+        forgetting
+    }
+
+    /// Returns the same limits, which also count what they deny: for costs that are known only
+    /// after the request. Both share the states of their keys. A rule with one fixed window counts
+    /// the full cost, even beyond the limit. Otherwise each limit counts the cost up to the limit.
+    /// Concurrency limits count nothing that they deny. Elastic limits are not stretched.
+    #[must_use]
+    pub fn counting_all(&self) -> Self {
+        let counting = |limit: &Limit| limit.clone().counting_denied(true);
+        let limits = match self.limits.as_slice() {
+            [limit] => vec![
+                limit
+                    .clone()
+                    .counting_in_full()
+                    .unwrap_or_else(|_| counting(limit)),
+            ],
+            limits => limits.iter().map(counting).collect(),
+        };
+        // The numbers are those of valid limits, so `new` does not fail.
+        let counting = Self::new(limits).unwrap_or_else(|_| self.clone());
+        let counting = Self {
+            name: self.name.clone(),
+            shadow: self.shadow,
+            service_wide: self.service_wide,
+            on_failure: self.on_failure,
+            ..counting
+        };
+        counting.joining(&self.history)
+    }
+
     /// Makes these limits the successors of `old`. Units that a key spent under `old` still count
     /// when the key is next charged under these limits.
     ///
@@ -144,7 +187,12 @@ impl Limits {
             stretch: self.stretch,
             ..scaled
         };
-        scaled.joining(&self.history)
+        let scaled = scaled.joining(&self.history);
+        if self.forgets_denials {
+            scaled.forgetting_denials()
+        } else {
+            scaled
+        }
     }
 
     /// Returns the terms of the limits with this `fingerprint`; `None` if the rule has no such
@@ -154,5 +202,100 @@ impl Limits {
             return Some(history::terms(self));
         }
         self.history.terms(fingerprint)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, MemoryBounds, MemoryStore,
+        Settlement, Timestamp, notation,
+    };
+
+    const NOW: Timestamp = Timestamp::from_micros(60_000_000);
+
+    fn limits(texts: &[(&str, AlgorithmName)]) -> Limits {
+        let limit = |(text, algorithm): &(&str, AlgorithmName)| {
+            LimitSpec::shorthand(notation::rate(text).unwrap(), *algorithm)
+                .build()
+                .unwrap()
+        };
+        Limits::new(texts.iter().map(limit).collect()).unwrap()
+    }
+
+    fn in_full(text: &str) -> Limits {
+        let limits = limits(&[(text, AlgorithmName::FixedWindow)]);
+        let limit = limits.first().clone();
+        Limits::from(limit.counting_in_full().unwrap())
+    }
+
+    fn charge<'c>(limits: &'c Limits, units: u64) -> Charge<'c> {
+        Charge::new(b"key", limits, Cost::new(units).unwrap()).unwrap()
+    }
+
+    /// Charges `units`, and returns whether they were admitted.
+    fn spend(store: &MemoryStore, limits: &Limits, units: u64) -> bool {
+        let decided = store.check(
+            &[charge(limits, units)],
+            NOW,
+            Effect::Charge,
+            &mut Vec::new(),
+        );
+        decided == Decision::Admitted
+    }
+
+    /// Returns the remaining units of each limit, and by how many the count exceeds the limit.
+    fn state(store: &MemoryStore, limits: &Limits) -> Vec<(u64, u64)> {
+        let mut outcomes = Vec::new();
+        store.check(&[charge(limits, 1)], NOW, Effect::Look, &mut outcomes);
+        let outcomes = outcomes.iter();
+        outcomes
+            .map(|outcome| (outcome.remaining, outcome.excess))
+            .collect()
+    }
+
+    #[test]
+    fn limits_that_forget_denials_share_the_state_and_can_be_refunded() {
+        let original = in_full("100/min");
+        let forgetting = original.forgetting_denials();
+        let store = MemoryStore::new(MemoryBounds::default());
+        let held = [charge(&forgetting, 60)];
+        let (decision, receipt) = store.reserve(&held, NOW, &mut Vec::new());
+        assert_eq!(decision, Decision::Admitted);
+        assert!(!spend(&store, &forgetting, 41));
+        assert_eq!(state(&store, &original), [(40, 0)]);
+        assert!(!spend(&store, &original, 50), "counted in full");
+        assert_eq!(state(&store, &original), [(0, 10)]);
+        store.settle(&held, receipt, &[Settlement { unused: 55 }], NOW);
+        assert_eq!(state(&store, &original), [(45, 0)]);
+    }
+
+    #[test]
+    fn a_share_of_limits_that_forget_denials_forgets_them_too() {
+        let forgetting = in_full("100/min").forgetting_denials();
+        let share = forgetting.share(FallbackShare::one_of(2).unwrap());
+        let store = MemoryStore::new(MemoryBounds::default());
+        assert!(!spend(&store, &share, 51));
+        assert_eq!(state(&store, &share), [(50, 0)]);
+    }
+
+    #[test]
+    fn limits_that_count_all_count_what_they_deny() {
+        let original = limits(&[("100/min", AlgorithmName::FixedWindow)]);
+        let store = MemoryStore::new(MemoryBounds::default());
+        assert!(spend(&store, &original, 70));
+        assert!(!spend(&store, &original.counting_all(), 50));
+        assert_eq!(state(&store, &original), [(0, 20)]);
+
+        let several = [
+            ("100/min", AlgorithmName::SlidingWindowLog),
+            ("30/s", AlgorithmName::TokenBucket),
+        ];
+        let several = limits(&several);
+        let store = MemoryStore::new(MemoryBounds::default());
+        assert!(!spend(&store, &several, 40));
+        assert!(!spend(&store, &several.counting_all(), 40));
+        assert_eq!(state(&store, &several), [(60, 0), (0, 0)]);
     }
 }

@@ -57,6 +57,8 @@ pub struct Limits {
     stretched: OnceLock<Arc<Self>>,
     /// The original limits, if these limits are stretched limits.
     unstretched: Option<Arc<Self>>,
+    /// Whether no limit counts denied requests, although its options say so.
+    forgets_denials: bool,
 }
 
 impl Limits {
@@ -112,6 +114,7 @@ impl Limits {
             stretch: 0,
             stretched: OnceLock::new(),
             unstretched: None,
+            forgets_denials: false,
         })
     }
 
