@@ -17,22 +17,21 @@ pub(super) struct FinalCharges {
 impl FinalCharges {
     /// Returns the final charges of a request with this final cost.
     pub(super) fn new(charges: &OwnedCharges, cost: u64) -> Self {
-        let rules_and_charges = charges.rules().zip(charges.list());
-        let due = rules_and_charges
-            .map(|(rule, charge)| final_charge(rule, charge.cost.units(), cost))
-            .collect();
+        let final_charge =
+            |(charge, rule): (&OwnedCharge, _)| final_charge(rule, charge.cost.units(), cost);
+        let due = charges.with_rules().map(final_charge).collect();
         Self::due(charges, due)
     }
 
     /// Returns the final charges of a request whose reservation has expired.
     pub(super) fn of_expired(charges: &OwnedCharges, on_expiry: ReservationExpiry) -> Self {
-        match on_expiry {
-            ReservationExpiry::Refund => Self::new(charges, 0),
-            ReservationExpiry::Keep => {
-                let reserved = charges.list().iter().map(|charge| charge.cost.units());
-                Self::due(charges, reserved.collect())
-            }
-        }
+        let due = |(charge, rule): (&OwnedCharge, Option<&Rule>)| match (rule, on_expiry) {
+            (Some(_), ReservationExpiry::Keep) => charge.cost.units(),
+            // A late `Commit` charges a counter without a rule again.
+            (Some(_), ReservationExpiry::Refund) | (None, _) => 0,
+        };
+        let due = charges.with_rules().map(due).collect();
+        Self::due(charges, due)
     }
 
     fn due(charges: &OwnedCharges, due: Vec<u64>) -> Self {
@@ -46,7 +45,9 @@ impl FinalCharges {
 
 /// Returns the final charge of `rule`, which has charged `reserved`, for a request whose final cost
 /// is `cost`.
-fn final_charge(rule: &Rule, reserved: u64, cost: u64) -> u64 {
+fn final_charge(rule: Option<&Rule>, reserved: u64, cost: u64) -> u64 {
+    // The counter of a descriptor has no rule, and charges the cost.
+    let Some(rule) = rule else { return cost };
     match rule.cost() {
         // Slots beyond the reserved slots are not charged, because no request would release them.
         CostSource::Request if rule.has_slots() => cost.min(reserved),

@@ -87,15 +87,27 @@ impl ServerLimiter {
             | ReservationStatus::Expired
             | ReservationStatus::Outstanding(_) => return Err(EXPIRED),
         }
+        self.end_own_part(&shared.charges, id, cost, now);
+        let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
+        Ok(excess.await)
+    }
+
+    /// Ends what this server keeps of a reservation in Redis, after Redis has ended it at the final
+    /// `cost`.
+    pub(super) fn end_own_part(
+        &self,
+        charges: &OwnedCharges,
+        id: ReservationId,
+        cost: u64,
+        now: Timestamp,
+    ) {
         let own = self.reservations.table().remove(&id);
         let held = own.as_ref().map(|own| now.since(own.since));
-        release_slots(&self.waiters, &shared.charges, held);
+        release_slots(&self.waiters, charges, held);
         if let Some(own) = own {
             let own_charges = FinalCharges::new(&own.charges, cost);
             self.settle_own_share(own, &own_charges, now);
         }
-        let excess = self.charge_excess_of(&shared.charges, &final_charges, now);
-        Ok(excess.await)
     }
 
     /// Settles the charges that a reservation in Redis has made on this server's local share of the

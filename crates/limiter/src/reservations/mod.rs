@@ -21,6 +21,7 @@
 //! `MAX_LATENESS` does not refund, because Redis no longer stores whether the reservation was
 //! settled.
 
+mod counters;
 mod error;
 mod expiry;
 mod final_charges;
@@ -41,6 +42,11 @@ use tidegate_core::{CacheSearch, Request, RuleSet, Scratch, Span, Timestamp, Ver
 use tidegate_net::prometheus::{self, Metric, Page};
 use tokio::sync::Notify;
 
+pub use self::{
+    counters::{CounterCharge, CounterSettlement, ReservedCounters, SettledCounter},
+    error::{ReservationError, ReserveError},
+    token::NoTokenKey,
+};
 use self::{
     error::{EXPIRED, UNKNOWN},
     expiry::MAX_SLEEP,
@@ -48,10 +54,6 @@ use self::{
     in_redis::{redis_receipt, shared_charges},
     table::{OutstandingReservation, OutstandingTable, ReservationSlot},
     token::{ReservationId, TokenCharges, TokenContents, TokenKeys},
-};
-pub use self::{
-    error::{ReservationError, ReserveError},
-    token::NoTokenKey,
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
@@ -121,6 +123,12 @@ impl Reservations {
             expired: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         }
+    }
+
+    /// Returns whether reservations are off.
+    #[must_use]
+    pub fn are_off(&self) -> bool {
+        self.settings.max == 0
     }
 
     fn table(&self) -> MutexGuard<'_, OutstandingTable> {
@@ -297,7 +305,7 @@ impl ServerLimiter {
                     .await?
             }
         };
-        self.reservations.settled.fetch_add(1, Ordering::Relaxed);
+        self.count_settled();
         Ok(SettledReservation {
             settled: cost - uncharged,
             released: reserved.saturating_sub(cost),
@@ -337,6 +345,10 @@ impl ServerLimiter {
             token: self.reservations.keys.seal(&contents),
             expires_in,
         })
+    }
+
+    fn count_settled(&self) {
+        self.reservations.settled.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Warns once if servers that share a Redis cannot settle each other's reservations.

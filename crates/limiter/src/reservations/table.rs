@@ -1,7 +1,7 @@
 //! The outstanding reservations that this server has made.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -56,6 +56,15 @@ impl Drop for ReservationSlot {
 pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_refund: BTreeSet<(Timestamp, ReservationId)>,
+    settled: SettledIds,
+}
+
+/// The latest reservations of counters that were settled, in the order of their settlements, each
+/// with the instant at which it would have expired.
+#[derive(Debug, Default)]
+struct SettledIds {
+    by_settlement: VecDeque<(Timestamp, ReservationId)>,
+    ids: HashSet<ReservationId>,
 }
 
 impl OutstandingTable {
@@ -68,6 +77,36 @@ impl OutstandingTable {
         let outstanding = self.by_id.remove(id)?;
         self.by_refund.remove(&(outstanding.refund_at, *id));
         Some(outstanding)
+    }
+
+    pub(super) fn get(&self, id: &ReservationId) -> Option<&OutstandingReservation> {
+        self.by_id.get(id)
+    }
+
+    /// Remembers that a reservation, which would have expired at `expires`, was settled at `now`.
+    /// At most `max` reservations are remembered.
+    pub(super) fn remember_settled(
+        &mut self,
+        id: ReservationId,
+        expires: Timestamp,
+        max: usize,
+        now: Timestamp,
+    ) {
+        let SettledIds { by_settlement, ids } = &mut self.settled;
+        while let Some((end, oldest)) = by_settlement.front() {
+            if *end > now && by_settlement.len() < max {
+                break;
+            }
+            ids.remove(oldest);
+            by_settlement.pop_front();
+        }
+        by_settlement.push_back((expires, id));
+        ids.insert(id);
+    }
+
+    /// Returns whether a reservation is remembered as settled.
+    pub(super) fn was_settled(&self, id: &ReservationId) -> bool {
+        self.settled.ids.contains(id)
     }
 
     /// Removes a reservation that is due for a refund at `now`, if there is one.

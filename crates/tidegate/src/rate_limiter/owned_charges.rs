@@ -7,14 +7,15 @@ use tidegate_core::{Charge, Cost, Limits, Rule, RuleSet, Span, Timestamp};
 /// Charges that own their data, so that they can outlive the decision.
 #[derive(Debug)]
 pub struct OwnedCharges {
-    rules: Arc<RuleSet>,
+    /// The rules of the charges; `None` if the caller gave the limits.
+    rules: Option<Arc<RuleSet>>,
     list: Vec<OwnedCharge>,
 }
 
 /// One charge in [`OwnedCharges`].
 #[derive(Clone, Debug)]
 pub struct OwnedCharge {
-    /// The key, which belongs to a rule of the rule set.
+    /// The key.
     pub key: Box<[u8]>,
     /// The cost.
     pub cost: Cost,
@@ -48,7 +49,7 @@ impl OwnedCharges {
             is_stretched: charge.limits.is_stretched(),
         };
         Self {
-            rules: Arc::clone(rules),
+            rules: Some(Arc::clone(rules)),
             list: charges.iter().map(own).collect(),
         }
     }
@@ -78,15 +79,31 @@ impl OwnedCharges {
             Some((charge, receipt))
         });
         let (list, receipts) = known.unzip();
-        let rules = Arc::clone(rules);
+        let rules = Some(Arc::clone(rules));
         (Self { rules, list }, receipts)
+    }
+
+    /// Creates charges with the given keys, limits and costs, such as those of Envoy's descriptors.
+    /// They have no rules.
+    #[must_use]
+    pub fn of_limits(list: impl IntoIterator<Item = (Box<[u8]>, Arc<Limits>, Cost)>) -> Self {
+        let own = |(key, limits, cost)| OwnedCharge {
+            key,
+            cost,
+            limits,
+            is_stretched: false,
+        };
+        Self {
+            rules: None,
+            list: list.into_iter().map(own).collect(),
+        }
     }
 
     /// Returns the charges in a form that another server can read.
     #[must_use]
     pub fn to_stored(&self) -> Vec<StoredCharge> {
-        let stored = |(charge, rule): (&OwnedCharge, &Rule)| {
-            let mut plans = rule.plans();
+        let stored = |(charge, rule): (&OwnedCharge, Option<&Rule>)| {
+            let mut plans = rule.into_iter().flat_map(Rule::plans);
             let plan = plans.find(|(_, limits)| Arc::ptr_eq(limits, &charge.limits));
             StoredCharge {
                 key: charge.key.clone(),
@@ -95,18 +112,20 @@ impl OwnedCharges {
                 plan: plan.map(|(name, _)| name.into()),
             }
         };
-        self.list.iter().zip(self.rules()).map(stored).collect()
+        self.with_rules().map(stored).collect()
     }
 
-    /// Returns the rule of each charge.
-    #[expect(
-        clippy::missing_panics_doc,
-        reason = "the constructors ensure that every key belongs to a rule"
-    )]
+    /// Returns the rules of the charges. Charges from [`Self::of_limits`] have no rule.
     pub fn rules(&self) -> impl Iterator<Item = &Rule> {
-        const OWN: &str = "the key of a charge belongs to a rule of the same rule set";
-        let rule = |charge: &OwnedCharge| self.rules.rule_of(&charge.key).expect(OWN);
-        self.list.iter().map(rule)
+        self.with_rules().filter_map(|(_, rule)| rule)
+    }
+
+    /// Returns each charge with its rule; `None` for a charge from [`Self::of_limits`].
+    pub fn with_rules(&self) -> impl Iterator<Item = (&OwnedCharge, Option<&Rule>)> {
+        let rule_of = |charge: &OwnedCharge| self.rules.as_ref()?.rule_of(&charge.key);
+        self.list
+            .iter()
+            .map(move |charge| (charge, rule_of(charge)))
     }
 
     /// Returns the charges.

@@ -384,10 +384,10 @@ fn estimate(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome])
 /// Wakes the requests waiting for the released slots of `charges`. `held` is the time for which the
 /// slots were held, if it is known.
 pub fn release_slots(waiters: &Waiters, charges: &OwnedCharges, held: Option<Span>) {
-    for (charge, rule) in charges.list().iter().zip(charges.rules()) {
-        if !rule.has_slots() {
+    for (charge, rule) in charges.with_rules() {
+        let Some(rule) = rule.filter(|rule| rule.has_slots()) else {
             continue;
-        }
+        };
         if let Some(held) = held {
             waiters.holding_times.observe(rule.name(), held);
         }

@@ -1,0 +1,305 @@
+//! Reservations of counters: charges whose limits the caller gives, because they belong to no rule
+//! of the rules file. The counters of Envoy's descriptors are such charges.
+
+use std::{sync::Arc, time::Duration};
+
+use tidegate::rate_limiter::{OwnedCharge, OwnedCharges};
+use tidegate_core::{
+    Algorithm, Charge, Cost, Decision, Effect, Limits, Outcome, Span, Store, StoreDecision,
+    StoreRequest, bounds,
+};
+use tidegate_redis::{
+    RedisReceipt, RedisReservation, ReservationEnd, ReservationStatus, StoreError,
+};
+
+use super::{
+    Reservation,
+    error::ReserveError,
+    final_charges::FinalCharges,
+    random_id,
+    table::{OutstandingReservation, ReservationSlot},
+    token::{ReservationId, SharedCharge, TokenCharges, TokenContents},
+    token_charges,
+};
+use crate::{LimiterReceipt, ServerLimiter};
+
+/// A charge to a counter.
+#[derive(Clone, Debug)]
+pub struct CounterCharge {
+    /// The key of the counter. No two charges of a reservation have the same key.
+    pub key: Box<[u8]>,
+    /// The limits of the counter.
+    pub limits: Arc<Limits>,
+    /// The cost.
+    pub cost: Cost,
+}
+
+/// The decision on a reservation of counters.
+#[derive(Debug)]
+pub struct ReservedCounters {
+    /// The decision.
+    pub decided: StoreDecision,
+    /// One outcome for each limit of each charge, or none if no limit was evaluated.
+    pub outcomes: Vec<Outcome>,
+    /// The reservation; `None` if nothing was charged.
+    pub reservation: Option<Reservation>,
+}
+
+/// The result of settling a reservation of counters.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CounterSettlement {
+    /// The reservation was settled.
+    Settled(Vec<SettledCounter>),
+    /// The reservation was settled before, and nothing has changed.
+    SettledBefore,
+    /// The reservation has expired, is not known, or belongs to other counters. Nothing has
+    /// changed.
+    NotOutstanding,
+}
+
+/// A counter of a reservation that was settled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SettledCounter {
+    /// The key of the counter.
+    pub key: Box<[u8]>,
+    /// The number of reserved units that stay charged.
+    pub charged: u64,
+}
+
+impl ServerLimiter {
+    /// Makes all of `charges` or none of them, and reserves them for `ttl`. `ttl` is shortened to
+    /// the maximum of the settings, to the time that is left of the shortest fixed window, and to
+    /// the shortest lease. An expired reservation is refunded, whatever the settings say. If Redis
+    /// has not answered after the time `within`, it is treated as unavailable.
+    ///
+    /// # Errors
+    ///
+    /// [`ReserveError::TooMany`] if there are too many reservations.
+    pub async fn reserve_counters(
+        &self,
+        charges: &[CounterCharge],
+        ttl: Span,
+        within: Option<Duration>,
+    ) -> Result<ReservedCounters, ReserveError> {
+        let max = self.reservations.settings.max;
+        let permit = ReservationSlot::take(&self.reservations.permits, max);
+        let permit = permit.ok_or(ReserveError::TooMany(max))?;
+        let mut list: Vec<Charge<'_>> = charges.iter().map(CounterCharge::as_charge).collect();
+        let mut outcomes = Vec::new();
+        let request = StoreRequest {
+            within,
+            ..StoreRequest::new(&mut list, self.now(), Effect::Charge)
+        };
+        let (decided, receipt) = Store::reserve(self, request, &mut outcomes).await;
+        let reservation = match receipt {
+            Some(receipt) if decided.decision == Decision::Admitted => {
+                let ttl = ttl.min(self.reservations.settings.max_ttl);
+                let ttl = window_left(&list, &outcomes).map_or(ttl, |left| ttl.min(left));
+                let made =
+                    |charge: &&CounterCharge| list.iter().any(|made| *made.key == *charge.key);
+                let owned =
+                    OwnedCharges::of_limits(charges.iter().filter(made).map(|charge| {
+                        (charge.key.clone(), Arc::clone(&charge.limits), charge.cost)
+                    }));
+                Some(self.keep_counters(owned, receipt, ttl, permit))
+            }
+            _ => None,
+        };
+        Ok(ReservedCounters {
+            decided,
+            outcomes,
+            reservation,
+        })
+    }
+
+    /// Keeps a reservation of `charges`, which have this receipt, and returns its token.
+    fn keep_counters(
+        &self,
+        charges: OwnedCharges,
+        receipt: LimiterReceipt,
+        ttl: Span,
+        permit: ReservationSlot,
+    ) -> Reservation {
+        let ttl = charges.lease().map_or(ttl, |lease| ttl.min(lease));
+        let since = self.now();
+        let expires = since.after(ttl);
+        let costs = charges.list().iter().map(|charge| charge.cost);
+        let contents = TokenContents {
+            id: random_id(),
+            expires,
+            cost: costs.max_by_key(|cost| cost.units()).unwrap_or(Cost::ONE),
+            charges: token_charges(&charges, Some(&receipt)),
+        };
+        if let TokenCharges::InRedis(_) = &contents.charges {
+            self.warn_of_own_key();
+        }
+        let outstanding = OutstandingReservation {
+            charges,
+            receipt: Some(receipt),
+            since,
+            expires,
+            refund_at: expires,
+            _permit: permit,
+        };
+        self.reservations.insert(contents.id, outstanding, since);
+        Reservation {
+            token: self.reservations.keys.seal(&contents),
+            expires_in: ttl,
+        }
+    }
+
+    /// Settles the reservation of `token` at the final `cost`, at most [`bounds::MAX_COUNT`].
+    /// Refunds the units that were not used, and charges nothing. `limits_of` returns the limits
+    /// of a counter, and `None` for a counter of another request: a reservation with such a counter
+    /// is not settled.
+    ///
+    /// With the memory store, the future is ready when it is first polled.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if Redis did not answer. The call may be repeated at the same cost.
+    pub async fn settle_counters(
+        &self,
+        token: &str,
+        limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
+        cost: u64,
+    ) -> Result<CounterSettlement, StoreError> {
+        let Some(contents) = self.reservations.keys.open(token) else {
+            return Ok(CounterSettlement::NotOutstanding);
+        };
+        let (id, cost) = (contents.id, cost.min(bounds::MAX_COUNT));
+        match contents.charges {
+            TokenCharges::None => Ok(CounterSettlement::NotOutstanding),
+            TokenCharges::OnServer => Ok(self.settle_own_counters(id, limits_of, cost)),
+            TokenCharges::InRedis(shared) => {
+                let Some((charges, receipt)) = known_counters(shared, limits_of) else {
+                    return Ok(CounterSettlement::NotOutstanding);
+                };
+                let list = charges.as_charges();
+                let reservation = RedisReservation {
+                    id,
+                    expires: contents.expires,
+                    charges: &list,
+                    receipt: &receipt,
+                    former_keys: &[],
+                };
+                let settled = self.settle_counters_in_redis(reservation, &charges, cost);
+                settled.await
+            }
+        }
+    }
+
+    /// Settles a reservation whose charges only this server knows.
+    fn settle_own_counters(
+        &self,
+        id: ReservationId,
+        limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
+        cost: u64,
+    ) -> CounterSettlement {
+        let (now, max) = (self.now(), self.reservations.settings.max);
+        let mut table = self.reservations.table();
+        if table.was_settled(&id) {
+            return CounterSettlement::SettledBefore;
+        }
+        let is_known = |outstanding: &&OutstandingReservation| {
+            let mut charges = outstanding.charges.list().iter();
+            charges.all(|charge| limits_of(&charge.key).is_some())
+        };
+        if table.get(&id).filter(is_known).is_none() {
+            return CounterSettlement::NotOutstanding;
+        }
+        let Some(outstanding) = table.remove(&id) else {
+            return CounterSettlement::NotOutstanding;
+        };
+        let is_expired = outstanding.expires <= now;
+        if !is_expired {
+            table.remember_settled(id, outstanding.expires, max, now);
+        }
+        drop(table);
+        if is_expired {
+            self.end_expired_locally(outstanding, now);
+            return CounterSettlement::NotOutstanding;
+        }
+        let final_charges = FinalCharges::new(&outstanding.charges, cost);
+        let charges = self.end_locally(outstanding, &final_charges, now);
+        self.count_settled();
+        CounterSettlement::Settled(settled(&charges, cost))
+    }
+
+    /// Settles a reservation of `charges` in Redis.
+    async fn settle_counters_in_redis(
+        &self,
+        reservation: RedisReservation<'_>,
+        charges: &OwnedCharges,
+        cost: u64,
+    ) -> Result<CounterSettlement, StoreError> {
+        let Some(redis_store) = self.redis_store() else {
+            return Ok(CounterSettlement::NotOutstanding);
+        };
+        let (id, now) = (reservation.id, self.now());
+        let settlements = FinalCharges::new(charges, cost).settlements;
+        let end = ReservationEnd::Settled(cost);
+        let ended = redis_store.end_reservation(reservation, &settlements, end, now);
+        match ended.await? {
+            ReservationStatus::Ended => {}
+            ReservationStatus::EndedBefore(ReservationEnd::Settled(_)) => {
+                return Ok(CounterSettlement::SettledBefore);
+            }
+            ReservationStatus::EndedBefore(ReservationEnd::Expired)
+            | ReservationStatus::Expired
+            | ReservationStatus::Outstanding(_) => return Ok(CounterSettlement::NotOutstanding),
+        }
+        self.end_own_part(charges, id, cost, now);
+        self.count_settled();
+        Ok(CounterSettlement::Settled(settled(charges, cost)))
+    }
+}
+
+impl CounterCharge {
+    /// Returns the charge in the form that a store takes.
+    #[must_use]
+    pub fn as_charge(&self) -> Charge<'_> {
+        Charge {
+            key: &self.key,
+            limits: &self.limits,
+            cost: self.cost,
+            longest_wait: None,
+        }
+    }
+}
+
+/// Returns the charges of a token with their limits and receipts; `None` if `limits_of` does not
+/// know the limits of one of them.
+fn known_counters(
+    shared: Vec<SharedCharge>,
+    limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
+) -> Option<(OwnedCharges, RedisReceipt)> {
+    let mut receipts = Vec::with_capacity(shared.len());
+    let mut charges = Vec::with_capacity(shared.len());
+    for SharedCharge { charge, receipt } in shared {
+        let limits = limits_of(&charge.key)?;
+        charges.push((charge.key, limits, charge.cost));
+        receipts.push(receipt);
+    }
+    let receipt = RedisReceipt::from_parts(receipts);
+    Some((OwnedCharges::of_limits(charges), receipt))
+}
+
+/// Returns the reserved units of each charge that stay charged at the final `cost`.
+fn settled(charges: &OwnedCharges, cost: u64) -> Vec<SettledCounter> {
+    let settled = |charge: &OwnedCharge| SettledCounter {
+        key: charge.key.clone(),
+        charged: charge.cost.units().min(cost),
+    };
+    charges.list().iter().map(settled).collect()
+}
+
+/// Returns the time until the first of the fixed windows of `charges` ends.
+fn window_left(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
+    let limits = charges.iter().flat_map(|charge| charge.limits.iter());
+    let windows = limits.zip(outcomes).filter_map(|(limit, outcome)| {
+        let is_window = matches!(limit.algorithm(), Algorithm::FixedWindow { .. });
+        is_window.then_some(outcome.reset_after)
+    });
+    windows.min()
+}
