@@ -6,11 +6,12 @@ use std::{env, error::Error, fs, path::Path};
 use prost::Message as _;
 
 /// The `.proto` files that define the listener's services. Their imports are compiled too.
-const SERVED: [&str; 5] = [
+const SERVED: [&str; 6] = [
     "envoy/service/auth/v3/external_auth.proto",
     "envoy/service/ratelimit/v3/rls.proto",
     "envoy/service/ratelimit/v2/rls.proto",
     "envoy/service/rate_limit_quota/v3/rlqs.proto",
+    "kuadrant/service/ratelimit/v1/kuadrantrls.proto",
     "grpc/health/v1/health.proto",
 ];
 

@@ -347,7 +347,7 @@ fn other_quotas(
 
 /// Returns the outcomes of each charge in `charges`. The slices are empty if the store was not
 /// queried.
-fn split_by_charge<'o>(
+pub(super) fn split_by_charge<'o>(
     charges: &[Charge<'_>],
     mut outcomes: &'o [Outcome],
 ) -> impl Iterator<Item = &'o [Outcome]> {

@@ -102,6 +102,12 @@ pub enum RlsError {
     /// fix the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
+    /// Reservations are off. The operator must turn them on.
+    #[error("reservations are off; remove `reservations: off` from the rules file")]
+    ReservationsOff,
+    /// There are too many outstanding reservations; this is the maximum.
+    #[error("there are {0} outstanding reservations; commit them, or raise `reservations.max`")]
+    TooManyReservations(usize),
     /// A field of the request is out of bounds. The client must correct the field.
     #[error("{field}: {problem}")]
     Invalid {
@@ -117,7 +123,10 @@ impl RlsError {
     #[must_use]
     pub fn is_ours(&self) -> bool {
         match self {
-            Self::NoConfiguration | Self::Store => true,
+            Self::NoConfiguration
+            | Self::Store
+            | Self::ReservationsOff
+            | Self::TooManyReservations(_) => true,
             Self::EmptyDomain | Self::EmptyDescriptors | Self::Invalid { .. } => false,
         }
     }

@@ -133,9 +133,14 @@ impl<'d> AppliedLimit<'d> {
     }
 
     pub(super) fn charge(&self, cost: Cost) -> Charge<'_> {
+        self.charge_on(self.limits(), cost)
+    }
+
+    /// Returns a charge to the counter of this limit on other `limits`, which share its state.
+    pub(super) fn charge_on<'c>(&'c self, limits: &'c Limits, cost: Cost) -> Charge<'c> {
         Charge {
             key: &self.key,
-            limits: self.limits(),
+            limits,
             cost,
             longest_wait: None,
         }

@@ -1,6 +1,9 @@
 //! Evaluates the descriptors of a request.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use futures_util::future::join_all;
 use tidegate_config::envoy::{Ratio, StoreFailure};
@@ -139,7 +142,7 @@ impl Evaluator<'_> {
             charges,
             now: self.now,
             effect,
-            within: self.until.map(|until| until.duration_since(Instant::now())),
+            within: self.within(),
         };
         let decided = match self.store_failure {
             StoreFailure::Answer => limiter.decide(request, &mut outcomes).await,
@@ -149,6 +152,12 @@ impl Evaluator<'_> {
             }
         };
         Ok((decided, outcomes))
+    }
+
+    /// Returns the time until the deadline.
+    pub(super) fn within(&self) -> Option<Duration> {
+        let until = self.until?;
+        Some(until.duration_since(Instant::now()))
     }
 
     /// Returns the end of the window if, according to the cache, the descriptor is over its limit.

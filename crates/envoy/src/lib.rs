@@ -25,6 +25,7 @@ mod evaluate;
 pub mod grpc;
 pub mod json;
 mod key;
+mod kuadrant;
 mod metadata;
 mod metrics;
 mod over_limit_cache;
@@ -50,6 +51,7 @@ pub use self::{
     config_watcher::{CONFIG_LOG_TARGET, ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
     counters::{ConfigLoads, HitCounter, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
+    kuadrant::{CommitRequest, ReserveRequest, Reserved},
     metadata::Metadata,
     request::{
         Descriptor, LimitOverride, MAX_DESCRIPTOR_BYTES, MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS,

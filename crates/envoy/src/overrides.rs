@@ -1,7 +1,7 @@
 //! A cache of the limits that are built from limit overrides in descriptors. Without it, building a
 //! limit would take longer than the decision.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use tidegate_core::{Algorithm, Limit, LimitError, Limits, Window};
 use tidegate_limiter::BuildCache;
@@ -69,5 +69,6 @@ pub(super) fn fixed_window(
         shadow_limits: None,
         units: [unit].into(),
         window_seconds: span.as_secs_ceil(),
+        variants: OnceLock::new(),
     })
 }

@@ -37,6 +37,11 @@ impl RateLimitRequest {
         if self.descriptors.is_empty() {
             return Err(RlsError::EmptyDescriptors);
         }
+        self.check_bounds()
+    }
+
+    /// Returns an error if a field of the request is out of bounds.
+    pub(super) fn check_bounds(&self) -> Result<(), RlsError> {
         at_most(self.domain.len(), MAX_DOMAIN_BYTES, "bytes", || {
             "domain".into()
         })?;

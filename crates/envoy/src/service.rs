@@ -36,12 +36,12 @@ use super::{
 /// Envoy's rate limit service, which uses the server's limiter to make decisions.
 #[derive(Debug)]
 pub struct RateLimitService {
-    limiter: Arc<ServerLimiter>,
-    settings: RlsSettings,
-    domains: ArcSwapOption<Domains>,
+    pub(super) limiter: Arc<ServerLimiter>,
+    pub(super) settings: RlsSettings,
+    pub(super) domains: ArcSwapOption<Domains>,
     healthy: watch::Sender<bool>,
     overrides: OverrideCache,
-    over: Option<OverLimitCache>,
+    pub(super) over: Option<OverLimitCache>,
     registry: Registry,
     unknown_domains: UnknownDomains,
     global_shadow_mode: AtomicU64,
@@ -114,12 +114,14 @@ impl RateLimitService {
     ) -> Result<RateLimitAnswer, RlsError> {
         let answered = self.decide(listener, request, within).await;
         match &answered {
-            Ok(answer) => trace_outcome(listener, answer),
-            Err(_) => {
-                self.errors.fetch_add(1, Ordering::Relaxed);
-            }
+            Ok(answer) => trace_outcome(listener, answer.overall_code, answer.statuses.len()),
+            Err(_) => self.count_error(),
         }
         answered
+    }
+
+    pub(super) fn count_error(&self) {
+        self.errors.fetch_add(1, Ordering::Relaxed);
     }
 
     async fn decide(
@@ -142,14 +144,7 @@ impl RateLimitService {
             matches.push(self.match_descriptor(domain, request, at, descriptor, cleared)?);
         }
         drop_replaced(&mut matches);
-        let evaluator = Evaluator {
-            limiter: &self.limiter,
-            store_failure: self.settings.store_failure,
-            over: self.over.as_ref(),
-            now: self.limiter.now(),
-            until: self.until(within),
-            near_limit_ratio: self.settings.near_limit_ratio,
-        };
+        let evaluator = self.evaluator(within);
         let is_one = self.settings.stop_increment || domain.charging == ChargeMode::AllOrNothing;
         // If all rules are in quota mode, no rule alone can deny the request, so there is no reason
         // to decide the descriptors together.
@@ -163,13 +158,25 @@ impl RateLimitService {
         Ok(answer)
     }
 
+    /// Returns the evaluator of a request that arrives now.
+    pub(super) fn evaluator(&self, within: Option<Duration>) -> Evaluator<'_> {
+        Evaluator {
+            limiter: &self.limiter,
+            store_failure: self.settings.store_failure,
+            over: self.over.as_ref(),
+            now: self.limiter.now(),
+            until: self.until(within),
+            near_limit_ratio: self.settings.near_limit_ratio,
+        }
+    }
+
     /// Returns the deadline for store queries; `None` for the memory store, which never waits.
     fn until(&self, within: Option<Duration>) -> Option<Instant> {
         let within = self.limiter.redis_store().and(within)?;
         Instant::now().checked_add(within)
     }
 
-    fn answer(
+    pub(super) fn answer(
         &self,
         request: &RateLimitRequest,
         matches: &[DescriptorMatch<'_>],
@@ -187,7 +194,7 @@ impl RateLimitService {
     }
 
     /// Records the descriptors that denied the request, or would have denied it in shadow mode.
-    fn observe_denials(
+    pub(super) fn observe_denials(
         &self,
         listener: ListenerKind,
         request: &RateLimitRequest,
@@ -232,9 +239,13 @@ impl RateLimitService {
         }
     }
 
-    fn unknown_domain(&self, request: &RateLimitRequest) -> RateLimitAnswer {
+    pub(super) fn count_unknown_domain(&self, request: &RateLimitRequest) {
         self.unknown_domains
             .count(&request.domain, request.descriptors.len());
+    }
+
+    fn unknown_domain(&self, request: &RateLimitRequest) -> RateLimitAnswer {
+        self.count_unknown_domain(request);
         let matches: Vec<DescriptorMatch<'_>> = request
             .descriptors
             .iter()
@@ -244,7 +255,7 @@ impl RateLimitService {
     }
 
     /// Looks up the limit of the descriptor at index `at`.
-    fn match_descriptor<'d>(
+    pub(super) fn match_descriptor<'d>(
         &self,
         domain: &'d Domain,
         request: &RateLimitRequest,
@@ -348,7 +359,7 @@ fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
 
 /// Drops the rules that are replaced by other rules matched by the same request. All replacements
 /// are collected first, so even a replaced rule replaces other rules.
-fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
+pub(super) fn drop_replaced(matches: &mut [DescriptorMatch<'_>]) {
     let replaced: Vec<Box<str>> = matches
         .iter()
         .filter_map(DescriptorMatch::rule)
@@ -465,15 +476,15 @@ impl RateLimitService {
     }
 }
 
-/// Records the outcome of a request in its span.
-fn trace_outcome(listener: ListenerKind, answer: &RateLimitAnswer) {
-    let is_over = answer.overall_code == Code::OverLimit;
+/// Records the outcome of a request to which this number of `limits` applied in its span.
+pub(super) fn trace_outcome(listener: ListenerKind, code: Code, limits: usize) {
+    let is_over = code == Code::OverLimit;
     let outcome = TracedOutcome {
         outcome: trace::outcome(is_over.then_some(Reason::Limit)),
         rule: None,
         exactness: None,
         source: None,
-        limits: answer.statuses.len(),
+        limits,
     };
     trace::record(listener, &outcome);
 }

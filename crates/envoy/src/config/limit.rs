@@ -9,7 +9,7 @@
 //! rate_limits: [5/s, {unit: day, requests_per_unit: 250}]             # several, in one decision
 //! ```
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use tidegate_config::{
     limits::{self, DefaultAlgorithm, Fallback},
@@ -149,6 +149,7 @@ fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option
             shadow_limits: None,
             units,
             window_seconds,
+            variants: OnceLock::new(),
         }),
         Err(error) => {
             value.wrong(report, error.to_string());

@@ -15,11 +15,12 @@ use crate::RateLimitService;
 
 /// The names that clients can query: the empty name for the whole server, the usual name in Envoy
 /// health checks, and the services of this listener.
-const SERVICES: [&str; 5] = [
+const SERVICES: [&str; 6] = [
     "",
     "ratelimit",
     super::RATE_LIMIT,
     super::RATE_LIMIT_V2,
+    super::KUADRANT,
     super::QUOTA,
 ];
 

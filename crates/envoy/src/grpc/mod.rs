@@ -3,12 +3,13 @@
 //! As in all other listeners, connections are served by the workers of [`tidegate_net`], which call
 //! hyper directly. tonic's server is not used, because it has its own threads and listeners.
 //! Streaming calls are handled by tonic's generated services. The module `unary` handles
-//! `ShouldRateLimit` and `Check`, which Envoy calls for each request.
+//! `Check` of `ext_authz` and the calls of the rate limit services, which are made for each request.
 
 mod authorization;
 mod connection;
 mod fields;
 mod health;
+mod kuadrant;
 mod quota;
 mod rate_limit;
 mod routes;
@@ -33,6 +34,9 @@ use crate::{RateLimitService, proto, quota::Quotas};
 /// The names of the service that Envoy calls for each request: the v3 name, and the former v2 name.
 const RATE_LIMIT: &str = "envoy.service.ratelimit.v3.RateLimitService";
 const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
+
+/// The name of Kuadrant's service, which checks, reports and reserves.
+const KUADRANT: &str = "kuadrant.service.ratelimit.v1.RateLimitService";
 
 /// The name of the quota service, which assigns quotas in advance.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";

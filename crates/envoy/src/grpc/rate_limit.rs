@@ -54,7 +54,7 @@ pub(super) async fn decide(
     answer.map(written).map_err(|error| status(&error))
 }
 
-fn status(error: &RlsError) -> Status {
+pub(super) fn status(error: &RlsError) -> Status {
     let message = error.to_string();
     match error {
         // envoyproxy/ratelimit uses this status code too.
@@ -63,7 +63,8 @@ fn status(error: &RlsError) -> Status {
         }
         // For a store failure, envoyproxy/ratelimit returns UNKNOWN, so its callers cannot
         // distinguish a store failure from a bad request. Tidegate therefore returns UNAVAILABLE.
-        RlsError::Store => Status::unavailable(message),
+        RlsError::Store | RlsError::TooManyReservations(_) => Status::unavailable(message),
+        RlsError::ReservationsOff => Status::unimplemented(message),
         RlsError::Invalid { .. } => Status::invalid_argument(message),
     }
 }
@@ -71,7 +72,7 @@ fn status(error: &RlsError) -> Status {
 /// Decodes a request. Keeps only as many elements of each list as its maximum length plus one, so
 /// that a small message cannot become a large request. The service then rejects such a list as too
 /// long.
-fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
+pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.next()? {
@@ -87,7 +88,7 @@ fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     Ok(request)
 }
 
-fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
+pub(super) fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
     let mut descriptor = Descriptor::default();
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.next()? {
@@ -152,7 +153,7 @@ fn unit(number: u32) -> Unit {
     known.map_or(Unit::Unknown, |(_, unit)| *unit)
 }
 
-fn written(answer: RateLimitAnswer) -> RateLimitResponse {
+pub(super) fn written(answer: RateLimitAnswer) -> RateLimitResponse {
     RateLimitResponse {
         overall_code: code(answer.overall_code),
         statuses: answer.statuses.into_iter().map(written_status).collect(),
@@ -172,7 +173,7 @@ fn written_status(status: DescriptorStatus) -> WireStatus {
     }
 }
 
-fn code(code: Code) -> i32 {
+pub(super) fn code(code: Code) -> i32 {
     match code {
         Code::Ok => WireCode::Ok,
         Code::OverLimit => WireCode::OverLimit,

@@ -18,6 +18,7 @@ use tracing::Instrument as _;
 use super::{
     GrpcContext, MAX_MESSAGE_BYTES, QUOTA, authorization,
     health::HealthService,
+    kuadrant::{self, Method},
     proto::{
         DESCRIPTORS,
         envoy::service::auth::v3::CheckResponse,
@@ -30,7 +31,8 @@ use super::{
     unary::{self, Reply},
 };
 
-/// The paths of `ShouldRateLimit`. It and [`CHECK`] are the methods that bypass tonic.
+/// The paths of `ShouldRateLimit`, which bypasses tonic, as do [`CHECK`] and the methods of
+/// [`kuadrant`].
 const SHOULD_RATE_LIMIT: [&str; 2] = [
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
     "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
@@ -110,9 +112,14 @@ impl Routes {
         time: Duration,
     ) -> Result<Response<Reply>, Infallible> {
         let path = request.uri().path();
+        let began = Instant::now();
+        let remaining = || time.saturating_sub(began.elapsed());
+        if let Some(method) = Method::of(path) {
+            let span = trace::request_span(ListenerKind::Grpc, method.name(), request.headers());
+            let answered = self.kuadrant(method, request, remaining);
+            return answered.instrument(span).await;
+        }
         if SHOULD_RATE_LIMIT.contains(&path) {
-            let began = Instant::now();
-            let remaining = || time.saturating_sub(began.elapsed());
             let name = "ShouldRateLimit";
             let span = trace::request_span(ListenerKind::Grpc, name, request.headers());
             return unary::call(request, |message| self.decide(message, remaining()))
@@ -148,6 +155,47 @@ impl Routes {
         checked
     }
 
+    /// Answers a call of Kuadrant's service.
+    async fn kuadrant(
+        &self,
+        method: Method,
+        request: Request<Incoming>,
+        remaining: impl Fn() -> Duration,
+    ) -> Result<Response<Reply>, Infallible> {
+        let service = self.context.rate_limits.as_deref();
+        let within = || super::timeout::for_store(remaining());
+        match method {
+            Method::CheckRateLimit => {
+                let answer = |message| async {
+                    let checked = kuadrant::check_rate_limit(service, message, within()).await;
+                    self.counted(checked, |answer| Some(answer.overall_code()))
+                };
+                unary::call(request, answer).await
+            }
+            Method::Report => {
+                let answer = |message| async {
+                    let reported = kuadrant::report(service, message, within()).await;
+                    self.counted(reported, |_| None)
+                };
+                unary::call(request, answer).await
+            }
+            Method::Reserve => {
+                let answer = |message| async {
+                    let reserved = kuadrant::reserve(service, message, within()).await;
+                    self.counted(reserved, |answer| Some(answer.code()))
+                };
+                unary::call(request, answer).await
+            }
+            Method::Commit => {
+                let answer = |message| async {
+                    let committed = kuadrant::commit(service, message, within()).await;
+                    self.counted(committed, |_| None)
+                };
+                unary::call(request, answer).await
+            }
+        }
+    }
+
     async fn decide(
         &self,
         message: Result<Bytes, Status>,
@@ -160,17 +208,27 @@ impl Routes {
             }
             Err(status) => Err(status),
         };
+        self.counted(decided, |answer| Some(answer.overall_code()))
+    }
+
+    /// Counts the result of a call. `code_of` returns the code of an answer that decides a request.
+    fn counted<A>(
+        &self,
+        result: Result<A, Status>,
+        code_of: impl Fn(&A) -> Option<Code>,
+    ) -> Result<A, Status> {
         let metrics = self.context.limiter.metrics();
-        match &decided {
+        match &result {
             Ok(answer) => {
-                let is_over = answer.overall_code() == Code::OverLimit;
-                metrics.observe_answer(ListenerKind::Grpc, is_over);
+                if let Some(code) = code_of(answer) {
+                    metrics.observe_answer(ListenerKind::Grpc, code == Code::OverLimit);
+                }
             }
             // Do not count a store failure as a bad request, because it is not the caller's fault.
             Err(status) if status.code() == tonic::Code::Unavailable => {}
             Err(_) => metrics.count_bad_request(ListenerKind::Grpc),
         }
-        decided
+        result
     }
 }
 

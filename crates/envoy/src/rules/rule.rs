@@ -35,6 +35,7 @@ impl Rule {
         {
             let limits = Arc::unwrap_or_clone(Arc::clone(&new.limits));
             new.limits = Arc::new(limits.inheriting_from(&old.limits));
+            new.variants = OnceLock::new();
             if new.shadow_limits.is_some() {
                 new.add_shadow_limits();
             }
@@ -64,9 +65,28 @@ pub(crate) struct RuleLimits {
     /// The window length, which is part of the counter key. A descriptor thus has separate counters
     /// for different window lengths.
     pub(crate) window_seconds: u64,
+    /// The limits for reports and reservations, which are built when they are first needed.
+    pub(crate) variants: OnceLock<LimitVariants>,
+}
+
+/// Limits that share the counters of a rule, and count denied hits in another way.
+#[derive(Clone, Debug)]
+pub(crate) struct LimitVariants {
+    /// For reservations: denied hits are not counted.
+    pub(crate) held: Arc<Limits>,
+    /// For reports: all hits are counted.
+    pub(crate) reported: Arc<Limits>,
 }
 
 impl RuleLimits {
+    /// Returns the limits for reports and reservations.
+    pub(crate) fn variants(&self) -> &LimitVariants {
+        self.variants.get_or_init(|| LimitVariants {
+            held: Arc::new(self.limits.forgetting_denials()),
+            reported: Arc::new(self.limits.counting_all()),
+        })
+    }
+
     /// Prepares the limits for quota mode, where another of the request's quotas may be the leading
     /// quota.
     pub(crate) fn add_shadow_limits(&mut self) {

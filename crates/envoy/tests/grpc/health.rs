@@ -32,6 +32,7 @@ async fn the_server_and_its_services_are_healthy() {
         "envoy.service.ratelimit.v3.RateLimitService",
         "envoy.service.ratelimit.v2.RateLimitService",
         "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
+        "kuadrant.service.ratelimit.v1.RateLimitService",
     ] {
         let health: HealthCheckResponse = client.call(CHECK, asked(service)).await.unwrap();
         assert_eq!(health.status(), ServingStatus::Serving, "{service}");

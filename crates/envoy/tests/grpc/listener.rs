@@ -4,17 +4,17 @@ use std::{net::TcpListener, sync::Arc};
 
 use tidegate::Clock;
 use tidegate_config::{
-    Config,
+    Config, ReservationsConfig,
     envoy::{DomainFiles, RlsSettings},
 };
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_envoy::{
-    File, RateLimitService,
+    File, LoadedConfig, RateLimitService,
     grpc::{self, GrpcContext, Http2},
     quota::Quotas,
     read,
 };
-use tidegate_limiter::ServerLimiter;
+use tidegate_limiter::{ServerLimiter, reservations::Reservations};
 use tidegate_net::{Bounds, Listener, Server, Tls, TlsListener};
 
 use crate::client::Client;
@@ -41,13 +41,20 @@ impl TestListener {
     /// Opens a listener with a rate limit service. The service has these settings, and this
     /// configuration file in envoyproxy/ratelimit's format.
     pub(crate) fn for_envoy(settings: RlsSettings, file: &str) -> Self {
-        let file = File {
-            name: "shop.yaml".to_owned(),
-            text: file.to_owned(),
-        };
-        let loaded = read(vec![file], DomainFiles::One).unwrap();
+        let loaded = loaded(file);
         Self::serving("", Bounds::default(), |limiter| {
             let service = RateLimitService::new(limiter, settings);
+            service.load(loaded);
+            Some(Arc::new(service))
+        })
+    }
+
+    /// Opens a listener with a rate limit service. The service has this configuration file, and the
+    /// limiter has these reservations.
+    pub(crate) fn with_reservations(file: &str, reservations: Reservations) -> Self {
+        let loaded = loaded(file);
+        Self::reserving("", Bounds::default(), reservations, |limiter| {
+            let service = RateLimitService::new(limiter, RlsSettings::default());
             service.load(loaded);
             Some(Arc::new(service))
         })
@@ -69,10 +76,21 @@ impl TestListener {
         bounds: Bounds,
         rate_limits: impl FnOnce(Arc<ServerLimiter>) -> Option<Arc<RateLimitService>>,
     ) -> Self {
+        let reservations = Reservations::new(ReservationsConfig::default(), None).unwrap();
+        Self::reserving(rules, bounds, reservations, rate_limits)
+    }
+
+    fn reserving(
+        rules: &str,
+        bounds: Bounds,
+        reservations: Reservations,
+        rate_limits: impl FnOnce(Arc<ServerLimiter>) -> Option<Arc<RateLimitService>>,
+    ) -> Self {
         let config = Config::parse(rules).unwrap();
         let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
         let store = MemoryStore::new(MemoryBounds::default());
-        let limiter = Arc::new(ServerLimiter::new(config.rules, store, clock.clone()));
+        let limiter = ServerLimiter::new(config.rules, store, clock.clone());
+        let limiter = Arc::new(limiter.with_reservations(reservations));
         let quotas = Arc::<Quotas>::default();
         quotas.swap_rules(config.quotas, limiter.now());
         quotas.show_in(limiter.metrics());
@@ -119,4 +137,13 @@ impl TestListener {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + seconds * 1_000_000));
     }
+}
+
+/// Loads a configuration file in the format of envoyproxy/ratelimit.
+fn loaded(text: &str) -> LoadedConfig {
+    let file = File {
+        name: "shop.yaml".to_owned(),
+        text: text.to_owned(),
+    };
+    read(vec![file], DomainFiles::One).unwrap()
 }

@@ -9,6 +9,7 @@ mod authorization;
 mod client;
 mod health;
 mod http2;
+mod kuadrant;
 mod listener;
 mod proto;
 mod quota;

@@ -44,6 +44,7 @@ async fn every_service_is_listed_and_described() {
         "envoy.service.ratelimit.v3.RateLimitService",
         "envoy.service.ratelimit.v2.RateLimitService",
         "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
+        "kuadrant.service.ratelimit.v1.RateLimitService",
         "grpc.health.v1.Health",
     ] {
         assert!(names.contains(&name), "{name} is not in {names:?}");

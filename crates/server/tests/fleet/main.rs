@@ -13,6 +13,7 @@ mod client;
 mod candidate;
 mod denials;
 mod failures;
+mod kuadrant;
 mod listeners;
 mod node;
 mod overrides;

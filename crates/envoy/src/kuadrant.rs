@@ -1,0 +1,472 @@
+//! Kuadrant's rate limit service: checks without counting, reports without checking, and
+//! reservations.
+//!
+//! ```text
+//! CheckRateLimit   peek      would one more hit be admitted?
+//! Report           charge    on limits that count everything, one counter at a time
+//! Reserve          reserve   on limits that forget denied hits, all counters or none
+//! Commit           settle    the reserved units, then report the rest of the actual amount
+//! ```
+//!
+//! The counters of a request are those of `ShouldRateLimit`. A counter that two descriptors share
+//! is charged once. The limiter's reservations decide when a reservation ends.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::future::join_all;
+use tidegate_config::envoy::StoreFailure;
+use tidegate_core::{
+    Charge, Cost, Decision, Effect, Limits, Source as DecidedBy, Span,
+    bounds::{MAX_CHARGES, MAX_COUNT},
+};
+use tidegate_limiter::{
+    metrics::ListenerKind,
+    reservations::{
+        CounterCharge, CounterSettlement, ReserveError, ReservedCounters, SettledCounter,
+    },
+};
+
+use super::{
+    Code, Descriptor, HitCounter, RateLimitAnswer, RateLimitRequest, RateLimitService, RlsError,
+    all_or_nothing::split_by_charge,
+    applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult},
+    evaluate::{Evaluator, limited},
+    over_limit_cache::OverLimitCache,
+    rules::Domains,
+    service::{drop_replaced, trace_outcome},
+};
+
+/// The longest time for which `Reserve` holds an amount.
+const MAX_TTL: Span = Span::from_secs(60);
+
+/// A request to hold an amount.
+#[derive(Clone, Debug, Default)]
+pub struct ReserveRequest {
+    /// The domain whose rules apply.
+    pub domain: String,
+    /// The descriptors, which select the counters.
+    pub descriptors: Vec<Descriptor>,
+    /// The amount. With 0, nothing is held.
+    pub amount: u64,
+    /// The time until the reservation expires; the maximum if it is `None`.
+    pub ttl: Option<Span>,
+}
+
+/// A request to settle a reservation.
+#[derive(Clone, Debug, Default)]
+pub struct CommitRequest {
+    /// The domain whose rules apply.
+    pub domain: String,
+    /// The descriptors, which select the counters.
+    pub descriptors: Vec<Descriptor>,
+    /// The id of the reservation. If it is empty or unknown, the amount is reported.
+    pub reservation_id: String,
+    /// The amount that was used.
+    pub actual_amount: u64,
+}
+
+/// The result of `Reserve`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reserved {
+    /// Whether the amount was admitted.
+    pub code: Code,
+    /// The id of the reservation; empty if nothing is held.
+    pub reservation_id: String,
+}
+
+impl RateLimitService {
+    /// Returns whether one more hit would be admitted. Nothing is counted.
+    ///
+    /// # Errors
+    ///
+    /// Returns an [`RlsError`] if the request cannot be decided.
+    pub async fn check_rate_limit(
+        &self,
+        listener: ListenerKind,
+        request: &RateLimitRequest,
+        within: Option<Duration>,
+    ) -> Result<RateLimitAnswer, RlsError> {
+        let checked = self.check_counters(listener, request, within).await;
+        self.note_error(checked)
+    }
+
+    async fn check_counters(
+        &self,
+        listener: ListenerKind,
+        request: &RateLimitRequest,
+        within: Option<Duration>,
+    ) -> Result<RateLimitAnswer, RlsError> {
+        let domains = self.loaded_domains()?;
+        let mut matches = self.counters_in(&domains, request)?;
+        let evaluator = self.evaluator(within);
+        let each = limited(&mut matches).map(|applied| evaluator.peek_one(applied));
+        join_all(each)
+            .await
+            .into_iter()
+            .collect::<Result<(), _>>()?;
+        let answer = self.answer(request, &matches, evaluator.now);
+        self.observe_denials(listener, request, &matches, &answer, evaluator.now);
+        trace_outcome(listener, answer.overall_code, answer.statuses.len());
+        Ok(answer)
+    }
+
+    /// Counts the hits of `request`, even if they exceed a limit.
+    ///
+    /// # Errors
+    ///
+    /// Returns an [`RlsError`] if the request cannot be counted.
+    pub async fn report(
+        &self,
+        request: &RateLimitRequest,
+        within: Option<Duration>,
+    ) -> Result<(), RlsError> {
+        let reported = async {
+            let domains = self.loaded_domains()?;
+            let mut matches = self.counters_in(&domains, request)?;
+            self.evaluator(within).report_each(&mut matches).await
+        };
+        let reported = reported.await;
+        self.note_error(reported)
+    }
+
+    /// Holds an amount of all counters of `request`, or of none. At most half of a limit is held,
+    /// rounded up, for at most a minute and at most until the first fixed window ends.
+    ///
+    /// # Errors
+    ///
+    /// Returns an [`RlsError`] if the request cannot be decided.
+    pub async fn reserve(
+        &self,
+        listener: ListenerKind,
+        request: ReserveRequest,
+        within: Option<Duration>,
+    ) -> Result<Reserved, RlsError> {
+        let reserved = self.reserve_matches(listener, request, within).await;
+        self.note_error(reserved)
+    }
+
+    async fn reserve_matches(
+        &self,
+        listener: ListenerKind,
+        request: ReserveRequest,
+        within: Option<Duration>,
+    ) -> Result<Reserved, RlsError> {
+        if self.limiter.reservations().are_off() {
+            return Err(RlsError::ReservationsOff);
+        }
+        let ReserveRequest {
+            domain,
+            descriptors,
+            amount,
+            ttl,
+        } = request;
+        let request = RateLimitRequest {
+            domain,
+            descriptors,
+            hits_addend: 0,
+        };
+        let domains = self.loaded_domains()?;
+        let mut matches = self.counters_in(&domains, &request)?;
+        let evaluator = self.evaluator(within);
+        let (is_admitted, reservation_id) = match Cost::new(amount.min(MAX_COUNT)) {
+            Ok(amount) => {
+                let ttl = ttl.map_or(MAX_TTL, |ttl| ttl.min(MAX_TTL));
+                self.hold(&evaluator, &mut matches, amount, ttl).await?
+            }
+            // Nothing is held for an amount of 0.
+            Err(_) => {
+                let each = limited(&mut matches).map(|applied| evaluator.look_at(applied));
+                join_all(each)
+                    .await
+                    .into_iter()
+                    .collect::<Result<(), _>>()?;
+                let denies = |applied: &mut AppliedLimit<'_>| {
+                    applied.result.over && !applied.limits().is_shadow()
+                };
+                (!limited(&mut matches).any(denies), String::new())
+            }
+        };
+        let answer = self.answer(&request, &matches, evaluator.now);
+        self.observe_denials(listener, &request, &matches, &answer, evaluator.now);
+        let code = if is_admitted || self.settings.shadow_mode {
+            Code::Ok
+        } else {
+            Code::OverLimit
+        };
+        trace_outcome(listener, code, matches.len());
+        Ok(Reserved {
+            code,
+            reservation_id,
+        })
+    }
+
+    /// Holds `amount` of all counters in `matches`, or of none. Returns whether it is admitted, and
+    /// the id of the reservation.
+    async fn hold(
+        &self,
+        evaluator: &Evaluator<'_>,
+        matches: &mut [DescriptorMatch<'_>],
+        amount: Cost,
+        ttl: Span,
+    ) -> Result<(bool, String), RlsError> {
+        let mut charges = Vec::new();
+        for applied in limited(matches) {
+            let cost = held_cost(applied.limits(), amount);
+            applied.hits = Hits::Charge(cost);
+            charges.push(CounterCharge {
+                key: applied.key.as_slice().into(),
+                limits: Arc::clone(&applied.limits.variants().held),
+                cost,
+            });
+        }
+        if charges.is_empty() {
+            return Ok((true, String::new()));
+        }
+        if charges.len() > MAX_CHARGES {
+            let problem = format!(
+                "{} counters are over the maximum of {MAX_CHARGES} per reservation",
+                charges.len()
+            );
+            return Err(RlsError::invalid("descriptors", problem));
+        }
+        let reserved = self
+            .limiter
+            .reserve_counters(&charges, ttl, evaluator.within());
+        let ReservedCounters {
+            decided,
+            outcomes,
+            reservation,
+        } = reserved.await.map_err(not_reserved)?;
+        let token = reservation.map(|reservation| reservation.token);
+        let is_fallback = matches!(decided.source, DecidedBy::Local | DecidedBy::Policy);
+        if is_fallback && self.settings.store_failure == StoreFailure::Error {
+            if let Some(token) = token {
+                self.release(&token, &charges).await;
+            }
+            return Err(RlsError::Store);
+        }
+        let list: Vec<Charge<'_>> = charges.iter().map(CounterCharge::as_charge).collect();
+        for (applied, own) in limited(matches).zip(split_by_charge(&list, &outcomes)) {
+            applied.result = LimitResult::of_charge(&decided.decision, own);
+        }
+        let is_admitted = decided.decision == Decision::Admitted;
+        if !is_admitted {
+            // The hits of an admitted reservation are counted when it is committed.
+            evaluator.count(matches, &Ok(()));
+        }
+        Ok((is_admitted, token.unwrap_or_default()))
+    }
+
+    /// Releases a reservation that this server has made on its share of the limits.
+    async fn release(&self, token: &str, charges: &[CounterCharge]) {
+        let limits_of = |key: &[u8]| {
+            let charge = charges.iter().find(|charge| *charge.key == *key)?;
+            Some(Arc::clone(&charge.limits))
+        };
+        // If Redis does not answer, the reservation expires.
+        let _ = self.limiter.settle_counters(token, limits_of, 0).await;
+    }
+
+    /// Counts the actual amount, and releases the reservation. The amount is counted even if the
+    /// reservation has expired or is unknown, and even beyond a limit, but not if the reservation
+    /// was committed before. Returns whether the reservation was released.
+    ///
+    /// # Errors
+    ///
+    /// Returns an [`RlsError`] if the request cannot be counted. After [`RlsError::Store`], the
+    /// call may be repeated.
+    pub async fn commit(
+        &self,
+        request: CommitRequest,
+        within: Option<Duration>,
+    ) -> Result<bool, RlsError> {
+        let committed = self.commit_matches(request, within).await;
+        self.note_error(committed)
+    }
+
+    async fn commit_matches(
+        &self,
+        request: CommitRequest,
+        within: Option<Duration>,
+    ) -> Result<bool, RlsError> {
+        if self.limiter.reservations().are_off() {
+            return Err(RlsError::ReservationsOff);
+        }
+        let CommitRequest {
+            domain,
+            descriptors,
+            reservation_id,
+            actual_amount,
+        } = request;
+        let request = RateLimitRequest {
+            domain,
+            descriptors,
+            hits_addend: 0,
+        };
+        let actual = actual_amount.min(MAX_COUNT);
+        let domains = self.loaded_domains()?;
+        let mut matches = self.counters_in(&domains, &request)?;
+        let settled = match self.settle(&mut matches, &reservation_id, actual).await? {
+            CounterSettlement::Settled(settled) => Some(settled),
+            CounterSettlement::SettledBefore => return Ok(false),
+            CounterSettlement::NotOutstanding => None,
+        };
+        let is_released = settled.is_some();
+        let charged: HashMap<Box<[u8]>, u64> = settled
+            .into_iter()
+            .flatten()
+            .map(|SettledCounter { key, charged }| (key, charged))
+            .collect();
+        for applied in limited(&mut matches) {
+            let charged = charged.get(applied.key.as_slice()).copied().unwrap_or(0);
+            applied.counters.add(HitCounter::TotalHits, charged);
+            applied.counters.add(HitCounter::WithinLimit, charged);
+            let rest = Cost::new(actual.saturating_sub(charged));
+            applied.hits = rest.map_or(Hits::None, Hits::Charge);
+        }
+        self.evaluator(within).report_each(&mut matches).await?;
+        Ok(is_released)
+    }
+
+    /// Settles a reservation of the counters in `matches` at the `actual` amount.
+    async fn settle(
+        &self,
+        matches: &mut [DescriptorMatch<'_>],
+        reservation_id: &str,
+        actual: u64,
+    ) -> Result<CounterSettlement, RlsError> {
+        if reservation_id.is_empty() {
+            return Ok(CounterSettlement::NotOutstanding);
+        }
+        let held: HashMap<&[u8], &Arc<Limits>> = limited(matches)
+            .map(|applied| (applied.key.as_slice(), &applied.limits.variants().held))
+            .collect();
+        // As with a refund, the guards remove the keys from the cache even if the call is cancelled.
+        let mut invalidated = Vec::new();
+        if let Some(cache) = &self.over {
+            invalidated.extend(held.keys().map(|key| cache.invalidate_on_drop(key)));
+        }
+        let limits_of = |key: &[u8]| held.get(key).map(|limits| Arc::clone(limits));
+        let settled = self
+            .limiter
+            .settle_counters(reservation_id, limits_of, actual);
+        let settled = settled.await.map_err(|_| RlsError::Store);
+        drop(invalidated);
+        settled
+    }
+
+    fn loaded_domains(&self) -> Result<Arc<Domains>, RlsError> {
+        self.domains.load_full().ok_or(RlsError::NoConfiguration)
+    }
+
+    /// Returns the counter of each descriptor of `request`. If two descriptors have the same
+    /// counter, the second one has none.
+    fn counters_in<'d>(
+        &self,
+        domains: &'d Domains,
+        request: &RateLimitRequest,
+    ) -> Result<Vec<DescriptorMatch<'d>>, RlsError> {
+        request.check_bounds()?;
+        let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
+        let Some(domain) = domains.get(&request.domain) else {
+            self.count_unknown_domain(request);
+            let none = request.descriptors.iter().map(|_| DescriptorMatch::NoLimit);
+            return Ok(none.collect());
+        };
+        let mut matches = Vec::with_capacity(request.descriptors.len());
+        for (at, descriptor) in request.descriptors.iter().enumerate() {
+            matches.push(self.match_descriptor(domain, request, at, descriptor, cleared)?);
+        }
+        drop_replaced(&mut matches);
+        let mut keys = HashSet::new();
+        for matched in &mut matches {
+            if let DescriptorMatch::Limited(applied) = matched
+                && !keys.insert(applied.key.clone())
+            {
+                *matched = DescriptorMatch::NoLimit;
+            }
+        }
+        Ok(matches)
+    }
+
+    fn note_error<T>(&self, result: Result<T, RlsError>) -> Result<T, RlsError> {
+        if result.is_err() {
+            self.count_error();
+        }
+        result
+    }
+}
+
+impl Evaluator<'_> {
+    /// Finds out whether one more hit would be admitted.
+    async fn peek_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
+        applied.hits = Hits::Charge(Cost::ONE);
+        if let Some(until) = self.cached_over_until(applied) {
+            applied.result = LimitResult::cached(until);
+            return Ok(());
+        }
+        let charge = applied.charge(Cost::ONE);
+        let (decided, outcomes) = self.query_store(&[charge], Effect::Peek).await?;
+        applied.result = LimitResult::of_charge(&decided.decision, &outcomes);
+        Ok(())
+    }
+
+    /// Finds out whether the count exceeds the limit.
+    async fn look_at(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
+        applied.hits = Hits::None;
+        let charge = applied.charge(Cost::ONE);
+        let (_, outcomes) = self.query_store(&[charge], Effect::Look).await?;
+        applied.result = LimitResult::of_query(&outcomes);
+        Ok(())
+    }
+
+    /// Counts the hits of each counter, even beyond its limit.
+    async fn report_each(&self, matches: &mut [DescriptorMatch<'_>]) -> Result<(), RlsError> {
+        let each = limited(matches).map(|applied| self.report_one(applied));
+        let reported = join_all(each).await.into_iter().collect();
+        self.count(matches, &reported);
+        reported
+    }
+
+    async fn report_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
+        let (cost, effect) = match applied.hits {
+            Hits::None => return Ok(()),
+            Hits::Charge(cost) => (cost, Effect::Charge),
+            Hits::Refund(cost) => (cost, Effect::Refund),
+        };
+        let _invalidated = match (self.over, effect) {
+            (Some(cache), Effect::Refund) => Some(cache.invalidate_on_drop(&applied.key)),
+            _ => None,
+        };
+        let charge = applied.charge_on(&applied.limits.variants().reported, cost);
+        let (decided, outcomes) = self.query_store(&[charge], effect).await?;
+        applied.result = match effect {
+            Effect::Refund => LimitResult {
+                over: false,
+                ..LimitResult::of_query(&outcomes)
+            },
+            _ => LimitResult::of_charge(&decided.decision, &outcomes),
+        };
+        Ok(())
+    }
+}
+
+/// Returns the part of `amount` that is held of a counter: at most half of its smallest limit,
+/// rounded up, and at least one unit.
+fn held_cost(limits: &Limits, amount: Cost) -> Cost {
+    let smallest = limits.iter().map(tidegate_core::Limit::quota).min();
+    let half = smallest.unwrap_or(0).div_ceil(2);
+    Cost::new(amount.units().min(half)).unwrap_or(Cost::ONE)
+}
+
+fn not_reserved(error: ReserveError) -> RlsError {
+    match error {
+        ReserveError::TooMany(0) => RlsError::ReservationsOff,
+        ReserveError::TooMany(max) => RlsError::TooManyReservations(max),
+        ReserveError::Request(error) => RlsError::invalid("descriptors", error.to_string()),
+    }
+}
