@@ -560,7 +560,7 @@ impl Admin {
 #[derive(Debug, Arguments)]
 pub(crate) struct Check {
     /// The rules file
-    #[arg(required_unless_present = "envoy")]
+    #[arg(required_unless_present_any = ["envoy", "limitador"])]
     pub(crate) file: Option<PathBuf>,
     /// The file or folder with envoyproxy/ratelimit's configuration
     #[arg(long, value_name = "DIR")]
@@ -568,6 +568,9 @@ pub(crate) struct Check {
     /// Allow several files of the Envoy configuration to define the same domain
     #[arg(long, requires = "envoy")]
     pub(crate) merge_domains: bool,
+    /// Limitador's limits file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) limitador: Option<PathBuf>,
     /// Exit with 1 if there are warnings. Notes about files and variables that this machine lacks
     /// do not count as warnings
     #[arg(long)]

@@ -5,7 +5,7 @@ use std::{fmt::Display, path::Path, process::ExitCode};
 use serde_json::{Value, json};
 use tidegate_config::{
     Config, Mistake, ReadError,
-    envoy::{ConfigFiles, DomainFiles, RuleOrigin},
+    envoy::{ConfigFiles, DomainFiles, FileFormat, RuleOrigin},
 };
 use tidegate_envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files};
 use tidegate_server::serve::{preflight_errors, preflight_warnings};
@@ -93,9 +93,18 @@ pub(crate) fn check(args: &Check) -> ExitCode {
         };
         let folder = ConfigFiles {
             path: path.clone(),
+            format: FileFormat::Ratelimit,
             merging,
         };
         findings.check_envoy(load_files(&folder), &folder.path, "");
+    }
+    if let Some(path) = &args.limitador {
+        let file = ConfigFiles {
+            path: path.clone(),
+            format: FileFormat::Limitador,
+            merging: DomainFiles::One,
+        };
+        findings.check_envoy(load_files(&file), &file.path, "");
     }
     if findings.format == Format::Json {
         answer(&format!("{:#}", Value::Array(findings.collected)));
@@ -159,12 +168,13 @@ impl Findings {
         let loaded = load_files(&folder);
         // Do not report success for a rules file whose Envoy rules cannot be read.
         if let Err(error @ ConfigFilesError::Unreadable { .. }) = loaded {
-            let problem = format!("{name}: envoy.config: {error}");
+            let problem = format!("{name}: {}: {error}", key_of(&folder));
             let found = plain(&name, "unreadable", &problem, Severity::Error);
             return self.report_failure(CheckResult::Unreadable, &problem, [found]);
         }
         self.conclude(&name, &rules);
-        self.check_envoy(loaded, &folder.path, "envoy.config: ");
+        let prefix = format!("{}: ", key_of(&folder));
+        self.check_envoy(loaded, &folder.path, &prefix);
     }
 
     fn refused(&mut self, error: &ReadError, file: &Path) {
@@ -311,6 +321,14 @@ fn as_json(file: &str, mistake: &Mistake, severity: Severity) -> Value {
         "message": mistake.problem(),
         "advice": mistake.advice(),
     })
+}
+
+/// Returns the key of the rules file that names these files.
+fn key_of(files: &ConfigFiles) -> &'static str {
+    match files.format {
+        FileFormat::Ratelimit => "envoy.config",
+        FileFormat::Limitador => "envoy.limitador",
+    }
 }
 
 fn of_envoy(mistake: &FileMistake, severity: Severity) -> Value {

@@ -105,10 +105,11 @@ fn hint(mistakes: &[Mistake], path: &Path) -> String {
     // Reading the file a second time is acceptable, because this function is called only for a
     // rejected file.
     if fs::read_to_string(path).is_ok_and(|text| is_of_limitador(&text)) {
-        return "\nthis looks like a Limitador limits file: write each limit as a rule; \
-            {namespace: api, max_value: 10, seconds: 60, variables: [user_id]} becomes \
-            {name: api, key: [user_id], limits: [10/60s]}, and its conditions go under `when`"
-            .to_owned();
+        return format!(
+            "\nthis looks like a Limitador limits file: check it with `tidegate check --limitador {0}`, and serve \
+             it with `envoy: {{limitador: {0}}}` in a rules file",
+            path.display()
+        );
     }
     String::new()
 }

@@ -57,6 +57,8 @@ impl Deref for Source<'_> {
 #[derive(Debug)]
 pub(super) struct AppliedLimit<'d> {
     pub(super) limits: Source<'d>,
+    /// The index of the descriptor in the request.
+    pub(super) descriptor: usize,
     pub(super) key: Vec<u8>,
     pub(super) counters: Arc<Counters>,
     pub(super) hits: Hits,
@@ -148,6 +150,14 @@ impl<'d> AppliedLimit<'d> {
 }
 
 impl DescriptorMatch<'_> {
+    /// Sets the index of the descriptor in the request.
+    pub(super) fn of_descriptor(mut self, at: usize) -> Self {
+        if let Self::Limited(applied) = &mut self {
+            applied.descriptor = at;
+        }
+        self
+    }
+
     pub(super) fn rule(&self) -> Option<&Rule> {
         match self {
             Self::NoLimit => None,

@@ -10,10 +10,13 @@ use std::{
     time::SystemTime,
 };
 
-use tidegate_config::{MAX_FILE_BYTES, envoy::ConfigFiles};
+use tidegate_config::{
+    MAX_FILE_BYTES,
+    envoy::{ConfigFiles, FileFormat},
+};
 use tidegate_net::file_watch::{self, LastRead};
 
-use super::{ConfigLoads, File, FileMistake, LoadedConfig, RateLimitService, read};
+use super::{ConfigLoads, File, FileMistake, LoadedConfig, RateLimitService, read, read_limitador};
 
 /// The log target of messages about configuration files.
 pub const CONFIG_LOG_TARGET: &str = module_path!();
@@ -78,7 +81,11 @@ impl ConfigFilesError {
 pub fn load_files(folder: &ConfigFiles) -> Result<LoadedConfig, ConfigFilesError> {
     let path = &folder.path;
     let texts = read_unchanged(|| files(path), |files| texts(path, files))?;
-    read(texts, folder.merging).map_err(|mistakes| ConfigFilesError::Mistaken {
+    let read = match folder.format {
+        FileFormat::Ratelimit => read(texts, folder.merging),
+        FileFormat::Limitador => read_limitador(texts),
+    };
+    read.map_err(|mistakes| ConfigFilesError::Mistaken {
         path: path.clone(),
         mistakes,
     })

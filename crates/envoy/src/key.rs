@@ -41,6 +41,52 @@ pub(super) fn write<'e>(
     }
 }
 
+/// Returns the bytes with which the keys of `domain` with these first `entries` begin. Digested
+/// keys begin otherwise.
+pub(super) fn prefix<'e>(
+    domain: &str,
+    window_seconds: u64,
+    entries: impl Iterator<Item = (&'e str, &'e str)>,
+) -> Vec<u8> {
+    let mut key = DESCRIPTOR_KEY.to_vec();
+    number(&mut key, window_seconds);
+    text(&mut key, domain);
+    for (name, value) in entries {
+        text(&mut key, name);
+        text(&mut key, value);
+    }
+    key
+}
+
+/// Returns the entries of a key after `prefix`; `None` if the rest is not a list of entries.
+pub(super) fn parts_after<'k>(key: &'k [u8], prefix: &[u8]) -> Option<Vec<(&'k str, &'k str)>> {
+    let mut rest = key.strip_prefix(prefix)?;
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        parts.push((take_text(&mut rest)?, take_text(&mut rest)?));
+    }
+    Some(parts)
+}
+
+fn take_text<'k>(rest: &mut &'k [u8]) -> Option<&'k str> {
+    let (mut length, mut shift) = (0_usize, 0_u32);
+    loop {
+        let (byte, after) = rest.split_first()?;
+        *rest = after;
+        length |= usize::from(byte & 0x7F).checked_shl(shift)?;
+        shift += 7;
+        if byte & 0x80 == 0 {
+            break;
+        }
+        if shift > 28 {
+            return None;
+        }
+    }
+    let (text, after) = rest.split_at_checked(length)?;
+    *rest = after;
+    std::str::from_utf8(text).ok()
+}
+
 fn text(key: &mut Vec<u8>, text: &str) {
     // A `usize` fits in 64 bits on every supported platform.
     number(key, u64::try_from(text.len()).unwrap_or(u64::MAX));
@@ -69,6 +115,21 @@ mod tests {
         let mut key = Vec::new();
         write(&mut key, domain, window, entries.iter().copied());
         key
+    }
+
+    #[test]
+    fn entries_are_read_back_from_a_key() {
+        let long = "x".repeat(300);
+        let entries = [("?", "a == 'b'"), ("user", "é"), ("path", &long), ("", "")];
+        let key = key("d", 86_400, &entries);
+        let prefix = prefix("d", 86_400, entries[..1].iter().copied());
+        assert_eq!(parts_after(&key, &prefix).unwrap(), entries[1..]);
+        assert_eq!(parts_after(&prefix, &prefix).unwrap(), []);
+        for end in prefix.len() + 1..key.len() {
+            let parts = parts_after(&key[..end], &prefix);
+            assert!(parts.is_none_or(|parts| parts.len() < 3), "{end}");
+        }
+        assert_eq!(parts_after(b"other", &prefix), None);
     }
 
     #[test]

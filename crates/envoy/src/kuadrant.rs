@@ -37,7 +37,7 @@ use super::{
     evaluate::{Evaluator, limited},
     over_limit_cache::OverLimitCache,
     rules::Domains,
-    service::{drop_replaced, trace_outcome},
+    service::{drop_replaced, hits as hits_of, trace_outcome},
 };
 
 /// The longest time for which `Reserve` holds an amount.
@@ -90,18 +90,21 @@ impl RateLimitService {
         request: &RateLimitRequest,
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
-        let checked = self.check_counters(listener, request, within).await;
+        let one = Hits::Charge(Cost::ONE);
+        let checked = self.check_hits(listener, request, one, within).await;
         self.note_error(checked)
     }
 
-    async fn check_counters(
+    /// Returns whether `hits` would be admitted by each counter of `request`.
+    pub(super) async fn check_hits(
         &self,
         listener: ListenerKind,
         request: &RateLimitRequest,
+        hits: Hits,
         within: Option<Duration>,
     ) -> Result<RateLimitAnswer, RlsError> {
         let domains = self.loaded_domains()?;
-        let mut matches = self.counters_in(&domains, request)?;
+        let mut matches = self.counters_in(&domains, request, Some(hits))?;
         let evaluator = self.evaluator(within);
         let each = limited(&mut matches).map(|applied| evaluator.peek_one(applied));
         join_all(each)
@@ -124,13 +127,20 @@ impl RateLimitService {
         request: &RateLimitRequest,
         within: Option<Duration>,
     ) -> Result<(), RlsError> {
-        let reported = async {
-            let domains = self.loaded_domains()?;
-            let mut matches = self.counters_in(&domains, request)?;
-            self.evaluator(within).report_each(&mut matches).await
-        };
-        let reported = reported.await;
+        let reported = self.report_hits(request, None, within).await;
         self.note_error(reported)
+    }
+
+    /// Counts `hits`, or those of `request`, on each counter of `request`.
+    pub(super) async fn report_hits(
+        &self,
+        request: &RateLimitRequest,
+        hits: Option<Hits>,
+        within: Option<Duration>,
+    ) -> Result<(), RlsError> {
+        let domains = self.loaded_domains()?;
+        let mut matches = self.counters_in(&domains, request, hits)?;
+        self.evaluator(within).report_each(&mut matches).await
     }
 
     /// Holds an amount of all counters of `request`, or of none. At most half of a limit is held,
@@ -170,7 +180,7 @@ impl RateLimitService {
             hits_addend: 0,
         };
         let domains = self.loaded_domains()?;
-        let mut matches = self.counters_in(&domains, &request)?;
+        let mut matches = self.counters_in(&domains, &request, None)?;
         let evaluator = self.evaluator(within);
         let (is_admitted, reservation_id) = match Cost::new(amount.min(MAX_COUNT)) {
             Ok(amount) => {
@@ -309,7 +319,7 @@ impl RateLimitService {
         };
         let actual = actual_amount.min(MAX_COUNT);
         let domains = self.loaded_domains()?;
-        let mut matches = self.counters_in(&domains, &request)?;
+        let mut matches = self.counters_in(&domains, &request, None)?;
         let settled = match self.settle(&mut matches, &reservation_id, actual).await? {
             CounterSettlement::Settled(settled) => Some(settled),
             CounterSettlement::SettledBefore => return Ok(false),
@@ -359,16 +369,18 @@ impl RateLimitService {
         settled
     }
 
-    fn loaded_domains(&self) -> Result<Arc<Domains>, RlsError> {
+    pub(super) fn loaded_domains(&self) -> Result<Arc<Domains>, RlsError> {
         self.domains.load_full().ok_or(RlsError::NoConfiguration)
     }
 
-    /// Returns the counter of each descriptor of `request`. If two descriptors have the same
-    /// counter, the second one has none.
-    fn counters_in<'d>(
+    /// Returns the counter of each descriptor of `request`, or of each limit of a Limitador limits
+    /// file. If two descriptors have the same counter, the second one has none. Each counter has
+    /// these `hits`, or those of the request.
+    pub(super) fn counters_in<'d>(
         &self,
         domains: &'d Domains,
         request: &RateLimitRequest,
+        hits: Option<Hits>,
     ) -> Result<Vec<DescriptorMatch<'d>>, RlsError> {
         request.check_bounds()?;
         let cleared = self.over.as_ref().map_or(0, OverLimitCache::cleared);
@@ -377,6 +389,10 @@ impl RateLimitService {
             let none = request.descriptors.iter().map(|_| DescriptorMatch::NoLimit);
             return Ok(none.collect());
         };
+        if !domain.limitador.is_empty() {
+            let hits = hits.unwrap_or_else(|| hits_of(request, &Descriptor::default()));
+            return Ok(self.match_limits(domain, request, hits, cleared));
+        }
         let mut matches = Vec::with_capacity(request.descriptors.len());
         for (at, descriptor) in request.descriptors.iter().enumerate() {
             matches.push(self.match_descriptor(domain, request, at, descriptor, cleared)?);
@@ -390,10 +406,13 @@ impl RateLimitService {
                 *matched = DescriptorMatch::NoLimit;
             }
         }
+        if let Some(hits) = hits {
+            limited(&mut matches).for_each(|applied| applied.hits = hits);
+        }
         Ok(matches)
     }
 
-    fn note_error<T>(&self, result: Result<T, RlsError>) -> Result<T, RlsError> {
+    pub(super) fn note_error<T>(&self, result: Result<T, RlsError>) -> Result<T, RlsError> {
         if result.is_err() {
             self.count_error();
         }
@@ -402,14 +421,16 @@ impl RateLimitService {
 }
 
 impl Evaluator<'_> {
-    /// Finds out whether one more hit would be admitted.
+    /// Finds out whether the hits of a counter would be admitted.
     async fn peek_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
-        applied.hits = Hits::Charge(Cost::ONE);
+        let Hits::Charge(cost) = applied.hits else {
+            return self.look_at(applied).await;
+        };
         if let Some(until) = self.cached_over_until(applied) {
             applied.result = LimitResult::cached(until);
             return Ok(());
         }
-        let charge = applied.charge(Cost::ONE);
+        let charge = applied.charge(cost);
         let (decided, outcomes) = self.query_store(&[charge], Effect::Peek).await?;
         applied.result = LimitResult::of_charge(&decided.decision, &outcomes);
         Ok(())

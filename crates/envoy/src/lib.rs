@@ -10,6 +10,9 @@
 //! listener  render  RateLimitAnswer      -> bytes
 //! ```
 //!
+//! `kuadrant` adds checks, reports and reservations on the same counters. `limitador` finds the
+//! counters of a Limitador limits file, and serves Limitador's HTTP API.
+//!
 //! The rate limit service differs from Tidegate's other listeners in two ways: by default, each
 //! descriptor is charged separately, and denied hits are counted too. All listeners use the same
 //! decision function, which supports both behaviours.
@@ -26,6 +29,7 @@ pub mod grpc;
 pub mod json;
 mod key;
 mod kuadrant;
+mod limitador;
 mod metadata;
 mod metrics;
 mod over_limit_cache;
@@ -47,7 +51,7 @@ pub mod xds;
 
 pub use self::{
     answer::{Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, ResponseHeader, RlsError},
-    config::{File, FileMistake, LoadedConfig, read},
+    config::{File, FileMistake, LoadedConfig, read, read_limitador},
     config_watcher::{CONFIG_LOG_TARGET, ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
     counters::{ConfigLoads, HitCounter, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},

@@ -42,7 +42,7 @@ pub struct RateLimitService {
     healthy: watch::Sender<bool>,
     overrides: OverrideCache,
     pub(super) over: Option<OverLimitCache>,
-    registry: Registry,
+    pub(super) registry: Registry,
     unknown_domains: UnknownDomains,
     global_shadow_mode: AtomicU64,
     errors: AtomicU64,
@@ -139,6 +139,12 @@ impl RateLimitService {
         let Some(domain) = domains.get(&request.domain) else {
             return Ok(self.unknown_domain(request));
         };
+        if !domain.limitador.is_empty() {
+            let hits = hits(request, &Descriptor::default());
+            let mut matches = self.match_limits(domain, request, hits, cleared);
+            let decided = self.decide_by_limits(listener, request, &mut matches, within);
+            return decided.await;
+        }
         let mut matches = Vec::with_capacity(request.descriptors.len());
         for (at, descriptor) in request.descriptors.iter().enumerate() {
             matches.push(self.match_descriptor(domain, request, at, descriptor, cleared)?);
@@ -208,9 +214,11 @@ impl RateLimitService {
             return;
         }
         let denying = response::denying(matches, &answer.statuses, &self.settings);
-        let descriptors = request.descriptors.iter().zip(matches).zip(denying);
-        for ((descriptor, matched), is_denying) in descriptors {
+        for (matched, is_denying) in matches.iter().zip(denying) {
             let DescriptorMatch::Limited(applied) = matched else {
+                continue;
+            };
+            let Some(descriptor) = request.descriptors.get(applied.descriptor) else {
                 continue;
             };
             let is_shadow = applied.rule().is_some_and(|rule| rule.shadow);
@@ -281,7 +289,8 @@ impl RateLimitService {
                 .registry
                 .counters(&domain.name, &stat_names::full_path(descriptor, &[]));
             let limits = Source::Request(limits);
-            return Ok(self.limited(limits, key, counters, hits, cleared));
+            let matched = self.limited(limits, key, counters, hits, cleared);
+            return Ok(matched.of_descriptor(at));
         }
         let Some(MatchedRule { rule, path }) = domain.find(&descriptor.entries) else {
             return Ok(DescriptorMatch::NoLimit);
@@ -296,10 +305,12 @@ impl RateLimitService {
         key::write(&mut key, &domain.name, limits.window_seconds, counted);
         let counters = self.counters_of(domain, rule, &path, descriptor);
         let limits = Source::Rule(rule, limits);
-        Ok(self.limited(limits, key, counters, hits, cleared))
+        let matched = self.limited(limits, key, counters, hits, cleared);
+        Ok(matched.of_descriptor(at))
     }
 
-    fn limited<'d>(
+    /// Returns the match of a limit with the first descriptor.
+    pub(super) fn limited<'d>(
         &self,
         limits: Source<'d>,
         key: Vec<u8>,
@@ -311,6 +322,7 @@ impl RateLimitService {
         let epoch = CacheEpoch { cleared, refunds };
         DescriptorMatch::Limited(AppliedLimit {
             limits,
+            descriptor: 0,
             key,
             counters,
             hits,
@@ -344,7 +356,8 @@ impl RateLimitService {
     }
 }
 
-fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
+/// Returns the operation of a descriptor of `request` on its limit.
+pub(super) fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());

@@ -370,3 +370,82 @@ fn unsupported_variables_of_envoyproxy_ratelimit_are_rejected() {
         assert!(said.contains(problem), "no {problem:?} in:\n{said}");
     }
 }
+
+const LIMITADOR: &str = "\
+- namespace: api
+  max_value: 2
+  seconds: 86400
+  conditions: [\"descriptors[0].method == 'POST'\"]
+  variables: [\"descriptors[0]['user']\"]
+";
+
+#[test]
+fn a_limits_file_of_limitador_is_checked() {
+    let scratch = Scratch::new();
+    scratch.write("limits.yaml", LIMITADOR);
+    let good = "limits.yaml: 1 domain, no mistakes\n";
+    assert_eq!(
+        check(&scratch, &["check", "--limitador", "limits.yaml"]),
+        (Some(0), good.into())
+    );
+    scratch.write(
+        "rules.yaml",
+        &format!("{EVERY_DOOR}envoy: {{limitador: limits.yaml}}\n"),
+    );
+    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains(good), "{said}");
+
+    let wrong = LIMITADOR.replace("== 'POST'", "> 'POST'");
+    scratch.write("limits.yaml", &wrong);
+    for args in [
+        ["check", "--limitador", "limits.yaml"].as_slice(),
+        &["check", "rules.yaml"],
+    ] {
+        let (code, said) = check(&scratch, args);
+        assert_eq!(code, Some(1), "{said}");
+        let mistake = "  limits.yaml: [0].conditions[0] (line 4): this condition is not supported; \
+            supported are descriptors[0]['key'] == 'value', != in place of ==, and key == value";
+        assert!(said.contains(mistake), "{said}");
+    }
+    let (code, said) = check(&scratch, &["serve", "--config", "rules.yaml"]);
+    assert_eq!(code, Some(2));
+    let refused = "tidegate: envoy.limitador: limits.yaml has 1 mistake:";
+    assert!(said.starts_with(refused), "{said}");
+    let both = "envoy: {limitador: limits.yaml, config: shop.yaml, quota_mode: true}\n";
+    scratch.write("rules.yaml", both);
+    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    assert_eq!(code, Some(1));
+    for name in ["config", "quota_mode"] {
+        let mistake =
+            format!("`{name}` cannot be combined with `limitador`; remove one of the two");
+        assert!(said.contains(&mistake), "{said}");
+    }
+    let (code, said) = check(&scratch, &["check", "limits.yaml"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("tidegate check --limitador limits.yaml"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_limits_file_of_limitador_is_served_and_reloaded() {
+    let scratch = Scratch::new();
+    scratch.write("limits.yaml", LIMITADOR);
+    let mut server = Server::start_in(
+        scratch,
+        &format!("{EVERY_DOOR}envoy: {{limitador: limits.yaml}}\n"),
+    );
+    let body = json!({"namespace": "api", "values": {"method": "POST", "user": "a"}, "delta": 1});
+    let http = server.http;
+    let ask = |path| Ask::new("POST", http, path).body(&body).send().status;
+    let statuses: Vec<u16> = (0..3).map(|_| ask("/check_and_report")).collect();
+    assert_eq!(statuses, [200, 200, 429]);
+    let raised = LIMITADOR.replace("max_value: 2", "max_value: 3");
+    std::fs::write(server.directory().join("limits.yaml"), raised).unwrap();
+    server.wait_for(&["reloaded the configuration of the rate limit service"]);
+    // The count of 2 is kept.
+    assert_eq!(ask("/check_and_report"), 200);
+    assert_eq!(ask("/check"), 429);
+}

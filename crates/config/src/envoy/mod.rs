@@ -1,5 +1,5 @@
 //! `envoy`: Envoy's rate limit service. Its rules come from files in envoyproxy/ratelimit's format,
-//! or from a control plane.
+//! from Limitador's limits file, or from a control plane.
 
 mod settings;
 mod xds;
@@ -24,8 +24,20 @@ pub struct ConfigFiles {
     /// The path of a file, or of a folder that is read recursively. Names that start with a dot are
     /// ignored, because a mounted Kubernetes ConfigMap keeps previous versions under such names.
     pub path: PathBuf,
+    /// The format of the files.
+    pub format: FileFormat,
     /// Whether several files are allowed to define the same domain.
     pub merging: DomainFiles,
+}
+
+/// The format of configuration files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FileFormat {
+    /// The format of envoyproxy/ratelimit: a domain with descriptors.
+    #[default]
+    Ratelimit,
+    /// The format of Limitador: a list of limits.
+    Limitador,
 }
 
 /// Whether several files, or several control plane resources, are allowed to define the same
@@ -52,7 +64,8 @@ pub enum RuleOrigin {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Envoy {
-    /// `envoy.config` and `envoy.merge_domains`: the source of the service's rules.
+    /// `envoy.config`, `envoy.limitador` and `envoy.merge_domains`: the source of the service's
+    /// rules.
     pub rules: RuleOrigin,
     /// The settings of the service, from the other keys of the section `envoy`.
     pub settings: RlsSettings,
@@ -75,6 +88,7 @@ impl Envoy {
 
 const FIELDS: &[&str] = &[
     "config",
+    "limitador",
     "merge_domains",
     "start_without_config",
     "healthy_with_a_domain",
@@ -115,6 +129,7 @@ pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
         local_cache_bytes: local_cache(&fields, report),
         store_failure: store_failure(&fields, report),
         ratelimit_metrics: ratelimit_metrics(&fields, report),
+        limitador_api: fields.get("limitador").is_some(),
     };
     Some(Envoy {
         rules: rules(&fields, merging, report)?,
@@ -124,9 +139,13 @@ pub(super) fn envoy(file: &Fields<'_>, report: &mut Report) -> Option<Envoy> {
 }
 
 fn rules(fields: &Fields<'_>, merging: DomainFiles, report: &mut Report) -> Option<RuleOrigin> {
+    if let Some(value) = fields.get("limitador") {
+        return limitador(value, fields, report);
+    }
     let Some(value) = fields.get("config") else {
         let message = "is missing; name the file or folder with envoyproxy/ratelimit's \
-            configuration, or a control plane: {xds: {server: \"control-plane:18000\"}}";
+            configuration, or a control plane: {xds: {server: \"control-plane:18000\"}}; for \
+            Limitador's limits file, use `limitador`";
         fields.wrong(report, "config", message);
         return None;
     };
@@ -144,7 +163,38 @@ fn rules(fields: &Fields<'_>, merging: DomainFiles, report: &mut Report) -> Opti
     }
     let text = value.text(report, "the path of a file or a folder")?;
     let path = store::path_of(value, text, report)?;
-    Some(RuleOrigin::Files(ConfigFiles { path, merging }))
+    let format = FileFormat::Ratelimit;
+    Some(RuleOrigin::Files(ConfigFiles {
+        path,
+        format,
+        merging,
+    }))
+}
+
+/// The settings that have no effect on Limitador's limits.
+const NOT_OF_LIMITADOR: [&str; 5] = [
+    "config",
+    "merge_domains",
+    "quota_mode",
+    "stop_increment",
+    "dynamic_metadata",
+];
+
+/// Reads `limitador`, the path of a limits file.
+fn limitador(value: &Value<'_>, fields: &Fields<'_>, report: &mut Report) -> Option<RuleOrigin> {
+    for name in NOT_OF_LIMITADOR {
+        if let Some(other) = fields.get(name) {
+            let message =
+                format!("`{name}` cannot be combined with `limitador`; remove one of the two");
+            other.wrong(report, message);
+        }
+    }
+    let text = value.text(report, "the path of Limitador's limits file")?;
+    Some(RuleOrigin::Files(ConfigFiles {
+        path: store::path_of(value, text, report)?,
+        format: FileFormat::Limitador,
+        merging: DomainFiles::One,
+    }))
 }
 
 fn ratelimit_metrics(fields: &Fields<'_>, report: &mut Report) -> bool {

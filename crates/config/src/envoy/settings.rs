@@ -31,6 +31,9 @@ pub struct RlsSettings {
     pub store_failure: StoreFailure,
     /// Whether metrics are also exported under the names that envoyproxy/ratelimit uses.
     pub ratelimit_metrics: bool,
+    /// Whether the HTTP listener serves Limitador's API, because the rules come from Limitador's
+    /// limits file.
+    pub limitador_api: bool,
 }
 
 /// The response while the store is unavailable.

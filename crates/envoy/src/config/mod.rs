@@ -5,14 +5,18 @@
 //! reports the same error, the message is the same.
 
 mod descriptor;
+mod expression;
 mod fields;
 mod key_joining;
 mod keys;
 mod limit;
+mod limitador;
 mod metadata;
 mod scalar;
 
 use std::{collections::HashMap, fmt};
+
+pub use self::limitador::read_limitador;
 
 use super::rules::{ChargeMode, Domains};
 use descriptor::Reader;

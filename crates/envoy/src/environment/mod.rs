@@ -14,7 +14,7 @@ use std::{
 
 use tidegate_config::{
     AdminToken, Config, Envoy, Mistake,
-    envoy::{ConfigFiles, DomainFiles, RuleOrigin},
+    envoy::{ConfigFiles, DomainFiles, FileFormat, RuleOrigin},
     open_listener,
 };
 use tidegate_net::TlsFiles;
@@ -274,7 +274,11 @@ fn rules(reader: &mut Reader<'_>) -> RuleOrigin {
     );
     path.extend(reader.text("RUNTIME_SUBDIRECTORY"));
     path.push(reader.text("RUNTIME_APPDIRECTORY").unwrap_or("config"));
-    RuleOrigin::Files(ConfigFiles { path, merging })
+    RuleOrigin::Files(ConfigFiles {
+        path,
+        format: FileFormat::Ratelimit,
+        merging,
+    })
 }
 
 fn grpc(config: &mut Config, reader: &mut Reader<'_>) {

@@ -3,7 +3,8 @@
 //! As in all other listeners, connections are served by the workers of [`tidegate_net`], which call
 //! hyper directly. tonic's server is not used, because it has its own threads and listeners.
 //! Streaming calls are handled by tonic's generated services. The module `unary` handles
-//! `Check` of `ext_authz` and the calls of the rate limit services, which are made for each request.
+//! `Check` of `ext_authz` and the calls of the rate limit services, which are made for every
+//! request.
 
 mod authorization;
 mod connection;

@@ -6,7 +6,10 @@
 //! the problem.
 
 mod answer;
+mod limitador;
 mod request;
+
+pub use self::limitador::{LimitadorEndpoint, answer_limitador};
 
 use http_body_util::Full;
 use hyper::{

@@ -1,5 +1,6 @@
 //! The rules of an envoyproxy/ratelimit configuration, compiled for fast matching.
 
+pub(crate) mod limitador;
 mod rule;
 mod tree;
 mod wildcard;

@@ -18,7 +18,7 @@
 
 use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
-use super::{Rule, wildcard::Wildcard};
+use super::{Rule, limitador::LimitadorLimit, wildcard::Wildcard};
 
 /// The rules of all domains in the configuration, by domain.
 #[derive(Debug, Default)]
@@ -31,6 +31,8 @@ pub(crate) struct Domain {
     /// How the descriptors of a request are charged: each separately, or all or none.
     pub(crate) charging: ChargeMode,
     pub(crate) root: Level,
+    /// The limits of a Limitador limits file. A domain has either these limits or a tree.
+    pub(crate) limitador: Vec<LimitadorLimit>,
 }
 
 /// How the descriptors of one request are charged.
@@ -90,6 +92,7 @@ impl Domains {
             name: name.into(),
             charging: ChargeMode::default(),
             root: Level::default(),
+            limitador: Vec::new(),
         })
     }
 
@@ -111,7 +114,7 @@ impl Domains {
     pub(crate) fn descriptors(&self) -> usize {
         self.0
             .values()
-            .map(|domain| domain.root.descriptors())
+            .map(|domain| domain.root.descriptors() + domain.limitador.len())
             .sum()
     }
 }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use tempfile::TempDir;
-use tidegate_config::envoy::{ConfigFiles, DomainFiles};
+use tidegate_config::envoy::{ConfigFiles, DomainFiles, FileFormat};
 use tidegate_envoy::{
     ConfigFilesError, ConfigWatcher, Descriptor, RateLimitAnswer, RateLimitRequest, Variables,
 };
@@ -36,6 +36,7 @@ impl OnDisk {
         let path = folder.path().join(inside);
         let watched = ConfigFiles {
             path,
+            format: FileFormat::Ratelimit,
             merging: DomainFiles::One,
         };
         let watch = ConfigWatcher::new(watched, Arc::clone(&started.service));
@@ -246,6 +247,7 @@ fn a_failed_first_load_is_reported_like_any_other() {
     let started = Started::new(&Variables::new(), 1_700_000_040).unwrap();
     let missing = ConfigFiles {
         path: TempDir::new().unwrap().path().join("missing"),
+        format: FileFormat::Ratelimit,
         merging: DomainFiles::One,
     };
     let watch = ConfigWatcher::new(missing, Arc::clone(&started.service));

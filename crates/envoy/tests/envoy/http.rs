@@ -38,7 +38,7 @@ pub(crate) struct OverHttp {
 }
 
 impl OverHttp {
-    fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &str) -> Answer {
         self.client
             .borrow_mut()
             .ask(method, path, &[], body.as_bytes())

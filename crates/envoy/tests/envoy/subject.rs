@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use tidegate::Clock;
-use tidegate_config::envoy::{DomainFiles, RlsSettings};
+use tidegate_config::{
+    ReservationsConfig,
+    envoy::{DomainFiles, RlsSettings},
+};
 use tidegate_core::{MemoryBounds, MemoryStore, RuleSet, Timestamp};
 use tidegate_envoy::{
     self as envoy, File, RateLimitAnswer, RateLimitRequest, RateLimitService, Variables,
     settings_from_variables,
 };
-use tidegate_limiter::{Backend, ServerLimiter};
+use tidegate_limiter::{Backend, ServerLimiter, reservations::Reservations};
 use tidegate_redis::{FallbackSettings, FallbackStore, Redis};
 
 use crate::format::ConfigFile;
@@ -100,11 +103,9 @@ impl Started {
             }
             Place::Memory => Backend::Memory(store),
         };
-        let limiter = Arc::new(ServerLimiter::new(
-            RuleSet::default(),
-            backend,
-            clock.clone(),
-        ));
+        let reservations = Reservations::new(ReservationsConfig::default(), None).unwrap();
+        let limiter = ServerLimiter::new(RuleSet::default(), backend, clock.clone());
+        let limiter = Arc::new(limiter.with_reservations(reservations));
         Self {
             service: Arc::new(RateLimitService::new(Arc::clone(&limiter), settings)),
             limiter,

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use tidegate_config::{Envoy, envoy::RuleOrigin};
+use tidegate_config::{
+    Envoy,
+    envoy::{FileFormat, RuleOrigin},
+};
 use tidegate_envoy::{
     ConfigFilesError, ConfigWatcher, InitialConfig, RateLimitService, RuleSource, XdsClient,
 };
@@ -19,8 +22,13 @@ pub(super) fn start(
     let service = Arc::new(RateLimitService::new(Arc::clone(limiter), envoy.settings));
     match envoy.rules {
         RuleOrigin::Files(files) => {
+            let format = files.format;
             let watcher = ConfigWatcher::new(files, service);
-            load_at_start(&watcher, envoy.start_without_config)?;
+            let loaded = load_at_start(&watcher, envoy.start_without_config);
+            loaded.map_err(|error| match format {
+                FileFormat::Ratelimit => ServeError::Envoy(error),
+                FileFormat::Limitador => ServeError::Limitador(error),
+            })?;
             Ok((Arc::new(RuleSource::Files(watcher)), None))
         }
         RuleOrigin::Xds(xds) => {

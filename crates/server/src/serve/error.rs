@@ -47,6 +47,9 @@ pub enum ServeError {
     /// The configuration of Envoy's rate limit service cannot be used.
     #[error("envoy.config: {0}")]
     Envoy(#[from] ConfigFilesError),
+    /// The Limitador limits file cannot be used.
+    #[error("envoy.limitador: {0}")]
+    Limitador(ConfigFilesError),
     /// TLS to the control plane of Envoy's rate limit service cannot be set up.
     #[error("envoy.config.xds.tls: {0}")]
     Xds(#[from] ClientTlsError),

@@ -2,6 +2,7 @@
 
 mod ext_authz;
 mod failure;
+mod kuadrant;
 mod quota;
 mod rate_limit;
 mod reload;

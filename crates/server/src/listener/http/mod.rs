@@ -1,6 +1,6 @@
 //! The HTTP listener: `POST /v1/check`, `/v1/peek`, `/v1/throttle`, `/v1/reserve`, `/v1/settle` and
-//! `/v1/renew`, `ANY /v1/authorize` for forward-auth, and envoyproxy/ratelimit's `/json` and
-//! `/healthcheck`.
+//! `/v1/renew`, `ANY /v1/authorize` for forward-auth, envoyproxy/ratelimit's `/json` and
+//! `/healthcheck`, and Limitador's API.
 //!
 //! The module `serve` serves HTTP/1.1, `body` reads request bodies, and `verdict` writes responses.
 //! Each endpoint has its own module. A denial is a normal response with a verdict. Only invalid
@@ -37,7 +37,10 @@ use hyper::{
 use tidegate::DecidedRequest;
 use tidegate_config::{Headers, Identity};
 use tidegate_core::{Effect, Reason, RuleSet, Timestamp, Verdict};
-use tidegate_envoy::{RateLimitService, json};
+use tidegate_envoy::{
+    RateLimitService,
+    json::{self, LimitadorEndpoint},
+};
 use tidegate_limiter::{
     ServerLimiter,
     entries::{AuditedRequest, Origin},
@@ -225,6 +228,11 @@ impl ConnectionContext {
                 ("/healthcheck", Some(service)) => {
                     return Ok(json::healthcheck(service, &self.shutdown));
                 }
+                (path, Some(service)) if service.has_limitador_api() => {
+                    let endpoint = LimitadorEndpoint::of(path);
+                    let endpoint = endpoint.ok_or_else(|| Problem::not_found(PATHS))?;
+                    return Box::pin(self.answer_limitador(service, endpoint, request)).await;
+                }
                 _ => return Err(Problem::not_found(PATHS)),
             },
         };
@@ -234,6 +242,23 @@ impl ConnectionContext {
         let (head, body) = request.into_parts();
         let body = body::read(body).await?;
         self.answer_body(endpoint, &head.headers, &body).await
+    }
+
+    /// Answers a request to Limitador's API.
+    async fn answer_limitador(
+        &self,
+        service: &RateLimitService,
+        endpoint: LimitadorEndpoint,
+        request: Request<Incoming>,
+    ) -> Result<Answer, Problem> {
+        let method = endpoint.method();
+        if request.method() != method {
+            return Err(Problem::method(method.to_string()));
+        }
+        let (head, body) = request.into_parts();
+        let body = body::read(body).await?;
+        let path = head.uri.path();
+        json::answer_limitador(&self.limiter, service, endpoint, path, &body).await
     }
 
     /// Rejects cross-site and unauthenticated requests.

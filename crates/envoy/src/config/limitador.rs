@@ -1,0 +1,395 @@
+//! Reads Limitador's limits file: a list of limits.
+
+use std::{
+    collections::HashMap,
+    ops::RangeInclusive,
+    sync::{Arc, OnceLock},
+};
+
+use tidegate_config::{
+    MAX_FILE_BYTES, Mistake,
+    report::Report,
+    value::{Shape, Value},
+    yaml::{self, Content, Dialect, Document},
+};
+use tidegate_core::{Algorithm, Limit, LimitError, Limits, Span, Window, bounds};
+
+use super::{
+    File, FileMistake, LoadedConfig,
+    expression::{self, Parsed},
+    fields::{field, text, wrong},
+    of_file,
+    scalar::{self, Scalar},
+};
+use crate::{
+    Unit,
+    rules::{Allowance, Detail, Rule, RuleLimits, limitador::LimitadorLimit},
+};
+
+/// The keys of a limit.
+const KEYS: [&str; 7] = [
+    "id",
+    "namespace",
+    "max_value",
+    "seconds",
+    "name",
+    "conditions",
+    "variables",
+];
+
+/// The maximum number of limits of a namespace. Each request evaluates all of them.
+const MAX_LIMITS: usize = 1_000;
+
+/// The maximum number of conditions, and of variables, of a limit.
+const MAX_EXPRESSIONS: usize = 64;
+
+/// Reads `files`, sorted by name, as one list of limits.
+///
+/// # Errors
+///
+/// Returns every mistake in every file. The list is never empty.
+///
+/// # Examples
+///
+/// ```
+/// use tidegate_envoy::{File, read_limitador};
+///
+/// let file = |text: &str| vec![File { name: "limits.yaml".into(), text: text.into() }];
+/// let sound = file("- {namespace: api, max_value: 3, seconds: 60, conditions: [], variables: []}");
+/// assert_eq!(read_limitador(sound).unwrap().domains(), 1);
+///
+/// let wrong = file("- {namespace: api, max_value: 3, seconds: 60, conditions: [\"size(a) > 3\"]}");
+/// let mistakes = read_limitador(wrong).unwrap_err();
+/// assert!(mistakes[0].to_string().starts_with(
+///     "limits.yaml: [0].conditions[0] (line 1): this condition is not supported; supported are"
+/// ));
+/// ```
+pub fn read_limitador(mut files: Vec<File>) -> Result<LoadedConfig, Vec<FileMistake>> {
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    let (mut loaded, mut mistakes) = (LoadedConfig::default(), Vec::new());
+    let mut known = HashMap::new();
+    for file in &files {
+        let found = match document(&file.text) {
+            Ok(document) => read_document(&document, &mut loaded, &mut known),
+            Err(mistake) => Err(vec![mistake]),
+        };
+        let of_file = |mistake| of_file(&file.name, mistake);
+        match found {
+            Ok(warnings) => loaded.warnings.extend(warnings.into_iter().map(of_file)),
+            Err(found) => mistakes.extend(found.into_iter().map(of_file)),
+        }
+    }
+    if mistakes.is_empty() {
+        Ok(loaded)
+    } else {
+        Err(mistakes)
+    }
+}
+
+fn document(text: &str) -> Result<Document<'_>, Mistake> {
+    let wrong = |line, message: String| Mistake {
+        path: String::new(),
+        line,
+        message,
+    };
+    if text.len() > MAX_FILE_BYTES {
+        let length = text.len();
+        let message = format!("the file has {length} bytes, over the maximum of {MAX_FILE_BYTES}");
+        return Err(wrong(None, message));
+    }
+    let document = yaml::parse(text, Dialect::Lenient)?;
+    let root = Value::root(&document.root);
+    if root.shape() == Shape::Map {
+        let message = "expected a list of limits, got a map; a file of envoyproxy/ratelimit \
+            belongs in `envoy.config`";
+        return Err(wrong(Some(1), message.into()));
+    }
+    Ok(document)
+}
+
+/// The identity of a limit: two limits with the same identity have the same counters.
+type Identity = (String, u64, Vec<String>, Vec<String>);
+
+fn read_document(
+    document: &Document<'_>,
+    loaded: &mut LoadedConfig,
+    known: &mut HashMap<Identity, usize>,
+) -> Result<Vec<Mistake>, Vec<Mistake>> {
+    let mut report = Report::default();
+    let warnings = document.warnings.iter().cloned();
+    warnings.for_each(|warning| report.warn(warning));
+    let root = Value::root(&document.root);
+    let items = root
+        .items(&mut report, "a list of limits")
+        .unwrap_or_default();
+    for item in &items {
+        let Some((namespace, limit)) = limit(item, &mut report) else {
+            continue;
+        };
+        let texts = |texts: &mut dyn Iterator<Item = &str>| {
+            let mut texts: Vec<String> = texts.map(str::to_owned).collect();
+            texts.sort();
+            texts
+        };
+        let identity = (
+            namespace.to_owned(),
+            limit.seconds,
+            texts(&mut limit.conditions.iter().map(|condition| &*condition.source)),
+            texts(&mut limit.variables.iter().map(|variable| &*variable.source)),
+        );
+        let limits = &mut loaded.domains.entry(namespace).limitador;
+        // Limitador keeps one of such limits.
+        if let Some(first) = known.get(&identity) {
+            let message = format!(
+                "has the namespace, the seconds, the conditions and the variables of limit {first}, so both \
+                 would have the same counters; remove one of the two"
+            );
+            item.wrong(&mut report, message);
+            continue;
+        }
+        if limits.len() == MAX_LIMITS {
+            let message = format!("is over the maximum of {MAX_LIMITS} limits per namespace");
+            item.wrong(&mut report, message);
+            break;
+        }
+        known.insert(identity, known.len());
+        limits.push(limit);
+    }
+    report.finish()
+}
+
+/// Reads a limit, and returns it with its namespace.
+fn limit<'n>(item: &Value<'n>, report: &mut Report) -> Option<(&'n str, LimitadorLimit)> {
+    if item.shape() != Shape::Map {
+        let found = item.describe();
+        item.wrong(
+            report,
+            format!("expected a limit, which is a map, got {found}"),
+        );
+        return None;
+    }
+    let before = report.count();
+    check_keys(item, report);
+    let namespace = text(item, "namespace", report);
+    if namespace.is_none() {
+        let message = "is missing; name the namespace, which is the domain of Envoy's requests";
+        wrong(item, "namespace", report, format!("namespace {message}"));
+    }
+    let max_value = number(item, "max_value", 0..=bounds::MAX_COUNT, report);
+    let most = bounds::MAX_PERIOD.as_secs_ceil();
+    let seconds = number(item, "seconds", 1..=most, report);
+    let conditions = expressions(item, "conditions", expression::condition, report);
+    let variables = expressions(item, "variables", expression::variable, report);
+    let (name, id) = (text(item, "name", report), text(item, "id", report));
+    if report.count() > before {
+        return None;
+    }
+    let (max_value, seconds) = (max_value?, seconds?);
+    let limit = LimitadorLimit {
+        id: id.map(Into::into),
+        name: name.map(Into::into),
+        max_value,
+        seconds,
+        conditions: conditions.into(),
+        variables: variables.into(),
+        rule: rule(name, max_value, seconds)
+            .map_err(|error| item.wrong(report, error.to_string()))
+            .ok()?,
+    };
+    Some((namespace?, limit))
+}
+
+/// Reports keys that no limit has.
+fn check_keys(item: &Value<'_>, report: &mut Report) {
+    for (key, value) in item.members() {
+        let is_known = match key {
+            Some(Content::Plain(name) | Content::Quoted(name)) => KEYS.contains(&&**name),
+            _ => false,
+        };
+        if !is_known {
+            let message = format!("is not a key of a limit; use one of {}", KEYS.join(", "));
+            value.wrong_key(report, message);
+        }
+    }
+}
+
+/// Returns the rule with a window that begins with the first request, as in Limitador.
+fn rule(name: Option<&str>, max_value: u64, seconds: u64) -> Result<Arc<Rule>, LimitError> {
+    let span = Span::from_secs(seconds);
+    let limit = Limit::new(Algorithm::FixedWindow {
+        limit: max_value,
+        window: Window::FirstRequest(span),
+    })?;
+    let limits = RuleLimits {
+        limits: Arc::new(Limits::new(vec![limit])?),
+        shadow_limits: None,
+        units: [Unit::of_span(span).unwrap_or_default()].into(),
+        window_seconds: seconds,
+        variants: OnceLock::new(),
+    };
+    Ok(Arc::new(Rule {
+        allowance: Allowance::Limited(limits),
+        name: name.map(Arc::from),
+        replaces: Box::default(),
+        shadow: false,
+        quota: false,
+        metadata: None,
+        detail: Detail::default(),
+        counters: OnceLock::new(),
+    }))
+}
+
+/// Reads a whole number in `range`.
+fn number(
+    item: &Value<'_>,
+    name: &str,
+    range: RangeInclusive<u64>,
+    report: &mut Report,
+) -> Option<u64> {
+    let found = field(item, name).and_then(|value| match scalar::of(value.content()) {
+        Some(Scalar::Whole(number)) => u64::try_from(number).ok(),
+        _ => None,
+    });
+    let number = found.filter(|number| range.contains(number));
+    if number.is_none() {
+        let (least, most) = (range.start(), range.end());
+        let expected = format!("{name}: expected a whole number from {least} to {most}");
+        wrong(item, name, report, expected);
+    }
+    number
+}
+
+/// Reads a list of expressions. A missing or empty value is an empty list.
+fn expressions<T>(
+    item: &Value<'_>,
+    name: &str,
+    parse: impl Fn(&str) -> Result<Parsed<T>, String>,
+    report: &mut Report,
+) -> Vec<T> {
+    let Some(list) = field(item, name) else {
+        return Vec::new();
+    };
+    let items = list
+        .items(report, "a list of expressions")
+        .unwrap_or_default();
+    if items.len() > MAX_EXPRESSIONS {
+        let count = items.len();
+        list.wrong(
+            report,
+            format!("{count} expressions are over the maximum of {MAX_EXPRESSIONS}"),
+        );
+        return Vec::new();
+    }
+    let mut parsed = Vec::with_capacity(items.len());
+    for value in &items {
+        let Some(source) = value.scalar() else {
+            let found = value.describe();
+            value.wrong(
+                report,
+                format!("expected an expression in quotes, got {found}"),
+            );
+            continue;
+        };
+        match parse(source) {
+            Ok(Parsed {
+                value: expression,
+                is_legacy,
+            }) => {
+                if is_legacy {
+                    let message = "is in the syntax of Limitador 1, and is read as an entry of \
+                        descriptors[0]; Limitador 2 would never apply the limit";
+                    value.warn(report, message);
+                }
+                parsed.push(expression);
+            }
+            Err(problem) => value.wrong(report, problem),
+        }
+    }
+    parsed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mistakes(text: &str) -> Vec<String> {
+        let file = File {
+            name: "limits.yaml".to_owned(),
+            text: text.to_owned(),
+        };
+        let found = read_limitador(vec![file]).unwrap_err();
+        found.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn every_mistake_names_its_line() {
+        let text = "
+- namespace: api
+  max_value: many
+  seconds: 0
+  conditions: [\"descriptors[0].a > '1'\", \"descriptors[0].b == 'x'\"]
+  variables: [size(a)]
+  limit: 5
+- max_value: 5
+  seconds: 60
+- 7
+- {namespace: api, max_value: 1, seconds: 60, variables: [descriptors[0].a]}
+- {namespace: api, max_value: 2, seconds: 60, variables: [descriptors[0].a]}
+";
+        let found = mistakes(text);
+        for (line, expected) in [
+            (3, "max_value: expected a whole number from 0 to"),
+            (4, "seconds: expected a whole number from 1 to"),
+            (5, "[0].conditions[0]"),
+            (6, "[0].variables[0]"),
+            (7, "is not a key of a limit"),
+            (8, "namespace is missing"),
+            (10, "expected a limit, which is a map"),
+            (12, "would have the same counters"),
+        ] {
+            let at = format!("(line {line})");
+            let is_found = |text: &&String| text.contains(&at) && text.contains(expected);
+            assert_eq!(
+                found.iter().filter(is_found).count(),
+                1,
+                "{line} {expected}: {found:#?}"
+            );
+        }
+        assert_eq!(found.len(), 8, "{found:#?}");
+        assert!(mistakes("domain: shop")[0].contains("expected a list of limits, got a map"));
+    }
+
+    #[test]
+    fn the_examples_of_limitador_are_read() {
+        let text = "---
+- namespace: test_namespace
+  max_value: 1000000
+  seconds: 60
+  conditions:
+  variables:
+- namespace: test_namespace
+  max_value: 5
+  seconds: 60
+  conditions:
+    - \"descriptors[0]['req.method'] == 'POST'\"
+  variables:
+    - descriptors[0]['user_id']
+- {namespace: old, max_value: 5, seconds: 60, conditions: [method == GET], variables: [user_id]}
+";
+        let file = File {
+            name: "limits.yaml".to_owned(),
+            text: text.to_owned(),
+        };
+        let loaded = read_limitador(vec![file]).unwrap();
+        assert_eq!(loaded.domains(), 2);
+        let limits = &loaded.domains.get("test_namespace").unwrap().limitador;
+        assert_eq!(limits.len(), 2);
+        assert_eq!(
+            &*limits[1].conditions[0].source,
+            "descriptors[0]['req.method'] == 'POST'"
+        );
+        let warnings = loaded.warnings.iter();
+        let legacy = warnings.filter(|warning| warning.mistake.message.contains("Limitador 1"));
+        assert_eq!(legacy.count(), 2);
+    }
+}
