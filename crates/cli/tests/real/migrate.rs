@@ -364,6 +364,31 @@ fn descriptors_of_envoyproxy_ratelimit_admit_the_same() {
     }
 }
 
+#[test]
+fn limits_of_limitador_admit_the_same() {
+    let rows = rows("limitador.md");
+    assert_tidegate_admits(&rows);
+    let scratch = Scratch::new();
+    let limit = |(number, row): (usize, &Row)| {
+        let limit = row.cells[0][0].trim_matches(['{', '}']);
+        format!("- {{namespace: n{number}, {limit}, variables: [\"descriptors[0]['row']\"]}}\n")
+    };
+    let limits: String = rows.iter().enumerate().map(limit).collect();
+    let file = scratch.write("limits.yaml", &limits);
+    let server = Server::start(&format!("envoy: {{limitador: {}}}\n", file.display()));
+    for (number, row) in rows.iter().enumerate() {
+        let namespace = format!("n{number}");
+        let body = json!({"namespace": namespace, "values": {"row": "r"}, "delta": 1});
+        let (admitted, elapsed) = at_once(row.sent, || {
+            Ask::new("POST", server.http, "/check_and_report")
+                .body(&body)
+                .send()
+                .status
+        });
+        row.assert_admitted("the limits file", admitted, elapsed);
+    }
+}
+
 /// redis-cell admits `max_burst` requests at once in addition to one regular request.
 #[test]
 fn commands_of_redis_cell_admit_the_same() {
