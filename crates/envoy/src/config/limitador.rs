@@ -55,10 +55,10 @@ const MAX_EXPRESSIONS: usize = 64;
 /// use tidegate_envoy::{File, read_limitador};
 ///
 /// let file = |text: &str| vec![File { name: "limits.yaml".into(), text: text.into() }];
-/// let sound = file("- {namespace: api, max_value: 3, seconds: 60, conditions: [], variables: []}");
+/// let sound = file("- {namespace: api, max_value: 3, seconds: 60, variables: []}");
 /// assert_eq!(read_limitador(sound).unwrap().domains(), 1);
 ///
-/// let wrong = file("- {namespace: api, max_value: 3, seconds: 60, conditions: [\"size(a) > 3\"]}");
+/// let wrong = file("- {namespace: api, max_value: 3, seconds: 60, conditions: ['a > 3']}");
 /// let mistakes = read_limitador(wrong).unwrap_err();
 /// assert!(mistakes[0].to_string().starts_with(
 ///     "limits.yaml: [0].conditions[0] (line 1): this condition is not supported; supported are"

@@ -132,7 +132,7 @@ fn read(body: &[u8]) -> Result<(HttpRequest, Headers), Problem> {
             ("namespace", other) => return Err(expected("namespace", "a string", other)),
             ("values", Json::Object(values)) => request.values = entries(values)?,
             ("values", other) => return Err(expected("values", "an object of strings", other)),
-            ("delta", Json::Whole(number)) => delta = u64::try_from(*number).ok(),
+            ("delta", Json::Whole(number)) => delta = Some(*number),
             ("delta", other) => return Err(expected("delta", "a whole number", other)),
             ("response_headers", Json::Null) => {}
             ("response_headers", Json::Text(text)) => headers = headers_of(text),

@@ -24,6 +24,7 @@ mod grpc;
 #[allow(dead_code, reason = "other test binaries use the rest")]
 mod grpc_client;
 mod http;
+mod kuadrant;
 mod limitador;
 mod one_decision;
 mod promises;

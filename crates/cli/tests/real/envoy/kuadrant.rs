@@ -25,7 +25,7 @@ fn results(key: &str, limits: &str) -> Value {
     assert!(python.exists(), "{python:?} is missing; run scripts/setup");
     let mut client = Command::new(python);
     client
-        .arg(repository().join("crates/cli/tests/real/envoy/kuadrant.py"))
+        .arg(repository().join("crates/cli/tests/real/envoy/kuadrant_client.py"))
         .arg("--protos")
         .arg(repository().join("crates/envoy/proto"))
         .arg("--generated")
