@@ -313,14 +313,18 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
 fn strictly_checked(text: &str) -> Option<String> {
     const DOMAIN: &str =
         "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
+    const LIMITS: &str = "- {namespace: shop, max_value: 1, seconds: 60}\n";
     let scratch = Scratch::new();
-    // The file or folder in `envoy.config` does not exist on this machine.
+    // The files in `envoy.config` and `envoy.limitador` do not exist on this machine.
     let domain = scratch.write("domain.yaml", DOMAIN);
-    let config = |line: &str| match line.split_once("config: ") {
-        Some((before, _)) if !line.contains('{') => {
-            format!("{before}config: {}", domain.display())
+    let limits = scratch.write("limits.yaml", LIMITS);
+    let config = |line: &str| {
+        for (key, file) in [("config: ", &domain), ("limitador: ", &limits)] {
+            if let Some((before, _)) = line.split_once(key).filter(|_| !line.contains('{')) {
+                return format!("{before}{key}{}", file.display());
+            }
         }
-        _ => line.to_owned(),
+        line.to_owned()
     };
     let lines: Vec<String> = text.lines().map(config).collect();
     let file = scratch.write("rules.yaml", &lines.join("\n"));

@@ -333,8 +333,8 @@ mod tests {
 - max_value: 5
   seconds: 60
 - 7
-- {namespace: api, max_value: 1, seconds: 60, variables: [descriptors[0].a]}
-- {namespace: api, max_value: 2, seconds: 60, variables: [descriptors[0].a]}
+- {namespace: api, max_value: 1, seconds: 60, variables: ['descriptors[0].a']}
+- {namespace: api, max_value: 2, seconds: 60, variables: ['descriptors[0].a']}
 ";
         let found = mistakes(text);
         for (line, expected) in [
