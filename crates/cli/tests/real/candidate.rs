@@ -229,7 +229,10 @@ fn a_candidate_with_other_entries_is_rejected() {
     let file = server.directory().join("candidate.yaml");
     let other = format!("entries: {{tenant: {{of: header.x-tenant, split: \".\"}}}}\n{CANDIDATE}");
     std::fs::write(&file, other).unwrap();
-    server.wait_for(&["kept the old rules", "entries: differs from the rules file"]);
+    server.wait_for(&[
+        "kept the old rules",
+        "entries: differs from the section of the rules file",
+    ]);
     let refused = server.operate(&["candidate", "promote"]);
     assert!(!refused.status.success());
     let said = String::from_utf8(refused.stderr).unwrap();

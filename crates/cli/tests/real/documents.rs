@@ -291,6 +291,7 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "migrate/envoy-ratelimit.md",
         "migrate/governor.md",
         "migrate/ingress-nginx.md",
+        "migrate/limitador.md",
         "migrate/nginx.md",
         "migrate/redis-cell.md",
         "migrate/throttlecrab.md",

@@ -383,7 +383,7 @@ const LIMITADOR: &str = "\
 fn a_limits_file_of_limitador_is_checked() {
     let scratch = Scratch::new();
     scratch.write("limits.yaml", LIMITADOR);
-    let good = "limits.yaml: 1 domain, no mistakes\n";
+    let good = "limits.yaml: 1 domain, no errors\n";
     assert_eq!(
         check(&scratch, &["check", "--limitador", "limits.yaml"]),
         (Some(0), good.into())
@@ -410,7 +410,7 @@ fn a_limits_file_of_limitador_is_checked() {
     }
     let (code, said) = check(&scratch, &["serve", "--config", "rules.yaml"]);
     assert_eq!(code, Some(2));
-    let refused = "tidegate: envoy.limitador: limits.yaml has 1 mistake:";
+    let refused = "tidegate: envoy.limitador: limits.yaml has 1 error:";
     assert!(said.starts_with(refused), "{said}");
     let both = "envoy: {limitador: limits.yaml, config: shop.yaml, quota_mode: true}\n";
     scratch.write("rules.yaml", both);

@@ -665,7 +665,7 @@ fn a_sweep_counts_the_denials_under_several_limits() {
         ),
         (
             "api.limit=1..40/s step 1",
-            "'--sweep <RULE.limit=LIMITS>': has more than 32 limits",
+            "'--sweep <RULE.limit=LIMITS>': has more than the maximum of 32 limits",
         ),
         (
             "other.limit=1/s",

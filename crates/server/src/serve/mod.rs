@@ -77,9 +77,6 @@ pub fn start(
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    if let Some(warning) = lowered_connections {
-        tracing::warn!("{warning}");
-    }
 
     let clock = Clock::real();
     let start_redis = |redis| RedisRuntime::start(redis, secrets.password.clone());
@@ -123,6 +120,10 @@ pub fn start(
         proxy: proxy.clone(),
         credentials,
     };
+    // Errors in files come first, so that they are not overlooked.
+    if let Some(warning) = lowered_connections {
+        tracing::warn!("{warning}");
+    }
     listeners.open(&server, sockets)?;
     Ok(ServerHandle {
         server,
