@@ -6,7 +6,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, mpsc},
 };
 
 use tidegate_config::{Password, RedisConfig};
@@ -38,7 +38,7 @@ pub(crate) struct RedisRuntime {
     redis: Arc<Redis>,
     prefix: String,
     settings: FallbackSettings,
-    _thread: RuntimeThread,
+    thread: RuntimeThread,
 }
 
 impl RedisRuntime {
@@ -61,8 +61,19 @@ impl RedisRuntime {
             redis,
             prefix,
             settings: fallback,
-            _thread: thread,
+            thread,
         })
+    }
+
+    /// Runs `future` on the thread of the connections, and blocks until it ends.
+    pub(crate) fn run(&self, future: impl Future<Output = ()> + Send + 'static) {
+        let (done, ended) = mpsc::channel::<()>();
+        self.thread.runtime.spawn(async move {
+            future.await;
+            drop(done);
+        });
+        // Nothing is ever sent. The task drops the sender when it ends.
+        let _ = ended.recv();
     }
 
     /// Creates the Redis-backed store, with `local` as its fallback.

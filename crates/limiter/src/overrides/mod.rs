@@ -42,6 +42,9 @@ const OVERRIDES: Metric = Metric::gauge(
 /// The interval at which a server reads override changes from Redis.
 const SYNC_INTERVAL: Duration = Duration::from_millis(500);
 
+/// The interval between attempts to read the overrides at the start.
+const START_RETRY: Duration = Duration::from_millis(20);
+
 /// The number of reads after which expired overrides are removed: once an hour.
 const READS_PER_CLEANUP: u32 = 7_200;
 
@@ -183,6 +186,24 @@ impl ServerLimiter {
     /// is applied later.
     async fn read_own_change(&self, store: &RedisStore) {
         self.record_sync(&self.read_override_changes(store).await);
+    }
+
+    /// Reads all overrides from Redis. A server calls this method before it accepts requests, so
+    /// that no request is decided with the limits of a rule while its key has an override. Tries
+    /// again for up to `patience` while Redis does not reply, and then logs the error. With a memory
+    /// store, this method does nothing.
+    pub async fn read_overrides_at_start(&self, patience: Duration) {
+        let Some(redis) = self.redis_store() else {
+            return;
+        };
+        let end = tokio::time::Instant::now() + patience;
+        loop {
+            let result = self.read_override_changes(redis.store()).await;
+            if result.is_ok() || tokio::time::Instant::now() >= end {
+                return self.record_sync(&result);
+            }
+            tokio::time::sleep(START_RETRY).await;
+        }
     }
 
     /// Reads override changes from Redis twice a second, and removes expired overrides once an

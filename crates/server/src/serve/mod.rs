@@ -19,7 +19,7 @@ mod secrets;
 mod service_manager;
 mod sockets;
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use tidegate::Clock;
 use tidegate_config::{AccessLogConfig, Config, Proxy};
@@ -47,6 +47,9 @@ use crate::{
 
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();
+
+/// The maximum time that the start waits for Redis, to read the overrides.
+const OVERRIDES_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Starts the listeners that are configured in `config`.
 ///
@@ -85,6 +88,10 @@ pub fn start(
     let candidate = config.candidate.clone();
     let candidate = candidate.map(|candidate| (stamp(&candidate.file), candidate));
     let limiter = limiter::build(&mut config, &secrets, redis.as_ref(), &clock)?;
+    if let Some(redis) = &redis {
+        let limiter = Arc::clone(&limiter);
+        redis.run(async move { limiter.read_overrides_at_start(OVERRIDES_PATIENCE).await });
+    }
     let quotas = Arc::<Quotas>::default();
     quotas.swap_rules(config.quotas, limiter.now());
     quotas.show_in(limiter.metrics());

@@ -1,6 +1,6 @@
 //! Tests of overrides on servers that share a Redis.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tidegate_core::{Override, OverrideTarget, Replacement};
 
@@ -90,6 +90,27 @@ fn test_fleet(a: &Node, b: &Node) {
     assert!(remove(b, "al*"));
     agree(&[a, b], &[]);
     assert!(!b.spend(RULE, "alice").allowed);
+}
+
+#[test]
+fn a_server_reads_the_overrides_before_it_starts() {
+    let redis = RedisServer::start();
+    let (a, b) = (Node::start(&redis.url()), Node::start(&redis.url()));
+    a.until_up(true);
+    set(&a, "alice", "15/h");
+    let patience = Duration::from_secs(10);
+    b.run(b.limiter.read_overrides_at_start(patience));
+    assert_eq!(shown(&b), ["alice 15/h"]);
+}
+
+#[test]
+fn a_server_starts_without_overrides_if_redis_does_not_reply() {
+    let redis = RedisServer::start();
+    let node = Node::start(&redis.url());
+    drop(redis);
+    let patience = Duration::from_millis(50);
+    node.run(node.limiter.read_overrides_at_start(patience));
+    assert!(shown(&node).is_empty());
 }
 
 #[test]
