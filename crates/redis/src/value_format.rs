@@ -49,7 +49,7 @@ pub(crate) const HAS_LEDGER: u8 = 0x40;
 
 /// In a header byte, the lowest `KERNEL_BITS` bits hold the algorithm ID, and the next `FORM_BITS`
 /// bits hold the form of its parameters. All eight codes of `KERNEL_BITS` are in use: seven
-/// algorithms ([`kernel`]) and [`SEVERAL`]. An eighth algorithm needs a new value format.
+/// algorithms ([`kernel`]) and [`SEVERAL`]. An eighth kernel needs a new value format.
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 

@@ -369,11 +369,17 @@ mod tests {
             ("a.limit=x..9/s step 2", "expected a range"),
             ("a.limit=1..9/s step 0", "the step must be at least 1"),
             ("a.limit=9..1/s step 1", "9 is greater than 1"),
-            ("a.limit=1..33/s step 1", "more than 32 limits"),
-            ("a.limit=0..999999999999999/s step 1", "more than 32 limits"),
+            (
+                "a.limit=1..33/s step 1",
+                "more than the maximum of 32 limits",
+            ),
+            (
+                "a.limit=0..999999999999999/s step 1",
+                "more than the maximum of 32 limits",
+            ),
             (
                 "a.limit=1..20/s step 1,1..20/min step 1",
-                "more than 32 limits",
+                "more than the maximum of 32 limits",
             ),
         ] {
             let refused = text.parse::<Sweep>().unwrap_err();

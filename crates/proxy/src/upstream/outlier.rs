@@ -1,6 +1,6 @@
 //! The health state of an endpoint, and its counters for outlier detection based on request
-//! results. `endpoint.rs` records the results, applies the threshold and starts the timer that ends
-//! an ejection. `balancer.rs` prefers healthy endpoints.
+//! results. `try_eject` applies the threshold. `endpoint.rs` records the results and starts the
+//! timer that ends an ejection. `balancer.rs` prefers healthy endpoints.
 //!
 //! ```text
 //! healthy ── consecutive failed requests ──▶ ejected ── ejection time over ──▶ healthy

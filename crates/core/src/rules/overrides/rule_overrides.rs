@@ -196,6 +196,8 @@ impl RuleOverrides {
             until: new.until.unwrap_or(Timestamp::MAX),
             reason: new.reason,
             generation,
+            // A key has at most 16 values.
+            values: u8::try_from(target.values().count()).unwrap_or(u8::MAX),
         };
         let replaced = match target {
             OverrideTarget::Key(values) => {
@@ -284,20 +286,14 @@ impl RuleOverrides {
     /// all overrides.
     #[must_use]
     pub fn count_inactive(&self, rule: &Rule) -> usize {
-        let is_valid = |stored: &StoredOverride| stored.compiled.limits(rule).is_some();
-        let mut inactive = 0;
-        for shard in self.keys.get().into_iter().flatten() {
-            let shard = read(shard);
-            let active = shard
-                .iter()
-                .filter(|(bytes, stored)| rule.decode_values(bytes).is_some() && is_valid(stored));
-            inactive += shard.len() - active.count();
-        }
+        let is_inactive = |stored: &StoredOverride| {
+            usize::from(stored.values) != rule.key().len() || stored.compiled.limits(rule).is_none()
+        };
+        let shards = self.keys.get().into_iter().flatten();
+        let of_keys = shards.map(|shard| read(shard).values().filter(|it| is_inactive(it)).count());
         let patterns = read(&self.patterns);
-        let active = patterns
-            .iter()
-            .filter(|(texts, stored)| texts.len() == rule.key().len() && is_valid(stored));
-        inactive + patterns.len() - active.count()
+        let of_patterns = patterns.iter().filter(|(_, stored)| is_inactive(stored));
+        of_keys.sum::<usize>() + of_patterns.count()
     }
 
     /// Passes the hash of each key that has an override to `visit`.

@@ -14,6 +14,8 @@ pub(super) struct StoredOverride {
     pub(super) reason: Box<str>,
     /// The number of times that all overrides had been replaced when this override was set.
     pub(super) generation: u32,
+    /// The number of values in the target, so that a rule whose key has changed is recognised.
+    pub(super) values: u8,
 }
 
 impl StoredOverride {
