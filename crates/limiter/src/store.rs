@@ -47,6 +47,16 @@ pub enum LimiterReceipt {
     Redis(FallbackReceipt),
 }
 
+impl LimiterReceipt {
+    /// Returns whether the charge at this position was made.
+    pub(crate) fn is_charged(&self, at: usize) -> bool {
+        match self {
+            Self::Memory(receipt) => receipt.is_charged(at),
+            Self::Redis(receipt) => receipt.is_charged(at),
+        }
+    }
+}
+
 impl RateLimiter for ServerLimiter {
     type Store = Self;
 

@@ -52,6 +52,13 @@ impl Receipt {
     pub fn is_empty(&self) -> bool {
         self.charged.iter().all(Option::is_none)
     }
+
+    /// Returns whether the charge at this position was made. The charge of a rule in shadow mode is
+    /// not made if the rule would have denied it.
+    #[must_use]
+    pub fn is_charged(&self, at: usize) -> bool {
+        self.charged.get(at).is_some_and(Option::is_some)
+    }
 }
 
 /// The settlement of one charge after its request is finished.

@@ -433,10 +433,26 @@ async fn a_reservation_holds_all_counters_or_none() {
     assert_eq!(caller.left("user").await, 90);
     assert!(caller.commit(&["user", "user"], &id, 4).await);
     assert_eq!(caller.left("user").await, 94);
-    // A rule in shadow mode does not deny, and what it would deny is not held.
-    let id = caller.reserved(&["trial", "user"], 10).await;
-    assert!(caller.commit(&["trial", "user"], &id, 10).await);
+    // A rule in shadow mode does not deny, and what it would deny is not held. The limit of `trial`
+    // is 2, so the first reservation holds 1 of it, and the third one none.
+    let all = ["trial", "user"];
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(caller.reserved(&all, 10).await);
+    }
+    assert_eq!(caller.left("trial").await, 0);
+    for (id, actual) in ids.iter().zip([0, 0, 10]) {
+        assert!(caller.commit(&all, id, actual).await);
+    }
     assert_eq!(caller.left("user").await, 84);
+    // All of the 10 are counted: a refund of 9 leaves 1 of 2.
+    let mut refund = caller.asked(&["trial"], 8);
+    refund.descriptors[0].is_negative_hits = true;
+    let _: RateLimitResponse = caller.client.call(REPORT, refund.clone()).await.unwrap();
+    assert_eq!(caller.left("trial").await, 0);
+    refund.hits_addend = 1;
+    let _: RateLimitResponse = caller.client.call(REPORT, refund).await.unwrap();
+    assert_eq!(caller.left("trial").await, 1);
     let none = caller.reserve(&["nobody"], 10).await;
     assert_eq!((none.code(), none.reservation_id.as_str()), (Code::Ok, ""));
 }

@@ -57,7 +57,7 @@ pub enum CounterSettlement {
     NotOutstanding,
 }
 
-/// A counter of a reservation that was settled.
+/// A counter that a settled reservation had charged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettledCounter {
     /// The key of the counter.
@@ -220,10 +220,15 @@ impl ServerLimiter {
             self.end_expired_locally(outstanding, now);
             return CounterSettlement::NotOutstanding;
         }
+        let is_charged = |at| {
+            let receipt = outstanding.receipt.as_ref();
+            receipt.is_some_and(|receipt| receipt.is_charged(at))
+        };
+        let settled = settled(&outstanding.charges, is_charged, cost);
         let final_charges = FinalCharges::new(&outstanding.charges, cost);
-        let charges = self.end_locally(outstanding, &final_charges, now);
+        self.end_locally(outstanding, &final_charges, now);
         self.count_settled();
-        CounterSettlement::Settled(settled(&charges, cost))
+        CounterSettlement::Settled(settled)
     }
 
     /// Settles a reservation of `charges` in Redis.
@@ -236,7 +241,7 @@ impl ServerLimiter {
         let Some(redis_store) = self.redis_store() else {
             return Ok(CounterSettlement::NotOutstanding);
         };
-        let (id, now) = (reservation.id, self.now());
+        let (id, receipt, now) = (reservation.id, reservation.receipt, self.now());
         let settlements = FinalCharges::new(charges, cost).settlements;
         let end = ReservationEnd::Settled(cost);
         let ended = redis_store.end_reservation(reservation, &settlements, end, now);
@@ -251,7 +256,8 @@ impl ServerLimiter {
         }
         self.end_own_part(charges, id, cost, now);
         self.count_settled();
-        Ok(CounterSettlement::Settled(settled(charges, cost)))
+        let settled = settled(charges, |at| receipt.is_charged(at), cost);
+        Ok(CounterSettlement::Settled(settled))
     }
 }
 
@@ -285,13 +291,21 @@ fn known_counters(
     Some((OwnedCharges::of_limits(charges), receipt))
 }
 
-/// Returns the reserved units of each charge that stay charged at the final `cost`.
-fn settled(charges: &OwnedCharges, cost: u64) -> Vec<SettledCounter> {
-    let settled = |charge: &OwnedCharge| SettledCounter {
+/// Returns the reserved units of each charge that stay charged at the final `cost`. `is_charged`
+/// returns whether the charge at a position was made: a limit in shadow mode is not charged if it
+/// would have denied the charge.
+fn settled(
+    charges: &OwnedCharges,
+    is_charged: impl Fn(usize) -> bool,
+    cost: u64,
+) -> Vec<SettledCounter> {
+    let made = charges.list().iter().enumerate();
+    let made = made.filter(|(at, _)| is_charged(*at));
+    let settled = |(_, charge): (usize, &OwnedCharge)| SettledCounter {
         key: charge.key.clone(),
         charged: charge.cost.units().min(cost),
     };
-    charges.list().iter().map(settled).collect()
+    made.map(settled).collect()
 }
 
 /// Returns the time until the first of the fixed windows of `charges` ends.

@@ -44,6 +44,16 @@ impl FallbackReceipt {
         }
     }
 
+    /// Returns whether the charge at this position was made, in Redis or, if Redis was unreachable,
+    /// in this node's share.
+    #[must_use]
+    pub fn is_charged(&self, at: usize) -> bool {
+        match &self.0 {
+            ReceiptKind::Redis(pair) => pair.redis.is_charged(at),
+            ReceiptKind::Local(receipt) => receipt.is_charged(at),
+        }
+    }
+
     /// Replaces the receipt of the charges in Redis, after their leases were renewed.
     pub fn set_redis(&mut self, renewed: RedisReceipt) {
         if let ReceiptKind::Redis(pair) = &mut self.0 {

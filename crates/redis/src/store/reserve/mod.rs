@@ -36,6 +36,13 @@ impl RedisReceipt {
         self.charges.iter().all(Vec::is_empty)
     }
 
+    /// Returns whether the charge at this position was made. The charge of a rule in shadow mode is
+    /// not made if the rule would have denied it.
+    #[must_use]
+    pub fn is_charged(&self, at: usize) -> bool {
+        self.charges.get(at).is_some_and(|part| !part.is_empty())
+    }
+
     /// Returns the receipt of each charge, as bytes that another process can use to settle the
     /// charge.
     #[must_use]
