@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use futures_util::future::join_all;
 use prost_types::Duration;
 use tidegate_config::{ReservationsConfig, envoy::RlsSettings};
-use tidegate_limiter::reservations::Reservations;
+use tidegate_core::Span;
+use tidegate_limiter::reservations::{ReservationError, Reservations};
 use tonic::Code as Status;
 
 use crate::{
@@ -284,6 +285,21 @@ async fn an_id_that_is_not_outstanding_makes_a_commit_a_report() {
         (caller.left("user").await, caller.left("team").await),
         (86, 137)
     );
+}
+
+#[tokio::test]
+async fn only_a_commit_settles_a_reservation() {
+    let listener = open();
+    let limiter = &listener.limiter;
+    let mut caller = Caller::of(&listener).await;
+    let id = caller.reserved(&["user"], 40).await;
+    let settled = limiter.settle_reservation(&id, 0).await;
+    assert_eq!(settled, Err(ReservationError::Invalid));
+    let renewed = limiter.renew_reservation(&id, Span::from_secs(5)).await;
+    assert_eq!(renewed, Err(ReservationError::Invalid));
+    assert_eq!(caller.left("user").await, 60);
+    assert!(caller.commit(&["user"], &id, 40).await);
+    assert_eq!(caller.left("user").await, 60, "the amount is counted once");
 }
 
 #[tokio::test]

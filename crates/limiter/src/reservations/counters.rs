@@ -18,7 +18,7 @@ use super::{
     final_charges::FinalCharges,
     random_id,
     table::{OutstandingReservation, ReservationSlot},
-    token::{ReservationId, SharedCharge, TokenCharges, TokenContents},
+    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
     token_charges,
 };
 use crate::{LimiterReceipt, ServerLimiter};
@@ -125,6 +125,7 @@ impl ServerLimiter {
         let expires = since.after(ttl);
         let costs = charges.list().iter().map(|charge| charge.cost);
         let contents = TokenContents {
+            kind: ReservationKind::Counters,
             id: random_id(),
             expires,
             cost: costs.max_by_key(|cost| cost.units()).unwrap_or(Cost::ONE),
@@ -164,7 +165,8 @@ impl ServerLimiter {
         limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
         cost: u64,
     ) -> Result<CounterSettlement, StoreError> {
-        let Some(contents) = self.reservations.keys.open(token) else {
+        let keys = &self.reservations.keys;
+        let Some(contents) = keys.open(token, ReservationKind::Counters) else {
             return Ok(CounterSettlement::NotOutstanding);
         };
         let (id, cost) = (contents.id, cost.min(bounds::MAX_COUNT));

@@ -23,7 +23,8 @@ impl From<RequestError> for ReserveError {
 /// The reason why a reservation is not settled or renewed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReservationError {
-    /// The token is malformed, or was not sealed with a key of this server.
+    /// The token is malformed, was not sealed with a key of this server, or belongs to a
+    /// reservation of counters.
     Invalid,
     /// The reservation was already settled, has expired, or is known only to another server.
     NotOutstanding(&'static str),

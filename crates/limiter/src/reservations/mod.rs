@@ -53,7 +53,7 @@ use self::{
     final_charges::FinalCharges,
     in_redis::{redis_receipt, shared_charges},
     table::{OutstandingReservation, OutstandingTable, ReservationSlot},
-    token::{ReservationId, TokenCharges, TokenContents, TokenKeys},
+    token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenKeys},
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
@@ -234,6 +234,7 @@ impl ServerLimiter {
         let since = self.now();
         let expires = since.after(ttl);
         let contents = TokenContents {
+            kind: ReservationKind::Request,
             id: random_id(),
             expires,
             cost: request.cost(),
@@ -278,8 +279,10 @@ impl ServerLimiter {
         token: &str,
         cost: u64,
     ) -> Result<SettledReservation, ReservationError> {
-        let contents = self.reservations.keys.open(token);
+        let keys = &self.reservations.keys;
+        let contents = keys.open(token, ReservationKind::Request);
         let TokenContents {
+            kind: _,
             id,
             expires,
             cost: reserved,
@@ -325,7 +328,8 @@ impl ServerLimiter {
         token: &str,
         ttl: Span,
     ) -> Result<Reservation, ReservationError> {
-        let contents = self.reservations.keys.open(token);
+        let keys = &self.reservations.keys;
+        let contents = keys.open(token, ReservationKind::Request);
         let mut contents = contents.ok_or(ReservationError::Invalid)?;
         let (now, ttl) = (self.now(), ttl.min(self.reservations.settings.max_ttl));
         let expires_in = match &mut contents.charges {

@@ -2,7 +2,7 @@
 //! not encrypted, so a client can read the keys of its charges.
 //!
 //! ```text
-//!   | version: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | charge | … | tag: 32 |
+//!   | version: 1 | kind: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | … | tag: 32 |
 //!
 //!                                                                                in base64url
 //!   charge: | key length: 2 | key | cost: 8 | stretched: 1 | receipt length: 2 | receipt |
@@ -12,6 +12,10 @@
 //! the Redis can settle them. Otherwise, the server that made the reservation keeps its charges.
 //! The byte `holder` is 0 if nothing was charged, 1 if the server holds the charges, and 2 if they
 //! are in Redis.
+//!
+//! The byte `kind` is 1 for a request, whose charges are those of rules, and 2 for counters. A call
+//! accepts only tokens of its own kind, because the other call would end the reservation by other
+//! rules.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::{hmac, rand::SystemRandom};
@@ -21,7 +25,8 @@ use tidegate_core::{
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
-const VERSION: u8 = 1;
+/// Version 1 had no kind. Its tokens are not valid any more.
+const VERSION: u8 = 2;
 
 /// The flags of a charge: whether it was made on raised limits, and whether the key had a plan.
 const IS_STRETCHED: u8 = 1;
@@ -33,9 +38,20 @@ const TAG_BYTES: usize = 32;
 /// A random number that identifies a reservation.
 pub(super) type ReservationId = [u8; 16];
 
+/// The kind of a reservation, which determines the calls that accept its token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum ReservationKind {
+    /// A request, which is charged to rules.
+    Request = 1,
+    /// Counters, whose limits the caller gives.
+    Counters = 2,
+}
+
 /// The contents of a token.
 #[derive(Debug)]
 pub(super) struct TokenContents {
+    pub(super) kind: ReservationKind,
     pub(super) id: ReservationId,
     /// The instant at which the reservation expires, unless it has since been renewed.
     pub(super) expires: Timestamp,
@@ -108,8 +124,9 @@ impl TokenKeys {
         BASE64_URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// Returns the contents of `token`; `None` if the token was not sealed with any of the keys.
-    pub(super) fn open(&self, token: &str) -> Option<TokenContents> {
+    /// Returns the contents of `token`; `None` if the token was not sealed with any of the keys, or
+    /// if the reservation is of another kind.
+    pub(super) fn open(&self, token: &str, kind: ReservationKind) -> Option<TokenContents> {
         let bytes = BASE64_URL_SAFE_NO_PAD.decode(token).ok()?;
         let at = bytes.len().checked_sub(TAG_BYTES)?;
         let (contents, tag) = bytes.split_at(at);
@@ -117,17 +134,16 @@ impl TokenKeys {
             .0
             .iter()
             .any(|key| hmac::verify(key, contents, tag).is_ok());
-        if is_sealed {
-            TokenContents::decode(contents)
-        } else {
-            None
+        if !is_sealed {
+            return None;
         }
+        TokenContents::decode(contents).filter(|contents| contents.kind == kind)
     }
 }
 
 impl TokenContents {
     fn encode(&self) -> Vec<u8> {
-        let mut bytes = vec![VERSION];
+        let mut bytes = vec![VERSION, self.kind as u8];
         bytes.extend_from_slice(&self.id);
         bytes.extend_from_slice(&self.expires.as_micros().to_be_bytes());
         bytes.extend_from_slice(&self.cost.units().to_be_bytes());
@@ -162,6 +178,11 @@ impl TokenContents {
         if input.take(1)? != [VERSION] {
             return None;
         }
+        let kind = match input.take(1)? {
+            [1] => ReservationKind::Request,
+            [2] => ReservationKind::Counters,
+            _ => return None,
+        };
         let id = input.take(16)?.try_into().ok()?;
         let expires = Timestamp::from_micros(input.number()?);
         let cost = Cost::new(input.number()?).ok()?;
@@ -195,6 +216,7 @@ impl TokenContents {
             _ => TokenCharges::InRedis(shared),
         };
         input.0.is_empty().then_some(Self {
+            kind,
             id,
             expires,
             cost,
@@ -239,6 +261,7 @@ mod tests {
 
     fn contents() -> TokenContents {
         TokenContents {
+            kind: ReservationKind::Request,
             id: [7; 16],
             expires: Timestamp::from_micros(1_700_000_000_000_000),
             cost: Cost::new(2_000).unwrap(),
@@ -254,10 +277,14 @@ mod tests {
         }
     }
 
+    fn open(keys: &TokenKeys, token: &str) -> Option<TokenContents> {
+        keys.open(token, ReservationKind::Request)
+    }
+
     #[test]
     fn a_token_survives_a_round_trip() {
         let keys = TokenKeys::new("secret");
-        let opened = keys.open(&keys.seal(&contents())).unwrap();
+        let opened = open(&keys, &keys.seal(&contents())).unwrap();
         assert_eq!(format!("{opened:?}"), format!("{:?}", contents()));
     }
 
@@ -271,23 +298,36 @@ mod tests {
             let mut changed = bytes.clone();
             changed[at] ^= 1;
             let token = BASE64_URL_SAFE_NO_PAD.encode(&changed);
-            assert!(keys.open(&token).is_none(), "byte {at}");
+            assert!(open(&keys, &token).is_none(), "byte {at}");
             let truncated = BASE64_URL_SAFE_NO_PAD.encode(&bytes[..at]);
-            assert!(keys.open(&truncated).is_none(), "{at} bytes");
+            assert!(open(&keys, &truncated).is_none(), "{at} bytes");
         }
-        assert!(keys.open("").is_none());
-        assert!(keys.open("not base64!").is_none());
+        assert!(open(&keys, "").is_none());
+        assert!(open(&keys, "not base64!").is_none());
+    }
+
+    #[test]
+    fn a_token_of_another_kind_or_version_is_rejected() {
+        let keys = TokenKeys::new("secret");
+        let token = keys.seal(&contents());
+        assert!(keys.open(&token, ReservationKind::Counters).is_none());
+        // A token of version 1, which has no kind, is rejected even if its ID begins with a kind.
+        let sealed = BASE64_URL_SAFE_NO_PAD.decode(token).unwrap();
+        let mut former = sealed[..sealed.len() - TAG_BYTES].to_vec();
+        former.remove(1);
+        former[0] = 1;
+        former[1] = ReservationKind::Request as u8;
+        let tag = hmac::sign(&keys.0[0], &former);
+        former.extend_from_slice(tag.as_ref());
+        assert!(open(&keys, &BASE64_URL_SAFE_NO_PAD.encode(former)).is_none());
     }
 
     #[test]
     fn a_former_key_still_opens_tokens() {
         let (old, both) = (TokenKeys::new("old"), TokenKeys::new("new old"));
-        assert!(both.open(&old.seal(&contents())).is_some());
-        assert!(old.open(&both.seal(&contents())).is_none());
-        assert!(
-            TokenKeys::new("new")
-                .open(&both.seal(&contents()))
-                .is_some()
-        );
+        assert!(open(&both, &old.seal(&contents())).is_some());
+        assert!(open(&old, &both.seal(&contents())).is_none());
+        let new = TokenKeys::new("new");
+        assert!(open(&new, &both.seal(&contents())).is_some());
     }
 }
