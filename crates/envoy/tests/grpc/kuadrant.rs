@@ -249,6 +249,9 @@ async fn a_second_commit_counts_nothing_until_the_reservation_would_have_expired
         assert!(!caller.commit(&["team"], &id, actual).await);
         assert_eq!(caller.left("team").await, 125);
     }
+    // With other counters, the commit is a report, as with Redis.
+    assert!(!caller.commit(&["user"], &id, 25).await);
+    assert_eq!(caller.left("user").await, 75);
     // Other settlements drop the ids of reservations that would have expired.
     listener.at_seconds(30);
     let other = caller.reserved(&["team"], 5).await;

@@ -200,8 +200,12 @@ impl ServerLimiter {
     ) -> CounterSettlement {
         let (now, max) = (self.now(), self.reservations.settings.max);
         let mut table = self.reservations.table();
-        if table.was_settled(&id) {
-            return CounterSettlement::SettledBefore;
+        if let Some(keys) = table.settled_counters(&id) {
+            return if keys.iter().all(|key| limits_of(key).is_some()) {
+                CounterSettlement::SettledBefore
+            } else {
+                CounterSettlement::NotOutstanding
+            };
         }
         let is_known = |outstanding: &&OutstandingReservation| {
             let mut charges = outstanding.charges.list().iter();
@@ -215,7 +219,7 @@ impl ServerLimiter {
         };
         let is_expired = outstanding.expires <= now;
         if !is_expired {
-            table.remember_settled(id, outstanding.expires, max, now);
+            table.remember_settled(id, &outstanding, max, now);
         }
         drop(table);
         if is_expired {

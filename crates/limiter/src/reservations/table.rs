@@ -1,7 +1,7 @@
 //! The outstanding reservations that this server has made.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -60,12 +60,15 @@ pub(super) struct OutstandingTable {
 }
 
 /// The latest reservations of counters that were settled, in the order of their settlements, each
-/// with the instant at which it would have expired.
+/// with the instant at which it would have expired, and with its counters.
 #[derive(Debug, Default)]
 struct SettledIds {
     by_settlement: VecDeque<(Timestamp, ReservationId)>,
-    ids: HashSet<ReservationId>,
+    counters: HashMap<ReservationId, CounterKeys>,
 }
+
+/// The keys of the counters of a reservation.
+pub(super) type CounterKeys = Box<[Box<[u8]>]>;
 
 impl OutstandingTable {
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
@@ -83,30 +86,34 @@ impl OutstandingTable {
         self.by_id.get(id)
     }
 
-    /// Remembers that a reservation, which would have expired at `expires`, was settled at `now`.
-    /// At most `max` reservations are remembered.
+    /// Remembers that `outstanding` was settled at `now`. At most `max` reservations are
+    /// remembered.
     pub(super) fn remember_settled(
         &mut self,
         id: ReservationId,
-        expires: Timestamp,
+        outstanding: &OutstandingReservation,
         max: usize,
         now: Timestamp,
     ) {
-        let SettledIds { by_settlement, ids } = &mut self.settled;
+        let SettledIds {
+            by_settlement,
+            counters,
+        } = &mut self.settled;
         while let Some((end, oldest)) = by_settlement.front() {
             if *end > now && by_settlement.len() < max {
                 break;
             }
-            ids.remove(oldest);
+            counters.remove(oldest);
             by_settlement.pop_front();
         }
-        by_settlement.push_back((expires, id));
-        ids.insert(id);
+        by_settlement.push_back((outstanding.expires, id));
+        let charges = outstanding.charges.list().iter();
+        counters.insert(id, charges.map(|charge| charge.key.clone()).collect());
     }
 
-    /// Returns whether a reservation is remembered as settled.
-    pub(super) fn was_settled(&self, id: &ReservationId) -> bool {
-        self.settled.ids.contains(id)
+    /// Returns the counters of a reservation that is remembered as settled.
+    pub(super) fn settled_counters(&self, id: &ReservationId) -> Option<&CounterKeys> {
+        self.settled.counters.get(id)
     }
 
     /// Removes a reservation that is due for a refund at `now`, if there is one.
