@@ -108,7 +108,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
 }
 
 /// The identity of a limit: two limits with the same identity have the same counters.
-type Identity = (String, u64, Vec<String>, Vec<String>);
+type Identity = (String, u64, Vec<Box<str>>, Vec<Box<str>>);
 
 fn read_document(
     document: &Document<'_>,
@@ -126,16 +126,19 @@ fn read_document(
         let Some((namespace, limit)) = limit(item, &mut report) else {
             continue;
         };
-        let texts = |texts: &mut dyn Iterator<Item = &str>| {
-            let mut texts: Vec<String> = texts.map(str::to_owned).collect();
-            texts.sort();
-            texts
-        };
         let identity = (
             namespace.to_owned(),
             limit.seconds,
-            texts(&mut limit.conditions.iter().map(|condition| &*condition.source)),
-            texts(&mut limit.variables.iter().map(|variable| &*variable.source)),
+            limit
+                .conditions
+                .iter()
+                .map(|one| one.source.clone())
+                .collect(),
+            limit
+                .variables
+                .iter()
+                .map(|one| one.source.clone())
+                .collect(),
         );
         let limits = &mut loaded.domains.entry(namespace).limitador;
         // Limitador keeps one of such limits.
@@ -178,8 +181,13 @@ fn limit<'n>(item: &Value<'n>, report: &mut Report) -> Option<(&'n str, Limitado
     let max_value = number(item, "max_value", 0..=bounds::MAX_COUNT, report);
     let most = bounds::MAX_PERIOD.as_secs_ceil();
     let seconds = number(item, "seconds", 1..=most, report);
-    let conditions = expressions(item, "conditions", expression::condition, report);
-    let variables = expressions(item, "variables", expression::variable, report);
+    let mut conditions = expressions(item, "conditions", expression::condition, report);
+    let mut variables = expressions(item, "variables", expression::variable, report);
+    // As in Limitador, they are sets: their order and repetitions do not change the counters.
+    conditions.sort_by(|a, b| a.source.cmp(&b.source));
+    conditions.dedup_by(|a, b| a.source == b.source);
+    variables.sort_by(|a, b| a.source.cmp(&b.source));
+    variables.dedup_by(|a, b| a.source == b.source);
     let (name, id) = (text(item, "name", report), text(item, "id", report));
     if report.count() > before {
         return None;

@@ -333,6 +333,32 @@ fn a_reload_keeps_the_counts() {
     assert_eq!(api.of("/check", "a", 3), 429);
 }
 
+/// Conditions and variables are sets, as in Limitador.
+#[test]
+fn other_orders_and_repetitions_keep_the_counts() {
+    let limit = |conditions: [&str; 3], variables: [&str; 3]| {
+        let limit = json!({
+            "namespace": "api", "max_value": 3, "seconds": 60,
+            "conditions": conditions, "variables": variables,
+        });
+        json!([limit]).to_string()
+    };
+    let (post, any) = (
+        "descriptors[0]['req.method'] == 'POST'",
+        "descriptors[0].user_id != 'z'",
+    );
+    let (user, method) = ("descriptors[0].user_id", "descriptors[0]['req.method']");
+    let started = started();
+    load(&started, &limit([post, any, any], [user, method, user]));
+    let api = Api(OverHttp::new(&started));
+    assert_eq!(api.of("/report", "a", 2), 200);
+    load(&started, &limit([any, post, post], [method, user, method]));
+    assert_eq!(api.of("/check", "a", 1), 200);
+    assert_eq!(api.of("/check", "a", 2), 429);
+    let counters = api.get("/counters/api");
+    assert_eq!(counters.as_array().unwrap().len(), 1, "{counters}");
+}
+
 #[tokio::test]
 async fn kuadrant_reserves_by_the_limits_file() {
     let started = started();
