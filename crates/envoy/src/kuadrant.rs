@@ -111,8 +111,13 @@ impl RateLimitService {
             .await
             .into_iter()
             .collect::<Result<(), _>>()?;
-        let answer = self.answer(request, &matches, evaluator.now);
+        let mut answer = self.answer(request, &matches, evaluator.now);
         self.observe_denials(listener, request, &matches, &answer, evaluator.now);
+        let domain = domains.get(&request.domain);
+        if domain.is_some_and(|domain| !domain.limitador.is_empty()) {
+            // The statuses are those of limits, as in `decide_by_limits`.
+            answer.statuses.clear();
+        }
         trace_outcome(listener, answer.overall_code, answer.statuses.len());
         Ok(answer)
     }

@@ -288,6 +288,10 @@ async fn envoy_is_limited_by_the_limits_file() {
         let answer = started.service.should_rate_limit(&posts).await.unwrap();
         assert!(answer.statuses.is_empty());
         codes.push(answer.overall_code);
+        let checked = started
+            .service
+            .check_rate_limit(ListenerKind::Grpc, &posts, None);
+        assert!(checked.await.unwrap().statuses.is_empty());
     }
     assert_eq!(codes[..3], [Code::Ok; 3]);
     assert_eq!(codes[3..], [Code::OverLimit; 2]);
