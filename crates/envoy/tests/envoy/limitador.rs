@@ -240,6 +240,10 @@ fn wrong_requests_are_rejected_with_the_reason() {
             "{method} {path}"
         );
     }
+    let absent = api.0.ask("GET", "/metrics", "");
+    for path in ["/check_and_report", "/limits/{namespace}", "/v1/check"] {
+        assert!(absent.body.contains(path), "{absent:?}");
+    }
     let largest = json!({"namespace": "api", "values": {"req.method": "GET"}, "delta": u64::MAX});
     assert_eq!(api.post("/check_and_report", &largest).status, 429);
     assert_eq!(api.post("/report", &largest).status, 200);
@@ -260,7 +264,9 @@ fn the_api_belongs_to_the_limits_file() {
     );
     let api = Api(OverHttp::new(&started));
     for path in ["/check", "/status", "/limits/api"] {
-        assert_eq!(api.0.ask("GET", path, "").status, 404, "{path}");
+        let absent = api.0.ask("GET", path, "");
+        assert_eq!(absent.status, 404, "{path}");
+        assert!(!absent.body.contains("/check_and_report"), "{absent:?}");
     }
 }
 

@@ -69,6 +69,11 @@ use super::cross_site;
 const PATHS: &str =
     "/v1/check, /v1/peek, /v1/throttle, /v1/reserve, /v1/settle, /v1/renew and /v1/authorize";
 
+/// The endpoints listed in 404 responses if Limitador's API is served.
+const PATHS_WITH_LIMITADOR: &str = "/check, /report, /check_and_report, /limits/{namespace}, \
+     /counters/{namespace}, /status, /v1/check, /v1/peek, /v1/throttle, /v1/reserve, /v1/settle, \
+     /v1/renew and /v1/authorize";
+
 /// The dependencies and settings of the HTTP listener.
 #[derive(Clone, Debug)]
 pub struct HttpContext {
@@ -230,7 +235,8 @@ impl ConnectionContext {
                 }
                 (path, Some(service)) if service.has_limitador_api() => {
                     let endpoint = LimitadorEndpoint::of(path);
-                    let endpoint = endpoint.ok_or_else(|| Problem::not_found(PATHS))?;
+                    let endpoint =
+                        endpoint.ok_or_else(|| Problem::not_found(PATHS_WITH_LIMITADOR))?;
                     return Box::pin(self.answer_limitador(service, endpoint, request)).await;
                 }
                 _ => return Err(Problem::not_found(PATHS)),
