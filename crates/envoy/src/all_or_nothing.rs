@@ -56,7 +56,7 @@ enum OtherQuotas {
 /// A charge to one counter. If a descriptor occurs twice in a request, the counter is charged once,
 /// with the sum of the hits.
 #[derive(Debug)]
-struct CounterCharge<'a> {
+struct SummedCharge<'a> {
     key: &'a [u8],
     limits: &'a Limits,
     /// The quota's limits in shadow mode, which are used unless this quota is the leading quota;
@@ -65,7 +65,7 @@ struct CounterCharge<'a> {
     cost: Cost,
 }
 
-impl<'a> CounterCharge<'a> {
+impl<'a> SummedCharge<'a> {
     fn charge(&self, limits: &'a Limits) -> Charge<'a> {
         Charge {
             key: self.key,
@@ -198,7 +198,7 @@ impl Evaluator<'_> {
         if counts.is_empty() {
             return Ok(());
         }
-        if others == OtherQuotas::Over && !counts.iter().any(CounterCharge::is_quota) {
+        if others == OtherQuotas::Over && !counts.iter().any(SummedCharge::is_quota) {
             return self.query_each(together).await;
         }
         let results = self.charge_counts(&counts, others).await?;
@@ -213,7 +213,7 @@ impl Evaluator<'_> {
     /// Charges all counters in `counts`, or none of them. Returns the result of each counter.
     async fn charge_counts(
         &self,
-        counts: &[CounterCharge<'_>],
+        counts: &[SummedCharge<'_>],
         others: OtherQuotas,
     ) -> Result<Vec<CounterResult>, RlsError> {
         let mut results = vec![CounterResult::default(); counts.len()];
@@ -251,7 +251,7 @@ impl Evaluator<'_> {
     async fn charge_under(
         &self,
         lead: Option<usize>,
-        counts: &[CounterCharge<'_>],
+        counts: &[SummedCharge<'_>],
         open: &[usize],
         found: &mut [CounterResult],
     ) -> Result<Decision, RlsError> {
@@ -276,7 +276,7 @@ impl Evaluator<'_> {
     /// quotas, or if they cannot deny the request.
     async fn lead(
         &self,
-        counts: &[CounterCharge<'_>],
+        counts: &[SummedCharge<'_>],
         open: &[usize],
         others: OtherQuotas,
     ) -> Result<Option<usize>, RlsError> {
@@ -307,15 +307,15 @@ impl Evaluator<'_> {
 /// Returns the counters charged by `together`, and the counter index of each descriptor.
 fn counts<'a>(
     together: &'a [(&mut AppliedLimit<'_>, Cost)],
-) -> (Vec<CounterCharge<'a>>, Vec<usize>) {
+) -> (Vec<SummedCharge<'a>>, Vec<usize>) {
     let mut numbers: HashMap<&[u8], usize> = HashMap::new();
-    let (mut counts, mut count_of) = (Vec::<CounterCharge<'_>>::new(), Vec::new());
+    let (mut counts, mut count_of) = (Vec::<SummedCharge<'_>>::new(), Vec::new());
     for (applied, cost) in together {
         let number = *numbers.entry(&applied.key).or_insert(counts.len());
         count_of.push(number);
         match counts.get_mut(number) {
             Some(count) => count.cost = plus(count.cost, *cost),
-            None => counts.push(CounterCharge {
+            None => counts.push(SummedCharge {
                 key: &applied.key,
                 limits: applied.limits(),
                 shadow_limits: applied.limits.shadow_limits.as_deref(),

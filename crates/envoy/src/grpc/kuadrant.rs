@@ -21,14 +21,14 @@ use crate::{CommitRequest, MAX_DESCRIPTORS, RateLimitService, ReserveRequest, Re
 
 /// A method of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method {
+pub(super) enum KuadrantMethod {
     CheckRateLimit,
     Report,
     Reserve,
     Commit,
 }
 
-impl Method {
+impl KuadrantMethod {
     const ALL: [Self; 4] = [
         Self::CheckRateLimit,
         Self::Report,
@@ -282,9 +282,12 @@ mod tests {
     #[test]
     fn only_paths_of_the_service_are_methods() {
         let path = |method| format!("/{}/{method}", super::super::KUADRANT);
-        assert_eq!(Method::of(&path("Commit")), Some(Method::Commit));
+        assert_eq!(
+            KuadrantMethod::of(&path("Commit")),
+            Some(KuadrantMethod::Commit)
+        );
         for other in [path("commit"), path("Commit/"), path(""), "/Commit".into()] {
-            assert_eq!(Method::of(&other), None, "{other}");
+            assert_eq!(KuadrantMethod::of(&other), None, "{other}");
         }
     }
 }

@@ -18,7 +18,7 @@ use tracing::Instrument as _;
 use super::{
     GrpcContext, MAX_MESSAGE_BYTES, QUOTA, authorization,
     health::HealthService,
-    kuadrant::{self, Method},
+    kuadrant::{self, KuadrantMethod},
     proto::{
         DESCRIPTORS,
         envoy::service::auth::v3::CheckResponse,
@@ -114,9 +114,10 @@ impl Routes {
         let path = request.uri().path();
         let began = Instant::now();
         let remaining = || time.saturating_sub(began.elapsed());
-        if let Some(method) = Method::of(path) {
+        if let Some(method) = KuadrantMethod::of(path) {
             let span = trace::request_span(ListenerKind::Grpc, method.name(), request.headers());
-            let answered = self.kuadrant(method, request, remaining);
+            // This future is boxed because it is larger than that of `ShouldRateLimit`.
+            let answered = Box::pin(self.kuadrant(method, request, remaining));
             return answered.instrument(span).await;
         }
         if SHOULD_RATE_LIMIT.contains(&path) {
@@ -158,35 +159,35 @@ impl Routes {
     /// Answers a call of Kuadrant's service.
     async fn kuadrant(
         &self,
-        method: Method,
+        method: KuadrantMethod,
         request: Request<Incoming>,
         remaining: impl Fn() -> Duration,
     ) -> Result<Response<Reply>, Infallible> {
         let service = self.context.rate_limits.as_deref();
         let within = || super::timeout::for_store(remaining());
         match method {
-            Method::CheckRateLimit => {
+            KuadrantMethod::CheckRateLimit => {
                 let answer = |message| async {
                     let checked = kuadrant::check_rate_limit(service, message, within()).await;
                     self.counted(checked, |answer| Some(answer.overall_code()))
                 };
                 unary::call(request, answer).await
             }
-            Method::Report => {
+            KuadrantMethod::Report => {
                 let answer = |message| async {
                     let reported = kuadrant::report(service, message, within()).await;
                     self.counted(reported, |_| None)
                 };
                 unary::call(request, answer).await
             }
-            Method::Reserve => {
+            KuadrantMethod::Reserve => {
                 let answer = |message| async {
                     let reserved = kuadrant::reserve(service, message, within()).await;
                     self.counted(reserved, |answer| Some(answer.code()))
                 };
                 unary::call(request, answer).await
             }
-            Method::Commit => {
+            KuadrantMethod::Commit => {
                 let answer = |message| async {
                     let committed = kuadrant::commit(service, message, within()).await;
                     self.counted(committed, |_| None)
