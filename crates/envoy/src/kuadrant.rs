@@ -29,6 +29,8 @@ use tidegate_limiter::{
         CounterCharge, CounterSettlement, ReserveError, ReservedCounters, SettledCounter,
     },
 };
+use tokio::sync::oneshot;
+use tracing::Instrument as _;
 
 use super::{
     Code, Descriptor, HitCounter, RateLimitAnswer, RateLimitRequest, RateLimitService, RlsError,
@@ -52,7 +54,7 @@ pub struct ReserveRequest {
     pub descriptors: Vec<Descriptor>,
     /// The amount. With 0, nothing is held.
     pub amount: u64,
-    /// The time until the reservation expires; the maximum if it is `None`.
+    /// The time until the reservation expires; the maximum if it is `None` or zero.
     pub ttl: Option<Span>,
 }
 
@@ -76,6 +78,29 @@ pub struct Reserved {
     pub code: Code,
     /// The id of the reservation; empty if nothing is held.
     pub reservation_id: String,
+}
+
+/// The amount of a request to hold, and the time for which it is held.
+#[derive(Clone, Copy, Debug)]
+struct HeldAmount {
+    amount: u64,
+    ttl: Span,
+}
+
+impl ReserveRequest {
+    fn split(self) -> (RateLimitRequest, HeldAmount) {
+        let request = RateLimitRequest {
+            domain: self.domain,
+            descriptors: self.descriptors,
+            hits_addend: 0,
+        };
+        let ttl = self.ttl.filter(|ttl| *ttl > Span::ZERO);
+        let amount = HeldAmount {
+            amount: self.amount,
+            ttl: ttl.map_or(MAX_TTL, |ttl| ttl.min(MAX_TTL)),
+        };
+        (request, amount)
+    }
 }
 
 impl RateLimitService {
@@ -155,43 +180,61 @@ impl RateLimitService {
     ///
     /// Returns an [`RlsError`] if the request cannot be decided.
     pub async fn reserve(
-        &self,
+        self: &Arc<Self>,
         listener: ListenerKind,
         request: ReserveRequest,
         within: Option<Duration>,
     ) -> Result<Reserved, RlsError> {
-        let reserved = self.reserve_matches(listener, request, within).await;
+        let reserved = if self.limiter.redis_store().is_some() {
+            self.reserve_in_task(listener, request, within).await
+        } else {
+            // The memory store never waits, so the call cannot be cancelled half-way.
+            let (request, amount) = request.split();
+            self.reserve_matches(listener, &request, amount, within)
+                .await
+        };
         self.note_error(reserved)
+    }
+
+    /// Reserves in a task that outlives the call. If the caller no longer waits for the result, the
+    /// amount is released.
+    async fn reserve_in_task(
+        self: &Arc<Self>,
+        listener: ListenerKind,
+        request: ReserveRequest,
+        within: Option<Duration>,
+    ) -> Result<Reserved, RlsError> {
+        let (caller, result) = oneshot::channel();
+        let service = Arc::clone(self);
+        let task = async move {
+            let (request, amount) = request.split();
+            let reserved = service.reserve_matches(listener, &request, amount, within);
+            if let Err(Ok(abandoned)) = caller.send(reserved.await) {
+                // If Redis does not answer, the reservation expires.
+                let id = &abandoned.reservation_id;
+                let _ = service.commit_matches(&request, id, 0, within).await;
+            }
+        };
+        tokio::spawn(task.in_current_span());
+        // The task always sends a result, unless the server stops.
+        result.await.unwrap_or(Err(RlsError::Store))
     }
 
     async fn reserve_matches(
         &self,
         listener: ListenerKind,
-        request: ReserveRequest,
+        request: &RateLimitRequest,
+        HeldAmount { amount, ttl }: HeldAmount,
         within: Option<Duration>,
     ) -> Result<Reserved, RlsError> {
         if self.limiter.reservations().are_off() {
             return Err(RlsError::ReservationsOff);
         }
-        let ReserveRequest {
-            domain,
-            descriptors,
-            amount,
-            ttl,
-        } = request;
-        let request = RateLimitRequest {
-            domain,
-            descriptors,
-            hits_addend: 0,
-        };
         let domains = self.loaded_domains()?;
-        let mut matches = self.counters_in(&domains, &request, None)?;
+        let mut matches = self.counters_in(&domains, request, None)?;
         let evaluator = self.evaluator(within);
         let (is_admitted, reservation_id) = match Cost::new(amount.min(MAX_COUNT)) {
-            Ok(amount) => {
-                let ttl = ttl.map_or(MAX_TTL, |ttl| ttl.min(MAX_TTL));
-                self.hold(&evaluator, &mut matches, amount, ttl).await?
-            }
+            Ok(amount) => self.hold(&evaluator, &mut matches, amount, ttl).await?,
             // Nothing is held for an amount of 0.
             Err(_) => {
                 let each = limited(&mut matches).map(|applied| evaluator.look_at(applied));
@@ -205,8 +248,8 @@ impl RateLimitService {
                 (!limited(&mut matches).any(denies), String::new())
             }
         };
-        let answer = self.answer(&request, &matches, evaluator.now);
-        self.observe_denials(listener, &request, &matches, &answer, evaluator.now);
+        let answer = self.answer(request, &matches, evaluator.now);
+        self.observe_denials(listener, request, &matches, &answer, evaluator.now);
         let code = if is_admitted || self.settings.shadow_mode {
             Code::Ok
         } else {
@@ -293,39 +336,50 @@ impl RateLimitService {
     /// # Errors
     ///
     /// Returns an [`RlsError`] if the request cannot be counted. After [`RlsError::Store`], the
-    /// call may be repeated.
+    /// call may be repeated. If the reservation was released before the error, the part of the
+    /// actual amount beyond the reserved amount is not counted, not even by the repeated call.
     pub async fn commit(
-        &self,
+        self: &Arc<Self>,
         request: CommitRequest,
         within: Option<Duration>,
     ) -> Result<bool, RlsError> {
-        let committed = self.commit_matches(request, within).await;
-        self.note_error(committed)
-    }
-
-    async fn commit_matches(
-        &self,
-        request: CommitRequest,
-        within: Option<Duration>,
-    ) -> Result<bool, RlsError> {
-        if self.limiter.reservations().are_off() {
-            return Err(RlsError::ReservationsOff);
-        }
         let CommitRequest {
             domain,
             descriptors,
-            reservation_id,
-            actual_amount,
+            reservation_id: id,
+            actual_amount: actual,
         } = request;
         let request = RateLimitRequest {
             domain,
             descriptors,
             hits_addend: 0,
         };
-        let actual = actual_amount.min(MAX_COUNT);
+        if self.limiter.redis_store().is_none() {
+            let committed = self.commit_matches(&request, &id, actual, within).await;
+            return self.note_error(committed);
+        }
+        // The task outlives the call. Otherwise, a call that is cancelled between the settlement
+        // and the report would lose a part of the amount.
+        let service = Arc::clone(self);
+        let task = async move { service.commit_matches(&request, &id, actual, within).await };
+        let committed = tokio::spawn(task.in_current_span()).await;
+        self.note_error(committed.unwrap_or(Err(RlsError::Store)))
+    }
+
+    async fn commit_matches(
+        &self,
+        request: &RateLimitRequest,
+        reservation_id: &str,
+        actual: u64,
+        within: Option<Duration>,
+    ) -> Result<bool, RlsError> {
+        if self.limiter.reservations().are_off() {
+            return Err(RlsError::ReservationsOff);
+        }
+        let actual = actual.min(MAX_COUNT);
         let domains = self.loaded_domains()?;
-        let mut matches = self.counters_in(&domains, &request, None)?;
-        let settled = match self.settle(&mut matches, &reservation_id, actual).await? {
+        let mut matches = self.counters_in(&domains, request, None)?;
+        let settled = match self.settle(&mut matches, reservation_id, actual).await? {
             CounterSettlement::Settled(settled) => Some(settled),
             CounterSettlement::SettledBefore => return Ok(false),
             CounterSettlement::NotOutstanding => None,

@@ -2,7 +2,7 @@
 //!
 //! Messages are decoded by the same code as those of `ShouldRateLimit`, which bounds their lists.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use tidegate_core::Span;
@@ -87,7 +87,7 @@ pub(super) async fn report(
 
 /// Holds the amount in `message`.
 pub(super) async fn reserve(
-    service: Option<&RateLimitService>,
+    service: Option<&Arc<RateLimitService>>,
     message: Result<Bytes, Status>,
     within: Duration,
 ) -> Result<ReserveResponse, Status> {
@@ -112,7 +112,7 @@ pub(super) async fn reserve(
 
 /// Settles the reservation in `message`.
 pub(super) async fn commit(
-    service: Option<&RateLimitService>,
+    service: Option<&Arc<RateLimitService>>,
     message: Result<Bytes, Status>,
     within: Duration,
 ) -> Result<CommitResponse, Status> {
@@ -129,7 +129,7 @@ pub(super) async fn commit(
     })
 }
 
-fn known(service: Option<&RateLimitService>) -> Result<&RateLimitService, Status> {
+fn known<S>(service: Option<&S>) -> Result<&S, Status> {
     service.ok_or_else(|| status(&RlsError::NoConfiguration))
 }
 

@@ -163,6 +163,7 @@ impl Routes {
         request: Request<Incoming>,
         remaining: impl Fn() -> Duration,
     ) -> Result<Response<Reply>, Infallible> {
+        let shared = self.context.rate_limits.as_ref();
         let service = self.context.rate_limits.as_deref();
         let within = || super::timeout::for_store(remaining());
         match method {
@@ -182,14 +183,14 @@ impl Routes {
             }
             KuadrantMethod::Reserve => {
                 let answer = |message| async {
-                    let reserved = kuadrant::reserve(service, message, within()).await;
+                    let reserved = kuadrant::reserve(shared, message, within()).await;
                     self.counted(reserved, |answer| Some(answer.code()))
                 };
                 unary::call(request, answer).await
             }
             KuadrantMethod::Commit => {
                 let answer = |message| async {
-                    let committed = kuadrant::commit(service, message, within()).await;
+                    let committed = kuadrant::commit(shared, message, within()).await;
                     self.counted(committed, |_| None)
                 };
                 unary::call(request, answer).await

@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use futures_util::future::join_all;
+use futures_util::{FutureExt as _, future::join_all};
+use tidegate::rate_limiter::SlotTurn;
 use tidegate_config::envoy::{DomainFiles, RlsSettings, StoreFailure};
-use tidegate_core::Span;
+use tidegate_core::{Cost, Request, Scratch, Span};
 use tidegate_envoy::{
     Code, CommitRequest, Descriptor, File, RateLimitRequest, RateLimitService, ReserveRequest,
     Reserved, RlsError, read,
 };
-use tidegate_limiter::metrics::ListenerKind;
+use tidegate_limiter::{metrics::ListenerKind, reservations::ReservationError};
+use tidegate_net::prometheus::{self, Format};
 
 use crate::{
     node::Node,
@@ -21,12 +23,15 @@ domain: llm
 descriptors:
   - {key: user, rate_limit: {unit: year, requests_per_unit: 100}}
   - {key: team, rate_limit: {unit: year, requests_per_unit: 1000}}
+  - {key: trial, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 2}}
 ";
 
 /// A service on a node.
 struct Server<'n> {
     node: &'n Node,
-    service: RateLimitService,
+    service: Arc<RateLimitService>,
+    /// The keys of the descriptors of each call.
+    keys: &'static [&'static str],
 }
 
 impl<'n> Server<'n> {
@@ -35,13 +40,17 @@ impl<'n> Server<'n> {
     }
 
     fn with(node: &'n Node, settings: RlsSettings) -> Self {
-        let service = RateLimitService::new(Arc::clone(&node.limiter), settings);
+        let service = Arc::new(RateLimitService::new(Arc::clone(&node.limiter), settings));
         let file = File {
             name: "llm.yaml".to_owned(),
             text: LLM.to_owned(),
         };
         service.load(read(vec![file], DomainFiles::One).unwrap());
-        Self { node, service }
+        Self {
+            node,
+            service,
+            keys: &["user", "team"],
+        }
     }
 
     fn reserve(&self, amount: u64) -> Reserved {
@@ -55,7 +64,7 @@ impl<'n> Server<'n> {
     async fn reserving(&self, amount: u64) -> Result<Reserved, RlsError> {
         let request = ReserveRequest {
             domain: "llm".to_owned(),
-            descriptors: descriptors(),
+            descriptors: descriptors(self.keys),
             amount,
             ttl: Some(Span::from_secs(30)),
         };
@@ -65,18 +74,36 @@ impl<'n> Server<'n> {
     }
 
     fn commit(&self, id: &str, actual_amount: u64) -> Result<bool, RlsError> {
+        self.node.run(self.committing(id, actual_amount))
+    }
+
+    async fn committing(&self, id: &str, actual_amount: u64) -> Result<bool, RlsError> {
         let request = CommitRequest {
             domain: "llm".to_owned(),
-            descriptors: descriptors(),
+            descriptors: descriptors(self.keys),
             reservation_id: id.to_owned(),
             actual_amount,
         };
-        self.node.run(self.service.commit(request, None))
+        self.service.commit(request, None).await
+    }
+
+    /// Refunds hits of each counter.
+    fn refund(&self, hits_addend: u32) {
+        let mut descriptors = descriptors(self.keys);
+        for descriptor in &mut descriptors {
+            descriptor.is_negative_hits = true;
+        }
+        let request = RateLimitRequest {
+            domain: "llm".to_owned(),
+            descriptors,
+            hits_addend,
+        };
+        self.node.run(self.service.report(&request, None)).unwrap();
     }
 
     /// Returns how many hits the counters have left, without counting.
     fn left(&self) -> Vec<u32> {
-        let mut descriptors = descriptors();
+        let mut descriptors = descriptors(self.keys);
         for descriptor in &mut descriptors {
             descriptor.hits_addend = Some(0);
         }
@@ -94,12 +121,12 @@ impl<'n> Server<'n> {
     }
 }
 
-fn descriptors() -> Vec<Descriptor> {
-    let descriptor = |key: &str| Descriptor {
-        entries: vec![(key.to_owned(), "alice".to_owned())],
+fn descriptors(keys: &[&str]) -> Vec<Descriptor> {
+    let descriptor = |key: &&str| Descriptor {
+        entries: vec![((*key).to_owned(), "alice".to_owned())],
         ..Descriptor::default()
     };
-    vec![descriptor("user"), descriptor("team")]
+    keys.iter().map(descriptor).collect()
 }
 
 fn two_nodes() -> (RedisServer, Node, Node) {
@@ -146,6 +173,51 @@ fn a_commit_counts_beyond_the_limit_in_redis() {
 }
 
 #[test]
+fn a_commit_counts_on_a_shadow_limit_that_held_nothing_in_redis() {
+    let (_redis, a, b) = two_nodes();
+    let (mut a, mut b) = (Server::on(&a), Server::on(&b));
+    a.keys = &["user", "trial"];
+    b.keys = a.keys;
+    // The limit of `trial` is 2, so the first reservation holds 1 of it, and the third one none.
+    let ids = [(); 3].map(|()| a.reserve(10).reservation_id);
+    assert_eq!(a.left(), [70, 0]);
+    for (id, actual) in ids.iter().zip([0, 0, 10]) {
+        assert!(b.commit(id, actual).unwrap());
+    }
+    // All of the 10 are counted: a refund of 8 leaves 0 of 2, and a refund of 9 leaves 1.
+    b.refund(8);
+    assert_eq!(a.left(), [98, 0]);
+    b.refund(1);
+    assert_eq!(a.left(), [99, 1]);
+}
+
+#[test]
+fn a_reservation_in_redis_is_settled_only_by_the_calls_of_its_own_service() {
+    let (_redis, a, b) = two_nodes();
+    let (a, b) = (Server::on(&a), Server::on(&b));
+    let id = a.reserve(40).reservation_id;
+    let settled = b.node.run(b.node.limiter.settle_reservation(&id, 0));
+    assert_eq!(settled, Err(ReservationError::Invalid));
+    let ttl = Span::from_secs(5);
+    let renewed = b.node.run(b.node.limiter.renew_reservation(&id, ttl));
+    assert_eq!(renewed, Err(ReservationError::Invalid));
+    assert!(b.commit(&id, 40).unwrap());
+    assert_eq!(a.left(), [60, 960], "the amount is counted once");
+    // A commit does not settle a reservation of a request, but reports the amount.
+    let entries = [("path", "/local"), ("user", "alice")];
+    let request = Request::new(&entries, Cost::new(4).unwrap()).unwrap();
+    let (limiter, mut scratch) = (&a.node.limiter, Scratch::default());
+    let rules = limiter.rules();
+    let reserve = limiter.reserve(&rules, &mut scratch, &request, ttl, SlotTurn::at_once());
+    let (_, reservation) = a.node.run(reserve).unwrap();
+    let token = reservation.unwrap().token;
+    assert!(!b.commit(&token, 5).unwrap());
+    assert_eq!(a.left(), [55, 955]);
+    let settled = a.node.run(limiter.settle_reservation(&token, 4)).unwrap();
+    assert_eq!(settled.settled, 4);
+}
+
+#[test]
 fn an_expired_reservation_in_redis_costs_nothing() {
     let (_redis, a, b) = two_nodes();
     let (a, b) = (Server::on(&a), Server::on(&b));
@@ -157,6 +229,41 @@ fn an_expired_reservation_in_redis_costs_nothing() {
     b.node.at_millis(30_000);
     assert!(!b.commit(&id, 5).unwrap());
     assert_eq!(b.left(), [95, 995], "a late commit is a report");
+}
+
+/// A caller that leaves early, for example because its deadline has passed, loses no amount.
+#[test]
+fn a_commit_that_is_abandoned_counts_the_whole_amount() {
+    let (_redis, a, b) = two_nodes();
+    let (a, b) = (Server::on(&a), Server::on(&b));
+    let id = a.reserve(10).reservation_id;
+    a.node.run(async {
+        let commit = a.committing(&id, 40).now_or_never();
+        assert!(commit.is_none(), "Redis has not answered yet");
+    });
+    eventually("the amount is counted", || {
+        (b.left() == [60, 960]).then_some(())
+    });
+    assert!(!b.commit(&id, 40).unwrap(), "it was committed");
+    assert_eq!(b.left(), [60, 960]);
+}
+
+#[test]
+fn a_reservation_that_is_abandoned_is_released() {
+    let (_redis, a, b) = two_nodes();
+    let (a, b) = (Server::on(&a), Server::on(&b));
+    a.node.run(async {
+        let reserve = a.reserving(10).now_or_never();
+        assert!(reserve.is_none(), "Redis has not answered yet");
+    });
+    let limiter = Arc::clone(&a.node.limiter);
+    let settled = || {
+        let limiter = Arc::clone(&limiter);
+        let page = prometheus::encode(Format::Text, move |page| limiter.collect(page));
+        page.contains("tidegate_reservations_ended_total{by=\"settle\"} 1")
+    };
+    eventually("the reservation is released", || settled().then_some(()));
+    assert_eq!(b.left(), [100, 1_000]);
 }
 
 #[test]
