@@ -25,7 +25,7 @@ use tidegate_core::canonical_net;
 use crate::{address, forwarded};
 
 /// The header `X-Forwarded-For`.
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
 /// The header `Forwarded`.
 const FORWARDED: HeaderName = HeaderName::from_static("forwarded");
@@ -150,23 +150,6 @@ impl Trust {
             Proxies::Nets(_) => 1,
         };
         self.named(headers, hops)
-    }
-
-    /// Returns the same as [`Self::client_ip`] for a request that a proxy describes, which may have
-    /// appended the address of its own `peer` to `X-Forwarded-For` already. Such an element counts
-    /// as `peer`, and not as one more proxy.
-    #[must_use]
-    pub(crate) fn client_ip_of_appended(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
-        let peer = peer.to_canonical();
-        match (&self.proxies, &self.header) {
-            (Proxies::Hops(hops), AddressHeader::XForwardedFor)
-                if *hops > 0 && self.named(headers, 1) == Some(peer) =>
-            {
-                let named = self.named(headers, hops.saturating_add(1));
-                named.unwrap_or(peer)
-            }
-            _ => self.client_ip(peer, headers),
-        }
     }
 
     /// Returns true if the socket's `peer` is a trusted proxy.

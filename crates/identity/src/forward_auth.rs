@@ -83,7 +83,8 @@ pub struct DescribedRequest<'r> {
     /// The original scheme. If it is `None`, the entry `scheme` is `X-Forwarded-Proto`.
     pub scheme: Option<&'r str>,
     /// The address of the proxy's own peer. If it is `None`, the proxy has appended the address to
-    /// the address header.
+    /// the address header. Otherwise, an element that the proxy has appended counts as one more
+    /// proxy with [`Proxies::Hops`](crate::Proxies::Hops).
     pub peer: Option<IpAddr>,
     /// The entries that the configuration of the proxy sets, by name. They take precedence over
     /// all others, and are used unchanged.
@@ -113,7 +114,10 @@ impl<'r> ForwardAuthRequest<'r> {
     pub fn described(request: DescribedRequest<'r>, context: ForwardAuthContext<'r>) -> Self {
         let headers = request.headers;
         let named = match request.peer {
-            Some(peer) => Some(context.trust.client_ip_of_appended(peer, headers)),
+            // The proxy may or may not have appended `peer` to the list. An element that equals
+            // `peer` does not show it, because the proxy may have taken `peer` from the list. If
+            // such an element were skipped, a client could choose its address.
+            Some(peer) => Some(context.trust.client_ip(peer, headers)),
             None => context.trust.client_ip_from_proxy(headers),
         };
         let ip = named.unwrap_or_else(|| context.peer.to_canonical());

@@ -465,14 +465,14 @@ fn a_described_request_has_the_same_entries() {
 }
 
 #[test]
-fn the_address_that_the_proxy_has_appended_counts_once() {
+fn a_client_cannot_choose_its_address_if_the_proxy_appends_nothing() {
     let hops = |hops| Trust::default().with_hops(hops);
     let nets = Proxies::Nets(vec!["10.0.0.0/8".parse().unwrap()]);
     let nets = Trust::new(nets, AddressHeader::XForwardedFor);
     let list = Some("6.6.6.6, 203.0.113.9, 10.0.0.7");
     for (trust, peer, list, expected) in [
         (hops(0), Some("10.0.0.7"), list, "10.0.0.7"),
-        (hops(1), Some("10.0.0.7"), list, "203.0.113.9"),
+        (hops(1), Some("10.0.0.7"), list, "10.0.0.7"),
         (
             hops(1),
             Some("10.0.0.7"),
@@ -481,7 +481,14 @@ fn the_address_that_the_proxy_has_appended_counts_once() {
         ),
         (hops(1), Some("10.0.0.7"), Some("10.0.0.7"), "10.0.0.7"),
         (hops(1), Some("10.0.0.7"), None, "10.0.0.7"),
-        (hops(2), Some("10.0.0.7"), list, "6.6.6.6"),
+        (hops(2), Some("10.0.0.7"), list, "203.0.113.9"),
+        // Envoy took its peer from the list (`use_remote_address: false`).
+        (
+            hops(1),
+            Some("203.0.113.9"),
+            Some("6.6.6.6, 203.0.113.9"),
+            "203.0.113.9",
+        ),
         (nets.clone(), Some("10.0.0.7"), list, "203.0.113.9"),
         (nets, Some("192.0.2.1"), list, "192.0.2.1"),
         // Without the peer, the last element is what the proxy has appended.
