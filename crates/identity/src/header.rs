@@ -1,8 +1,13 @@
 //! Converts header values to strings.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, fmt};
 
-use http::{HeaderMap, HeaderValue, header::COOKIE};
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{COOKIE, FORWARDED},
+};
+
+use crate::client_ip::X_FORWARDED_FOR;
 
 /// Returns a header's value without surrounding white space, which is not part of the value (RFC
 /// 9110, section 5.5). The value may contain any byte. Invalid UTF-8 becomes U+FFFD, so that such a
@@ -47,26 +52,61 @@ pub fn joined_lines(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// Returns `headers` with one value for each line that the client sent, if the proxy joins lines.
-/// `Cookie` is not split, because its lines are joined with a semicolon.
+/// The maximum number of header lines of a request after joined lines have been split.
+pub const MAX_HEADER_LINES: usize = 1_000;
+
+/// The request has more than [`MAX_HEADER_LINES`] header lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooManyHeaderLines;
+
+impl fmt::Display for TooManyHeaderLines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "the request has more than {MAX_HEADER_LINES} header lines; send fewer"
+        )
+    }
+}
+
+impl std::error::Error for TooManyHeaderLines {}
+
+/// Returns whether the lines of the header `name` need no splitting. The lines of `Cookie` are
+/// joined with a semicolon. The lists of addresses are split where they are read.
 #[must_use]
-pub fn split_joined_headers(headers: &HeaderMap) -> HeaderMap {
+pub fn is_never_split(name: &HeaderName) -> bool {
+    [COOKIE, FORWARDED, X_FORWARDED_FOR].contains(name)
+}
+
+/// Returns `headers` with one value for each line that the client sent, if the proxy joins lines.
+/// Headers for which [`is_never_split`] is true are unchanged.
+///
+/// # Errors
+///
+/// Fails if there would be more than [`MAX_HEADER_LINES`] lines. A part of the lines is never
+/// returned, because a client could hide a line in the rest.
+pub fn split_joined_headers(headers: &HeaderMap) -> Result<HeaderMap, TooManyHeaderLines> {
     let mut split = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
-        if name == COOKIE || !value.as_bytes().contains(&b',') {
-            split.append(name, value.clone());
+        let mut append = |value| {
+            if split.len() >= MAX_HEADER_LINES {
+                return Err(TooManyHeaderLines);
+            }
+            split
+                .try_append(name, value)
+                .map_err(|_| TooManyHeaderLines)
+        };
+        if is_never_split(name) || !value.as_bytes().contains(&b',') {
+            append(value.clone())?;
             continue;
         }
         for line in joined_lines(value.as_bytes()) {
-            // A part of a valid value is valid. A map with too many lines is full.
-            if let Ok(line) = HeaderValue::from_bytes(line)
-                && split.try_append(name, line).is_err()
-            {
-                return split;
+            // A part of a valid value is valid.
+            if let Ok(line) = HeaderValue::from_bytes(line) {
+                append(line)?;
             }
         }
     }
-    split
+    Ok(split)
 }
 
 #[cfg(test)]
@@ -91,14 +131,38 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_not_split() {
+    fn cookies_and_lists_of_addresses_are_not_split() {
         let mut headers = HeaderMap::new();
-        for (name, value) in [("cookie", "a=1,2"), ("x-a", "1,2"), ("x-a", "3")] {
+        let unsplit = ["cookie", "forwarded", "x-forwarded-for"];
+        for (name, value) in [("x-a", "1,2"), ("x-a", "3")] {
             headers.append(name, HeaderValue::from_static(value));
         }
-        let split = split_joined_headers(&headers);
+        for name in unsplit {
+            headers.append(name, HeaderValue::from_static("a=1,2"));
+        }
+        let split = split_joined_headers(&headers).unwrap();
         let lines: Vec<_> = split.get_all("x-a").iter().collect();
         assert_eq!(lines, ["1", "2", "3"]);
-        assert_eq!(split["cookie"], "a=1,2");
+        for name in unsplit {
+            let lines: Vec<_> = split.get_all(name).iter().collect();
+            assert_eq!(lines, ["a=1,2"], "{name}");
+        }
+    }
+
+    #[test]
+    fn too_many_lines_are_an_error() {
+        for (lines, is_split) in [(MAX_HEADER_LINES, true), (MAX_HEADER_LINES + 1, false)] {
+            let mut headers = HeaderMap::new();
+            let value = ",".repeat(lines - 1);
+            headers.append("x-a", HeaderValue::from_str(&value).unwrap());
+            let split = split_joined_headers(&headers);
+            assert_eq!(
+                split.map(|split| split.len()).ok(),
+                is_split.then_some(lines)
+            );
+        }
+        let mut headers = HeaderMap::new();
+        headers.append("x-a", HeaderValue::from_str(&",".repeat(40_000)).unwrap());
+        assert_eq!(split_joined_headers(&headers), Err(TooManyHeaderLines));
     }
 }

@@ -61,7 +61,10 @@ pub use dialect::HeaderDialect;
 pub use entries::{Entries, EntrySources, Peer, RequestEntries};
 pub use forward_auth::{DescribedRequest, ForwardAuthContext, ForwardAuthRequest};
 pub use geoip::{GeoIpField, GeoIpSource};
-pub use header::{header_text, joined_header, joined_lines, split_joined_headers};
+pub use header::{
+    MAX_HEADER_LINES, TooManyHeaderLines, header_text, is_never_split, joined_header, joined_lines,
+    split_joined_headers,
+};
 #[cfg(feature = "maxmind")]
 pub use maxmind::{MaxMind, MaxMindError};
 pub use normalize::bare_host;

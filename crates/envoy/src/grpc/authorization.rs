@@ -10,13 +10,13 @@
 use std::{borrow::Cow, cell::RefCell, net::IpAddr};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header::COOKIE};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use prost_types::{Struct, Value as WireValue, value::Kind};
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch, Timestamp, Verdict};
 use tidegate_identity::{
     AmbiguousRequest, DescribedRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect,
-    joined_lines,
+    MAX_HEADER_LINES, TooManyHeaderLines, is_never_split, joined_lines,
 };
 use tidegate_limiter::{
     entries::{AuditedRequest, Origin},
@@ -39,9 +39,6 @@ use super::{
         google::rpc::Status as WireStatus,
     },
 };
-
-/// The maximum number of header lines of a request. Envoy's default is 100.
-const MAX_HEADERS: usize = 1_000;
 
 /// The maximum number of context extensions, which are entries from Envoy's configuration.
 const MAX_EXTENSIONS: usize = 32;
@@ -352,8 +349,7 @@ impl<'m> Attributes<'m> {
             append(&mut headers, name, value)?;
         }
         for (name, value) in &self.joined {
-            // Envoy joins the lines of `Cookie` with a semicolon.
-            if name.eq_ignore_ascii_case(COOKIE.as_str().as_bytes()) {
+            if HeaderName::from_bytes(name).is_ok_and(|name| is_never_split(&name)) {
                 append(&mut headers, name, value)?;
                 continue;
             }
@@ -370,9 +366,8 @@ fn append(headers: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), Refu
     if name.starts_with(b":") {
         return Ok(());
     }
-    if headers.len() >= MAX_HEADERS {
-        let problem = format!("the request has more than {MAX_HEADERS} header lines; send fewer");
-        return Err(Refusal::Client(problem));
+    if headers.len() >= MAX_HEADER_LINES {
+        return Err(Refusal::Client(TooManyHeaderLines.to_string()));
     }
     let name = HeaderName::from_bytes(name);
     let value = HeaderValue::from_bytes(value);
@@ -392,7 +387,7 @@ fn add<'m>(
     message: &'m [u8],
     value_field: u32,
 ) -> Result<(), Refusal> {
-    if headers.len() <= MAX_HEADERS {
+    if headers.len() <= MAX_HEADER_LINES {
         let (name, value) = pair(message, value_field)?;
         headers.push((name.bytes(), value.bytes()));
     }

@@ -274,6 +274,24 @@ fn envoy_requests_are_answered() {
     assert_eq!(customer("acme, inc"), 200);
 }
 
+/// A header line that Envoy has joined from too many lines is refused as over gRPC. If the rest of
+/// the lines were dropped, the customer would be absent, and no rule would apply.
+#[test]
+fn an_envoy_request_with_too_many_header_lines_is_rejected() {
+    let listener = TestListener::open(RULES);
+    let ask = |commas: usize| {
+        let junk = ",".repeat(commas);
+        let headers = [("a-junk", &*junk), ("x-customer", "acme")];
+        let path = "/v1/authorize?proxy=envoy&path=/api/orders";
+        listener.connect().ask("GET", path, &headers, b"")
+    };
+    assert_eq!(ask(900).json()["rule"], "api");
+    let refused = ask(1_000);
+    assert_eq!(refused.status, 400);
+    let text = &refused.body;
+    assert!(text.contains("more than 1000 header lines"), "{text}");
+}
+
 #[test]
 fn headers_are_entries() {
     let listener = TestListener::open(RULES);

@@ -167,7 +167,8 @@ async fn decide(
     let split;
     let forwarded = match options.envoy_target {
         Some(target) => {
-            split = split_joined_headers(request.headers());
+            split = split_joined_headers(request.headers())
+                .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
             let described = DescribedRequest {
                 host: host.as_deref(),
                 ..described_by_envoy(request, &split, target)
