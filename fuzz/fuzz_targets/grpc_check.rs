@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 use tidegate::Clock;
 use tidegate_config::Config;
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
-use tidegate_envoy::grpc::{GrpcContext, check_transcript};
+use tidegate_envoy::grpc::{AuthorizationContext, GrpcContext, check_transcript};
 use tidegate_limiter::ServerLimiter;
 
 /// The initial time, in microseconds: the first second of a minute.
@@ -62,8 +62,10 @@ fn service() -> (GrpcContext, Clock) {
         limiter: Arc::new(limiter),
         quotas: Arc::default(),
         rate_limits: None,
-        identity: Arc::new(config.identity),
-        headers: config.headers,
+        authorization: Some(AuthorizationContext {
+            identity: Arc::new(config.identity),
+            headers: config.headers,
+        }),
     };
     (context, clock)
 }

@@ -1,4 +1,4 @@
-//! `grpc`: connection settings of the gRPC listener.
+//! `grpc`: the settings of the gRPC listener.
 
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ const LONGEST: Span = Span::from_secs(366 * 86_400);
 const MAX_STREAMS: u32 = 100_000;
 
 const FIELDS: &[&str] = &[
+    "authorization",
     "tls",
     "keep_alive",
     "keep_alive_timeout",
@@ -50,6 +51,10 @@ pub(super) fn grpc(file: &Fields<'_>, report: &mut Report) -> Grpc {
     if let Some(value) = fields.get("max_streams") {
         grpc.max_streams = streams(value, report).unwrap_or(grpc.max_streams);
     }
+    let authorization = fields.get("authorization");
+    grpc.authorization = authorization
+        .and_then(|value| value.flag(report))
+        .unwrap_or_default();
     grpc.tls = fields.get("tls").and_then(|value| tls(value, report));
     grpc
 }

@@ -297,9 +297,12 @@ impl Default for ListenAddresses {
     }
 }
 
-/// Connection settings of the gRPC listener.
+/// The settings of the gRPC listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grpc {
+    /// `grpc.authorization`: whether the listener has the service `Authorization`, whose callers
+    /// are decided by the rules; default false.
+    pub authorization: bool,
     /// `grpc.tls`: the certificate of the listener; `None` means HTTP/2 over plaintext (h2c).
     pub tls: Option<TlsFiles>,
     /// `grpc.keep_alive`: the interval of keep-alive pings; default 30 s.
@@ -319,6 +322,7 @@ pub struct Grpc {
 impl Default for Grpc {
     fn default() -> Self {
         Self {
+            authorization: false,
             tls: None,
             keep_alive: Duration::from_secs(30),
             keep_alive_timeout: Duration::from_secs(10),

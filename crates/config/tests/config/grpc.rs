@@ -9,8 +9,10 @@ fn the_grpc_settings_are_read() {
     let config = Config::parse("").unwrap();
     assert_eq!(config.listen.grpc.unwrap().port(), 8081);
     assert_eq!(config.grpc, Grpc::default());
+    assert!(!config.grpc.authorization, "the rules are not exposed");
     let config = Config::parse(
         "grpc:
+  authorization: true
   tls: {certificate: server.pem, key: server.key, client_ca: clients.pem}
   keep_alive: 5s
   keep_alive_timeout: 500ms
@@ -20,6 +22,7 @@ fn the_grpc_settings_are_read() {
 ",
     );
     let grpc = config.unwrap().grpc;
+    assert!(grpc.authorization);
     let tls = grpc.tls.unwrap();
     assert_eq!(tls.certificate.to_str(), Some("server.pem"));
     assert_eq!(tls.key.to_str(), Some("server.key"));
@@ -39,7 +42,7 @@ fn the_grpc_settings_are_read() {
 
 #[test]
 fn mistakes_in_the_grpc_settings_are_reported() {
-    let file = "grpc: {keep_alive: 400d, max_connection_age: never, max_streams: 0, tls: {key: a, client: b}}";
+    let file = "grpc: {authorization: 1, keep_alive: 400d, max_connection_age: never, max_streams: 0, tls: {key: a, client: b}}";
     assert_eq!(
         mistakes(file),
         [

@@ -13,12 +13,14 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use prost_types::{Struct, Value as WireValue, value::Kind};
 use tidegate::{DecidedRequest, RateLimiter as _};
+use tidegate_config::Headers;
 use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch, Timestamp, Verdict};
 use tidegate_identity::{
     AmbiguousRequest, DescribedRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect,
     MAX_HEADER_LINES, TooManyHeaderLines, is_never_split, joined_lines,
 };
 use tidegate_limiter::{
+    ServerLimiter,
     entries::{AuditedRequest, Origin},
     metrics::ListenerKind,
 };
@@ -26,7 +28,7 @@ use tidegate_tower::{RuleNames, denial_response, malformed_response};
 use tonic::{Code, Status};
 
 use super::{
-    GrpcContext,
+    AuthorizationContext, GrpcContext,
     fields::{Fields, MalformedMessage, Value},
     proto::{
         envoy::{
@@ -69,13 +71,20 @@ impl From<AmbiguousRequest> for Refusal {
     }
 }
 
-/// Decides the request in `message`, which the Envoy at `sender` sent.
+/// Decides the request in `message`, which the Envoy at `sender` sent. Fails if the service is not
+/// enabled, because `message` would be decided by the rules.
 pub(super) async fn check(
     context: &GrpcContext,
     sender: IpAddr,
     message: &[u8],
 ) -> Result<CheckResponse, Status> {
-    match decide(context, sender, message).await {
+    let Some(settings) = &context.authorization else {
+        return Err(Status::unimplemented(
+            "the authorization service is off; set `grpc: {authorization: true}` in the rules file \
+             and restart the server",
+        ));
+    };
+    match decide(&context.limiter, settings, sender, message).await {
         Ok(response) => Ok(response),
         Err(Refusal::Message(status)) => Err(status),
         Err(Refusal::Client(problem)) => {
@@ -88,13 +97,14 @@ pub(super) async fn check(
 }
 
 async fn decide(
-    context: &GrpcContext,
+    limiter: &ServerLimiter,
+    settings: &AuthorizationContext,
     sender: IpAddr,
     message: &[u8],
 ) -> Result<CheckResponse, Refusal> {
     let attributes = Attributes::read(message)?;
     let headers = attributes.header_map()?;
-    let identity = &context.identity;
+    let identity = &settings.identity;
     let described = DescribedRequest {
         headers: &headers,
         method: given(&attributes.method),
@@ -115,7 +125,7 @@ async fn decide(
             geoip: identity.geoip.as_deref(),
         },
     );
-    let rules = context.limiter.rules();
+    let rules = limiter.rules();
     let values = entry_values(&forwarded, &rules)?;
     let entries: Vec<(&str, &str)> = values
         .iter()
@@ -123,11 +133,10 @@ async fn decide(
         .collect();
     let counted = |error: tidegate_core::RequestError| Refusal::Client(error.to_string());
     let request = Request::new(&entries, Cost::ONE).map_err(counted)?;
-    let names = context.headers.writer().rule_names();
+    let names = settings.headers.writer().rule_names();
     let mut scratch = SCRATCH.take();
-    let now = context.limiter.now();
-    let checked = context
-        .limiter
+    let now = limiter.now();
+    let checked = limiter
         .check(&rules, &mut scratch, &request, Effect::Charge)
         .await;
     let response = checked.map(|verdict| {
@@ -140,8 +149,8 @@ async fn decide(
                 now,
             },
         };
-        context.limiter.observe_and_audit(audited, &verdict);
-        written(context, &verdict, now)
+        limiter.observe_and_audit(audited, &verdict);
+        written(settings.headers, &verdict, now)
     });
     SCRATCH.set(scratch);
     response.map_err(|error| match names {
@@ -178,8 +187,8 @@ fn given(attribute: &str) -> Option<&str> {
 }
 
 /// Builds the response with `verdict`, which was made at `now`.
-fn written(context: &GrpcContext, verdict: &Verdict<'_>, now: Timestamp) -> CheckResponse {
-    let mut writer = context.headers.writer();
+fn written(headers: Headers, verdict: &Verdict<'_>, now: Timestamp) -> CheckResponse {
+    let mut writer = headers.writer();
     let mut headers = HeaderMap::new();
     writer.write(verdict, now, &mut headers);
     let metadata = Some(metadata(verdict));

@@ -58,6 +58,14 @@ pub struct GrpcContext {
     /// The rate limit service. If it is `None`, calls get the same responses as from a service
     /// whose configuration is not loaded.
     pub rate_limits: Option<Arc<RateLimitService>>,
+    /// The settings of the authorization service. If it is `None`, the service is not implemented,
+    /// so that no caller of this listener is decided by the rules.
+    pub authorization: Option<AuthorizationContext>,
+}
+
+/// The settings of the authorization service.
+#[derive(Clone, Debug)]
+pub struct AuthorizationContext {
     /// The settings with which `Check` identifies clients.
     pub identity: Arc<Identity>,
     /// The rate limit headers that `Check` adds to responses.

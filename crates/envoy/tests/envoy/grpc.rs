@@ -46,8 +46,7 @@ impl Subject for OverGrpc {
             limiter: Arc::clone(&started.limiter),
             quotas: Arc::default(),
             rate_limits: Some(Arc::clone(&started.service)),
-            identity: Arc::default(),
-            headers: tidegate_config::Headers::default(),
+            authorization: None,
         };
         let http2 = Http2::new(Grpc::default(), None);
         let listener = grpc::listen(&server, socket, Bounds::default(), context, http2).unwrap();

@@ -24,6 +24,7 @@ use crate::{
 const CHECK: &str = "/envoy.service.auth.v3.Authorization/Check";
 
 const RULES: &str = "\
+grpc: {authorization: true}
 rules:
   - {name: logins, when: {path: /login, method: POST}, key: [ip], limits: [2/min]}
   - {name: customers, when: {path: /api/*}, key: [customer], limits: [2/min]}
@@ -97,6 +98,24 @@ fn header<'h>(headers: &'h [HeaderValueOption], name: &str) -> &'h str {
     });
     let mut values = values.filter(|header| header.key == name);
     values.next().map_or("", |header| &header.value)
+}
+
+#[tokio::test]
+async fn the_rules_are_not_exposed_without_a_setting() {
+    let rules = RULES.replace("true", "false");
+    for rules in [&rules, RULES.split_once('\n').unwrap().1] {
+        let listener = TestListener::open(rules);
+        let mut client = listener.connect().await;
+        let login = asked("POST", "/login", &[]);
+        let refused: Result<CheckResponse, _> = client.call(CHECK, login).await;
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code(), Status::Unimplemented);
+        let advice = "set `grpc: {authorization: true}` in the rules file";
+        assert!(refused.message().contains(advice), "{refused:?}");
+        let decided = "tidegate_decisions_total{listener=\"grpc\",outcome=\"allowed\"} 0\n";
+        let exposition = listener.limiter.exposition();
+        assert!(exposition.contains(decided), "{exposition}");
+    }
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tidegate_config::{
 use tidegate_core::{MemoryBounds, MemoryStore, Timestamp};
 use tidegate_envoy::{
     File, LoadedConfig, RateLimitService,
-    grpc::{self, GrpcContext, Http2},
+    grpc::{self, AuthorizationContext, GrpcContext, Http2},
     quota::Quotas,
     read,
 };
@@ -101,14 +101,17 @@ impl TestListener {
             .tls
             .as_ref()
             .map(|files| Arc::new(Tls::load(TlsListener::Grpc, files).unwrap()));
+        let authorization = config.grpc.authorization.then(|| AuthorizationContext {
+            identity: Arc::new(config.identity),
+            headers: config.headers,
+        });
         let http2 = Http2::new(config.grpc, tls.clone());
         let rate_limits = rate_limits(Arc::clone(&limiter));
         let context = GrpcContext {
             limiter: Arc::clone(&limiter),
             quotas: Arc::clone(&quotas),
             rate_limits: rate_limits.clone(),
-            identity: Arc::new(config.identity),
-            headers: config.headers,
+            authorization,
         };
         let listener = grpc::listen(&server, socket, bounds, context, http2).unwrap();
         Self {

@@ -119,12 +119,15 @@ impl ListenerContext<'_> {
     }
 
     fn listen_grpc(&self, server: &Server, socket: TcpListener) -> io::Result<Listener> {
+        let authorization = || grpc::AuthorizationContext {
+            identity: Arc::clone(&self.identity),
+            headers: self.headers,
+        };
         let context = grpc::GrpcContext {
             limiter: Arc::clone(self.limiter),
             quotas: Arc::clone(self.quotas),
             rate_limits: self.envoy.map(|envoy| Arc::clone(envoy.service())),
-            identity: Arc::clone(&self.identity),
-            headers: self.headers,
+            authorization: self.grpc.authorization.then(authorization),
         };
         let http2 = Http2::new(self.grpc.clone(), self.certificates.grpc.clone());
         let bounds = bounds(&self.listeners.grpc, Bounds::default());

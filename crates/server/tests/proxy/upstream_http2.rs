@@ -38,8 +38,7 @@ pub(crate) fn in_front_of_grpc(behind: &TestListener, rules: &str) -> TestListen
         limiter: Arc::clone(&behind.limiter),
         quotas: Arc::default(),
         rate_limits: None,
-        identity: Arc::default(),
-        headers: tidegate_config::Headers::default(),
+        authorization: None,
     };
     let http2 = Http2::new(Grpc::default(), None);
     let grpc = grpc::listen(&behind.server, socket, Bounds::default(), served, http2).unwrap();

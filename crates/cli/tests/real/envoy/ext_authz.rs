@@ -15,9 +15,9 @@ pub(crate) struct Authorized {
 }
 
 impl Authorized {
-    /// Starts Envoy with the rules of the quickstart.
+    /// Starts Envoy with the rules of the example.
     pub(crate) fn start() -> Self {
-        Self::in_front_of(Server::quickstart())
+        Self::in_front_of(Server::example("envoy-ext-authz/tidegate.yaml"))
     }
 
     fn in_front_of(server: Server) -> Self {
@@ -69,7 +69,7 @@ fn both_protocols_admit_the_same_number_and_set_the_same_fields() {
 
 #[test]
 fn concurrent_requests_are_admitted_exactly() {
-    let rules = "rules: [{name: all, limits: [{algorithm: fixed_window, limit: 40, window: 1d, anchor: first_request}]}]\n";
+    let rules = "grpc: {authorization: true}\nrules: [{name: all, limits: [{algorithm: fixed_window, limit: 40, window: 1d, anchor: first_request}]}]\n";
     let authorized = Authorized::in_front_of(Server::start(rules));
     let client = |number: usize| {
         let front = authorized.fronts[number % 2];

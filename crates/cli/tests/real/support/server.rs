@@ -56,7 +56,12 @@ impl Server {
 
     /// Starts a server with the README's quickstart file.
     pub(crate) fn quickstart() -> Self {
-        let file = repository().join("examples/quickstart.yaml");
+        Self::example("quickstart.yaml")
+    }
+
+    /// Starts a server with the rules in `file` of the examples, on free ports.
+    pub(crate) fn example(file: &str) -> Self {
+        let file = repository().join("examples").join(file);
         let text = std::fs::read_to_string(file).unwrap();
         let ports = [":8080", ":8081", ":6380", ":8082"];
         let free = ports
