@@ -617,7 +617,13 @@ impl Config {
         (raw_proxy, self.proxy) = proxy::proxy(file, &self.listen, report);
         let has_proxy = raw_proxy.is_written;
         listen::warn_of_none(&raw_listen, has_proxy, &self.listen, report);
-        response_listener::check(&raw_rules.rules, has_proxy, &self.listen, report);
+        response_listener::check(
+            &raw_rules.rules,
+            has_proxy,
+            &self.listen,
+            &self.grpc,
+            report,
+        );
         lint::bypass::warn(
             &self.rules,
             &raw_rules.rules,

@@ -1,6 +1,6 @@
 //! Checks that a listener sees the responses and request bodies on which rules' costs depend.
 
-use super::{ListenAddresses, report::Report, rules::RawRule};
+use super::{Grpc, ListenAddresses, report::Report, rules::RawRule};
 
 /// Rejects rules whose cost depends on the response if no proxy is configured, because only the
 /// proxy sees responses. Warns if other listeners also apply such rules.
@@ -8,9 +8,10 @@ pub(super) fn check(
     rules: &[RawRule<'_>],
     has_proxy: bool,
     listen: &ListenAddresses,
+    grpc: &Grpc,
     report: &mut Report,
 ) {
-    let blind = blind_listeners(listen);
+    let blind = blind_listeners(listen, grpc);
     for field in rules.iter().filter_map(|rule| rule.proxy_only.as_ref()) {
         let why = format!(
             "depends on {}, which only the reverse proxy sees",
@@ -33,11 +34,13 @@ pub(super) fn check(
 }
 
 /// Returns the names of the listeners that apply rules but never see the response.
-fn blind_listeners(listen: &ListenAddresses) -> Vec<&'static str> {
+fn blind_listeners(listen: &ListenAddresses, grpc: &Grpc) -> Vec<&'static str> {
     let listeners = [
         ("listen.http", listen.http),
         ("listen.resp", listen.resp),
         ("listen.spop", listen.spop),
+        // Without the authorization service, the gRPC listener does not apply rules.
+        ("listen.grpc", listen.grpc.filter(|_| grpc.authorization)),
     ];
     let open = listeners
         .into_iter()

@@ -139,7 +139,8 @@ pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> O
 /// Returns whether the proxy is the only listener, so that no caller can send other entries.
 fn is_closed(config: &Config) -> bool {
     let listen = &config.listen;
-    let others = [listen.http, listen.resp, listen.spop];
+    let grpc = listen.grpc.filter(|_| config.grpc.authorization);
+    let others = [listen.http, listen.resp, listen.spop, grpc];
     config.proxy.is_some() && others.iter().all(Option::is_none)
 }
 

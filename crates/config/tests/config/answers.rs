@@ -100,4 +100,9 @@ fn response_based_cost_needs_a_proxy() {
     assert!(said[1].contains("requests at listen.resp are"), "{said:?}");
     let shut = format!("{proxied}listen: {{http: off, resp: off}}\n");
     assert_eq!(warnings(&shut), [""; 0]);
+    let said = warnings(&format!("{shut}grpc: {{authorization: true}}\n"));
+    assert!(said[1].contains("requests at listen.grpc are"), "{said:?}");
+    let closed = format!("{shut}grpc: {{authorization: true}}\n")
+        .replace("resp: off", "resp: off, grpc: off");
+    assert_eq!(warnings(&closed), [""; 0]);
 }

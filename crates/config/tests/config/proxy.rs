@@ -427,6 +427,13 @@ proxy:
          upstream with `adaptive`; add `adaptive: {}`",
     ];
     assert_eq!(warnings, expected);
+    // An Envoy can set any entries in `context_extensions`.
+    let warnings = Config::parse(&format!("{text}grpc: {{authorization: true}}\n"));
+    let warnings = warnings.unwrap().warnings;
+    let unknown = warnings
+        .iter()
+        .filter(|warning| warning.to_string().contains("custmer"));
+    assert_eq!(unknown.count(), 0, "{warnings:?}");
 }
 
 #[test]
