@@ -177,3 +177,27 @@ fn a_shutdown_disconnects_idle_clients_after_their_answers() {
     assert_eq!(client.expect_disconnect(0), "normal");
     assert_eq!(stopping.join().unwrap(), 0, "no connection was dropped");
 }
+
+/// A pipelining client may never be idle, because each read ends in the middle of a frame.
+#[test]
+fn a_shutdown_disconnects_a_client_after_its_answers_in_the_middle_of_a_frame() {
+    let listener = TestListener::open("");
+    let mut client = listener.greet();
+    let request = notify((1, 1), &[]);
+    let (start, end) = request.split_at(request.len() - 1);
+    client.send(start);
+    let server = listener.server;
+    let signal = server.shutdown_signal();
+    let stopping = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build().unwrap();
+        runtime.block_on(server.shutdown(Duration::from_secs(20)))
+    });
+    while !signal.has_begun() {
+        std::thread::yield_now();
+    }
+    client.send(&[end, start].concat());
+    assert_eq!(client.frame().unwrap().ids, (1, 1));
+    assert_eq!(client.expect_disconnect(0), "normal");
+    assert_eq!(stopping.join().unwrap(), 0, "no connection was dropped");
+}

@@ -82,6 +82,13 @@ where
             Next::Write => continue,
             Next::Close => return stream.shutdown().await,
         }
+        // With pipelining, a read usually ends in the middle of a frame, so that the connection is
+        // never idle. During a shutdown, it ends after the frames that have been answered.
+        if progress.used > 0 && connection.shutdown.has_begun() {
+            put_disconnect(&mut out, NORMAL);
+            stream.write_all(&out).await?;
+            return stream.shutdown().await;
+        }
         let is_idle = input.bytes.is_empty();
         let read = tokio::select! {
             biased;
