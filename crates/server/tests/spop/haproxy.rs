@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     sync::Arc,
     time::Duration,
@@ -101,17 +101,26 @@ impl AgentFrame {
 
     /// Returns the variables of an ACK, without those that are unset.
     pub(crate) fn variables(&self) -> BTreeMap<String, String> {
+        let actions = self.actions().into_iter();
+        actions
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect()
+    }
+
+    /// Returns the variables that an ACK sets and unsets. An unset variable has no value.
+    pub(crate) fn actions(&self) -> BTreeMap<String, Option<String>> {
         assert_eq!(self.kind, ACK);
         let (mut variables, mut rest) = (BTreeMap::new(), &self.payload[..]);
         while let Some((head, after)) = rest.split_first_chunk::<3>() {
             rest = after;
             let name = text(&mut rest);
-            match head {
-                // Set or unset a variable of the transaction.
-                [1, 3, 2] => assert_eq!(variables.insert(name, value(&mut rest)), None),
-                [2, 2, 2] => {}
+            // Set or unset a variable of the transaction.
+            let value = match head {
+                [1, 3, 2] => Some(value(&mut rest)),
+                [2, 2, 2] => None,
                 _ => panic!("an action {head:?}"),
-            }
+            };
+            assert_eq!(variables.insert(name, value), None, "each variable once");
         }
         variables
     }
@@ -126,9 +135,13 @@ impl Client {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Sends `bytes`. Returns false if the connection is closed.
-    pub(crate) fn try_send(&mut self, bytes: &[u8]) -> bool {
-        self.stream.write_all(bytes).is_ok()
+    /// Sends `bytes` repeatedly until the connection fails, and returns the kind of the error.
+    pub(crate) fn send_until_closed(&mut self, bytes: &[u8]) -> ErrorKind {
+        loop {
+            if let Err(error) = self.stream.write_all(bytes) {
+                return error.kind();
+            }
+        }
     }
 
     /// Returns a second handle of the connection.

@@ -99,6 +99,62 @@ fn the_messages_of_a_notify_are_one_request() {
     assert_eq!(variables["remaining"], "0", "the cost was 2");
 }
 
+/// Returns a NOTIFY with one message for each list of arguments.
+fn messages(messages: &[&[(&str, Argument<'_>)]]) -> Vec<u8> {
+    let mut payload = Vec::new();
+    for arguments in messages {
+        payload.extend(b"\x05check");
+        payload.push(arguments.len().try_into().unwrap());
+        payload.extend(items(arguments));
+    }
+    frame(NOTIFY, 1, (1, 1), &payload)
+}
+
+#[test]
+fn two_messages_may_repeat_an_argument_with_the_same_value() {
+    let rules = "rules: [{name: customers, key: [customer], limits: [9/min]}]";
+    let listener = TestListener::open(rules);
+    let mut client = listener.greet();
+    let mut ask = |first: &[(&str, Argument<'_>)], second: &[(&str, Argument<'_>)]| {
+        client.send(&messages(&[first, second]));
+        client.frame().unwrap().variables()
+    };
+    let (acme, other) = (("customer", text("acme")), ("customer", text("other")));
+    let cost = |cost| ("cost", Argument::Int(cost));
+    assert_eq!(ask(&[acme], &[acme])["remaining"], "8");
+    assert_eq!(ask(&[acme, cost(2)], &[cost(2)])["remaining"], "6");
+    assert_eq!(
+        ask(&[acme, cost(2)], &[("cost", text("2"))])["remaining"],
+        "4"
+    );
+    assert_eq!(
+        ask(&[acme, cost(2)], &[("cost", Argument::Null)])["remaining"],
+        "2"
+    );
+    assert_eq!(ask(&[acme], &[other])["status"], "400");
+    let two_costs = ask(&[acme, cost(2)], &[cost(1)]);
+    assert_eq!(two_costs["status"], "400");
+    assert_eq!(two_costs["problem"], "cost: has several different values");
+}
+
+#[test]
+fn a_second_event_keeps_no_variable_of_the_first() {
+    let rules = format!("headers: {{legacy: delta}}\n{RULES}");
+    let listener = TestListener::open(&rules);
+    let mut client = listener.greet();
+    let set = client.notify(&login("/login")).variables();
+    for arguments in [&[("path", text("/about"))][..], &login("/../login")] {
+        let second = client.notify(arguments).actions();
+        for name in set.keys() {
+            assert!(second.contains_key(name), "{name} of {set:?} in {second:?}");
+        }
+        for name in ["ratelimit", "ratelimit_policy", "x_ratelimit_limit"] {
+            assert!(set.contains_key(name), "{set:?}");
+            assert_eq!(second[name], None, "{second:?}");
+        }
+    }
+}
+
 #[test]
 fn a_request_without_a_rule_is_allowed() {
     let listener = TestListener::open(RULES);

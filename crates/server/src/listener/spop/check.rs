@@ -10,7 +10,7 @@
 
 use std::{borrow::Cow, cell::RefCell};
 
-use http::{HeaderMap, header::RETRY_AFTER};
+use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_core::{Cost, Effect, Request, RequestError, RuleSet, Scratch, bounds::MAX_ENTRIES};
 use tidegate_limiter::{
@@ -39,6 +39,8 @@ struct Arguments<'b> {
     /// The entries, at most one more than the maximum.
     entries: Vec<(Cow<'b, str>, Cow<'b, str>)>,
     cost: Option<Value<'b>>,
+    /// Whether messages have different costs.
+    has_two_costs: bool,
 }
 
 impl<'b> Arguments<'b> {
@@ -47,6 +49,7 @@ impl<'b> Arguments<'b> {
         let mut arguments = Self {
             entries: Vec::new(),
             cost: None,
+            has_two_costs: false,
         };
         let mut reader = Reader(payload);
         while !reader.is_at_end() {
@@ -62,19 +65,28 @@ impl<'b> Arguments<'b> {
 
     fn add(&mut self, name: Cow<'b, str>, value: Value<'b>) {
         if name == COST {
-            self.cost = Some(value);
+            let other = self.cost.filter(|_| value != Value::Null);
+            self.has_two_costs |= other.is_some_and(|other| text(other) != text(value));
+            if value != Value::Null {
+                self.cost = Some(value);
+            }
             return;
         }
         let Some(text) = text(value) else {
             return;
         };
-        // One entry above the maximum is enough to reject the request.
-        if self.entries.len() <= MAX_ENTRIES {
-            self.entries.push((entry_name(name), text));
+        let entry = (entry_name(name), text);
+        // Two messages of an event may repeat an argument. An entry with two values is rejected
+        // later. One entry above the maximum is enough to reject the request.
+        if self.entries.len() <= MAX_ENTRIES && !self.entries.contains(&entry) {
+            self.entries.push(entry);
         }
     }
 
     fn cost(&self) -> Result<Cost, RequestError> {
+        if self.has_two_costs {
+            return Err(RequestError::new(COST, "has several different values"));
+        }
         let count = match self.cost {
             None | Some(Value::Null) => return Ok(Cost::ONE),
             Some(Value::Unsigned(number)) => Some(number),
@@ -194,6 +206,15 @@ const OPTIONAL: [&str; 6] = [
     "problem",
 ];
 
+/// The variables that contain response headers. A verdict may have any of them.
+const FIELDS: [&str; 5] = [
+    "ratelimit",
+    "ratelimit_policy",
+    "x_ratelimit_limit",
+    "x_ratelimit_remaining",
+    "x_ratelimit_reset",
+];
+
 /// Sets the variables for a verdict with these headers. The most important variables come first,
 /// because HAProxy may accept only short frames.
 fn set_verdict(
@@ -224,17 +245,27 @@ fn set_verdict(
         }
     }
     for (name, value) in headers.iter().filter(|(name, _)| *name != RETRY_AFTER) {
-        let name = name.as_str().replace('-', "_");
-        actions.set(&name, Value::Bytes(value.as_bytes()));
+        actions.set(&variable(name), Value::Bytes(value.as_bytes()));
     }
+    let is_set = |field: &str| headers.keys().any(|name| variable(name) == field);
+    for field in FIELDS.into_iter().filter(|field| !is_set(field)) {
+        actions.unset(field);
+    }
+}
+
+/// Returns the name of the variable that contains the header `name`.
+fn variable(name: &HeaderName) -> String {
+    name.as_str().replace('-', "_")
 }
 
 /// Sets the variables for a request that cannot be counted, which is denied.
 fn set_problem(actions: &mut Actions<'_>, problem: &str) {
     actions.set("allowed", Value::Bool(false));
     actions.set("status", Value::Unsigned(400));
-    for name in OPTIONAL {
-        actions.unset(name);
+    for name in OPTIONAL.into_iter().chain(FIELDS) {
+        if name != "problem" {
+            actions.unset(name);
+        }
     }
     actions.set("problem", Value::Bytes(problem.as_bytes()));
 }
