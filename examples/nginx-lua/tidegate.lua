@@ -19,8 +19,14 @@ local function encoded(arguments)
     return table.concat(parts)
 end
 
+-- Returns true if an error reply is about the request. Other errors, such as NOAUTH or a connection
+-- limit, are about the connection or the configuration.
+local function is_about_request(reply)
+    return reply:find("^ERR entries[.:]") ~= nil or reply:find("^ERR key:") ~= nil
+end
+
 -- Reads a reply. Returns a value, or nil and a problem. The third result is true if the problem is
--- an error reply, after which the connection can be used again.
+-- an error reply about the request, after which the connection can be used again.
 local function read(socket)
     local line, problem = socket:receive("*l")
     if not line then
@@ -28,7 +34,7 @@ local function read(socket)
     end
     local kind, rest = line:sub(1, 1), line:sub(2)
     if kind == "-" then
-        return nil, rest, true
+        return nil, rest, is_about_request(rest)
     elseif kind == ":" then
         return tonumber(rest)
     elseif kind == "$" then
@@ -92,15 +98,24 @@ function tidegate.check(host, port, entries)
     }
 end
 
+-- Ends the current request with 400 if it has several values of the header `name`, because nginx and
+-- the application could use different ones. nginx itself joins the lines of a header with commas.
+function tidegate.require_one_value(name)
+    local value = ngx.req.get_headers(0)[name]
+    if type(value) == "table" or (value or ""):find(",", 1, true) then
+        return ngx.exit(ngx.HTTP_BAD_REQUEST)
+    end
+end
+
 -- Ends the current request with 429 if it is denied, and with 400 if it is rejected. If Tidegate
--- does not reply, the request passes.
+-- does not decide the request, the request passes.
 function tidegate.limit(host, port, entries)
     local verdict, problem, is_rejected = tidegate.check(host, port, entries)
     if is_rejected then
         ngx.log(ngx.NOTICE, "Tidegate rejected the request: ", problem)
         return ngx.exit(ngx.HTTP_BAD_REQUEST)
     elseif not verdict then
-        ngx.log(ngx.ERR, "Tidegate did not reply, so the request passes: ", problem)
+        ngx.log(ngx.ERR, "Tidegate did not decide, so the request passes: ", problem)
         return
     end
     -- A limit of -1 means that no rule applies.

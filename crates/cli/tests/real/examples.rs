@@ -2,7 +2,9 @@
 
 use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
-use crate::support::{Answer, Ask, Process, Scratch, Server, free_port, repository, tool};
+use crate::support::{
+    Answer, Ask, EVERY_DOOR, Process, Scratch, Server, free_port, repository, tool,
+};
 
 /// The maximum number of start attempts, if another process takes the proxy's port first.
 const STARTS: u32 = 5;
@@ -214,6 +216,12 @@ fn nginx_with_lua_asks_over_pooled_connections() {
     let wait = denied.header("retry-after").parse::<u64>().unwrap();
     assert!((3_500..=3_600).contains(&wait), "{wait}");
     assert_eq!(proxy.ask("/x/../login").send().status, 400);
+    let long = format!("/{}", "x".repeat(5_000));
+    assert_eq!(proxy.ask(&long).send().status, 400, "an entry is too long");
+    let one_key = || proxy.ask("/about").header("x-api-key", "acme-key");
+    assert_eq!(one_key().send().status, 200);
+    let two_keys = one_key().header("x-api-key", "other").send();
+    assert_eq!(two_keys.status, 400, "several keys");
     assert_eq!(proxy.ask("/about").send().header("x-ratelimit-limit"), "");
     assert_customers(&proxy);
     let metrics = proxy.server.metrics();
@@ -247,6 +255,21 @@ fn nginx_with_lua_fails_open_without_tidegate() {
     } = Proxy::nginx_lua();
     server.stop();
     assert_eq!(Ask::get(front, "/api/orders").send().status, 200);
+}
+
+/// An error that is not about the request must not refuse all requests.
+#[test]
+fn nginx_with_lua_fails_open_without_the_password() {
+    let listen = EVERY_DOOR.replace(
+        "resp: '127.0.0.1:0'",
+        "resp: {address: '127.0.0.1:0', password: secret}",
+    );
+    let server = Server::start_in(Scratch::new(), &listen);
+    let proxy = Proxy::start_nginx(server, "examples/nginx-lua/nginx.conf");
+    for _ in 0..2 {
+        let answer = proxy.ask("/api/orders").send();
+        assert_eq!((answer.status, &*answer.body), (200, "Here you are\n"));
+    }
 }
 
 #[test]
