@@ -5,6 +5,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     process::Command,
+    sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
@@ -23,6 +24,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(crate) struct Traefik {
     pub(crate) server: Server,
     pub(crate) front: SocketAddr,
+    application: Application,
     _process: Process,
     _scratch: Scratch,
 }
@@ -31,13 +33,13 @@ impl Traefik {
     /// Starts Traefik with the rules of the quickstart.
     pub(crate) fn start() -> Self {
         let server = Server::quickstart();
-        let application = application();
+        let application = Application::start();
         let read = |name| {
             let file = repository().join("examples/traefik").join(name);
             let text = fs::read_to_string(file).unwrap();
             text.replace("examples/traefik/", "")
                 .replace("127.0.0.1:8080", &server.http.to_string())
-                .replace("127.0.0.1:8001", &application.to_string())
+                .replace("127.0.0.1:8001", &application.address.to_string())
         };
         let scratch = Scratch::new();
         scratch.write("dynamic.yaml", &read("dynamic.yaml"));
@@ -53,6 +55,7 @@ impl Traefik {
                 return Self {
                     server,
                     front,
+                    application,
                     _process: process,
                     _scratch: scratch,
                 };
@@ -62,22 +65,34 @@ impl Traefik {
     }
 }
 
-/// Starts an application that answers each request with 200, until the process ends.
-fn application() -> SocketAddr {
-    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = socket.local_addr().unwrap();
-    thread::spawn(move || {
-        for stream in socket.incoming().map_while(Result::ok) {
-            let mut lines = BufReader::new(&stream).lines();
-            // The requests of the test have no bodies.
-            let _ = lines.find(|line| line.as_ref().is_ok_and(String::is_empty));
-            let response =
-                "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 13\r\n\r\nHere you are\n";
-            // A client that has disconnected needs no response.
-            let _ = (&stream).write_all(response.as_bytes());
-        }
-    });
-    address
+/// An application that answers each request with 200.
+#[derive(Debug)]
+struct Application {
+    address: SocketAddr,
+    /// The heads of the requests that it has received, in lower case.
+    received: Arc<Mutex<Vec<String>>>,
+}
+
+impl Application {
+    /// Starts an application, which runs until the process ends.
+    fn start() -> Self {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = socket.local_addr().unwrap();
+        let received = Arc::<Mutex<Vec<String>>>::default();
+        let heads = Arc::clone(&received);
+        thread::spawn(move || {
+            for stream in socket.incoming().map_while(Result::ok) {
+                let lines = BufReader::new(&stream).lines().map_while(Result::ok);
+                // The requests of the test have no bodies.
+                let lines: Vec<_> = lines.take_while(|line| !line.is_empty()).collect();
+                heads.lock().unwrap().push(lines.join("\n").to_lowercase());
+                let response = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 13\r\n\r\nHere you are\n";
+                // A client that has disconnected needs no response.
+                let _ = (&stream).write_all(response.as_bytes());
+            }
+        });
+        Self { address, received }
+    }
 }
 
 /// Waits until Traefik forwards requests at `front`.
@@ -112,6 +127,25 @@ fn traefik_denies_with_429_and_retry_after() {
     let policy = "\"1/h capacity 10\";q=10;w=36000";
     assert_eq!(denied.header("ratelimit-policy"), policy);
     assert_eq!(Ask::get(traefik.front, "/login").send().status, 200);
+}
+
+#[test]
+fn the_application_gets_the_rate_limit_fields_of_tidegate() {
+    let traefik = Traefik::start();
+    let login = Ask::new("POST", traefik.front, "/login")
+        .header("ratelimit", "forged")
+        .header("ratelimit-policy", "forged");
+    assert_eq!(login.send().status, 200);
+    let heads = traefik.application.received.lock().unwrap();
+    let head = heads.iter().find(|head| head.starts_with("post /login"));
+    let head = head.unwrap();
+    for field in [
+        "\nratelimit-policy: \"1/h capacity 10\";q=10;w=36000",
+        "\nratelimit: \"1/h capacity 10\";r=9;",
+    ] {
+        assert!(head.contains(field), "{field} is not in {head}");
+    }
+    assert!(!head.contains("forged"), "{head}");
 }
 
 #[test]
