@@ -49,6 +49,7 @@ fn mistakes_in_the_grpc_settings_are_reported() {
             "grpc.keep_alive (line 1): must be 1ms to 366d",
             "grpc.max_connection_age (line 1): expected a duration with its unit, such as 500ms, 20s, 1min, 1h or 1d, got \"never\"",
             "grpc.max_streams (line 1): must be 1 to 100000",
+            "grpc.authorization (line 1): expected true or false, got the number 1",
             "grpc.tls.client (line 1): unknown key `client`; did you mean `client_ca`?",
             "grpc.tls.certificate (line 1): is missing; name a PEM file",
         ]
