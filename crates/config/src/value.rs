@@ -131,7 +131,8 @@ impl<'n> Value<'n> {
     }
 
     /// Returns whether there is no value: `null`, `~`, or nothing after the key.
-    pub(crate) fn is_null(&self) -> bool {
+    #[must_use]
+    pub fn is_null(&self) -> bool {
         matches!(self.node.content, Content::Empty)
     }
 

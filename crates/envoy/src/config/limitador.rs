@@ -94,11 +94,18 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     };
     if text.len() > MAX_FILE_BYTES {
         let length = text.len();
-        let message = format!("the file has {length} bytes, over the maximum of {MAX_FILE_BYTES}");
+        let message =
+            format!("the file has {length} bytes, which exceeds the maximum of {MAX_FILE_BYTES}");
         return Err(wrong(None, message));
     }
     let document = yaml::parse(text, Dialect::Lenient)?;
     let root = Value::root(&document.root);
+    // A program that writes the file in place may have truncated it first. Such a file must not
+    // remove all limits.
+    if root.is_null() {
+        let message = "the file is empty; to limit nothing, write `[]`";
+        return Err(wrong(None, message.into()));
+    }
     if root.shape() == Shape::Map {
         let message = "expected a list of limits, got a map; a file of envoyproxy/ratelimit \
             belongs in `envoy.config`";
@@ -327,6 +334,20 @@ mod tests {
         };
         let found = read_limitador(vec![file]).unwrap_err();
         found.iter().map(ToString::to_string).collect()
+    }
+
+    /// A reload during a write must not find a truncated file valid.
+    #[test]
+    fn an_empty_file_is_an_error_and_an_empty_list_is_not() {
+        for text in ["", "\n", "# limits\n", "---\n", "null\n"] {
+            let expected = "limits.yaml: the file is empty; to limit nothing, write `[]`";
+            assert_eq!(mistakes(text), [expected], "{text:?}");
+        }
+        let file = |text: &str| File {
+            name: "limits.yaml".to_owned(),
+            text: text.to_owned(),
+        };
+        assert!(read_limitador(vec![file("[]\n")]).is_ok());
     }
 
     #[test]
