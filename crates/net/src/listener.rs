@@ -112,9 +112,22 @@ impl Listener {
                 }
                 return Some(registration);
             }
-            RegistrationResult::ClientFull => count(&self.0.refused_to_client),
-            RegistrationResult::Full => count(&self.0.refused),
-        };
+            // The log is throttled, so a flood of connections cannot fill it.
+            RegistrationResult::ClientFull => {
+                count(&self.0.refused_to_client);
+                tracing::warn!(
+                    %peer, listener = %self.local_addr(), connections = limits.per_client,
+                    "connection refused: the client has its maximum of connections; raise `max_connections_per_client` of the listener if this client is a proxy"
+                );
+            }
+            RegistrationResult::Full => {
+                count(&self.0.refused);
+                tracing::warn!(
+                    %peer, listener = %self.local_addr(), connections = limits.connections,
+                    "connection refused: the listener has its maximum of connections; raise `max_connections`"
+                );
+            }
+        }
         None
     }
 

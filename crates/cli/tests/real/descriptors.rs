@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     http_client::Client,
-    support::{Ask, EVERY_DOOR, Process, Scratch, Server},
+    support::{Ask, EVERY_LISTENER, Process, Scratch, Server},
 };
 
 /// Sends `asked` and returns the response or the beginning of it.
@@ -30,7 +30,7 @@ fn answer(address: SocketAddr, asked: &[u8]) -> Vec<u8> {
 #[test]
 fn silent_clients_do_not_block_other_clients_or_the_admin_listener() {
     let scratch = Scratch::new();
-    scratch.write("rules.yaml", &format!("{EVERY_DOOR}rules: []\n"));
+    scratch.write("rules.yaml", &format!("{EVERY_LISTENER}rules: []\n"));
     let program = env!("CARGO_BIN_EXE_tidegate");
     let mut command = Command::new("sh");
     let script = "ulimit -n 400 && exec \"$0\" serve --config rules.yaml";
@@ -107,7 +107,7 @@ fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejecte
     let (one, other, named) = (endpoint(), endpoint(), endpoint().port());
     let eject = "eject: {failures: 1, duration: 1h}";
     let config = format!(
-        "{EVERY_DOOR}proxy:
+        "{EVERY_LISTENER}proxy:
   listen: 127.0.0.1:0
   upstreams:
     - {{name: named, when: {{path: /named}}, urls: ['http://localhost:{named}'], {eject}}}
@@ -163,7 +163,7 @@ fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
     let listener = "{address: '127.0.0.1:0', max_connections_per_client: 2}";
     let listeners = ["http", "grpc", "resp", "admin"].map(|name| format!("{name}: {listener}"));
     let config = format!("listen: {{{}}}\nrules: []\n", listeners.join(", "));
-    let server = Server::start_in(Scratch::new(), &config);
+    let mut server = Server::start_in(Scratch::new(), &config);
     for address in [server.http, server.grpc, server.resp, server.admin] {
         let connect = || {
             let stream = TcpStream::connect(address).unwrap();
@@ -179,6 +179,9 @@ fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
             Err(error) => error.kind() == std::io::ErrorKind::ConnectionReset,
         };
         assert!(is_closed, "{address}: {refused:?}");
+        let logged =
+            "the client has its maximum of connections; raise `max_connections_per_client`";
+        server.wait_for(&[logged, &format!("listener={address}"), "connections=2"]);
         for mut stream in open {
             stream.set_nonblocking(true).unwrap();
             let is_open = match stream.read(&mut [0; 64]) {
