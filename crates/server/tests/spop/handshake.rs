@@ -123,12 +123,18 @@ fn frames_out_of_order_end_the_connection() {
     let mut client = listener.greet();
     client.send(&hello(16_380));
     client.expect_disconnect(4);
-    // An HTTP request is not a frame.
-    let mut client = listener.connect();
-    client.send(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n");
-    client.expect_disconnect(3);
+    // An HTTP request and a TLS ClientHello are not frames.
+    for bytes in [
+        &b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"[..],
+        b"\x16\x03\x01\x02\x00\x01",
+    ] {
+        let mut client = listener.connect();
+        client.send(bytes);
+        let message = client.expect_disconnect(3);
+        assert!(message.contains("not a HAPROXY-HELLO"), "{message}");
+    }
     let exposition = listener.limiter.exposition();
-    let counted = "tidegate_bad_requests_total{listener=\"spop\"} 3\n";
+    let counted = "tidegate_bad_requests_total{listener=\"spop\"} 4\n";
     assert!(exposition.contains(counted), "{exposition}");
 }
 

@@ -41,6 +41,11 @@ pub(super) const TOO_BIG: Disconnect = disconnect(
     3,
     "the frame exceeds the maximum; lower max-frame-size of the spoe-agent",
 );
+pub(super) const NOT_SPOP: Disconnect = disconnect(
+    3,
+    "the first bytes are not a HAPROXY-HELLO; this listener accepts SPOP without TLS, or with TLS if \
+     `listen.spop.tls` is set",
+);
 pub(super) const MALFORMED: Disconnect = disconnect(4, "the frame is malformed");
 pub(super) const UNEXPECTED: Disconnect = disconnect(
     4,

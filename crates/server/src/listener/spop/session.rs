@@ -9,8 +9,8 @@ use super::{
     check,
     frame::{
         Disconnect, FRAGMENTED, Frame, HAPROXY_DISCONNECT, HAPROXY_HELLO, MALFORMED,
-        NO_CAPABILITIES, NO_FRAME_SIZE, NO_VERSION, NORMAL, NOTIFY, OTHER_VERSION, Reader,
-        SMALL_FRAMES, UNEXPECTED, Value, put_disconnect, put_hello,
+        NO_CAPABILITIES, NO_FRAME_SIZE, NO_VERSION, NORMAL, NOT_SPOP, NOTIFY, OTHER_VERSION,
+        Reader, SMALL_FRAMES, TOO_BIG, UNEXPECTED, Value, put_disconnect, put_hello,
     },
 };
 
@@ -103,7 +103,12 @@ impl Session {
         input: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<usize, End> {
-        let Some((frame, length)) = Frame::first(input, self.max_frame_bytes)? else {
+        let first = Frame::first(input, self.max_frame_bytes).map_err(|reason| match reason {
+            // The first bytes of HTTP and of TLS would be the length of a very long frame.
+            TOO_BIG if !self.has_begun => NOT_SPOP,
+            reason => reason,
+        });
+        let Some((frame, length)) = first? else {
             return Ok(0);
         };
         match frame.kind {
