@@ -1,6 +1,6 @@
 //! Builds the limiter: store, rules, candidate, events, reservations, and the restored state.
 
-use std::{io, path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use tidegate::Clock;
 use tidegate_config::{Config, EventsConfig, RecordConfig, Snapshot, check_secrets};
@@ -15,8 +15,11 @@ use tidegate_limiter::{
 use super::{error::ServeError, preflight, secrets::Secrets};
 use crate::{redis_runtime::RedisRuntime, reload::read_candidate};
 
+/// The maximum time that the start waits for Redis, to read the overrides.
+const OVERRIDES_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Creates the limiter, moves the rules from `config` into it, and restores the counters from the
-/// snapshot.
+/// snapshot and the overrides from Redis.
 pub(super) fn build(
     config: &mut Config,
     secrets: &Secrets,
@@ -62,6 +65,10 @@ pub(super) fn build(
     if let Some(snapshot) = &config.snapshot {
         limiter.snapshots().mark_configured();
         try_snapshot(snapshot, &limiter);
+    }
+    if let Some(redis) = redis {
+        let limiter = Arc::clone(&limiter);
+        redis.run(async move { limiter.read_overrides_at_start(OVERRIDES_PATIENCE).await });
     }
     Ok(limiter)
 }

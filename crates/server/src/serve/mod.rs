@@ -19,11 +19,12 @@ mod secrets;
 mod service_manager;
 mod sockets;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc};
 
 use tidegate::Clock;
-use tidegate_config::{AccessLogConfig, Config, Proxy};
+use tidegate_config::{AccessLogConfig, Config, Proxy, quota::QuotaRule};
 use tidegate_envoy::quota::Quotas;
+use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Server, file_watch::stamp};
 use tidegate_proxy::{AccessLog, ProxyRuntime};
 
@@ -47,9 +48,6 @@ use crate::{
 
 /// The target of the log records of this module.
 pub const LOG_TARGET: &str = module_path!();
-
-/// The maximum time that the start waits for Redis, to read the overrides.
-const OVERRIDES_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Starts the listeners that are configured in `config`.
 ///
@@ -88,13 +86,7 @@ pub fn start(
     let candidate = config.candidate.clone();
     let candidate = candidate.map(|candidate| (stamp(&candidate.file), candidate));
     let limiter = limiter::build(&mut config, &secrets, redis.as_ref(), &clock)?;
-    if let Some(redis) = &redis {
-        let limiter = Arc::clone(&limiter);
-        redis.run(async move { limiter.read_overrides_at_start(OVERRIDES_PATIENCE).await });
-    }
-    let quotas = Arc::<Quotas>::default();
-    quotas.swap_rules(config.quotas, limiter.now());
-    quotas.show_in(limiter.metrics());
+    let quotas = start_quotas(config.quotas, &limiter);
     let start_envoy = |envoy| envoy::start(envoy, &limiter);
     let (envoy, xds) = config.envoy.map(start_envoy).transpose()?.unzip();
     let server = Server::start(Server::default_workers())?;
@@ -145,6 +137,13 @@ pub fn start(
         shutdown: config.shutdown,
         snapshot: config.snapshot,
     })
+}
+
+fn start_quotas(rules: Vec<QuotaRule>, limiter: &ServerLimiter) -> Arc<Quotas> {
+    let quotas = Arc::<Quotas>::default();
+    quotas.swap_rules(rules, limiter.now());
+    quotas.show_in(limiter.metrics());
+    quotas
 }
 
 fn start_proxy(
