@@ -286,7 +286,7 @@ impl RateLimitService {
         }
         if charges.len() > MAX_CHARGES {
             let problem = format!(
-                "{} counters are over the maximum of {MAX_CHARGES} per reservation",
+                "{} counters exceed the maximum of {MAX_CHARGES} per reservation",
                 charges.len()
             );
             return Err(RlsError::invalid("descriptors", problem));

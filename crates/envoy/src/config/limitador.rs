@@ -158,7 +158,7 @@ fn read_document(
             continue;
         }
         if limits.len() == MAX_LIMITS {
-            let message = format!("is over the maximum of {MAX_LIMITS} limits per namespace");
+            let message = format!("exceeds the maximum of {MAX_LIMITS} limits per namespace");
             item.wrong(&mut report, message);
             break;
         }
@@ -291,7 +291,7 @@ fn expressions<T>(
         let count = items.len();
         list.wrong(
             report,
-            format!("{count} expressions are over the maximum of {MAX_EXPRESSIONS}"),
+            format!("{count} expressions exceed the maximum of {MAX_EXPRESSIONS}"),
         );
         return Vec::new();
     }

@@ -15,9 +15,9 @@ use super::{
         envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code as WireCode},
         kuadrant::service::ratelimit::v1::{CommitResponse, ReserveResponse},
     },
-    rate_limit::{code, descriptor, request, status, written},
+    rate_limit::{add_descriptor, code, request, status, written},
 };
-use crate::{CommitRequest, MAX_DESCRIPTORS, RateLimitService, ReserveRequest, Reserved, RlsError};
+use crate::{CommitRequest, RateLimitService, ReserveRequest, Reserved, RlsError};
 
 /// A method of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,9 +148,7 @@ fn reserve_request(message: &[u8]) -> Result<ReserveRequest, Status> {
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => request.domain = value.text()?.to_owned(),
-            2 if request.descriptors.len() <= MAX_DESCRIPTORS => {
-                request.descriptors.push(descriptor(value.bytes())?);
-            }
+            2 => add_descriptor(&mut request.descriptors, value)?,
             3 => request.amount = value.number(),
             4 => ttl = Some(duration(value.bytes(), ttl)?),
             _ => {}
@@ -168,9 +166,7 @@ fn commit_request(message: &[u8]) -> Result<CommitRequest, MalformedMessage> {
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => request.domain = value.text()?.to_owned(),
-            2 if request.descriptors.len() <= MAX_DESCRIPTORS => {
-                request.descriptors.push(descriptor(value.bytes())?);
-            }
+            2 => add_descriptor(&mut request.descriptors, value)?,
             3 => request.reservation_id = value.text()?.to_owned(),
             4 => request.actual_amount = value.number(),
             _ => {}

@@ -11,7 +11,7 @@ use tidegate_limiter::metrics::ListenerKind;
 use tonic::Status;
 
 use super::{
-    fields::{Fields, MalformedMessage},
+    fields::{Fields, MalformedMessage, Value},
     proto::envoy::{
         config::core::v3::HeaderValue,
         service::ratelimit::v3::{
@@ -78,9 +78,7 @@ pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessa
     while let Some((number, value)) = fields.next()? {
         match number {
             1 => request.domain = value.text()?.to_owned(),
-            2 if request.descriptors.len() <= MAX_DESCRIPTORS => {
-                request.descriptors.push(descriptor(value.bytes())?);
-            }
+            2 => add_descriptor(&mut request.descriptors, value)?,
             3 => request.hits_addend = value.number_32(),
             _ => {}
         }
@@ -88,7 +86,18 @@ pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessa
     Ok(request)
 }
 
-pub(super) fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
+/// Adds an element of a list of descriptors, which is truncated to one more than its maximum.
+pub(super) fn add_descriptor(
+    descriptors: &mut Vec<Descriptor>,
+    value: Value<'_>,
+) -> Result<(), MalformedMessage> {
+    if descriptors.len() <= MAX_DESCRIPTORS {
+        descriptors.push(descriptor(value.bytes())?);
+    }
+    Ok(())
+}
+
+fn descriptor(message: &[u8]) -> Result<Descriptor, MalformedMessage> {
     let mut descriptor = Descriptor::default();
     let mut fields = Fields::of(message);
     while let Some((number, value)) = fields.next()? {

@@ -170,7 +170,7 @@ fn headers_of(name: &str) -> Headers {
 fn entries(values: &Members<'_>) -> Result<Vec<(String, String)>, Problem> {
     if values.len() > MAX_DESCRIPTOR_ENTRIES {
         let count = values.len();
-        let problem = format!("{count} values are over the maximum of {MAX_DESCRIPTOR_ENTRIES}");
+        let problem = format!("{count} values exceed the maximum of {MAX_DESCRIPTOR_ENTRIES}");
         return Err(wrong("values", &problem));
     }
     let entry = |(name, value): &(_, Json<'_>)| match value {
