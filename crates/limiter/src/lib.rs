@@ -20,6 +20,7 @@ pub mod overrides;
 mod publisher;
 mod record;
 pub mod reservations;
+mod scratch;
 pub mod snapshot;
 mod store;
 mod throttle_key;
@@ -46,6 +47,7 @@ pub use self::{
     explain::{ExplainError, ExplainedCharge, Explanation},
     listing::{KeyListing, ListError},
     record::RequestRecorder,
+    scratch::with_scratch,
     store::{Backend, LimiterReceipt},
     throttle_key::{Database, MAX_THROTTLE_KEY_BYTES, throttle_key, throttle_key_in},
 };

@@ -7,22 +7,23 @@
 //! Messages are decoded by hand, because most attributes are not used, and because a message is
 //! bounded before memory is allocated for it.
 
-use std::{borrow::Cow, cell::RefCell, net::IpAddr};
+use std::{borrow::Cow, net::IpAddr};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use prost_types::{Struct, Value as WireValue, value::Kind};
 use tidegate::{DecidedRequest, RateLimiter as _};
 use tidegate_config::Headers;
-use tidegate_core::{Cost, Effect, Request, RuleSet, Scratch, Timestamp, Verdict};
+use tidegate_core::{Cost, Effect, Request, Timestamp, Verdict};
 use tidegate_identity::{
     AmbiguousRequest, DescribedRequest, ForwardAuthContext, ForwardAuthRequest, HeaderDialect,
     MAX_HEADER_LINES, TooManyHeaderLines, is_never_split, joined_lines,
 };
 use tidegate_limiter::{
     ServerLimiter,
-    entries::{AuditedRequest, Origin},
+    entries::{AuditedRequest, Origin, used_entries},
     metrics::ListenerKind,
+    with_scratch,
 };
 use tidegate_tower::{RuleNames, denial_response, malformed_response};
 use tonic::{Code, Status};
@@ -44,11 +45,6 @@ use super::{
 
 /// The maximum number of context extensions, which are entries from Envoy's configuration.
 const MAX_EXTENSIONS: usize = 32;
-
-thread_local! {
-    /// A buffer for keys, reused by the requests of this worker.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
 
 /// The reason why a request is refused without a decision.
 #[derive(Debug)]
@@ -126,7 +122,7 @@ async fn decide(
         },
     );
     let rules = limiter.rules();
-    let values = entry_values(&forwarded, &rules)?;
+    let values = used_entries(&forwarded, &rules)?;
     let entries: Vec<(&str, &str)> = values
         .iter()
         .map(|(name, value)| (*name, &**value))
@@ -134,51 +130,28 @@ async fn decide(
     let counted = |error: tidegate_core::RequestError| Refusal::Client(error.to_string());
     let request = Request::new(&entries, Cost::ONE).map_err(counted)?;
     let names = settings.headers.writer().rule_names();
-    let mut scratch = SCRATCH.take();
     let now = limiter.now();
-    let checked = limiter
-        .check(&rules, &mut scratch, &request, Effect::Charge)
-        .await;
-    let response = checked.map(|verdict| {
-        let audited = AuditedRequest {
-            listener: ListenerKind::Grpc,
-            origin: Origin::Listener,
-            decided: DecidedRequest {
-                request: &request,
-                rules: &rules,
-                now,
-            },
-        };
-        limiter.observe_and_audit(audited, &verdict);
-        written(settings.headers, &verdict, now)
+    let checked = with_scratch(async |scratch| {
+        let checked = limiter.check(&rules, scratch, &request, Effect::Charge);
+        checked.await.map(|verdict| {
+            let audited = AuditedRequest {
+                listener: ListenerKind::Grpc,
+                origin: Origin::Listener,
+                decided: DecidedRequest {
+                    request: &request,
+                    rules: &rules,
+                    now,
+                },
+            };
+            limiter.observe_and_audit(audited, &verdict);
+            written(settings.headers, &verdict, now)
+        })
     });
-    SCRATCH.set(scratch);
-    response.map_err(|error| match names {
+    checked.await.map_err(|error| match names {
         // Envoy passes the error on to the client.
         RuleNames::Hidden => Refusal::Client(error.without_cause().to_string()),
         RuleNames::Shown => Refusal::Client(error.to_string()),
     })
-}
-
-/// Returns the names and the values of the entries that the rules use and that the request has.
-fn entry_values<'r>(
-    forwarded: &'r ForwardAuthRequest<'_>,
-    rules: &'r RuleSet,
-) -> Result<Vec<(&'r str, Cow<'r, str>)>, AmbiguousRequest> {
-    let mut values = Vec::new();
-    for name in rules.entry_names() {
-        if let Some(value) = forwarded.entry(name)? {
-            values.push((name, value));
-        }
-    }
-    for name in rules.extra_entry_names() {
-        if let Ok(Some(value)) = forwarded.entry(name)
-            && Request::has_room(values.len(), &value)
-        {
-            values.push((name, value));
-        }
-    }
-    Ok(values)
 }
 
 /// Returns an attribute, or `None` if it is empty, because protobuf has no absent strings.

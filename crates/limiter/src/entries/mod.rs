@@ -11,8 +11,8 @@ mod throttle;
 use std::borrow::Cow;
 
 use tidegate_config::entry_name;
-use tidegate_core::{RequestError, RuleSet};
-use tidegate_identity::{AmbiguousRequest, Trust};
+use tidegate_core::{Request, RequestError, RuleSet};
+use tidegate_identity::{AmbiguousRequest, ForwardAuthRequest, Trust};
 
 pub(crate) use self::audit::EntryAudit;
 pub use self::audit::{AuditedRequest, Origin};
@@ -65,6 +65,32 @@ pub fn normalize<'e>(
         replaced.push(NormalizedEntry { at, name, value });
     }
     Ok(replaced)
+}
+
+/// Returns the names and values of those entries of a forward-auth request that `rules` use.
+///
+/// # Errors
+///
+/// Rejects an ambiguous value of an entry that a rule needs. An ambiguous value of an entry that is
+/// only recorded is left out.
+pub fn used_entries<'r>(
+    forwarded: &'r ForwardAuthRequest<'_>,
+    rules: &'r RuleSet,
+) -> Result<Vec<(&'r str, Cow<'r, str>)>, AmbiguousRequest> {
+    let mut values = Vec::new();
+    for name in rules.entry_names() {
+        if let Some(value) = forwarded.entry(name)? {
+            values.push((name, value));
+        }
+    }
+    for name in rules.extra_entry_names() {
+        if let Ok(Some(value)) = forwarded.entry(name)
+            && Request::has_room(values.len(), &value)
+        {
+            values.push((name, value));
+        }
+    }
+    Ok(values)
 }
 
 /// Returns a copy of `entries` in which the entries of `replaced` have their normalised form.

@@ -294,8 +294,8 @@ impl ServerLimiter {
         let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match result {
             Err(error) if !was_failing => tracing::warn!(
-                "failed to read overrides from Redis, so the known overrides stay active: {error}; retrying \
-                 (further failures are not logged until an attempt succeeds)"
+                "failed to read overrides from Redis, so only overrides that this server has already read apply: \
+                 {error}; retrying (further failures are not logged until an attempt succeeds)"
             ),
             Ok(()) if was_failing => tracing::info!("reading overrides from Redis succeeded again"),
             _ => {}

@@ -197,9 +197,9 @@ fn a_request_that_cannot_be_counted_is_denied() {
         (&[("cost", Argument::Int(0))], "cost: "),
         (
             &[("cost", Argument::Int(-1))],
-            "cost: must be a whole number",
+            "cost: must be a positive integer",
         ),
-        (&[("cost", text("two"))], "cost: must be a whole number"),
+        (&[("cost", text("two"))], "cost: must be a positive integer"),
     ] {
         let variables = client.notify(arguments).variables();
         assert_eq!(variables["allowed"], "false", "{problem}");

@@ -7,7 +7,7 @@ use std::{
 };
 
 use hyper::{
-    HeaderMap, Request, StatusCode,
+    Request, StatusCode,
     body::Incoming,
     header::{HOST, HeaderName, HeaderValue},
 };
@@ -19,16 +19,16 @@ use tidegate_identity::{
     header_text, split_joined_headers,
 };
 use tidegate_limiter::{
-    entries::{AuditedRequest, Origin},
+    entries::{AuditedRequest, Origin, used_entries},
     metrics::ListenerKind,
     reservations::{Reservation, ReserveError},
+    with_scratch,
 };
 use tidegate_net::{Problem, response::Answer};
 use tidegate_tower::RuleNames;
 
 use super::{
     ConnectionContext,
-    check::with_scratch,
     reserve::{self, RESERVATION},
     status,
 };
@@ -169,9 +169,15 @@ async fn decide(
         Some(target) => {
             split = split_joined_headers(request.headers())
                 .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
+            // Envoy sends the method and the host of the original request as its own.
             let described = DescribedRequest {
+                headers: &split,
+                method: Some(request.method().as_str()),
+                target: Some(target),
                 host: host.as_deref(),
-                ..described_by_envoy(request, &split, target)
+                scheme: None,
+                peer: None,
+                entries: &[],
             };
             ForwardAuthRequest::described(described, sender)
         }
@@ -179,7 +185,7 @@ async fn decide(
     };
     let rules = context.limiter.rules();
     warn_of_gaps(&forwarded, &rules);
-    let values = entry_values(&forwarded, &rules).map_err(bad_request)?;
+    let values = used_entries(&forwarded, &rules).map_err(bad_request)?;
     let entries: Vec<(&str, &str)> = values
         .iter()
         .map(|(name, value)| (*name, &**value))
@@ -271,27 +277,6 @@ fn too_long_token(bytes: usize) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, detail)
 }
 
-/// Returns the names and values of those entries in `forwarded` that the rules use.
-fn entry_values<'r>(
-    forwarded: &'r ForwardAuthRequest<'_>,
-    rules: &'r RuleSet,
-) -> Result<Vec<(&'r str, Cow<'r, str>)>, AmbiguousRequest> {
-    let mut values = Vec::new();
-    for name in rules.entry_names() {
-        if let Some(value) = forwarded.entry(name)? {
-            values.push((name, value));
-        }
-    }
-    for name in rules.extra_entry_names() {
-        if let Ok(Some(value)) = forwarded.entry(name)
-            && tidegate_core::Request::has_room(values.len(), &value)
-        {
-            values.push((name, value));
-        }
-    }
-    Ok(values)
-}
-
 /// Warns once if the proxy sends no path or no client address, which usually means that its
 /// configuration is incomplete.
 fn warn_of_gaps(forwarded: &ForwardAuthRequest<'_>, rules: &RuleSet) {
@@ -315,24 +300,6 @@ fn warn_of_gaps(forwarded: &ForwardAuthRequest<'_>, rules: &RuleSet) {
                 "a forward-auth request has no client address (X-Real-IP from nginx, X-Forwarded-For from others), so its `ip` is the proxy's address, which all clients share; logged once"
             );
         });
-    }
-}
-
-/// Returns the description of a request by Envoy, except for the host. Envoy sends the method and the
-/// host of the original request as those of its own request.
-fn described_by_envoy<'r>(
-    request: &'r Request<Incoming>,
-    headers: &'r HeaderMap,
-    target: &'r str,
-) -> DescribedRequest<'r> {
-    DescribedRequest {
-        headers,
-        method: Some(request.method().as_str()),
-        target: Some(target),
-        host: None,
-        scheme: None,
-        peer: None,
-        entries: &[],
     }
 }
 

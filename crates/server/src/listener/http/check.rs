@@ -1,16 +1,16 @@
 //! Serves `POST /v1/check` and `POST /v1/peek`.
 
-use std::{
-    cell::{Cell, RefCell},
-    sync::Arc,
-};
+use std::{cell::Cell, sync::Arc};
 
 use tidegate::RateLimiter as _;
 use tidegate_core::{
     Cost, Effect, Request, RuleSet, Scratch, Span,
     bounds::{MAX_ENTRIES, MAX_SLOT_WAIT},
 };
-use tidegate_limiter::entries::{Spelling, normalize, rewritten};
+use tidegate_limiter::{
+    entries::{Spelling, normalize, rewritten},
+    with_scratch,
+};
 use tidegate_net::{
     Problem,
     input::{advice, shown},
@@ -23,11 +23,6 @@ use super::{
     fields::{Field, FieldLocation},
     status,
 };
-
-thread_local! {
-    /// A buffer for keys, reused by the requests of this worker.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
 
 /// The parsed request body.
 #[derive(Debug)]
@@ -95,15 +90,6 @@ pub(super) async fn with_request<T>(
         Request::new(&normalized, cost)?
     };
     with_scratch(async |scratch| decide(&rules, &request, scratch).await).await
-}
-
-/// Runs `decide` with this worker's key buffer. If a suspended decision is using the buffer, a
-/// fresh buffer is allocated.
-pub(super) async fn with_scratch<T>(decide: impl AsyncFnOnce(&mut Scratch) -> T) -> T {
-    let mut scratch = SCRATCH.take();
-    let decided = decide(&mut scratch).await;
-    SCRATCH.set(scratch);
-    decided
 }
 
 /// Parses a body, or reports all errors in it.

@@ -8,15 +8,17 @@
 //! denied: if the agent gave no answer, HAProxy would admit the request, and a client could send an
 //! ambiguous path to evade its limit.
 
-use std::{borrow::Cow, cell::RefCell};
+use std::borrow::Cow;
 
 use http::{HeaderMap, HeaderName, header::RETRY_AFTER};
 use tidegate::{DecidedRequest, RateLimiter as _};
-use tidegate_core::{Cost, Effect, Request, RequestError, RuleSet, Scratch, bounds::MAX_ENTRIES};
+use tidegate_config::entry_name;
+use tidegate_core::{Cost, Effect, Request, RequestError, bounds::MAX_ENTRIES};
 use tidegate_limiter::{
     ServerLimiter,
-    entries::{AuditedRequest, Origin},
+    entries::{AuditedRequest, Origin, Spelling, normalize, rewritten},
     metrics::ListenerKind,
+    with_scratch,
 };
 use tidegate_tower::HeaderWriter;
 
@@ -24,11 +26,6 @@ use super::{
     super::http::status,
     frame::{Actions, Disconnect, Frame, MALFORMED, Reader, Value, put_ack},
 };
-
-thread_local! {
-    /// A buffer for keys, reused by the requests of this worker.
-    static SCRATCH: RefCell<Scratch> = RefCell::default();
-}
 
 /// The argument that is the cost of the request.
 const COST: &str = "cost";
@@ -75,7 +72,11 @@ impl<'b> Arguments<'b> {
         let Some(text) = text(value) else {
             return;
         };
-        let entry = (entry_name(name), text);
+        let name = match entry_name(&name) {
+            Cow::Owned(lower_case) => Cow::Owned(lower_case),
+            Cow::Borrowed(_) => name,
+        };
+        let entry = (name, text);
         // Two messages of an event may repeat an argument. An entry with two values is rejected
         // later. One entry above the maximum is enough to reject the request.
         if self.entries.len() <= MAX_ENTRIES && !self.entries.contains(&entry) {
@@ -96,7 +97,7 @@ impl<'b> Arguments<'b> {
                 .and_then(|text| text.parse().ok()),
             Some(_) => None,
         };
-        let wrong = || RequestError::new(COST, "must be a whole number from 1");
+        let wrong = || RequestError::new(COST, "must be a positive integer");
         Cost::new(count.ok_or_else(wrong)?)
     }
 }
@@ -114,15 +115,6 @@ fn text(value: Value<'_>) -> Option<Cow<'_, str>> {
     })
 }
 
-/// Returns the name of an entry as in the rules: the names of headers are in lower case.
-fn entry_name(name: Cow<'_, str>) -> Cow<'_, str> {
-    let is_header = name.starts_with("header.");
-    if is_header && name.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return name.to_ascii_lowercase().into();
-    }
-    name
-}
-
 /// Decides the request of `notify`, and returns the encoded ACK.
 pub(super) async fn answer(
     limiter: &ServerLimiter,
@@ -133,18 +125,19 @@ pub(super) async fn answer(
     let arguments = Arguments::read(notify.payload).ok_or(MALFORMED)?;
     let mut out = Vec::new();
     let rules = limiter.rules();
-    let mut scratch = SCRATCH.take();
-    let decided = async {
+    let decided = with_scratch(async |scratch| {
         let cost = arguments.cost()?;
-        let entries = normalized(limiter, &rules, &arguments.entries)?;
-        let entries: Vec<(&str, &str)> = entries
+        let entries: Vec<(&str, &str)> = arguments
+            .entries
             .iter()
-            .map(|(name, value)| (*name, &**value))
+            .map(|(name, value)| (&**name, &**value))
             .collect();
+        let replaced = normalize(limiter.trust(), &rules, Spelling::Normalized, &entries)?;
+        let entries = rewritten(&entries, &replaced);
         let request = Request::new(&entries, cost)?;
         let now = limiter.now();
         let verdict = limiter
-            .check(&rules, &mut scratch, &request, Effect::Charge)
+            .check(&rules, scratch, &request, Effect::Charge)
             .await?;
         let audited = AuditedRequest {
             listener: ListenerKind::Spop,
@@ -162,38 +155,14 @@ pub(super) async fn answer(
             set_verdict(actions, &verdict, &headers);
         });
         Ok::<_, RequestError>(())
-    }
-    .await;
-    SCRATCH.set(scratch);
-    if let Err(error) = decided {
+    });
+    if let Err(error) = decided.await {
         limiter.metrics().count_bad_request(ListenerKind::Spop);
         put_ack(&mut out, notify.id, max_frame_bytes, |actions| {
             set_problem(actions, &error.to_string());
         });
     }
     Ok(out)
-}
-
-/// Returns the entries in the form that forward-auth gives them.
-fn normalized<'e>(
-    limiter: &ServerLimiter,
-    rules: &RuleSet,
-    entries: &'e [(Cow<'_, str>, Cow<'_, str>)],
-) -> Result<Vec<(&'e str, Cow<'e, str>)>, RequestError> {
-    let normal = |(name, value): &'e (Cow<'_, str>, Cow<'_, str>)| {
-        let value = match limiter.trust().normalize(name, value) {
-            Ok(value) => value,
-            Err(ambiguous) if rules.looks_at(name) => {
-                let text = ambiguous.to_string();
-                // The text begins with the name of the entry.
-                let problem = text.split_once(": ").map_or(&*text, |(_, problem)| problem);
-                return Err(RequestError::new(format!("entries.{name}"), problem));
-            }
-            Err(_) => Cow::Borrowed(&**value),
-        };
-        Ok((&**name, value))
-    };
-    entries.iter().map(normal).collect()
 }
 
 /// The variables that describe one outcome and not the other.
