@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tidegate};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, run, tidegate};
 
 const CANDIDATE: &str = "
 rules:
@@ -21,7 +21,7 @@ fn start() -> Server {
     let scratch = Scratch::new();
     let candidate = scratch.write("candidate.yaml", CANDIDATE);
     let rules = format!(
-        "{EVERY_DOOR}candidate: {{rules: {}, until: 2100-01-01}}
+        "{EVERY_LISTENER}candidate: {{rules: {}, until: 2100-01-01}}
 rules:
   - {{name: api, when: {{path: /api/**}}, key: [customer], limits: [2/h], algorithm: fixed_window}}
 ",
@@ -165,7 +165,7 @@ fn the_proxy_extracts_the_entries_of_the_candidate() {
         "rules: [{name: api, key: [header.x-customer], limits: [1/h], algorithm: fixed_window}]\n",
     );
     let rules = format!(
-        "{EVERY_DOOR}candidate: {{rules: {}}}
+        "{EVERY_LISTENER}candidate: {{rules: {}}}
 rules: [{{name: all, key: [ip], limits: [1000/h]}}]
 proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://{}'}}]}}
 ",

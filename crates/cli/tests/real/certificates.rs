@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, process::Command};
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tool};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, run, tool};
 
 /// Replaces the server's certificate and key with a new self-signed certificate for `name` and its
 /// key.
@@ -46,7 +46,7 @@ fn shown(address: SocketAddr) -> String {
 fn a_renewed_certificate_is_served_and_an_unusable_one_is_rejected() {
     let scratch = Scratch::new();
     issue(scratch.path(), "first");
-    let config = format!("{EVERY_DOOR}grpc: {{tls: {{certificate: certificate, key: key}}}}\n");
+    let config = format!("{EVERY_LISTENER}grpc: {{tls: {{certificate: certificate, key: key}}}}\n");
     let mut server = Server::start_in(scratch, &config);
     assert_eq!(shown(server.grpc), "first");
 

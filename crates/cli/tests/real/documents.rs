@@ -22,7 +22,7 @@ use crate::{
     haproxy::Haproxy,
     proxy::Fronted,
     servers::RedisServer,
-    support::{EVERY_DOOR, Envoy, Scratch, Server, repository, run, tidegate},
+    support::{EVERY_LISTENER, Envoy, Scratch, Server, repository, run, tidegate},
     traefik::Traefik,
 };
 
@@ -171,7 +171,7 @@ fn the_envoy_example_matches_the_output() {
     let scratch = Scratch::new();
     scratch.write("shop.yaml", &read("shop.yaml"));
     let config = read("tidegate.yaml").replace("examples/envoy/", "");
-    let server = Server::start_in(scratch, &format!("{EVERY_DOOR}{config}"));
+    let server = Server::start_in(scratch, &format!("{EVERY_LISTENER}{config}"));
     let envoy = Envoy::start(&read("envoy.yaml"), server.grpc);
     let fronts = [
         ("8000", envoy.listener("front")),
@@ -206,7 +206,7 @@ fn the_fleet_example_matches_the_output() {
         // Use the test's own listeners, and a longer timeout than the default for busy machines.
         let (_, store) = text.split_once("\nstore:\n").unwrap();
         let store = store.replace("redis://127.0.0.1:6379", &redis.url());
-        let config = format!("{EVERY_DOOR}store:\n  timeout: 2s\n{store}");
+        let config = format!("{EVERY_LISTENER}store:\n  timeout: 2s\n{store}");
         let server = Server::start_in(Scratch::new(), &config);
         until_exact(&server);
         server

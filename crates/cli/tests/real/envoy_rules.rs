@@ -5,7 +5,7 @@ use std::{net::SocketAddr, process::Output};
 
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Ask, EVERY_DOOR, Process, Scratch, Server, run, tidegate};
+use crate::support::{Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, run, tidegate};
 
 const SHOP: &str = "\
 domain: shop
@@ -79,7 +79,7 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
     let scratch = shop();
     scratch.write(
         "rules.yaml",
-        &format!("{EVERY_DOOR}envoy: {{config: config}}\n"),
+        &format!("{EVERY_LISTENER}envoy: {{config: config}}\n"),
     );
     let good = "rules.yaml: 0 rules, no errors\nconfig: 1 domain, no errors\n";
     assert_eq!(
@@ -153,7 +153,7 @@ fn an_empty_or_missing_folder_is_an_error() {
 
 #[test]
 fn the_start_logs_the_active_configuration() {
-    let config = format!("{EVERY_DOOR}envoy: {{config: config}}\n");
+    let config = format!("{EVERY_LISTENER}envoy: {{config: config}}\n");
     let mut server = Server::start_in(shop(), &config);
     server.signal("HUP");
     let (domains, descriptors) = ("domains=1", "descriptors=1");
@@ -171,7 +171,10 @@ fn the_start_logs_the_active_configuration() {
 
 #[test]
 fn a_reload_reports_the_warnings_for_the_files() {
-    let server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
+    let server = Server::start_in(
+        shop(),
+        &format!("{EVERY_LISTENER}envoy: {{config: config}}\n"),
+    );
     let file = server.directory().join("config/shop.yaml");
     let text = "domain: shop\ndescriptors: [{key: api_key, rate_limit: {unit: hour}}]\n";
     std::fs::write(file, text).unwrap();
@@ -187,7 +190,7 @@ fn a_reload_reports_the_warnings_for_the_files() {
 /// the file does not change.
 #[test]
 fn an_unreadable_file_is_retried_until_it_is_readable() {
-    let config = format!("{EVERY_DOOR}envoy: {{config: config/shop.yaml}}\n");
+    let config = format!("{EVERY_LISTENER}envoy: {{config: config/shop.yaml}}\n");
     let mut server = Server::start_in(shop(), &config);
     assert_eq!(remaining(&ask(server.http)), json!(1));
     let raised = SHOP.replace("requests_per_unit: 2", "requests_per_unit: 9");
@@ -221,7 +224,10 @@ fn an_unreadable_file_is_retried_until_it_is_readable() {
 
 #[test]
 fn an_envoy_folder_is_served_and_reloaded_on_changes() {
-    let mut server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
+    let mut server = Server::start_in(
+        shop(),
+        &format!("{EVERY_LISTENER}envoy: {{config: config}}\n"),
+    );
     let first = ask(server.http);
     assert_eq!((first.status, remaining(&first)), (200, json!(1)));
     let health = Ask::get(server.http, "/healthcheck").send();
@@ -269,7 +275,10 @@ fn an_envoy_folder_is_served_and_reloaded_on_changes() {
 
 #[test]
 fn every_envoy_metric_is_documented() {
-    let server = Server::start_in(shop(), &format!("{EVERY_DOOR}envoy: {{config: config}}\n"));
+    let server = Server::start_in(
+        shop(),
+        &format!("{EVERY_LISTENER}envoy: {{config: config}}\n"),
+    );
     ask(server.http);
     let page = std::fs::read_to_string(crate::support::repository().join("docs/envoy.md")).unwrap();
     let metrics = server.metrics();
@@ -390,7 +399,7 @@ fn a_limits_file_of_limitador_is_checked() {
     );
     scratch.write(
         "rules.yaml",
-        &format!("{EVERY_DOOR}envoy: {{limitador: limits.yaml}}\n"),
+        &format!("{EVERY_LISTENER}envoy: {{limitador: limits.yaml}}\n"),
     );
     let (code, said) = check(&scratch, &["check", "rules.yaml"]);
     assert_eq!(code, Some(0), "{said}");
@@ -435,7 +444,7 @@ fn a_limits_file_of_limitador_is_served_and_reloaded() {
     scratch.write("limits.yaml", LIMITADOR);
     let mut server = Server::start_in(
         scratch,
-        &format!("{EVERY_DOOR}envoy: {{limitador: limits.yaml}}\n"),
+        &format!("{EVERY_LISTENER}envoy: {{limitador: limits.yaml}}\n"),
     );
     let body = json!({"namespace": "api", "values": {"method": "POST", "user": "a"}, "delta": 1});
     let http = server.http;

@@ -3,7 +3,7 @@
 use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
 use crate::support::{
-    Answer, Ask, EVERY_DOOR, Process, Scratch, Server, free_port, repository, tool,
+    Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, repository, tool,
 };
 
 /// The maximum number of start attempts, if another process takes the proxy's port first.
@@ -258,7 +258,7 @@ fn nginx_with_lua_fails_open_without_tidegate() {
 /// An error that is not about the request must not refuse all requests.
 #[test]
 fn nginx_with_lua_fails_open_without_the_password() {
-    let listen = EVERY_DOOR.replace(
+    let listen = EVERY_LISTENER.replace(
         "resp: '127.0.0.1:0'",
         "resp: {address: '127.0.0.1:0', password: secret}",
     );

@@ -6,14 +6,14 @@ use serde_json::json;
 
 use crate::{
     servers::{RedisServer, eventually},
-    support::{Ask, EVERY_DOOR, Scratch, Server, repository, run, tidegate},
+    support::{Ask, EVERY_LISTENER, Scratch, Server, repository, run, tidegate},
 };
 
 const SERVERS: usize = 4;
 
 fn fleet(redis: &RedisServer, more: &str, rules: &str) -> Vec<Server> {
     let store = format!("store: {{redis: \"{}\", timeout: 2s{more}}}\n", redis.url());
-    let config = format!("{EVERY_DOOR}{store}{rules}");
+    let config = format!("{EVERY_LISTENER}{store}{rules}");
     let servers: Vec<Server> = (0..SERVERS)
         .map(|_| Server::start_in(Scratch::new(), &config))
         .collect();
@@ -40,7 +40,7 @@ fn the_overview_of_top_talkers_has_a_note_in_place_of_the_blocks() {
     let redis = RedisServer::start();
     let store = format!("store: {{redis: \"{}\"}}\n", redis.url());
     let rules = "rules: [{name: api, key: [user], limits: [9/h]}]\n";
-    let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}{store}{rules}"));
+    let server = Server::start_in(Scratch::new(), &format!("{EVERY_LISTENER}{store}{rules}"));
     until_exact(&server);
     server.check(&json!({"user": "acme"}));
     drop(redis);
@@ -169,7 +169,7 @@ fn an_operator_blocks_on_one_server_and_all_deny() {
 fn a_server_starts_without_redis_and_logs_it() {
     let port = crate::servers::free_port();
     let config = format!(
-        "{EVERY_DOOR}store: {{redis: \"redis://127.0.0.1:{port}\"}}\nrules: [{{name: r, key: [user], limits: [10/h], on_failure: open}}]"
+        "{EVERY_LISTENER}store: {{redis: \"redis://127.0.0.1:{port}\"}}\nrules: [{{name: r, key: [user], limits: [10/h], on_failure: open}}]"
     );
     let server = Server::start_in(Scratch::new(), &config);
     let ready = eventually("the server reports the problem", || {

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server, repository, run, tidegate};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, repository, run, tidegate};
 
 const RULES: &str = "geoip: {country: country.mmdb}
 rules: [{name: british, when: {country: GB}, limits: [{algorithm: fixed_window, limit: 0, window: 1h}]}]
@@ -30,7 +30,7 @@ fn british(server: &Server) -> u16 {
 fn a_renewed_database_is_used_and_an_unusable_one_is_rejected() {
     let scratch = Scratch::new();
     provide(scratch.path(), "GeoLite2-Country-Test.mmdb");
-    let mut server = Server::start_in(scratch, &format!("{EVERY_DOOR}{RULES}"));
+    let mut server = Server::start_in(scratch, &format!("{EVERY_LISTENER}{RULES}"));
     assert_eq!(british(&server), 429);
 
     provide(server.directory(), "GeoLite2-ASN-Test.mmdb");

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Ask, EVERY_DOOR, Process, Scratch, Server, free_port, repository, tool};
+use crate::support::{Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, repository, tool};
 
 /// The maximum number of start attempts, if another process takes a port first.
 const STARTS: u32 = 5;
@@ -37,7 +37,7 @@ impl Haproxy {
 
     /// Starts HAProxy with these rules. `path` are the arguments for the path.
     fn with(rules: &str, path: &str) -> Self {
-        let listen = EVERY_DOOR.replace("admin:", "spop: '127.0.0.1:0', admin:");
+        let listen = EVERY_LISTENER.replace("admin:", "spop: '127.0.0.1:0', admin:");
         let server = Server::start_in(Scratch::new(), &format!("{listen}{rules}"));
         let example = repository().join("examples/haproxy");
         let read = |name| {

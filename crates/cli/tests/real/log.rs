@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -52,7 +52,7 @@ fn unsolicited_ping_acknowledgements_are_not_logged() {
 #[test]
 fn wrong_admin_tokens_are_logged() {
     let scratch = Scratch::new();
-    let config = format!("{EVERY_DOOR}admin: {{token: the-right-token}}\n");
+    let config = format!("{EVERY_LISTENER}admin: {{token: the-right-token}}\n");
     let mut server = Server::start_in(scratch, &config);
     for (token, status) in [("guess-1", 401), ("the-right-token", 200), ("guess-2", 401)] {
         let answer = Ask::get(server.admin, "/v1/rules")
@@ -83,7 +83,7 @@ fn all_warnings_of_the_rules_file_are_logged() {
         format!("  - {{name: r{number}, key: header.x, limits: [1/s], when: {{method: get}}}}\n")
     };
     let rules: String = (0..25).map(rule).collect();
-    let config = format!("{EVERY_DOOR}rules:\n{rules}");
+    let config = format!("{EVERY_LISTENER}rules:\n{rules}");
     let mut server = Server::start_in(Scratch::new(), &config);
     assert_eq!(server.check(&json!({"user": "u"})).status, 200);
     assert_eq!(Ask::get(server.admin, "/healthz").send().status, 200);
@@ -111,7 +111,7 @@ fn all_warnings_of_envoys_configuration_are_logged() {
         "envoy.yaml",
         &format!("domain: shop\ndescriptors:\n{descriptors}"),
     );
-    let config = format!("{EVERY_DOOR}envoy: {{config: envoy.yaml}}\n");
+    let config = format!("{EVERY_LISTENER}envoy: {{config: envoy.yaml}}\n");
     let mut server = Server::start_in(scratch, &config);
     assert_eq!(Ask::get(server.admin, "/healthz").send().status, 200);
     server.signal("TERM");

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::{
     fleet::until_exact,
     servers::RedisServer,
-    support::{Ask, EVERY_DOOR, Scratch, Server, authority, repository, run, signed},
+    support::{Ask, EVERY_LISTENER, Scratch, Server, authority, repository, run, signed},
 };
 
 /// A configuration with every kind of component that has its own metrics.
@@ -101,7 +101,7 @@ impl Everything {
             candidate.display(),
             scratch.join("requests.jsonl").display()
         );
-        let config = format!("{EVERY_DOOR}{store}{watched}{EVERYTHING}");
+        let config = format!("{EVERY_LISTENER}{store}{watched}{EVERYTHING}");
         let server = Server::start_in(scratch, &config);
         until_exact(&server);
         assert_eq!(server.check(&json!({"user": "u1"})).status, 200);

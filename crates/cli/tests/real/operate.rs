@@ -4,7 +4,9 @@ use std::process::{Output, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server, authority, run, signed, tidegate, tool};
+use crate::support::{
+    Ask, EVERY_LISTENER, Scratch, Server, authority, run, signed, tidegate, tool,
+};
 
 const RULES: &str =
     "rules: [{name: api, key: [user, route], limits: [5/h], algorithm: fixed_window}]\n";
@@ -63,7 +65,7 @@ fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
     let key = ["api", "u1", "/x"];
     let block = [&["block"], &key[..], &["--reason", "abuse"]].concat();
     assert!(server.operate(&block).status.success());
-    let renamed = format!("{EVERY_DOOR}{}", RULES.replace("api", "public-api"));
+    let renamed = format!("{EVERY_LISTENER}{}", RULES.replace("api", "public-api"));
     std::fs::write(server.rules_file(), renamed).unwrap();
     let reloaded = printed(&server.operate(&["reload"]));
     assert!(

@@ -9,7 +9,9 @@ use std::{
     thread::spawn,
 };
 
-use crate::support::{Ask, EVERY_DOOR, Process, Scratch, Server, free_port, repository, run, tool};
+use crate::support::{
+    Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, repository, run, tool,
+};
 
 /// The maximum number of start attempts, if another process takes nginx's port first.
 const STARTS: u32 = 5;
@@ -73,7 +75,7 @@ fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
         .replace("127.0.0.1:8001", &one.to_string())
         .replace("127.0.0.1:8002", &other.to_string())
         .replace("127.0.0.1:8000", "127.0.0.1:0");
-    let server = Server::start_in(Scratch::new(), &format!("{EVERY_DOOR}proxy:\n{config}"));
+    let server = Server::start_in(Scratch::new(), &format!("{EVERY_LISTENER}proxy:\n{config}"));
     // The proxy listener is opened before the admin listener, so the proxy's log line has already
     // been read.
     let said = server.said().replace('"', "");
@@ -225,7 +227,7 @@ fn assert_bounded(server: &Server) {
 fn an_upstream_outage_and_its_end_are_logged_once() {
     let port = free_port();
     let config = format!(
-        "{EVERY_DOOR}proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}'}}]}}\n"
+        "{EVERY_LISTENER}proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: 'http://127.0.0.1:{port}'}}]}}\n"
     );
     let mut server = Server::start_in(Scratch::new(), &config);
     let proxy = server.proxy();

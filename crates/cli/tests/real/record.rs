@@ -4,7 +4,7 @@ use std::process::Output;
 
 use serde_json::{Value, json};
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server, run, tidegate};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, run, tidegate};
 
 /// A rule for each algorithm whose decisions do not depend on responses.
 const RULES: &str = "
@@ -23,7 +23,7 @@ fn start(record: &str) -> (Server, std::path::PathBuf) {
     let file = scratch.join("requests.jsonl");
     let record = record.replace("FILE", &file.display().to_string());
     (
-        Server::start_in(scratch, &format!("{EVERY_DOOR}{record}{RULES}")),
+        Server::start_in(scratch, &format!("{EVERY_LISTENER}{record}{RULES}")),
         file,
     )
 }

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::symlink};
 
 use serde_json::{Value, json};
 
-use crate::support::{Ask, EVERY_DOOR, Scratch, Server};
+use crate::support::{Ask, EVERY_LISTENER, Scratch, Server};
 
 fn rules(limit: u32) -> String {
     format!("rules: [{{name: api, key: [user], limits: [{limit}/h], algorithm: fixed_window}}]\n")
@@ -14,7 +14,7 @@ fn rules(limit: u32) -> String {
 /// Replaces the server's rules file in the same way as an editor: writes a new file and renames it.
 fn rewrite(server: &Server, rules: &str) {
     let draft = server.directory().join("draft");
-    fs::write(&draft, format!("{EVERY_DOOR}{rules}")).unwrap();
+    fs::write(&draft, format!("{EVERY_LISTENER}{rules}")).unwrap();
     fs::rename(draft, server.rules_file()).unwrap();
 }
 
@@ -42,10 +42,10 @@ fn a_file_behind_a_replaced_link_takes_effect() {
     }
     symlink("..1", scratch.join("..data")).unwrap();
     symlink("..data/rules.yaml", scratch.join("rules.yaml")).unwrap();
-    let mut server = Server::start_in(scratch, &format!("{EVERY_DOOR}{}", rules(5)));
+    let mut server = Server::start_in(scratch, &format!("{EVERY_LISTENER}{}", rules(5)));
     assert_eq!(remaining(&server), 4);
     let changed = server.directory().join("..2/rules.yaml");
-    fs::write(changed, format!("{EVERY_DOOR}{}", rules(8))).unwrap();
+    fs::write(changed, format!("{EVERY_LISTENER}{}", rules(8))).unwrap();
     let link = server.directory().join("..data_tmp");
     symlink("..2", &link).unwrap();
     fs::rename(link, server.directory().join("..data")).unwrap();

@@ -5,7 +5,7 @@ use std::fs;
 
 use crate::{
     servers::eventually,
-    support::{Ask, EVERY_DOOR, Scratch, Server, free_port},
+    support::{Ask, EVERY_LISTENER, Scratch, Server, free_port},
 };
 
 const SECRET: &str = "hunter2";
@@ -15,7 +15,7 @@ const SECRET: &str = "hunter2";
 #[test]
 fn the_password_of_redis_is_neither_logged_nor_shown() {
     let port = free_port();
-    let store = |url: &str| format!("{EVERY_DOOR}store: {{redis: '{url}', timeout: 1ms}}\n");
+    let store = |url: &str| format!("{EVERY_LISTENER}store: {{redis: '{url}', timeout: 1ms}}\n");
     let valid = store(&format!("redis://tidegate:{SECRET}@127.0.0.1:{port}/3"));
     let mut server = Server::start_in(Scratch::new(), &valid);
     let pages = |server: &Server| {
@@ -57,7 +57,7 @@ fn the_password_of_redis_is_neither_logged_nor_shown() {
 #[test]
 fn a_secret_may_be_in_a_file() {
     let settings = "admin: {token_env: TOKEN}\n";
-    let config = format!("{EVERY_DOOR}{settings}");
+    let config = format!("{EVERY_LISTENER}{settings}");
     let scratch = Scratch::new();
     let folder = scratch.path().display().to_string();
     let file = scratch

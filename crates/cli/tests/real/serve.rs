@@ -11,7 +11,9 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Answer, Ask, EVERY_DOOR, Process, Scratch, Server, free_port, run, tidegate};
+use crate::support::{
+    Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, run, tidegate,
+};
 
 const FIVE_AN_HOUR: &str =
     "rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]\n";
@@ -63,7 +65,7 @@ fn the_service_manager_is_notified() {
     let variable = ("NOTIFY_SOCKET", path.display().to_string());
     // The interval is long enough that no watchdog report arrives between the other notifications.
     let watchdog = ("WATCHDOG_USEC", (600 * 1_000_000).to_string());
-    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}");
+    let config = format!("{EVERY_LISTENER}{FIVE_AN_HOUR}");
     let server = Server::start_with(scratch, &config, &[variable, watchdog]);
     assert_eq!(received(), "READY=1\n");
     server.signal("HUP");
@@ -87,7 +89,7 @@ fn the_watchdog_is_notified_twice_as_often_as_it_expects() {
         ("NOTIFY_SOCKET", path.display().to_string()),
         ("WATCHDOG_USEC", "40000".to_owned()),
     ];
-    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}");
+    let config = format!("{EVERY_LISTENER}{FIVE_AN_HOUR}");
     let server = Server::start_with(scratch, &config, &variables);
     let received: Vec<String> = (0..4).map(|_| notification(&socket)).collect();
     assert_eq!(received[0], "READY=1\n");
@@ -131,7 +133,8 @@ fn with_sockets(scratch: &Scratch, names: &str) -> Command {
 #[test]
 fn a_listener_uses_the_socket_of_the_service_manager() {
     let scratch = Scratch::new();
-    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}").replacen("127.0.0.1:0", "192.0.2.1:80", 1);
+    let config =
+        format!("{EVERY_LISTENER}{FIVE_AN_HOUR}").replacen("127.0.0.1:0", "192.0.2.1:80", 1);
     scratch.write("rules.yaml", &config);
     let mut server = Process::start(&mut with_sockets(&scratch, "resp:http"));
     let line = server.wait_for(&["listening", "\"http\""]);
@@ -147,7 +150,7 @@ fn a_listener_uses_the_socket_of_the_service_manager() {
 #[test]
 fn a_socket_that_cannot_be_used_prevents_the_start() {
     let scratch = Scratch::new();
-    scratch.write("rules.yaml", EVERY_DOOR);
+    scratch.write("rules.yaml", EVERY_LISTENER);
     for (names, said) in [
         (
             "unknown",
@@ -179,7 +182,7 @@ fn a_socket_that_cannot_be_used_prevents_the_start() {
 #[test]
 fn sockets_for_another_process_are_not_used() {
     let scratch = Scratch::new();
-    scratch.write("rules.yaml", EVERY_DOOR);
+    scratch.write("rules.yaml", EVERY_LISTENER);
     let mut command = with_sockets(&scratch, "unknown");
     let mut server = Process::start(command.env("LISTEN_PID", "1"));
     server.wait_for(&["listening", "\"admin\""]);
@@ -193,7 +196,7 @@ fn the_server_reports_not_ready_and_serves_during_the_pre_stop_delay() {
     let rules = "shutdown: {pre_stop_delay: 1h}\nenvoy: {config: shop.yaml}\n";
     let scratch = Scratch::new();
     scratch.write("shop.yaml", "domain: shop\ndescriptors: []\n");
-    let config = format!("{EVERY_DOOR}{FIVE_AN_HOUR}{rules}");
+    let config = format!("{EVERY_LISTENER}{FIVE_AN_HOUR}{rules}");
     let mut server = Server::start_in(scratch, &config);
     let health = |server: &Server| {
         let ready = Ask::get(server.admin, "/readyz").send();

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{
     servers::eventually,
-    support::{Ask, EVERY_DOOR, Scratch, Server},
+    support::{Ask, EVERY_LISTENER, Scratch, Server},
 };
 
 const RULES: &str = "\
@@ -15,7 +15,7 @@ rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]
 ";
 
 fn start(scratch: Scratch) -> Server {
-    Server::start_in(scratch, &format!("{EVERY_DOOR}{RULES}"))
+    Server::start_in(scratch, &format!("{EVERY_LISTENER}{RULES}"))
 }
 
 fn spend(server: &Server, user: &str) -> serde_json::Value {

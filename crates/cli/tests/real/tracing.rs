@@ -27,7 +27,7 @@ use tidegate::Clock;
 use crate::{
     fleet::until_exact,
     servers::{RedisServer, eventually},
-    support::{Ask, EVERY_DOOR, Envoy, Scratch, Server, run, tidegate},
+    support::{Ask, EVERY_LISTENER, Envoy, Scratch, Server, run, tidegate},
 };
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -209,7 +209,7 @@ fn with_redis(redis: &RedisServer) -> String {
 #[test]
 fn a_check_continues_the_trace_of_its_caller_to_redis() {
     let (collector, redis) = (Collector::start(), RedisServer::start());
-    let config = format!("{EVERY_DOOR}{}{RULES}", with_redis(&redis));
+    let config = format!("{EVERY_LISTENER}{}{RULES}", with_redis(&redis));
     let server = Server::start_with(Scratch::new(), &config, &collector.variables());
     until_exact(&server);
     let check = || {
@@ -262,7 +262,7 @@ fn a_check_continues_the_trace_of_its_caller_to_redis() {
 #[test]
 fn a_command_that_waits_for_redis_is_one_trace() {
     let (collector, redis) = (Collector::start(), RedisServer::start());
-    let config = format!("{EVERY_DOOR}{}{RULES}", with_redis(&redis));
+    let config = format!("{EVERY_LISTENER}{}{RULES}", with_redis(&redis));
     let server = Server::start_with(Scratch::new(), &config, &collector.variables());
     until_exact(&server);
     let mut client = TcpStream::connect(server.resp).unwrap();
@@ -294,7 +294,7 @@ fn a_request_of_envoy_over_http_has_an_outcome() {
     let collector = Collector::start();
     let scratch = Scratch::new();
     scratch.write("shop.yaml", LIMITS);
-    let config = format!("{EVERY_DOOR}envoy: {{config: shop.yaml}}\n");
+    let config = format!("{EVERY_LISTENER}envoy: {{config: shop.yaml}}\n");
     let server = Server::start_with(scratch, &config, &collector.variables());
     let answer = Ask::new("POST", server.http, "/json")
         .header("traceparent", &traceparent())
@@ -325,7 +325,7 @@ fn records_that_the_collector_rejects_count_as_failed() {
     let collector = Collector::answering(answer.encode_to_vec());
     let mut variables = collector.variables();
     variables.push(("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()));
-    let config = format!("{EVERY_DOOR}{RULES}");
+    let config = format!("{EVERY_LISTENER}{RULES}");
     let mut server = Server::start_with(Scratch::new(), &config, &variables);
     for _ in 0..5 {
         server.check(&json!({"path": "/login", "ip": SECRET}));
@@ -357,7 +357,7 @@ fn a_collector_that_hangs_delays_the_shutdown_by_5_seconds_at_most() {
         ("OTEL_BLRP_SCHEDULE_DELAY", "50".to_owned()),
         ("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()),
     ];
-    let config = format!("{EVERY_DOOR}{RULES}");
+    let config = format!("{EVERY_LISTENER}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &variables);
     server.check(&json!({"path": "/login", "ip": SECRET}));
     // Each exporter has connected, and waits for the response.
@@ -380,7 +380,7 @@ fn a_sampler_that_is_not_supported_is_reported() {
     let collector = Collector::start();
     let mut variables = collector.variables();
     variables.push(("OTEL_TRACES_SAMPLER", "jaeger_remote".to_owned()));
-    let config = format!("{EVERY_DOOR}{RULES}");
+    let config = format!("{EVERY_LISTENER}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &variables);
     assert!(
         server.has_said(&["WARN", "OTEL_TRACES_SAMPLER: the sampler `jaeger_remote`"]),
@@ -392,7 +392,7 @@ fn a_sampler_that_is_not_supported_is_reported() {
 #[test]
 fn the_latency_has_the_traces_of_its_slowest_decisions() {
     let collector = Collector::start();
-    let config = format!("{EVERY_DOOR}{RULES}");
+    let config = format!("{EVERY_LISTENER}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &collector.variables());
     // Only one in 64 decisions is measured, so send enough requests.
     for _ in 0..300 {
@@ -418,7 +418,7 @@ fn the_latency_has_the_traces_of_its_slowest_decisions() {
 #[test]
 fn log_records_are_exported() {
     let collector = Collector::start();
-    let config = format!("{EVERY_DOOR}{RULES}");
+    let config = format!("{EVERY_LISTENER}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &collector.variables());
     eventually("the log has arrived", || {
         let messages = collector.messages("/v1/logs");
@@ -464,7 +464,7 @@ fn upstream() -> SocketAddr {
 
 fn proxy_config() -> String {
     format!(
-        "{EVERY_DOOR}{RULES}proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: ['http://{}']}}]}}\n",
+        "{EVERY_LISTENER}{RULES}proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: ['http://{}']}}]}}\n",
         upstream()
     )
 }
@@ -546,7 +546,7 @@ fn one_trace_covers_envoy_tidegate_and_redis() {
     let scratch = Scratch::new();
     scratch.write("shop.yaml", LIMITS);
     let config = format!(
-        "{EVERY_DOOR}{}envoy: {{config: shop.yaml}}\n",
+        "{EVERY_LISTENER}{}envoy: {{config: shop.yaml}}\n",
         with_redis(&redis)
     );
     let server = Server::start_with(scratch, &config, &collector.variables());
@@ -582,7 +582,7 @@ fn a_collector_that_hangs_delays_no_decision_and_its_losses_are_counted() {
         ("OTEL_BSP_MAX_QUEUE_SIZE", "64".to_owned()),
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "32".to_owned()),
     ];
-    let config = format!("{EVERY_DOOR}{RULES}");
+    let config = format!("{EVERY_LISTENER}{RULES}");
     let mut server = Server::start_with(Scratch::new(), &config, &variables);
     for _ in 0..300 {
         let answer = server.check(&json!({"path": "/other", "ip": SECRET}));
@@ -641,7 +641,7 @@ fn metrics_are_exported_with_the_names_of_the_page() {
     let mut variables = collector.variables();
     variables.push(("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()));
     variables.push(("OTEL_SERVICE_NAME", "edge".to_owned()));
-    let config = format!("{EVERY_DOOR}{RULES}");
+    let config = format!("{EVERY_LISTENER}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &variables);
     for _ in 0..3 {
         server.check(&json!({"path": "/login", "ip": SECRET}));

@@ -10,7 +10,7 @@ mod stream_done;
 mod xds;
 
 pub(crate) use self::ext_authz::Authorized;
-use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server};
+use crate::support::{Ask, EVERY_LISTENER, Envoy, Scratch, Server};
 
 /// Two listeners, `open` and `closed`, and the routes that the tests use.
 const BOOTSTRAP: &str = include_str!("bootstrap.yaml");
@@ -40,7 +40,7 @@ impl Pair {
     fn start(limits: &str) -> Self {
         let scratch = Scratch::new();
         scratch.write("shop.yaml", limits);
-        let config = format!("{EVERY_DOOR}envoy: {{config: shop.yaml}}\n");
+        let config = format!("{EVERY_LISTENER}envoy: {{config: shop.yaml}}\n");
         let tidegate = Server::start_in(scratch, &config);
         let envoy = Envoy::start(BOOTSTRAP, tidegate.grpc);
         Self { tidegate, envoy }

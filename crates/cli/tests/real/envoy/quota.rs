@@ -1,6 +1,6 @@
 //! Tests of quotas that two Envoys share.
 
-use crate::support::{Ask, EVERY_DOOR, Envoy, Scratch, Server, repository};
+use crate::support::{Ask, EVERY_LISTENER, Envoy, Scratch, Server, repository};
 
 /// A yearly budget, so that its window does not end during the test.
 const LIMIT: usize = 500;
@@ -18,7 +18,7 @@ const QUIET_SECONDS: u64 = 12;
 )]
 fn two_envoys_share_a_budget_to_the_last_request() {
     let quotas = format!(
-        "{EVERY_DOOR}quotas:\n  - {{name: keys, domain: shop, bucket: {{api_key: '*'}}, limit: {LIMIT}/366d}}\n"
+        "{EVERY_LISTENER}quotas:\n  - {{name: keys, domain: shop, bucket: {{api_key: '*'}}, limit: {LIMIT}/366d}}\n"
     );
     let tidegate = Server::start_in(Scratch::new(), &quotas);
     let bootstrap =

@@ -4,7 +4,7 @@
 use std::{fs, thread, time::Duration};
 
 use super::{BOOTSTRAP, LIMITS, Pair};
-use crate::support::{EVERY_DOOR, Envoy, Scratch, Server, repository};
+use crate::support::{EVERY_LISTENER, Envoy, Scratch, Server, repository};
 
 /// The route in front of which the routes of this test are inserted.
 const FIRST_ROUTE: &str = "                        - match: {prefix: /override}\n";
@@ -45,7 +45,7 @@ impl Pair {
             .replace(RESPONSE, &headers);
         let scratch = Scratch::new();
         scratch.write("shop.yaml", LIMITS);
-        let config = format!("{EVERY_DOOR}envoy: {{config: shop.yaml}}\n");
+        let config = format!("{EVERY_LISTENER}envoy: {{config: shop.yaml}}\n");
         let tidegate = Server::start_in(scratch, &config);
         let envoy = Envoy::start(&bootstrap, tidegate.grpc);
         Self { tidegate, envoy }

@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use super::BOOTSTRAP;
 use crate::{
     servers::RedisServer,
-    support::{Ask, EVERY_DOOR, Envoy, Process, Scratch, Server, authority, repository, signed},
+    support::{
+        Ask, EVERY_LISTENER, Envoy, Process, Scratch, Server, authority, repository, signed,
+    },
 };
 
 /// The environment of the container that Envoy Gateway deploys.
@@ -215,7 +217,7 @@ fn a_server_without_its_first_configuration_is_not_ready() {
     let (mut plane, port) = control_plane(&scratch, 0);
     let tls = "{ca: certs/ca.crt, certificate: certs/tls.crt, key: certs/tls.key}";
     let config = format!(
-        "{EVERY_DOOR}envoy: {{config: {{xds: {{server: 'localhost:{port}', tls: {tls}}}}}}}\n"
+        "{EVERY_LISTENER}envoy: {{config: {{xds: {{server: 'localhost:{port}', tls: {tls}}}}}}}\n"
     );
     let mut server = Server::start_in(scratch, &config);
     let health = |server: &Server| {

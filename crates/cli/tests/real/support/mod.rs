@@ -15,5 +15,5 @@ pub(crate) use self::{
     http::{Answer, Ask},
     process::{Process, free_port, run, tool},
     scratch::Scratch,
-    server::{EVERY_DOOR, Server, repository, tidegate},
+    server::{EVERY_LISTENER, Server, repository, tidegate},
 };

@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{Answer, Ask, Process, Scratch};
 
 /// All listeners on ephemeral ports.
-pub(crate) const EVERY_DOOR: &str = "listen: {http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:0'}\n";
+pub(crate) const EVERY_LISTENER: &str = "listen: {http: '127.0.0.1:0', grpc: '127.0.0.1:0', resp: '127.0.0.1:0', admin: '127.0.0.1:0'}\n";
 
 /// A running server and its working directory.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Server {
 impl Server {
     /// Starts a server with all listeners and these rules.
     pub(crate) fn start(rules: &str) -> Self {
-        Self::start_in(Scratch::new(), &format!("{EVERY_DOOR}{rules}"))
+        Self::start_in(Scratch::new(), &format!("{EVERY_LISTENER}{rules}"))
     }
 
     /// Starts a server with this configuration in this directory.
