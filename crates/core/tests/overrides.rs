@@ -368,6 +368,42 @@ fn overrides_that_have_ended_make_room_for_new_ones() {
     assert_eq!(overrides.len(), 0);
 }
 
+/// The filter in front of the overrides is built again after many removals, with the keys of all
+/// rules.
+#[test]
+fn the_overrides_of_all_rules_apply_after_many_removals() {
+    let tenants = Rule::new("tenants", limits(&["10/min"])).unwrap();
+    let tenants = tenants.keyed_by(&["tenant"]).unwrap();
+    let fixture = Fixture::new(vec![api(), tenants]);
+    let overrides = &fixture.overrides;
+    let set = |rule: &str, key: &str| {
+        let new = lasting(replacement(&["20/min"]));
+        overrides.set(rule, &OverrideTarget::of(&[key]), new, START)
+    };
+    set("api", "acme").unwrap();
+    set("tenants", "umbrella").unwrap();
+    for number in 0..bounds::MAX_OVERRIDES / 3 {
+        let key = number.to_string();
+        set("api", &key).unwrap();
+        overrides.remove("api", &OverrideTarget::of(&[&key]));
+    }
+    set("tenants", "initech").unwrap();
+    assert_eq!(overrides.len(), 3);
+    let limit = |name: &str, value: &str| {
+        let (_, outcomes) = fixture.ask(&[(name, value)], 1, Effect::Look);
+        outcomes[0].limit
+    };
+    for (name, value, expected) in [
+        ("customer", "acme", 20),
+        ("customer", "7", 10),
+        ("tenant", "umbrella", 20),
+        ("tenant", "initech", 20),
+        ("tenant", "acme", 10),
+    ] {
+        assert_eq!(limit(name, value), expected, "{name} {value}");
+    }
+}
+
 #[test]
 fn a_listing_is_sorted_and_complete() {
     let fixture = Fixture::new(vec![api()]);
