@@ -234,13 +234,15 @@ fn an_expired_reservation_in_redis_costs_nothing() {
 /// A caller that leaves early, for example because its deadline has passed, loses no amount.
 #[test]
 fn a_commit_that_is_abandoned_counts_the_whole_amount() {
-    let (_redis, a, b) = two_nodes();
+    let (redis, a, b) = two_nodes();
     let (a, b) = (Server::on(&a), Server::on(&b));
     let id = a.reserve(10).reservation_id;
+    redis.pause();
     a.node.run(async {
         let commit = a.committing(&id, 40).now_or_never();
-        assert!(commit.is_none(), "Redis has not answered yet");
+        assert!(commit.is_none(), "Redis is paused");
     });
+    redis.resume();
     eventually("the amount is counted", || {
         (b.left() == [60, 960]).then_some(())
     });
@@ -250,12 +252,14 @@ fn a_commit_that_is_abandoned_counts_the_whole_amount() {
 
 #[test]
 fn a_reservation_that_is_abandoned_is_released() {
-    let (_redis, a, b) = two_nodes();
+    let (redis, a, b) = two_nodes();
     let (a, b) = (Server::on(&a), Server::on(&b));
+    redis.pause();
     a.node.run(async {
         let reserve = a.reserving(10).now_or_never();
-        assert!(reserve.is_none(), "Redis has not answered yet");
+        assert!(reserve.is_none(), "Redis is paused");
     });
+    redis.resume();
     let limiter = Arc::clone(&a.node.limiter);
     let settled = || {
         let limiter = Arc::clone(&limiter);
