@@ -134,7 +134,7 @@ if not outdated then
       local kernel, denies, state, till = byte(program, at), nil, nil, nil
       number = number + 1
       if defers and mode == CHARGE and (kernel == LOG or kernel == LEASE or kernel == BUCKETS) then
-        deferred[#deferred + 1] = {charge, number, at, position}
+        deferred[#deferred + 1] = {charge = charge, number = number, at = at, position = position}
         at, position, denies = evaluate(kernel, program, at + 2, value, position, PEEK)
       else
         at, position, denies, state, till = evaluate(kernel, program, at + 2, value, position, mode)
@@ -157,11 +157,12 @@ if not outdated then
   end
 end
 for i = 1, admitted and not from_ahead and #deferred or 0 do
-  local charge, number, at, position = unpack(deferred[i])
+  local charge, number = deferred[i].charge, deferred[i].number
   if not charge.denies then
-    local program = charge.program
+    local program, at = charge.program, deferred[i].at
     local kernel = byte(program, at)
-    local _, _, _, state, till = evaluate(kernel, program, at + 2, charge.value, position, CHARGE)
+    local _, _, _, state, till =
+      evaluate(kernel, program, at + 2, charge.value, deferred[i].position, CHARGE)
     charge.states[number], charge.expires = state, max(charge.expires, till)
     if charge.marks then
       charge.marks[2 + number] = kernel == BUCKETS and sub(state, 1, 15) or sub(state, -10, -4)

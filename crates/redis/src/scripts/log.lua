@@ -15,13 +15,13 @@ if kernel == LOG or kernel == LEASE then
     for w = 1, window_count do
       local head, before, begins
       head, before, begins, position = struct_unpack('>I4I3I7', value, position)
-      window_states[w] = {head, before, begins}
+      window_states[w] = {first = head, before = before, begins = begins}
     end
     first = position
     position = position + ENTRY_BYTES * count
   else
     for w = 1, windows do
-      window_states[w] = {0, 0, 0}
+      window_states[w] = {first = 0, before = 0, begins = 0}
     end
   end
   local function entry(number)
@@ -38,7 +38,8 @@ if kernel == LOG or kernel == LEASE then
   for w = 1, windows do
     local limit, span
     limit, span, at = struct_unpack(LOG_WINDOW, program, at)
-    local head, before, begins = unpack(window_states[w])
+    local window = window_states[w]
+    local head, before = window.first, window.before
     if head < count and begins + span <= now then
       local low, step = head, 1
       while low + step < count and entry(low + step) + span <= now do
@@ -54,7 +55,7 @@ if kernel == LOG or kernel == LEASE then
         end
       end
       head, before = high, select(2, entry(low))
-      window_states[w] = {head, before, head < count and entry(head) or 0}
+      window.first, window.before, window.begins = head, before, head < count and entry(head) or 0
     end
     local sum = count > 0 and (total - before) % TURN or 0
     denies = denies or cost > limit or sum > limit - cost
@@ -69,7 +70,7 @@ if kernel == LOG or kernel == LEASE then
   if fewest > 0 then
     base = select(2, entry(fewest - 1))
     for w = 1, windows do
-      window_states[w][1] = window_states[w][1] - fewest
+      window_states[w].first = window_states[w].first - fewest
     end
   end
   -- The new entries are `stay` entries of the old value, starting with `fewest`, followed by
@@ -85,8 +86,8 @@ if kernel == LOG or kernel == LEASE then
       stay, added[1] = stay - 1, struct_pack('>I7I3', charged_at, total)
     else
       for w = 1, windows do
-        if window_states[w][1] == count then
-          window_states[w] = {count, total, charged_at}
+        if window_states[w].first == count then
+          window_states[w] = {first = count, before = total, begins = charged_at}
         end
       end
       while cost > 0 do
@@ -124,8 +125,11 @@ if kernel == LOG or kernel == LEASE then
       base = select(2, remaining_entry(dropped - 1))
       local begins = remaining_entry(dropped)
       for w = 1, windows do
-        window_states[w] = window_states[w][1] < dropped and {dropped, base, begins} or window_states[w]
-        window_states[w][1] = window_states[w][1] - dropped
+        local window = window_states[w]
+        if window.first < dropped then
+          window.first, window.before, window.begins = dropped, base, begins
+        end
+        window.first = window.first - dropped
       end
       count = count - dropped
     end
@@ -133,7 +137,8 @@ if kernel == LOG or kernel == LEASE then
 
   local state = {struct_pack('>I7I4I1I3', longest, count, windows, base)}
   for w = 1, windows do
-    state[1 + w] = struct_pack('>I4I3I7', unpack(window_states[w]))
+    local window = window_states[w]
+    state[1 + w] = struct_pack('>I4I3I7', window.first, window.before, window.begins)
   end
   local from = first + ENTRY_BYTES * (fewest + dropped)
   state[2 + windows] = sub(value, from, first + ENTRY_BYTES * (fewest + stay) - 1)

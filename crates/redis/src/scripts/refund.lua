@@ -228,7 +228,7 @@ local function refund_states(program, receipt, unused, value, states, is_same, l
   is_same = is_same and not is_converted_since(ledger, ledger_then)
   for number = 1, #states do
     local member, mark = program.members[number], receipt[2 + number]
-    local kernel, start, behind = unpack(states[number])
+    local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     local part = parts[number] or member
     -- Nothing is refunded if the units were used, or if the member counts denied requests. Only
     -- leases are released if the state has other parameters, or if the charge was made by a clock

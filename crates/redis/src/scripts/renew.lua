@@ -54,7 +54,7 @@ end
 local function expiry_of(value, states)
   local expires = 0
   for number = 1, #states do
-    local kernel, start, behind = unpack(states[number])
+    local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     expires = max(expires, expiry(kernel, value, start, behind))
   end
   return expires
@@ -101,7 +101,7 @@ end
 local function renew_leases(program, value, states, receipt, ledger)
   local written, till, is_lost = {}, 0, false
   for number = 1, #states do
-    local kernel, start, behind = unpack(states[number])
+    local kernel, start, behind = states[number].kernel, states[number].start, states[number].behind
     if kernel == LEASE then
       local member = program.members[number]
       local since = struct_unpack('>I7', lease_start(receipt[2 + number], ledger))

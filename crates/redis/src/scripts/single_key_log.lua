@@ -102,29 +102,32 @@ for w = 1, windows do
         local _, upto = entry(number)
         return (upto - before) % TURN >= sum - (limit - cost)
       end)
-      points[#points + 1] = {frees, entry(frees)}
+      local charged_at, sum_with = entry(frees)
+      points[#points + 1] = {number = frees, at = charged_at, sum = sum_with}
     end
   end
   if first > 0 then
-    points[#points + 1] = {first - 1, now - span, before}
+    points[#points + 1] = {number = first - 1, at = now - span, sum = before}
   end
   if first < fewest then
     fewest, fewest_base = first, before
   end
-  window_states[w], longest = {first, before, at}, math.max(longest, span)
+  window_states[w] = {first = first, before = before, begins = at}
+  longest = math.max(longest, span)
 end
 
 local value_before = ''
 if count > fewest then
-  points[#points + 1] = {count - 1, last_at, total}
+  points[#points + 1] = {number = count - 1, at = last_at, sum = total}
   table.sort(points, function(a, b)
-    return a[1] < b[1] or a[1] == b[1] and a[2] < b[2]
+    return a.number < b.number or a.number == b.number and a.at < b.at
   end)
   local entries, passed = {}, fewest - 1
   for i = 1, #points do
-    if points[i][1] > passed then
-      entries[#entries + 1] = struct_pack('>I7I3', points[i][2], points[i][3])
-      passed = points[i][1]
+    local point = points[i]
+    if point.number > passed then
+      entries[#entries + 1] = struct_pack('>I7I3', point.at, point.sum)
+      passed = point.number
     end
   end
   value_before = head .. struct_pack('>I7I4I1I3', longest, #entries, 0, fewest_base) .. table.concat(entries)
@@ -143,8 +146,8 @@ if last_at == at and count > fewest then
   end
 end
 for w = 1, windows do
-  if window_states[w][1] == count then
-    window_states[w] = {count, total % TURN, at}
+  if window_states[w].first == count then
+    window_states[w] = {first = count, before = total % TURN, begins = at}
   end
 end
 while cost > 0 do
@@ -165,7 +168,8 @@ if ledger_until <= now and not in_place then
 end
 local header = {front, struct_pack('>I7I4I1I3', longest, stay + #added - dropped, windows, base)}
 for w = 1, windows do
-  header[2 + w] = struct_pack('>I4I3I7', window_states[w][1] - dropped, window_states[w][2], window_states[w][3])
+  local window = window_states[w]
+  header[2 + w] = struct_pack('>I4I3I7', window.first - dropped, window.before, window.begins)
 end
 header, added = table.concat(header), table.concat(added)
 local millis = math.floor((math.max(at + longest, ledger_until) - now) / 1000) + slack

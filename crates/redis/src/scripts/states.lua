@@ -42,15 +42,14 @@ local function states_in(value)
     elseif kernel == GCRA and form == 2 then
       fraction = byte(value, at + 15)
     end
-    states[number] = {kernel, fraction}
+    states[number] = {kernel = kernel, fraction = fraction}
     at = at + 1 + (TERMS[kernel] and TERMS[kernel][form] or 4)
   end
   local first = at
   for number = 1, count do
-    local kernel, fraction = unpack(states[number])
-    local behind = at + length_of(kernel, value, at, fraction)
-    states[number] = {kernel, at, behind}
-    at = behind
+    local state = states[number]
+    state.start, state.behind = at, at + length_of(state.kernel, value, at, state.fraction)
+    at = state.behind
   end
   if at ~= #value + 1 then
     error('not a value of this store')
@@ -62,7 +61,7 @@ end
 local function are_of(program, states)
   for number = 1, #states do
     local member = program.members[number]
-    if not member or member.kernel ~= states[number][1] then
+    if not member or member.kernel ~= states[number].kernel then
       return false
     end
   end
