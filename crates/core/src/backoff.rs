@@ -80,10 +80,10 @@ impl Backoff {
     /// Returns the wait before retry number `retry`, counted from 0, if the server asked the client
     /// to wait for `server_wait`.
     ///
-    /// The result is `server_wait` plus a backoff wait. Unless jitter is off, the backoff wait
-    /// before jitter is at least half of `server_wait`. The server sends the same `server_wait` to
-    /// all clients, and a jitter of milliseconds after a wait of seconds would not spread their
-    /// retries.
+    /// The result is `server_wait` plus a backoff wait. Unless jitter is off, the backoff wait is
+    /// raised to at least half of `server_wait` before jitter is applied. The server can send the
+    /// same `server_wait` to all clients, and a jitter of a few milliseconds after a wait of
+    /// several seconds would not spread their retries.
     #[must_use]
     pub fn wait_after(&self, server_wait: Span, retry: u32, random: u64) -> Span {
         let longest = match self.jitter {
@@ -111,8 +111,8 @@ impl Backoff {
 /// Maps a random `u64` to the range `0..=most`. The result is uniform except for a bias below `most
 /// / 2^64`.
 fn scale(random: u64, most: u64) -> u64 {
-    // The product of two numbers below 2^64 + 1 fits in a u128, and its upper half is at most
-    // `most`.
+    // The first factor is below 2^64 and the second factor is at most 2^64, so the product fits in
+    // a u128. The upper 64 bits of the product are at most `most`.
     let product = u128::from(random) * (u128::from(most) + 1);
     u64::try_from(product >> 64).unwrap_or(most)
 }

@@ -37,8 +37,8 @@ impl HoldingTime {
     /// which each further observation has a weight of 1 / `WINDOW`.
     const WINDOW: u64 = 32;
 
-    /// The longest holding time that enters the average. A longer time is replaced by this maximum,
-    /// so that the arithmetic cannot overflow.
+    /// The longest holding time that is added to the average. A longer time is replaced by this
+    /// maximum, so that the arithmetic cannot overflow.
     const LONGEST: Span = Span::from_secs(366 * 86_400);
 
     /// The shortest estimate. It is the smallest unit of the retry times sent to clients.

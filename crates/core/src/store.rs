@@ -16,14 +16,14 @@ use crate::{
     time::Timestamp,
 };
 
-/// The input of a store's decision.
+/// A request for a store's decision.
 #[derive(Debug)]
 pub struct StoreRequest<'q, 'c> {
-    /// The charges of the request. A decision makes either all of them or none. If two charges have
-    /// the same key, nothing is charged and the decision is [`Decision::REPEATED_KEY`]. If a
-    /// request is decided by a rule's fallback policy without checking the rule's limits, the store
-    /// removes the rule's charge from the list. The outcomes always belong to the remaining
-    /// charges.
+    /// The charges of the request. The store makes either all of the charges or none of them. If
+    /// two charges have the same key, nothing is charged and the decision is
+    /// [`Decision::REPEATED_KEY`]. If a request is decided by a rule's fallback policy without
+    /// checking the rule's limits, the store removes the rule's charge from the list. The returned
+    /// outcomes are always for the remaining charges.
     pub charges: &'q mut Vec<Charge<'c>>,
     /// The current time according to the caller's clock. A remote store uses its own clock instead.
     pub now: Timestamp,
@@ -38,7 +38,7 @@ pub struct StoreRequest<'q, 'c> {
     pub accounting: Accounting,
 }
 
-/// How a store records a decision in its metrics and in its lists of keys and denials.
+/// How a store records a decision in its metrics, its lists of top keys and its list of denials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accounting {
     /// The decision is for a client's request, and is counted.
@@ -102,12 +102,12 @@ impl<'q, 'c> StoreRequest<'q, 'c> {
     }
 }
 
-/// A decision, its exactness, and the component that made the decision.
+/// A decision, with its exactness and the component that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreDecision {
     /// The decision: admitted, limited, blocked or full.
     pub decision: Decision,
-    /// The exactness of the decision.
+    /// Whether the decision was made with the authoritative state.
     pub exactness: Exactness,
     /// The component that decided the request.
     pub source: Source,
@@ -150,9 +150,9 @@ pub type DecisionAndReceipt<R> = (StoreDecision, Option<R>);
 
 /// A store for limit states. Decisions are atomic.
 ///
-/// A decision makes either all charges of a request or none. A decision replaces the contents of
-/// `outcomes` with one outcome for each limit, in the order of the charges and their limits. If no
-/// limit was evaluated, `outcomes` is empty.
+/// The store makes either all charges of a request or none. It replaces the contents of `outcomes`
+/// with one outcome for each limit, in the order of the charges and their limits. If no limit was
+/// evaluated, `outcomes` is empty.
 ///
 /// The result of an operation is [ready](MaybeReady::Ready) if no remote store had to be called. If
 /// the result is [pending](MaybeReady::Pending), neither the state nor the arguments have changed
@@ -186,11 +186,11 @@ pub trait Store: Send + Sync {
 
     /// Settles `charges`, which must be the charges that [`reserve`](Self::reserve) left in the
     /// request. `settlements` contains one settlement for each charge. Settling releases the
-    /// concurrency slots of the charges, and refunds the unused units that the state still
-    /// contains. The method takes the receipt out of the option, and does nothing if the option is
+    /// concurrency slots of the charges, and refunds the unused units that still count in the
+    /// stored state. The method takes the value out of `receipt`, and does nothing if `receipt` is
     /// `None`.
     ///
-    /// If a remote store is unreachable, nothing is refunded in that store.
+    /// If a remote store is unreachable, it does not refund anything.
     fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -210,9 +210,9 @@ pub trait Store: Send + Sync {
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send>;
 
-    /// Counts a decision on `charges` that was made with [`Accounting::Attempt`]. `evaluated`
-    /// contains the charges that the decision left in the request, and `outcomes` contains the
-    /// outcomes of their limits.
+    /// Counts a decision on `charges` in the metrics. The decision must have been made with
+    /// [`Accounting::Attempt`]. `evaluated` contains the charges that the decision left in the
+    /// request, and `outcomes` contains the outcomes of their limits.
     fn count(
         &self,
         _now: Timestamp,

@@ -28,7 +28,8 @@ impl Random {
     }
 }
 
-/// A waiting request: when it gives up, and how long it would hold its slot, in milliseconds.
+/// A waiting request: the time at which it gives up, and how long it would hold its slot. Both
+/// values are in milliseconds.
 type Waiting = (u64, u64);
 
 /// The state of the service. Times are in milliseconds.
@@ -75,7 +76,8 @@ impl Service {
 
 #[derive(Clone, Copy)]
 struct Load {
-    /// The number of arrivals in 10 seconds, in which the service serves 400 requests.
+    /// The number of requests that arrive in 10 seconds. The service can serve 400 requests in this
+    /// time.
     arrivals: u64,
     longest_wait: u64,
     queue: usize,
@@ -83,8 +85,8 @@ struct Load {
     hold: fn(&mut Random) -> u64,
 }
 
-/// Returns the percentage of denials with an estimate within a factor of two of the actual time,
-/// and the number of denials.
+/// Returns two numbers: the percentage of denials whose estimate is within a factor of two of the
+/// actual time, and the number of denials.
 fn share_within_factor_of_two(load: Load) -> (usize, usize) {
     const WARM_UP: u64 = 10_000;
     const UNTIL: u64 = 100_000;
@@ -186,7 +188,7 @@ fn nine_of_ten_refusals_announce_a_time_within_a_factor_of_two() {
 }
 
 /// Without a queue, a slot becomes free when the next of 20 requests ends. Requests end at random
-/// times, so an estimate cannot be accurate in most cases, but it is correct on average.
+/// times, so most estimates cannot be accurate, but they are correct on average.
 #[test]
 fn without_a_queue_the_estimate_is_right_on_average() {
     let load = Load {

@@ -76,8 +76,8 @@ fn two_threads_on_two_keys_in_opposite_order() {
     });
 }
 
-/// One thread charges two keys, and another thread only the second key. In any order, a denied
-/// request charges nothing.
+/// One thread charges two keys, and another thread only the second key. Regardless of the order of
+/// the threads, a denied request charges nothing.
 #[test]
 fn a_denied_pair_spends_nothing() {
     loom::model(|| {

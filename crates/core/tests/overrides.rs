@@ -155,8 +155,8 @@ fn spent_units_stay_spent_when_an_override_begins_and_ends() {
     assert_eq!(fixture.look("alice"), (20, 5));
 }
 
-/// If a bucket is raised, lowered and reset to the rule's limits, its units are counted once,
-/// although the rate is different after each change.
+/// A bucket's limits are raised, lowered, and then reset to the rule's limits. Each change also
+/// changes the rate, but no unit can be spent twice.
 #[test]
 fn a_bucket_that_is_raised_lowered_and_ended_admits_no_more_than_the_largest_limit() {
     let bucket = |rate: &str| limits(&[&format!("{rate} capacity 10")]);
@@ -368,8 +368,8 @@ fn overrides_that_have_ended_make_room_for_new_ones() {
     assert_eq!(overrides.len(), 0);
 }
 
-/// The filter in front of the overrides is built again after many removals, with the keys of all
-/// rules.
+/// A Bloom filter speeds up override lookups. After many removals, the filter is rebuilt, and must
+/// then contain the keys of all rules.
 #[test]
 fn the_overrides_of_all_rules_apply_after_many_removals() {
     let tenants = Rule::new("tenants", limits(&["10/min"])).unwrap();
@@ -432,7 +432,7 @@ fn a_listing_is_sorted_and_complete() {
     assert_eq!(page.len(), 1);
 }
 
-/// An override or a removal in a random trace.
+/// A step of a random trace, such as setting or removing an override.
 #[derive(Clone, Debug)]
 enum Step {
     Set {
@@ -481,8 +481,8 @@ fn matches(pattern: &str, key: &str) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
-    /// A client that alternates between two plans never gets more than a client with the best of
-    /// both: the larger bucket, refilled at the faster rate.
+    /// A client that alternates between two plans never gets more than a client of a single plan
+    /// with the larger of the two buckets and the faster of the two refill rates.
     #[test]
     fn alternating_between_plans_gains_nothing(
         capacities in (1..50_u64, 1..50_u64),
@@ -504,7 +504,7 @@ proptest! {
             if decision == Decision::Admitted {
                 admitted.push((fixture.now, cost));
             } else if let Some(wait) = outcomes[0].retry_after.span() {
-                // The wait time is exact, whichever plan the key had before.
+                // The wait time is exact, regardless of the key's previous plan.
                 let now = fixture.now;
                 fixture.now = now.after(Span::from_micros(wait.as_micros() - 1));
                 let (early, _) = fixture.ask(&entries, cost, Effect::Peek);

@@ -301,7 +301,8 @@ fn a_long_list_of_alternatives_is_not_scanned() {
         )];
         let request = Request::new(&entries, Cost::ONE).unwrap();
         assert_eq!(charged(&rules, &request, &mut scratch).len(), applied);
-        // One evaluation is for the list, and one for the alternative found by the index.
+        // There are two evaluations: one for the list, and one for the alternative found by the
+        // index.
         assert_eq!(scratch.conditions_evaluated(), 2);
     }
 }

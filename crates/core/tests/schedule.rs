@@ -23,8 +23,8 @@ fn at(text: &str) -> Timestamp {
     Timestamp::from_micros(instant.as_microsecond().try_into().unwrap())
 }
 
-/// Draws a character for each of `quarters` quarter hours, starting at `first`: `#` if the schedule
-/// holds, otherwise `.`.
+/// Returns a string with one character for each of `quarters` quarter hours, starting at `first`:
+/// `#` if the schedule holds, and `.` otherwise.
 fn drawn(schedule: &ActiveHours, first: &str, quarters: u64) -> String {
     let instant = |quarter| at(first).as_micros() + quarter * 15 * 60 * 1_000_000;
     let holds = |quarter| schedule.holds(Timestamp::from_micros(instant(quarter)));

@@ -118,8 +118,8 @@ proptest! {
         parts in 1_usize..9,
         deal in any::<bool>(),
     ) {
-        // Either deal the stream to the workers in turn, or give each worker a contiguous part of
-        // it.
+        // Either distribute the additions to the workers in turn, or give each worker a contiguous
+        // part of the stream.
         let mut dealt = vec![Vec::new(); parts];
         for (at, addition) in stream.iter().enumerate() {
             let part = if deal { at % parts } else { at * parts / stream.len() };
@@ -142,7 +142,7 @@ proptest! {
             prop_assert!(truth <= *estimate && estimate - error <= truth);
             prop_assert!(*error <= total / (keep as u64 + 1));
         }
-        // A key with an exact sum above the estimate of the last row must be in the list.
+        // If a key's exact sum is above the estimate of the last row, the key must be in the list.
         let all = top_keys(&summaries, usize::MAX);
         let least = rows.last().map_or(0, |row| row.estimate);
         for (key, truth) in &exact {

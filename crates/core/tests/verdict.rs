@@ -210,7 +210,7 @@ fn the_verdict_on_one_charge_equals_that_of_its_outcomes() {
     );
 }
 
-/// Only concurrency limits of rules without a key represent the capacity of the service.
+/// Only a concurrency limit of a rule without a key represents the capacity of the whole service.
 #[test]
 fn a_denial_by_the_slots_of_the_service_is_a_lack_of_capacity() {
     let slots = || {

@@ -1,10 +1,10 @@
-//! The position of a charge in a limit's state, which a later refund needs.
+//! The position of a charge in the state of a limit. A later refund needs this position.
 
 use super::ExactMicros;
 use crate::time::Timestamp;
 
-/// The information that a refund needs to find a charge in a state. Each algorithm uses one
-/// variant.
+/// The information that a refund needs to find a charge in a state. Each kernel uses one of the
+/// variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// For GCRA: the theoretical arrival time right after the charge.
@@ -31,7 +31,7 @@ pub(crate) struct ChargePosition {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
     pub(crate) mark: Mark,
-    /// How much earlier this charge ends because of refunds of other charges, in microseconds;
-    /// `None` if unknown.
+    /// The number of microseconds by which this charge drains earlier because other charges were
+    /// refunded; `None` if this number is unknown.
     pub(crate) shift: Option<u64>,
 }

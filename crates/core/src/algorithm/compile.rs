@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl Limit {
-    /// Creates a limit that has no soft allowance and does not count denied requests.
+    /// Creates a limit without a soft allowance that does not count denied requests.
     ///
     /// # Errors
     ///

@@ -32,7 +32,8 @@ pub(crate) trait Counter: Sized {
         None
     }
 
-    /// Returns the largest number that a state of this limit can contain, not counting instants.
+    /// Returns the largest number that a state of this limit can contain. Instants are not taken
+    /// into account.
     fn largest_number(&self) -> u64 {
         u64::MAX
     }
@@ -70,8 +71,8 @@ pub(crate) trait Counter: Sized {
 
     fn mark(state: &Self::State) -> Mark;
 
-    /// Refunds up to `units` of the charge at `position`. Refunds nothing if the mark in `position`
-    /// was created by another kernel.
+    /// Refunds up to `units` units of the charge at `position`. Refunds nothing if another kernel
+    /// created the mark in `position`.
     fn refund_charge(
         &self,
         state: &mut Self::State,
@@ -130,14 +131,13 @@ pub(crate) trait CounterState: Sized {
     fn read(next: &mut dyn FnMut() -> Option<u64>) -> Option<Self>;
 }
 
-/// Returns whether `number` is at most [`bounds::MAX_COUNT`], so that it is a valid number of
-/// units.
+/// Returns whether `number` is a valid number of units, which is at most [`bounds::MAX_COUNT`].
 pub(super) fn is_count(number: &u64) -> bool {
     *number <= bounds::MAX_COUNT
 }
 
-/// Returns whether `number`, which counts windows or microseconds since the epoch, is in the range
-/// of [`Timestamp`].
+/// Returns whether `number` is within the range of [`Timestamp`]. It is a number of microseconds or
+/// windows since the epoch.
 pub(crate) fn is_instant(number: &u64) -> bool {
     *number <= Timestamp::MAX.as_micros()
 }

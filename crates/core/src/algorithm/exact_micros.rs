@@ -2,8 +2,9 @@
 
 use crate::time::{Span, Timestamp};
 
-/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`. The time
-/// per unit of the limit is `p / l` microseconds in lowest terms, with the same denominator `l`.
+/// A number of microseconds with an exact fraction: `whole + part / l`, with `part < l`. The
+/// denominator `l` is that of the limit's time per unit, which is `p / l` microseconds in lowest
+/// terms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ExactMicros {
     /// The integer part, in microseconds.

@@ -1,18 +1,18 @@
-//! Fixed window: a count that is reset at the end of each window.
+//! Fixed window: a counter that is reset at the end of each window.
 //!
 //! This module implements the algorithm `fixed_window`. Windows are aligned to the epoch, to a
 //! key's first request, or to a calendar.
 //!
 //! - **Guarantee.** At most `L` units are admitted in each window `[start, end)`.
 //! - **Memory.** The state takes 16 bytes. A key expires when its window ends.
-//! - **Counting in full.** If denied requests are counted in full, the count can exceed `L`.
-//!   Decisions do not change, because a request is denied whenever the count is at least `L`.
-//! - **Weakness.** In a short interval that contains a window boundary, up to `2 * L` units can be
+//! - **Counting in full.** If denied requests are counted in full, the count can exceed `L`. This
+//!   does not change decisions, because every request is denied if the count is `L` or higher.
+//! - **Weakness.** In a short interval around a window boundary, up to `2 * L` units can be
 //!   admitted: `L` just before and `L` just after the boundary. In general, with windows of length
 //!   `W`, up to `L * (ceil(t / W) + 1)` units can be admitted in a half-open interval of length
 //!   `t`. All keys with epoch-aligned or calendar windows are reset at the same instant.
-//! - **Source.** The algorithm has no known author. Descriptions of fixed windows usually mention
-//!   the burst at the window boundary.
+//! - **Source.** The algorithm has no known author. Descriptions of it usually mention the burst at
+//!   the window boundary.
 
 use crate::{
     algorithm::{
@@ -91,7 +91,7 @@ impl FixedWindow {
         })
     }
 
-    /// Returns the maximum count in a window.
+    /// Returns the maximum value of the counter.
     fn largest_count(&self) -> u64 {
         if self.in_full {
             bounds::MAX_COUNT
@@ -100,8 +100,8 @@ impl FixedWindow {
         }
     }
 
-    /// Returns the end of the window that contains `now`. If windows start with a key's first
-    /// request, the window is assumed to start at `now`.
+    /// Returns the end of the window that contains `now`. For windows that start with a key's first
+    /// request, assumes that the window starts at `now`.
     fn end_at(&self, now: Timestamp) -> Timestamp {
         match &self.grid {
             Window::Epoch(span) => {
@@ -152,8 +152,8 @@ impl Counter for FixedWindow {
         WindowState::default()
     }
 
-    /// Converts a state written with other window parameters. If the old and the new window
-    /// overlap, the whole old count is carried over to the new window.
+    /// Converts a state from a limit with other window parameters. If the old window overlaps the
+    /// new window, the whole count is carried over to the new window.
     fn adopt(&self, old: Option<&Self>, state: &mut WindowState, now: Timestamp) {
         if state.end <= now.as_micros() {
             *state = WindowState::default();
@@ -191,9 +191,9 @@ impl Counter for FixedWindow {
         state.count = count + spent;
     }
 
-    /// If the state's window ends after `at`, it is replaced with the window that contains `at`,
-    /// and the count is kept. A window that started with a key's first request ends at its old end
-    /// or one window length after `at`, whichever is earlier.
+    /// If the state's window ends after `at`, replaces it with the window that contains `at`, and
+    /// keeps the count. A window that started with a key's first request ends at its old end or one
+    /// window length after `at`, whichever is earlier.
     fn clamp(&self, state: &mut WindowState, at: Timestamp) {
         if state.end <= at.as_micros() {
             return;
@@ -202,7 +202,7 @@ impl Counter for FixedWindow {
         state.end = match self.grid {
             Window::FirstRequest(_) => state.end.min(end),
             // The new end must be a window boundary. If the count were reset in the middle of an
-            // aligned window, twice the limit could be admitted in this window.
+            // aligned window, up to twice the limit could be admitted in this window.
             Window::Epoch(_) | Window::Calendar(_) => end,
         };
     }

@@ -3,8 +3,8 @@
 //!
 //! This module implements `gcra`, `token_bucket` with continuous refill, and `leaky_bucket` as a
 //! meter and as a queue. GCRA, the token bucket and the leaky bucket are the same algorithm. The
-//! difference between the TAT and the current time corresponds to the spent tokens of a token
-//! bucket, or to the water in a leaky bucket. `B` is the capacity of the bucket.
+//! difference between the TAT and the current time corresponds to the tokens that are missing from
+//! a token bucket, or to the water in a leaky bucket. `B` is the capacity of the bucket.
 //!
 //! ```text
 //!           now                TAT         now + tau
@@ -15,14 +15,14 @@
 //!
 //! - **Guarantee.** With a rate of `L` per period `P` and a capacity of `B`, at most
 //!   `B + floor(t * L / P)` units are admitted in any closed interval of length `t`. If `t * L / P`
-//!   is an integer, the maximum for a half-open interval is one unit lower.
+//!   is an integer, the maximum for a half-open interval is one unit less.
 //! - **Queue.** Admitted requests are served in the order of admission. A request of cost `n`
-//!   delays later requests by `n * T`. In a busy queue, the start times of successive requests
-//!   differ by `n * T`, but each start time is rounded up to a whole microsecond. A request of cost
-//!   `n` waits for at most `tau - n * T`.
+//!   delays later requests by `n * T`. In a queue that never becomes empty, a request of cost `n`
+//!   and the next request start `n * T` apart, except that each start time is rounded up to a whole
+//!   microsecond. A request of cost `n` waits for at most `tau - n * T`.
 //! - **Exact arithmetic.** One unit lasts `p / l` microseconds, in lowest terms. The TAT consists
-//!   of whole microseconds and a fraction with the denominator `l`. Nothing is rounded, so a rate
-//!   of 7 per second returns exactly 7 units each second.
+//!   of whole microseconds and a fraction with the denominator `l`. Nothing is rounded, so with a
+//!   rate of 7 per second, exactly 7 units are refilled each second.
 //! - **Memory.** The state takes 16 bytes. A key expires when its TAT has passed.
 //! - **Weakness.** In a window of length `W`, up to `B + floor(W * L / P)` units can be admitted,
 //!   which is `2 * L` if `B = L` and `W = P`. If `2 * L` is too much, choose a smaller `B` or a
@@ -73,8 +73,8 @@ pub(crate) struct Gcra {
     unit: ExactMicros,
     /// The capacity as a duration: the maximum difference between the TAT and the current time.
     tau: ExactMicros,
-    /// Half of the capacity as a duration. A key with less than this capacity remaining is hot
-    /// (`is_hot`), and is not evicted.
+    /// Half of the capacity as a duration. If less than this remains for a key, the key is hot
+    /// (`is_hot`) and is not evicted.
     half: ExactMicros,
     capacity: u64,
     queue: bool,
@@ -92,7 +92,7 @@ pub(crate) struct GcraParameters {
 }
 
 /// The result of a decision: the outcome, the new TAT, and whether the key is hot. A key is hot if
-/// the request was denied or less than half of the capacity remains.
+/// the request was denied, or if less than half of the capacity remains.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step {
     pub(crate) outcome: Outcome,
@@ -143,7 +143,7 @@ impl Gcra {
     }
 
     /// Decides a request in one pass, for a rule with a single limit. The result is the same as
-    /// with the separate methods of [`Counter`].
+    /// that of the separate methods of [`Counter`].
     #[inline]
     pub(crate) fn decide(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
         if let Some(whole) = self.without_fractions() {
@@ -152,9 +152,9 @@ impl Gcra {
         self.decide_exactly(tat, now, cost)
     }
 
-    /// Returns a copy of this limit in which `l = 1` and zero fractions are constants, or `None` if
-    /// the time per unit is not an integer number of microseconds. In operations on the copy, the
-    /// compiler removes the arithmetic on fractions.
+    /// Returns a copy of this limit in which the compiler knows that `l` is 1 and that fractions
+    /// are zero. Therefore, it can remove the arithmetic on fractions. Returns `None` if the time
+    /// per unit is not an integer number of microseconds.
     #[inline]
     fn without_fractions(&self) -> Option<Self> {
         let whole = |exact: ExactMicros| ExactMicros { part: 0, ..exact };
@@ -167,7 +167,7 @@ impl Gcra {
         })
     }
 
-    // This function is always inlined. In a separate function, the compiler would not know that `l`
+    // This function is always inlined, because otherwise the compiler would not know in it that `l`
     // is 1.
     #[inline(always)]
     fn decide_exactly(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
@@ -212,8 +212,8 @@ impl Gcra {
     }
 
     /// Returns a lower bound for the part of a charge that has not drained yet, as a duration.
-    /// `ends` is a lower bound for the instant at which the charge has drained completely, or
-    /// `None` if that instant is unknown. Refunds of other charges can make that instant earlier.
+    /// `ends` is a lower bound for the instant at which the charge has drained completely; `None`
+    /// if there is no known bound. Refunds of other charges can make that instant earlier.
     fn unserved(
         &self,
         tat: ExactMicros,
@@ -226,7 +226,7 @@ impl Gcra {
             whole: now.since(position.at).as_micros(),
             part: 0,
         };
-        // At most the time elapsed since the charge can have drained.
+        // The part that has drained cannot be longer than the time since the charge.
         let by_time = self.minus(duration_of, passed);
         match ends {
             None => by_time,
@@ -236,13 +236,13 @@ impl Gcra {
         }
     }
 
-    /// Returns whether this limit is a queue. A queue delays admitted requests.
+    /// Returns whether this limit is a queue, which delays admitted requests.
     pub(crate) fn is_queue(&self) -> bool {
         self.queue
     }
 
-    /// Converts a TAT written under `old`. Returns the TAT for the same number of spent units under
-    /// this limit, and the latest TAT that [`Self::adopt`] may set.
+    /// Converts a TAT from the limit `old`. Returns two instants: the TAT for the same number of
+    /// used units under this limit, and the latest TAT that [`Self::adopt`] may set.
     fn converted(
         &self,
         old: &Self,
@@ -254,9 +254,9 @@ impl Gcra {
         let scaled = u128::from(debt.whole) * u128::from(old.l) + u128::from(debt.part);
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
-        // An earlier conversion may have preserved the duration of the spent units instead of their
-        // number. Such a duration can correspond to more units than were ever spent, so the product
-        // can overflow.
+        // If an earlier conversion did not know the old limit, it preserved the drain time of the
+        // used units instead of their number. Under `old`, that time can correspond to a huge
+        // number of units, so the product can overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(ExactMicros::at(ends.ceil()));
         (self.plus(ExactMicros::at(now), self.exact(scaled)), latest)
@@ -264,9 +264,9 @@ impl Gcra {
 
     /// Returns the instant to which a charge is added: the TAT or `now`, whichever is later.
     ///
-    /// A fraction of `l` or more is invalid for this limit and is rounded up to a whole
-    /// microsecond. Such a fraction can only come from a damaged snapshot. All other methods
-    /// require fractions below `l`.
+    /// A numerator (`part`) of `l` or more is invalid for this limit. In this case, the TAT is
+    /// rounded up to a whole microsecond. An invalid numerator can only come from a damaged
+    /// snapshot. All other methods require that it is below `l`.
     fn base(&self, tat: ExactMicros, now: Timestamp) -> ExactMicros {
         let tat = if tat.part < self.l {
             tat
@@ -289,13 +289,13 @@ impl Gcra {
         }
     }
 
-    /// Returns the duration of `cost` units. It cannot overflow, because `cost` is at most the
-    /// capacity.
+    /// Returns the time that `cost` units take to drain. The calculation cannot overflow, because
+    /// `cost` is at most the capacity.
     fn duration_of(&self, cost: u64) -> ExactMicros {
         self.exact(u128::from(cost) * u128::from(self.p))
     }
 
-    /// Converts a number of units of `1 / l` microseconds to whole microseconds and a fraction.
+    /// Converts a multiple of `1 / l` microseconds to whole microseconds and a fraction.
     fn exact(&self, scaled: u128) -> ExactMicros {
         let l = u128::from(self.l);
         ExactMicros {
@@ -304,7 +304,7 @@ impl Gcra {
         }
     }
 
-    /// Returns the number of whole units in `span`.
+    /// Returns the number of whole units that drain within `span`.
     fn units_in(&self, span: ExactMicros) -> u64 {
         if self.l == 1 {
             return span.whole / self.p;
@@ -394,7 +394,7 @@ impl Counter for Gcra {
         })
     }
 
-    /// Returns the largest fraction that a TAT can have.
+    /// Returns the largest numerator that the fraction of a TAT can have.
     fn largest_number(&self) -> u64 {
         self.l - 1
     }
@@ -403,16 +403,16 @@ impl Counter for Gcra {
         ExactMicros::default()
     }
 
-    /// Converts a TAT computed under the limit `old`. The number of spent units does not change,
-    /// but each unit now takes this limit's time per unit to drain.
+    /// Converts a TAT from the limit `old`. The number of used units stays the same, but they now
+    /// drain at the rate of this limit.
     ///
-    /// The spent units can exceed this limit's capacity, because servers with the old limit may
-    /// still use the key. The new TAT is at most the old TAT or the TAT of an empty token bucket,
-    /// whichever is later.
+    /// The number of used units can exceed this limit's capacity, because servers with the old
+    /// limit may still charge the key. The new TAT is not later than both the old TAT and the TAT
+    /// of an empty token bucket.
     fn adopt(&self, old: Option<&Self>, tat: &mut ExactMicros, now: Timestamp) {
         let Some(old) = old else {
-            // If the old limit is unknown, the spent units keep their duration. The denominator of
-            // the old fraction is also unknown, so any fraction is rounded up to a whole
+            // If the old limit is unknown, the used units keep their drain time. Because the
+            // denominator of the old fraction is also unknown, the TAT is rounded up to a whole
             // microsecond.
             let latest = ExactMicros::at(now.after(bounds::MAX_DRAIN));
             *tat = ExactMicros::at(tat.ceil()).min(latest);
@@ -434,8 +434,8 @@ impl Counter for Gcra {
         *tat = self.plus(base, self.span_of(cost)).min(brim);
     }
 
-    /// Sets `TAT = min(TAT, at + tau)`, where `at + tau` is the TAT of a token bucket emptied at
-    /// `at`.
+    /// Sets `TAT = min(TAT, at + tau)`. `at + tau` is the TAT of a token bucket that becomes empty
+    /// at `at`.
     fn clamp(&self, tat: &mut ExactMicros, at: Timestamp) {
         *tat = (*tat).min(self.brim(at));
     }
@@ -447,12 +447,12 @@ impl Counter for Gcra {
             .max(ExactMicros::at(now));
     }
 
-    /// Refunds the part of a charge that has not drained yet, up to `units`.
+    /// Refunds the part of a charge that has not drained yet, but at most `units` units.
     ///
     /// Charges are assumed to drain one after another, in the order in which they were made. `end`
-    /// is the TAT right after the charge. Returns how much earlier later charges end because of the
-    /// refund, in microseconds, rounded up; 0 if there are no later charges. The documentation of
-    /// `eval::receipt` explains why this method never refunds too much.
+    /// is the TAT right after the charge. Returns the number of microseconds by which later charges
+    /// drain earlier because of the refund, rounded up; 0 if there are no later charges. The
+    /// documentation of `eval::receipt` explains why this method never refunds too much.
     fn refund_charge(
         &self,
         tat: &mut ExactMicros,
@@ -468,8 +468,8 @@ impl Counter for Gcra {
             .shift
             .map(|whole| self.minus(end, ExactMicros { whole, part: 0 }));
         let is_last = ends == Some(*tat);
-        // In a queue that delays requests, all admitted requests already have their start times, so
-        // only the last charge can be refunded.
+        // In a queue, the start times of all admitted requests are already fixed, so only the last
+        // charge can be refunded.
         let unserved = if self.queue {
             if end == *tat {
                 self.minus(end, ExactMicros::at(now))
@@ -517,8 +517,8 @@ impl Counter for Gcra {
         RetryAfter::After(wait.as_span())
     }
 
-    /// Returns the time by which the queue's current wait exceeds `longest`. Returns zero if the
-    /// wait is at most `longest`, or if this limit is not a queue.
+    /// Returns how much the current wait in the queue exceeds `longest`. Returns zero if the wait
+    /// is at most `longest`, or if this limit is not a queue.
     fn excess_delay(&self, tat: &ExactMicros, now: Timestamp, longest: Span) -> Span {
         if !self.queue {
             return Span::ZERO;
@@ -570,7 +570,8 @@ mod tests {
             })
             .unwrap();
             let now = Timestamp::from_micros(1_700_000_000_000_000);
-            // The range includes the largest valid fraction and the smallest invalid fraction.
+            // The range includes the largest valid numerator of the fraction and the smallest
+            // invalid one.
             let part = over.map_or(part, |over| gcra.largest_number() + over);
             let tat = ExactMicros { whole: now.as_micros().saturating_add_signed(ahead), part };
             let cost = cost.min(capacity + 1);

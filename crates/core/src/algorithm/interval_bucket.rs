@@ -1,13 +1,13 @@
-//! Interval bucket: a token bucket that receives all tokens of an interval at once when the
-//! interval ends.
+//! Interval bucket: a token bucket to which all tokens of an interval are added at once, at the end
+//! of the interval.
 //!
 //! This module implements `token_bucket` with `refill_mode: interval`. At the end of every interval
 //! `I`, `R` tokens are added, up to the capacity `B`. While the bucket is full, no interval is
-//! running, and the next charge starts an interval. Therefore, dropping the state of a full bucket
-//! changes no decision.
+//! running, and the next charge starts an interval. Therefore, the state of a full bucket can be
+//! dropped without changing any decision.
 //!
 //! The state consists of the instant at which the bucket will be full again, and the number of
-//! tokens that the last refill adds at that instant. The number of tokens missing now is computed
+//! tokens that the refill at that instant will add. The number of tokens missing now is computed
 //! from this state:
 //!
 //! ```text
@@ -43,7 +43,7 @@ use crate::{
 pub(crate) struct IntervalState {
     /// The instant at which the bucket is full again, in microseconds since the epoch.
     pub(crate) full_at: u64,
-    /// The number of tokens that the last refill adds at `full_at`. At least 1, and at most the
+    /// The number of tokens that the refill at `full_at` adds. It is at least 1, and at most the
     /// refill of the limit under which the state was written.
     pub(crate) last: u64,
 }
@@ -82,8 +82,8 @@ pub(crate) struct Interval {
     capacity: u64,
 }
 
-/// The number of tokens missing from a bucket, and the time of the next refill. The number can
-/// exceed the capacity if the bucket was charged under a higher limit.
+/// The number of tokens missing from a bucket, and the time of the next refill. The number of
+/// missing tokens can exceed the capacity if the bucket was charged under a higher limit.
 struct MissingUnits {
     tokens: u128,
     next_refill: u64,
@@ -110,8 +110,8 @@ impl Interval {
         })
     }
 
-    /// Converts a state written under `old`. Returns a state with the same number of missing
-    /// tokens, and the state with the latest `full_at` that [`Self::adopt`] may set.
+    /// Converts `state`, which was written under `old`. Returns two states: one with the same
+    /// number of missing tokens, and one with the latest `full_at` that [`Self::adopt`] can set.
     fn converted(
         &self,
         old: &Self,
@@ -140,8 +140,8 @@ impl Interval {
             };
         }
         let refills = (state.full_at - now).div_ceil(self.every);
-        // If the state was written under a limit with a larger refill, its last refill can add more
-        // tokens than a refill of this bucket.
+        // `state.last` can exceed the refill of this bucket if the state was written under a limit
+        // with a larger refill.
         let last = state.last.min(self.refill);
         MissingUnits {
             tokens: u128::from(refills - 1) * u128::from(self.refill) + u128::from(last),
@@ -213,11 +213,12 @@ impl Counter for Interval {
         IntervalState::default()
     }
 
-    /// Converts a state written under `old`. The number of missing tokens does not change, even if
-    /// it exceeds the capacity, because servers with the old limit may still use the key. If the
-    /// conversion keeps all spent units, the next refill happens at its old time or earlier. The
-    /// new `full_at` is at most the old `full_at` or the instant at which an empty bucket would be
-    /// full, whichever is later.
+    /// Converts a state written under `old`. The number of missing tokens normally does not change,
+    /// even if it exceeds the capacity, because servers with the old limit may still use the key.
+    /// The next refill then happens at its old time or earlier. However, the new `full_at` is at
+    /// most the old `full_at` or the instant at which an empty bucket would be full, whichever is
+    /// later. If the missing tokens would lead to a later `full_at`, the conversion loses spent
+    /// units.
     fn adopt(&self, old: Option<&Self>, state: &mut IntervalState, now: Timestamp) {
         if state.full_at <= now.as_micros() {
             *state = IntervalState::default();
@@ -250,8 +251,8 @@ impl Counter for Interval {
         }
     }
 
-    /// Reduces the number of missing tokens to the capacity. The next refill happens at most one
-    /// interval after `at`, and the refills stay on the same schedule.
+    /// If the number of missing tokens exceeds the capacity, reduces it to the capacity. The next
+    /// refill happens at most one interval after `at`, and the refills stay on the same schedule.
     fn clamp(&self, state: &mut IntervalState, at: Timestamp) {
         let missing = self.missing(state, at);
         if missing.tokens > self.capacity.into() {
@@ -271,8 +272,8 @@ impl Counter for Interval {
     }
 
     /// Refunds up to `units` of the charge at `position`. Tokens that refills may already have
-    /// returned are not refunded again. The position of a charge is the instant at which the bucket
-    /// would be full again, computed right after the charge.
+    /// added back are not refunded again. The position of a charge is the instant at which the
+    /// bucket would be full again, computed right after the charge.
     fn refund_charge(
         &self,
         state: &mut IntervalState,

@@ -1,14 +1,15 @@
 //! The implementations of the rate limit algorithms, which this crate calls *kernels*. A kernel is
 //! a set of pure functions of the state, the time and the cost.
 //!
-//! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of seven kernels. All
-//! computation on states is in this module. For the state of a key, a kernel determines:
+//! Each variant of [`Algorithm`](crate::Algorithm) is implemented by one of seven kernels. Only the
+//! code in this module computes with states. For the state of a key, a kernel determines:
 //!
 //! - whether a request of a given cost is *denied* now;
 //! - the new state after this cost is *charged* (counted against the limit);
 //! - how many units *remain*, when the whole limit is available again, and when this cost would be
 //!   admitted;
-//! - when the state *expires*: from then on, dropping the state changes no decision.
+//! - when the state *expires*: from then on, the state can be dropped without changing any
+//!   decision.
 //!
 //! To add a kernel, implement the trait [`Counter`] in a new file and add a line to the `kernels!`
 //! table at the end of this file.
@@ -83,8 +84,8 @@ macro_rules! kernels {
         }
 
         impl Kernel {
-            /// Returns the parameters that a remote store (Redis) needs to decide a request of
-            /// `cost`.
+            /// Returns the parameters that a remote store (Redis) needs for a decision on a request
+            /// of `cost`.
             pub(crate) fn numbers(&self, cost: u64) -> Numbers<'_> {
                 match self {
                     $(Self::$variant(kernel) => kernel.numbers(cost),)*
@@ -98,18 +99,20 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns a copy of this kernel whose states are measured in `terms`. Returns `None`
-            /// if the algorithm's state itself contains everything needed for a conversion.
+            /// Returns a copy of this kernel whose states have the units of measure `terms`.
+            /// Returns `None` for an algorithm whose states can be converted without knowing their
+            /// terms.
             pub(crate) fn in_terms(&self, terms: &Terms) -> Option<Self> {
                 match self {
                     $(Self::$variant(kernel) => kernel.in_terms(terms).map(Self::$variant),)*
                 }
             }
 
-            /// Returns how long `state` takes to drain under the parameters of the limit that wrote
-            /// it: until this limit admits `cost`, and until the state has no spent units. Returns
-            /// `None` if [`Self::adopt`] keeps all spent units. Spent units can be lost if the new
-            /// rate is slower, or if a weighted window counter now has a smaller limit.
+            /// Returns how long `state` takes to drain in the terms in which it was written: the
+            /// time until this limit would admit `cost`, and the time until the state has no spent
+            /// units. Returns `None` if [`Self::adopt`] keeps all spent units. Spent units are lost
+            /// only if the new rate is slower than the old rate, or if the limit of a weighted
+            /// window counter was lowered.
             pub(crate) fn drain(
                 &self,
                 old: Option<&Self>,
@@ -183,7 +186,8 @@ macro_rules! kernels {
             }
 
             /// Converts a state written with other parameters, for example before the rules were
-            /// reloaded. `old` is the kernel that wrote the state, if known.
+            /// reloaded. `old` is a copy of this kernel in the terms of the state (see
+            /// [`Self::in_terms`]). It is `None` if the terms are unknown or not needed.
             ///
             /// Spent units still count after the conversion. If it is unknown whether a unit is
             /// still spent, the unit counts as spent. A state that exceeds the new limit is not
@@ -214,10 +218,10 @@ macro_rules! kernels {
                 }
             }
 
-            /// Charges `cost`. The cost of a denied request is also charged if the limit counts
-            /// denied requests, but the state never exceeds its maximum. Therefore, a client that
-            /// keeps sending stays denied, but never has to wait longer than after exhausting the
-            /// limit.
+            /// Charges `cost`. If the limit counts denied requests, this function is also called
+            /// for denied requests, but the count never exceeds its maximum. Therefore, a client
+            /// that keeps sending requests stays denied, but never has to wait longer than after
+            /// exhausting the limit.
             pub(crate) fn charge(&self, state: &mut State, now: Timestamp, cost: u64) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => {
@@ -231,8 +235,9 @@ macro_rules! kernels {
             /// back to `at`. The clamped state has at most as many spent units as a key that
             /// exhausted its limit at `at`.
             ///
-            /// A state not affected by the clock error does not change, unless it was written under
-            /// a higher limit and exceeds this limit. In that case, it is reduced to this limit.
+            /// A state not affected by the clock error does not change, unless it exceeds this
+            /// limit because it was written under a higher limit. In that case, the state is
+            /// reduced to this limit.
             pub(crate) fn clamp(&self, state: &mut State, at: Timestamp) {
                 match (self, state) {
                     $((Self::$variant(kernel), State::$variant(state)) => kernel.clamp(state, at),)*
@@ -268,9 +273,9 @@ macro_rules! kernels {
             }
 
             /// Refunds up to `units` of the charge at `position` that are still counted. For
-            /// concurrency slots, releases all slots of the charge. For GCRA, returns how much
-            /// earlier later charges end because of the refund, in microseconds. For other
-            /// algorithms, returns 0.
+            /// concurrency slots, releases all slots of the charge. For GCRA, a refund makes later
+            /// charges drain earlier; returns by how many microseconds. For other algorithms,
+            /// returns 0.
             pub(crate) fn refund_charge(
                 &self,
                 state: &mut State,
@@ -383,7 +388,8 @@ macro_rules! kernels {
                 }
             }
 
-            /// Returns when the state expires. From then on, dropping it changes no decision.
+            /// Returns when the state expires. From then on, the state can be dropped without
+            /// changing any decision.
             pub(crate) fn expires(&self) -> Timestamp {
                 match self {
                     $(Self::$variant(state) => state.expires(),)*

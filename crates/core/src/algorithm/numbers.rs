@@ -17,11 +17,12 @@ pub enum Numbers<'l> {
         duration: Option<ExactMicros>,
         /// The maximum difference between the theoretical arrival time and the current time.
         tau: ExactMicros,
-        /// Whether the limit is a queue, which delays admitted requests. Each admitted request in a
-        /// queue already has its start time, so a refund must not change it.
+        /// Whether the limit is a queue, which delays admitted requests. In a queue, the start time
+        /// of each admitted request is already fixed, so a refund must not change it.
         queue: bool,
     },
-    /// A token bucket that receives all tokens of an interval at once when the interval ends.
+    /// A token bucket to which all tokens of an interval are added at once, at the end of the
+    /// interval.
     Interval {
         /// The number of tokens added after each interval.
         refill: u64,
@@ -59,10 +60,10 @@ pub enum Numbers<'l> {
     },
     /// Sliding window logs: the instants of admitted requests.
     Log {
-        /// The maximum number of units in each window, and the length of the window.
+        /// For each window, the maximum number of units and the length of the window.
         windows: Vec<(u64, Span)>,
     },
-    /// Concurrency slots: the start times of the leases of all held slots.
+    /// Concurrency slots: the start time of each held slot's lease.
     Lease {
         /// The maximum number of slots in use.
         limit: u64,
@@ -71,9 +72,9 @@ pub enum Numbers<'l> {
     },
 }
 
-/// The units of measure of an algorithm's state, called its *terms*. A state written in different
-/// terms must be converted before use. A state written in the same terms has the same meaning under
-/// any limit.
+/// The units of measure of an algorithm's state, called its *terms*. If two limits have the same
+/// terms, a state written under one limit can be used under the other limit as it is. If their
+/// terms differ, the state must be converted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Terms {
     /// GCRA, in which one unit lasts `numerator / denominator` microseconds, as a reduced fraction.
@@ -83,7 +84,8 @@ pub enum Terms {
         /// At least 1.
         denominator: u64,
     },
-    /// A token bucket that receives all tokens of an interval at once when the interval ends.
+    /// A token bucket to which all tokens of an interval are added at once, at the end of the
+    /// interval.
     Interval {
         /// The number of tokens added after each interval, at least 1.
         refill: u64,
@@ -95,8 +97,8 @@ pub enum Terms {
         /// The length of a window in microseconds, at least 1.
         window: u64,
     },
-    /// Any other algorithm. The state itself contains everything needed for a conversion, so a
-    /// digest is enough to distinguish terms.
+    /// Any other algorithm. The state itself contains everything needed for a conversion, so the
+    /// terms are needed only for comparison, and a digest is enough.
     Digest(u32),
 }
 

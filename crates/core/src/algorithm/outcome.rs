@@ -42,7 +42,7 @@ pub struct Outcome {
     pub remaining: u64,
     /// The time until the key has no spent units, if no other request is charged. For
     /// [`Algorithm::Concurrency`](crate::Algorithm::Concurrency), this is the time until the last
-    /// lease expires; released slots become free earlier.
+    /// lease expires; slots can be released earlier.
     pub reset_after: Span,
     /// The time until the same request would be admitted; zero if the request is allowed.
     pub retry_after: RetryAfter,
@@ -54,12 +54,13 @@ pub struct Outcome {
     pub excess: u64,
 }
 
-/// How long a state that exceeds a limit takes to drain under its former parameters.
+/// How long a state that exceeds a limit takes to drain at the rate, or with the window length,
+/// under which it was written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
     /// The time until the limit admits the cost, if nothing else is charged.
     pub(crate) retry_after: RetryAfter,
-    /// The time until no unit counts as spent, if nothing else is charged.
+    /// The time until the state has no spent units, if nothing else is charged.
     pub(crate) reset_after: Span,
 }
 

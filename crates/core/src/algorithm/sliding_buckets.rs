@@ -11,8 +11,9 @@
 //! ```
 //!
 //! - **Guarantee.** In strict mode, at most `L` units are admitted in every half-open interval of
-//!   length `W`. A saturated key in strict mode gets `L` units per `W + w`, which is `k / (k + 1)`
-//!   of the limit. In loose mode, at most `L` units are admitted in any `k` consecutive buckets.
+//!   length `W`. In strict mode, a client that always sends more than the limit gets `L` units per
+//!   `W + w`, which is `k / (k + 1)` of the limit. In loose mode, at most `L` units are admitted in
+//!   any `k` consecutive buckets.
 //! - **Memory.** The state takes 8 bytes per bucket, plus about 70 bytes. The size does not depend
 //!   on the limit.
 //! - **Work.** A decision reads each bucket once or twice. A state has at most 1,001 buckets.
@@ -263,8 +264,9 @@ impl Counter for Buckets {
         cost <= self.limit && state.total <= self.limit - cost
     }
 
-    /// Charges `cost`. If the cost of a denied request is charged, the oldest units are dropped, so
-    /// that the total is at most the limit. A client that keeps sending stays denied.
+    /// Charges `cost`. When the cost of a denied request is charged, the oldest units are dropped,
+    /// so that the total does not exceed the limit. Therefore, a client that keeps sending requests
+    /// stays denied.
     fn charge(&self, state: &mut BucketsState, now: Timestamp, cost: u64) {
         state.advance(now);
         let cost = cost.min(self.limit);
@@ -300,7 +302,7 @@ impl Counter for Buckets {
         Mark::Numbered(state.newest)
     }
 
-    /// Removes up to `units` from the charge's bucket, if it is still in the ring buffer.
+    /// Removes up to `units` from the charge's bucket, if this bucket is still in the ring buffer.
     fn refund_charge(
         &self,
         state: &mut BucketsState,

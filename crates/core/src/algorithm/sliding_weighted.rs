@@ -13,8 +13,8 @@
 //! ```
 //!
 //! - **Guarantee.** At most `L` units are admitted in each epoch-aligned window. In any half-open
-//!   interval of length `W`, at most `2 * L - 1` units are admitted. The estimate exceeds the true
-//!   count by at most `prev * (W - e) / W`, and falls short of it by at most `prev * e / W`.
+//!   interval of length `W`, at most `2 * L - 1` units are admitted. The estimated count is at most
+//!   `prev * (W - e) / W` higher than the true count, and at most `prev * e / W` lower.
 //! - **Memory.** The state takes 32 bytes, plus about 30 bytes of overhead.
 //! - **Weakness.** A client that exhausts its limit at the end of one window and sends slowly
 //!   during the next window reaches the bound of `2 * L - 1`. Ordinary traffic stays far below this
@@ -119,8 +119,8 @@ impl WeightedWindow {
         })
     }
 
-    /// Returns the longest remaining time of a window at which `weighed` units, multiplied by the
-    /// remaining fraction of the window, are at most `free` units.
+    /// Returns the remaining window time at or below which at most `free` of `weighed` units still
+    /// count. The fraction of the units that still counts is the remaining fraction of the window.
     fn most_left(&self, weighed: u64, free: u64) -> u64 {
         if weighed == 0 {
             return self.window;
@@ -155,8 +155,8 @@ impl Counter for WeightedWindow {
     }
 
     /// A conversion would lose spent units if the state has more units than the limit. The state
-    /// drains with its former window length, which it contains: at the end of each window, the
-    /// units of the previous window are dropped.
+    /// drains with its former window length, which is stored in the state: at the end of each
+    /// window, the units of the previous window are dropped.
     fn drain(
         &self,
         _old: Option<&Self>,
@@ -278,8 +278,8 @@ impl Counter for WeightedWindow {
     }
 
     /// Returns the time until enough units have left the sliding window. Units of the previous
-    /// window leave during the current window. If they are not enough, units of the current window
-    /// must leave during the next window.
+    /// window leave during the current window. If these are not enough, units of the current window
+    /// must also leave, which happens during the next window.
     fn retry(&self, state: &WeightedState, now: Timestamp, _part: usize, cost: u64) -> RetryAfter {
         if cost > self.limit {
             return RetryAfter::Never;

@@ -28,8 +28,8 @@ impl Default for Method {
 /// AIMD: additive increase, multiplicative decrease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aimd {
-    /// The percentage to which the limit is reduced after a window in which more than 1% of the
-    /// requests failed or were too slow: 50 to 99; default 90.
+    /// The factor, in percent, by which the limit is multiplied after a window in which more than
+    /// 1% of the requests failed or were too slow: 50 to 99; default 90.
     pub backoff: u32,
     /// The latency at or above which a request counts as failed: longer than zero; default 5 s.
     pub too_slow: Span,
@@ -104,9 +104,9 @@ impl Method {
                 Some(Sample::Failed)
             }
             (_, Completion::Served(took)) => Some(Sample::Served(took)),
-            // If the client had not disconnected, the request would have taken even longer. If
-            // abandoned requests were ignored, a window in which clients abandon all requests would
-            // have no samples.
+            // When the client disconnected, the request had already taken longer than the latency
+            // without queueing, so count it as served with this latency. If abandoned requests were
+            // ignored, a window in which clients abandon all requests would have no samples.
             (Self::Gradient(_), Completion::Abandoned(took)) if min_latency? < took.as_micros() => {
                 Some(Sample::Served(took))
             }
@@ -114,9 +114,9 @@ impl Method {
         }
     }
 
-    /// Returns the limit, in fixed-point format, after a measurement window. The limit grows only
-    /// if at least half of the limit was used. Otherwise, the window gives no information about a
-    /// higher limit.
+    /// Returns the new limit, in fixed-point format, at the end of a measurement window. The limit
+    /// grows only if at least half of the limit was used. Otherwise, the window gives no
+    /// information about a higher limit.
     pub(super) fn next(
         &self,
         limit: &CurrentLimit,

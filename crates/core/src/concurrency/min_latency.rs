@@ -28,8 +28,8 @@ pub(super) struct MinLatency {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// No probe is running. The value is the number of measurement windows since the last probe in
-    /// which at least half of the limit was in use.
+    /// No probe is running. The value counts the measurement windows since the last probe, but only
+    /// windows in which at least half of the limit was in use.
     Resting(u32),
     /// The probe is waiting until the number of requests in flight is at most the reduced limit.
     /// `halved` is the number of times that the limit was halved. `before` is the average latency,
@@ -60,12 +60,12 @@ impl MinLatency {
     /// The length of the pause after a probe, as a multiple of the probe's duration.
     const PAUSE_FACTOR: u64 = 50;
 
-    /// The time constant, in measurement windows, of the exponential moving average that updates
-    /// the minimum latency when less than half of the limit is in use.
+    /// The time constant of an exponential moving average, in measurement windows. This average
+    /// updates the minimum latency while less than half of the limit is in use.
     const SMOOTHING_WINDOWS: u128 = 50;
 
-    /// The threshold for faster requests: their latency must be below this percentage of the
-    /// latency before the limit was halved.
+    /// After the limit is halved, requests are considered faster if their average latency is below
+    /// this percentage of the average latency before.
     const FASTER_PERCENT: u64 = 90;
 
     /// The maximum number of times that one probe halves the limit.
@@ -90,8 +90,8 @@ impl MinLatency {
         self.halved() > 0
     }
 
-    /// Records the number of requests in flight. If the number is at most the reduced `limit`, the
-    /// probe starts to measure the requests that start at `now` or later.
+    /// Records the number of requests in flight. If a probe is waiting, and the number is at most
+    /// the reduced `limit`, the probe starts to measure the requests that start at `now` or later.
     pub(super) fn record_in_flight(&mut self, now: Timestamp, in_flight: u32, limit: u32) {
         if let Phase::Draining { halved, before } = self.phase
             && in_flight <= limit

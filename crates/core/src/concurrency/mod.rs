@@ -22,15 +22,15 @@
 //!   the minimum. **Weakness.** The latency threshold must be configured, and overload is detected
 //!   only when latency exceeds the threshold. **Source.** Chiu and Jain 1989.
 //! - **[`Method::Gradient`]** compares the current latency with the latency without queueing, and
-//!   scales the limit by the ratio. The latency without queueing is measured by periodic probes:
-//!   for at most 2% of the time, the limit is reduced to half or less. Failed requests also reduce
-//!   the limit: before headroom and smoothing are applied, the limit is reduced by at least the
-//!   percentage of failed requests. **Weakness.** The gradient method needs homogeneous traffic.
-//!   With a mix of slow and fast requests, a change in the mix looks like a change in load. If 1%
-//!   of the requests fail independently of the load, the limit never grows above 100 times `queue`.
-//!   **Source.** Netflix concurrency-limits (Gradient2), in which the long-term average drifts
-//!   upwards under permanent load; Envoy's adaptive concurrency filter, which probes the minimum
-//!   latency (minRTT).
+//!   scales the limit by their ratio. The latency without queueing is measured by periodic probes.
+//!   During a probe, the limit is reduced to half or less; probes take at most 2% of the time.
+//!   Failed requests also reduce the limit: before headroom and smoothing are applied, the limit is
+//!   reduced by at least the percentage of failed requests. **Weakness.** The gradient method needs
+//!   homogeneous traffic. With a mix of slow and fast requests, a change in the mix looks like a
+//!   change in load. If 1% of the requests fail independently of the load, the limit never grows
+//!   above 100 times `queue`. **Source.** Netflix concurrency-limits (Gradient2), in which the
+//!   long-term average drifts upwards under permanent load; Envoy's adaptive concurrency filter,
+//!   which probes the minimum latency (minRTT).
 
 mod method;
 mod min_latency;
@@ -48,7 +48,7 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// The largest valid maximum of an adaptive limit.
+/// The largest value that can be set as the maximum of an adaptive limit.
 pub const MAX_ADAPTIVE: u32 = 1_000_000;
 
 /// The settings of an adaptive limit: its bounds and its method.
@@ -186,7 +186,7 @@ impl AdaptiveLimit {
 
     /// Records that a request was completed at `now`, and updates the limit at the end of a
     /// measurement window. `in_flight` is the number of requests in flight, including this request.
-    /// If `now` is earlier than in a previous call, the elapsed time is treated as zero.
+    /// If `now` is earlier than the time of a previous call, the elapsed time is treated as zero.
     pub fn learn(&mut self, now: Timestamp, in_flight: u32, ended: Completion) {
         let limit = self.limit();
         self.min_latency

@@ -46,7 +46,7 @@ impl Service {
 }
 
 /// The result of a simulation: the limit at the end of each second, the number of served requests,
-/// and the highest latency in the last second in microseconds.
+/// and the highest latency during the last second, in microseconds.
 struct Run {
     limits: Vec<u32>,
     served: u64,
@@ -187,7 +187,7 @@ fn the_limit_follows_lost_and_returned_workers() {
 fn low_load_does_not_raise_the_limit() {
     for mut limit in [gradient(), aimd(1_000)] {
         let mut service = Service::new(10, 1_000);
-        // One request at a time.
+        // At one request every 2 ms, at most one request is in flight.
         let run = run(&mut limit, &mut service, 2_000, 30, &[]);
         assert!(
             run.limits.iter().all(|limit| *limit <= 20),

@@ -1,4 +1,4 @@
-//! A measurement window, which collects the average latency and the failures of requests.
+//! A measurement window, which collects the latencies and failures of requests.
 
 use super::AdaptiveSettings;
 use crate::time::{Span, Timestamp};
@@ -15,7 +15,7 @@ pub(super) struct MeasurementWindow {
     most_in_flight: u32,
 }
 
-/// The result of a request, as a sample of the load of the service.
+/// The result of a request, as a sample of the service's load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sample {
     Served(Span),

@@ -42,8 +42,9 @@ pub struct RequestError {
     pub field: String,
     /// The description of the problem, with a valid alternative.
     pub problem: String,
-    /// Why the value is invalid: the conflicting rule, such as `this entry is part of the key of
-    /// rule "login"`. Do not send this to clients that must not know the rules.
+    /// The reason why the value is invalid. It names the rule that requires a valid value, for
+    /// example `this entry is part of the key of rule "login"`. Do not send the reason to clients
+    /// that must not know the rules.
     pub cause: Option<String>,
 }
 
@@ -161,7 +162,7 @@ fn unusable(key: &[u8]) -> RequestError {
 pub enum Effect {
     /// Charges the request if it is admitted.
     Charge,
-    /// Charges nothing and returns the same result as [`Effect::Charge`].
+    /// Charges nothing and returns the result that [`Effect::Charge`] would return.
     Peek,
     /// Charges nothing and reports the current state of the limits. The cost counts as 0, so the
     /// request is never denied, even if its key is blocked manually.

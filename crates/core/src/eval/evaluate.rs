@@ -68,8 +68,8 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Charges the cost if the request was admitted and these limits do not deny it. Otherwise,
-    /// charges at most the limits that count denied requests. `admitted` is the decision on the
-    /// whole request. Returns true if the state changed.
+    /// charges only the limits that count denied requests, if any. `admitted` is the decision on
+    /// the whole request. Returns true if the state changed.
     #[inline]
     pub(crate) fn apply(&mut self, admitted: bool, now: Timestamp) -> bool {
         if admitted && self.denied == 0 {

@@ -31,7 +31,7 @@ impl OnFailure {
 /// default is one half.
 ///
 /// With `n` nodes and a share of 1 / `n`, all nodes together admit at most the limit. If the share
-/// of a small limit rounds down to 0, each node admits 1 unit.
+/// of a small limit would be rounded down to 0, each node admits 1 unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct FallbackShare(Ratio);
 

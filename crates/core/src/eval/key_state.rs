@@ -40,10 +40,10 @@ impl KeyState {
         }
     }
 
-    /// Converts the state for other limits. Each kernel in `kernels` takes over one state of the
-    /// same algorithm: the first one that no earlier kernel has taken over. If there is no such
-    /// state, the kernel starts with the state of a new key. The function `adopt` converts a state,
-    /// given the state's index.
+    /// Converts the state for other limits. Each kernel in `kernels` takes over the first state of
+    /// the same algorithm that no earlier kernel has taken over. If there is no such state, the
+    /// kernel starts with the state of a new key. The function `adopt` converts a state for a
+    /// kernel. It also receives the state's index.
     pub(crate) fn converted<'k>(
         self,
         kernels: impl Iterator<Item = &'k Kernel>,
@@ -70,7 +70,8 @@ impl KeyState {
         }
     }
 
-    /// Returns when the state expires. From then on, dropping it changes no decision.
+    /// Returns when the state expires. From then on, the state can be dropped without changing any
+    /// decision.
     pub(crate) fn expires(&self) -> Timestamp {
         self.states()
             .iter()
@@ -98,7 +99,8 @@ impl KeyState {
         })
     }
 
-    /// Returns the size of the state in bytes if it is stored on the heap itself.
+    /// Returns the number of heap bytes that the state takes if it is boxed, including the
+    /// `KeyState` value itself.
     pub(crate) fn boxed_bytes(&self) -> usize {
         let states = self.states();
         let outside = if let Self::Many(_) = self {

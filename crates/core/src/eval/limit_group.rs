@@ -32,7 +32,8 @@ const _: () = assert!(
 pub enum DenialCounting {
     /// A denied request is not counted.
     Forgotten,
-    /// The cost of a denied request is counted up to the limit, whichever limit denied the request.
+    /// The cost of a denied request is counted up to the limit, no matter which limit denied the
+    /// request.
     Counted,
     /// The full cost of a denied request is counted, but only if this limit itself denied it.
     InFull,

@@ -14,16 +14,17 @@
 //!   in which they were counted, if the state still contains it.
 //! - **GCRA.** The state is one instant, the theoretical arrival time (TAT). GCRA is equivalent to
 //!   a leaky bucket, in which charges drain one after another as time passes. Only the part of a
-//!   charge that has not drained can be refunded. Two lower bounds for this part are known, and the
-//!   larger bound is refunded. Costs are expressed as durations. The first bound is `cost - (now -
-//!   time of the charge)`, because at most the elapsed time can have drained. The second bound is
-//!   `min(cost, TAT after the charge - later refunds of other charges - now)`. Without refunds, the
-//!   charge has drained completely at the TAT after the charge. Only refunds of earlier charges
-//!   make this instant earlier. A refund of the last charge affects no other charge. In a queue
-//!   that delays requests, only the last request can be refunded, because the other requests
-//!   already have their start times.
-//! - **Buckets refilled at intervals.** Tokens that refills may have returned since the charge are
-//!   not refunded again.
+//!   charge that has not drained can be refunded. Two lower bounds for this part are known. The
+//!   larger of the two is refunded. Costs are expressed as durations. The first bound is `cost -
+//!   (now - time of the charge)`, because at most the elapsed time can have drained. The second
+//!   bound is `min(cost, TAT after the charge - later refunds of other charges - now)`. Here, `TAT
+//!   after the charge` is the TAT computed right after the charge. If nothing is refunded, the
+//!   charge has drained completely at this instant. Only refunds of earlier charges make the charge
+//!   drain earlier. A refund of the last charge affects no other charge. In a queue that delays
+//!   requests, only the last request can be refunded, because a refund must not change the start
+//!   times of later requests.
+//! - **Buckets refilled at intervals.** Tokens that refills may have added back since the charge
+//!   are not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only
 //!   concurrency slots are released, even if the limits have been changed back. Under the other
 //!   limits, the charge may have drained or been dropped.
@@ -53,7 +54,7 @@ impl Receipt {
         self.charged.iter().all(Option::is_none)
     }
 
-    /// Returns whether the charge at this position was made. The charge of a rule in shadow mode is
+    /// Returns whether the charge with index `at` was made. The charge of a rule in shadow mode is
     /// not made if the rule would have denied it.
     #[must_use]
     pub fn is_charged(&self, at: usize) -> bool {
@@ -104,13 +105,14 @@ impl Renewal {
 pub(crate) struct ChargeRecord {
     pub(crate) at: Timestamp,
     pub(crate) cost: u64,
-    /// The fingerprint of the charged limits.
+    /// The fingerprint of the limits to which the cost was charged.
     pub(crate) fingerprint: u32,
-    /// The position of the charge in the state of each limit group; `None` for a group that also
-    /// counts denied requests.
+    /// The position of the charge in the state of each limit group; `None` for a group that does
+    /// not support refunds by receipt.
     pub(crate) marks: Box<[Option<Mark>]>,
-    /// For each limit group, how much earlier later charges ended because of refunds, in
-    /// microseconds, as recorded in the refund ledger at the time of the charge.
+    /// For each limit group, the shift that was recorded in the refund ledger at the time of the
+    /// charge, in microseconds. The shift is the time by which refunds have made later charges
+    /// drain earlier.
     pub(crate) shifts: Box<[u64]>,
     /// The ID of the latest conversion of the state, as recorded in the refund ledger at the time
     /// of the charge; 0 if no conversion was recorded.

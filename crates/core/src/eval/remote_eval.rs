@@ -2,8 +2,8 @@
 //!
 //! A remote store sends the parameters of the limits ([`numbers`]) to the database. The database
 //! decides with a few additions and comparisons, and replies with the state before the decision. A
-//! [`Replay`] repeats the decision on this state with the memory store's algorithms. Therefore,
-//! this module computes all numbers that are reported to a caller.
+//! [`Replay`] repeats the decision on this state with the memory store's algorithms. Therefore, all
+//! numbers that are reported to a caller are computed here and not in the database.
 //!
 //! ```text
 //!   numbers(limits, cost) ──▶  remote: admit or deny, charge, keep  ──▶  state before, now
@@ -65,7 +65,7 @@ pub enum RemoteState {
     Interval {
         /// The instant at which the bucket is full again.
         full_at: u64,
-        /// The number of tokens added by the last refill before the bucket is full.
+        /// The number of tokens added by the refill at `full_at`.
         last: u64,
     },
     /// A fixed window.
@@ -118,7 +118,8 @@ pub enum RemoteState {
 #[derive(Debug)]
 pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
-    /// The limits for which the conversion of the state lost spent units.
+    /// If the conversion of the state lost spent units, the times after which the unconverted state
+    /// has drained; otherwise empty.
     exceeded: ExceededLimits,
 }
 
@@ -162,7 +163,7 @@ impl<'a> Replay<'a> {
 
     /// Starts with a state that was written while the clock was ahead of `now`: converts the state
     /// and then clamps it. After clamping, each limit has at most as many spent units as if it had
-    /// been exhausted at `now`. A smaller number of spent units does not change.
+    /// been exhausted at `now`. A smaller number of spent units is left unchanged.
     #[must_use]
     pub fn open_clamped(
         charge: &Charge<'a>,
@@ -214,7 +215,7 @@ impl<'a> Replay<'a> {
     }
 
     /// Returns the current states, one for each limit group, and when they expire. From then on,
-    /// dropping them changes no decision.
+    /// the states can be dropped without changing any decision.
     #[must_use]
     pub fn states(&self) -> (Vec<RemoteState>, Timestamp) {
         let states = self
@@ -228,7 +229,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Returns when these states expire. From then on, dropping them changes no decision.
+/// Returns when these states expire. From then on, the states can be dropped without changing any
+/// decision.
 #[must_use]
 pub fn expires(states: &[RemoteState]) -> Timestamp {
     let states = states.iter().cloned().map(State::from);

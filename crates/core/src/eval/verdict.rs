@@ -67,8 +67,8 @@ pub enum Source {
     Memory,
     /// Redis.
     Redis,
-    /// The denial cache: Redis denied an earlier request for the key, and its retry time has not
-    /// been reached.
+    /// The denial cache: Redis denied an earlier request for the key, and the retry time of that
+    /// denial has not passed yet.
     Cache,
     /// This node's share of the limits, used while Redis is unreachable.
     Local,
@@ -307,8 +307,8 @@ impl<'r> Verdict<'r> {
 
     /// Returns whether the request is denied only because the service is at its capacity. This is
     /// the case if every limit that denies the request is a concurrency limit of a rule without a
-    /// key, and enough slots for the request can become free. In this case, the client has not
-    /// exceeded a limit of its own.
+    /// key, and the request does not need more slots than the limit has. In this case, the client
+    /// has not exceeded a limit of its own.
     #[must_use]
     pub fn is_at_capacity(&self) -> bool {
         self.waits_for_slots() && self.enforced_denials().all(|line| line.service_wide)

@@ -121,7 +121,8 @@ mod tests {
         time::Span,
     };
 
-    /// Parsing the short notation of a limit with the same options gives the same limit.
+    /// If a limit's own short notation is parsed with the options of that limit, the result is the
+    /// same limit.
     #[test]
     fn a_policy_is_parsed_like_its_own_limit() {
         let (span, rate) = (Span::from_secs(60), rate("20/min").unwrap());

@@ -190,8 +190,8 @@ impl Limit {
         Ok(self)
     }
 
-    /// Returns the maximum wait time and queue length for a slot of this limit. If `None`, a
-    /// request is denied immediately if no slot is free.
+    /// Returns the maximum wait time and queue length for a slot of this limit. If the result is
+    /// `None`, a request that finds no free slot is denied immediately.
     #[must_use]
     pub fn slot_wait(&self) -> Option<SlotWait> {
         self.slot_wait

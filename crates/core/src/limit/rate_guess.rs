@@ -77,7 +77,7 @@ fn count_text(text: &str) -> Option<String> {
         (None, Some((mantissa, exponent))) => (mantissa, exponent.parse::<usize>().ok()?),
         (None, None) => return Some(digits),
     };
-    // Appending zeros multiplies the number correctly only if it is an integer.
+    // Appending zeros multiplies the mantissa correctly only if the mantissa is an integer.
     let is_whole = mantissa.bytes().all(|byte| byte.is_ascii_digit());
     (is_whole && zeros <= 15).then(|| format!("{mantissa}{}", "0".repeat(zeros)))
 }

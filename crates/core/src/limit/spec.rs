@@ -140,8 +140,8 @@ pub struct LimitSpec {
     /// this is the field `queue` of a concurrency limit; it defaults to
     /// [`SlotWait::DEFAULT_QUEUE`].
     pub slot_queue: Option<u64>,
-    /// The soft allowance: the excess over the limit, in percent, that is admitted and marked as
-    /// over the limit.
+    /// The soft allowance, in percent of the limit. Requests that exceed the limit by at most this
+    /// percentage are admitted and marked as over the limit.
     pub soft: Option<u32>,
     pub count_denied: Option<bool>,
 }
@@ -164,7 +164,7 @@ impl LimitSpec {
         names
     };
 
-    /// Every field, with a function that returns whether a spec has it.
+    /// Every field, with a function that returns whether a spec has the field.
     const PRESENCE: [(&'static str, HasField); 17] = [
         ("algorithm", |spec| spec.algorithm.is_some()),
         ("rate", |spec| spec.rate.is_some()),
@@ -196,9 +196,9 @@ impl LimitSpec {
     /// 550 bytes per key.
     pub const MAX_DEFAULT_LOG: u64 = 1_000;
 
-    /// The maximum number of sub-windows if the short notation means a counter. With `k`
-    /// sub-windows, a saturated key gets `k / (k + 1)` of its limit, which is 98% with 60
-    /// sub-windows.
+    /// The maximum number of sub-windows if the short notation means a counter. If a client always
+    /// sends more than its limit, a counter with `k` sub-windows admits `k / (k + 1)` of the limit,
+    /// which is 98% with 60 sub-windows.
     pub const DEFAULT_BUCKETS: u32 = 60;
 
     /// Parses the short notation, such as `20/min`. [`Self::shorthand`] describes the resulting
@@ -870,8 +870,8 @@ mod tests {
         }
     }
 
-    /// Without `burst 0`, the policy of a GCRA limit would look like `5/min`, which is the policy
-    /// of a window limit.
+    /// Without `burst 0`, the policy string of a GCRA limit would be `5/min`, which is the policy
+    /// string of a window limit.
     #[test]
     fn the_policy_of_a_gcra_without_burst_differs_from_that_of_a_window() {
         let policy = |algorithm| {

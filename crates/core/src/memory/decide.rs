@@ -22,7 +22,7 @@ thread_local! {
 }
 
 impl MemoryStore {
-    /// Decides `charges` at `now`: makes either all of them or none.
+    /// Decides whether to make `charges` at `now`. Either all of the charges are made or none.
     ///
     /// Clears `outcomes` and fills it with one outcome per limit, in the order of the charges and
     /// their limits. If a key is blocked or the store is full, no limit is evaluated and `outcomes`
@@ -99,7 +99,8 @@ impl MemoryStore {
         (shard, hash, now)
     }
 
-    /// Decides any number of charges, and records them in the `receipt`, if there is one.
+    /// Decides whether to make `charges`, whatever their number. If there is a `receipt`, records
+    /// the charges in it.
     pub(super) fn check_all(
         &self,
         charges: &[Charge<'_>],
@@ -109,7 +110,7 @@ impl MemoryStore {
         receipt: Option<&mut Receipt>,
     ) -> Decision {
         let mut locked = LockedShards::lock(self, charges);
-        // Equal keys are in the same shard, so most calls skip the comparison.
+        // Equal keys are in the same shard, so compare the keys only if two of them share a shard.
         if locked.share_a_shard() && has_repeated_key(charges) {
             return Decision::REPEATED_KEY;
         }
@@ -157,8 +158,8 @@ impl MemoryStore {
 }
 
 impl Shard {
-    /// Decides a charge with a single plain GCRA limit and updates the state in its entry. Returns
-    /// `None` if [`Self::step_in_place`] cannot decide the charge.
+    /// Makes the decision on a charge with a single plain GCRA limit, and updates the state in the
+    /// key's entry. Returns `None` if [`Self::step_in_place`] cannot decide the charge.
     #[inline]
     fn step_one(
         &mut self,
@@ -177,7 +178,7 @@ impl Shard {
         self.step_in_place(charge, gcra, hash, now)
     }
 
-    /// Decides one charge on the general path, step by step.
+    /// Makes the decision on one charge on the general path, step by step.
     #[inline]
     fn check_one(
         &mut self,

@@ -138,8 +138,8 @@ impl Entry {
         limits.clamp(&mut loaded.key_state, context.rewound);
         if let Some(former) = &mut loaded.former {
             // Keep the `UNCLAMPED` bit: if the former state is put back unchanged, it must be
-            // clamped later. The times until the former state admits the cost were computed before
-            // clamping and are wrong.
+            // clamped later. The times until the former state has drained were computed before
+            // clamping, so drop these times.
             former.fingerprint = self.fingerprint;
             former.exceeded.clear();
         }
@@ -216,7 +216,8 @@ impl Entry {
         }
     }
 
-    /// Returns when the key expires. From then on, dropping it changes no decision.
+    /// Returns when the key expires. From then on, the key can be dropped without changing any
+    /// decision.
     pub(super) fn expires(&self) -> Timestamp {
         match &self.packed {
             PackedState::Gcra { part, whole } => ExactMicros {

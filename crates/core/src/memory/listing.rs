@@ -17,8 +17,8 @@ const HOMES_PER_CALL: usize = 16_384;
 /// The number of home slots visited per lock of a shard.
 const HOMES_PER_LOCK: usize = 512;
 
-/// The minimum number of home slots counted per lock, even if fewer were visited. It limits a call
-/// to 256 locks.
+/// Each lock of a shard counts as at least this number of visited home slots. Therefore, one call
+/// takes at most 256 locks.
 const MIN_HOMES_PER_LOCK: usize = 64;
 
 /// A position in a key listing. The default is the beginning.

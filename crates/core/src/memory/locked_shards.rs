@@ -58,7 +58,8 @@ impl<'s, 'c> LockedShards<'s, 'c> {
     }
 
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
-        // Each shard compares `now` only with the latest instant it has seen itself.
+        // Each shard knows only the latest instant that it has seen itself, so use the latest
+        // instant of all these shards.
         let latest = self
             .guards
             .iter_mut()

@@ -4,8 +4,9 @@
 //! A key's hash selects its shard, and the shard's lock protects the key's state. A decision over
 //! several keys locks their shards in ascending order. It writes all states back before it unlocks
 //! any shard, so other decisions do not see a partial update. There is no background task to remove
-//! expired entries. Instead, each decision scans a few entries and drops expired entries, and an
-//! insertion into a full shard scans a few more entries (`shard::eviction`).
+//! expired entries. Instead, every insertion, and every 64th decision of a shard, scans a few slots
+//! and drops expired entries. An insertion into a full shard scans a few more entries
+//! (`shard::eviction`).
 //!
 //! The steps of one decision, with the modules that implement them on the right. [`decide`] has one
 //! step per line:
@@ -73,8 +74,8 @@ use crate::{
     time::{Span, Timestamp},
 };
 
-/// A full store's policy for a new key, and for a sliding window log (the list of a key's recent
-/// charges) that must grow.
+/// The policy of a full store for a charge that needs more memory. Such a charge is for a new key,
+/// or for a sliding window log (the list of a key's recent charges) that must grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
     /// Evicts a key that has spent at most half of each limit and whose last request was not
@@ -244,7 +245,8 @@ pub struct MemoryStore {
     shards: Box<[AlignedShard]>,
 }
 
-/// A shard on cache lines of its own, to avoid false sharing between threads in different shards.
+/// A shard on cache lines of its own, to avoid false sharing between threads that use different
+/// shards.
 #[derive(Debug)]
 #[repr(align(128))]
 struct AlignedShard(Mutex<Shard>);
@@ -279,7 +281,7 @@ impl MemoryStore {
     pub const PREFETCHED: usize = 32;
 
     /// Starts to load the states of the first [`Self::PREFETCHED`] of `keys` into the CPU caches.
-    /// Does nothing on processors for which stable Rust has no prefetch instruction.
+    /// Does nothing on processors for which stable Rust has no prefetch intrinsic.
     ///
     /// Prefetching does not affect any decision. A caller that decides on several keys in sequence
     /// can prefetch all of them first, so that their cache misses overlap.
@@ -506,7 +508,8 @@ mod tests {
                 hash.write(&shape(key));
                 let bytes = hash.finish().to_be_bytes();
                 shards[usize::from(bytes[0])] += 1;
-                // The top 14 of the hash's low 32 bits, which select the home slot.
+                // The low 32 bits of the hash select the home slot. Use the 14 highest of these
+                // bits.
                 homes[usize::from(u16::from_be_bytes([bytes[4], bytes[5]]) >> 2)] += 1;
             }
             // The averages are 1,024 keys in a shard and 16 in a home slot. The bounds below are

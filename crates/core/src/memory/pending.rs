@@ -1,4 +1,4 @@
-//! Charges that are being decided.
+//! Pending charges: charges for which a decision is in progress.
 
 use crate::{
     algorithm::Outcome,
@@ -45,7 +45,7 @@ pub(super) struct PendingCharge<'c> {
     /// If the state was converted, the instant at which the last unit charged under other limits
     /// expires; otherwise zero. The converted state is written back only if `former` is `None`.
     pub(super) converted_until: Timestamp,
-    /// Whether the decision changed the state, so that a new key must be inserted.
+    /// Whether the decision changed the state. A new key is inserted only if this is true.
     pub(super) is_changed: bool,
     /// The input of [`Limits::undo`] for each part of the state. `Some` if the state was lent (see
     /// [`Entry::can_be_lent`](super::entry::Entry::can_be_lent)) and the charge must be undone.
@@ -95,7 +95,7 @@ impl PendingCharge<'_> {
             former.exceeded.report(&mut outcomes[first..]);
         }
         let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
-        // A key is hot if a limit denied the request or is more than half used.
+        // A key is hot if a limit denied the request or if more than half of a limit is used.
         reported.any(|(limit, outcome)| !outcome.allowed || limit.is_hot(outcome.remaining))
     }
 }

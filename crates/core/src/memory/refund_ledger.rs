@@ -1,7 +1,7 @@
 //! The refund ledger, which records recent changes to each key's state. A refund to a GCRA limit
 //! makes the theoretical arrival time (TAT) of later charges earlier by some time, the *shift*. The
 //! ledger records the shifts, and whether the key's state was converted to other limits. A later
-//! refund needs both to find the position of its charge in the state.
+//! refund needs this information to find the position of its charge in the state.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::{
 
 /// A shard's refund ledger.
 ///
-/// The ledger has a maximum size. When it is full, it drops all recorded shifts, and all
+/// The ledger has a maximum size. When it is full, it drops all shifts, and the records of
 /// conversions that refunds no longer need. Without the shifts, the refund of an earlier charge is
 /// computed from the elapsed time alone; it is never too large, but sometimes too small. If the
 /// ledger is still more than half full, it is cleared. Charges made before the ledger was cleared
@@ -24,8 +24,8 @@ pub(super) struct RefundLedger {
     bytes: usize,
     /// When shifts were last dropped because the ledger was full.
     forgot: Option<Timestamp>,
-    /// When the ledger was last cleared although it contained conversions that a refund could still
-    /// need.
+    /// When the ledger was last cleared although it contained records of conversions that a refund
+    /// could still need.
     forgot_conversion: Option<Timestamp>,
     /// The ID of the latest conversion.
     conversions: u64,
@@ -47,7 +47,7 @@ pub(super) struct KeyRefunds {
 struct LedgerEntry {
     refunds: KeyRefunds,
     /// The instant at which the last unit charged before the latest conversion expires. After this
-    /// instant, refunds no longer need the conversion.
+    /// instant, refunds no longer need the record of the conversion.
     converted_until: Timestamp,
 }
 
@@ -57,8 +57,8 @@ const MAX_BYTES: usize = 64 << 10;
 /// The estimated overhead of an entry beyond its key and its numbers, in bytes.
 const ENTRY_BYTES: usize = 72;
 
-/// How long after a charge the ledger can report the refunds made since that charge. The Redis
-/// store keeps its ledgers for the same time.
+/// The maximum age of a charge for which the ledger reports the refunds made since that charge. The
+/// Redis store keeps its ledgers for the same time.
 const REMEMBERED: Span = Span::from_secs(60);
 
 impl RefundLedger {
@@ -87,9 +87,9 @@ impl RefundLedger {
                 .is_some_and(|forgot| charged.at <= forgot)
     }
 
-    /// Records that the state of `key` was converted to other limits at `now`. The units charged
-    /// before the conversion expire by `until`. If they have already expired, nothing is recorded,
-    /// because refunds do not need the conversion.
+    /// Records that the state of `key` was converted to other limits at `now`. All units charged
+    /// before the conversion expire at `until` or earlier. If `until` has passed, nothing is
+    /// recorded, because these units can no longer be refunded.
     pub(super) fn enter_conversion(&mut self, key: &[u8], now: Timestamp, until: Timestamp) {
         if until <= now {
             return;
@@ -112,8 +112,8 @@ impl RefundLedger {
         self.bytes
     }
 
-    /// Returns the shift, in microseconds, of the state with index `number` of `key` since the
-    /// charge `charged`; `None` if unknown.
+    /// Returns by how many microseconds the state with index `number` of `key` has been shifted
+    /// since the charge `charged`. Returns `None` if this is unknown.
     pub(super) fn since(
         &self,
         key: &[u8],
@@ -168,8 +168,8 @@ impl RefundLedger {
         self.make_room(now);
     }
 
-    /// Drops the conversions that refunds no longer need, and all shifts. If the ledger is still
-    /// more than half full, clears it.
+    /// Drops all shifts, and the records of conversions that refunds no longer need. If the ledger
+    /// is still more than half full, clears it.
     fn make_room(&mut self, now: Timestamp) {
         self.forgot = Some(now);
         self.keys.retain(|_, entry| entry.converted_until > now);
@@ -265,8 +265,8 @@ mod tests {
         assert!(!ledger.is_converted_since(b"key", &between, NOW));
     }
 
-    /// If a ledger with a recorded conversion is cleared, the converted key is no longer known, so
-    /// the ledger reports every key as converted.
+    /// After a ledger with a recorded conversion is cleared, it no longer knows which key was
+    /// converted, so it reports every key as converted.
     #[test]
     fn a_full_ledger_with_a_conversion_refunds_no_earlier_charge() {
         for converted in [false, true] {
@@ -293,7 +293,7 @@ mod tests {
         let before = charged(&ledger, before);
         for number in 0..20_000_u64 {
             let now = Timestamp::from_micros(2 + number);
-            // Refunds need each conversion for a while, except those whose units have already
+            // Each conversion must stay recorded for a while, unless its units have already
             // expired.
             let until = Timestamp::from_micros(2 + number + number % 200);
             ledger.enter_conversion(&number.to_le_bytes(), now, until);

@@ -34,11 +34,12 @@ impl MemoryStore {
     ///
     /// - If the key's state has since been converted to other limits, only concurrency slots are
     ///   released, even if the state was converted back.
-    /// - Limits that count denied requests refund nothing.
+    /// - Limits that count denied requests refund nothing, unless they count them [in
+    ///   full](crate::Limit::counting_in_full) or are in shadow mode.
     /// - After a [`reset`](Self::reset) or an eviction, there is nothing left to refund. If the key
     ///   was charged again at the same instant or in the same window, the new units cannot be
-    ///   distinguished from the original units. In that case, the refund can remove the same number
-    ///   of new units.
+    ///   distinguished from the original units. In that case, the refund can remove new units
+    ///   instead, up to the same number.
     pub fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -88,7 +89,8 @@ impl Shard {
         charged: &mut ChargeRecord,
         now: Timestamp,
     ) -> Renewal {
-        // The charge's limits have since been replaced by limits with other terms.
+        // If the charge's limits have since been replaced by limits with other terms, the slots
+        // cannot be found.
         if charge.limits.fingerprint() != charged.fingerprint {
             return Renewal::Lost;
         }
@@ -171,7 +173,8 @@ impl Shard {
         };
         let context = self.load_context(charge, now);
         let entry = &mut self.entries[number];
-        // The charge's limits have since been replaced by limits with other terms.
+        // If the charge's limits have since been replaced by limits with other terms, change
+        // nothing.
         if limits.fingerprint() != charged.fingerprint {
             return;
         }

@@ -105,7 +105,7 @@ impl MemoryStore {
         self.restore_parts(&[bytes], now)
     }
 
-    /// Restores all of `parts`, like [`Self::restore`] for parts in one slice.
+    /// Restores `parts` like [`Self::restore`], but each part can be in a slice of its own.
     ///
     /// # Errors
     ///

@@ -1,9 +1,10 @@
 //! The memory store's lock: a spin lock, or loom's mutex when loom tests all interleavings.
 //!
-//! A shard is locked for a few tens of nanoseconds. A parking lock takes longer than that to find
-//! out that no thread is parked, whereas unlocking a spin lock is one plain store. A waiting thread
-//! doubles its pause after each attempt, so that it does not take the cache line from the lock
-//! holder. After a few attempts, it yields its core, in case the holder was preempted.
+//! A shard is locked for a few tens of nanoseconds. Unlocking a spin lock takes one plain store.
+//! Unlocking a parking lock requires a check for parked threads, which takes longer than a shard is
+//! usually locked. A waiting thread doubles its pause after each attempt, so that it does not take
+//! the cache line from the lock holder. After a few attempts, it yields its core, in case the
+//! holder was preempted.
 
 #[cfg(loom)]
 use loom::sync;
@@ -20,8 +21,8 @@ type Inner<T> = sync::Mutex<T>;
 #[cfg(not(loom))]
 type Inner<T> = sync::SpinMutex<T>;
 
-/// A lock without poisoning. Decisions do not panic, and if one did, only its key would start again
-/// with a fresh state.
+/// A lock without poisoning. Decisions do not panic. If a decision did panic, only its key's state
+/// would be lost.
 #[derive(Debug)]
 pub(crate) struct Mutex<T>(Inner<T>);
 

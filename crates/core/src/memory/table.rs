@@ -6,16 +6,16 @@
 //! cache miss, when it reads the entry itself. A removal shifts the following entries back, so
 //! there are no tombstones and no cleanup passes.
 //!
-//! Slots are allocated in chunks of one size. When the table grows (by an eighth) or shrinks, it
+//! Slots are allocated in chunks of equal size. When the table grows (by an eighth) or shrinks, it
 //! moves all entries to new chunks one by one. Each old chunk is freed as soon as it is empty.
 //! Therefore, peak memory is about that of the larger table, and memory is not fragmented. The
 //! shard stays locked during the move, which takes time proportional to the shard's number of keys.
 //! In a full store of the default size, a shard has about 39,000 keys.
 //!
-//! A general hash table offers neither prefetching nor this low peak. With this table, a GCRA key
-//! takes 60.2 bytes, even at the peak. With governor's DashMap, it takes 101.4 bytes, and 103.1
-//! bytes at the peak (`bench/results/memory.md`, acf2ad4). No comparison with `hashbrown` was
-//! recorded.
+//! A general-purpose hash table offers neither prefetching nor such a low peak memory usage. With
+//! this table, a GCRA key takes 60.2 bytes, even at the peak. With governor's DashMap, it takes
+//! 101.4 bytes, and 103.1 bytes at the peak (`bench/results/memory.md`, acf2ad4). No comparison
+//! with `hashbrown` was recorded.
 
 use super::{
     ctrl_bytes::{self, CtrlBytes},
@@ -65,8 +65,8 @@ pub(super) const MAX_ENTRIES: usize = MAX_DISTANCE;
 ///
 /// This constant does not bound the time of a lookup, which scans the tags from the key's home slot
 /// to the next vacant slot. An attacker who knows the hashes can create a long run of occupied
-/// slots. A key with a home slot near the end of the run extends it, although the key is close to
-/// its home slot. The attacker needs one live key per slot, and only the shard's capacity limits
+/// slots. A key with a home slot near the end of the run extends the run, although the key is close
+/// to its home slot. The attacker needs one live key per slot, and only the shard's capacity limits
 /// the length of the run. A lookup in the run compares eight tags at a time, and also compares the
 /// key of each entry with a matching tag. Therefore, its time is proportional to the length of the
 /// run.
@@ -398,7 +398,7 @@ mod tests {
     }
 
     /// The chunks take most of a table's memory. The tags and pointers take less than a quarter of
-    /// that.
+    /// the memory of the chunks.
     #[test]
     fn the_bytes_of_a_table_are_those_of_its_chunks() {
         let mut table = Table::default();

@@ -1,8 +1,8 @@
 //! Active hours: the times of the week at which a rule's conditions can hold.
 //!
-//! Active hours, also called a schedule, are in local time. A local time that is skipped when
-//! clocks go forward does not occur. A local time that repeats when clocks go back occurs twice. A
-//! range that includes midnight belongs to the day on which it begins:
+//! Active hours, also called a schedule, are in local time. When clocks go forward, the skipped
+//! local times do not occur on that day. When clocks go back, the repeated local times occur twice.
+//! A range that includes midnight belongs to the day on which it begins:
 //!
 //! ```text
 //! time: 22:00-06:00, days: [fri]        Fri 22:00 ├──────────────┤ Sat 06:00

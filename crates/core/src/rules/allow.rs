@@ -13,7 +13,7 @@ pub(super) struct AllowList {
     index: Index,
 }
 
-/// The index follows from the items.
+/// The index is built from the items, so only the items have to be compared.
 impl PartialEq for AllowList {
     fn eq(&self, other: &Self) -> bool {
         self.items == other.items

@@ -104,7 +104,8 @@ pub struct BodyCost {
     pub times: Option<JsonPointer>,
     /// The number of output tokens if none of the pointers is present in a body, from 1 to `max`.
     pub default: u64,
-    /// The largest number that a body may contain, up to [`bounds::MAX_TOKENS`].
+    /// The largest number that a body may contain at one of the pointers, up to
+    /// [`bounds::MAX_TOKENS`].
     pub max: u64,
     /// Whether the number of input tokens is estimated from the length of the body, as one token
     /// for every four bytes.

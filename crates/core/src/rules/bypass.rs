@@ -3,8 +3,8 @@
 //! A rule applies only to requests that have every entry of its key. If a trusted component sets
 //! the entries, clients cannot bypass the rule. A client that sets an entry itself can bypass the
 //! rule. For example, a rule with the API key as its key does not limit clients that leave out
-//! their API key. To prevent a bypass, add a catch-all rule that applies to all requests to which
-//! the first rule applies, and has a key that clients cannot leave out.
+//! their API key. To prevent a bypass, add a catch-all rule. It must apply to all requests to which
+//! the first rule applies, and its key must consist of entries that clients cannot leave out.
 
 use super::{Pattern, Rule, pattern::Kind};
 
@@ -60,7 +60,7 @@ fn subsumes(other: &Rule, rule: &Rule, entry: &str) -> bool {
 
 impl Pattern {
     /// Returns true if every value that matches this pattern is known to match `other`. Returns
-    /// false if this is not the case or unknown.
+    /// false if some value does not match `other`, or if the answer is unknown.
     fn implies(&self, other: &Self) -> bool {
         match (self.kind(), other.kind()) {
             (_, Kind::Present) => !self.matches(None),

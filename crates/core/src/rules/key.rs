@@ -12,7 +12,8 @@
 /// The prefix of all keys of a rule, derived from the rule's name.
 pub(super) type Scope = [u8; 8];
 
-/// The minimum of the first byte of every scope. No UTF-8 string begins with a byte in this range.
+/// The lowest byte that a scope can begin with. No UTF-8 string begins with this byte or a higher
+/// byte.
 const FIRST: u8 = 0xF8;
 
 /// The prefix that [`free_key`] adds to keys that could be mistaken for a rule's key.

@@ -33,7 +33,7 @@ pub struct ResponseCost {
     cost: Option<FinalCost>,
 }
 
-/// The response entries with the tokens used by a language model: [`TokenUsage::input`],
+/// The response entries with the numbers of tokens used by a language model: [`TokenUsage::input`],
 /// [`TokenUsage::cached`] and [`TokenUsage::output`].
 pub const USAGE_ENTRIES: [&str; 3] = ["usage.input", "usage.cached", "usage.output"];
 
@@ -112,7 +112,7 @@ impl ResponseCost {
         self.counts.schedule()
     }
 
-    /// Returns the names of all response entries that the final charge depends on.
+    /// Returns the names of all response entries on which the final charge depends.
     pub fn entry_names(&self) -> impl Iterator<Item = &str> {
         let (entry, usage): (Option<&str>, &[&str]) = match &self.cost {
             Some(FinalCost::Entry(name)) => (Some(name), &[]),
@@ -131,8 +131,9 @@ impl ResponseCost {
     }
 
     /// Returns the final charge for an aborted response. Only entries for which `is_final` returns
-    /// true have their final value. A condition on any other entry counts as fulfilled, because its
-    /// final value is unknown. Otherwise, a client could avoid the charge by aborting the response.
+    /// true have their final value. A condition on any other entry counts as fulfilled, because the
+    /// final value of that entry is unknown. Otherwise, a client could avoid the charge by aborting
+    /// the response.
     #[must_use]
     pub fn due_so_far(
         &self,

@@ -598,7 +598,8 @@ impl Rule {
         }
     }
 
-    /// Returns the rule on whose unused limits this elastic rule depends, if there is one.
+    /// Returns the requirement on the unused share of another rule's limits, if this elastic rule
+    /// has one.
     pub(super) fn unused(&self) -> Option<&UnusedShare> {
         match &self.headroom {
             Some(Headroom::Unused(unused)) => Some(unused),
@@ -825,7 +826,7 @@ impl Rule {
         self.limits().iter().any(holds)
     }
 
-    /// Returns true if the rule has a limit under which requests wait in a queue.
+    /// Returns true if the rule has a leaky bucket limit that queues requests.
     #[must_use]
     pub fn has_queue(&self) -> bool {
         let has_queue = |limit: &Limit| {

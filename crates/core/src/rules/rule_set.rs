@@ -211,7 +211,7 @@ impl RuleSet {
         Arc::new(charge.limits.unstretched().clone())
     }
 
-    /// Replaces the limits of the rule `name`, for trying out other limits.
+    /// Replaces the limits of the rule `name`, so that other limits can be tried out.
     ///
     /// # Errors
     ///
@@ -298,7 +298,7 @@ impl RuleSet {
     }
 
     /// Returns the rules that apply to `request` at `now` and whose cost depends on the request
-    /// body, so that a listener reads the body only if necessary.
+    /// body. A listener needs to read the body only if there is such a rule.
     ///
     /// Returns no rules for a request that [`Self::charges`] rejects.
     pub fn rules_with_body_cost<'a>(
@@ -401,10 +401,10 @@ impl RuleSet {
     }
 
     /// Finds the rules that a request can bypass by leaving out an entry for which `is_optional`
-    /// returns true. A rule is skipped if another rule in enforce mode is known to apply to every
-    /// request that bypasses it in this way. The rules are returned in the order of the file, each
-    /// with one entry that a request can leave out to bypass the rule. The iterator is lazy, and
-    /// each step can examine many rules.
+    /// returns true. A rule is skipped if every request that bypasses it in this way is known to be
+    /// covered by another rule in enforce mode. The rules are returned in the order of the file,
+    /// each with one entry that a request can leave out to bypass the rule. The iterator is lazy,
+    /// and each step can examine many rules.
     pub fn bypasses(&self, is_optional: impl Fn(&str) -> bool) -> impl Iterator<Item = Bypass<'_>> {
         bypass::bypasses(&self.rules, is_optional)
     }

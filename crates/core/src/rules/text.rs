@@ -1,4 +1,5 @@
-//! Formats conditions in the notation of the rules file, for inspecting a running server.
+//! Formats conditions in the notation of the rules file, so that operators can inspect a running
+//! server.
 
 use std::fmt;
 
@@ -106,8 +107,8 @@ impl fmt::Display for Word<'_> {
     }
 }
 
-/// Returns whether YAML reads the unquoted `text` as the same string. YAML would read a leading
-/// star as an alias, and a leading hyphen as a list item or a number.
+/// Returns whether `text` can be written without quotes, so that YAML still reads the same string.
+/// YAML would read a leading star as an alias, and a leading hyphen as a list item or a number.
 fn is_plain(text: &str) -> bool {
     /// The words that YAML 1.1 or 1.2 reads as a Boolean, null or a number, ignoring letter case.
     const WORDS: [&str; 11] = [
@@ -138,8 +139,8 @@ impl fmt::Display for Quoted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("\"")?;
         for letter in self.0.chars() {
-            // `escape_debug` shows which characters are not printable, but its own escapes, such as
-            // `\u{7f}`, are not valid in YAML.
+            // Use `escape_debug` only to detect non-printable characters, because the escapes that
+            // it writes, such as `\u{7f}`, are not valid in YAML.
             let is_hidden = || letter.escape_debug().nth(1) == Some('u');
             match letter {
                 '"' | '\\' => write!(f, "\\{letter}")?,

@@ -9,7 +9,7 @@ const DECIMALS: usize = 6;
 /// The weight 1. Weights are in millionths, so that the arithmetic is exact.
 const ONE: u64 = 1_000_000;
 
-/// The tokens of a request to a language model. No token is counted twice.
+/// The token counts of a request to a language model. Each token is in exactly one of the counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TokenUsage {
     /// The input tokens that the model did not read from its prompt cache.
@@ -48,7 +48,8 @@ impl TokenFormula {
     };
 
     /// Parses a sum of the terms `input`, `cached` and `output`. A term can have a weight with at
-    /// most six decimals, such as `0.1*cached`. Tokens without a term cost nothing.
+    /// most six decimals, such as `0.1*cached`. If a kind of token has no term, its tokens cost
+    /// nothing.
     ///
     /// # Errors
     ///
@@ -100,8 +101,8 @@ impl TokenFormula {
     /// Returns the cost of `usage`, rounded up, and at most [`bounds::MAX_COUNT`].
     #[must_use]
     pub fn cost(&self, usage: TokenUsage) -> u64 {
-        // A weight is at most 10^12 millionths and a count is below 2^64, so the sum fits in a
-        // `u128`.
+        // A weight is at most 10^12 millionths, and a token count is below 2^64, so the sum fits in
+        // a `u128`.
         let term = |weight: u64, tokens: u64| u128::from(weight) * u128::from(tokens);
         let sum = term(self.input, usage.input)
             + term(self.cached, usage.cached)
@@ -130,7 +131,7 @@ fn parse_weight(text: &str) -> Result<u64, String> {
         return Err(wrong());
     }
     let whole: u64 = whole.parse().map_err(|_| wrong())?;
-    // There are at most six digits, so the number is at most 999,999 after padding with zeros.
+    // The fraction has at most six digits, so it is at most 999,999 after it is padded with zeros.
     let millionths: u64 = format!("{part:0<DECIMALS$}").parse().map_err(|_| wrong())?;
     let weight = whole
         .checked_mul(ONE)
@@ -139,7 +140,7 @@ fn parse_weight(text: &str) -> Result<u64, String> {
     weight.ok_or_else(wrong)
 }
 
-/// Returns the beginning of `text`, without control characters.
+/// Returns the beginning of `text`, with control characters escaped.
 fn shown(text: &str) -> String {
     const SHOWN: usize = 40;
     text.chars()

@@ -67,10 +67,10 @@ impl Hash for Calendar {
 }
 
 impl Calendar {
-    /// Creates windows of one `unit` in the IANA time zone `zone`. `day` is the day on which a
-    /// window begins. For a month, `day` is the day of the month (1 to 31, default 1). For a week,
-    /// `day` is the weekday (1 is Monday, 7 is Sunday, default 1). For a day, `day` must be 1 or
-    /// `None`.
+    /// Creates a calendar with windows of one `unit` each, in the IANA time zone `zone`. `day` is
+    /// the day on which a window begins. For a month, `day` is the day of the month (1 to 31,
+    /// default 1). For a week, `day` is the weekday (1 is Monday, 7 is Sunday, default 1). For a
+    /// day, `day` must be 1 or `None`.
     ///
     /// # Errors
     ///
@@ -139,17 +139,18 @@ impl Calendar {
         let start = self.start_on_or_before(self.zone.wall(now).date());
         let (mut start, mut end) = (start, self.next(start));
         // If a clock is set back across midnight, midnight occurs twice, and a new window begins at
-        // the first midnight. After the clock is set back, the local date is again the last date of
-        // the former window. Step forward until `now` is before the end of the window. The check
-        // against `Timestamp::MAX` ends the loop at the last representable instant, at which all
-        // further windows start and end.
+        // the first midnight. After the clock is set back, the local date is again the last day of
+        // the previous window, although `now` is in the new window. Therefore, step forward until
+        // `now` is before the end of the window. The check against `Timestamp::MAX` ends the loop
+        // at the last representable instant, because all further windows start and end at this
+        // instant.
         while self.zone.start_of(end) <= now && now < Timestamp::MAX {
             (start, end) = (end, self.next(end));
         }
         (self.zone.start_of(start), self.zone.start_of(end))
     }
 
-    /// Returns the maximum length of a window, including an hour for a clock change.
+    /// Returns the maximum length of a window, including one additional hour for a clock change.
     pub(crate) fn longest(&self) -> Span {
         let hours = match self.unit {
             CalendarUnit::Day => 25,

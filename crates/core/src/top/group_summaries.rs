@@ -7,18 +7,19 @@ use super::{Measure, Stream, SumBounds, Summary, Tally, merge};
 pub struct GroupSummaries {
     /// The exact totals.
     pub tally: Tally,
-    /// The summary of each stream, in the order of [`Stream`]. `None` if the stream is empty.
+    /// The summary of each stream, in the order of [`Stream`]. `None` for an empty stream.
     pub streams: [Option<Summary>; Stream::COUNT],
 }
 
 impl GroupSummaries {
-    /// Returns the summaries of the streams that make up the measure `by`.
+    /// Returns the summaries of the streams whose sum is the measure `by`.
     pub fn of(&self, by: Measure) -> impl Iterator<Item = &Summary> {
         let streams = by.streams().iter();
         streams.filter_map(|stream| self.streams[stream.index()].as_ref())
     }
 
-    /// Returns the bounds of the measure `by` for `key`, which is given without its rule's scope.
+    /// Returns the lower and upper bound of the measure `by` for `key`. `key` does not include the
+    /// rule's scope.
     #[must_use]
     pub fn bounds_of(&self, by: Measure, key: &[u8]) -> SumBounds {
         let mut bounds = SumBounds::default();

@@ -13,8 +13,8 @@ pub struct ClosedSlice {
     pub groups: BTreeMap<u64, GroupSummaries>,
 }
 
-/// The time slices from the last day, by [`Level`] and index. A slice's index is its start, counted
-/// from 1970, divided by its length.
+/// The time slices from the last day, by [`Level`] and index. A slice's index is its start (the
+/// time since 1970), divided by its length.
 #[derive(Debug)]
 pub struct History {
     keep: usize,
@@ -34,8 +34,9 @@ impl History {
         }
     }
 
-    /// Adds the workers' completed minutes to the time slices that contain them, at each level.
-    /// `minute` is the current minute. Returns the level and the index of each changed slice.
+    /// Adds the workers' completed minutes to the time slices that contain these minutes, one slice
+    /// at each level. `minute` is the current minute. Returns the level and the index of each
+    /// changed slice.
     pub fn add(&mut self, slices: &[LiveSlice], minute: u64) -> BTreeSet<(Level, u64)> {
         let mut changed = BTreeSet::new();
         self.expire(minute);
@@ -61,7 +62,7 @@ impl History {
         changed
     }
 
-    /// Drops the time slices before every [`Period`] ending in `minute`.
+    /// Drops the time slices that are too old for any [`Period`] ending in `minute`.
     pub fn expire(&mut self, minute: u64) {
         for level in Level::ALL {
             let current = minute / level.minutes();
@@ -70,8 +71,8 @@ impl History {
         }
     }
 
-    /// Drops the counts of rules with a scope for which `is_listed` returns false. The totals over
-    /// all rules are kept.
+    /// Drops a rule's counts if `is_listed` returns false for the rule's scope. Keeps the totals
+    /// over all rules.
     pub fn retain(&mut self, is_listed: impl Fn(u64) -> bool) {
         for slice in self.levels.iter_mut().flat_map(BTreeMap::values_mut) {
             slice.groups.retain(|scope, _| is_listed(*scope));

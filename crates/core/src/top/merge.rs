@@ -6,18 +6,18 @@ use foldhash::{HashMap, HashMapExt as _};
 
 use super::Summary;
 
-/// A key in a list of top talkers. Its true number is in `estimate - error ..= estimate`.
+/// A key in a list of top talkers. Its true sum is in `estimate - error ..= estimate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopKey<'s> {
     /// The key, without the scope of its rule.
     pub key: &'s [u8],
-    /// The upper bound of the key's true number.
+    /// The upper bound of the key's true sum.
     pub estimate: u64,
-    /// The difference between the upper and the lower bound of the true number.
+    /// The difference between the upper and the lower bound of the true sum.
     pub error: u64,
 }
 
-/// The sums over all summaries that contain a key.
+/// A key's sums over all summaries that contain the key.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     count: u64,
@@ -53,8 +53,8 @@ pub fn top_keys<'s>(
     keys
 }
 
-/// Returns the floor of the merged summaries (the upper bound for a key that is in none of the
-/// summaries), and their keys in no particular order.
+/// Returns the floor of the merged summaries, and their keys in no particular order. The floor is
+/// the upper bound for a key that is in none of the summaries.
 fn merged<'s>(
     summaries: impl IntoIterator<Item = &'s Summary>,
 ) -> (u64, impl Iterator<Item = TopKey<'s>>) {
@@ -69,8 +69,9 @@ fn merged<'s>(
         }
     }
     let keys = sums.into_iter().map(move |(key, sum)| {
-        // In a summary without the key, its sum is between 0 and the summary's floor. `sum.floor`
-        // can exceed `floor`, because a damaged summary can contain a key twice.
+        // If a summary does not contain the key, the key's sum in that part of the stream is
+        // between 0 and the summary's floor. `sum.floor` can exceed `floor`, because a damaged
+        // summary can contain a key twice.
         let unseen = floor.saturating_sub(sum.floor);
         TopKey {
             key,

@@ -23,9 +23,9 @@
 //! the keys with the lowest counts are dropped, and `floor` becomes the highest dropped count.
 //!
 //! The error bound follows as for the Misra-Gries sketch, to which Space-Saving is isomorphic. Each
-//! addition increases the sum of `count - floor` over all keys by its weight. Each unit by which
-//! `floor` rises decreases this sum by at least `keys + 1`. Therefore, `floor <= total / (keys +
-//! 1)`.
+//! addition increases the sum of `count - floor` over all keys by the addition's weight. Each unit
+//! by which `floor` rises decreases this sum by at least `keys + 1`. Therefore, `floor <= total /
+//! (keys + 1)`.
 //!
 //! Merging (Agarwal et al. 2012, "Mergeable Summaries") adds the counts, the errors and the floors
 //! of two sketches. If only one sketch has a key, the floor of the other sketch is added to the
@@ -59,11 +59,12 @@ pub const MAX_TOP_RULES: usize = 1_000;
 /// The maximum number of keys in one response.
 pub const MAX_TOP_KEYS: usize = 1_000;
 
-/// The [scope](crate::Rule::key_scope) for keys without a rule, which belong to limits sent with a
-/// request. No rule has this scope.
+/// The [scope](crate::Rule::key_scope) for keys that do not belong to a rule, but to a limit sent
+/// with a request. No rule has this scope.
 pub const NO_RULE: u64 = 0;
 
-/// The maximum number of keys and bytes for the lists of top talkers.
+/// The maximum size of the lists of top talkers: the number of keys per sketch, and the total
+/// memory in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopBounds {
     /// The number of keys in each sketch. If `max_bytes` is large enough for all keys, the error of
@@ -115,7 +116,7 @@ impl Measure {
         Self::ALL.into_iter().find(|by| by.as_str() == name)
     }
 
-    /// Returns the streams that sum up to this measure. Each addition is in only one stream.
+    /// Returns the streams whose sum is this measure. Each addition is in only one stream.
     #[must_use]
     pub const fn streams(self) -> &'static [Stream] {
         match self {
@@ -126,9 +127,9 @@ impl Measure {
     }
 }
 
-/// One of three disjoint streams of additions to keys. Each stream has a sketch of its own. With
-/// disjoint streams, a request of cost 1 is added to a single sketch, although there are three
-/// measures.
+/// One of three disjoint streams of additions to keys. Each stream has a sketch of its own. Because
+/// the streams are disjoint, a request of cost 1 is added to only one sketch, although there are
+/// three measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Adds 1 for each request that the rule did not deny.
@@ -198,7 +199,7 @@ impl Period {
         }
     }
 
-    /// Returns the level of the time slices that make up the period.
+    /// Returns the level of the time slices that cover the period.
     #[must_use]
     pub const fn level(self) -> Level {
         match self {
@@ -256,7 +257,7 @@ impl Level {
     }
 
     /// Returns the number of time slices to keep for the longest period of this level. One
-    /// additional slice is needed, because the first and the last slice are partial.
+    /// additional slice is needed, because the period can begin and end within a slice.
     #[must_use]
     pub const fn slices(self) -> u64 {
         match self {

@@ -122,7 +122,7 @@ impl Recorder {
         }
     }
 
-    /// Completes the current time slice if `minute` is later.
+    /// Completes the current time slice if `minute` is after the slice's minute.
     #[inline]
     pub fn advance(&mut self, minute: u64) {
         if self.live.minute < minute {
@@ -190,8 +190,8 @@ impl Recorder {
         let ChargedKey { key, cost, denied } = charge;
         let (scope, key) = match scope_of_key(key) {
             Some((scope, key)) => (scope, key),
-            // Keys of Envoy descriptors are not counted here, because the listener for Envoy's rate
-            // limit service has separate statistics.
+            // The keys of Envoy descriptors are not counted here, because Envoy's rate limit
+            // service has its own statistics.
             None if key.starts_with(&DESCRIPTOR_KEY) => return,
             None => (NO_RULE, key),
         };

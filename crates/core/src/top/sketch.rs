@@ -3,11 +3,11 @@
 use super::Summary;
 use crate::limit::bounds::MAX_KEY_BYTES;
 
-/// The average key length, in bytes, for which a full sketch has room. If keys are longer on
-/// average, the sketch holds fewer keys.
+/// The assumed average key length, in bytes. It determines how many bytes of keys a sketch can
+/// hold. If keys are longer on average, a sketch holds fewer keys.
 const AVERAGE_KEY_BYTES: usize = 64;
 
-/// The minimum room for keys in a sketch, in bytes.
+/// The minimum capacity for key bytes in a sketch.
 const MIN_KEY_BYTES: usize = 2 * MAX_KEY_BYTES;
 
 /// An unused slot of the hash table.
@@ -204,7 +204,7 @@ impl Sketch {
     }
 }
 
-/// Reserves capacity for `more` items. Doubles the capacity as `Vec` does, but to at most `most`.
+/// Reserves capacity for `more` items. Like `Vec`, doubles the capacity, but not beyond `most`.
 fn reserve<T>(items: &mut Vec<T>, more: usize, most: usize) {
     let needed = items.len() + more;
     if needed > items.capacity() {

@@ -17,7 +17,7 @@ pub struct Summary {
 /// An entry of a summary: the key, the count and the error.
 pub type SummaryEntry<'s> = (&'s [u8], u64, u64);
 
-/// The bounds of a key's sum, which is in `estimate - error ..= estimate`.
+/// The bounds of a key's sum. The true sum is in `estimate - error ..= estimate`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SumBounds {
     /// The upper bound of the sum.
@@ -26,7 +26,7 @@ pub struct SumBounds {
     pub error: u64,
 }
 
-/// Adds the bounds for the same key in disjoint parts of a stream.
+/// Adds the bounds that the same key has in disjoint parts of a stream.
 impl std::ops::AddAssign for SumBounds {
     fn add_assign(&mut self, other: Self) {
         self.estimate = self.estimate.saturating_add(other.estimate);

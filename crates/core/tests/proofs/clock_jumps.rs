@@ -19,7 +19,8 @@ const NOW: u64 = 1_700_000_000_000_000;
 const SECOND: u64 = 1_000_000;
 const YEAR: u64 = 365 * 86_400 * SECOND;
 
-/// Generates a clock jump that is larger than the lag between threads tolerated by a store.
+/// Generates a clock jump. It is larger than the difference between the threads' clock readings
+/// that a store tolerates.
 fn jump() -> impl Strategy<Value = u64> {
     prop_oneof![11 * SECOND..700 * SECOND, Just(YEAR), 11 * SECOND..2 * YEAR,]
 }
@@ -70,8 +71,8 @@ fn check_bound(limit: &Limit, admitted: &[(u64, u64)]) -> Result<(), TestCaseErr
     Ok(())
 }
 
-/// Checks that, from `now` on, at least as much is admitted for the key as for a key exhausted at
-/// `now`.
+/// Checks that, from `now` on, the store admits at least as many units for the key as for a key
+/// exhausted at `now`.
 fn check_no_fuller_than_exhausted(
     store: &MemoryStore,
     rule: &Rule,
@@ -158,8 +159,8 @@ proptest! {
         let (store, right) = (one_shard(), one_shard());
         let (_, now) = charge_all(&store, &rule, start, &before);
         charge_all(&right, &rule, start, &before);
-        // While the clock is ahead, the store can drop a key that is expired at that time, so skip
-        // this case.
+        // While the clock is ahead, the store can drop a key that has expired according to that
+        // clock. Skip this case.
         let rest = ask(&right, &rule, now, 1, Effect::Look).reset_after.as_micros();
         if rest <= jump {
             return Ok(());
@@ -202,7 +203,8 @@ fn five_a_minute(kind: Kind) -> Limit {
     Limit::new(kind.algorithm(5, rate, 6)).expect("numbers that a limit can have")
 }
 
-/// Returns when all units of [`five_a_minute`] spent at [`NOW`] are available again.
+/// Returns the time at which all units of [`five_a_minute`] are available again if they were all
+/// spent at [`NOW`].
 fn full_again(kind: Kind) -> u64 {
     let seconds = match kind {
         Kind::CalendarWindow => 32 * 86_400,
@@ -251,8 +253,8 @@ fn a_small_step_back_counts_as_the_latest_instant() {
     assert_eq!(look.reset_after, Span::from_secs(50), "as of 10 s later");
 }
 
-/// For a decision over keys in several shards, all shards use the same instant, even if some of
-/// them have seen later instants.
+/// If a decision charges keys in several shards, all of these shards use the same instant, even if
+/// some of them have seen later instants.
 #[test]
 fn shards_locked_together_step_back_together() {
     let limits = Limits::new(vec![five_a_minute(Kind::Log)]).unwrap();
@@ -295,7 +297,7 @@ fn a_lease_renewed_over_another_algorithm_is_held() {
     let (limits, store) = (two_at_once(), one_shard());
     let charges = [Charge::new(b"k", &limits, Cost::ONE).unwrap()];
     let (_, mut receipt) = reserve(&store, &limits, NOW + 60 * SECOND);
-    // These limits replace the leases with a count per hour.
+    // These limits replace the concurrency limit, and thus its leases, with a count per hour.
     let rate = Rate {
         count: 10,
         period: Span::from_secs(3_600),

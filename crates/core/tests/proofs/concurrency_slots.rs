@@ -22,7 +22,7 @@ enum HolderAction {
     Renew,
 }
 
-/// A request, optionally followed by a holder's action.
+/// A request, optionally followed by an action of a slot holder.
 type Step = (Ask, Option<(Index, HolderAction)>);
 
 fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -250,8 +250,8 @@ fn a_reacquired_slot_has_the_lease_of_its_own_limit() {
     }
 }
 
-/// If the store has lost its state, for example by a reset, renewals acquire the slots again, up to
-/// the limit.
+/// If the store has lost the key's state, for example after a reset, renewals acquire the slots
+/// again, up to the limit.
 #[test]
 fn a_renewal_after_a_reset_counts_the_holder_again() {
     let (limits, store, mut outcomes) = (concurrency(2), one_shard(), Vec::new());

@@ -14,7 +14,8 @@ use crate::{
     world::one_shard,
 };
 
-/// Generates elastic limits, together with limits that always have the larger soft allowance.
+/// Generates pairs of limits: elastic limits, and the same limits with the larger soft allowance at
+/// all times.
 fn limits(kind: Kind, stretch: u32) -> impl Strategy<Value = (Limits, Limits)> {
     let limits = strategies::plain_limit(kind);
     limits.prop_filter_map("limits that can stretch", move |limit| {
@@ -39,9 +40,10 @@ fn ask(store: &MemoryStore, limits: &Limits, (now, cost): (u64, u64), effect: Ef
 proptest! {
     #![proptest_config(strategies::cases(800))]
 
-    /// With headroom, outcomes equal those of limits with the larger soft allowance. Without
-    /// headroom, the original limits apply, and units admitted beyond them still count. Wait times
-    /// are exact: a denied request is admitted after its wait time, and not earlier.
+    /// With headroom, outcomes equal those of limits that always have the larger soft allowance.
+    /// Without headroom, the original limits apply, and units that were admitted beyond the
+    /// original limits still count. Wait times are exact: a denied request is admitted after its
+    /// wait time, and not earlier.
     #[test]
     fn elastic_charges_count_against_the_normal_limit(
         (limits, wide_limits) in any_kind().prop_flat_map(|kind| limits(kind, 50)),
@@ -137,9 +139,9 @@ fn a_limit_stretches_and_returns_to_normal() {
     }
 }
 
-/// Like the original limits, stretched limits can convert states that were written before a reload.
-/// Therefore, units spent before the limits changed still count, and drain at the rate of the new
-/// limits.
+/// A state that was written before a reload can be converted to the stretched limits, just as it
+/// can be converted to the original limits. Therefore, units spent before the limits changed still
+/// count, and drain at the rate of the new limits.
 #[test]
 fn stretched_limits_convert_the_state_of_former_limits() {
     let limit = |count| {

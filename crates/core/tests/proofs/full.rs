@@ -76,8 +76,8 @@ fn a_full_store_of_limited_keys_denies_new_keys() {
     );
 }
 
-/// The retry delay for a new key is the earliest expiry among the few inspected entries. If all
-/// entries were inspected, every new key would get the earliest expiry in the whole store.
+/// The retry delay for a new key is the time until the first of a few inspected entries expires. If
+/// the store inspected all entries, every new key would get the same delay.
 #[test]
 fn a_full_store_inspects_few_entries_for_a_new_key() {
     let store = small(WhenFull::Deny);
@@ -244,7 +244,7 @@ fn a_charge_that_does_not_fit_evicts_no_live_keys() {
         others.iter().filter(is_counted).count()
     };
     assert_eq!(counted(), 100);
-    // Charge the large key alone, after a key that fits, and before a key that fits.
+    // Charge the large key in three ways: alone, after a key that fits, and before a key that fits.
     for charges in [
         vec![large.charge(1)],
         vec![new.charge(1), large.charge(1)],

@@ -12,7 +12,7 @@ use crate::{
     world::{Rule, one_shard},
 };
 
-/// The admitted charges in chronological order: instant and cost.
+/// The instant and the cost of each admitted charge, in chronological order.
 type Admitted = Vec<(u64, u64)>;
 
 proptest! {
@@ -98,8 +98,9 @@ proptest! {
         }
     }
 
-    /// Except for rounding, the time between two start times in a queue is the drain time of the
-    /// first request's cost. No wait is longer than the drain time of a full queue.
+    /// In a queue, a request starts no earlier than the previous request's start plus the drain
+    /// time of the previous request's cost, except for rounding. No wait is longer than the drain
+    /// time of a full queue.
     #[test]
     fn a_queue_spaces_what_it_admits(
         limit in strategies::limit(Kind::Queue),
@@ -213,7 +214,8 @@ pub(crate) fn walk(
 }
 
 /// Charges the requests of a trace. Returns the admitted charges. If the trace moves the clock
-/// back, the instant of a charge is the later instant that the store uses.
+/// back, the store uses the latest instant that it has seen, and the returned charge contains this
+/// instant.
 fn run(limit: &Limit, start: u64, asks: &[Ask]) -> Admitted {
     let (rule, store) = (Rule::new(b"key", vec![limit.clone()], false), one_shard());
     let (mut now, mut latest, mut last) = (start, 0, None);

@@ -19,8 +19,8 @@ fn limit(kind: Kind, count: u64, period: Span) -> Limit {
         .expect("numbers that a limit can have")
 }
 
-/// A cost above the limit of a sliding window log evicts nothing. Previously, the store reserved
-/// terabytes for such a cost, evicted other keys and reported itself as full.
+/// If a cost exceeds the limit of a sliding window log, the store evicts nothing. Previously, the
+/// store reserved terabytes for such a cost, evicted other keys and reported itself as full.
 #[test]
 fn an_impossible_cost_on_a_log_evicts_nothing() {
     let minute = Span::from_secs(60);
@@ -77,7 +77,7 @@ fn a_client_that_hammers_a_denial_counting_counter_stays_denied() {
     }
 }
 
-/// A limit of 0 that counts denied requests has no units that could become available.
+/// If a limit of 0 counts denied requests, it still has no units that could become available.
 #[test]
 fn a_limit_of_zero_always_equals_its_initial_state() {
     let day = Span::from_secs(86_400);
@@ -239,8 +239,9 @@ fn impossible_numbers_from_a_remote_store_never_panic() {
     }
 }
 
-/// Previously, if denied requests were counted, a denied request held concurrency slots that no
-/// receipt could release. The memory store and the Redis store released these slots differently.
+/// Previously, if a limit counted denied requests, a denied request held concurrency slots, and no
+/// receipt could release these slots. The memory store and the Redis store also differed in how
+/// they released these slots.
 #[test]
 fn a_denied_request_holds_no_concurrency_slot() {
     let lease = Span::from_secs(60);

@@ -95,7 +95,7 @@ fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
     let text = |bytes: usize| [&(bytes as u64).to_le_bytes()[..], &vec![b'x'; bytes]].concat();
     let block = |rule_bytes: usize, entries: usize, entry_bytes: usize| {
         [
-            // A record with a tag, a key of one byte, no end, and no reason.
+            // A record with a tag, a key of one byte, no expiry time, and no reason.
             vec![4_u8],
             text(1),
             u64::MAX.to_le_bytes().to_vec(),
@@ -125,7 +125,7 @@ fn a_block_of_a_rule_that_cannot_exist_is_invalid() {
 /// A block without a rule, as written by earlier versions, is restored.
 #[test]
 fn a_block_without_a_rule_is_restored() {
-    // A record with a tag, a key of three bytes, no end, and a reason of one byte.
+    // A record with a tag, a key of three bytes, no expiry time, and a reason of one byte.
     let bytes = [
         &[2_u8][..],
         &3_u64.to_le_bytes(),

@@ -1,5 +1,5 @@
 //! Tests refunds with a receipt. A refund returns at most the units that are still counted.
-//! Therefore, in every interval, the units finally used stay within the limit's bound.
+//! Therefore, in every interval, the units that were actually used stay within the limit's bound.
 
 use proptest::{prelude::*, sample::Index};
 use tidegate_core::{
@@ -14,15 +14,15 @@ use crate::{
 };
 
 /// A charge, with its receipt until the charge is settled. After the settlement, `units` is the
-/// number of units finally used.
+/// number of units that were actually used.
 struct Used {
     at: u64,
     units: u64,
     open: Option<Receipt>,
 }
 
-/// A request, optionally followed by the settlement of an earlier charge: the charge's index among
-/// the unsettled charges, and its unused units.
+/// A request, optionally followed by the settlement of an earlier charge. A settlement contains the
+/// charge's index among the unsettled charges, and the number of unused units.
 type Step = (Ask, Option<(Index, u64)>);
 
 fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
@@ -34,7 +34,8 @@ fn steps(length: usize) -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(strategies::cases(2_000))]
 
-    /// Whatever is refunded, the units finally used in an interval stay within the limit's bound.
+    /// Regardless of the refunds, the units that were actually used in an interval stay within the
+    /// limit's bound.
     #[test]
     fn a_refund_never_mints_units(
         // Concurrency limits are excluded, because a settlement releases all slots, including used
@@ -111,7 +112,7 @@ proptest! {
     }
 }
 
-/// Tokens that a refill has returned since the charge are not refunded again.
+/// If a refill has already returned tokens since the charge, a refund does not return them again.
 #[test]
 fn interval_tokens_are_refunded_once() {
     let rate = Rate {
@@ -217,8 +218,8 @@ pub(crate) fn reserve(store: &MemoryStore, charge: &Charge<'_>, now: u64) -> (Re
     (receipt, outcomes[0])
 }
 
-/// The refund of a key's last charge does not move earlier charges. They keep their positions and
-/// can be refunded in full.
+/// The refund of a key's last charge does not move earlier charges, so they can still be refunded
+/// in full.
 #[test]
 fn a_refund_of_the_last_charge_moves_no_other() {
     let rate = Rate {

@@ -11,8 +11,8 @@ use tidegate_core::{
 /// maximum timestamp.
 const LATEST: u64 = 5_000_000_000_000_000;
 
-/// Returns a configuration for `cases` test cases. The number is scaled by the ratio of the
-/// environment variable `PROPTEST_CASES`, if set, to its default of 256.
+/// Returns a configuration for `cases` test cases. If the environment variable `PROPTEST_CASES` is
+/// set, the number of cases is multiplied by its value and divided by its default of 256.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     let config = ProptestConfig::default();
     let cases = u64::from(cases) * u64::from(config.cases) / 256;
@@ -249,7 +249,7 @@ pub(crate) enum Price {
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) step: Step,
-    /// The index of the previous outcome on which the step and the price depend.
+    /// The index of the previous outcome from which the step and the price are computed.
     pub(crate) of: Index,
     pub(crate) price: Price,
     pub(crate) effect: Effect,
@@ -261,7 +261,8 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         3 => (0..=100_u64).prop_map(Step::Forward),
         2 => (0..=40_u32, any::<u64>())
             .prop_map(|(bits, random)| Step::Forward(random % (1 << bits))),
-        // Together, 60 steps back are less than a clock jump. The module `clock_jumps` tests jumps.
+        // Even 60 backward steps in sum are too small to count as a clock jump. The module
+        // `clock_jumps` tests clock jumps.
         2 => prop_oneof![1..=100_u64, 1..=150_000_u64].prop_map(Step::Back),
         4 => any::<bool>().prop_map(|early| Step::ToRetry { early }),
         1 => any::<bool>().prop_map(|early| Step::ToReset { early }),

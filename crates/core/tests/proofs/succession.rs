@@ -123,8 +123,8 @@ proptest! {
         known in any::<bool>(),
     ) {
         let (old, store) = (rule(&before), one_shard());
-        // A server that knows the second server's limits keeps the number of spent units. A server
-        // that does not know them keeps the duration of the debt.
+        // If the first server knows the second server's limits, it keeps the number of spent units.
+        // If not, it keeps the time that the spent units take to drain.
         let new = if known { successor(&after, &old) } else { rule(&after) };
         let now = walk(&old, &store, start, &asks, |_, _, _| Ok(()))?;
         let left = ask(&store, &old, now, 1, Effect::Look);
@@ -295,8 +295,9 @@ fn bucket(mode: RefillMode, capacity: u64, count: u64, period: Span) -> Rule {
     rule(&limit.expect("numbers that a bucket can have"))
 }
 
-/// A debt (spent units that drain over time) that keeps its duration under a faster rate
-/// corresponds to more units. It must survive the conversion back to the slow rate.
+/// A debt consists of spent units that drain over time. If a debt keeps its duration while the rate
+/// becomes faster, it corresponds to more units. The debt must survive the conversion back to the
+/// slow rate.
 #[test]
 fn a_debt_of_a_century_survives_a_change_of_limits() {
     for mode in [RefillMode::Continuous, RefillMode::Interval] {
@@ -342,8 +343,8 @@ fn a_refund_after_a_change_lengthens_no_wait() {
 }
 
 /// A sliding window log that counts denied requests keeps at most as many units as its limit. A
-/// refund under a lower limit first drops the units beyond that limit, from as many entries as
-/// necessary.
+/// refund under a lower limit first drops the units that exceed the lower limit. These units can be
+/// in several entries of the log.
 #[test]
 fn a_refund_after_a_log_was_lowered_frees_one_unit() {
     let rate = |count| Rate {
@@ -363,7 +364,8 @@ fn a_refund_after_a_log_was_lowered_frees_one_unit() {
 }
 
 /// When a bucket is replaced by a smaller bucket with a slower rate, its debt first drains at the
-/// former rate. Until then, requests are denied, and the old bucket loses nothing.
+/// former rate. Until the debt fits into the smaller bucket, requests are denied. If the old limits
+/// become active again, no spent unit has been lost.
 #[test]
 fn down_and_up_again_loses_no_spent_unit() {
     let day = Span::from_secs(86_400);
@@ -411,8 +413,8 @@ fn several_changes_while_a_key_is_idle() {
     assert_eq!(ask(&store, &rule, 0, 1, Effect::Look).remaining, 4);
 }
 
-/// Old and new limits are matched by algorithm and order, so that a limit can be added to a rule or
-/// removed.
+/// Old and new limits are matched by algorithm and order, so that a limit can be added to or
+/// removed from a rule.
 #[test]
 fn a_limit_is_added_to_a_rule_and_removed() {
     let limit = |kind: Kind, count| {
@@ -494,8 +496,9 @@ fn the_largest_limits_change() {
     }
 }
 
-/// A shard's refund ledger has room for a few hundred conversions to other limits. The conversion
-/// of a key without spent units is not recorded, so it does not cancel the refund of another key.
+/// A shard's refund ledger can record a few hundred conversions of keys to other limits. If a key
+/// has no spent units, its conversion is not recorded. Therefore, it cannot fill the ledger, and
+/// the refund of another key still succeeds.
 #[test]
 fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     let store = MemoryStore::new(MemoryBounds {

@@ -8,7 +8,7 @@ use tidegate_core::{
     Algorithm, Counting, Limit, Outcome, RefillMode, RetryAfter, Span, Timestamp, Window, bounds,
 };
 
-/// A duration, in microseconds, longer than any limit takes to become fully available again.
+/// A duration in microseconds. Every limit becomes fully available again in less than this time.
 const HORIZON: u64 = 3_200_000_000_000_000;
 
 /// The model of one limit on one key.
@@ -42,8 +42,8 @@ struct Water {
     queue: bool,
 }
 
-/// A token bucket that receives `refill` tokens in each `interval`. Intervals start when the bucket
-/// was last full.
+/// A token bucket that receives `refill` tokens in each `interval`. The first interval starts when
+/// the bucket was last full.
 #[derive(Clone, Debug)]
 struct Tokens {
     capacity: i128,
@@ -103,8 +103,8 @@ impl Twin {
         }
     }
 
-    /// Charges an admitted cost, or counts a denied cost. The count stops at the limit, unless
-    /// `in_full` is true.
+    /// Charges an admitted cost, or counts a denied cost. The count does not exceed the limit
+    /// unless `in_full` is true.
     pub(crate) fn spend(&mut self, now: u64, cost: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -117,7 +117,7 @@ impl Twin {
         }
     }
 
-    /// Refunds `units` units, the most recently spent first.
+    /// Refunds `units` units, beginning with the most recently spent units.
     pub(crate) fn refund(&mut self, now: u64, units: u64) {
         match &mut self.model {
             Model::Water(water) => {
@@ -225,7 +225,7 @@ impl Twin {
     }
 }
 
-/// Returns the time from `now` until `holds` becomes true. Once true, `holds` must stay true.
+/// Returns the time from `now` until `holds` becomes true. Once `holds` is true, it must stay true.
 pub(crate) fn first(now: u64, holds: impl Fn(u64) -> bool) -> Option<u64> {
     if holds(now) {
         return Some(0);
@@ -402,7 +402,7 @@ impl Past {
         }
     }
 
-    /// Removes up to `units` units among those that still count, newest first.
+    /// Removes up to `units` of the units that still count, newest first.
     fn refund(&mut self, now: u64, units: u64) {
         let mut left = units;
         let mut newest_first: Vec<usize> = (0..self.spent.len()).rev().collect();

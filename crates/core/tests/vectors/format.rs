@@ -111,7 +111,7 @@ pub(crate) struct Op {
     pub(crate) delay_us: Option<u64>,
 }
 
-/// A wait time in the unit of its field, or the word `never`.
+/// A wait time in the unit that its field uses, or the word `never`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum Wait {

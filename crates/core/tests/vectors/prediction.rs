@@ -3,8 +3,8 @@
 //!
 //! A denied request changes nothing, and the reported wait time is exact: until it has elapsed, the
 //! same request is denied. A response that differs from the prediction is a failure. A system under
-//! test behind a socket would take minutes for 864,000 requests. With predictions, a request does
-//! not have to be sent at every instant.
+//! test behind a socket would take minutes for 864,000 requests. With predictions, the runner does
+//! not have to send a request at every instant.
 //!
 //! ```text
 //! denied, wait 8 s                             test   test   test   over: admitted
@@ -30,14 +30,14 @@ pub(crate) enum Instants {
 pub(crate) struct Prediction {
     instants: Instants,
     precision: Span,
-    /// Whether denials predict anything. False if denied requests are counted, because each denial
-    /// then changes the result of the next request.
+    /// Whether a denial predicts the results of later requests. It does not if denied requests are
+    /// counted, because each denial then changes the result of the next request.
     predicts: bool,
     denial: Option<Denial>,
 }
 
 struct Denial {
-    /// The end of the wait, which can be up to `precision` too late because of rounding; `None` if
+    /// The end of the wait. Because of rounding, it can be up to `precision` too late. `None` if
     /// the request is never admitted.
     until: Option<Timestamp>,
     /// The next instant at which a request is sent.

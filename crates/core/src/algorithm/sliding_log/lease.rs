@@ -1,5 +1,5 @@
-//! Concurrency limits: a sliding window log of the held concurrency slots. Its single window is as
-//! long as a slot's lease.
+//! Concurrency limits: a sliding window log of the held concurrency slots. The log has a single
+//! window, which is as long as a slot's lease.
 
 use super::{Log, LogState};
 use crate::{
@@ -12,7 +12,7 @@ use crate::{
 const MIN_RETRY_HINT: Span = Span::from_millis(100);
 
 /// The longest retry hint for a concurrency slot. Retries at this interval cause little load, even
-/// if requests hold their slots for longer.
+/// if requests hold their slots for longer than this.
 const MAX_RETRY_HINT: Span = Span::from_secs(10);
 
 /// A limit on the number of concurrency slots in use.
@@ -109,10 +109,10 @@ impl Counter for Lease {
     ///
     /// A slot becomes free when its request finishes or its lease expires. The end of a request
     /// cannot be predicted, so the hint is an estimate. It assumes that requests start at regular
-    /// intervals and take as long as the oldest slot has been held so far, `age`. Then one of `n`
-    /// held slots becomes free every `age / n`, and the hint is `age / n` for each missing slot.
-    /// For short requests, the hint is short. If no request finishes, the hint grows, so clients
-    /// that follow it retry less and less often.
+    /// intervals and take as long as the oldest slot has been held so far, `age`. Under this
+    /// assumption, one of the `n` held slots becomes free every `age / n`, so the hint is `age / n`
+    /// multiplied by the number of missing slots. For short requests, the hint is short. If no
+    /// request finishes, the hint grows, so clients that follow it retry less and less often.
     ///
     /// The hint is at least [`MIN_RETRY_HINT`] and at most [`MAX_RETRY_HINT`]. It never exceeds the
     /// time until enough leases have expired.

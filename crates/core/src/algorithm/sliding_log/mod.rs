@@ -1,8 +1,8 @@
 //! Sliding window log: a rate limit that stores the instant of every admitted request.
 //!
-//! This module implements the algorithm `sliding_window_log`. A rule's sliding window log limits
-//! share one log, unless they count denied requests differently. For each window, the state
-//! contains the log position at which the window starts, and the sum of the entries from that
+//! This module implements the algorithm `sliding_window_log`. The sliding window log limits of a
+//! rule share one log, unless they differ in how they count denied requests. For each window, the
+//! state contains the log position at which the window starts, and the sum of the entries from that
 //! position on. [`Lease`] implements the algorithm `concurrency` with a log of the held concurrency
 //! slots. A slot is removed from the log when its request finishes, and no longer counts after its
 //! lease has expired.
@@ -99,8 +99,8 @@ impl Log {
         self.largest = self.largest.max(other.largest);
     }
 
-    /// Advances the start position of every window for the current time, and drops the entries that
-    /// have left all windows.
+    /// Moves the start position of every window past the entries that have left the window by
+    /// `now`, and drops the entries that have left all windows.
     fn expire(&self, state: &mut LogState, now: Timestamp) {
         for (window, place) in self.windows.iter().zip(&mut state.places) {
             while let Some(stamp) = state.stamps.get(place.head)
@@ -149,8 +149,8 @@ impl Counter for Log {
             + self.windows.len() * size_of::<Place>()
     }
 
-    /// Returns the maximum number of bytes by which the log grows when `cost` is charged. Only the
-    /// part of the cost up to the limit is ever charged.
+    /// Returns the maximum number of bytes by which the log grows when `cost` is charged. At most
+    /// the largest limit is charged, even if the cost is higher.
     fn growth_bytes(&self, state: &LogState, cost: u64) -> usize {
         state.growth_bytes(cost.min(self.largest))
     }
@@ -199,9 +199,9 @@ impl Counter for Log {
         denied
     }
 
-    /// Charges `cost`. Keeps only the newest `largest` units, where `largest` is the largest limit;
-    /// older entries cannot affect a decision and are dropped. Therefore, a log that counts denied
-    /// requests is as small as any other log.
+    /// Charges `cost`. Keeps only the newest units, up to the largest limit. Older entries cannot
+    /// affect a decision and are dropped. Therefore, a log that counts denied requests takes no
+    /// more memory than any other log.
     fn charge(&self, state: &mut LogState, now: Timestamp, cost: u64) {
         let cost = cost.min(self.largest);
         if cost == 0 {
@@ -215,9 +215,9 @@ impl Counter for Log {
         }
     }
 
-    /// Drops all units except the newest `largest`, where `largest` is the largest limit. The
-    /// dropped units affect no decision and must not be refunded. Only states of limits that count
-    /// denied requests have such units.
+    /// Keeps only the newest units, up to the largest limit, and drops all other units. The dropped
+    /// units affect no decision and must not be refunded. Only states of limits that count denied
+    /// requests have such units.
     fn trim(&self, state: &mut LogState, now: Timestamp) {
         self.expire(state, now);
         let mut beyond = state.units().saturating_sub(self.largest);

@@ -65,7 +65,7 @@ pub(super) struct Place {
 pub(crate) struct LogState {
     pub(super) stamps: VecDeque<Stamp>,
     pub(super) places: Box<[Place]>,
-    /// The length of the longest window when the log was last used.
+    /// The length of the longest window of the limits under which the log was last used.
     pub(super) longest: Span,
 }
 
@@ -109,8 +109,8 @@ impl CounterState for LogState {
 }
 
 impl LogState {
-    /// Creates a log from the entries `stamps`, oldest first. Its longest window is `longest`. The
-    /// log has no window positions until it is converted for a limit.
+    /// Creates a log from the entries `stamps`, oldest first. `longest` is the length of its
+    /// longest window. The log has no window positions until it is converted for a limit.
     pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
         Self {
             stamps,
@@ -181,8 +181,8 @@ impl LogState {
         is_renewed
     }
 
-    /// Returns whether the log contains all `units` charged at `since`, and has the capacity to
-    /// move them to another instant. Moving them can require additional entries, because requests
+    /// Returns whether the log contains all `units` charged at `since`, and has enough capacity to
+    /// move these units to another instant. The move can add entries to the log, because requests
     /// charged at the same instant share an entry.
     pub(crate) fn renews_in_place(&self, since: Timestamp, units: u64) -> bool {
         let first = self.stamps.partition_point(|stamp| stamp.at() < since);
@@ -215,8 +215,8 @@ impl LogState {
     }
 
     /// Sets the instant of all entries later than `at` to `at`. Every window start is reset to the
-    /// front of the log, because a window can now contain entries that it had moved past. The next
-    /// decision advances the start positions.
+    /// front of the log, because entries before its old start can now be inside the window again.
+    /// The next decision advances the start positions.
     pub(crate) fn clamp(&mut self, at: Timestamp) {
         for stamp in &mut self.stamps {
             if stamp.at() > at {
@@ -228,8 +228,8 @@ impl LogState {
     }
 
     /// Returns the number of units in the whole log. The longest window starts at the front of the
-    /// log, so this is the largest window sum. If the log has no window positions, the entries are
-    /// added up.
+    /// log, so the largest window sum is the total. If the log has no window positions, the costs
+    /// of all entries are added up.
     pub(super) fn units(&self) -> u64 {
         let longest = self.places.iter().map(|place| place.sum).max();
         longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())

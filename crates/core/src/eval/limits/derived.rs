@@ -1,7 +1,7 @@
 //! Limits derived from other limits. Stretched limits are the raised form of elastic limits. A
 //! share is the part of the limits that one node enforces while the store is unreachable. Former
-//! limits are a rule's limits before the rules were changed. Reservations and reports need the same
-//! limits with another counting of denied requests.
+//! limits are a rule's limits before the rules were changed. Reservations and reports use the same
+//! limits, but count denied requests differently.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,17 +18,17 @@ use crate::{
 };
 
 impl Limits {
-    /// Makes the limits elastic. While there is headroom (the rule's condition for spare capacity
-    /// holds), requests are charged with [`Self::stretched`] limits. The stretched limits admit
-    /// `percent` more units and mark the additional requests as over the limit. The original and
-    /// the stretched limits share one state, so units admitted beyond the original limits still
-    /// count after the headroom is gone.
+    /// Makes the limits elastic. There is headroom while the rule's condition for spare capacity
+    /// holds. During this time, requests are charged to the [`Self::stretched`] limits. The
+    /// stretched limits admit `percent` more units and mark the additional requests as over the
+    /// limit. The original and the stretched limits share one state, so units admitted beyond the
+    /// original limits still count after the headroom is gone.
     ///
     /// # Errors
     ///
     /// Returns an error for the field `elastic` if the percentage is invalid for a soft allowance.
-    /// Limits that count denied requests are rejected, because they drop units beyond the limit
-    /// from their state.
+    /// Limits that count denied requests are rejected, because their state does not keep units
+    /// beyond the limit.
     pub fn stretching(mut self, percent: u32) -> Result<Self, LimitError> {
         if self
             .groups
@@ -76,9 +76,10 @@ impl Limits {
         self.unstretched.as_deref().unwrap_or(self)
     }
 
-    /// Returns the same limits without the counting of denied requests. Both share the states of
-    /// their keys. A denied reservation must not be counted, even if the limits count denied
-    /// requests, and only a charge to limits that do not count them can be refunded.
+    /// Returns a copy of these limits that does not count denied requests. The limits and the copy
+    /// share the state of each key. The copy is used for reservations: a denied reservation must
+    /// not be counted, even if the limits count denied requests. In addition, most limits that
+    /// count denied requests do not support refunds by receipt.
     #[must_use]
     pub fn forgetting_denials(&self) -> Self {
         let mut forgetting = self.clone();
@@ -90,10 +91,11 @@ impl Limits {
         forgetting
     }
 
-    /// Returns the same limits, which also count what they deny: for costs that are known only
-    /// after the request. Both share the states of their keys. A rule with one fixed window counts
-    /// the full cost, even beyond the limit. Otherwise each limit counts the cost up to the limit.
-    /// Concurrency limits count nothing that they deny. Elastic limits are not stretched.
+    /// Returns a copy of these limits that also counts denied costs. The copy is used for a cost
+    /// that is known only after the request. The limits and the copy share the state of each key.
+    /// If the rule's only limit is a fixed window, the copy counts the full cost, even beyond the
+    /// limit. Otherwise, each limit counts the cost up to the limit. Concurrency limits do not
+    /// count denied requests. Elastic limits are not stretched.
     #[must_use]
     pub fn counting_all(&self) -> Self {
         let counting = |limit: &Limit| limit.clone().counting_denied(true);
@@ -106,7 +108,7 @@ impl Limits {
             ],
             limits => limits.iter().map(counting).collect(),
         };
-        // The numbers are those of valid limits, so `new` does not fail.
+        // The parameters are those of valid limits, so `new` does not fail.
         let counting = Self::new(limits).unwrap_or_else(|_| self.clone());
         let counting = Self {
             name: self.name.clone(),

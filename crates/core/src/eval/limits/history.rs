@@ -17,7 +17,8 @@ use crate::{
 /// and the shares of all of these.
 ///
 /// The history is read only if a state has to be converted. When it is full, the oldest terms are
-/// dropped. A state measured in dropped terms is converted as if its limits were unknown.
+/// dropped. If the terms of a state have been dropped, the state is converted as if its limits were
+/// unknown.
 #[derive(Debug, Default)]
 pub(super) struct TermsHistory(Mutex<VecDeque<FormerTerms>>);
 

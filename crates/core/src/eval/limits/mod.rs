@@ -57,7 +57,7 @@ pub struct Limits {
     stretched: OnceLock<Arc<Self>>,
     /// The original limits, if these limits are stretched limits.
     unstretched: Option<Arc<Self>>,
-    /// Whether no limit counts denied requests, although its options say so.
+    /// Whether denied requests are not counted, even if the options of a limit say that they are.
     forgets_denials: bool,
 }
 
@@ -263,7 +263,7 @@ impl From<Limit> for Limits {
 }
 
 /// Returns the only limit of a rule if it is a plain GCRA limit (no soft allowance, no counting of
-/// denied requests). Its state must always fit inline in an entry of the memory store.
+/// denied requests) whose state always fits inline in an entry of the memory store.
 fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
     let ([limit], [group]) = (limits, groups) else {
         return None;

@@ -45,9 +45,9 @@ pub(crate) struct FormerState {
 }
 
 impl FormerState {
-    /// Returns the state to put back after a refund. A refund is applied to the converted state,
-    /// which then replaces the former state. If the conversion lost everything that could be
-    /// refunded, the former state is kept.
+    /// Returns this former state if it must be put back after a refund. A refund is applied to the
+    /// converted state, which normally replaces the former state. If the conversion lost everything
+    /// that could be refunded, the former state is kept.
     pub(crate) fn after_refund(mut self: Box<Self>) -> Option<Box<Self>> {
         self.exceeded.clear();
         self.is_lost.then_some(self)
@@ -56,8 +56,8 @@ impl FormerState {
 
 /// The limits that a key's state exceeds because the state was written under limits with a larger
 /// capacity or a faster rate, with the time until the state has drained. A conversion would lose
-/// the excess, so the state keeps its former terms until it exceeds no limit. Empty if the state
-/// exceeds no limit.
+/// the excess, so the state keeps its former terms until it exceeds no limit. The list is empty if
+/// the state exceeds no limit.
 #[derive(Clone, Debug, Default)]
 pub struct ExceededLimits(Vec<LimitDrain>);
 
@@ -178,9 +178,9 @@ impl Limits {
         groups.any(|group| group.denials != DenialCounting::Forgotten)
     }
 
-    /// Returns whether a charge on `key_state` can and should be undone without a full copy of the
-    /// state. Undoing a charge is useful if the state contains a sliding window log, and possible
-    /// if denied requests are not counted.
+    /// Returns whether a read-only decision should charge `key_state` itself and then undo the
+    /// charge, instead of copying the state. This saves time if the state contains a sliding window
+    /// log. It is possible only if denied requests are not counted.
     pub(crate) fn can_undo(&self, key_state: &KeyState) -> bool {
         let has_log = |state: &State| matches!(state, State::Log(_) | State::Lease(_));
         let mut groups = self.groups.iter();
@@ -199,7 +199,8 @@ impl Limits {
         key_state.states().iter().map(before).collect()
     }
 
-    /// Restores `key_state` to its state `before` the last charge of `units`, made at `now`.
+    /// Undoes the last charge on `key_state`: `units`, charged at `now`. `before` is the result of
+    /// [`Self::before_charge`].
     ///
     /// For a sliding window log, this function removes the newest entries. The charge did not drop
     /// old entries: a log drops entries only beyond its largest limit, and an admitted charge is
@@ -239,8 +240,8 @@ impl Limits {
     /// for groups that do not support refunds by receipt.
     pub(crate) fn marks(&self, key_state: &KeyState) -> Box<[Option<Mark>]> {
         let groups = self.groups.iter().zip(key_state.states());
-        // A limit that counts denied requests has no mark, because its state does not distinguish
-        // denied from admitted requests.
+        // Unless it is in shadow mode, a limit that counts denied requests up to the limit gets no
+        // mark, because its state does not distinguish denied from admitted requests.
         let keeps = |group: &LimitGroup| group.denials == DenialCounting::Counted && !self.shadow;
         groups
             .map(|(group, state)| (!keeps(group)).then(|| Kernel::mark(state)))
@@ -249,10 +250,10 @@ impl Limits {
 
     /// Refunds the unused part of a charge to `key_state` and releases its concurrency slots.
     ///
-    /// Returns, for each limit group, how much earlier later charges end because of the refund, in
-    /// microseconds. It is 0 if the algorithm is not GCRA or if there are no later charges. For a
-    /// group, the function `shift` returns how much earlier its charge ends because of earlier
-    /// refunds; see `memory::refund_ledger`.
+    /// With GCRA, a refund makes later charges drain earlier. For each limit group, returns by how
+    /// many microseconds. The number is 0 if the algorithm is not GCRA or if there are no later
+    /// charges. Given the index of a group, the function `shift` returns by how many microseconds
+    /// earlier refunds have already made this charge drain earlier; see `memory::refund_ledger`.
     pub(crate) fn refund_unused(
         &self,
         key_state: &mut KeyState,
@@ -432,8 +433,8 @@ impl Limits {
     /// Converts `key_state` for these limits. `terms` contains the units of measure of each of its
     /// states.
     ///
-    /// Returns the converted state, and the limits that the unconverted state exceeds. For these
-    /// limits, the conversion lost spent units.
+    /// Returns the converted state and, if the conversion lost spent units, the times after which
+    /// the unconverted state has drained.
     pub(crate) fn convert(
         &self,
         key_state: KeyState,
@@ -481,7 +482,7 @@ impl Limits {
 
     /// Converts a state written under other limits, identified by `fingerprint`.
     ///
-    /// If the other limits are unknown, the conversion uses only the state itself.
+    /// If the terms of the other limits are unknown, the conversion uses only the state itself.
     #[cold]
     fn load_converted(
         &self,
@@ -492,9 +493,9 @@ impl Limits {
     ) -> LoadedState {
         let terms = self.former_terms(fingerprint);
         let terms = terms.as_deref().unwrap_or_default();
-        // First convert a copy in which each sliding window log has only its newest entry, because
-        // the shard is locked during the conversion. The copy expires at the same instant as the
-        // whole state.
+        // The shard is locked during the conversion. To keep this time short, first convert a copy
+        // in which each sliding window log has only its newest entry. The copy expires at the same
+        // instant as the whole state.
         let (key_state, exceeded) = self.convert(with_short_logs(&former), terms, now, cost);
         let is_lost = key_state.expires() <= now && former.expires() > now;
         if !is_lost && exceeded.is_empty() {
@@ -731,8 +732,8 @@ mod tests {
                 assert!(is_log || reserved == 0, "{algorithm:?}");
             }
             if !is_log {
-                // A conversion needs as many bytes as a new state, because the old state has a
-                // fixed size.
+                // A conversion of this state needs as many bytes as a new state, because there are
+                // no log entries to keep.
                 let converted = other.growth_bytes(&state, other.fingerprint ^ 1, 1);
                 assert_eq!(converted, other.new_entry_bytes(1), "{algorithm:?}");
             }

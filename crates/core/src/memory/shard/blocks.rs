@@ -74,8 +74,8 @@ impl Blocks {
         self.remove(key);
         let mut dropped = 0;
         if self.by_key.len() == self.by_key.capacity() {
-            // Drop expired blocks before the map grows, so that they do not accumulate. This costs
-            // little compared with growing.
+            // Drop expired blocks before the map grows, so that they do not accumulate. Dropping
+            // expired blocks costs little compared with growing the map.
             dropped = self.drop_ended(now);
         }
         self.text_bytes += key.len() + record.text_bytes();

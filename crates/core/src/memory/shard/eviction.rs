@@ -185,7 +185,8 @@ impl Shard {
             let expires = candidate.expires();
             let is_idle = cold.capacity.when_full == WhenFull::Evict && !candidate.is_hot();
             let is_decided = || decided.iter().any(|charge| charge.key == candidate.key());
-            // Evict an entry only if that frees a needed slot or some bytes.
+            // Evict a live entry only if its eviction frees a slot that is needed, or frees some
+            // bytes.
             let helps =
                 reserved.keys + growth.keys > reserved.victims.len() || candidate.heap_bytes() > 0;
             if (expires <= now || is_idle && helps) && !is_decided() {

@@ -175,7 +175,8 @@ impl Shard {
         }
     }
 
-    /// Decides a charge whose only limit is `gcra`, and updates the state in the key's entry.
+    /// Makes the decision on a charge whose only limit is `gcra`, and updates the state in the
+    /// key's entry.
     ///
     /// Returns `None`, and changes nothing, if the shard has blocks, the key has no entry, or the
     /// state was written under other limits or is not stored inline. The caller then uses the
@@ -415,7 +416,8 @@ impl Shard {
         }
     }
 
-    /// Shrinks the hash table after a removal without a following insertion.
+    /// Shrinks the hash table if it has become mostly empty. Call this function after a removal
+    /// that is not followed by an insertion.
     fn shrink(&mut self) {
         let hasher = &self.cold.hasher;
         self.entries
@@ -449,10 +451,10 @@ impl Shard {
 /// Returns the hash of a key. Each store has a random seed.
 ///
 /// foldhash does not claim to resist an attacker who can observe hashes or decision times.
-/// SipHash-1-3 is designed for that, but takes 9.0 ns for a key of 22 bytes; foldhash takes 2.5 ns,
-/// and a whole decision takes about 50 ns. Instead, the hash table limits the distance between a
-/// new key and its home slot. See [`table::FARTHEST`] for what an attacker who knows the hashes can
-/// still do.
+/// SipHash-1-3 is designed to resist such an attacker, but takes 9.0 ns for a key of 22 bytes;
+/// foldhash takes 2.5 ns, and a whole decision takes about 50 ns. To limit the damage of an attack,
+/// the hash table therefore limits the distance between a new key and its home slot. See
+/// [`table::FARTHEST`] for what an attacker who knows the hashes can still do.
 #[inline]
 pub(super) fn hash_with(hasher: &RandomState, key: &[u8]) -> u64 {
     let mut hasher = hasher.build_hasher();
@@ -553,7 +555,7 @@ mod tests {
     }
 
     /// Regression test: a peek (a read-only decision) copied the sliding window log while holding
-    /// the lock. The log takes 800 kB for a limit of 100,000.
+    /// the shard's lock. The log takes 800 kB for a limit of 100,000.
     #[test]
     fn a_peek_leaves_the_log_unchanged() {
         let (mut shard, limits, now) = (shard(), limits(), Timestamp::from_micros(1_000_000));
@@ -702,7 +704,7 @@ mod tests {
         }
     }
 
-    /// A key that was hot only because of a charge is not hot after the refund.
+    /// A key that was hot only because of a charge is not hot after the charge is refunded.
     #[test]
     fn a_settlement_makes_a_key_evictable_again() {
         let (store, limits) = (MemoryStore::new(MemoryBounds::default()), limits());

@@ -1,14 +1,14 @@
-//! A Bloom filter in front of the overrides of single keys.
+//! A Bloom filter that is checked before the table of overrides for single keys.
 //!
 //! Most requested keys have no override. A table with a million overrides is much larger than the
 //! processor's caches, and a lookup in it takes longer than the rest of the decision. The filter
-//! has 2 MiB, and a lookup reads one word. All bits of a key are in one word, as in the blocked
-//! filters of Putze, Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom Filters" (2007).
-//! With a million overrides, about 1 in 200 keys without an override passes the filter, and is then
-//! looked up in the table.
+//! takes 2 MiB, and a lookup in the filter reads one word. All bits of a key are in one word, as in
+//! the blocked filters of Putze, Sanders and Singler, "Cache-, Hash- and Space-Efficient Bloom
+//! Filters" (2007). With a million overrides, about 1 in 200 keys without an override passes the
+//! filter, and is then looked up in the table.
 //!
-//! Bits cannot be removed. After many removals, the filter is built again in the second of two
-//! arrays, while requests read the first one.
+//! Bits cannot be removed. After many removals, the filter is rebuilt. There are two arrays: while
+//! one array is rebuilt, requests read the other array.
 
 use std::sync::{
     OnceLock, PoisonError, RwLock, RwLockReadGuard,
@@ -17,32 +17,34 @@ use std::sync::{
 
 use crate::limit::bounds::MAX_OVERRIDES;
 
-/// The number of words of an array. With [`MAX_OVERRIDES`] keys, a key has 16 bits.
+/// The number of words of an array. With [`MAX_OVERRIDES`] keys, there are 16 bits per key.
 const WORDS: usize = 1 << 18;
 
-/// The number of additions after which the filter may be built again.
+/// The filter is rebuilt only after more than this number of additions.
 const MIN_ADDED: usize = MAX_OVERRIDES / 8;
 
 type Words = Box<[AtomicU64]>;
 
-/// The hashes of the keys that have an override, in any rule. Overrides of a pattern are not in the
-/// filter.
+/// The hashes of the keys that have an override, in any rule. Overrides with patterns are not in
+/// the filter.
 #[derive(Debug, Default)]
 pub(super) struct KeyFilter {
-    /// The arrays for even and for odd generations, allocated when the first key is added.
+    /// The arrays for even and for odd generations. Each array is allocated when it is first
+    /// needed.
     arrays: [OnceLock<Words>; 2],
-    /// The number of times that the filter was built again. It selects the array in use.
+    /// The number of times that the filter was rebuilt. Whether the number is even or odd selects
+    /// the array in use.
     generation: AtomicUsize,
     /// The number of additions since the filter was last built.
     added: AtomicUsize,
-    /// Held for writing while the filter is built again, so that no key is added to the old array
-    /// only.
+    /// Locked for writing while the filter is rebuilt, so that no key is added only to the old
+    /// array.
     changes: RwLock<()>,
 }
 
 impl KeyFilter {
     /// Returns false if no key with this `hash` has an override. Returns true for every key that
-    /// was added, and for a few others.
+    /// was added, and for a few other keys.
     #[inline]
     pub(super) fn may_contain(&self, hash: u64) -> bool {
         let generation = self.generation.load(Ordering::Acquire);
@@ -53,8 +55,8 @@ impl KeyFilter {
         if words[index(hash)].load(Ordering::Acquire) & bits == bits {
             return true;
         }
-        // If the filter was built again in the meantime, the array may have been cleared for the
-        // next generation.
+        // If the filter was rebuilt in the meantime, the array may have been cleared for the next
+        // generation, so the key may be missing only for this reason.
         fence(Ordering::Acquire);
         self.generation.load(Ordering::Relaxed) != generation
     }
@@ -69,14 +71,15 @@ impl KeyFilter {
         guard
     }
 
-    /// Returns whether so many keys were added since the filter was last built, compared with the
-    /// `count` of overrides, that most bits may belong to removed overrides.
+    /// Returns whether the filter should be rebuilt. `count` is the number of overrides. If more
+    /// than twice as many keys were added since the filter was last built, most bits may belong to
+    /// removed overrides.
     pub(super) fn is_stale(&self, count: usize) -> bool {
         self.added.load(Ordering::Relaxed) > MIN_ADDED.max(2 * count)
     }
 
-    /// Builds the filter again from the hashes that `for_each_hash` passes to its argument: those
-    /// of all keys that have an override.
+    /// Rebuilds the filter from the hashes of all keys that have an override. The function
+    /// `for_each_hash` passes each of these hashes to its argument.
     pub(super) fn rebuild(&self, for_each_hash: impl FnOnce(&mut dyn FnMut(u64))) {
         let _guard = self.changes.write().unwrap_or_else(PoisonError::into_inner);
         let next = self.generation.load(Ordering::Relaxed).wrapping_add(1);
@@ -104,7 +107,7 @@ fn set(words: &[AtomicU64], hash: u64) {
     words[index(hash)].fetch_or(bits(hash), Ordering::Release);
 }
 
-/// Returns the index of the word for a hash. The bits of [`bits`] are not used.
+/// Returns the index of the word for a hash. Does not use the bits of the hash that [`bits`] uses.
 fn index(hash: u64) -> usize {
     // The remainder is less than the number of words, so it fits in a `usize`.
     ((hash >> 32) % WORDS as u64) as usize

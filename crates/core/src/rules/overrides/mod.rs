@@ -132,7 +132,7 @@ struct Registry {
     by_rule: Mutex<HashMap<Box<str>, Arc<RuleOverrides>>>,
     count: AtomicUsize,
     filter: Arc<KeyFilter>,
-    /// The number of times that all overrides were replaced.
+    /// The number of times that a replacement of all overrides was begun.
     generation: AtomicU32,
 }
 
@@ -312,7 +312,8 @@ impl Overrides {
 
     fn rebuild_filter(&self) {
         self.0.filter.rebuild(|visit| {
-            // The rules are listed here, so that none with a key in the filter is missed.
+            // List the rules while the filter is locked, so that no rule with a key in the filter
+            // is missed.
             let all: Vec<_> = self.by_rule().values().map(Arc::clone).collect();
             for rule in all {
                 rule.for_each_hash(visit);

@@ -28,7 +28,7 @@ struct PatternOverride {
     stored: StoredOverride,
 }
 
-/// The patterns for all values of a key.
+/// One pattern for each value of a key.
 #[derive(Debug)]
 struct KeyPattern {
     texts: Vec<Box<str>>,
@@ -130,7 +130,7 @@ impl PatternOverrides {
         let ranks_before = |other: &PatternOverride| other.pattern.rank() > pattern.rank();
         let at = self.items.partition_point(ranks_before);
         self.items.insert(at, PatternOverride { pattern, stored });
-        // The index refers to positions in the sorted list, so build it again.
+        // The index contains positions in the sorted list, so rebuild the index.
         self.index = self.build_index();
         Ok(None)
     }

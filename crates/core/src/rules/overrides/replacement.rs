@@ -69,8 +69,8 @@ impl fmt::Display for Replacement {
 /// the candidate rules, and former rules that requests still use after a reload.
 const MAX_COMPILED: usize = 4;
 
-/// A replacement with its compiled limits. All overrides of a rule with the same replacement share
-/// one value.
+/// A replacement with its compiled limits. All overrides of a rule that have the same replacement
+/// share one `CompiledReplacement`.
 #[derive(Debug)]
 pub(super) struct CompiledReplacement {
     replacement: Replacement,
@@ -80,7 +80,7 @@ pub(super) struct CompiledReplacement {
 /// The limits of a replacement for one version of its rule.
 #[derive(Debug)]
 struct CompiledLimits {
-    /// The rule's limits. Each version of the rule has a different object.
+    /// The rule's limits. Each version of the rule has its own `Limits` object.
     of: Arc<Limits>,
     /// The limits of the replacement; `None` if the replacement is invalid for the rule.
     limits: Option<Arc<Limits>>,
@@ -120,7 +120,7 @@ impl CompiledReplacement {
             .write()
             .unwrap_or_else(PoisonError::into_inner);
         // Another thread may have compiled the limits in the meantime. All threads must use the
-        // same object, because the limits contain caches.
+        // same `Limits` object, because it contains caches.
         if let Some(compiled) = compiled.iter().find(is_of_rule) {
             return compiled.limits.clone();
         }

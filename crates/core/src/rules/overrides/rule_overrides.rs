@@ -28,17 +28,17 @@ use crate::{
 /// The number of shards for the overrides of single keys, so that a change locks only one shard.
 const SHARDS: usize = 64;
 
-/// The overrides of single keys, by the key bytes after the scope.
+/// Maps the bytes of each key after its scope to the key's override.
 type Shard = RwLock<HashMap<Box<[u8]>, StoredOverride, RandomState>>;
 
 /// The overrides of a single rule. They can change while requests are decided.
 #[derive(Debug, Default)]
 pub struct RuleOverrides {
     count: AtomicUsize,
-    /// The number of overrides of patterns.
+    /// The number of overrides with patterns.
     pattern_count: AtomicUsize,
     hasher: RandomState,
-    /// The keys that have an override, in any rule.
+    /// A filter for the keys that have an override in any rule.
     filter: Arc<KeyFilter>,
     /// The overrides of single keys. The shards are created when the first override is set.
     keys: OnceLock<Box<[Shard]>>,
@@ -50,7 +50,7 @@ pub struct RuleOverrides {
 #[derive(Debug, Default)]
 struct SharedReplacements {
     by_replacement: HashMap<Replacement, Weak<CompiledReplacement>>,
-    /// The number of replacements at which unused replacements are removed.
+    /// When the map has more than this number of replacements, unused replacements are removed.
     clean_at: usize,
 }
 
@@ -252,8 +252,8 @@ impl RuleOverrides {
     }
 
     /// Returns up to `most` overrides that `select` accepts, starting after the target `after` and
-    /// sorted by target. Keys come before patterns. `rule` is used to decode the keys; keys that it
-    /// cannot decode are left out.
+    /// sorted by target. Keys come before patterns. The keys are decoded with `rule`. Keys that
+    /// cannot be decoded are left out.
     #[must_use]
     pub fn page(
         &self,
@@ -296,7 +296,7 @@ impl RuleOverrides {
         of_keys.sum::<usize>() + of_patterns.count()
     }
 
-    /// Passes the hash of each key that has an override to `visit`.
+    /// Calls `visit` with the hash of each key that has an override.
     pub(super) fn for_each_hash(&self, visit: &mut dyn FnMut(u64)) {
         for shard in self.keys.get().into_iter().flatten() {
             for bytes in read(shard).keys() {
@@ -320,8 +320,9 @@ impl RuleOverrides {
 
 /// Returns the index of the shard for the hash of a key.
 fn shard_index(hash: u64) -> usize {
-    // The lowest and highest bits select the place in the shard's table and in the filter. The
-    // remainder is less than the number of shards, so it fits in a `usize`.
+    // Skip the lowest 25 bits. The lowest and the highest bits of the hash select the position in
+    // the shard's table and in the filter. The remainder is less than the number of shards, so it
+    // fits in a `usize`.
     ((hash >> 25) % SHARDS as u64) as usize
 }
 

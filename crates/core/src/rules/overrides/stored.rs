@@ -12,9 +12,11 @@ pub(super) struct StoredOverride {
     /// When the override expires; [`Timestamp::MAX`] if it lasts until it is removed.
     pub(super) until: Timestamp,
     pub(super) reason: Box<str>,
-    /// The number of times that all overrides had been replaced when this override was set.
+    /// The number of times that a replacement of all overrides had been begun when this override
+    /// was set.
     pub(super) generation: u32,
-    /// The number of values in the target, so that a rule whose key has changed is recognised.
+    /// The number of values in the target. If the rule's key now has a different number of entries,
+    /// the override has no effect.
     pub(super) values: u8,
 }
 

@@ -156,8 +156,8 @@ impl Run {
     }
 }
 
-/// Matches wildcards that can all skip any characters. For these, trying the first occurrence of
-/// each literal is enough. The value must end with the last literal.
+/// Matches wildcards that can all skip any characters. For such wildcards, it is enough to try the
+/// first occurrence of each literal. The value must end with the last literal.
 fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
     let Some(((_, last), literals)) = runs.split_last() else {
         return rest.is_empty();
@@ -175,7 +175,7 @@ fn matches_any_runs(runs: &[(Run, Box<str>)], mut rest: &str) -> bool {
 /// wildcard at once. The time is at most proportional to the number of wildcards times the length
 /// of `value`, for any input.
 fn matches_runs(runs: &[(Run, Box<str>)], value: &[u8]) -> bool {
-    // `ends[i]` is true if the pattern up to this wildcard can match exactly `value[..i]`.
+    // `ends[i]` is true if the part of the pattern processed so far can match exactly `value[..i]`.
     let mut ends = vec![false; value.len() + 1];
     ends[0] = true;
     for (run, literal) in runs {

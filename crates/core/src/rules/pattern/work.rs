@@ -22,8 +22,8 @@ pub(in crate::rules) enum Effort {
 }
 
 impl Effort {
-    /// Returns the number of evaluations to count for one evaluation of this effort on a value of
-    /// `bytes` bytes.
+    /// Returns the number by which the counter increases for one evaluation with this effort, on a
+    /// value of `bytes` bytes.
     fn of(self, bytes: usize) -> usize {
         match self {
             Self::Constant => 1,
@@ -31,8 +31,8 @@ impl Effort {
         }
     }
 
-    /// Returns the number of evaluations to count for one evaluation of this effort on a value of
-    /// maximum length.
+    /// Returns the number by which the counter increases for one evaluation with this effort, on a
+    /// value of maximum length.
     pub(in crate::rules) fn most(self) -> usize {
         self.of(bounds::MAX_ENTRY_VALUE_BYTES)
     }

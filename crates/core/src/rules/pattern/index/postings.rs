@@ -54,7 +54,7 @@ pub(in crate::rules) struct Postings {
     automaton: Option<Automaton>,
 }
 
-/// Items filed under a prefix of the value, or items filed under a suffix.
+/// Items filed under prefixes of the value, or items filed under suffixes of the value.
 #[derive(Clone, Debug, Default)]
 struct Affixes {
     items: HashMap<Box<[u8]>, Vec<usize>>,
@@ -94,8 +94,8 @@ impl Postings {
         items.push(item);
     }
 
-    /// Prepares the postings for lookups. If building the automaton fails, its items are filed
-    /// under [`Criterion::Presence`] instead.
+    /// Prepares the postings for lookups. If the automaton cannot be built, the items that it would
+    /// contain are filed under [`Criterion::Presence`] instead.
     pub(in crate::rules) fn finish(&mut self) {
         let of_family = |is_v4: bool| {
             let nets = self.nets.keys().filter(|net| net.addr().is_ipv4() == is_v4);
@@ -150,8 +150,9 @@ impl Postings {
     }
 
     /// Returns the weight of the costliest lookup: the highest total weight of items that a lookup
-    /// of one value can find. `weight` returns the weight of an item. Only one literal per value is
-    /// assumed, so a value crafted to contain many literals can find more items.
+    /// of one value can find. `weight` returns the weight of an item. The result assumes that a
+    /// value contains only one literal. A lookup of a value crafted to contain many literals can
+    /// find more items.
     pub(in crate::rules) fn costliest(&self, weight: &dyn Fn(usize) -> usize) -> usize {
         let of = |items: &[usize]| {
             let weights = items.iter().map(|item| weight(*item));
@@ -206,8 +207,8 @@ impl Affixes {
         self.lengths = distinct(self.items.keys().map(|affix| affix.len()));
     }
 
-    /// Returns the highest total weight of the items filed under an affix and the shorter affixes
-    /// that it contains.
+    /// For each affix, adds up the weights of the items filed under the affix and under the shorter
+    /// affixes that it contains. Returns the highest sum.
     fn costliest(
         &self,
         cut: impl Fn(&[u8], usize) -> Option<&[u8]>,
@@ -324,8 +325,8 @@ fn ways_of_literals(literals: &Literals) -> Vec<Criterion<'_>> {
     }
 }
 
-/// Returns the way that combines the most specific way of each alternative. Returns no ways if one
-/// of the alternatives cannot be filed.
+/// Returns a single way, which combines the most specific way of each alternative. Returns no ways
+/// if one of the alternatives cannot be filed.
 fn ways_of_any<'a>(
     exact: impl Iterator<Item = &'a str>,
     others: &'a [Pattern],
