@@ -1,5 +1,5 @@
-//! Manual blocks. The store records each block twice: in the value of the blocked key, where the
-//! scripts enforce it, and in an index that lists all blocks.
+//! Manual blocks. The store records each block twice: in the value of the blocked key, from which
+//! the scripts enforce the block, and in an index that lists all blocks.
 
 use std::collections::HashMap;
 
@@ -7,16 +7,17 @@ use tidegate_core::{Block, BlockNote, BlockedRule, Span, Timestamp, bounds};
 
 use crate::{call::Reply, decode, error::StoreError, scripts, store::RedisStore};
 
-/// Length in bytes of a block's end time, the first field of an index entry.
+/// Length in bytes of the first field of an index entry, which is the end time of the block.
 const END_BYTES: usize = 7;
 
-/// The separator between the strings of an index entry. No string contains this byte, because it
-/// never occurs in UTF-8.
+/// The separator between the strings in an index entry. The strings are UTF-8, so they never
+/// contain this byte.
 const SEPARATOR: u8 = 0xFF;
 
 impl RedisStore {
     /// Blocks `key` for the duration `span`, or until the block is lifted if `span` is `None`.
-    /// Replaces an earlier block, and takes effect immediately on every instance.
+    /// Replaces any earlier block on the key. The new block takes effect immediately on every
+    /// instance.
     ///
     /// Returns false and changes nothing if there are [`bounds::MAX_BLOCKS`] blocks already.
     ///
@@ -101,7 +102,7 @@ impl RedisStore {
 
     /// Returns the remaining duration of `block`; `None` if the block has no end.
     ///
-    /// The duration is measured by the same clock with which [`Self::block`] computes the end.
+    /// The duration is measured with the clock that [`Self::block`] uses to compute the end.
     /// Therefore, immediately after a call to `block` with a span, the remaining duration is at
     /// most that span.
     ///
@@ -221,8 +222,8 @@ fn decode_note(note: &[u8]) -> (String, Option<BlockedRule>) {
 mod tests {
     use super::*;
 
-    /// If a scan returns an entry twice, the list contains the block only once, with the fields of
-    /// the last copy.
+    /// If a scan returns an entry twice, the list contains the block only once, with the fields
+    /// from the last copy.
     #[test]
     fn an_entry_that_is_scanned_twice_is_one_block() {
         let entry = |end: u8, reason: &[u8]| [&[0, 0, 0, 0, 0, 0, end], reason].concat();

@@ -71,12 +71,12 @@ pub(crate) enum Intent {
     Charge,
     /// Charge the limits if the request is admitted, and return receipts for a later refund.
     Reserve,
-    /// Charge nothing, and return whether a subsequent charge would be admitted.
+    /// Charge nothing, and return whether the limits would admit the charge.
     Precheck,
     /// Charge only the limits that count denied requests, because another cluster slot has denied
     /// the request.
     Deny,
-    /// Charge nothing, and return the decision that a charge would get.
+    /// Charge nothing, and return the decision that a charge would lead to.
     Peek,
     /// Charge nothing, and report the current state of the limits.
     Look,

@@ -1,5 +1,5 @@
-//! Compare-and-set for rare changes without a dedicated script. The client computes the new value,
-//! and the server stores it only if the stored value has not changed since it was read.
+//! Compare-and-set, for rare changes that have no dedicated script. The client computes the new
+//! value, and the server stores it only if the stored value has not changed since it was read.
 
 use tidegate_core::{
     Charge, Decision, Effect, Outcome, Timestamp,
@@ -20,7 +20,7 @@ use crate::{
 pub(crate) enum ValueChange {
     /// Leave the value unchanged.
     Keep,
-    /// Write these bytes, or delete the key if they are empty. The value expires at the given
+    /// Write these bytes. If there are none, delete the key. The value expires at the given
     /// instant; without an instant, it never expires.
     Write(Vec<u8>, Option<Timestamp>),
 }
@@ -106,7 +106,7 @@ impl RedisStore {
         self.compare_and_set(self.keys(charges), compute).await
     }
 
-    /// Resets the counts of `key`, and returns true if any charged units were still counted. A
+    /// Resets the counts of `key`. Returns true if any limit still counted earlier charges. A
     /// manual block on the key stays active. A value that was not written by this store is deleted.
     ///
     /// # Errors
@@ -165,8 +165,8 @@ impl RedisStore {
 }
 
 /// Returns whether converting `stored` to the limits of `charge` would lose all counts. In this
-/// case, a refund leaves the value unchanged, because the counts are still valid under the limits
-/// with which they were stored.
+/// case, a refund leaves the value unchanged, because the counts are still valid for the limits
+/// under which they were stored.
 fn loses_everything(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> bool {
     !stored.encoded_states.starts_with(&encode::head(charge))
         && stored

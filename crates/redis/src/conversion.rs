@@ -1,5 +1,5 @@
-//! Converts stored states that the scripts cannot use: states stored under other parameters, and
-//! states written by a clock that was ahead.
+//! Converts stored states that the scripts cannot use: states stored under other limit parameters,
+//! and states written by a clock that was ahead.
 
 use tidegate_core::{
     Charge, Effect, Limit, Outcome, Span, Timestamp, Window,
@@ -30,8 +30,8 @@ pub(crate) struct Conversion {
     /// also clamped.
     pub(crate) converted: Vec<u8>,
     /// The instant until which the converted state is kept if nothing is charged. `None` if the
-    /// state exceeds the charge's limits, because the conversion would lose the excess. Such a
-    /// state is not replaced until the excess has drained, not even to count a denied request.
+    /// state exceeds the charge's limits, because the excess would be lost in the conversion. Such
+    /// a state is not replaced until the excess has drained, not even to count a denied request.
     pub(crate) keep_until: Option<Timestamp>,
     /// The limits that the state exceeds.
     pub(crate) exceeded: ExceededLimits,
@@ -56,13 +56,13 @@ impl Conversion {
 }
 
 impl Conversions {
-    /// Returns whether any converted state is kept if nothing is charged.
+    /// Returns whether any converted state must be stored even if nothing is charged.
     pub(crate) fn is_any_kept(&self) -> bool {
         let mut conversions = self.0.iter().flatten();
         conversions.any(|conversion| conversion.keep_until.is_some())
     }
 
-    /// For limits that a stored state exceeds, corrects `reset_after` and `retry_after` in
+    /// If a stored state exceeds a limit, sets this limit's `reset_after` and `retry_after` in
     /// `outcomes` to the time that the stored state takes to drain.
     pub(crate) fn report_exceeded(
         &self,
@@ -100,11 +100,11 @@ impl StoredValue {
         }
     }
 
-    /// Returns whether any of the states was written by a clock that was ahead of `now`.
+    /// Returns whether any state was written by a clock that was ahead of `now`.
     ///
     /// A GCRA state that is within the limits of `charge` at `now` is never treated as written by a
-    /// clock that was ahead. The scripts make the same check, so every state that they return
-    /// without a decision is clamped.
+    /// clock that was ahead. The scripts use the same condition. Therefore, if a script returns a
+    /// state without a decision because the clock was ahead, this method also returns true.
     pub(crate) fn is_from_ahead(&self, charge: &Charge<'_>, now: Timestamp) -> bool {
         let Some(states) = &self.states else {
             return false;
@@ -148,8 +148,8 @@ fn is_from_ahead(
                 *end > latest.as_micros().saturating_add(*window)
             }
             (_, Some(Numbers::Window { grid, .. })) => *end > end_at(grid, latest),
-            // The state was stored under other parameters. After the conversion it ends with the
-            // window of `now`.
+            // The state was stored under other parameters. After the conversion, the state ends at
+            // the end of the window that contains `now`.
             _ => false,
         },
         RemoteState::Weighted { index, window, .. } => {
@@ -178,10 +178,10 @@ fn end_at(grid: &Window, at: Timestamp) -> u64 {
 /// Returns the refund ledger of a state that was converted at `now` from the parameters of `stored`
 /// to other parameters. The ledger is empty if nothing in `stored` can be refunded.
 ///
-/// A receipt from before the conversion does not name this ledger, so its charge is not refunded.
-/// It is not refunded even if the parameters are changed back, because the charge may have drained
-/// at another rate in between. The ledger is kept until the time at which every earlier charge
-/// would have drained without the conversion.
+/// A receipt from before the conversion does not name this ledger, so the receipt's charge is not
+/// refunded. This also holds if the parameters are changed back, because the charge may have
+/// drained at another rate in between. The ledger is kept until every earlier charge would have
+/// drained if the state had not been converted.
 pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let until = refundable_until(stored).max(stored.ledger_until());
     let mut ledger = Vec::new();
@@ -196,7 +196,8 @@ pub(crate) fn converted_ledger(stored: &StoredValue, now: Timestamp) -> Vec<u8> 
 }
 
 /// Returns the instant at which all refundable charges in `stored` have expired. Leases are
-/// excluded, because they are identified by their start and can be released under any parameters.
+/// excluded, because a receipt identifies a lease by its start, so the lease can be released under
+/// any parameters.
 fn refundable_until(stored: &StoredValue) -> Timestamp {
     let states = stored.states.iter().flatten().map(|(_, state)| state);
     let refundable = states.filter(|state| !matches!(state, RemoteState::Lease { .. }));
@@ -208,9 +209,9 @@ fn refundable_until(stored: &StoredValue) -> Timestamp {
 /// value before it was clamped, as written by a clock that was ahead.
 ///
 /// Leases acquired while that clock was ahead are treated as acquired at `now`, and the ledger
-/// stores `now`. The ledger is kept for at least the duration of a lease, so that receipts can
-/// still identify these leases. If the states were also converted, the ledger is kept at least
-/// until charges from before the conversion have expired.
+/// stores `now`. The ledger is kept for at least the duration of a lease, so that these leases can
+/// still be released with their receipts. If the states were also converted, the ledger is kept at
+/// least until charges from before the conversion have expired.
 pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Timestamp) -> Vec<u8> {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     let count = members.len() as u64;
@@ -220,19 +221,19 @@ pub(crate) fn clamped_ledger(charge: &Charge<'_>, stored: &StoredValue, now: Tim
     });
     let lifetime = leases.fold(LEDGER_MICROS, u64::max);
     let mut until = now.after(Span::from_micros(lifetime));
-    // A charge can be refunded only under the parameters under which it was made.
+    // A charge can be refunded only if the parameters have not changed since the charge.
     let is_same = stored.encoded_states.starts_with(&head(charge));
     if !is_same {
-        // An instant more than the longest window after `now` was written by the clock that was
-        // ahead, and is ignored.
+        // If the instant is later than `now` by more than the longest window, the instant was
+        // written by the clock that was ahead. Such an instant is ignored.
         let windows = charge.limits.iter().map(Limit::window);
         let latest = now.after(windows.max().unwrap_or(Span::ZERO));
         until = until.max(refundable_until(stored).min(latest));
     }
     let was_converted = stored.is_converted() && stored.ledger_until() > now;
     if was_converted {
-        // The start and the end of the ledger were computed with the same clock, so their
-        // difference is correct even if that clock was ahead.
+        // The start and the end of the ledger were computed with the same clock, so the difference
+        // between them is correct even if that clock was ahead.
         let length = stored
             .ledger_until()
             .as_micros()

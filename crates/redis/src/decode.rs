@@ -25,11 +25,11 @@ pub(crate) struct StoredValue {
     pub(crate) ledger: Vec<u8>,
     /// The value without the block and the ledger.
     pub(crate) encoded_states: Vec<u8>,
-    /// The states, each with the parameters that it was stored under; `None` if no units are
+    /// The states, each with the limit parameters under which it was stored; `None` if no units are
     /// charged to the key.
     pub(crate) states: Option<Vec<StoredState>>,
     /// The lead of each state, in the encoding of `lead.rs`; 0 for a state without a lead. A lead
-    /// is an upper bound on how far the state was ahead of the clock when it was written.
+    /// is an upper bound on how far the state was ahead of the clock when the state was written.
     pub(crate) leads: Vec<u8>,
 }
 
@@ -55,7 +55,8 @@ impl StoredValue {
         start.u56().unwrap_or(0)
     }
 
-    /// Returns whether the refund ledger was created by a conversion to other parameters.
+    /// Returns whether the refund ledger was created when the states were converted to other
+    /// parameters.
     pub(crate) fn is_converted(&self) -> bool {
         self.ledger
             .first()
@@ -125,7 +126,7 @@ fn non_empty(counts: Vec<u64>) -> Result<Vec<u64>, &'static str> {
     Ok(counts)
 }
 
-/// A state and the parameters that it was stored under.
+/// A state and the limit parameters under which it was stored.
 pub(crate) type StoredState = (Terms, RemoteState);
 
 /// The unread bytes of a value.
@@ -140,8 +141,8 @@ impl Input<'_> {
             .fold(0, |number, byte| number << 8 | u64::from(*byte)))
     }
 
-    /// Reads the states of a value without a block or a ledger, each with its parameters and its
-    /// lead.
+    /// Reads the states from a value without a block or a ledger. Each state has its parameters and
+    /// its lead.
     fn states(mut self) -> Result<Vec<(StoredState, u8)>, &'static str> {
         let mut kinds = Vec::new();
         if self.0.first() == Some(&SEVERAL) {
@@ -175,7 +176,7 @@ impl Input<'_> {
     /// Reads an algorithm and the parameters of its state.
     fn terms(&mut self) -> Result<(u8, Terms), &'static str> {
         let kind = self.number(1)?;
-        // The mask leaves fewer bits than a byte has, so the conversion cannot fail.
+        // After the mask, the number fits into a byte, so the conversion cannot fail.
         let bits =
             |shift: u32, count: u32| u8::try_from(kind >> shift & ((1 << count) - 1)).unwrap_or(0);
         let (kernel, form) = (bits(0, KERNEL_BITS), bits(KERNEL_BITS, FORM_BITS));
@@ -284,7 +285,7 @@ impl Input<'_> {
         })
     }
 
-    /// Reads a sliding window log. Returns the length of its longest window, and its entries.
+    /// Reads a sliding window log. Returns the length of the longest window and the entries.
     fn log(&mut self) -> Result<(u64, Stamps), &'static str> {
         let (longest, entries) = (self.u56()?, self.number(4)?);
         let (windows, mut sum) = (self.number(1)?, self.number(3)?);
@@ -317,8 +318,8 @@ impl Input<'_> {
 /// A reply of the script `check`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum CheckReply {
-    /// The script made a decision. Contains the values on which the decision is based, and the
-    /// receipts of a reservation.
+    /// The script made a decision. Contains the values on which the decision is based and, for a
+    /// reservation, the receipts.
     Decided {
         admitted: bool,
         now: Timestamp,
@@ -331,12 +332,14 @@ pub(crate) enum CheckReply {
         charge: usize,
         until: Option<Timestamp>,
     },
-    /// A value was stored under other limit parameters; nothing was decided.
+    /// A value was stored under other limit parameters, or by a clock that was ahead; nothing was
+    /// decided.
     Outdated {
         now: Timestamp,
         values: Vec<Vec<u8>>,
     },
-    /// The server's time is outside the calendar windows that the call listed; nothing was decided.
+    /// The server's time is outside the calendar windows in the call's program; nothing was
+    /// decided.
     OutsideCalendar { now: Timestamp },
     /// The slot of the keys is migrating and some keys are already on another node; nothing was
     /// decided.
@@ -397,8 +400,8 @@ type Stamps = Vec<(u64, u64)>;
 /// A reply of a fast-path script. Such a script evaluates the limits of a single key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FastPathReply {
-    /// The script made a decision. Contains how far the theoretical arrival time of the GCRA state
-    /// was ahead of the clock before the decision, in microseconds.
+    /// The script made a decision. The field is the time in microseconds by which the theoretical
+    /// arrival time of the GCRA state was ahead of the clock before the decision.
     AheadBy(u64),
     /// The script made a decision at `now`. `value` is the stored value before the decision.
     Decided { now: Timestamp, value: Vec<u8> },

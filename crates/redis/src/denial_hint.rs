@@ -1,5 +1,5 @@
-//! Remembers which limits have recently denied a request. Before the store charges these limits, it
-//! peeks: it evaluates them without a charge.
+//! Remembers which limits have recently denied a request. Before the store charges these limits
+//! again, it peeks: it evaluates the limits without charging them.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -13,7 +13,8 @@ const PEEKED_REQUESTS: u8 = 16;
 /// counter, the only cost is an extra peek.
 const COUNTERS: usize = 64;
 
-/// The counters. Each is the number of upcoming requests to peek before they are charged.
+/// The counters. A counter is the number of upcoming requests that are peeked before they are
+/// charged.
 #[derive(Debug)]
 pub(crate) struct DenialHints([AtomicU8; COUNTERS]);
 

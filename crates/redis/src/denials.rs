@@ -1,7 +1,7 @@
 //! Publishes and reads the recent denials of all servers that share a Redis.
 //!
-//! The denials are in one hash, which is used as a ring buffer of [`MAX_PUBLISHED_DENIALS`]. The
-//! hash expires if no server has published a denial for a day.
+//! The denials are in one hash, which is used as a ring buffer with [`MAX_PUBLISHED_DENIALS`]
+//! entries. The hash expires if no server has published a denial for a day.
 
 use std::time::Duration;
 
@@ -22,15 +22,16 @@ const DENIALS_PER_READ: u64 = 250;
 pub struct PublishedDenials {
     /// The denials, as encoded by the servers that published them.
     pub denials: Vec<Vec<u8>>,
-    /// The position after which the next page begins; `None` after the last page.
+    /// The position after which the next page begins; `None` if this is the last page.
     pub next: Option<u64>,
-    /// The number of lost denials: those that were never published, and those that newer denials
-    /// have overwritten.
+    /// The number of lost denials: denials that were never published, and denials that newer
+    /// denials have overwritten.
     pub lost: u64,
 }
 
 impl RedisStore {
-    /// Publishes `denials`, oldest first, and adds `lost` to the number of unpublished denials.
+    /// Publishes `denials`, which are sorted from oldest to newest. Adds `lost` to the shared count
+    /// of denials that were never published.
     ///
     /// # Errors
     ///
@@ -49,8 +50,8 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Returns a page of the published denials: the newest ones, or those after the position
-    /// `after`, which is `next` of the previous page.
+    /// Returns a page of the published denials. The page begins after the position `after`, which
+    /// is `next` of the previous page. Without `after`, it begins with the newest denial.
     ///
     /// # Errors
     ///

@@ -1,11 +1,11 @@
-//! Encodes the limits of a charge as a program, a binary argument of the scripts, and encodes
-//! states as the values that Redis stores.
+//! Encodes the limits of a charge as a *program*, which is a binary argument of the scripts. Also
+//! encodes states as the values that Redis stores.
 //!
-//! The scripts support seven algorithms ([`kernel`]), each of which implements one or more of
-//! [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token buckets and
-//! leaky buckets, all with one theoretical arrival time as the state. A *member* is an algorithm
-//! with its parameters. Each limit of a rule is one member, except that all sliding window logs of
-//! a rule share one member.
+//! The scripts support seven algorithms ([`kernel`]), each of which implements one or more variants
+//! of [`tidegate_core::Algorithm`]. For example, `GCRA` also implements continuous token buckets
+//! and leaky buckets, because their state is also a theoretical arrival time. A *member* is an
+//! algorithm with its parameters. Each limit of a rule is a member of its own, except for sliding
+//! window logs: all sliding window logs of a rule share a single member.
 
 use tidegate_core::{
     Charge, Span, Timestamp, Window,
@@ -23,8 +23,9 @@ use crate::{
 /// The header of a value without a block or a ledger: the algorithms and their parameters.
 pub(crate) type Head = Vec<u8>;
 
-/// Number of calendar windows in a program. The first window contains the latest known instant.
-/// Further windows follow because the server's clock may have passed the end of the first window.
+/// Number of calendar windows in a program. The first window contains the latest known instant. The
+/// program also contains later windows, because the first window may have ended by the server's
+/// clock.
 const CALENDAR_WINDOWS: usize = 3;
 
 /// Returns the header of values stored under the limits of `charge`.
@@ -75,8 +76,9 @@ fn put_terms(head: &mut Head, kernel: u8, terms: &Terms) {
     }
 }
 
-/// Encodes a GCRA unit of `numerator / denominator` microseconds as a rate: the number of units in
-/// one of the [`RATE_PERIODS`]. Returns `None` if the number does not fit for any of these periods.
+/// Encodes a GCRA unit of `numerator / denominator` microseconds as a rate: a number of units per
+/// period, where the period is one of the [`RATE_PERIODS`]. Returns `None` if the number does not
+/// fit for any of these periods.
 fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
     let mut periods = (0..).zip(RATE_PERIODS);
     periods.find_map(|(number, period)| {
@@ -87,7 +89,7 @@ fn as_rate(numerator: u64, denominator: u64) -> Option<u64> {
 }
 
 /// Encodes a number as a mantissa in `bits` bits and a decimal exponent in four bits; returns
-/// `None` if the number does not fit. The exponent is always the largest possible one.
+/// `None` if the number does not fit. Always uses the largest possible exponent.
 fn scaled(mut number: u64, bits: u32) -> Option<u64> {
     let mut power = 0;
     while power < 15 && number > 0 && number.is_multiple_of(10) {
@@ -127,8 +129,8 @@ pub(crate) fn value(charge: &Charge<'_>, states: &[RemoteState], now: Timestamp)
     value
 }
 
-/// Adds the block and the ledger, if there are any, to `state`, which is the rest of the value.
-/// `state` is empty if no units are charged.
+/// Builds a value from the block and the ledger, if there are any, and from `state`, which is the
+/// rest of the value. `state` is empty if no units are charged.
 pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u8]) -> Vec<u8> {
     let (first, rest) = state.split_first().unwrap_or((&0, &[]));
     let mut value = vec![*first];
@@ -195,7 +197,7 @@ fn put_state(value: &mut Vec<u8>, numbers: &Numbers<'_>, state: &RemoteState, no
             for (at, cost) in stamps {
                 sum += cost;
                 put(value, *at, 7);
-                // Only differences between sums matter, so the sums can wrap around.
+                // The scripts use only differences between sums, so the sums may wrap around.
                 put(value, sum & SUMS, 3);
             }
         }
@@ -217,7 +219,8 @@ pub(crate) fn put_all(bytes: &mut Vec<u8>, numbers: &[u64]) {
     numbers.iter().for_each(|number| put(bytes, *number, 7));
 }
 
-/// Returns the algorithms that `charge` needs, as one bit for each constant of [`kernel`].
+/// Returns the algorithms that `charge` needs as a bit mask. The bit positions are the constants of
+/// [`kernel`].
 pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
     let members = remote_eval::numbers(charge.limits, charge.cost);
     members.fold(0, |bits, member| match number_of(&member.numbers) {
@@ -261,8 +264,8 @@ fn put_member(
             tau,
             queue,
         } => {
-            // If denied requests are counted, a cost larger than the bucket fills the bucket
-            // completely.
+            // If the limit counts denied requests, a denied request whose cost exceeds the bucket
+            // fills the bucket completely.
             let cost = duration.unwrap_or(*tau);
             put_all(program, &[cost.whole, tau.whole, *fraction]);
             put(program, duration.is_some().into(), 1);
@@ -294,7 +297,7 @@ fn put_member(
 }
 
 /// Returns the longest queue wait that the request accepts, in microseconds. If the request sets no
-/// bound, returns the latest possible instant, which no wait exceeds.
+/// bound, returns the value of the latest possible instant, because no wait exceeds this value.
 fn longest_wait(charge: &Charge<'_>, queue: bool) -> u64 {
     let longest = charge.longest_wait.filter(|_| queue).map(Span::as_micros);
     let latest = Timestamp::MAX.as_micros();
@@ -311,7 +314,7 @@ fn put_windows(program: &mut Vec<u8>, windows: &[(u64, Span)], cost: u64) {
 }
 
 /// Appends the ID and the parameters of the window grid. The grid determines when windows begin: at
-/// multiples of their length since the epoch, at the first request, or by the calendar.
+/// multiples of the window length since the epoch, at the first request, or at calendar boundaries.
 fn put_grid(program: &mut Vec<u8>, grid: &Window, around: Timestamp) {
     let (number, span) = match grid {
         Window::Epoch(span) => (0, span.as_micros()),
@@ -354,8 +357,8 @@ mod tests {
     }
 
     proptest! {
-        /// Decoding returns the parameters and the state that were encoded, for every form in which
-        /// a rate is encoded.
+        /// Decoding returns the parameters and the state that were encoded, for every encoding form
+        /// of a rate.
         #[test]
         fn a_decoded_rate_equals_the_encoded_rate(
             count in prop_oneof![1..300_u64, 1..20_000_u64],
@@ -396,7 +399,7 @@ mod tests {
         }
     }
 
-    /// The smallest string allocation of Redis holds 12 bytes.
+    /// Redis stores a string of up to 12 bytes in its smallest string allocation.
     #[test]
     fn a_schedule_of_an_ordinary_rate_takes_12_bytes() {
         for (count, seconds) in [

@@ -1,12 +1,12 @@
 //! Errors that prevent a decision.
 
-/// No decision was made, or it is unknown whether one was made. The request is decided by the
-/// rule's failure policy instead.
+/// Either no decision was made, or it is unknown whether a decision was made. In both cases, the
+/// rule's failure policy decides the request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The script did not run: the connection was down, or the server temporarily refused it.
-    /// Nothing was charged.
+    /// The script did not run: the connection was down, or the server temporarily refused the
+    /// script. Nothing was charged.
     #[error("Redis did not execute the request: {0}")]
     NotExecuted(String),
     /// No reply arrived, so the script may or may not have run. The call is never sent again.
@@ -35,7 +35,7 @@ impl StoreError {
         Self::NotExecuted(problem.to_owned())
     }
 
-    /// Several charges need one script call, but their keys are on two nodes.
+    /// Several charges must be made in one script call, but their keys are on two nodes.
     pub(crate) fn slot_migrating() -> Self {
         let problem = "the slot of the keys is moving to another node";
         Self::NotExecuted(problem.to_owned())

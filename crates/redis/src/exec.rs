@@ -12,7 +12,7 @@ use crate::{
 /// The reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ExecError {
-    /// The script did not run, and may succeed on another try.
+    /// The script did not run. Another attempt may succeed.
     NotExecuted(String),
     /// The script did not run, because some of its keys have already migrated to another node.
     SplitSlot(String),
@@ -70,7 +70,7 @@ pub(crate) trait Executor: fmt::Debug + Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Result<Reply, ExecError>> + Send + 'a>>;
 }
 
-/// The form in which a command names its script: by its digest, or as source code.
+/// How a command specifies its script: by digest, or as source code.
 #[derive(Clone, Copy)]
 pub(crate) enum ScriptForm {
     Sha,
@@ -101,7 +101,7 @@ pub(crate) fn parse_reply(reply: Value) -> Result<Reply, ExecError> {
         return Ok(reply);
     };
     let kind = error.kind();
-    // An error raised inside a script has its error code in the middle of the message.
+    // If a command inside the script failed, the error code is in the middle of the message.
     let says = |text: &str| {
         error.code() == text
             || error

@@ -14,14 +14,14 @@ use crate::{
 /// The maximum number of `SCAN` commands per call.
 const SCANS_PER_CALL: usize = 100;
 
-/// The minimum number of keys that one `SCAN` visits. With a smaller minimum, listing in small
-/// pages could take one command for each key of the server.
+/// The minimum number of keys that one `SCAN` visits. Without this minimum, a listing in small
+/// pages could need one command for each key of the server.
 const MIN_KEYS_PER_SCAN: usize = 100;
 
 /// A position in a key listing. The default position is the beginning of the listing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScanPosition {
-    /// The server at which the listing continues. In a cluster, this is its address. The address is
+    /// The server at which the listing continues. In a cluster, this is the server's address. It is
     /// empty for the first server.
     pub server: String,
     /// The cursor of `SCAN`.
@@ -34,25 +34,25 @@ pub struct ScannedKeys {
     /// The keys, in the form in which they were charged, and in no particular order. As with
     /// `SCAN`, a key may occur twice in a listing.
     pub keys: Vec<Vec<u8>>,
-    /// The position of the next page; `None` after the last page. Even a page before the last page
-    /// can have few keys or no keys.
+    /// The position of the next page; `None` if this is the last page. Even a page before the last
+    /// page can have few keys or no keys.
     pub next: Option<ScanPosition>,
 }
 
 impl RedisStore {
-    /// Returns about `most` keys of the rule whose keys begin with `scope`, starting at `from`. A
-    /// page can have fewer keys, or none, although more keys follow. A page can also exceed `most`
-    /// by up to `most` keys, or by up to 100 keys if `most` is below 100.
+    /// Returns a page of about `most` keys, starting at `from`. All keys belong to the rule that
+    /// `scope` identifies. A page can have fewer keys, or none, although more pages follow. A page
+    /// can also exceed `most` by up to `most` keys, or by up to 100 keys if `most` is below 100.
     ///
-    /// A call sends at most 100 `SCAN` commands. Each command makes the server visit about `most`
-    /// of its keys, but at least 100. These can be keys of any store and rule. A key that exists
-    /// during the whole listing is returned at least once, unless the servers of the cluster change
-    /// in between.
+    /// A call sends at most 100 `SCAN` commands. For each command, the server visits about `most`
+    /// of its keys, but at least 100. The visited keys can belong to any store and any rule. A key
+    /// that exists during the whole listing is returned at least once, unless the set of servers in
+    /// the cluster changes in the meantime.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if a server cannot be queried, or if the server of `from` or the owner of a
-    /// slot is not known.
+    /// [`StoreError`] if a server cannot be queried, if the server in `from` is not known, or if
+    /// the owner of any slot is not known.
     pub async fn scan_keys(
         &self,
         scope: [u8; 8],

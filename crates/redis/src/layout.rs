@@ -27,8 +27,8 @@ use crate::client::{SLOTS, hash_slot};
 /// Length in bytes of the scope at the start of a rule's key. The scope identifies the rule.
 const SCOPE_BYTES: usize = 8;
 
-/// Lowest first byte of a rule's key. UTF-8 text never contains this byte or a byte with a higher
-/// value.
+/// The lowest value of a scope's first byte. UTF-8 text contains neither this byte nor any higher
+/// byte, so no other key begins like a scope.
 const FIRST_OF_SCOPE: u8 = 0xF8;
 
 /// Returns the Redis key that stores the state of `key`.
@@ -58,7 +58,7 @@ pub(crate) fn guard_key(prefix: &[u8], slot: Option<u16>, id: &[u8; 16]) -> Vec<
     [prefix, format!("#ends{{{tag}}}:{id}").as_bytes()].concat()
 }
 
-/// For each cluster slot, a number that hashes to the slot when it is used as a hash tag.
+/// For each cluster slot, a number that, as a hash tag, hashes to the slot.
 static SLOT_TAGS: LazyLock<Box<[u32]>> = LazyLock::new(|| {
     let mut tags = vec![None; usize::from(SLOTS)];
     let mut missing = tags.len();
@@ -105,17 +105,17 @@ pub(crate) fn index_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#blocks"].concat()
 }
 
-/// Returns the Redis key of the set of servers that share the store.
+/// Returns the Redis key of the set that contains the servers sharing the store.
 pub(crate) fn servers_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#servers"].concat()
 }
 
-/// Returns the Redis key of the set of servers that publish slices of their top talkers.
+/// Returns the Redis key of the set that contains the servers with published top-talker slices.
 pub(crate) fn publishers_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#top"].concat()
 }
 
-/// Returns the Redis key of the slices of one server.
+/// Returns the Redis key of one server's top-talker slices.
 pub(crate) fn slices_key(prefix: &[u8], server: &str) -> Vec<u8> {
     [prefix, b"#top:", server.as_bytes()].concat()
 }
@@ -127,7 +127,7 @@ pub(crate) fn overrides_keys(prefix: &[u8]) -> [Vec<u8>; 4] {
         .map(|part| [prefix, b"#{overrides}", part.as_bytes()].concat())
 }
 
-/// Returns the Redis key of the recent denials of all servers.
+/// Returns the Redis key under which all servers publish their recent denials.
 pub(crate) fn denials_key(prefix: &[u8]) -> Vec<u8> {
     [prefix, b"#denials"].concat()
 }

@@ -2,12 +2,12 @@
 //! this primary before it was set back.
 //!
 //! Most states contain the approximate instant at which they were written: the newest entry of a
-//! sliding window log, or the index of a window. A GCRA limit and an interval bucket contain only
-//! the instant at which they are full again. If a server with a larger limit has charged the key,
-//! the instant of refill can be far ahead even of a correct clock. Therefore these states also
-//! contain a byte with their *lead*. The lead is an upper bound on how far that instant was ahead
-//! of the clock when the state was written. The fast path does not compute this distance, and
-//! always stores the lead of a fully charged key.
+//! sliding window log, or the index of a window. But the state of a GCRA limit or an interval
+//! bucket contains only the instant at which the bucket is full again. If a server with a larger
+//! limit has charged the key, this instant can be far ahead of even a correct clock. Therefore
+//! these states also contain a byte with their *lead*. The lead is an upper bound on how far that
+//! instant was ahead of the clock when the state was written. The fast path does not compute how
+//! far the instant is ahead. Instead, it always stores the lead that an exhausted limit would have.
 //!
 //! ```text
 //!   written ──── lead ───▶ arrival     now + CLOCK_JUMP + lead < arrival: the clock was ahead
@@ -15,9 +15,10 @@
 //!   ───┼──────────────────────┼──▶
 //! ```
 //!
-//! The scripts detect states from a clock that was ahead (`lead.lua`) and return them without a
-//! decision. The store clamps them with the algorithms of the memory store and runs the script
-//! again. The store treats states stored under other parameters in the same way.
+//! If a script detects a state that was written by a clock that was ahead (`lead.lua`), the script
+//! returns the states without a decision. The store clamps the states with the algorithms of the
+//! memory store, and runs the script again. The store treats states stored under other parameters
+//! in the same way.
 
 use tidegate_core::{Timestamp, remote_eval::CLOCK_JUMP};
 
@@ -28,8 +29,8 @@ const UNIT_BITS: u32 = 19;
 const MANTISSA_BITS: u32 = 3;
 const LEAST_MANTISSA: u64 = 1 << MANTISSA_BITS;
 
-/// Returns the lead for `ahead` microseconds: the upper five bits are an exponent, the lower three
-/// a mantissa.
+/// Returns the lead for `ahead` microseconds: the upper five bits are an exponent, and the lower
+/// three bits are a mantissa.
 pub(crate) fn lead_of(ahead: u64) -> u8 {
     let units = (ahead >> UNIT_BITS) + LEAST_MANTISSA;
     let exponent = units.ilog2() - MANTISSA_BITS;
@@ -38,7 +39,7 @@ pub(crate) fn lead_of(ahead: u64) -> u8 {
     u8::try_from(lead).unwrap_or(u8::MAX)
 }
 
-/// Returns the largest distance that `lead` can represent, in microseconds.
+/// Returns the largest number of microseconds that `lead` can stand for.
 fn longest(lead: u8) -> u64 {
     let (exponent, mantissa) = (lead >> MANTISSA_BITS, u64::from(lead) % LEAST_MANTISSA);
     let units = ((mantissa + LEAST_MANTISSA + 1) << exponent) - LEAST_MANTISSA;
@@ -79,7 +80,7 @@ mod tests {
         assert!(lead_of(Timestamp::MAX.as_micros()) < u8::MAX);
     }
 
-    /// `lead.lua` and this module must agree.
+    /// `lead.lua` and this module must give the same results.
     #[test]
     fn the_scripts_compute_the_same_leads() {
         let lua = mlua::Lua::new();

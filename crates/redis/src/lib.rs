@@ -2,30 +2,32 @@
 //! counters.
 //!
 //! A [`RedisStore`] makes the same decisions as the in-memory store, with the same value in every
-//! field. It uses the Redis server's clock. Each decision is one call of a Lua script. The script
-//! reads the states of all keys, decides, and charges either all keys or none; nothing else writes
-//! to these keys. The client does all multiplications in advance, so that the script only adds,
-//! carries and compares. The script returns the states that it has read, and
+//! field. But it uses the Redis server's clock. Each decision is one call of a Lua script. The
+//! script reads the states of all keys, decides, and charges either all keys or none. Only the
+//! scripts write to these keys. The client does all multiplications in advance, so that the script
+//! only adds, carries and compares. The script returns the states that it has read, and
 //! [`tidegate_core::remote_eval`] computes from them every number that a caller sees.
 //!
 //! - **One Redis key per rule and key.** All limits of a rule for one key (such as a client
 //!   address) are stored in one value. Rules keyed by the same values share a hash tag, and
 //!   therefore a cluster slot.
 //! - **Every key has a time to live**, which is never shorter than the lifetime of its state. The
-//!   only exception is a key under a block that lasts until it is lifted.
+//!   only exception is a key with a block that has no end.
 //! - **One clock.** Each decision reads the server's `TIME` once. Setting the clock back creates no
-//!   tokens: a state from the future counts in full until the clock has caught up.
+//!   tokens: a state that was written while the clock was more than 10 s ahead is clamped, so that
+//!   it has at most as many spent units as an exhausted key. After a smaller step, denials only
+//!   last longer.
 //! - **A changed rule keeps its counts.** A value records the parameters of its states. If the
-//!   stored parameters differ from those of the charge, the client converts the state as the memory
-//!   store does. The script decides on the converted state, unless the value has changed in
-//!   between.
+//!   stored parameters differ from the parameters of the charge, the client converts the state in
+//!   the same way as the memory store. The script then uses the converted state for its decision,
+//!   unless the value has changed in between.
 //!
 //! # Cost
 //!
-//! CPU time of the Redis server per call, with 64 calls in a pipeline and 100,000 random keys. The
-//! figures are medians of one run on two shared cores (Redis 7.0.15 / Valkey 9.1.2). The baseline
-//! is the fastest exact GCRA script on its own, which calls `TIME`, `GET` and `PSETEX` and does
-//! nothing else.
+//! The table shows the CPU time of the Redis server per call, with pipelines of 64 calls and
+//! 100,000 random keys. The figures are medians of one run on two shared cores (Redis 7.0.15 /
+//! Valkey 9.1.2). The baseline is the fastest exact GCRA script on its own, which calls `TIME`,
+//! `GET` and `PSETEX` and does nothing else.
 //!
 //! | decision | µs |
 //! | --- | --- |
@@ -35,16 +37,15 @@
 //! | one fixed window; weighted; 10 buckets | 10.2 / 12.3; 10.0 / 10.4; 11.0 / 14.3 |
 //! | one log of 60; four windows over one log of up to 800 | 12.2 / 19.9; 21.5 / 22.7 |
 //!
-//! According to `MEMORY USAGE`, a GCRA limit under a key of 16 bytes takes 88 bytes. Together with
-//! its entries in the tables of keys and expiry times, the limit takes 145 bytes of the server's
-//! memory; `docs/fleet.md` has the breakdown. 100,000 sliding window logs of 60 requests each take
-//! 77 MB.
+//! According to `MEMORY USAGE`, a GCRA limit with a 16-byte key takes 88 bytes. Together with its
+//! entries in the server's key table and expiry table, it takes 145 bytes of memory;
+//! `docs/fleet.md` has the breakdown. 100,000 sliding window logs of 60 requests each take 77 MB.
 //!
-//! A sliding window log takes 10 bytes per request. If a rule consists of logs that do not count
-//! denied requests, a decision reads and writes only a few positions, even in a long log. Every
-//! peek reads the whole log. Every decision also reads the whole log if the log counts denied
-//! requests or is combined with other algorithms. `docs/fleet.md` has the cost of reading a whole
-//! log.
+//! A sliding window log takes 10 bytes per request. If all limits of a rule are logs that do not
+//! count denied requests, a decision reads and writes only a few positions of the log, however long
+//! it is. Every peek reads the whole log. Every decision also reads the whole log if the log counts
+//! denied requests or is combined with other algorithms. `docs/fleet.md` has the cost of reading a
+//! whole log.
 
 mod blocks;
 mod call;

@@ -1,5 +1,5 @@
 //! Overrides in Redis, which all servers share. The store keeps opaque documents by id, and lists
-//! the changes since a version, so that each server can keep a copy of all overrides.
+//! the changes since a given version, so that each server can keep a copy of all overrides.
 
 use tidegate_core::{Timestamp, bounds};
 
@@ -19,10 +19,10 @@ const SWEPT_PER_CALL: u64 = 500;
 /// The position up to which a server has read the override changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OverrideVersion {
-    /// All changes up to this version have been read.
+    /// The version up to which all changes have been read.
     read: u64,
-    /// During a read of all overrides, the newest version at the start of the read. Removals since
-    /// that version must be known.
+    /// While all overrides are being read, the newest version at the start of this read. All
+    /// removals since that version must be known.
     base: Option<u64>,
 }
 
@@ -33,8 +33,8 @@ impl OverrideVersion {
         self.read == 0
     }
 
-    /// Returns whether a call with this version completes a read of all overrides. `has_more` is
-    /// the value in the reply to that call.
+    /// Returns whether a call with this version completes a read of all overrides. `has_more` comes
+    /// from the reply to this call.
     #[must_use]
     pub fn is_replacing(self, has_more: bool) -> bool {
         (self.is_beginning() || self.base.is_some()) && !has_more
@@ -44,7 +44,7 @@ impl OverrideVersion {
 /// The override changes since a version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OverrideChanges {
-    /// The version up to which the changes are complete.
+    /// The version up to which this value contains all changes.
     pub version: OverrideVersion,
     /// Whether there are later changes.
     pub has_more: bool,
@@ -114,8 +114,8 @@ impl RedisStore {
     }
 
     /// Returns the override changes after `version`, oldest first. For the default version, all
-    /// overrides are returned. Returns `None` if the changes since `version` are not known, for
-    /// example because Redis has lost its data. In this case, all overrides must be read again,
+    /// overrides are returned. Returns `None` if it is not known which changes followed `version`,
+    /// for example because Redis has lost its data. In this case, all overrides must be read again,
     /// starting with the default version.
     ///
     /// # Errors

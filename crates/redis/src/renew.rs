@@ -13,8 +13,9 @@ use crate::{
 };
 
 impl RedisStore {
-    /// Renews the concurrency leases of `charges`, for which [`reserve`](Self::reserve) issued
-    /// `receipt`: each lease restarts now. Call this method before the leases expire.
+    /// Renews the concurrency leases of `charges`, so that each lease restarts now. `receipt` is
+    /// the receipt that [`reserve`](Self::reserve) issued for these charges. Call this method
+    /// before the leases expire.
     ///
     /// An expired lease is acquired again if the limits of `charges` have a free slot.
     ///
@@ -23,8 +24,8 @@ impl RedisStore {
     /// [`StoreError`] if not all leases were renewed, or if the outcome is unknown. A lease that
     /// was not renewed keeps its old expiry time. If a lease was renewed but the reply was lost,
     /// the receipt does not identify the renewed lease. The next renewal then acquires a second
-    /// lease if a slot is free, and the first lease expires by itself. If no slot is free, the
-    /// caller's own unidentified lease may occupy one of the slots, so the result is
+    /// lease if a slot is free, and the first lease expires by itself. If no slot is free, one of
+    /// the slots may be occupied by the caller's own unidentified lease, so the result is
     /// [`Renewal::Unknown`] until a slot is free.
     pub async fn renew(
         &self,
@@ -63,15 +64,15 @@ impl RedisStore {
                 receipt.has_unknown_renewal = false;
                 Ok(Renewal::Held)
             }
-            // The caller's own lease, from a renewal whose reply was lost, may occupy the missing
-            // slot.
+            // If the reply to an earlier renewal was lost, the lease from that renewal may occupy
+            // the slot that is needed now.
             (None, false) if receipt.has_unknown_renewal => Ok(Renewal::Unknown),
             (None, false) => Ok(Renewal::Lost),
         }
     }
 
-    /// Runs `call`, and returns the renewal of each of its charges. If the keys are on two nodes
-    /// because their slot is migrating, each key is renewed in a separate call.
+    /// Runs `call`, and returns the result of the renewal for each charge. If the keys are on two
+    /// nodes because their slot is migrating, each key is renewed in a separate call.
     async fn run_renewal(&self, call: &Call) -> Result<Vec<ChargeRenewal>, StoreError> {
         let calls = match self.run_once(call).await {
             Err(ExecError::SplitSlot(_)) if call.keys.len() > 1 => call.split_by_key(2),

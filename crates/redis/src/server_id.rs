@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher as _, RandomState};
 
 /// Returns an id of 128 random bits, as 32 hexadecimal digits, for a server that has just started.
-/// The ids are unique, but not secret.
+/// The ids must be unique, but need not be secret.
 #[must_use]
 pub fn random_server_id() -> String {
     let seed = RandomState::new();

@@ -1,9 +1,9 @@
 //! Publishes and reads time slices of the top-talker lists. Each server publishes the slices of its
-//! own list for all other servers.
+//! own list so that all other servers can read them.
 //!
 //! Each server has a hash with one field per time slice. A new slice overwrites the slice for the
-//! same time on the previous day, so the hash stays bounded. The hash expires if the server no
-//! longer publishes.
+//! same time of the previous day, so the size of the hash is bounded. If the server no longer
+//! publishes slices, the hash expires.
 
 use std::time::Duration;
 

@@ -29,16 +29,16 @@
 //! | | 1, 2 | windows from the first request: microseconds, as of an interval, or in 7 bytes |
 //! | any other | 0 | a digest, 4 bytes; the state itself contains what a conversion needs |
 //!
-//! The state of a GCRA limit or of an interval bucket ends with its lead, 1 byte. The lead is an
-//! upper bound on how far the state was ahead of the clock when it was written (`lead.rs`).
+//! The last byte in the state of a GCRA limit or an interval bucket is the lead. The lead is an
+//! upper bound on how far the state was ahead of the clock when the state was written (`lead.rs`).
 //!
-//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes, which is the maximum
-//! for the smallest string allocation of Redis. Every number has exactly one encoding, so that
-//! parameters can be compared as bytes.
+//! The value of a key with one GCRA limit at an ordinary rate takes 12 bytes. This is the longest
+//! string that fits into the smallest string allocation of Redis. Every number has exactly one
+//! encoding, so that parameters can be compared as bytes.
 
 use tidegate_core::remote_eval::Terms;
 
-/// The code in the header of a value with several members, in place of an algorithm ID.
+/// The code that replaces the algorithm ID in the header of a value with several members.
 pub(crate) const SEVERAL: u8 = 7;
 
 /// Flag in the first byte of a blocked key's value.
@@ -48,18 +48,20 @@ pub(crate) const BLOCKED: u8 = 0x80;
 pub(crate) const HAS_LEDGER: u8 = 0x40;
 
 /// In a header byte, the lowest `KERNEL_BITS` bits hold the algorithm ID, and the next `FORM_BITS`
-/// bits hold the form of its parameters. All eight codes of `KERNEL_BITS` are in use: seven
-/// algorithms ([`kernel`]) and [`SEVERAL`]. An eighth kernel needs a new value format.
+/// bits hold the encoding form of the parameters. All eight codes of `KERNEL_BITS` are in use:
+/// seven algorithms ([`kernel`]) and [`SEVERAL`]. Therefore an eighth algorithm needs a new value
+/// format.
 pub(crate) const KERNEL_BITS: u32 = 3;
 pub(crate) const FORM_BITS: u32 = 2;
 
-/// The periods of rates, in microseconds, for rates encoded as a count per period. The encoding
-/// uses the first period in which the count is an integer of at most [`RATE_COUNT_BITS`] bits.
+/// The possible periods of a rate that is encoded as a count per period, in microseconds. The
+/// encoding uses the first period in which the count is an integer of at most [`RATE_COUNT_BITS`]
+/// bits.
 pub(crate) const RATE_PERIODS: [u64; 4] = [1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000];
 pub(crate) const RATE_COUNT_BITS: u32 = 14;
 
-/// Flag in the first byte of a refund ledger: the ledger was created when the states were clamped,
-/// because they were written by a clock that was ahead.
+/// Flag in the first byte of a refund ledger: the ledger was created when the states were clamped.
+/// The states were clamped because they had been written by a clock that was ahead.
 pub(crate) const CLAMPED: u8 = 0x80;
 
 /// Flag in the first byte of a refund ledger: the ledger was created when the states were converted
@@ -67,7 +69,7 @@ pub(crate) const CLAMPED: u8 = 0x80;
 pub(crate) const CONVERTED: u8 = 0x40;
 
 /// The algorithm IDs in the scripts and in stored values. They are equal to the IDs in the core
-/// crate's snapshots, but they need not be, because no code compares the two.
+/// crate's snapshots. They need not be equal, because no code compares these IDs.
 pub(crate) mod kernel {
     pub(crate) const GCRA: u8 = 0;
     pub(crate) const INTERVAL: u8 = 1;
@@ -78,7 +80,7 @@ pub(crate) mod kernel {
     pub(crate) const LEASE: u8 = 6;
 }
 
-/// Mask for the running sum of the costs in a sliding window log, which is counted modulo 2^24.
+/// Mask for the running sum of costs in a sliding window log. The sum is stored modulo 2^24.
 pub(crate) const SUMS: u64 = (1 << 24) - 1;
 
 /// Returns the unit of a rate of `count` per `period`. Neither `count` nor `period` may be zero.

@@ -18,9 +18,9 @@ const MAX_FAILURES: u32 = 8;
 /// the window.
 const MAX_CONSECUTIVE: u32 = 3;
 
-/// A circuit breaker over the outcomes of the latest batches, one bit each. A reply after the
-/// timeout is counted as a failure, because a slow server delays callers as much as a server that
-/// is down.
+/// A circuit breaker that stores the outcomes of the latest batches, with one bit for each batch. A
+/// reply after the timeout is counted as a failure, because a slow server delays callers as much as
+/// a server that is down.
 #[derive(Debug, Default)]
 pub(super) struct Breaker(AtomicU32);
 

@@ -81,7 +81,7 @@ pub enum ConnectError {
         /// The error of the Sentinel that replied last.
         problem: String,
     },
-    /// The server does not have the database in the URL.
+    /// The server does not have the database that the URL specifies.
     #[error("Redis at {address} rejected SELECT ({problem}); check the database number in the URL")]
     NoDatabase {
         /// The server's address.

@@ -1,4 +1,4 @@
-//! Connection set-up: TCP or TLS, login, client name, and a check of the server.
+//! Sets up a connection: TCP or TLS, login, client name, and a check of the server.
 
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Pipeline, PushInfo, PushKind, TlsCertificates,
@@ -26,8 +26,8 @@ pub(super) enum ServerKind {
 /// scripts.
 ///
 /// Finally, sends a command, and fails unless the server replies within the decision timeout. This
-/// way, a slow server is not put back into use. `on_disconnect` is called when the connection
-/// breaks, even while it is idle.
+/// way, a slow server is not used again. `on_disconnect` is called when the connection breaks, even
+/// while it is idle.
 pub(super) async fn connect(
     settings: &RedisSettings,
     address: &Address,
@@ -150,7 +150,7 @@ impl HelloReply {
                 continue;
             };
             match name.as_str() {
-                // Valkey reports the version of Redis 7.2 here, for compatibility with clients.
+                // Valkey reports a Redis 7.2 version here, for compatibility with clients.
                 "version" => hello.version = value,
                 "mode" => hello.mode = value,
                 "role" => hello.role = value,

@@ -1,7 +1,8 @@
-//! Connections to Redis: to one server, to the primary that the Sentinels report, or to a cluster.
+//! Connections to Redis: to a single server, to the primary that the Sentinels report, or to a
+//! cluster.
 //!
 //! No request waits for a server that is down. A command is sent again only if the server has
-//! replied that it did not execute it. All queues and waits are bounded.
+//! replied that the command was not executed. All queues and waits are bounded.
 
 mod breaker;
 mod cluster;
@@ -52,16 +53,17 @@ pub struct Health {
     pub servers: usize,
     /// Number of servers currently up.
     pub up: usize,
-    /// Number of cluster slots that no node serves; 0 without a cluster.
+    /// Number of cluster slots that no node serves; 0 if Redis is not a cluster.
     pub unserved_slots: usize,
     /// The current problem, as an error that says how to fix it; `None` without a problem.
     pub error: Option<ConnectError>,
     /// Warnings about server settings that will eventually cause counts to be lost. Each warning
     /// says how to fix the setting.
     pub warnings: Vec<String>,
-    /// The number of times that the circuit breaker of a server opened.
+    /// How many times a server has changed from up to down: because its circuit breaker opened,
+    /// because a connection was lost, or because the server lost its role.
     pub circuit_opens: u64,
-    /// Number of completed batches: those to which the servers replied, and those that were lost.
+    /// Number of completed batches, including the batches that were lost.
     pub batches: u64,
 }
 

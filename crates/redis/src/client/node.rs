@@ -1,4 +1,4 @@
-//! The state of one server: up, with its connections, or down, with the reason.
+//! The state of one server. The server is up and has connections, or it is down for a known reason.
 //!
 //! ```text
 //!            too many failures, or the connection is lost
@@ -9,9 +9,9 @@
 //!        └─────── connected, recognized, and fast ◀─ probe┘ after a wait with jitter
 //! ```
 //!
-//! While the server is down, requests fail immediately instead of waiting, and change nothing
-//! because they are never sent. A probe opens a new connection and sends a command that has no
-//! effect on the data; a decision is never used as a probe.
+//! While the server is down, requests fail immediately instead of waiting. They are not sent, so
+//! they change nothing. A probe opens a new connection and sends a command that has no effect on
+//! the data; a decision is never used as a probe.
 
 use std::{
     sync::{
@@ -80,7 +80,7 @@ struct OpenConnections {
     unqueued: Option<MultiplexedConnection>,
 }
 
-/// State shared by a node, its connections and the task that opens them.
+/// State shared by a node, its connections, and the task that opens these connections.
 #[derive(Debug, Default)]
 pub(super) struct NodeState {
     connections: ArcSwapOption<OpenConnections>,
@@ -123,8 +123,8 @@ impl Node {
     /// Waits for the first connection attempt to a new server, but not for a server known to be
     /// down.
     pub(super) async fn send(&self, hash: u64, command: Command, asking: bool) -> ReplyResult {
-        // This code checks the connections first, because every decision runs it and reading the
-        // watch channel takes a lock.
+        // Every decision runs this code, and reading the watch channel takes a lock. Therefore the
+        // connections are checked first.
         if !self.is_up() && !*self.was_attempted.borrow() {
             // The connections are checked below, so the result of the wait is ignored.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
@@ -142,8 +142,8 @@ impl Node {
                 asking,
                 reply: sender,
             };
-            // A request at the end of a full queue would time out before it is sent, so a full
-            // queue is treated like a server that is down.
+            // If the queue is full, a new request would time out before it is sent. Therefore a
+            // full queue is treated like a server that is down.
             queue
                 .ok_or(NoReply::NotSent)?
                 .try_send(request)
@@ -197,18 +197,17 @@ impl Node {
         !self.is_up() && *self.was_attempted.borrow()
     }
 
-    /// Stops using the server for now, because a reply showed that it has lost its role.
+    /// Stops using the server for now, because a reply showed that the server has lost its role.
     pub(super) fn mark_down(&self) {
         self.state.open_circuit();
     }
 
-    /// Returns the number of times that the server changed from up to down.
+    /// Returns how many times the server has changed from up to down.
     pub(super) fn circuit_opens(&self) -> u64 {
         self.state.circuit_opens.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of completed batches: those to which the server replied, and those that
-    /// were lost.
+    /// Returns the number of completed batches, including the batches that were lost.
     pub(super) fn batches(&self) -> u64 {
         self.state.batches.load(Ordering::Relaxed)
     }
@@ -255,7 +254,7 @@ async fn keep_connected(
                 *lock(&state.error) = None;
                 let since = Instant::now();
                 let on_up = || {
-                    // The send fails only if the node was dropped, together with the receiver.
+                    // The send fails only if the node, which owns the receiver, was dropped.
                     let _ = attempted.send(true);
                 };
                 serve(&state, &source, &address, connections, &settings, on_up).await;
@@ -356,7 +355,7 @@ async fn serve(
             state.connections.store(None);
         }
     }
-    // The senders are dropped, so the pipelines fail the queued requests and stop. Replies to
+    // Dropping the senders makes the pipelines fail the queued requests and stop. Replies to
     // requests that were already sent may still arrive.
     let _ = tokio::time::timeout(settings.timeout, async {
         while tasks.join_next().await.is_some() {}

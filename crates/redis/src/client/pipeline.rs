@@ -1,5 +1,4 @@
-//! One connection, and the queue of requests for it. All requests in the queue are sent as one
-//! pipeline.
+//! One connection and its request queue. All requests in the queue are sent as one pipeline.
 //!
 //! A batch is sent once all replies to the previous batch have arrived. Under low load, each
 //! request is sent immediately and on its own. The higher the load, the more requests share a
@@ -34,7 +33,7 @@ pub(super) struct Command {
     pub(super) on_late_reply: Option<OnLateReply>,
 }
 
-/// A request in the queue of a connection.
+/// A request in a connection's queue.
 #[derive(Debug)]
 pub(super) struct QueuedCommand {
     pub(super) command: Command,
@@ -56,7 +55,7 @@ pub(super) async fn run(
     let mut batch = Vec::with_capacity(MAX_BATCH);
     while queue.recv_many(&mut batch, MAX_BATCH).await > 0 {
         // A caller that has stopped waiting treats the outcome of its request as unknown. If the
-        // request were sent now, it would be charged although nothing uses its decision.
+        // request were sent now, it would be charged, but nobody would use its decision.
         batch.retain(|request| !request.reply.is_closed());
         if batch.is_empty() {
             continue;
@@ -109,7 +108,7 @@ fn build_pipeline(batch: &mut [QueuedCommand]) -> (Pipeline, usize) {
     (pipeline, replies)
 }
 
-/// Sends each reply in `values` to the caller of its request in `batch`.
+/// Sends each reply in `values` to the caller that made the corresponding request in `batch`.
 fn deliver(batch: &mut Vec<QueuedCommand>, values: Vec<Value>) {
     let mut values = values.into_iter();
     for request in batch.drain(..) {

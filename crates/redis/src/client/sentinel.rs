@@ -1,15 +1,15 @@
 //! Redis Sentinel: finds the current primary, and notices its replacement after a failover.
 //!
 //! A Sentinel that was paused or partitioned may report a former primary. Each configuration has an
-//! epoch, for which a majority of the Sentinels has voted. Therefore a configuration with a higher
-//! epoch is always newer, no matter which Sentinel reports it.
+//! epoch, and a majority of the Sentinels has voted for this epoch. Therefore a configuration with
+//! a higher epoch is always newer, no matter which Sentinel reports it.
 //!
 //! - A working primary is replaced if a Sentinel reports a higher epoch. It is also replaced if a
 //!   majority of the *configured* Sentinels names another server with at least the same epoch.
 //!   Missing replies and a stale minority have no effect.
-//! - If no primary is known, the highest epoch wins, and among equal epochs the server with the
-//!   most votes. One reply is then sufficient, so that a server can start even if most Sentinels
-//!   are down.
+//! - If no primary is known, the server with the highest epoch wins. If several servers have the
+//!   same epoch, the server that most Sentinels name wins. One reply is then sufficient, so that a
+//!   server can start even if most Sentinels are down.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -27,8 +27,8 @@ use super::{
 };
 
 /// Interval at which the Sentinels are queried for the primary. Polling is necessary because a
-/// former primary, partitioned from the Sentinels, does not know that it was replaced and still
-/// serves requests.
+/// former primary that is partitioned from the Sentinels still serves requests, and does not know
+/// that it has been replaced.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Timeout of a query to one Sentinel, including the time to connect. It is independent of the
@@ -69,8 +69,8 @@ impl Sentinels {
         }
     }
 
-    /// Finds the primary to connect to. Returns as soon as a majority of the Sentinels agrees, and
-    /// otherwise once all Sentinels have replied or timed out.
+    /// Finds the primary to connect to. Returns as soon as a majority of the Sentinels agrees. If
+    /// no majority agrees, returns once all Sentinels have replied or timed out.
     pub(super) async fn find_primary(&self) -> Result<Address, ConnectError> {
         let known = self.epoch.load(Ordering::Relaxed);
         let (reports, problem) = self
@@ -113,16 +113,17 @@ impl Sentinels {
         }
     }
 
-    /// Returns whether a majority of the Sentinels names the same server with an epoch of at least
-    /// `known`.
+    /// Returns whether a majority of the Sentinels names the same server, with an epoch that is not
+    /// below `known`.
     fn has_agreement(&self, reports: &[Report], known: u64) -> bool {
         reports.iter().any(|report| {
             report.epoch >= known && has_majority(reports, report, self.addresses.len())
         })
     }
 
-    /// Collects the Sentinels' reports, and the error of one Sentinel that returned no report.
-    /// Returns early if `enough` returns true for the reports so far.
+    /// Collects the reports of the Sentinels. If some Sentinels return no report, also returns the
+    /// error of one of these Sentinels. Returns early if `enough` returns true for the reports so
+    /// far.
     async fn collect_reports(
         &self,
         enough: impl Fn(&[Report]) -> bool,
@@ -202,8 +203,8 @@ fn parse_epoch(fields: &Value) -> Option<u64> {
     as_text(&value)?.parse().ok()
 }
 
-/// Chooses the report to use if no primary is known: the report with the highest epoch, and among
-/// reports with equal epochs the one whose server most Sentinels report. A report with an epoch
+/// Chooses the report to use if no primary is known: the report with the highest epoch. Among
+/// reports with equal epochs, chooses the server that most Sentinels report. A report with an epoch
 /// below `known` is used only if a majority of the `configured` Sentinels agrees with it. A
 /// majority can report a lower epoch after an operator has reconfigured all Sentinels.
 fn elect(reports: &[Report], configured: usize, known: u64) -> Option<Report> {
@@ -233,8 +234,8 @@ fn is_replaced(reports: &[Report], configured: usize, current: &Report) -> bool 
     })
 }
 
-/// Returns whether a majority of the `configured` Sentinels names the server of `report`, with at
-/// least the epoch of `report`.
+/// Returns whether a majority of the `configured` Sentinels names the server of `report`, with an
+/// epoch that is not below the epoch of `report`.
 fn has_majority(reports: &[Report], report: &Report, configured: usize) -> bool {
     let same = reports
         .iter()
@@ -295,8 +296,8 @@ mod tests {
         assert!(!replaces(("now", 5), &[("now", 6)]));
     }
 
-    /// After an operator has reconfigured the Sentinels, a majority reports another primary with an
-    /// equal epoch, because reconfiguration does not increase the epoch.
+    /// An operator has reconfigured the Sentinels. Now a majority reports another primary with the
+    /// same epoch, because reconfiguration does not increase the epoch.
     #[test]
     fn a_majority_with_an_equal_epoch_replaces_a_working_primary() {
         for of in [

@@ -74,7 +74,7 @@ pub enum Topology {
 /// The address of one server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// A host name or an IP address; for a Unix socket, its path.
+    /// A host name or an IP address. For a Unix socket, the path of the socket.
     pub host: String,
     /// The port; 0 for a Unix socket.
     pub port: u16,
@@ -105,7 +105,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// A user name and a password; both `None` for a server without authentication.
+/// A user name and a password; both are `None` for a server without authentication.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Login {
     /// The ACL user; `None` is the default user.
@@ -145,8 +145,8 @@ impl fmt::Debug for RedisTls {
 }
 
 impl Address {
-    /// Parses `redis://[user[:password]@]host[:port][/database]`. `rediss://` uses TLS, and
-    /// `redis+unix://` is followed by the path of a socket.
+    /// Parses `redis://[user[:password]@]host[:port][/database]`. A `rediss://` URL uses TLS. In a
+    /// `redis+unix://` URL, the path of a socket follows.
     ///
     /// # Errors
     ///

@@ -1,9 +1,9 @@
 //! Lifts this node's local copies of blocks after the blocks were lifted in Redis.
 //!
-//! A node copies each block that it enforces to its local store, which keeps enforcing it while
-//! Redis is slow or unreachable. The node is not notified when another node lifts the block.
-//! Therefore every few seconds, the node checks its local blocks against the index in Redis, and
-//! lifts those that are no longer active.
+//! A node copies each block that it enforces to its local store. While Redis is slow or
+//! unreachable, the local store enforces the copy. The node is not notified when another node lifts
+//! the block. Therefore every few seconds, the node checks its local blocks against the index in
+//! Redis, and lifts the local blocks that are no longer active in Redis.
 
 use std::{
     collections::HashSet,
@@ -67,8 +67,8 @@ impl Drop for BlockSync {
 #[derive(Debug)]
 struct LocalCopies {
     local: Arc<MemoryStore>,
-    /// The keys copied since the call in flight was sent; `None` while no call is in flight. The
-    /// reply may be older than the copies of these keys, so it does not lift these copies.
+    /// The keys whose blocks were copied since the call in flight was sent; `None` while no call is
+    /// in flight. The reply may be older than these copies, so the copies are not lifted.
     copied_during_call: Mutex<Option<HashSet<Box<[u8]>>>>,
 }
 
@@ -126,7 +126,7 @@ async fn keep_synced(store: RedisStore, copies: Arc<LocalCopies>) {
 }
 
 /// Queries Redis for the last keys of `unchecked`, and lifts the copies of blocks that are no
-/// longer active. Then removes the queried keys from `unchecked`. If Redis does not reply,
+/// longer active in Redis. Then removes the queried keys from `unchecked`. If Redis does not reply,
 /// `unchecked` is not changed.
 async fn lift_batch(
     store: &RedisStore,
@@ -140,8 +140,8 @@ async fn lift_batch(
     *copies.copied_during_call() = Some(HashSet::new());
     let lifted = store.find_lifted(&unchecked[rest..]).await;
     if let Ok(lifted) = &lifted {
-        // If a lifted key is blocked again at this moment, the next denied request on the key
-        // copies the new block.
+        // If another node blocks a lifted key again at this moment, this node copies the new block
+        // when the block denies the next request.
         copies.lift_older(lifted);
         unchecked.truncate(rest);
     }
@@ -175,7 +175,8 @@ mod tests {
             &'a self,
             calls: &'a [Call],
         ) -> Pin<Box<dyn Future<Output = Replies> + Send + 'a>> {
-            // The arguments before the keys are the instant, the slack and the verb.
+            // The three arguments before the keys are the instant, the slack and the name of the
+            // operation.
             let replies = calls.iter().map(|call| {
                 let keys = call.args[3..].iter().cloned();
                 Ok(Reply::Array(keys.map(Reply::BulkString).collect()))

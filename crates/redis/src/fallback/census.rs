@@ -1,9 +1,9 @@
-//! Counts the servers that share this Redis, so that each server knows its share of the limits
-//! while Redis is slow or unreachable.
+//! Counts the servers that share this Redis, so that each server can compute its share of the
+//! limits. The share is used while Redis is slow or unreachable.
 //!
-//! Every few seconds each server writes its id into a sorted set, scored by the store's clock. Ids
-//! that are not refreshed are removed. While Redis does not reply, the last known count stays in
-//! use.
+//! Every few seconds, each server writes its id into a sorted set. The score is the time of the
+//! store's clock. Ids that are not refreshed are removed. While Redis does not reply, the last
+//! known count stays in use.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval between attempts while Redis does not reply.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long a server is counted after its last heartbeat, measured by the store's clock.
+/// How long a server is counted after its last heartbeat, according to the store's clock.
 const EXPIRES_AFTER: Duration = Duration::from_secs(15);
 
 /// How long a lower count must persist before it is used. After Redis has lost its data, the count
@@ -52,8 +52,7 @@ pub(super) struct Census {
 struct LatestCount {
     /// The server count in use; 0 if the servers have never been counted.
     servers: AtomicU32,
-    /// Whether the count has been stable for long enough that a server may use more than the
-    /// default share.
+    /// Whether the startup period is over, so that the server may use more than the default share.
     is_settled: AtomicBool,
 }
 
@@ -153,8 +152,8 @@ async fn send_heartbeat(store: &RedisStore, id: &str) -> Option<u32> {
     }
 }
 
-/// The server count in use. A higher count is used immediately and a lower count after a delay, so
-/// that a wrong count makes the shares too small rather than too large.
+/// The server count in use. A higher count is used immediately, but a lower count only after a
+/// delay, so that a wrong count makes a share too small rather than too large.
 #[derive(Debug, Default)]
 struct SteadyCount {
     servers: u32,
@@ -162,7 +161,8 @@ struct SteadyCount {
     start: StartPhase,
 }
 
-/// The phase after a start, in which counts may be too low because Redis has lost its data.
+/// The phase after startup. In this phase, counts may be too low, because Redis may have lost its
+/// data.
 #[derive(Clone, Copy, Debug, Default)]
 enum StartPhase {
     #[default]
@@ -172,8 +172,8 @@ enum StartPhase {
     Over,
 }
 
-/// A decrease of the count that is not in use yet: the highest count since the decrease began, and
-/// the time at which it began.
+/// A lower count that is not in use yet: the highest count since the count fell below the count in
+/// use, and the time at which it fell.
 #[derive(Debug)]
 struct PendingDecrease {
     highest: u32,
@@ -207,14 +207,15 @@ impl SteadyCount {
         self.servers
     }
 
-    /// Returns whether later counts have confirmed the first counts.
+    /// Returns whether the startup period has ended: the servers have been counted for this long
+    /// without a failure.
     fn is_settled(&self) -> bool {
         matches!(self.start, StartPhase::Over)
     }
 
     /// Records that Redis did not reply. When Redis replies again, it may have lost its data, so
-    /// two delays restart: the delay before a lower server count is used, and an unfinished delay
-    /// after a start.
+    /// two delays restart: the delay before a lower server count is used, and the startup period if
+    /// it is not over.
     fn record_failure(&mut self) {
         self.decrease = None;
         if !self.is_settled() {

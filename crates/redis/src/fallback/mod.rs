@@ -1,5 +1,5 @@
-//! A store with a local fallback: Redis makes the decisions, and this server decides if Redis is
-//! slow or unreachable, or refuses the call.
+//! A store with a local fallback: Redis makes the decisions. If Redis is slow or unreachable, or
+//! refuses the call, this server decides.
 //!
 //! ```text
 //! request ─▶ denial cached? ─▶ Redis ─▶ answered: exact, and the local counts are updated
@@ -7,7 +7,7 @@
 //!                  └─▶ denied, without a call
 //! ```
 //!
-//! Requests that Redis admits are also charged to this node's share of the limits. Therefore, if
+//! A request that Redis admits is also charged to this node's share of the limits. Therefore, if
 //! Redis becomes slow or unreachable, a client that has exhausted its limit does not start again
 //! with an unused limit.
 
@@ -40,7 +40,7 @@ use self::{
 pub use self::{outage::OutageChange, receipt::FallbackReceipt, stats::FallbackStats};
 use crate::{Redis, RedisStore, StoreError};
 
-/// The retry-after time of a denial by the `closed` policy.
+/// The `retry_after` value of a denial by the `closed` policy.
 const CLOSED_RETRY_AFTER: Span = Span::from_secs(1);
 
 /// The settings for decisions while Redis is slow or unreachable.
@@ -51,8 +51,9 @@ pub struct FallbackSettings {
     /// This node's share of every limit while Redis is slow or unreachable; default
     /// [`NodeShare::Auto`].
     pub share: NodeShare,
-    /// Maximum time to live of a cached denial; zero disables the cache. The default is 1 s. This
-    /// node may take up to that long to notice that another node has reset a key or lifted a block.
+    /// Maximum time to live of a cached denial; zero disables the cache. The default is 1 s. If
+    /// another node resets a key or lifts a block, this node may notice the change only after this
+    /// time.
     pub denial_ttl: Span,
 }
 
@@ -69,17 +70,17 @@ impl Default for FallbackSettings {
 /// A node's share of every limit while Redis is slow or unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NodeShare {
-    /// 1/n of every limit, where n is the last counted number of servers that use the same Redis
-    /// and the same prefix. The share is one half if the servers have never been counted, because
-    /// Redis has not replied since the start.
+    /// 1/n of every limit, where n is the number of servers with the same Redis and the same
+    /// prefix, according to the last count. If the servers have never been counted, because Redis
+    /// has not replied since the start, the share is one half.
     #[default]
     Auto,
     /// A fixed share.
     Fixed(FallbackShare),
 }
 
-/// A store that makes its decisions in Redis. While Redis is slow or unreachable, it falls back to
-/// the local counts of this server (a node of the fleet that shares Redis).
+/// A store that makes its decisions in Redis. While Redis is slow or unreachable, the store falls
+/// back to the local counts of this server, which is one node of the fleet that shares Redis.
 #[derive(Debug)]
 pub struct FallbackStore {
     store: RedisStore,
@@ -217,9 +218,9 @@ impl FallbackStore {
         }
     }
 
-    /// Waits for `call`, at most for the decision timeout and at most for `within`. A decision may
-    /// need several calls. If `within` is zero, Redis is not called, because the caller would never
-    /// learn of the charge.
+    /// Waits for `call`, but no longer than the decision timeout or `within`, whichever is shorter.
+    /// This timeout covers all Redis calls of a decision. If `within` is zero, Redis is not called,
+    /// because the caller would not learn whether the request was charged.
     async fn with_timeout<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -241,8 +242,8 @@ impl FallbackStore {
         })
     }
 
-    /// Returns whether every server is known to be down, so that a call would be pointless. Counts
-    /// a failure if all servers are down.
+    /// Returns whether every server is known to be down, so that no call needs to be attempted. If
+    /// so, counts a failure.
     fn is_unavailable(&self) -> bool {
         let is_down = self.redis.is_down();
         if is_down {
@@ -333,15 +334,15 @@ impl FallbackStore {
         }
     }
 
-    /// Returns the latest error with which Redis has refused a call within the last minute. The
-    /// message says how to fix the problem.
+    /// If Redis has refused a call within the last minute, returns the latest error. The message
+    /// says how to fix the problem.
     #[must_use]
     pub fn last_server_error(&self, now: Timestamp) -> Option<String> {
         self.server_errors.latest(now)
     }
 
-    /// Copies the result of a decision by Redis: a block to the local store, and a denial to the
-    /// denial cache. The request was sent at `began`, after `epoch` was read.
+    /// Copies the result of a decision by Redis: copies a block to the local store, and a denial to
+    /// the denial cache. The request was sent at `began`, after `epoch` was read.
     fn cache_result(
         &self,
         request: &StoreRequest<'_, '_>,
@@ -375,17 +376,17 @@ impl FallbackStore {
     }
 }
 
-/// Returns the time `now`, read at `began`, plus the time that has elapsed since. The local store
-/// must not receive the time from before a call: after a long call, it would look as if the clock
-/// had been set back.
+/// Returns the current time: `now`, which was read at `began`, plus the time that has elapsed
+/// since. The local store must not receive the time from before the call. After a long call, the
+/// local store would treat this older time as a clock that was set back.
 fn add_elapsed(now: Timestamp, began: Instant) -> Timestamp {
     let elapsed = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
     now.after(Span::from_micros(elapsed))
 }
 
-/// An operation completes immediately if it needs no call to Redis. No call is needed if a cached
-/// denial is valid, or if every server is down, so that the rules' failure policies apply. The
-/// futures that call Redis are boxed, which keeps the futures of the callers small.
+/// An operation that needs no call to Redis completes immediately. This is the case if a cached
+/// denial is valid, or if every server is down and the rules' failure policies apply. The futures
+/// that call Redis are boxed, so that the callers' futures stay small.
 impl Store for FallbackStore {
     type Receipt = FallbackReceipt;
 

@@ -1,5 +1,5 @@
-//! Detects when Redis stops making decisions and when decisions are exact again. The start and the
-//! end of an outage are logged with one line each.
+//! Detects Redis outages. An outage begins when Redis stops making decisions, and ends when
+//! decisions are exact again. The beginning and the end are logged with one line each.
 //!
 //! ```text
 //!            a decision fell back               Redis is back, and no fallback for STEADY
@@ -10,8 +10,9 @@
 //! connected and without errors. Therefore the end of an outage is logged even if there are no
 //! requests.
 //!
-//! An outage that begins shortly after the end of the previous one is logged only if it lasts for
-//! [`MIN_LOGGED`]. Otherwise, a Redis server that replies only intermittently would fill the log.
+//! If an outage begins shortly after the previous outage has ended, it is logged only if it lasts
+//! for [`MIN_LOGGED`]. Otherwise, a Redis server that replies only intermittently would fill the
+//! log.
 
 use std::{
     fmt,
@@ -27,13 +28,15 @@ use tokio::{runtime::Handle, sync::Notify, task::AbortHandle, time::Instant};
 
 use super::add_elapsed;
 
-/// If there is no fallback decision for this long, decisions are treated as exact again.
+/// If no decision falls back for this long, decisions are treated as exact again.
 const STEADY: Span = Span::from_secs(1);
 
-/// For this long after an outage, a new outage is logged only if it lasts for [`MIN_LOGGED`].
+/// If a new outage begins within this time after the previous outage, it is logged only if it lasts
+/// for [`MIN_LOGGED`].
 const QUIET: Span = Span::from_secs(10);
 
-/// The minimum duration of an outage that begins within [`QUIET`]; a shorter one is not logged.
+/// The minimum duration for logging an outage that begins within [`QUIET`] after the previous
+/// outage.
 const MIN_LOGGED: Span = Span::from_secs(1);
 
 /// Interval at which an [`OutageWatch`] checks Redis during an outage.
@@ -75,8 +78,8 @@ struct OngoingOutage {
     recorded: Instant,
     /// The last instant at which Redis was known to be slow or unreachable.
     down_until: Timestamp,
-    /// The first instant after the latest fallback decision at which Redis was known to have
-    /// recovered.
+    /// The first instant at which Redis was known to have recovered, counted from the latest
+    /// fallback decision.
     recovered_at: Option<Timestamp>,
     is_logged: bool,
     quiet_until: Timestamp,
@@ -91,9 +94,10 @@ pub(super) struct OutageSummary {
     /// of two instants: the recovery of Redis after the last fallback decision, and [`STEADY`]
     /// after Redis was last known to be slow or unreachable.
     pub(super) lasted: Span,
-    /// Number of decisions during the outage with this server's share of the limits.
+    /// Number of decisions that were made with this server's share of the limits during the outage.
     pub(super) local: u64,
-    /// Number of decisions during the outage by the policies `open` or `closed`.
+    /// Number of decisions that were made by the failure policies `open` and `closed` during the
+    /// outage.
     pub(super) policy: u64,
 }
 
@@ -168,7 +172,7 @@ impl OutageTracker {
             return None;
         }
         let summary = outage.is_logged.then_some(OutageSummary {
-            // If there are no requests, Redis may have recovered long before its first decision.
+            // If there were no requests, Redis may have recovered long before this decision.
             lasted: recovered_at
                 .min(outage.down_until.after(STEADY))
                 .since(outage.since),
@@ -202,9 +206,11 @@ pub enum OutageChange<'a> {
     Ended {
         /// The duration of the outage.
         lasted: Span,
-        /// The number of decisions during the outage with this server's share of the limits.
+        /// The number of decisions that were made with this server's share of the limits during the
+        /// outage.
         local: u64,
-        /// The number of decisions during the outage by the policies `open` or `closed`.
+        /// The number of decisions that were made by the failure policies `open` and `closed`
+        /// during the outage.
         policy: u64,
     },
 }
@@ -366,8 +372,8 @@ mod tests {
         assert!(outage.record_fallback(Source::Local, at(118_000)));
     }
 
-    /// There is only one request during the outage, whose fallback decision begins the outage.
-    /// Redis is back after a minute.
+    /// The outage begins with the fallback decision of a single request. There are no further
+    /// requests. Redis recovers after a minute.
     #[tokio::test(start_paused = true)]
     async fn the_end_of_an_outage_is_logged_without_a_request() {
         let outage = Arc::<OutageTracker>::default();
@@ -389,7 +395,7 @@ mod tests {
         assert_eq!(ends.recv().await.unwrap().1.policy, 1);
     }
 
-    /// After each check that finds Redis connected, a request falls back.
+    /// Each check finds Redis connected, but then another request falls back.
     #[tokio::test(start_paused = true)]
     async fn an_outage_goes_on_while_decisions_fall_back() {
         let outage = Arc::<OutageTracker>::default();

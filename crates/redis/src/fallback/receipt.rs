@@ -1,9 +1,9 @@
-//! Reserves charges and settles them (refunds their unused units), whether Redis is reachable or
-//! not.
+//! Reserves charges and settles them (refunds their unused units), whether or not Redis is
+//! reachable.
 //!
 //! A charge in Redis is also made to this node's share of the limits, and is settled in both
-//! stores. If Redis is slow or unreachable, only this node's share is charged. Such a charge is
-//! settled only in the share, even if Redis is reachable again.
+//! stores. While Redis is slow or unreachable, only this node's share is charged. A charge made
+//! only in the share is settled only there, even if Redis is reachable again.
 
 use tidegate_core::{
     Charge, Decision, DecisionAndReceipt, Effect, MaybeReady, Outcome, Receipt, Renewal,
@@ -35,7 +35,7 @@ struct ReceiptPair {
 }
 
 impl FallbackReceipt {
-    /// Returns the receipt of the charges in Redis; `None` if only this node's share was charged.
+    /// Returns the receipt for the charges in Redis; `None` if only this node's share was charged.
     #[must_use]
     pub fn redis(&self) -> Option<&RedisReceipt> {
         match &self.0 {
@@ -54,7 +54,7 @@ impl FallbackReceipt {
         }
     }
 
-    /// Replaces the receipt of the charges in Redis, after their leases were renewed.
+    /// Replaces the receipt for the charges in Redis after their leases have been renewed.
     pub fn set_redis(&mut self, renewed: RedisReceipt) {
         if let ReceiptKind::Redis(pair) = &mut self.0 {
             pair.redis = renewed;
@@ -283,8 +283,8 @@ impl FallbackStore {
         for (charge, receipt) in charges.iter().zip(local) {
             self.renew_share(std::slice::from_ref(charge), receipt, now);
         }
-        // No request waits for a renewal, so the only bound on its duration is the timeout of each
-        // call.
+        // No request waits for a renewal, so the renewal as a whole has no timeout. Only its calls
+        // have timeouts.
         let renewed = self.store.renew(charges, redis).await;
         let renewed = renewed.inspect_err(|error| {
             self.counters.count_failure(error);
@@ -304,7 +304,7 @@ impl FallbackStore {
         self.with_share(charges, |shared| self.local.renew(shared, receipt, now))
     }
 
-    /// Settles the receipt of a charge in this node's share.
+    /// Settles a charge in this node's share, given its receipt.
     fn settle_share(
         &self,
         charges: &[Charge<'_>],
@@ -319,7 +319,7 @@ impl FallbackStore {
     }
 
     /// Returns a guard that, when dropped after the refund, invalidates the cached denials that the
-    /// refund can lift.
+    /// refund can affect.
     fn invalidate_refunded(
         &self,
         charges: &[Charge<'_>],

@@ -1,5 +1,5 @@
-//! Records the errors with which a reachable Redis server refuses calls. The connection health does
-//! not include these errors.
+//! Records the errors that a reachable Redis server returns when it refuses calls. The connection
+//! health does not include these errors.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -14,8 +14,8 @@ use tokio::time::Instant;
 /// not logged.
 const WINDOW: Span = Span::from_secs(60);
 
-/// How long Redis is treated as failing after it has refused a call, unless it makes a decision in
-/// that time.
+/// How long Redis is treated as failing after it has refused a call, unless Redis makes a decision
+/// in that time.
 const FAILING: Duration = Duration::from_secs(60);
 
 /// The maximum number of error kinds logged within [`WINDOW`]. Normally, there are one or two.
@@ -35,9 +35,9 @@ struct ErrorHistory {
 }
 
 impl ServerErrors {
-    /// Records `error` if an operator has to act on it. Logs the error, unless an error of the same
-    /// kind was logged recently. Ignores errors from servers that are slow, unreachable or failing
-    /// over, because the server health includes these errors.
+    /// Records `error` if it requires action by an operator. Logs the error, unless an error of the
+    /// same kind was logged recently. Ignores errors from servers that are slow, unreachable or
+    /// failing over, because the server health includes these errors.
     pub(super) fn record(&self, error: &StoreError, now: Timestamp) {
         let Some(kind) = kind(error) else { return };
         let mut history = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! This node's share of every limit. Requests are charged to the share in addition to Redis. While
-//! Redis is slow or unreachable, requests are decided with the share alone.
+//! This node's share of every limit. A request that is charged in Redis is also charged to the
+//! share. While Redis is slow or unreachable, requests are decided with the share alone.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use tidegate_core::{
 use super::{CLOSED_RETRY_AFTER, FallbackStore};
 
 impl FallbackStore {
-    /// Applies a decision by Redis to this node's share. Charges the units that Redis admitted, at
-    /// most as many as fit into the share. Refunds the units that Redis refunded, at most as many
-    /// as were charged to the share.
+    /// Applies a decision by Redis to this node's share. Charges the units that Redis admitted, but
+    /// no more than fit into the share. Refunds the units that Redis refunded, but no more than
+    /// were charged to the share.
     ///
     /// `now` is the time at which the reply arrived.
     pub(super) fn update_share(
@@ -73,10 +73,11 @@ impl FallbackStore {
         answer(&shared)
     }
 
-    /// Decides `request` without Redis, according to the failure policies of its rules. If a rule
-    /// is [`OnFailure::Closed`] and the request's effect can deny, the request is denied.
-    /// Otherwise, only the [`OnFailure::Local`] rules remain in the request, and are decided with
-    /// this node's share of the limits. If no rule remains, the request is admitted.
+    /// Decides `request` without Redis, according to the failure policies of its rules. If the
+    /// policy of a rule is [`OnFailure::Closed`] and the effect of the request can deny, the
+    /// request is denied. Otherwise, only the [`OnFailure::Local`] rules remain in the request, and
+    /// are decided with this node's share of the limits. If no rule remains, the request is
+    /// admitted.
     pub(super) fn fall_back(
         &self,
         request: &mut StoreRequest<'_, '_>,

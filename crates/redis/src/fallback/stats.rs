@@ -27,7 +27,7 @@ pub struct FallbackStats {
     /// policies `open` and `closed`.
     pub decisions: [(Source, u64); SOURCES.len()],
     /// Number of failed requests to Redis by reason: `not_executed`, `unknown` (the outcome),
-    /// `refused` by Redis, or `unavailable` (not sent because every server was known to be down).
+    /// `refused` (by Redis), or `unavailable` (not sent because every server was known to be down).
     pub failures: [(&'static str, u64); FAILURES.len()],
     /// Number of servers that share this Redis, according to the last count; `None` if no count
     /// exists.

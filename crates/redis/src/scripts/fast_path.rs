@@ -16,7 +16,7 @@ pub(crate) const MAX_MEMBERS: usize = 4;
 struct FastKernel {
     /// The algorithm ID.
     kernel: u8,
-    /// The length in bytes of the algorithm ID and the parameters in the header of a value.
+    /// How many bytes the algorithm ID and the parameters take in a value's header.
     head_bytes: usize,
     /// The names of a member's parameters, and their `struct` format.
     numbers: &'static str,
@@ -25,7 +25,7 @@ struct FastKernel {
     state: &'static str,
     state_format: &'static str,
     state_bytes: usize,
-    /// The names of the numbers written as the new state.
+    /// The names of the numbers that are written as the new state.
     written: &'static str,
     /// The Lua code that evaluates and charges a member.
     code: &'static str,
@@ -78,8 +78,8 @@ const FAST_KERNELS: [FastKernel; 4] = [
     },
 ];
 
-/// Returns the script for one key whose members use these algorithms, and the header length that
-/// the script expects in a value. Returns `None` if there is no such script.
+/// Returns the script for a key whose members use these algorithms. Also returns the length of the
+/// value header that the script expects. Returns `None` if there is no such script.
 pub(crate) fn fast_path(kernels: &[u8]) -> Option<(&'static Script, usize)> {
     // The index is a number whose digits identify the algorithms of the members. The digit 0 means
     // that there are no further members.

@@ -4,10 +4,11 @@ use std::sync::{LazyLock, OnceLock};
 
 use crate::{call::Script, value_format::kernel};
 
-/// A marker in a script, which is replaced with the code of the algorithms that the call needs.
+/// A marker in a script. It is replaced with the code of the algorithms that the call needs.
 const KERNELS_MARKER: &str = "-- (the kernels that the programs name come here)\n";
 
-/// A marker in a script, which is replaced if one of the needed algorithms has long states.
+/// A marker in a script. It is replaced with an assignment if one of the needed algorithms has long
+/// states.
 const LONG_STATES_MARKER: &str = "-- (has_long_states = true)\n";
 
 /// Lua snippets that several scripts share, each with the marker that it replaces in a script.
@@ -31,12 +32,12 @@ fn expand_markers(text: &str) -> String {
         })
 }
 
-/// Decides one key with one GCRA limit. The limit does not count denied requests, and its unit is
-/// an integer number of microseconds.
+/// Decides a request on one key with a single GCRA limit. The limit must not count denied requests,
+/// and its unit must be an integer number of microseconds.
 pub(crate) static SINGLE_KEY_GCRA: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_gcra.lua"))));
 
-/// Decides one key whose limits all share one sliding window log.
+/// Decides a request on one key whose limits all share a sliding window log.
 pub(crate) static SINGLE_KEY_LOG: LazyLock<Script> =
     LazyLock::new(|| Script::new(expand_markers(include_str!("single_key_log.lua"))));
 
@@ -64,8 +65,8 @@ pub(crate) fn check(kernels: u8) -> &'static Script {
         let needed = (0..KERNELS.len()).filter(|kernel| has(*kernel));
         let texts: String = needed.map(|kernel| KERNELS[kernel]).collect();
         let mut text = expand_markers(&include_str!("check.lua").replace(KERNELS_MARKER, &texts));
-        // Lease states are also long, but need no check here: leases use the code of the sliding
-        // window log, so the log's bit is set.
+        // Lease states are also long, but the lease bit need not be checked. Leases use the code of
+        // the sliding window log, so the log's bit is always set too.
         if has(kernel::LOG.into()) || has(kernel::BUCKETS.into()) {
             text = text.replace(LONG_STATES_MARKER, "has_long_states = true\n");
         }

@@ -1,5 +1,5 @@
-//! Tests that the scripts' work is bounded, even for their largest inputs. An embedded Lua
-//! interpreter counts the work, so no test measures time.
+//! Tests that the work of the scripts is bounded, even for the largest inputs. An embedded Lua
+//! interpreter counts the instructions, so no test measures time.
 
 use std::{
     collections::HashMap,
@@ -21,12 +21,12 @@ use crate::{
     exec::{ExecError, Executor, Replies},
 };
 
-/// The work of one script call.
+/// The amount of work that one script call does.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     /// Instructions executed by the Lua virtual machine.
     instructions: u64,
-    /// Copied bytes: allocated by the script, or exchanged with Redis.
+    /// The number of bytes that the script allocates or exchanges with Redis.
     bytes: u64,
     /// Size of the reply in bytes.
     reply_bytes: usize,
@@ -45,7 +45,7 @@ struct Machine {
     written_by_others: Mutex<Option<Overwrite>>,
 }
 
-/// Values that are written to a key one after another.
+/// Values that are written to a key in turn.
 struct Overwrite {
     key: Vec<u8>,
     values: [Vec<u8>; 2],
@@ -59,7 +59,7 @@ impl std::fmt::Debug for Machine {
 
 type LuaResult<T> = mlua::Result<T>;
 
-/// Returns the fields of a `struct` format: the size in bytes of each, and whether it is a string.
+/// Returns the size in bytes of each field in a `struct` format, and whether the field is a string.
 fn sizes(format: &[u8]) -> Vec<(usize, bool)> {
     let text = std::str::from_utf8(format).unwrap();
     let fields = text.trim_start_matches('>').split(['I', 'c']).skip(1);
@@ -196,7 +196,7 @@ fn pack_message(lua: &Lua, table: mlua::Table) -> LuaResult<mlua::LuaString> {
     lua.create_string(bytes)
 }
 
-/// The maximum number of hash or set entries that one call returns.
+/// The maximum number of hash or set entries that a script reads with one Redis command.
 const PAGE: usize = 1_000;
 
 /// Converts a Redis reply in the same way as the Lua API of Redis. Returns the value, and the total
@@ -259,7 +259,7 @@ fn command(keys: &mut HashMap<Vec<u8>, Vec<u8>>, words: &[Vec<u8>]) -> Reply {
             value[number(2)..end].copy_from_slice(&words[3]);
             ok
         }
-        // One call returns at most a page of a hash or a set.
+        // One command returns at most a page of a hash or a set.
         b"HMGET" => Reply::Array(words[2..].iter().map(|_| Reply::Nil).collect()),
         b"HSCAN" => {
             let ended = || Reply::BulkString([&[0, 0, 0, 0, 0, 0, 1][..], b"note"].concat());
@@ -442,7 +442,8 @@ impl Bench {
         *self.machine.work.lock().unwrap()
     }
 
-    /// Makes a decision, checks that it is `expected`, and returns the work.
+    /// Makes a decision, checks that the decision is `expected`, and returns the work of the last
+    /// script call.
     fn ask(&self, charges: &[Charge<'_>], effect: Effect, expected: Decision) -> Work {
         let mut outcomes = Vec::new();
         let decided = self.store.check(charges, effect, &mut outcomes);
@@ -559,8 +560,8 @@ fn every_kind() -> Vec<Algorithm> {
     ]
 }
 
-/// Asserts that a denial costs at most 1.5 times the instructions and the bytes of an admission. If
-/// denied requests are counted, a denial costs at most 2.5 times as much, because a denial then
+/// Asserts that a denial takes at most 1.5 times as many instructions and bytes as an admission. If
+/// denied requests are counted, a denial takes at most 2.5 times as many, because a counted denial
 /// fills the state completely.
 #[test]
 fn a_denial_costs_redis_at_most_an_admission() {
@@ -573,7 +574,8 @@ fn a_denial_costs_redis_at_most_an_admission() {
             let one = charge(&limits, b"key", 1);
             let charges = [one];
             let (mut admitted, mut outcomes) = (Work::default(), Vec::new());
-            // Admissions are spread over at most half of the window, until one request is denied.
+            // The admitted requests are spread over at most half of the window. The loop ends with
+            // the first denied request.
             let denied = loop {
                 let decided = bench.store.check(&charges, Effect::Charge, &mut outcomes);
                 if bench.runtime.block_on(decided).unwrap() != Decision::Admitted {
@@ -595,8 +597,9 @@ fn a_denial_costs_redis_at_most_an_admission() {
     }
 }
 
-/// A limit or charge denies after other limits or charges with long states have admitted. The
-/// denial costs only as much as a peek, because the script does not build a long state.
+/// A limit or a charge denies the request after other limits or charges with long states have
+/// admitted it. The denial costs only as much as a peek, because the script does not build a long
+/// state.
 #[test]
 fn a_late_denial_builds_no_long_state() {
     let most = bounds::MAX_LOG_LIMIT;
@@ -619,7 +622,7 @@ fn a_late_denial_builds_no_long_state() {
         let entries = most - 1_000;
         let exhausted = limits(std::slice::from_ref(&hourly), false);
         let exhausted = charge(&exhausted, b"exhausted", 1);
-        // Several charges, the last of which denies the request.
+        // There are several charges. The last charge denies the request.
         let alone = limits(std::slice::from_ref(&long), false);
         let mut bench = Bench::new();
         filled(&mut bench, &alone, entries);
@@ -629,7 +632,7 @@ fn a_late_denial_builds_no_long_state() {
         let peeked = bench.ask(&charges, Effect::Peek, Decision::Limited);
         costs_a_peek(denied, peeked);
 
-        // Several limits of one charge, the last of which denies the request.
+        // One charge has several limits. The last limit denies the request.
         let both = limits(&[long, hourly.clone()], false);
         let both = charge(&both, b"key", 1);
         let states = bench.value();
@@ -643,7 +646,7 @@ fn a_late_denial_builds_no_long_state() {
         let denied = bench.ask(&[both], Effect::Charge, Decision::Limited);
         let peeked = bench.ask(&[both], Effect::Peek, Decision::Limited);
         costs_a_peek(denied, peeked);
-        // When the last limit also admits, the long state is charged.
+        // When the last limit also admits the request, the long state is charged.
         bench.pass(3_600_000_000);
         bench.ask(&[both], Effect::Charge, Decision::Admitted);
         assert!(bench.value().len() as u64 > 10 * entries);
@@ -662,8 +665,8 @@ fn costs_a_peek(denied: Work, peeked: Work) {
 }
 
 /// The limits of a key change. The next request converts the state, and records the conversion in a
-/// ledger. After the conversion each decision takes one call again, and no reply contains a copy of
-/// a log.
+/// ledger. After the conversion, each decision again takes one call, and no reply contains a copy
+/// of a log.
 #[test]
 fn a_converted_key_is_decided_in_one_call() {
     let gcra = |count, burst| Algorithm::Gcra {
@@ -704,12 +707,12 @@ fn a_converted_key_is_decided_in_one_call() {
             let found = crate::decode::stored_value(b"key", &bench.value()).unwrap();
             assert_eq!(found.ledger, ledger, "{new:?}");
         }
-        // A denied cost changes nothing, and takes one call.
+        // A denied request changes nothing, and takes one call.
         let (value, whole) = (bench.value(), charge(&new, b"key", bounds::MAX_LOG_LIMIT));
         let (decision, calls, _) = bench.calls_of(whole);
         assert_eq!((decision, calls), (Decision::Limited, 1), "{new:?}");
         assert_eq!(bench.value(), value, "{new:?}");
-        // Once the ledger has expired, a value written as a whole has no ledger.
+        // After the ledger has expired, the next call writes the value without a ledger.
         bench.pass(2 * DAY.as_micros());
         let (decision, calls, _) = bench.calls_of(after);
         assert_eq!((decision, calls), (Decision::Admitted, 1), "{new:?}");
@@ -790,11 +793,11 @@ fn the_maximum_of_buckets_is_scanned_once_per_decision() {
     }
 }
 
-/// 64 charges cost at most 64 times as much as one charge.
+/// A request with 64 charges costs at most 64 times as much work as a request with one charge.
 #[test]
 fn charges_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
-        // No single-key script supports a sliding window log together with sub-windows.
+        // No single-key script supports the combination of a sliding window log with sub-windows.
         let others = every_kind();
         let limits = limits(
             &[algorithm.clone(), others[5].clone(), others[8].clone()],
@@ -824,8 +827,7 @@ fn charges_cost_the_same_up_to_the_maximum() {
     }
 }
 
-/// A reservation of 64 charges, its renewal and its settlement cost at most 64 times as much as for
-/// one charge.
+/// To reserve, renew and settle 64 charges costs at most 64 times as much as for one charge.
 #[test]
 fn reservations_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
@@ -859,8 +861,8 @@ fn reservations_cost_the_same_up_to_the_maximum() {
     }
 }
 
-/// A decision with the maximum number n of limits costs at most n times as much as a decision with
-/// a single limit.
+/// If n is the maximum number of limits, a decision with n limits costs at most n times as much as
+/// a decision with a single limit.
 #[test]
 fn limits_cost_the_same_up_to_the_maximum() {
     for algorithm in every_kind() {
@@ -933,12 +935,12 @@ fn fast_sequences() -> Vec<Vec<Algorithm>> {
 }
 
 /// The fast path and `check` make the same decisions for the same requests. Reservations are used
-/// to call `check`, because the fast path does not support them. Each path can read the values that
-/// the other path has written.
+/// to call `check`, because the fast path does not support them. Each of the two can read the
+/// values that the other has written.
 #[test]
 fn the_fast_path_decides_as_check_does() {
     let (mut fast, mut general) = (Bench::new(), Bench::new());
-    // A linear congruential generator makes failures reproducible.
+    // The requests come from a linear congruential generator, so that failures are reproducible.
     let mut seed = 1_u64;
     let mut draw = |below: u64| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -976,8 +978,8 @@ fn the_fast_path_decides_as_check_does() {
     assert!(admitted > 1_000 && denied > 1_000, "{admitted} {denied}");
 }
 
-/// On the fast path, each decision takes one call, and its work is proportional to the number of
-/// limits.
+/// On the fast path, each decision takes one call. The work of the call is proportional to the
+/// number of limits.
 #[test]
 fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {
     let bench = Bench::new();
@@ -992,8 +994,8 @@ fn a_limit_on_the_fast_path_costs_at_most_70_instructions() {
     }
 }
 
-/// Fills a sliding window log or a concurrency limit with this number of entries, each at a
-/// different instant. Returns the receipts of the first, the middle and the last entry.
+/// Fills a sliding window log or a concurrency limit with this number of entries, each of which has
+/// a different instant. Returns the receipts of the first, the middle and the last entry.
 fn filled(bench: &mut Bench, limits: &Limits, entries: u64) -> [RedisReceipt; 3] {
     let one = charge(limits, b"key", 1);
     // The entries and the receipts are written directly, in the store's format.
@@ -1104,7 +1106,7 @@ fn the_longest_log_is_rarely_rewritten() {
 }
 
 /// Runs the scripts that make no decisions, each with its largest input: 64 keys, a page of 1,000
-/// blocks, the 54 slices of a server, and 1,000 servers.
+/// blocks, 54 top-talker slices of a server, and 1,000 servers.
 #[test]
 fn the_scripts_that_decide_nothing_are_bounded() {
     const NOW: &str = "1767225600000000";

@@ -6,30 +6,30 @@
 //!                      └▶ one denies:  denied; a second round trip refunds the others
 //! ```
 //!
-//! **Never over the limit.** An admitted request was charged in every slot, and a slot never admits
-//! beyond its limits. Each slot returns a receipt of its charge. A refund with this receipt returns
-//! only the remaining units of this charge, and no units charged by other clients; the core crate's
-//! `receipt.rs` explains why. For one minute, the value also holds a refund ledger, which records
-//! the refunds of other clients.
+//! **Never over the limit.** An admitted request was charged in every slot, and no slot admits a
+//! request beyond its limits. Each slot returns a receipt of its charge. A refund with this receipt
+//! returns only units of this charge that are still counted, and no units that other clients have
+//! charged; the core crate's `receipt.rs` explains why. For one minute, the value also holds a
+//! refund ledger, which records the refunds of other clients.
 //!
-//! **Denials caused by a charge that is refunded.** Until its refund arrives, one round trip later,
-//! such a charge can cause other requests to be denied. If every denied request first charged some
-//! slots, a client far over its own limit would repeatedly occupy units of a limit shared with
-//! other clients. Therefore, if the same limits have denied one of the last sixteen requests, the
-//! store first peeks. A peek evaluates the limits in all slots without charging them. The store
-//! then charges the slots only if none of them denies the request. A peek followed by a charge
-//! takes two round trips, but a request that the peek denies is never charged. Limits that count
-//! denied requests are always peeked first, because only the peek shows whether there is a denial
-//! to count.
+//! **Denials caused by a charge that is refunded.** Such a charge can cause other requests to be
+//! denied until the refund arrives, one round trip later. If every denied request first charged
+//! some slots, a client that far exceeds its own limit would repeatedly occupy units of a limit
+//! that it shares with other clients. Therefore, if the same limits have denied one of the last
+//! sixteen requests, the store first peeks. A peek evaluates the limits in all slots without
+//! charging them. The store then charges the slots only if no slot denies the request. A peek
+//! followed by a charge takes two round trips, but a request that the peek denies is never charged.
+//! Limits that count denied requests are always peeked first, because only the peek shows whether
+//! there is a denial to count.
 //!
 //! **Unknown outcomes.** No call is sent twice. If the reply to a charge or a refund is lost, the
-//! cost can stay charged in that slot. All slots whose reply arrives are refunded, even if the
-//! caller has stopped waiting.
+//! cost can stay charged in that slot. Every slot that has replied is refunded, even if the caller
+//! has stopped waiting.
 //!
 //! **Lost states.** A receipt identifies a position in the state, not its owner. Suppose that a
 //! failover or a reset removed a charge before it was refunded, and that other clients have charged
-//! the same position since. The refund then reduces the charge of those clients, but only once, and
-//! by at most the original cost.
+//! the same position since. The refund then reduces the charges of those clients, but only once,
+//! and at most by the original cost.
 
 use std::collections::BTreeMap;
 
@@ -42,7 +42,8 @@ use crate::{
     decode::CheckReply, encode,
 };
 
-/// The charges of one cluster slot, and their indices among all charges of the request.
+/// The charges of one cluster slot, and the indices of these charges among all charges of the
+/// request.
 #[derive(Debug)]
 pub(crate) struct SlotGroup<'c> {
     indices: Vec<usize>,
@@ -52,11 +53,11 @@ pub(crate) struct SlotGroup<'c> {
 /// The reply of one slot.
 #[derive(Debug)]
 enum SlotReply {
-    /// The values that the slot had stored, and the receipts of a reservation.
+    /// The values that were stored in the slot and, for a reservation, the receipts.
     Values {
         now: Timestamp,
         values: Vec<Vec<u8>>,
-        /// The conversions that the slot used for its decision.
+        /// The conversions that were used for the decision in this slot.
         conversions: Conversions,
         receipts: Vec<Vec<u8>>,
     },
@@ -163,16 +164,16 @@ impl RedisStore {
                 return Ok(CONTENDED);
             };
             let decision = self.decide_from_replies(charges, groups, &replies, intent, outcomes)?;
-            // A limit that counts denied requests cannot refund a charge, so it is charged only
-            // after all other limits have replied.
+            // A charge to a limit that counts denied requests cannot be refunded, so this limit is
+            // charged only after the replies for all other limits have arrived.
             conversions = self.conversions_per_slot(groups, &replies)?;
             // The request is denied, but the states that were converted without loss are still
-            // stored, as they are if all keys are in one slot.
+            // stored, as in a request whose keys are all in one slot.
             let keeps_conversions = conversions.iter().any(Conversions::is_any_kept);
             if decision == Decision::Limited && (counts_denials || keeps_conversions) {
                 let written = self.query_slots(groups, Intent::Deny, conversions).await;
-                // The request is denied either way. A failed write is an error only if a limit had
-                // to count the denial.
+                // The request is denied either way. Therefore a failed write is an error only if a
+                // limit had to count the denial.
                 return match written {
                     Err(error) if counts_denials => Err(error),
                     _ => Ok(decision),
@@ -211,8 +212,9 @@ impl RedisStore {
     }
 
     /// Calls the script in every slot. The script cannot decide if a state must be converted or if
-    /// a calendar window has ended. In this case, it is called again in all slots, up to
-    /// `MAX_TRIES` times. Returns `None` if it still cannot decide in a slot.
+    /// a calendar window has ended. In this case, the script is called again in all slots, up to
+    /// `MAX_TRIES` times. Returns `None` if, in any slot, the script still cannot decide after the
+    /// last try.
     async fn query_slots(
         &self,
         groups: &[SlotGroup<'_>],
@@ -289,7 +291,7 @@ impl RedisStore {
             return Ok(decision);
         }
         // For slots that would have admitted the request, the limits are reported as if another
-        // limit of the slot had denied it.
+        // limit of the slot had denied the request.
         for ((group, reply), slot) in groups.iter().zip(replies).zip(&mut decisions) {
             if slot.decision == Decision::Admitted {
                 slot.outcomes = self.decide_slot(group, reply, Intent::Deny)?.outcomes;
@@ -340,7 +342,8 @@ fn receipts_in_order(groups: &[SlotGroup<'_>], replies: Vec<SlotReply>) -> Vec<V
 }
 
 /// Combines the decisions of the slots, with their outcomes in the order of the charges. If several
-/// keys are blocked, the block that ends last is reported, as a single script call would.
+/// keys are blocked, the block that ends last is reported. A single script call reports the same
+/// block.
 fn combine(
     charges: &[Charge<'_>],
     slots: &[SlotDecision<'_>],

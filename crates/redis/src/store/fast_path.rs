@@ -69,12 +69,12 @@ impl RedisStore {
     }
 }
 
-/// Returns the script for `charge`, and its arguments without the instant, if there is one.
+/// If there is a script for `charge`, returns the script and its arguments, without the instant.
 ///
-/// There is a script for a sliding window log, and one for each sequence of up to
-/// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms with states of a fixed size. The unit of a GCRA
-/// limit must be an integer number of microseconds. Calendar windows and limits that count denied
-/// requests are not supported.
+/// There is a script for a sliding window log. There is also a script for each sequence of up to
+/// [`MAX_MEMBERS`](scripts::MAX_MEMBERS) algorithms whose states have a fixed size. The unit of a
+/// GCRA limit must be an integer number of microseconds. Calendar windows and limits that count
+/// denied requests are not supported.
 fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)> {
     let cost = charge.cost.units();
     if encode::counts_denials(charge) {
@@ -114,7 +114,7 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
 fn put_numbers(arg: &mut Vec<u8>, numbers: &Numbers<'_>, charge: &Charge<'_>) -> Option<()> {
     let cost = charge.cost.units();
     match numbers {
-        // The unit of a GCRA limit must be a whole number of microseconds.
+        // The unit of a GCRA limit must be an integer number of microseconds.
         Numbers::Gcra {
             fraction: 1,
             duration: Some(duration),

@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// The maximum number of attempts per decision. A decision starts over if states must be converted
-/// while other clients change them, or if a calendar window has ended.
+/// but other clients change these states in the meantime, or if a calendar window has ended.
 pub(crate) const MAX_TRIES: usize = 8;
 
 /// The decision after the last attempt. Nothing was charged, because other clients changed the same
@@ -47,15 +47,16 @@ pub(crate) const CONTENDED: Decision = Decision::Full {
     retry_after: RetryAfter::After(Span::from_micros(100_000)),
 };
 
-/// How long a key outlives its state, in milliseconds. The key must outlive the state, because a
-/// time to live has a resolution of 1 ms, and a state one of 1 µs.
+/// How long a key outlives its state, in milliseconds. A time to live has a resolution of 1 ms,
+/// whereas a state has a resolution of 1 µs, so a key without this margin could expire before its
+/// state.
 const SLACK_MS: u64 = 2;
 
-/// How long a key outlives its state while the clock is pinned for tests. One day is used, because
-/// the pinned clock is unrelated to the clock by which the server expires keys.
+/// How long a key outlives its state if the clock is pinned for tests. One day is used, because the
+/// server expires keys by its own clock, which is unrelated to the pinned clock.
 const PINNED_SLACK_MS: u64 = 86_400_000;
 
-/// Sentinel value of the pinned instant: no instant is pinned.
+/// Value of the pinned instant that means that no instant is pinned.
 const UNPINNED: u64 = u64::MAX;
 
 /// A store that keeps its state in Redis or Valkey, so that a fleet of servers shares it.
@@ -80,12 +81,12 @@ impl RedisStore {
     }
 
     /// Connects to the single server at `url`, for example `redis://127.0.0.1:6379` or
-    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. This method is for tools and
-    /// not for servers, because a decision may take up to 5 s.
+    /// `redis+unix:///run/redis.sock`, on the runtime of the caller. This method is for tools. It
+    /// is not for servers, because a decision may take up to 5 s.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Refused`] if the URL is invalid, [`StoreError::NotExecuted`] if the server
+    /// [`StoreError::Refused`] if the URL is invalid, and [`StoreError::NotExecuted`] if the server
     /// cannot be reached or used.
     pub async fn connect(url: &str, prefix: &str) -> Result<Self, StoreError> {
         let (address, login) = Address::parse(url).map_err(StoreError::Refused)?;
@@ -240,8 +241,8 @@ impl RedisStore {
         Ok(CONTENDED)
     }
 
-    /// Converts values stored under other parameters to the parameters of their charge in
-    /// `charges`. Clamps values written by a clock that was ahead.
+    /// If a value was stored under other parameters, converts the value to the parameters of its
+    /// charge in `charges`. Clamps values written by a clock that was ahead.
     pub(crate) fn conversions(
         &self,
         charges: &[Charge<'_>],
@@ -333,7 +334,7 @@ impl RedisStore {
         Ok(reply)
     }
 
-    /// Repeats the decision on the states that the script has returned.
+    /// Repeats the script's decision, based on the states that the script has returned.
     pub(crate) fn replay<'a>(
         &self,
         charges: &[Charge<'a>],

@@ -1,6 +1,6 @@
-//! Reservations: charges that can be ended only once, by any server. A guard in the cluster slot of
-//! the charges records that a reservation was renewed or has ended (`guard.lua`). If the charges
-//! are in several slots, each slot has its own guard.
+//! Reservations of charges. Any server can end a reservation, but only once. A guard in the cluster
+//! slot of the charges records that a reservation was renewed or has ended (`guard.lua`). If the
+//! charges are in several slots, each slot has its own guard.
 
 use std::collections::BTreeMap;
 
@@ -27,23 +27,24 @@ pub struct RedisReservation<'r> {
     /// A random number that identifies the reservation.
     pub id: [u8; 16],
     /// The instant at which the reservation expires, according to the clocks of the Tidegate
-    /// servers, unless it has been renewed since.
+    /// servers. A later renewal is not included.
     pub expires: Timestamp,
     /// The charges under the active rules.
     pub charges: &'r [Charge<'r>],
     /// The receipt of `charges`.
     pub receipt: &'r RedisReceipt,
-    /// The keys of charges whose rules have since been removed. Nothing is refunded to them, but
-    /// they determine the slots of the guards.
+    /// The keys of charges whose rules have since been removed. Nothing is refunded to these keys,
+    /// but they determine the slots of the guards.
     pub former_keys: &'r [Box<[u8]>],
 }
 
 /// How a reservation ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReservationEnd {
-    /// Its holder settles it at this final cost. The reservation must not have expired.
+    /// The holder settles the reservation at this final cost. The reservation must not have
+    /// expired.
     Settled(u64),
-    /// It has expired. The reservation must not have been renewed.
+    /// The reservation has expired. It must not have been renewed.
     Expired,
 }
 
@@ -52,7 +53,7 @@ pub enum ReservationEnd {
 pub enum ReservationStatus {
     /// The call has ended the reservation.
     Ended,
-    /// An earlier call had already ended the reservation, in this way.
+    /// An earlier call has already ended the reservation in this way.
     EndedBefore(ReservationEnd),
     /// The reservation has expired. The call has not refunded it.
     Expired,
@@ -69,7 +70,7 @@ struct ReservedSlot {
 
 impl RedisStore {
     /// Ends `reservation`, and refunds the unused units in `settlements`. Does nothing if the
-    /// reservation has ended before, or if `end` does not apply to it. A call whose result is
+    /// reservation has already ended, or if `end` does not apply to it. A call whose result is
     /// unknown may be repeated: the repeated call completes the remaining work.
     ///
     /// # Errors
@@ -182,8 +183,9 @@ impl RedisStore {
     }
 }
 
-/// Combines the statuses of all slots. An earlier call may have ended some slots, and this call the
-/// others in the same way. In that case, this call has completed the earlier one.
+/// Combines the statuses of all slots. An earlier call may have ended the reservation in some
+/// slots, and this call may have ended it in the remaining slots in the same way. In that case, the
+/// reservation counts as ended by this call.
 fn combine(
     statuses: Vec<Result<ReservationStatus, StoreError>>,
     end: ReservationEnd,

@@ -32,12 +32,12 @@ async fn keys_of_every_slot_are_decided_while_slots_move() {
     a_primary_is_killed(&mut cluster, &fixture).await;
 }
 
-/// The owner of slot 0 is partitioned from its cluster but not from the store. All other nodes list
-/// the partitioned owner first.
+/// The owner of slot 0 is partitioned from the other nodes, but not from the store. All other nodes
+/// list the partitioned owner first.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_partitioned_primary_is_replaced_by_the_promoted_replica() {
     let cluster = tokio::task::block_in_place(RedisCluster::start_with_proxied_buses);
-    // The first node owns slot 0, and is the seed.
+    // The first node owns slot 0. It is also the seed.
     let fixture = fixture(&cluster);
     fixture.until_decided("first").await;
     for key in 0..60 {
@@ -116,7 +116,7 @@ async fn keys_of_every_server_are_listed(fixture: &StoreFixture) {
 }
 
 /// Charges two keys at a time, usually in two slots. One of the two keys is the same in all
-/// requests, until its limit is exhausted.
+/// requests. In the end, its limit is exhausted.
 async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
     let charge =
         |key: &'static str| Charge::new(key.as_bytes(), &fixture.limits, Cost::ONE).unwrap();
@@ -139,7 +139,7 @@ async fn limits_in_several_slots_are_one_decision(fixture: &StoreFixture) {
         };
         assert_eq!(decision, Ok(expected), "{number}");
         assert_eq!(outcomes[0].remaining, u64::try_from(left).unwrap());
-        // Each of the other keys was admitted twice. A denied request charges none of its keys.
+        // Each of the other keys has been charged twice. A denied request charges none of its keys.
         assert_eq!(outcomes[1].remaining, if number < 5 { 9 } else { 8 });
     }
 }
@@ -214,7 +214,7 @@ async fn a_primary_is_killed(cluster: &mut RedisCluster, fixture: &StoreFixture)
     }
 }
 
-/// Returns `Some` if the node `survivor` knows that a replica has replaced the failed primary.
+/// Returns `Some` once the node `survivor` knows that a replica has replaced the failed primary.
 fn has_been_replaced(cluster: &RedisCluster, survivor: usize) -> Option<()> {
     let nodes = cluster.nodes()[survivor].ask(&["CLUSTER", "NODES"]);
     let dead = nodes.lines().find(|line| line.contains("master,fail"))?;
@@ -233,8 +233,8 @@ fn owns_slots(cluster: &RedisCluster, number: usize) -> bool {
         })
 }
 
-/// Without a slot map, a listing fails instead of returning an empty page, which would mean that
-/// there are no keys.
+/// Without a slot map, a listing fails. It does not return an empty page, because an empty page
+/// would mean that there are no keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_keys_of_an_unreachable_cluster_are_not_listed_as_none() {
     let nobody = "redis://127.0.0.1:1";

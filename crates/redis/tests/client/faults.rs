@@ -71,8 +71,8 @@ async fn a_request_to_a_paused_server_is_not_sent_again() {
     );
     server.resume();
     fixture.until_decided("other").await;
-    // Each request with an unknown outcome was executed at most once. Requests sent during the
-    // pause are charged when it ends.
+    // Each request with an unknown outcome was executed at most once. The server executes the
+    // requests from the pause when the pause ends.
     let left = fixture.admitted("k", 12).await;
     assert!(
         left >= 9_usize.saturating_sub(unknown) && left <= 9,
@@ -92,8 +92,8 @@ async fn a_slow_server_is_dropped_and_used_again_once_it_is_fast() {
     while fixture.redis.health().up == 1 {
         assert!(fixture.spend("k").await.is_err());
     }
-    // The lost connection is noticed immediately. The reason for the failure is known only after
-    // the next connection attempt.
+    // The lost connection is noticed immediately. The reason is known only after the next
+    // connection attempt fails.
     fixture
         .until("too slow", |health| {
             let error = health.error.as_ref().map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! Tests a user that has only the permissions that a store needs.
+//! Tests a Redis user with only the permissions that a store needs.
 
 use tidegate_core::Decision;
 use tidegate_redis::{Login, RedisSettings};

@@ -1,5 +1,5 @@
-//! Tests servers that cannot be used. Each case has its own error message, which says how to fix
-//! the problem.
+//! Tests servers that cannot be used. For each kind of problem, the error message says how to fix
+//! it.
 
 use std::{
     io::{Read, Write},
@@ -18,7 +18,7 @@ async fn reports_error(settings: RedisSettings, advice: &str) {
     let fixture = StoreFixture::with(settings);
     let error = fixture.error().await;
     assert!(error.contains(advice), "{error}");
-    // A request to this server fails immediately, with the reason.
+    // A request to this server fails immediately, and the error states the reason.
     match fixture.spend("k").await {
         Err(StoreError::NotExecuted(problem)) => assert!(problem.contains(advice), "{problem}"),
         other => panic!("{other:?}"),

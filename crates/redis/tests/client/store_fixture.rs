@@ -28,7 +28,7 @@ pub(crate) fn standalone(url: &str) -> RedisSettings {
     }
 }
 
-/// Settings with a timeout so long that even a busy machine does not reach it.
+/// Settings with a timeout that is long enough even for a busy machine.
 pub(crate) fn without_timeout(url: &str) -> RedisSettings {
     RedisSettings {
         timeout: Duration::from_secs(30),

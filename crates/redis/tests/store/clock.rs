@@ -17,8 +17,8 @@ const SECOND: u64 = 1_000_000;
 const MINUTE: Span = Span::from_secs(60);
 const DAY: u64 = 86_400 * SECOND;
 
-/// The durations by which the clock is set back. The second jump always leads to another calendar
-/// month.
+/// The durations by which the clock is set back. The second duration is long enough that the time
+/// always falls into another calendar month.
 const JUMPS: [u64; 2] = [600 * SECOND, 40 * DAY];
 
 fn limit(kind: Kind, count: u64) -> Limit {
@@ -29,8 +29,8 @@ fn limit(kind: Kind, count: u64) -> Limit {
     Limit::new(kind.algorithm(5, rate, 2)).unwrap()
 }
 
-/// Returns rules with a limit of this kind: the limit alone; the limit with denied requests
-/// counted; the limit next to another limit; and the limit twice.
+/// Returns rules with a limit of this kind: the limit alone; the limit, which also counts denied
+/// requests; the limit together with another limit; and the limit twice.
 fn rules(kind: Kind) -> Vec<Limits> {
     let own = || limit(kind, 5);
     let all = [
@@ -68,7 +68,7 @@ struct Pair {
 }
 
 impl Pair {
-    /// Charges `limits` until they deny a request, with a clock that is ahead by `jump`. Then sets
+    /// With a clock that is ahead by `jump`, charges `limits` until they deny a request. Then sets
     /// the clock back.
     async fn after_a_jump(server: &Server, limits: &Limits, key: &[u8], jump: u64) -> Self {
         let (ahead, memory) = (
@@ -91,8 +91,8 @@ impl Pair {
     }
 }
 
-/// After the clock was set back, the limits of a key deny requests. They then refill like the
-/// limits of an exhausted key: within a minute, or at the end of the month.
+/// After the clock has been set back, the limits of a key deny requests at first. Then they refill
+/// like the limits of an exhausted key: within a minute, or at the end of the month.
 #[tokio::test]
 async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     for server in Server::each() {
@@ -122,7 +122,8 @@ async fn a_key_is_as_full_as_an_exhausted_key_after_the_clock_is_set_back() {
     }
 }
 
-/// If the limits of a request are in several slots, each slot is decided with its own node's clock.
+/// If the limits of a request are in several slots, the decision in each slot uses the clock of the
+/// node that owns the slot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_in_several_slots_are_clamped() {
     for program in ["redis-server", "valkey-server"] {
@@ -184,8 +185,8 @@ async fn a_state_under_other_parameters_is_clamped() {
     }
 }
 
-/// A larger limit has admitted requests whose units take hours to drain. The state does not come
-/// from a clock that was ahead, so the smaller limit leaves the state unchanged.
+/// A larger limit has admitted requests whose units take hours to drain. The state was not written
+/// by a clock that was ahead, so a request with the smaller limit leaves the state unchanged.
 #[tokio::test]
 async fn a_debt_of_a_larger_limit_is_not_clamped() {
     for server in Server::each() {
@@ -233,8 +234,8 @@ async fn reserve(redis: &RedisStore, memory: &MemoryStore, one: Charge<'_>, now:
     Receipts(there, here)
 }
 
-/// A receipt issued by a clock that was ahead refunds no units, but its leases can still be
-/// released and renewed.
+/// A receipt from a clock that was ahead cannot be used to refund units, but it can still be used
+/// to release and renew leases.
 #[tokio::test]
 async fn a_receipt_of_a_clock_that_was_ahead_releases_only_leases() {
     for server in Server::each() {
@@ -310,8 +311,8 @@ async fn a_manual_refund_is_applied_after_the_clamp() {
 }
 
 /// The limits of a key were changed and changed back while a request was in progress. Even if the
-/// clock is also set back, a refund of that request does not reduce later charges, no matter how
-/// late the refund is.
+/// clock is also set back, and no matter how late that request is refunded, the refund does not
+/// reduce later charges.
 #[tokio::test]
 async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
     let daily = |kind: Kind, count| {
@@ -344,9 +345,9 @@ async fn a_conversion_is_remembered_after_the_clock_is_set_back() {
                 let asked = right.check(charges, Effect::Charge, &mut outcomes);
                 asked.await.unwrap();
             }
-            // A clock that is ahead exhausts the limit, and is then set back. Even according to the
-            // clock that is ahead, the ledger of the conversion is kept for 12 hours, in which five
-            // units drain.
+            // Requests exhaust the limit while the clock is ahead. Then the clock is set back. The
+            // conversion's ledger is kept for 12 hours, in which five units drain, even by the
+            // clock that is ahead.
             let one = [charge(&first, key.as_bytes(), 1)];
             ahead.pin_clock(at(START + 6 * 3_600 * SECOND));
             for _ in 0..16 {

@@ -33,13 +33,13 @@ pub(crate) async fn store(url: &str) -> RedisStore {
     RedisStore::new(Arc::new(redis), "tg")
 }
 
-/// Returns limits with `count` units and `rate` units per `period`, with an algorithm of this kind.
+/// Returns a limit of this kind with `count` units, which refills by `rate` units per `period`.
 fn limits(kind: Kind, count: u64, rate: u64, period: Span) -> Limits {
     let rate = Rate {
         count: rate,
         period,
     };
-    // A queue admits one request in addition to the waiting requests.
+    // A queue with `count` places admits one more request, which does not wait.
     let count = count - u64::from(kind == Kind::Queue);
     Limits::new(vec![Limit::new(kind.algorithm(count, rate, 2)).unwrap()]).unwrap()
 }
@@ -106,7 +106,8 @@ async fn race(store: &RedisStore, kind: Kind) {
             let (_, left) = race.ask(owner, Effect::Look).await;
             let expected = [40 - total, 7 - admitted];
             if kind == Kind::Queue {
-                // A queue refunds only its last request, so other requests stay charged.
+                // In a queue, only the last request can be refunded, so other denied requests may
+                // stay charged.
                 assert!(left[0] <= expected[0] && left[1] <= expected[1], "{left:?}");
             } else {
                 assert_eq!(left, expected, "{kind:?}");
@@ -201,8 +202,8 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     let asked = store.reserve(&charges, &mut outcomes);
     let given_up = tokio::time::timeout(Duration::from_millis(100), asked).await;
     assert!(given_up.is_err(), "Redis is paused");
-    // The server runs this request after the abandoned request, so the abandoned request is already
-    // charged in both slots.
+    // The server executes this request after the abandoned request. Therefore the abandoned request
+    // has been charged in both slots by then.
     let next = store.check(&charges, Effect::Charge, &mut outcomes).await;
     assert_eq!(next, Ok(Decision::Admitted));
     let remaining = |outcomes: &[Outcome]| -> Vec<u64> {
@@ -216,8 +217,8 @@ async fn an_abandoned_request_is_refunded_in_every_slot() {
     }
 }
 
-/// There are three primaries, each with its own clock. Every limit is used up completely, and no
-/// limit is exceeded.
+/// There are three primaries, each with its own clock. Every limit is exhausted, and no limit is
+/// exceeded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_on_several_primaries_are_used_up_and_never_exceeded() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);

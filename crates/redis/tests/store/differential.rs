@@ -54,7 +54,7 @@ enum Step {
         rules: u8,
         ask: Ask,
     },
-    /// Reserves units of the rules whose bits are set in `rules`, with a receipt.
+    /// Reserves units of the rules whose bits are set in `rules`, and keeps the receipts.
     Reserve {
         rules: u8,
         ask: Ask,
@@ -115,11 +115,11 @@ fn settle() -> impl Strategy<Value = Step> {
     (any::<Index>(), unused).prop_map(|(which, unused)| Step::Settle { which, unused })
 }
 
-/// The rules, each with its limits and whether the rule is in shadow mode; the start time; and the
-/// steps.
+/// A trace: the rules, the start time, and the steps. Each rule consists of its limits and of
+/// whether it is in shadow mode.
 type Trace = (Vec<(Vec<Limit>, bool)>, u64, Vec<Step>);
 
-/// A trace with up to three rules of any kinds.
+/// A trace with up to three rules, each of any kind.
 fn trace() -> impl Strategy<Value = Trace> {
     let rules = prop::collection::vec((limits(), prop::bool::weighted(0.2)), 1..=3);
     (
@@ -129,7 +129,7 @@ fn trace() -> impl Strategy<Value = Trace> {
     )
 }
 
-/// A trace with one rule of this kind, so that every kind occurs often enough.
+/// A trace with a single rule of this kind, so that every kind is tested often enough.
 fn trace_of(kind: Kind) -> impl Strategy<Value = Trace> {
     let rules = strategies::limit(kind).prop_map(|limit| vec![(vec![limit], false)]);
     let steps = prop::collection::vec(
@@ -177,7 +177,8 @@ impl Pair<'_> {
         Ok(())
     }
 
-    /// Runs a step, and returns the results of the memory store and of the server.
+    /// Runs a step in both stores. Returns the result of the memory store and the result of the
+    /// server.
     fn both(&mut self, step: &Step) -> (String, String) {
         match step {
             Step::Ask { rules, ask } => return self.ask(*rules, ask, false),
@@ -251,8 +252,8 @@ impl Pair<'_> {
             chosen.push(self.rules[0].clone());
         }
         let has_room = ask.of.index(3) == 0;
-        // The longest wait that the request accepts: no wait, half the time until the reset, that
-        // full time, one microsecond less than that, or any wait.
+        // The longest wait that the request accepts: no wait, half of the time until the reset, the
+        // full time until the reset, one microsecond less than the full time, or any wait.
         let ahead = last.map_or(Span::ZERO, |last| last.reset_after).as_micros();
         let longest_wait = match ask.of.index(7) {
             0 => Some(0),
@@ -325,8 +326,8 @@ impl Pair<'_> {
         self.look()
     }
 
-    /// Returns the state of the current limits. The limits of a reservation cannot be used, because
-    /// in memory they have no reference to the limits that replaced them.
+    /// Returns the state of the current limits. The limits at the time of a reservation cannot be
+    /// used, because in memory they do not refer to the limits that have replaced them.
     fn look(&self) -> (String, String) {
         let charges: Vec<Charge<'_>> = self.rules.iter().map(|rule| rule.charge(1)).collect();
         let (mut expected, mut got) = (Vec::new(), Vec::new());

@@ -73,8 +73,8 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     let mut redis = tokio::task::block_in_place(RedisServer::start);
-    // Two ids belong to servers that stopped long ago. The heartbeat of one of these servers was
-    // written by a primary whose clock was ahead.
+    // Two ids belong to servers that stopped long ago. The last heartbeat of one of these servers
+    // was recorded by a primary whose clock was ahead.
     tokio::task::block_in_place(|| {
         redis.ask(&["ZADD", "tg#servers", "1", "old", "99999999999999", "ahead"]);
     });
@@ -82,7 +82,7 @@ async fn servers_count_themselves_and_keep_the_count_during_an_outage() {
     for number in 1..=4 {
         nodes.push(node_that_counts(&redis.url()).await);
         // A server that has just started and counts only itself has the default share, because the
-        // other servers may not have written their ids again.
+        // other servers may not have written their ids again yet.
         let share = FallbackShare::one_of(number.max(2)).unwrap();
         let last = &nodes[nodes.len() - 1];
         until("the last server has counted itself", || {
@@ -161,8 +161,8 @@ async fn reserve(
     (decided.decision, decided.source, receipt)
 }
 
-/// Settles a receipt, and returns the store in which the charge was made. If only this node was
-/// charged, the refund is immediate.
+/// Settles a receipt, and returns the store in which the charge was made. If only this node's share
+/// was charged, the refund is immediate.
 async fn settle(node: &FallbackStore, limits: &Limits, receipt: Option<FallbackReceipt>) -> Source {
     let charges = [Charge::new(b"key", limits, Cost::ONE).unwrap()];
     let now = Timestamp::from_micros(START);
@@ -205,8 +205,8 @@ async fn slots_are_released_in_redis_and_on_the_granting_node() {
 
     redis.kill();
     while reserve(&one, &limits).await.1 != Source::Local {}
-    // This node's share is two requests, and two of its requests are in flight. Leases acquired in
-    // Redis also count towards the share.
+    // This node's share is two requests, and two of its requests are in flight. Leases that were
+    // acquired in Redis count towards the share too.
     assert_eq!(reserve(&one, &limits).await.0, Decision::Limited);
     assert_eq!(settle(&one, &limits, held.remove(0)).await, Source::Redis);
     let (decision, source, receipt) = reserve(&one, &limits).await;
@@ -267,7 +267,7 @@ async fn leases_are_renewed_fleet_wide_and_survive_an_outage() {
 }
 
 /// A renewal whose reply was lost leaves an unidentified lease in the slot. The request's lease is
-/// not reported as lost, and is held again once the unidentified lease has expired.
+/// not reported as lost, and is acquired again once the unidentified lease has expired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_without_a_reply_keeps_the_lease() {
     let redis = tokio::task::block_in_place(RedisServer::start);
@@ -301,7 +301,7 @@ async fn a_renewal_without_a_reply_keeps_the_lease() {
     assert_eq!(last, Renewal::Lost, "the renewal without a reply holds it");
 }
 
-/// Charges one unit at the node, and returns the decision and its source.
+/// Charges one unit through the node, and returns the decision and its source.
 async fn ask(node: &FallbackStore, key: &'static [u8]) -> (Decision, Source) {
     let limits = limits();
     let mut charges = vec![Charge::new(key, &limits, Cost::ONE).unwrap()];
@@ -319,8 +319,8 @@ async fn charge(node: &FallbackStore, cost: u64) -> (Decision, Source, u64) {
     (decided.decision, decided.source, outcomes[0].remaining)
 }
 
-/// A cached denial from before a charge with a different cost would report too many remaining units
-/// and too short a wait.
+/// If a request with a different cost is charged, the earlier cached denials of the key must be
+/// dropped. They would report too many remaining units and too short a wait.
 #[tokio::test]
 async fn a_charge_drops_the_cached_denials_of_its_key() {
     let redis = tokio::task::spawn_blocking(RedisServer::start)
@@ -353,7 +353,7 @@ async fn a_charge_drops_the_cached_denials_of_its_key() {
     );
 }
 
-/// The caller has just searched the cache without a result, so the store does not search the cache
+/// The caller has just searched the cache and found nothing, so the store does not search the cache
 /// again.
 #[tokio::test]
 async fn a_search_of_the_denial_cache_is_not_repeated() {
@@ -451,8 +451,8 @@ async fn a_fallback_after_a_timeout_is_decided_at_the_later_time() {
             decided.decision
         }
     };
-    // The decisions are made at the same time, because an unresponsive server receives no more
-    // requests after some failures.
+    // The decisions run concurrently, because no more requests are sent to an unresponsive server
+    // after a few failures.
     let decided = tokio::join!(
         decide(b"short", false),
         decide(b"long", false),
@@ -491,7 +491,7 @@ async fn an_abandoned_slot_is_released() {
         held.iter()
             .all(|(decision, ..)| *decision == Decision::Admitted)
     );
-    // The refund arrives later. After the refund, a fourth lease is free, but not a fifth.
+    // The refund arrives later. After the refund, a fourth lease can be acquired, but not a fifth.
     let admitted = async {
         loop {
             let last = reserve(&node, &limits).await;

@@ -131,8 +131,8 @@ impl<'c> Move<'c> {
 }
 
 /// Reserves eight times at each of four stages: before the migration, during the migration before
-/// any key has moved, after the first key has moved, and after all keys have moved. One reservation
-/// of each stage is renewed and settled at the next stage.
+/// any key has moved, after the first key has moved, and after all keys have moved. At each later
+/// stage, one reservation from the previous stage is renewed and settled.
 async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static str]) {
     let node = node(cluster).await;
     let rules = Rules {
@@ -173,7 +173,8 @@ async fn reserve_through(cluster: &RedisCluster, kind: Kind, keys: &[&'static st
 }
 
 /// Decides several rules with one hash tag while their keys are on two nodes, eight times at each
-/// stage of the migration. A charge that Redis cannot make in one call is made in several calls.
+/// stage of the migration. If Redis cannot make a request's charges in one call, they are made in
+/// several calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn decisions_are_exact_while_their_slot_moves() {
     let cluster = tokio::task::block_in_place(RedisCluster::start);

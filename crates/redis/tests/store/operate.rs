@@ -8,8 +8,8 @@ use tidegate_redis::{RedisStore, ScanPosition};
 
 use crate::{START, limits, server::Server};
 
-/// The script reads all states before it writes any state, so a key that occurs twice would lose a
-/// charge.
+/// The script reads all states before it writes any state, so if a key occurred twice, one of its
+/// two charges would be lost.
 #[tokio::test]
 async fn one_key_twice_in_one_call_is_refused() {
     for server in Server::each() {
@@ -164,7 +164,7 @@ async fn a_block_keeps_the_name_of_its_rule() {
         );
         assert_eq!(block.values(), Some(vec!["a", "b"]));
         assert_eq!(store.blocks().await.unwrap(), [block]);
-        // A block without a rule is stored in the same form as by earlier versions.
+        // A block without a rule is stored in the same form as in earlier versions.
         assert!(store.block(&key, None, "why").await.unwrap());
         let block = store.block_on(&key).await.unwrap().unwrap();
         assert_eq!((block.reason.as_str(), &block.rule), ("why", &None));
@@ -210,7 +210,7 @@ async fn a_key_of_every_kernel_expires_with_its_state() {
     .enumerate()
     {
         let limits = Limits::new(vec![Limit::new(algorithm.clone()).unwrap()]).unwrap();
-        // The key is charged by the fast path, and by the general script.
+        // One key is charged by the fast path, and one by the general script.
         for (path, reserves) in [("fast", false), ("general", true)] {
             let key = format!("{path}{number}");
             let charges = [Charge::new(key.as_bytes(), &limits, Cost::ONE).unwrap()];
@@ -251,7 +251,7 @@ async fn keys_are_small_and_expire_by_themselves() {
         let key = format!("tg:{key}");
         let usage: u64 = server.command(&["MEMORY", "USAGE", &key]).parse().unwrap();
         assert!(usage <= 120, "{key} takes {usage} bytes");
-        // The slowest of these limits takes half a day to refill its unit.
+        // The slowest of these limits takes half a day to refill one unit.
         let millis: u64 = server.command(&["PTTL", &key]).parse().unwrap();
         assert!(
             (43_100_000..=43_200_002).contains(&millis),
@@ -286,8 +286,8 @@ async fn the_keys_of_a_rule_are_listed() {
             charge(&store, value.as_bytes()).await;
         }
         let scope = *former_key("api", &[]).first_chunk().unwrap();
-        // Even a page of one key makes the server visit 100 keys, so 800 keys do not take 800
-        // pages.
+        // Even for a page of one key, the server visits 100 keys, so a listing of 800 keys does not
+        // take 800 pages.
         for (most, max_pages) in [(1, 40), (7, 40), (1_000, 5)] {
             let (mut listed, mut from) = (Vec::new(), ScanPosition::default());
             let mut pages = 0;

@@ -1,4 +1,4 @@
-//! Tests refunds in both stores, at instants that random traces rarely contain.
+//! Tests refunds in both stores, at instants that rarely occur in random traces.
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use tidegate_redis::RedisStore;
 
 use crate::{START, differential::strategies::Kind, limits, same, server::Server};
 
-/// The refund ledger is dropped a minute after the last refund. A charge after that minute must not
-/// treat the old sums as refunds from before the charge.
+/// The refund ledger is dropped a minute after the last refund. If a charge is made after that
+/// minute, its refund must not be reduced by refunds from the dropped ledger.
 #[tokio::test]
 async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
     const SECOND: u64 = 1_000_000;
@@ -23,8 +23,8 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
         let memory = MemoryStore::new(MemoryBounds::default());
         let at = |seconds: u64| Timestamp::from_micros(START + seconds * SECOND);
         let mut receipts = Vec::new();
-        // The first charge is refunded long after it was made, and the other charges within the
-        // same minute.
+        // The first charge is refunded long after it was made. The other charges are refunded at
+        // the time of the last charge.
         for (reserved, settles) in [(0, false), (3_600, true), (4_000, false)] {
             let now = at(reserved);
             redis.pin_clock(now);
@@ -45,9 +45,9 @@ async fn a_charge_after_the_ledger_has_expired_gets_all_of_its_refund() {
     }
 }
 
-/// A rule's algorithm or rate is changed and changed back while a request is in progress. In
-/// between, the state was converted and has drained under the other limits, so the request's refund
-/// must not reduce the charges of later requests.
+/// A rule's algorithm or rate is changed and changed back while a request is in progress.
+/// Meanwhile, the state has been converted and has drained under the other limits, so the request's
+/// refund must not reduce the charges of later requests.
 #[tokio::test]
 async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
     const QUOTA: u64 = 10;
@@ -60,8 +60,8 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
         let memory = MemoryStore::new(MemoryBounds::default());
         let mut start = START;
         for kind in Kind::ALL {
-            // The other limits have the same algorithm but drain immediately, or have another
-            // algorithm.
+            // The other limits either have the same algorithm but drain immediately, or have a
+            // different algorithm.
             let other = if kind == Kind::Gcra {
                 Kind::TokenBucket
             } else {
@@ -118,9 +118,9 @@ async fn a_charge_from_before_a_change_that_was_undone_is_not_refunded() {
     }
 }
 
-/// A concurrency slot is held under a rule, and the rule's algorithm is changed to one whose
-/// conversion loses all counts. A refund under the new limits leaves the value unchanged, so the
-/// slot is still held and can be renewed.
+/// A request holds a concurrency slot of a rule. Then the rule's algorithm is changed to an
+/// algorithm to which no counts can be converted. A refund under the new limits leaves the value
+/// unchanged, so the slot is still held and can be renewed.
 #[tokio::test]
 async fn a_refund_under_limits_that_keep_nothing_leaves_the_slots() {
     let of = |kind: Kind, count| {

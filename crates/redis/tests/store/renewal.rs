@@ -1,5 +1,5 @@
-//! Tests leases that are renewed after the limits have changed, just before and just after the
-//! stored state has expired.
+//! Tests leases that are renewed after the limits have changed. The renewal happens just before or
+//! just after the stored state expires.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use crate::{START, differential::strategies::Kind, server::Server};
 #[derive(Clone, Copy, Debug)]
 enum Meanwhile {
     Nothing,
-    /// A charge is denied. One of the limits counts the denied charge, and the other limits do not
-    /// count it. The other limits store windows and buckets without any units.
+    /// A charge is denied. One of the limits counts the denied charge. The other limits do not
+    /// count it, so their stored windows and buckets contain no units.
     Denied,
     Blocked,
     /// The new limits have other kinds.
@@ -25,8 +25,8 @@ enum Meanwhile {
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// The instant of the first lease, and the time from that instant to the charge under the new
-    /// limits, in microseconds.
+    /// In microseconds: the instant at which the lease is acquired (`base`), and the time from then
+    /// until the charge under the new limits (`charged`).
     base: u64,
     charged: u64,
     kind: Kind,
@@ -35,7 +35,7 @@ struct Case {
     lease: u64,
     meanwhile: Meanwhile,
     /// The lease is renewed when the limit with this index has reset. If there is no limit with
-    /// this index, the lease is renewed after this number of half leases.
+    /// this index, the lease is renewed after this number of half lease durations.
     which: usize,
     /// Whether the lease is renewed one microsecond before the instant that `which` selects (0),
     /// exactly at the instant (1), or one microsecond after it (2).
@@ -205,7 +205,7 @@ async fn a_lease_is_renewed_in_an_expired_state_as_in_memory() {
     }
 }
 
-/// Instants near the epoch are numbers as small as the offsets of states in a value.
+/// Near the epoch, instants are numbers as small as the offsets of states in a value.
 #[tokio::test]
 async fn a_lease_is_renewed_near_the_epoch_as_in_memory() {
     let server = Server::redis();
@@ -229,7 +229,8 @@ async fn a_lease_is_renewed_near_the_epoch_as_in_memory() {
     }
 }
 
-/// A value that the store did not write holds no leases, and is left unchanged.
+/// If the store did not write a value, the value contains no leases, and a renewal leaves it
+/// unchanged.
 #[tokio::test]
 async fn a_lease_under_a_foreign_value_is_lost() {
     let algorithm = Algorithm::Concurrency {

@@ -1,5 +1,5 @@
 //! Tests two servers with one Redis and different limits for one rule, as during the rollout of a
-//! change.
+//! configuration change.
 
 use futures_util::future::join_all;
 use tidegate_core::{
@@ -49,8 +49,8 @@ async fn admitted(stores: [&RedisStore; 2], key: &str, limits: [&Limits; 2]) -> 
     decisions.iter().filter(is_admitted).count()
 }
 
-/// Returns whether limits of this kind count in windows of a fixed length. Counts in windows of
-/// different lengths cannot be compared.
+/// Returns whether limits of this kind count requests in windows of a fixed length. Two counts
+/// cannot be compared if their windows have different lengths.
 fn has_windows(kind: Kind) -> bool {
     !matches!(
         kind,
@@ -112,8 +112,8 @@ async fn a_count_above_the_smaller_limit_reports_when_it_has_drained() {
     assert_eq!(ask(&store, "key", &less).await.0, Decision::Admitted);
 }
 
-/// Tests rates that do not fit into the short encoding of a value, and rates whose unit has a
-/// fraction of a microsecond.
+/// Tests rates that do not fit into the short encoding of a value, and rates whose unit is not an
+/// integer number of microseconds.
 #[tokio::test]
 async fn limits_of_any_form_are_stored_with_the_state() {
     let server = Server::redis();

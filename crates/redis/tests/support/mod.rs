@@ -80,7 +80,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // If the removal fails, the directory remains until the target directory is removed.
+        // If the removal fails, the directory remains until Cargo's target directory is removed.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

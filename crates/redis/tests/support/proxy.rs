@@ -1,4 +1,4 @@
-//! A TCP proxy that can delay data, reset all connections, or refuse the connections of some
+//! A TCP proxy that can delay data, close all connections, or refuse the connections of some
 //! clients.
 
 use std::{

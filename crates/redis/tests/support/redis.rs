@@ -8,7 +8,7 @@ use std::{
 
 use super::{PATIENCE, SERVER, Scratch, eventually, free_port};
 
-/// A server, which is killed at the end of the test.
+/// A Redis server, which is killed at the end of the test.
 #[derive(Debug)]
 pub struct RedisServer {
     child: Child,
@@ -49,7 +49,7 @@ impl RedisServer {
     /// Works like [`Self::node`], with options that depend on the port of the cluster bus.
     pub fn node_with(program: &'static str, options: impl Fn(u16) -> Vec<String>) -> Self {
         Self::on_free_ports(program, |bus| {
-            // By default the port of the cluster bus is 10,000 higher than that of the server.
+            // By default, the cluster bus uses the server's port plus 10,000.
             let clustered = ["--cluster-enabled", "yes", "--cluster-port"].map(str::to_owned);
             let clustered = clustered.into_iter().chain([bus.to_string()]);
             clustered.chain(options(bus)).collect()
@@ -131,8 +131,8 @@ impl RedisServer {
         self.signal("CONT");
     }
 
-    /// Sends a command and returns the reply. The reply has the form of the protocol, such as `+OK`
-    /// or `:3`, or is the content of a bulk string.
+    /// Sends a command and returns the reply. The reply is returned in protocol form, such as `+OK`
+    /// or `:3`. For a bulk string, only its content is returned.
     pub fn ask(&self, words: &[&str]) -> String {
         ask(self.port, words).unwrap_or_else(|| panic!("no reply to {words:?}"))
     }
@@ -144,7 +144,7 @@ impl RedisServer {
                 return Some(false);
             }
             let answer = ask(self.port, &["PING"])?;
-            // A server that requires a password is also ready.
+            // An error that asks for a password also shows that the server is ready.
             (answer == "+PONG" || answer.starts_with("-NOAUTH") || answer.starts_with("-DENIED"))
                 .then_some(true)
         })

@@ -1,10 +1,10 @@
 //! A client for Redis Cluster: keeps the slot map, and follows redirections when the map has
 //! changed.
 //!
-//! The client library also has a cluster client. However, it pipelines the commands of only one
-//! slot at a time, and has a single retry counter for redirections and lost connections. Tidegate's
-//! cluster client can put commands for all slots of a node into one batch. A command is sent again
-//! only if the reply says that it was not executed.
+//! The client library also has a cluster client. However, that client pipelines the commands for
+//! only one slot at a time, and uses the same retry counter for redirections and for lost
+//! connections. Tidegate's cluster client can put commands for all slots of a node into one batch.
+//! A command is sent again only if the reply says that the command was not executed.
 
 mod slot_map;
 mod view;
@@ -49,11 +49,11 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 /// one refresh.
 const REFRESH_DELAY: Duration = Duration::from_millis(20);
 
-/// The maximum number of nodes that one refresh queries for their view of the cluster.
+/// The maximum number of nodes whose view of the cluster one refresh queries.
 const MAX_QUERIED: usize = 16;
 
-/// The minimum number of nodes that one refresh queries for their view of the cluster. In a smaller
-/// cluster, all nodes are queried.
+/// The minimum number of nodes whose view of the cluster one refresh queries. In a smaller cluster,
+/// all nodes are queried.
 const MIN_QUERIED: usize = 3;
 
 /// How long to wait for the replies of the other nodes, after the first node has replied with
@@ -85,7 +85,7 @@ struct ClusterState {
     was_refreshed: tokio::sync::watch::Sender<bool>,
 }
 
-/// The slot map in use: the node of each slot.
+/// The slot map in use, which contains the node of each slot.
 #[derive(Debug)]
 struct RoutingTable {
     owners: Vec<Option<Arc<Node>>>,
@@ -223,7 +223,7 @@ impl Cluster {
     }
 
     /// Returns whether all nodes are known to be down. Every decision calls this method first, so
-    /// it takes no lock while a node is up.
+    /// the method takes no lock while any node is up.
     pub(super) fn is_down(&self) -> bool {
         match &*self.state.map.load() {
             Some(map) => map.nodes.iter().all(|node_slots| node_slots.node.is_down()),
@@ -256,7 +256,7 @@ impl Cluster {
 
     async fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         if self.state.map.load().is_none() && !*self.state.was_refreshed.borrow() {
-            // At start-up, waits for the first map. The code below checks whether the map has
+            // At startup, wait for the first map. The code below checks whether the map has
             // arrived.
             let _ = tokio::time::timeout(self.timeout, self.wait_for_first_attempt()).await;
         }
@@ -373,10 +373,10 @@ impl ClusterState {
         map.as_ref().is_some_and(|map| map.unserved_slots() == 0)
     }
 
-    /// Returns the nodes to query for their view of the cluster. Usually, these are the nodes with
-    /// slots. If there is a problem, or if few nodes have slots, the other known nodes and the
-    /// seeds are added. If a cluster has more nodes than one refresh queries, each refresh queries
-    /// a different set.
+    /// Returns the nodes whose view of the cluster must be queried. Usually, these are the nodes
+    /// with slots. If there is a problem, or if few nodes have slots, the other known nodes and the
+    /// seeds are added. If the cluster has more nodes than [`MAX_QUERIED`], each refresh queries a
+    /// different set of nodes.
     fn nodes_to_query(&self) -> Vec<Address> {
         let map = self.map.load();
         let mut chosen: Vec<Address> = Vec::new();
@@ -408,9 +408,9 @@ impl ClusterState {
         chosen
     }
 
-    /// Returns several nodes' views of the cluster, and the error of a node that returned no view.
-    /// Once a node has replied with `cluster_state:ok`, the function waits for the other nodes for
-    /// at most [`OTHER_VIEWS_WAIT`].
+    /// Returns several nodes' views of the cluster, and the first error of a node that returned no
+    /// view. Once a node has replied with `cluster_state:ok`, the function waits for the other
+    /// nodes for at most [`OTHER_VIEWS_WAIT`].
     async fn collect_views(&self) -> (Vec<View>, Option<ConnectError>) {
         let addresses = self.nodes_to_query();
         let queries = addresses.iter().map(|address| {

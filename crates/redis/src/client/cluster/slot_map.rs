@@ -1,9 +1,10 @@
 //! Merges several nodes' views of the cluster into one slot map.
 //!
 //! A node partitioned from its cluster keeps its last map, and cannot know that a replica has taken
-//! over its slots. Therefore each slot is assigned to the node that claims it with the highest
-//! configuration epoch, which is how the nodes themselves resolve conflicts. Views of nodes that
-//! report `cluster_state:fail` are used only if every node that replied reports it.
+//! over its slots. Therefore, if several nodes claim a slot, the slot is assigned to the node with
+//! the highest configuration epoch. The nodes themselves resolve conflicts in the same way. A view
+//! from a node that reports `cluster_state:fail` is used only if every node that replied reports
+//! this state.
 
 use super::{
     super::{hash_slot::SLOTS, settings::Address},
@@ -32,7 +33,7 @@ pub(super) struct SlotRange {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Availability {
     Available,
-    /// The owner reports `cluster_state:fail`, or every node that replied reports it.
+    /// Either the owner or every node that replied reports `cluster_state:fail`.
     Unavailable,
 }
 
@@ -52,8 +53,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     let mut own_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for view in trusted() {
         for claim in &view.claims {
-            // A node has the latest information about its own slots; other nodes may have older
-            // information.
+            // A node has the latest information about its own slots; the other nodes' information
+            // about these slots may be older.
             if claim.owner == view.reporter || !answered(&claim.owner) {
                 assign(&mut own_claims, claim, |current| {
                     current.epoch < claim.epoch
@@ -61,8 +62,9 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
             }
         }
     }
-    // A slot may not be claimed by its own owner, for example briefly during a migration. Such a
-    // slot is assigned to the claim with the highest epoch among those that the other nodes report.
+    // Sometimes no node claims a slot for itself, for example briefly during a migration. Such a
+    // slot goes to the node that the other nodes report as its owner. If their reports differ, the
+    // report with the highest epoch wins.
     let mut any_claims: Vec<Option<&Claim>> = vec![None; usize::from(SLOTS)];
     for claim in trusted().flat_map(|view| &view.claims) {
         assign(&mut any_claims, claim, |current| {
@@ -96,8 +98,8 @@ pub(super) fn merge(views: &[View]) -> SlotMap {
     }
 }
 
-/// Assigns each slot in the range of `claim` to this claim if the slot is unassigned. A slot
-/// assigned to another claim is reassigned only if `replaces` returns true for the other claim.
+/// Assigns each slot in the range of `claim` to this claim if the slot is unassigned. If the slot
+/// is assigned to another claim, reassigns it only if `replaces` returns true for that claim.
 fn assign<'c>(
     slots: &mut [Option<&'c Claim>],
     claim: &'c Claim,
@@ -228,8 +230,7 @@ mod tests {
         );
     }
 
-    /// `c` knows the new epoch of `b`, but does not know yet that slots 5 to 9 have moved from `b`
-    /// to `d`.
+    /// `c` knows the new epoch of `b`, but not yet that slots 5 to 9 have moved from `b` to `d`.
     #[test]
     fn the_claim_of_a_node_outweighs_the_reports_of_others() {
         let c = view("c", ReportedState::Ok, &[claim("b", 13, 0, 9)]);

@@ -1,8 +1,8 @@
 //! One node's view of the cluster: the owner of each slot, and the owner's configuration epoch.
 //!
-//! `CLUSTER SLOTS` returns the endpoints for clients, `CLUSTER NODES` the configuration epochs, and
-//! `CLUSTER INFO` whether the node serves keys at all. A node partitioned from the majority reports
-//! `cluster_state:fail`, and rejects commands for any key with CLUSTERDOWN.
+//! `CLUSTER SLOTS` returns the endpoints for clients, `CLUSTER NODES` returns the configuration
+//! epochs, and `CLUSTER INFO` returns whether the node serves any keys. A node partitioned from the
+//! majority reports `cluster_state:fail`, and rejects commands for any key with CLUSTERDOWN.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -117,7 +117,7 @@ fn parse_view(node: &Address, replies: Vec<Value>) -> Result<View, ConnectError>
     })
 }
 
-/// The parts of the reply to `CLUSTER NODES` that `CLUSTER SLOTS` does not return.
+/// The information from `CLUSTER NODES` that `CLUSTER SLOTS` does not return.
 #[derive(Debug, PartialEq, Eq)]
 struct NodeTable {
     myself: String,
@@ -179,8 +179,8 @@ fn parse_claim(entry: &Value, nodes: &NodeTable, node: &Address) -> Option<Claim
     Some(Claim {
         first,
         last,
-        // An unknown owner joined the cluster between the replies to the two commands. Its epoch is
-        // not known yet, so any other claim wins.
+        // If the owner is missing in `CLUSTER NODES`, the owner joined the cluster between the two
+        // commands. Its epoch is not known yet, so the claim of any other node wins.
         epoch: nodes.epochs.get(&owner).copied().unwrap_or(0),
         owner,
         servers: servers.into_iter().map(|(address, _)| address).collect(),

@@ -1,10 +1,10 @@
 //! Denial cache (a negative cache): a request that was just denied is denied again without a call
 //! to Redis.
 //!
-//! A denial is valid until the first of its denying limits would admit the request, unless the key
-//! is charged or refunded earlier. A denial is never cached longer than the configured maximum, so
-//! that this node notices a charge or refund on another node within that time. Denials by
-//! concurrency limits are not cached, because their leases may be released at any time.
+//! A cached denial becomes invalid as soon as any of the denying limits would admit the request, or
+//! as soon as the key is charged or refunded. A denial is never cached longer than the configured
+//! maximum, so that this node notices a charge or refund on another node within that time. Denials
+//! by concurrency limits are not cached, because their leases may be released at any time.
 //!
 //! A reply from Redis is already old when it arrives. A denial is cached only if no denial of its
 //! keys was invalidated since the request was sent. The cache has a fixed number of slots, each of
@@ -29,12 +29,12 @@ use tidegate_core::{
 const SLOTS: usize = 1 << 14;
 
 /// Number of invalidation counters, a power of two. A charge or refund on a key invalidates the
-/// denials of all keys that share the key's counter. The number is large, so that this rarely
-/// affects other keys.
+/// denials of all keys that share the key's counter. The number of counters is large, so that other
+/// keys are rarely affected.
 const COUNTERS: usize = 1 << 16;
 
-/// A denial is cached only if its request is within these bounds: the total size of its keys in
-/// bytes, and its number of limits.
+/// A denial is cached only if the denied request does not exceed these bounds on the total size of
+/// its keys, in bytes, and on its number of limits.
 const MAX_KEY_BYTES: usize = 512;
 const MAX_LIMITS: usize = 16;
 
@@ -43,10 +43,10 @@ pub(super) struct DenialCache {
     hasher: RandomState,
     /// Every decision reads this cache first, so a read must not take a lock.
     slots: Box<[ArcSwapOption<CachedDenial>]>,
-    /// The number of times that the whole cache was invalidated.
+    /// How often the whole cache has been invalidated.
     full_invalidations: AtomicU64,
-    /// For each key hash, the number of times that the denials of keys with this hash were
-    /// invalidated.
+    /// The invalidation counters, indexed by key hash: how often the denials of keys with this hash
+    /// have been invalidated.
     key_invalidations: Box<[AtomicU64]>,
 }
 
@@ -64,12 +64,13 @@ struct CachedDenial {
     outcomes: Box<[Outcome]>,
 }
 
-/// Sum of the invalidation counters of a request's keys, read before its decision began. The
-/// counters only increase, so an equal sum means that no counter has changed.
+/// The sum of the invalidation counters for the keys of a request. The counters are read before the
+/// decision begins. The counters only increase. Therefore, if the sum has not changed, no counter
+/// has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Epoch(u64);
 
-/// The properties of a charge on which its denial depends.
+/// The properties of a charge that determine whether a cached denial applies to it.
 #[derive(Debug)]
 struct ChargeKey {
     key: Box<[u8]>,
@@ -78,7 +79,7 @@ struct ChargeKey {
     longest_wait: Option<Span>,
 }
 
-/// The bounds on the time of a decision by Redis.
+/// The time interval in which Redis made a decision.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DecisionTime {
     /// When the request was sent.
@@ -87,8 +88,8 @@ pub(super) struct DecisionTime {
     pub(super) elapsed: Span,
 }
 
-/// The properties that can change the decision of two limits whose states are equal: an elastic
-/// limit can be raised (stretched), and a limit in shadow mode never denies.
+/// Properties of a limit that affect the decision but are not part of its state: an elastic limit
+/// can be raised (stretched), and a limit in shadow mode never denies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct LimitsIdentity {
     numbers: u32,
@@ -187,8 +188,8 @@ impl DenialCache {
 
     /// Returns a guard that, when dropped, invalidates the denials of all keys in `charges`. A
     /// refund holds the guard, because the refunded units may be enough to admit a request that was
-    /// denied. A charge also holds the guard, because after a charge a denied request must wait
-    /// longer. The guard is disarmed once it is known that nothing was charged.
+    /// denied. A charge also holds the guard, because a charge lengthens the wait of a denied
+    /// request. The guard is disarmed if it turns out that nothing was charged.
     pub(super) fn invalidate_on_drop<'c>(
         &self,
         charges: impl Iterator<Item = &'c Charge<'c>>,
@@ -224,7 +225,7 @@ impl DenialCache {
     }
 }
 
-/// A guard that, when dropped, invalidates every denial of the keys with these counters.
+/// A guard that, when dropped, invalidates all denials of the keys that belong to these counters.
 #[derive(Debug)]
 pub(super) struct InvalidationGuard<'d> {
     cache: &'d DenialCache,
@@ -271,9 +272,10 @@ impl CachedDenial {
     }
 }
 
-/// Returns how long to cache the denial, or `None` if it must not be cached. If a limit counts
-/// denied requests, each request must reach the limit, and a concurrency lease can be released at
-/// any moment.
+/// Returns how long to cache the denial, or `None` if it must not be cached. A denial is not cached
+/// if one of the limits counts denied requests, because each request must then reach Redis. It is
+/// also not cached if a limit is a concurrency limit, because a lease can be released at any
+/// moment.
 fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let bytes: usize = charges.iter().map(|charge| charge.key.len()).sum();
     let must_reach_redis = |limit: &Limit| {
@@ -291,11 +293,12 @@ fn cacheable_wait(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> 
     }
     let wait = |outcome: &Outcome| match outcome.retry_after {
         RetryAfter::After(span) => span,
-        // The caller limits the wait to the maximum time to live, so the longest span can represent
-        // "never".
+        // The longest span represents "never", because the caller limits the wait to the maximum
+        // time to live.
         RetryAfter::Never => Span::from_micros(u64::MAX),
     };
-    // A limit in shadow mode is also reported as denying, until its own wait has passed.
+    // Limits in shadow mode are included, because their reported outcomes are also valid only until
+    // their own wait has passed.
     let denying = outcomes.iter().filter(|outcome| !outcome.allowed);
     denying.map(wait).min()
 }

@@ -40,8 +40,8 @@ fn denied(charge: Charge<'_>) -> Vec<Outcome> {
     outcomes
 }
 
-/// Returns the time of a decision whose request was sent at `sent_at`, and whose reply arrived
-/// `elapsed` later.
+/// Returns the time interval of a decision. The request was sent at `sent_at`, and the reply
+/// arrived `elapsed` later.
 fn time(sent_at: Timestamp, elapsed: Span) -> DecisionTime {
     DecisionTime { sent_at, elapsed }
 }
@@ -66,7 +66,7 @@ fn a_denial_found_before_a_refund_is_not_cached() {
     assert!(cache.find(&[charge], at(1), &mut outcomes));
 }
 
-/// A refund to one client invalidates the denials that the refund can lift, but no other denials.
+/// A refund to one client invalidates only the cached denials that the refund can affect.
 #[test]
 fn a_refund_of_one_key_keeps_the_denials_of_others() {
     let (cache, limits, mut outcomes) = (DenialCache::default(), limits("2/h"), Vec::new());
@@ -107,7 +107,7 @@ fn a_denial_is_cached_exactly_until_its_retry_time() {
     assert!(!cache.find(&[charge], at(1_000), &mut outcomes));
 }
 
-/// Redis decided at an unknown time between the request and its reply.
+/// Redis decided at an unknown time between the request and the reply.
 #[test]
 fn a_wait_counts_from_the_reply_and_expires_from_the_request() {
     let (cache, limits) = (DenialCache::default(), limits("1/s"));

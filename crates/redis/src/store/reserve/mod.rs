@@ -1,5 +1,5 @@
 //! Charges with a receipt, and refunds with that receipt. A refund is needed if another cluster
-//! slot denies the request, or if the request used less than it was charged.
+//! slot denies the request, or if the final cost of the request is less than the charged cost.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ use crate::{
 pub struct RedisReceipt {
     /// One receipt per charge; empty if nothing was charged.
     pub(crate) charges: Vec<Vec<u8>>,
-    /// Whether a renewal since the last reply has an unknown outcome. In that case, the leases may
-    /// have been renewed at an instant that this receipt does not contain.
+    /// Whether a renewal since the last reply has an unknown outcome. In that case, the current
+    /// leases may have a start instant that this receipt does not contain.
     pub(crate) has_unknown_renewal: bool,
 }
 
@@ -36,8 +36,8 @@ impl RedisReceipt {
         self.charges.iter().all(Vec::is_empty)
     }
 
-    /// Returns whether the charge at this position was made. The charge of a rule in shadow mode is
-    /// not made if the rule would have denied it.
+    /// Returns whether the charge at this position was made. If a rule in shadow mode would have
+    /// denied the request, its charge is not made.
     #[must_use]
     pub fn is_charged(&self, at: usize) -> bool {
         self.charges.get(at).is_some_and(|part| !part.is_empty())
@@ -71,7 +71,7 @@ pub(super) struct ChargeToSettle<'s> {
 /// The argument that makes `refund.lua` release only the leases.
 const LEASES: &[u8] = b"leases";
 
-/// A call of the script `check`, and the number of its charges.
+/// A call of the script `check`, and the number of charges in the call.
 #[derive(Debug)]
 pub(crate) struct CheckCall {
     pub(crate) call: Call,
@@ -79,8 +79,8 @@ pub(crate) struct CheckCall {
 }
 
 impl RedisStore {
-    /// Decides like [`check`](Self::check) with [`Effect::Charge`], and returns a receipt with
-    /// which the charges can be [settled](Self::settle).
+    /// Decides like [`check`](Self::check) with [`Effect::Charge`], and returns a receipt that is
+    /// needed to [settle](Self::settle) the charges.
     ///
     /// # Errors
     ///
@@ -97,23 +97,24 @@ impl RedisStore {
         Ok((decision, receipt))
     }
 
-    /// Settles `charges`, for which [`reserve`](Self::reserve) issued `receipt`: refunds the unused
-    /// units in `settlements`, provided that they are still charged, and releases the leases.
+    /// Settles `charges`: refunds the unused units in `settlements` if these units are still
+    /// charged, and releases the leases. `receipt` is the receipt that [`reserve`](Self::reserve)
+    /// issued for `charges`.
     ///
     /// Some refunds are limited:
     ///
     /// - Limits that count denied requests refund nothing.
     /// - If the state was converted to other parameters after the charge, only leases are released.
     /// - After a reset of the key there is nothing to refund. However, a later charge by another
-    ///   client at the same instant or in the same window cannot be distinguished from the
-    ///   original, and is refunded instead.
+    ///   client at the same instant or in the same window cannot be distinguished from the original
+    ///   charge, and is refunded instead.
     /// - More than a minute after the charge, a GCRA limit refunds only units that cannot have
     ///   drained in the elapsed time.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if not everything was refunded, or if the outcome is unknown. Other units
-    /// stay charged, and leases expire by themselves.
+    /// [`StoreError`] if not everything was refunded, or if the outcome is unknown. Units that were
+    /// not refunded stay charged, and leases expire by themselves.
     pub async fn settle(
         &self,
         charges: &[Charge<'_>],
@@ -205,7 +206,8 @@ impl RedisStore {
             }) = reply
             {
                 let (store, call) = (store.clone(), refund_call(&keys, &args, &receipts));
-                // The number of replies in flight bounds the number of these tasks.
+                // The number of these tasks is bounded, because the number of replies in flight is
+                // bounded.
                 tokio::spawn(async move {
                     if let Err(error) = store.run_refund(&call).await {
                         tracing::debug!(
@@ -223,7 +225,7 @@ impl RedisStore {
         calls: Vec<CheckCall>,
     ) -> Result<Vec<CheckReply>, StoreError> {
         let (caller, replies) = oneshot::channel();
-        // The reservation runs as a separate task, so that the refunds are sent even if the caller
+        // The reservation runs as a separate task, so that refunds are sent even if the caller
         // stops waiting.
         tokio::spawn(reserve_all_or_refund(self.clone(), calls, caller));
         let ended = |_| StoreError::Unknown("the runtime was shut down".to_owned());
@@ -239,8 +241,8 @@ impl CheckCall {
 
 /// Builds the call that refunds `receipts` of a reservation with these keys and arguments.
 fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call {
-    // The programs directly follow the first three arguments. Conversions can come after the
-    // programs, and are not needed here.
+    // The programs directly follow the first three arguments. The conversions after the programs
+    // are not needed for a refund.
     let [instant, _, _, programs @ ..] = args else {
         unreachable!("the arguments begin with the time, the effect and the expiry slack");
     };
@@ -257,7 +259,7 @@ fn refund_call(keys: &[Vec<u8>], args: &[Vec<u8>], receipts: &[Vec<u8>]) -> Call
 }
 
 /// Charges every slot. If a slot denies, or if `caller` has stopped waiting, refunds the slots that
-/// admitted.
+/// admitted the request.
 async fn reserve_all_or_refund(
     store: RedisStore,
     calls: Vec<CheckCall>,

@@ -1,5 +1,5 @@
-//! Tests refunds in any order, while other clients charge and refund. A limit with refunds must
-//! never admit more than it would if the refunded charges had not been made.
+//! Tests refunds in any order, while other clients charge and refund. With refunds, a limit must
+//! never admit more requests than if the refunded charges had not been made.
 
 #[path = "../../../tests/store/server.rs"]
 #[allow(dead_code, reason = "the tests of the store use the rest")]
@@ -20,11 +20,11 @@ use crate::{RedisStore, call::Intent, decode::CheckReply, store::Conversions};
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Reserves a number of units, after a number of microseconds.
+    /// Reserves this number of units, after this number of microseconds.
     Reserve(u64, u64),
-    /// Refunds the reservation of this index, after a number of microseconds.
+    /// Refunds the reservation with this index, after this number of microseconds.
     Refund(usize, u64),
-    /// Keeps one of the reservations, which is then never refunded.
+    /// Keeps a reservation, so that it is never refunded.
     Keep(usize),
 }
 
@@ -143,8 +143,8 @@ impl Trace<'_> {
     }
 }
 
-/// Time between two steps. It is usually much shorter than the time in which a unit drains, like
-/// the time between a charge and its refund.
+/// Time between two steps. It is usually much shorter than the time in which a unit drains. This
+/// also holds in practice for the time between a charge and its refund.
 fn later() -> impl Strategy<Value = u64> {
     prop_oneof![3 => Just(0), 3 => 0..=5_u64, 2 => 0..=40_u64, 1 => 0..=2_000_u64]
 }
@@ -225,7 +225,8 @@ fn check_kind(server: &Server, kind: Kind) {
     }
 }
 
-/// Returns whether all units of a charge can be identified and refunded, no matter how late.
+/// Returns whether all units of a charge can be identified and refunded, no matter how late the
+/// refund is.
 fn counts_units(kind: Kind) -> bool {
     matches!(
         kind,
@@ -239,13 +240,14 @@ fn counts_units(kind: Kind) -> bool {
 }
 
 /// Returns whether the first charge after a pause determines when the next refill or window begins.
-/// If the first charge is refunded, the kept charges would have been admitted at other times.
+/// With such a limit, if the first charge had not been made, the kept charges would have been
+/// admitted at other times.
 fn has_own_grid(kind: Kind) -> bool {
     matches!(kind, Kind::Interval | Kind::FirstRequestWindow)
 }
 
-/// Runs `steps`, with units of 100 microseconds, and returns how long the GCRA limit then takes to
-/// drain, in microseconds.
+/// Runs `steps` on a GCRA limit with a unit of 100 microseconds. Returns how long the limit then
+/// takes to drain, in microseconds.
 fn drain_micros(kind: Kind, steps: &[Step]) -> u64 {
     let server = Server::redis();
     let runtime = tokio::runtime::Builder::new_current_thread()
