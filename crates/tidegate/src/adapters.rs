@@ -50,8 +50,8 @@ impl<T: fmt::Debug> Error for RateLimitError<T> {}
 #[cfg(feature = "tokio")]
 pub trait StreamRateLimit: Stream + Sized {
     /// Returns a stream of the same items. Each item waits for admission on `key` for as long as
-    /// the limit requires. Only the maximum numbers of waiters in [`WaitBounds`](crate::WaitBounds)
-    /// apply, and not the longest wait.
+    /// the limit requires. Of the limiter's [`WaitBounds`](crate::WaitBounds), only the maximum
+    /// numbers of waiting requests apply. The longest wait does not apply.
     ///
     /// If the stream is dropped, a waiting item is dropped with it and is not charged.
     fn rate_limited<'a, S, K>(
@@ -93,8 +93,8 @@ impl<T: Stream> StreamRateLimit for T {}
 /// ```
 pub trait IteratorRateLimit: Iterator + Sized {
     /// Returns an iterator over the same items. Each item waits for admission on `key` for as long
-    /// as the limit requires. Only the maximum numbers of waiters in
-    /// [`WaitBounds`](crate::WaitBounds) apply, and not the longest wait.
+    /// as the limit requires. Of the limiter's [`WaitBounds`](crate::WaitBounds), only the maximum
+    /// numbers of waiting requests apply. The longest wait does not apply.
     fn rate_limited<S: BlockingStore, K: Key + Clone>(
         self,
         limiter: &Limiter<S>,

@@ -2,7 +2,7 @@
 
 use tidegate_core::{MemoryStore, Store};
 
-/// A store that a thread can call and then block on until the result is ready.
+/// A store that blocking code can use: a thread can block until the store's result is ready.
 pub trait BlockingStore: Store {
     /// Prepares the thread for blocking on the store's futures. The thread stays prepared until the
     /// result is dropped.

@@ -31,7 +31,7 @@ impl HoldingTimes {
         }
     }
 
-    /// Discards the holding times of the rules for which `is_known` returns false.
+    /// Discards the holding times of a rule if `is_known` returns false for the rule's name.
     pub(crate) fn retain(&self, is_known: impl Fn(&str) -> bool) {
         self.lock().retain(|rule, _| is_known(rule));
     }

@@ -5,8 +5,8 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-/// The bytes under which an empty key is counted, because a store needs at least one byte. These
-/// bytes are not valid UTF-8, so they differ from every string.
+/// The store's key for an empty key, because a store needs at least one byte. These bytes are not
+/// valid UTF-8, so they differ from every string.
 pub(crate) const EMPTY: &[u8] = b"\x80tidegate:empty";
 
 /// A key: each key has its own count.

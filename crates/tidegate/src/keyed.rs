@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Limiter {
-    /// Decides whether a request on `key` may pass now, and charges the request if it may.
+    /// Decides whether a request on `key` is admitted now, and charges the request if it is.
     ///
     /// If the key or the cost [is too large](Key) for every store, the request is denied.
     #[inline]
@@ -48,8 +48,8 @@ impl<S: Store> Limiter<S> {
         &self.policy
     }
 
-    /// Decides like [`check`](Limiter::check), in any store. Waits for the reply of a remote store,
-    /// but not until the limit admits the request.
+    /// Decides like [`check`](Limiter::check), but works with any store. Waits for a remote store
+    /// to reply, but does not wait for the limit to admit the request.
     ///
     /// If the future is dropped, the request may or may not have been charged.
     pub async fn check_async(&self, key: impl Key) -> Verdict<'_> {
@@ -79,8 +79,8 @@ impl<S: Store> Limiter<S> {
     /// Waits until a request on `key` is admitted, at most for [`WaitBounds::longest_wait`].
     ///
     /// If the future is dropped, the request leaves its queue and nothing is charged. This method
-    /// needs a tokio runtime with a timer. The resolution of that timer is a millisecond. If the
-    /// limit should admit more than one request per millisecond, give it a burst.
+    /// needs a tokio runtime with a timer. The resolution of that timer is a millisecond. If a
+    /// limit must admit more than one request per millisecond, give the limit a burst.
     ///
     /// # Errors
     ///
@@ -93,9 +93,9 @@ impl<S: Store> Limiter<S> {
         self.acquire_within(key, Duration::MAX).await
     }
 
-    /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`. With a `longest_wait` of
-    /// zero, the request is admitted now or not at all, and never ahead of waiting requests. With a
-    /// remote store, the call may exceed `longest_wait` by up to the store's timeout.
+    /// Waits like [`acquire`](Self::acquire), but at most for `longest_wait`. With a `longest_wait`
+    /// of zero, the request is admitted now or not at all, and never ahead of waiting requests.
+    /// With a remote store, the call may exceed `longest_wait` by up to the store's timeout.
     ///
     /// # Errors
     ///
@@ -171,7 +171,7 @@ impl<S: BlockingStore> Limiter<S> {
         self.acquire_blocking_within(key, Duration::MAX)
     }
 
-    /// Waits like [`acquire_blocking`](Self::acquire_blocking), at most for `longest_wait`.
+    /// Waits like [`acquire_blocking`](Self::acquire_blocking), but at most for `longest_wait`.
     ///
     /// # Errors
     ///

@@ -149,8 +149,9 @@ impl<S: Store, P> Limiter<S, P> {
         self.clock.now().after(span.min(longest))
     }
 
-    /// Passes `charges` to the store for a decision. Returns the decision and the instant from
-    /// which its wait times are measured. `waits` says whether the request waits in a queue.
+    /// Passes `charges` to the store for a decision. Returns the decision, and the instant from
+    /// which the decision's wait times are measured. `waits` says whether the request is waiting in
+    /// a queue.
     pub(crate) async fn decide(
         &self,
         charges: &mut Vec<Charge<'_>>,
@@ -166,8 +167,9 @@ impl<S: Store, P> Limiter<S, P> {
                 charge.longest_wait = Some(Span::ZERO);
             }
         }
-        // The store has its own timeout, after which it uses a fallback policy. The remaining wait
-        // time must not shorten that timeout, so the request does not get its own timeout.
+        // The store has its own timeout, after which it uses a fallback policy. Do not limit this
+        // call to the request's remaining wait time, because that could shorten the store's
+        // timeout.
         let decided = self
             .store
             .decide(StoreRequest::new(charges, now, effect), outcomes);
@@ -176,7 +178,7 @@ impl<S: Store, P> Limiter<S, P> {
         }
         let decided = if waits == Waits::InLine && effect == Effect::Charge {
             drop(decided);
-            // If the caller stops waiting for the reply, a reservation is refunded.
+            // If the caller stops waiting for the reply, the reserved units are refunded.
             let request = StoreRequest::new(charges, now, effect);
             self.store.reserve(request, outcomes).await.0
         } else {

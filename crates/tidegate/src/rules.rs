@@ -40,7 +40,7 @@ impl IntoPolicy for RuleSet {
 }
 
 impl<S: Store> Limiter<S, Rules> {
-    /// Returns the active rules, under which requests can be decided.
+    /// Returns the active rules. Use them to decide requests.
     ///
     /// # Examples
     ///
@@ -66,8 +66,7 @@ impl<S: Store> Limiter<S, Rules> {
     }
 
     /// Replaces the active rules. If a new rule has the same name and key as an old rule, the
-    /// counts of the old rule are kept. Requests in progress are decided under the rules with which
-    /// they started.
+    /// counts of the old rule are kept. Requests in progress are still decided under the old rules.
     pub fn swap_rules(&self, rules: RuleSet) {
         let rules = rules.inheriting_from(&self.policy.0.load());
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
@@ -104,7 +103,7 @@ pub struct CurrentRules<'a, S> {
 }
 
 impl CurrentRules<'_, MemoryStore> {
-    /// Decides whether `request` may pass now, and charges the request if it may.
+    /// Decides whether `request` is admitted now, and charges the request if it is.
     ///
     /// # Errors
     ///
@@ -122,7 +121,8 @@ impl CurrentRules<'_, MemoryStore> {
         self.decide_in_memory(request, Effect::Peek)
     }
 
-    /// Decides like [`decide`](CurrentRules::decide), but only in a memory store, without waiting.
+    /// Decides like [`decide`](CurrentRules::decide), but works only with a memory store, and never
+    /// waits.
     fn decide_in_memory(
         &self,
         request: &Request<'_>,
@@ -157,8 +157,8 @@ impl<S: Store> CurrentRules<'_, S> {
         &self.rules
     }
 
-    /// Decides like [`check`](CurrentRules::check), in any store. Waits for the reply of a remote
-    /// store, but not until the limits admit the request.
+    /// Decides like [`check`](CurrentRules::check), but works with any store. Waits for a remote
+    /// store to reply, but does not wait for the limits to admit the request.
     ///
     /// If the future is dropped, the request may or may not have been charged.
     ///
@@ -194,7 +194,7 @@ impl<S: Store> CurrentRules<'_, S> {
         self.acquire_within(request, Duration::MAX).await
     }
 
-    /// Waits like [`acquire`](Self::acquire), at most for `longest_wait`.
+    /// Waits like [`acquire`](Self::acquire), but at most for `longest_wait`.
     ///
     /// # Errors
     ///

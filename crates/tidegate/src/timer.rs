@@ -17,7 +17,7 @@ use crate::Clock;
 pub(crate) trait Timer {
     type Sleep: Future<Output = ()>;
 
-    /// Sleeps until the time of `clock` is `until`, or slightly longer.
+    /// Sleeps until `clock` reaches `until`, or slightly longer.
     fn sleep_until(&self, until: Timestamp, clock: &Clock) -> Self::Sleep;
 }
 
@@ -81,8 +81,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Blocks the thread until the future that `start` returns is ready. The future may only wait for
-/// the timer that is passed to `start`, and for wakers.
+/// Blocks the thread until the future that `start` returns is ready. The future may wait only for
+/// the timer that is passed to `start`, or for another thread to call its waker.
 pub(crate) fn block_on<T>(clock: &Clock, start: impl AsyncFnOnce(&ThreadTimer) -> T) -> T {
     let timer = ThreadTimer::default();
     let mut future = pin!(start(&timer));

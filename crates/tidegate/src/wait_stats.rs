@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use tidegate_core::Span;
 
-/// The way in which a wait ended.
+/// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitEnd {
     /// The request was admitted.
@@ -68,8 +68,8 @@ impl WaitStats {
         counts.micros.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// Returns the number of waits that ended this way, for each bucket of [`Self::BOUNDS`] and for
-    /// longer waits.
+    /// Returns the number of waits that ended this way, for each bucket of [`Self::BOUNDS`]. The
+    /// last element counts longer waits.
     #[must_use]
     pub fn buckets(&self, end: WaitEnd) -> Vec<u64> {
         let buckets = self.counts(end).buckets.iter();

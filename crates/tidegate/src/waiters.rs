@@ -73,7 +73,7 @@ pub struct Waiters {
     pub(crate) bounds: WaitBounds,
     pub(crate) holding_times: HoldingTimes,
     pub(crate) stats: WaitStats,
-    /// The number of waiting requests. While it is 0, the lock is not needed.
+    /// The number of waiting requests. While it is 0, callers need not take the lock.
     count: AtomicUsize,
     queues: Mutex<Queues>,
 }
@@ -111,7 +111,7 @@ impl Waiters {
         }
     }
 
-    /// Discards the holding times of the rules for which `is_known` returns false.
+    /// Discards the holding times of a rule if `is_known` returns false for the rule's name.
     pub fn retain_rules(&self, is_known: impl Fn(&str) -> bool) {
         self.holding_times.retain(is_known);
     }
@@ -238,14 +238,14 @@ impl Waiters {
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {
-        // Only a failed allocation can panic while the lock is held.
+        // While the lock is held, only a failed allocation can cause a panic.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A request waiting for admission. The caller repeats three steps: it decides the request with
-/// [`effect`](Self::effect), stops if [`has_passed`](Self::has_passed) returns true, and otherwise
-/// calls [`wait`](Self::wait).
+/// A request waiting for admission. The caller repeats three steps: decide the request with
+/// [`effect`](Self::effect), stop if [`has_passed`](Self::has_passed) returns true, and call
+/// [`wait`](Self::wait).
 #[derive(Debug)]
 pub(crate) struct QueuedRequest<'a> {
     waiters: &'a Waiters,
@@ -258,7 +258,7 @@ pub(crate) struct QueuedRequest<'a> {
     ticket: Option<Ticket<'a>>,
     /// The effect of the latest decision.
     effect: Effect,
-    /// The time of the next decision, according to the latest decision.
+    /// The time of the next decision, calculated from the retry time of the latest decision.
     next: Timestamp,
     /// The number of decisions in which the request was denied a concurrency slot.
     slot_denials: u32,
@@ -286,7 +286,7 @@ impl<'a> QueuedRequest<'a> {
         }
     }
 
-    /// Returns the effect with which to decide the request now.
+    /// Returns the effect to use for deciding the request now.
     ///
     /// A request that has to queue must not be charged yet, so it peeks first. If it can never be
     /// admitted, or only after its deadline, it is rejected without waiting.
@@ -313,7 +313,8 @@ impl<'a> QueuedRequest<'a> {
         }
         self.next = match verdict.retry_after {
             RetryAfter::Never => return Err(AcquireError::Never),
-            // The retry time is an estimate, so the request is not rejected because of it.
+            // The retry time is only an estimate, so a retry time after the deadline is no reason
+            // to reject the request.
             RetryAfter::After(hint) if verdict.waits_for_slots() => {
                 if now >= self.deadline {
                     let retry_after = Some(hint);
@@ -392,7 +393,7 @@ impl Ticket<'_> {
         waiters.enter_as(Some(self.number), key, max_per_key)
     }
 
-    /// Returns true if no request on the same key is ahead of this one.
+    /// Returns true if no request on the same key is ahead of this request.
     pub(crate) fn is_first(&self) -> bool {
         self.is_first_or_wakes(None)
     }

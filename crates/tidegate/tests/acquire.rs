@@ -38,8 +38,8 @@ fn bounds(max_waiters: usize, max_waiters_per_key: usize) -> WaitBounds {
     }
 }
 
-/// Spawns a task that waits for the limit. Returns its result and the time of the result, in
-/// milliseconds since `start`.
+/// Spawns a task that waits for the limit. The task returns the result and the time of the result,
+/// in milliseconds since `start`.
 async fn spawn(
     limiter: &Arc<Limiter>,
     key: &'static str,
@@ -120,7 +120,8 @@ async fn a_wait_ends_at_its_bound() {
     let retry_after = Some(Span::from_secs(60));
     assert_eq!(within.unwrap_err(), AcquireError::Timeout { retry_after });
     assert_eq!(elapsed(), 0);
-    // The second request is not rejected immediately, because another request is ahead.
+    // The second request is not rejected immediately, because another request is ahead of it in the
+    // queue.
     let (first, second) = tokio::join!(
         limiter.acquire_within("alice", Duration::from_secs(3_600)),
         limiter.acquire_within("alice", Duration::from_secs(3_600)),
@@ -129,7 +130,7 @@ async fn a_wait_ends_at_its_bound() {
     let retry_after = Some(Span::from_secs(60));
     assert_eq!(second.unwrap_err(), AcquireError::Timeout { retry_after });
     assert_eq!(elapsed(), 60_000);
-    // The request ahead is admitted, but only after the deadline of this request.
+    // The first request is admitted only after the deadline of the second request.
     let (first, second) = tokio::join!(limiter.acquire("alice"), async {
         let limiter = &limiter;
         let second = limiter

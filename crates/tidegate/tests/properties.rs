@@ -210,8 +210,9 @@ fn admitted(ended: &[Ended]) -> impl Iterator<Item = &Ended> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// A store without queues would admit the same requests at the same instants, and no other
-    /// units are charged.
+    /// If the admitted requests are sent to a second limiter at the instants of their admission,
+    /// that limiter also admits them, without a queue. Afterwards, both limiters have the same
+    /// remaining units.
     #[test]
     fn no_more_is_admitted_than_the_limits_allow(
         texts in select(&LIMITS[..]),
@@ -230,8 +231,8 @@ proptest! {
         }
         clock.set(now);
         prop_assert_eq!(peeks(&twin), expected);
-        // Count the admitted units as well: no window of the sliding window log contains more than
-        // its limit.
+        // Also check directly that no window of the sliding window log contains more admitted units
+        // than the limit.
         if texts == ["3/s"] {
             for admitted in units.values() {
                 for (end, _) in admitted {
@@ -300,7 +301,8 @@ proptest! {
         let mut without = with;
         let mut pause_ms = 0;
         for (number, call) in without.iter_mut().enumerate() {
-            // The following call is made at the same instant as in the first run.
+            // The pause before an omitted call is added to the next call, which is then made at the
+            // same instant as in the first run.
             let Some(kept) = call else { continue };
             kept.pause_ms += std::mem::take(&mut pause_ms);
             if is_cancelled(number) {
@@ -313,7 +315,8 @@ proptest! {
             let same = ended.iter().find(|other| other.number == end.number).unwrap();
             match &same.ending {
                 Ending::Admitted => prop_assert!(same.at_ms <= end.at_ms, "{same:?} {end:?}"),
-                // At that time, a request that was cancelled later was still in the queue.
+                // In the first run, the queue was full, because it still contained a request that
+                // was cancelled later.
                 Ending::Refused(AcquireError::TooManyWaiters { .. }) => {}
                 _ => prop_assert!(false, "{same:?} {end:?}"),
             }

@@ -98,8 +98,8 @@ async fn a_wait_that_is_cancelled_during_a_call_costs_nothing() {
     server.pause();
     let waiting = Arc::clone(&limiter);
     let task = tokio::spawn(async move { waiting.acquire("alice").await.map(|_| ()) });
-    // The pause is long enough for the call to be sent. If the call has not been sent, there is
-    // nothing to refund.
+    // The pause is usually long enough for the call to be sent. If the call has not been sent,
+    // there is nothing to refund.
     sleep(Duration::from_millis(200)).await;
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());

@@ -286,7 +286,7 @@ async fn a_waiting_request_has_charged_no_other_limit() {
     held.release();
 }
 
-/// Another limit's retry time is measured from the decision, which is made after the wait.
+/// If another limit denies the request after its wait, the retry time is measured from that denial.
 #[tokio::test(start_paused = true)]
 async fn a_retry_time_after_a_wait_is_exact() {
     let window = tidegate::LimitSpec::shorthand(
@@ -297,7 +297,7 @@ async fn a_retry_time_after_a_wait_is_exact() {
     let all = rule("all", &[], vec![slots(1, TWO_SECONDS, 100)]);
     let limiter = limiter(vec![quota.keyed_by(&["c"]).unwrap(), all]);
     let held = acquire(&limiter, &[("c", "a")], TWO_SECONDS).await.unwrap();
-    // Both requests wait, and the first one uses up the quota.
+    // Both requests wait, and the first request exhausts the quota.
     let [first, second] = [(); 2].map(|()| spawn(&limiter, &[("c", "b")], TWO_SECONDS));
     settle_tasks().await;
     sleep(Duration::from_secs(1)).await;
@@ -366,7 +366,8 @@ async fn a_request_can_wait_on_one_key_after_another() {
 }
 
 /// A customer with many waiting requests does not get a service slot before an earlier request of
-/// another customer. This holds although its requests are first on its own key.
+/// another customer. This holds even if the customer's requests are first in the queue of its own
+/// key.
 #[tokio::test(start_paused = true)]
 async fn the_order_of_arrival_holds_across_keys() {
     let each = rule("each", &["c"], vec![slots(1, TWO_SECONDS, 100)]);
@@ -393,7 +394,8 @@ async fn the_order_of_arrival_holds_across_keys() {
     assert_eq!(limiter.wait_queues().count(), 0);
 }
 
-/// `acquire` waits in the same queue, so a release wakes it immediately, and it keeps its position.
+/// A request of `acquire` waits in the same queue as other requests. Therefore a release wakes the
+/// request immediately, and the request keeps its position.
 #[tokio::test(start_paused = true)]
 async fn acquire_waits_in_the_same_queue() {
     let limiter = limiter(vec![rule("all", &[], vec![slots(1, TWO_SECONDS, 100)])]);
@@ -434,7 +436,7 @@ async fn the_retry_time_is_estimated_from_holding_times() {
     let held = hold().await;
     sleep(Duration::from_secs(30)).await;
     // No holding time was recorded yet, so the retry time is the store's own hint, which is at most
-    // the lease.
+    // the duration of the lease.
     assert_eq!(denied().await, RetryAfter::After(Span::from_secs(10)));
     held.into_iter().for_each(Held::release);
     for _ in 0..100 {
@@ -448,7 +450,7 @@ async fn the_retry_time_is_estimated_from_holding_times() {
     };
     let expected = Span::from_millis(250)..Span::from_millis(900);
     assert!(expected.contains(&estimate), "{estimate}");
-    // Waiting requests are ahead of a later request.
+    // If requests are already waiting, a later request gets a longer retry time.
     let waiting: Vec<_> = (0..2).map(|_| spawn(&limiter, &[], TWO_SECONDS)).collect();
     settle_tasks().await;
     let RetryAfter::After(behind) = denied().await else {
@@ -483,9 +485,9 @@ const KEYS: [&str; 2] = ["alice", "bob"];
 const PLAN_LEASE_MS: u64 = 10 * 128;
 const RULE_WAIT_MS: u64 = 8 * 128 + 64;
 
-/// Plans in which no two events coincide, so that the result does not depend on the order of events
-/// within a millisecond. Each time is a multiple of 128 plus a remainder that depends on the
-/// request number and the kind of event.
+/// Generates plans. No two events in a plan have the same time, so the result does not depend on
+/// the order of events within a millisecond. Each time is a multiple of 128 plus a remainder that
+/// depends on the request number and the kind of event.
 fn plans() -> impl Strategy<Value = (usize, usize, Vec<Planned>)> {
     let request = (
         0..KEYS.len(),
@@ -508,7 +510,7 @@ fn plans() -> impl Strategy<Value = (usize, usize, Vec<Planned>)> {
     })
 }
 
-/// The naive model, which checks every millisecond.
+/// A simple reference model, which simulates every millisecond.
 fn model(slots: usize, queue: usize, plan: &[Planned]) -> Vec<Ending> {
     let mut endings = vec![None; plan.len()];
     let mut held: [Vec<u64>; KEYS.len()] = Default::default();

@@ -65,8 +65,8 @@ fn charged(decided: &StoreDecision, charge: Charge<'_>) -> u64 {
     }
 }
 
-/// Returns the number of units that the denying limits would still admit. Returns `None` if it is
-/// zero or if no limit denied the charge.
+/// Returns the number of units that the denying limits would still admit. Returns `None` if this
+/// number is zero or if no limit denied the charge.
 fn admissible(decided: &StoreDecision, outcomes: &[Outcome]) -> Option<Cost> {
     if decided.decision != Decision::Limited {
         return None;

@@ -33,8 +33,8 @@ pub struct DecidedRequest<'a> {
 
 impl<'a> DecidedRequest<'a> {
     /// Returns the key values of the rule named `rule`, in the order of the rule's key entries.
-    /// Returns an empty list if there is no such rule. If the request lacks an entry, the rule does
-    /// not apply, and the value is empty.
+    /// Returns an empty list if there is no such rule. If the request lacks an entry of the key,
+    /// the rule does not apply, and the value of this entry is empty.
     #[must_use]
     pub fn key_of(&self, rule: &str) -> Vec<&'a str> {
         let rule = self.rules.rule(rule);
@@ -67,7 +67,7 @@ pub trait RateLimiter: Send + Sync {
     fn wait_queues(&self) -> &Waiters;
 
     /// Decides `request` under `rules`, which must come from [`Self::rules`]. The result is ready
-    /// unless the store has to wait.
+    /// immediately, unless the store has to wait for a reply.
     ///
     /// If the future is dropped while it waits, the request may or may not have been charged.
     ///
@@ -89,9 +89,10 @@ pub trait RateLimiter: Send + Sync {
     }
 
     /// Decides `request` like [`check`](Self::check). If the request is denied only because no
-    /// concurrency slot is free, it may wait up to `longest_wait` for a slot. It waits only if it
-    /// is to be charged, and if the limit lets requests [wait](tidegate_core::Limit::slot_wait).
-    /// The result is ready unless the store or the request has to wait.
+    /// concurrency slot is free, it may wait up to `longest_wait` for a slot. A request waits only
+    /// if `effect` is [`Effect::Charge`], and if the limit lets requests
+    /// [wait](tidegate_core::Limit::slot_wait). The result is ready immediately, unless the store
+    /// has to wait for a reply or the request has to wait for a slot.
     ///
     /// If the future is dropped while the request waits, the next request moves to the front of the
     /// queue.
@@ -142,8 +143,8 @@ pub trait RateLimiter: Send + Sync {
         })
     }
 
-    /// Decides `request` again after a call to [`check`](Self::check), because the caller could not
-    /// keep the pending result of that call. Does not search the store's denial cache again.
+    /// Decides `request` again. The caller has already called [`check`](Self::check), but could not
+    /// keep the pending result. The store's denial cache is not searched again.
     ///
     /// # Errors
     ///
@@ -179,8 +180,8 @@ pub trait RateLimiter: Send + Sync {
 }
 
 /// Raises the limits of those elastic `charges` whose parent rules have enough unused capacity. If
-/// the store has to wait for the state of the parents, nothing is raised yet. The caller must then
-/// [finish](PendingStretch::finish) the result.
+/// the store has to wait for the state of the parent rules, no limit is raised yet. The caller must
+/// then [finish](PendingStretch::finish) the returned value.
 #[inline]
 pub fn stretch<'a, S: Store>(
     store: &S,
@@ -198,7 +199,7 @@ pub fn stretch<'a, S: Store>(
     Some(PendingStretch { parents, now })
 }
 
-/// Elastic charges whose parents the store has to look up.
+/// The parent rules of elastic charges. The store still has to look up their state.
 #[derive(Debug)]
 #[must_use]
 pub struct PendingStretch<'a> {
@@ -207,8 +208,8 @@ pub struct PendingStretch<'a> {
 }
 
 impl<'a> PendingStretch<'a> {
-    /// Looks up the parents, and raises the limits of `charges`, which must be the charges that
-    /// were passed to [`stretch`].
+    /// Looks up the state of the parent rules, and raises the limits of `charges`. These must be
+    /// the charges that were passed to [`stretch`].
     pub async fn finish<S: Store>(self, store: &S, charges: &mut [Charge<'a>]) {
         let Self { mut parents, now } = self;
         let mut outcomes = Vec::new();

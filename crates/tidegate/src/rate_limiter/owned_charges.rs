@@ -7,7 +7,7 @@ use tidegate_core::{Charge, Cost, Limits, Rule, RuleSet, Span, Timestamp};
 /// Charges that own their data, so that they can outlive the decision.
 #[derive(Debug)]
 pub struct OwnedCharges {
-    /// The rules of the charges; `None` if the caller gave the limits.
+    /// The rules of the charges; `None` if the caller provided limits instead of rules.
     rules: Option<Arc<RuleSet>>,
     list: Vec<OwnedCharge>,
 }
@@ -54,9 +54,9 @@ impl OwnedCharges {
         }
     }
 
-    /// Creates charges from `list`, a list of pairs of a charge and its receipt, and returns the
-    /// charges with their receipts. Leaves out charges whose key does not belong to a rule in
-    /// `rules`. `now` determines which overrides apply.
+    /// Creates charges from `list`, which contains charges and their receipts. Returns the charges
+    /// and the receipts. Omits charges whose key does not belong to a rule in `rules`. `now`
+    /// determines which overrides apply.
     #[must_use]
     pub fn of_known_rules<R>(
         rules: &Arc<RuleSet>,
@@ -84,7 +84,7 @@ impl OwnedCharges {
     }
 
     /// Creates charges with the given keys, limits and costs, such as those of Envoy's descriptors.
-    /// They have no rules.
+    /// The created charges belong to no rules.
     #[must_use]
     pub fn of_limits(list: impl IntoIterator<Item = (Box<[u8]>, Arc<Limits>, Cost)>) -> Self {
         let own = |(key, limits, cost)| OwnedCharge {
@@ -134,7 +134,7 @@ impl OwnedCharges {
         &self.list
     }
 
-    /// Returns the duration of the shortest lease among the concurrency slots, if there are any.
+    /// Returns the shortest lease duration of the concurrency slots; `None` if there are no slots.
     #[must_use]
     pub fn lease(&self) -> Option<Span> {
         let leases = self.list.iter().filter_map(|charge| charge.limits.lease());

@@ -10,9 +10,9 @@
 //!                denied
 //! ```
 //!
-//! Nothing is charged while a request waits. When it is first in its queue, all its limits are
-//! evaluated together, at the current time. When its longest wait has elapsed, it is decided a last
-//! time, and this decision is its verdict.
+//! Nothing is charged while a request waits. When the request is first in its queue, all its limits
+//! are evaluated together, at the current time. When the longest wait of the request has elapsed,
+//! the request is decided a last time. This decision is the verdict.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,8 +33,8 @@ pub enum Receipts {
     Unwanted,
 }
 
-/// Cancels the request of a [`SlotTurn`], and tells the caller whether the store is being called.
-/// It is for callers that must not drop the future during a call to the store.
+/// Cancels the request of a [`SlotTurn`], and tells the caller whether the store is being called. A
+/// caller needs this signal if it must not drop the future during a call to the store.
 #[derive(Debug, Default)]
 pub struct CancelSignal {
     calls_store: AtomicBool,
@@ -42,9 +42,10 @@ pub struct CancelSignal {
 }
 
 impl CancelSignal {
-    /// Cancels the request. Returns true if the store is being called. The caller must then poll
-    /// the future until it is ready, so that charges have a receipt. It is ready as soon as the
-    /// store has replied. If the store is not being called, the caller must drop the future.
+    /// Cancels the request. Returns true if the store is being called. In this case, the caller
+    /// must poll the future until it is ready, because the store may make charges whose receipt
+    /// would otherwise be lost. The future is ready as soon as the store has replied. If this
+    /// method returns false, the caller must drop the future.
     pub fn cancel(&self) -> bool {
         self.is_cancelled.store(true, Ordering::Relaxed);
         self.calls_store.load(Ordering::Relaxed)
@@ -284,8 +285,8 @@ fn counts_denied(charges: &[Charge<'_>]) -> bool {
 }
 
 /// Returns the first queue in which earlier requests wait for slots that the request needs. `own`
-/// is the ticket number of the request, if it is waiting. If it is not waiting, all waiting
-/// requests are earlier.
+/// is the ticket number of the request, if it is waiting. If the request is not waiting, all
+/// waiting requests count as earlier.
 fn queue_ahead<'c>(
     waiters: &Waiters,
     charges: &[Charge<'c>],
@@ -308,9 +309,9 @@ fn queue_ahead<'c>(
     })
 }
 
-/// Returns the queue in which a request denied with these `outcomes` can wait. Returns `None` if
-/// the request was admitted. Also returns `None` if another limit denies the request as well,
-/// because waiting for slots would not help.
+/// Returns the queue for a request that was denied with these `outcomes`. Returns `None` if the
+/// request was admitted. Also returns `None` if a limit that does not let requests wait has denied
+/// the request, too, because waiting for slots would not help.
 fn queue_of_denial<'c>(
     decided: &StoreDecision,
     charges: &[Charge<'c>],
@@ -381,8 +382,8 @@ fn estimate(waiters: &Waiters, charges: &[Charge<'_>], outcomes: &mut [Outcome])
     }
 }
 
-/// Wakes the requests waiting for the released slots of `charges`. `held` is the time for which the
-/// slots were held, if it is known.
+/// Wakes the requests that wait for the released slots of `charges`. `held` is how long the slots
+/// were held, if this is known.
 pub fn release_slots(waiters: &Waiters, charges: &OwnedCharges, held: Option<Span>) {
     for (charge, rule) in charges.with_rules() {
         let Some(rule) = rule.filter(|rule| rule.has_slots()) else {
@@ -460,9 +461,9 @@ mod queued {
                     return turn;
                 }
                 let Some(queue) = queue else {
-                    // If the peek was admitted, the next attempt charges the request. If other
-                    // limits denied it, the next attempt is the last attempt, in which limits that
-                    // count denied requests count this request.
+                    // If the peek was admitted, the next attempt charges the request. Otherwise,
+                    // other limits denied the request. The next attempt is then the last one: it
+                    // makes the limits that count denied requests count this request.
                     is_last = !is_admitted;
                     has_peeked = true;
                     continue;
@@ -505,7 +506,8 @@ mod queued {
         key: &'c [u8],
         /// The timer that elapses at the end of the request's longest wait.
         deadline: Pin<Box<Sleep>>,
-        /// The number of attempts that were made while the request was first in the queue.
+        /// The number of attempts since the request became first in the queue, or since slots were
+        /// last released.
         attempts: u32,
         /// Whether the request has just entered the queue. If it is also first, it is decided again
         /// without a delay, because slots may have been released before it was in the queue.
@@ -531,9 +533,9 @@ mod queued {
     where
         'c: 'l,
     {
-        /// Enters `queue`. If the request is waiting in another queue, it leaves that queue. Its
-        /// deadline is never extended. If `queue` is full, the request stays in the other queue.
-        /// Returns `None` if `queue` is full and the request was not waiting yet.
+        /// Enters `queue`. If the request is waiting in another queue, it leaves the other queue,
+        /// unless `queue` is full. The deadline of the request is never extended. Returns `None` if
+        /// `queue` is full and the request was not waiting yet.
         fn enter(
             former: Option<Self>,
             limiter: &'l L,
@@ -562,8 +564,8 @@ mod queued {
             if wait.key != queue.key
                 && let Ok(ticket) = wait.ticket.enter(waiters, queue.key, max)
             {
-                // This drops the other ticket, so the next request moves to the front of that
-                // queue.
+                // This drops the ticket for the other queue, so the next request there moves to the
+                // front.
                 wait.ticket = ticket;
                 wait.key = queue.key;
                 wait.attempts = 0;
@@ -577,7 +579,8 @@ mod queued {
         }
 
         /// Waits until the request should be decided again. Returns false if its longest wait has
-        /// elapsed. `releases` is the release count from before the latest decision.
+        /// elapsed. `releases` is the number of slot releases on the key before the latest
+        /// decision.
         async fn next_attempt(&mut self, releases: u64, hint: Span) -> bool {
             let is_new = std::mem::replace(&mut self.is_new, false);
             if !self.ticket.is_first() {
@@ -593,7 +596,8 @@ mod queued {
                 select(self.deadline.as_mut(), poll).await;
             };
             if self.ticket.slots_released_within(releases, timeout).await {
-                // Other requests make progress, so a slot may soon be free.
+                // Slots are being released, so another slot may soon be free. Therefore restart the
+                // backoff.
                 self.attempts = 0;
             }
             !self.deadline.is_elapsed()
