@@ -7,8 +7,8 @@ use std::{borrow::Cow, fmt};
 /// ambiguous if an entry that the rules use can be read in more than one way. An entry is a named
 /// value of a request, such as a header or the path.
 ///
-/// The client has to send an unambiguous request. The error message does not contain the request's
-/// values or parts of them.
+/// Only the client can fix the problem, by sending an unambiguous request. The error message does
+/// not contain any part of the request's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AmbiguousRequest {
@@ -19,13 +19,13 @@ pub enum AmbiguousRequest {
     /// The header `Connection` names the header of this entry, so a proxy may remove the header
     /// before the service sees it. The string is the entry name.
     HopByHop(Box<str>),
-    /// The request has a second header whose name equals the name of this entry's header, except
-    /// for `_` instead of `-`. Many services treat the two names as equal. The string is the entry
-    /// name.
+    /// The request has a second header whose name differs from the name of this entry's header only
+    /// in that it has `_` instead of `-`. Many services treat the two names as equal. The string is
+    /// the entry name.
     Alias(Box<str>),
-    /// A cookie escapes plain letters, such as `%61`. Some services decode such escapes and others
-    /// do not, so the rules could use a different value than the service. The string is the entry
-    /// name.
+    /// A cookie value contains an escaped character that does not need escaping, such as `%61` for
+    /// `a`. Some services decode such escapes and others do not, so the rules could use a different
+    /// value than the service. The string is the entry name.
     HiddenLetters(Box<str>),
     /// The path has `.` or `..` segments. Some services resolve these segments and others do not,
     /// so the rules could use a different path than the service.

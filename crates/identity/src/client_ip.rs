@@ -37,9 +37,9 @@ pub const DEFAULT_IPV6_PREFIX: u8 = 64;
 /// The trusted proxies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Proxies {
-    /// The number of trusted proxies between the clients and this server, whatever their addresses.
-    /// With 0 proxies, the socket's peer is the client. This setting is safe only if clients cannot
-    /// bypass any of the proxies.
+    /// The number of trusted proxies between the clients and this server. Their addresses are not
+    /// checked. With 0 proxies, the socket's peer is the client. This setting is safe only if
+    /// clients cannot bypass any of the proxies.
     Hops(usize),
     /// The networks of the trusted proxies. An IPv4-mapped network is treated as the IPv4 network.
     /// This setting works with any number of proxies on the path.
@@ -106,8 +106,8 @@ impl Trust {
         })
     }
 
-    /// Trusts the nearest `hops` proxies, whatever their addresses. This replaces the previous
-    /// setting for trusted proxies.
+    /// Trusts the nearest `hops` proxies, without checking their addresses. This replaces the
+    /// previous setting for trusted proxies.
     #[must_use]
     pub fn with_hops(self, hops: usize) -> Self {
         Self {
@@ -121,8 +121,9 @@ impl Trust {
     /// IPv4-mapped addresses are returned as IPv4, and zones are removed. The address recorded by a
     /// trusted proxy may be unusable: it may be `unknown`, invalid, or missing because the list is
     /// too short. In this case, the last known address is returned. With [`Proxies::Hops`], this is
-    /// `peer`. With [`Proxies::Nets`], it is that proxy's own address. This way, a client cannot
-    /// use a header to choose an address that no trusted proxy has written.
+    /// `peer`. With [`Proxies::Nets`], it is the address of the proxy that recorded the unusable
+    /// address. This way, a client cannot use a header to choose an address that no trusted proxy
+    /// has written.
     #[must_use]
     pub fn client_ip(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
@@ -134,8 +135,8 @@ impl Trust {
     }
 
     /// Returns the client address of a forward-auth request sent by `proxy`. `proxy` is always
-    /// trusted, whatever its address. With [`Proxies::Hops`], the configured number of proxies is
-    /// trusted in addition.
+    /// trusted, and its address is not checked. With [`Proxies::Hops`], the configured number of
+    /// proxies is trusted in addition to `proxy`.
     #[must_use]
     pub fn client_ip_behind(&self, proxy: IpAddr, headers: &HeaderMap) -> IpAddr {
         self.client_ip_from_proxy(headers)
@@ -167,9 +168,9 @@ impl Trust {
         address::network(client, self.ipv6_prefix)
     }
 
-    /// Returns the canonical string by which an address or a network is counted. `written` is the
-    /// address or network in any notation. Returns `None` if `written` is neither an address nor a
-    /// network whose clients share one count.
+    /// Returns the canonical string by which requests from an address or a network are counted.
+    /// `written` is the address or network in any notation. Returns `None` if `written` is neither
+    /// an address nor a network whose clients share one count.
     #[must_use]
     pub fn counted_text(&self, written: &str) -> Option<String> {
         let (bare, bits) = match written.split_once('/') {
@@ -222,9 +223,10 @@ impl Trust {
         }
     }
 
-    /// Returns the first address from the right that is not a trusted proxy. If all addresses are
-    /// trusted, returns the last valid one. With [`Proxies::Hops`], skips `skipped` addresses and
-    /// returns the next address.
+    /// With [`Proxies::Hops`], skips `skipped` addresses from the right, and returns the next
+    /// address. With [`Proxies::Nets`], returns the first address from the right that is not a
+    /// trusted proxy. If the list ends or contains an invalid address before that, returns the last
+    /// trusted proxy's address that was read.
     fn last_known(
         &self,
         mut from_the_right: impl Iterator<Item = Option<IpAddr>>,

@@ -36,7 +36,7 @@ pub(crate) fn cookie_entry<'r>(
     single_value(entry, values.into_iter())
 }
 
-/// Returns true if `value` contains an escape of a character that does not have to be escaped.
+/// Returns true if `value` contains an escaped character that does not need escaping.
 fn hides_letters(value: &[u8]) -> bool {
     let escaped = |escape: &[u8]| match escape {
         [b'%', digits @ ..] => {

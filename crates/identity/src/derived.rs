@@ -1,5 +1,5 @@
-//! Derived entries. A derived entry is the part of another entry that is safe to show. For example,
-//! it is the owner in an API key, without the key's secret.
+//! Derived entries. A derived entry is the part of another entry that is safe to show, such as the
+//! owner's name in an API key, without the secret.
 //!
 //! Keys are visible in snapshots, on the admin listener, and in the logs of tools that query the
 //! admin listener. Secrets must therefore be removed from an entry before rules use it in a key.
@@ -164,8 +164,8 @@ impl DerivedEntry {
         &self.source
     }
 
-    /// Returns the part of `value` that is the derived entry. Returns `None` if `value` has no such
-    /// part, or if the part is empty.
+    /// Returns the selected part of `value`. Returns `None` if `value` has no such part, or if the
+    /// part is empty.
     #[must_use]
     pub fn extract<'v>(&self, value: &'v str) -> Option<&'v str> {
         let part = match &self.cut {

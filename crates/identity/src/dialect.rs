@@ -33,7 +33,7 @@ impl HeaderDialect {
     }
 }
 
-/// The names of the headers for the method, the target and the host in one dialect.
+/// The names of the headers in which one dialect sends the method, the target and the host.
 #[derive(Debug)]
 pub(crate) struct DialectHeaders {
     method: &'static str,
@@ -62,7 +62,7 @@ impl DialectHeaders {
     /// from the request.
     ///
     /// The two dialects are never mixed. Otherwise, a client could add a header of the other
-    /// dialect to set a value that the proxy does not send.
+    /// dialect, and thereby set a value that the proxy does not send.
     pub(crate) fn of(
         headers: &HeaderMap,
         dialect: HeaderDialect,

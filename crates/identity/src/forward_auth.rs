@@ -4,8 +4,9 @@
 //! Proxies use one of two header dialects. nginx `auth_request` is configured to send
 //! `X-Original-Method`, `X-Original-URI` (ingress-nginx: `X-Original-URL`) and `X-Real-IP`. Caddy
 //! `forward_auth` and Traefik `ForwardAuth` send `X-Forwarded-Method`, `-Uri`, `-Host`, `-Proto`
-//! and `-For`. Envoy describes the request in the fields of a message or in its own request, so
-//! these parts are arguments ([`DescribedRequest`]).
+//! and `-For`. Envoy describes the original request in the fields of a message, or sends it as the
+//! auth request itself. For Envoy, the caller therefore passes the parts of the original request as
+//! a [`DescribedRequest`].
 //!
 //! A proxy forwards the headers of the other dialect unchanged from the client, so the two dialects
 //! are never mixed. A request with headers of both dialects is rejected, unless the configuration
@@ -28,7 +29,7 @@
 //! The client controls the entries in the last four rows, unless the proxy sets them. An empty
 //! value is treated as absent. A rule does not apply if an entry in its key is absent. A request
 //! with an ambiguous value is rejected as [`AmbiguousRequest`], because the service might use a
-//! different value than the rules. The following are ambiguous:
+//! different value than the rules. The following values are ambiguous:
 //!
 //! - an entry with several different values,
 //! - a path with `.` or `..` segments,
@@ -69,7 +70,8 @@ pub struct ForwardAuthContext<'t> {
     pub geoip: Option<&'t dyn GeoIpSource>,
 }
 
-/// The parts of an original request that a proxy describes outside of headers, as Envoy does.
+/// The parts of an original request, for a proxy that does not describe them in headers, such as
+/// Envoy.
 #[derive(Clone, Copy, Debug)]
 pub struct DescribedRequest<'r> {
     /// The headers of the original request.
@@ -80,14 +82,15 @@ pub struct DescribedRequest<'r> {
     pub target: Option<&'r str>,
     /// The original host, with or without the port.
     pub host: Option<&'r str>,
-    /// The original scheme. If it is `None`, the entry `scheme` is `X-Forwarded-Proto`.
+    /// The original scheme. If it is `None`, the entry `scheme` comes from `X-Forwarded-Proto`.
     pub scheme: Option<&'r str>,
-    /// The address of the proxy's own peer. If it is `None`, the proxy has appended the address to
-    /// the address header. Otherwise, an element that the proxy has appended counts as one more
-    /// proxy with [`Proxies::Hops`](crate::Proxies::Hops).
+    /// The address of the proxy's own peer. If it is `None`, the proxy must have appended the
+    /// address to the address header. If it is `Some`, and the proxy has also appended the address
+    /// to the header, the appended element counts as one more proxy with
+    /// [`Proxies::Hops`](crate::Proxies::Hops).
     pub peer: Option<IpAddr>,
-    /// The entries that the configuration of the proxy sets, by name. They take precedence over
-    /// all others, and are used unchanged.
+    /// The entries that the proxy's configuration sets, by name. They take precedence over all
+    /// other entries, and their values are used unchanged.
     pub entries: &'r [(&'r str, &'r str)],
 }
 
@@ -108,15 +111,15 @@ pub struct ForwardAuthRequest<'r> {
 }
 
 impl<'r> ForwardAuthRequest<'r> {
-    /// Creates the original request from parts that the proxy describes outside of headers. The
+    /// Creates the original request from parts that the proxy does not describe in headers. The
     /// dialect of `context` has no effect.
     #[must_use]
     pub fn described(request: DescribedRequest<'r>, context: ForwardAuthContext<'r>) -> Self {
         let headers = request.headers;
         let named = match request.peer {
-            // The proxy may or may not have appended `peer` to the list. An element that equals
-            // `peer` does not show it, because the proxy may have taken `peer` from the list. If
-            // such an element were skipped, a client could choose its address.
+            // It is unknown whether the proxy has appended `peer` to the list. Even if the last
+            // element equals `peer`, the proxy may have taken `peer` from the list. Therefore, do
+            // not skip such an element. Otherwise, a client could choose its own address.
             Some(peer) => Some(context.trust.client_ip(peer, headers)),
             None => context.trust.client_ip_from_proxy(headers),
         };
@@ -226,8 +229,9 @@ impl<'r> ForwardAuthRequest<'r> {
     }
 
     /// Returns the value of the header `known`, which is the source of the entry `name`. Fails if
-    /// the service might receive a different value. The proxy may remove headers that `Connection`
-    /// names, and the service may treat `_` in a name as `-`.
+    /// the service might receive a different value. The value can differ because a proxy may remove
+    /// headers that `Connection` names, and because the service may treat `_` in a header name as
+    /// `-`.
     fn header(&self, name: &str, known: &str) -> EntryValue<'_> {
         if is_named_by_connection(self.headers, known) {
             return Err(AmbiguousRequest::HopByHop(name.into()));

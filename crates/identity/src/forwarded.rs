@@ -10,7 +10,7 @@
 //! appended by proxies.
 
 /// Returns the `for` parameters of the elements in one header line, starting with the last element.
-/// The item is `None` for an element without a valid `for` parameter.
+/// An item is `None` if the element has no valid `for` parameter.
 pub(crate) fn for_from_the_right(line: &[u8]) -> impl Iterator<Item = Option<String>> {
     FromTheRight(Some(line), b',').map(for_of)
 }

@@ -31,11 +31,12 @@ pub fn joined_header<'r>(
     }))
 }
 
-/// Splits a value in which a proxy has joined the lines of a header with commas, as Envoy does. The
-/// proxy adds no space, so a comma before white space is a part of a line.
+/// Splits a value into lines. Some proxies, such as Envoy, join all lines of a header into one
+/// value, with commas between the lines. They do not add spaces, so a comma followed by white space
+/// is part of a line.
 ///
-/// Without this function, a client could get a new count by a second line of a header that a rule
-/// counts by.
+/// Without the split, a client could send a second line of a header that a rule uses as a key, and
+/// thereby get a new counter.
 pub fn joined_lines(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = Some(value);
     std::iter::from_fn(move || {
@@ -52,7 +53,7 @@ pub fn joined_lines(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The maximum number of header lines of a request after joined lines have been split.
+/// The maximum number of header lines in a request, counted after joined lines have been split.
 pub const MAX_HEADER_LINES: usize = 1_000;
 
 /// The request has more than [`MAX_HEADER_LINES`] header lines.
@@ -70,20 +71,21 @@ impl fmt::Display for TooManyHeaderLines {
 
 impl std::error::Error for TooManyHeaderLines {}
 
-/// Returns whether the lines of the header `name` need no splitting. The lines of `Cookie` are
-/// joined with a semicolon. The lists of addresses are split where they are read.
+/// Returns true for headers that [`split_joined_headers`] must not split. The lines of `Cookie` are
+/// joined with semicolons and not with commas. The address lists `Forwarded` and `X-Forwarded-For`
+/// are split by their parsers.
 #[must_use]
 pub fn is_never_split(name: &HeaderName) -> bool {
     [COOKIE, FORWARDED, X_FORWARDED_FOR].contains(name)
 }
 
-/// Returns `headers` with one value for each line that the client sent, if the proxy joins lines.
-/// Headers for which [`is_never_split`] is true are unchanged.
+/// For a proxy that joins header lines, returns `headers` with one value for each line that the
+/// client sent. Headers for which [`is_never_split`] returns true are unchanged.
 ///
 /// # Errors
 ///
-/// Fails if there would be more than [`MAX_HEADER_LINES`] lines. A part of the lines is never
-/// returned, because a client could hide a line in the rest.
+/// Fails if there would be more than [`MAX_HEADER_LINES`] lines. The function never drops lines
+/// that exceed the maximum, because a client could hide a line among the dropped lines.
 pub fn split_joined_headers(headers: &HeaderMap) -> Result<HeaderMap, TooManyHeaderLines> {
     let mut split = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers {
@@ -100,7 +102,7 @@ pub fn split_joined_headers(headers: &HeaderMap) -> Result<HeaderMap, TooManyHea
             continue;
         }
         for line in joined_lines(value.as_bytes()) {
-            // A part of a valid value is valid.
+            // This never fails, because any part of a valid header value is valid.
             if let Ok(line) = HeaderValue::from_bytes(line) {
                 append(line)?;
             }

@@ -17,7 +17,7 @@ use crate::AmbiguousRequest;
 /// Returns [`AmbiguousRequest::DotSegments`] if a segment is `.` or `..`. This also holds if the
 /// segment is encoded, has parameters (`..;x`), or follows `%2F`, `\` or `%5C`, which some servers
 /// treat as a slash. Ordinary clients resolve these segments before they send a request. Some
-/// servers resolve them too, and others look for a file of that name.
+/// servers also resolve these segments, and others look for a file of that name.
 pub fn normalize_path(path: &str) -> Result<Cow<'_, str>, AmbiguousRequest> {
     let is_plain = !path.contains(['%', '\\']) && !path.contains("/.") && !path.contains("//");
     if path.starts_with('/') && is_plain {

@@ -15,8 +15,8 @@ use crate::{
 /// The value of an entry: `None` if the entry is absent, and an error if the value is ambiguous.
 pub type EntryValue<'r> = Result<Option<Cow<'r, str>>, AmbiguousRequest>;
 
-/// Returns the value of the entry `name`. This is the derived entry of that name, if there is one,
-/// and otherwise the value from `given`. An empty value is returned as absent.
+/// Returns the value of the entry `name`. If there is a derived entry of that name, returns its
+/// value. Otherwise, returns the value from `given`. An empty value counts as absent.
 pub(crate) fn derived_or_given<'r>(
     derived: &[(Box<str>, DerivedEntry)],
     name: &str,

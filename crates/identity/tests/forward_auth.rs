@@ -414,7 +414,7 @@ fn an_empty_value_is_absent() {
     assert_eq!(entries(&lines, PEER, &names), [const { None }; 5]);
 }
 
-/// Returns the request of an Envoy whose peer is `peer`.
+/// Returns the description of a request by an Envoy whose peer is `peer`.
 fn described<'r>(headers: &'r HeaderMap, peer: Option<&str>) -> DescribedRequest<'r> {
     DescribedRequest {
         headers,
@@ -459,7 +459,8 @@ fn a_described_request_has_the_same_entries() {
         "alice",
         "acme",
     ]);
-    // An entry of the proxy's configuration is never replaced by a header, even if it is empty.
+    // A header never replaces an entry that the proxy's configuration sets, even if the entry is
+    // empty.
     expected.extend([None, Some("eu".into())]);
     assert_eq!(found.to_vec(), expected);
 }
@@ -491,7 +492,7 @@ fn a_client_cannot_choose_its_address_if_the_proxy_appends_nothing() {
         ),
         (nets.clone(), Some("10.0.0.7"), list, "203.0.113.9"),
         (nets, Some("192.0.2.1"), list, "192.0.2.1"),
-        // Without the peer, the last element is what the proxy has appended.
+        // If `peer` is `None`, the proxy has appended the last element.
         (hops(0), None, list, "10.0.0.7"),
         (hops(1), None, list, "203.0.113.9"),
         (hops(0), None, None, "127.0.0.1"),

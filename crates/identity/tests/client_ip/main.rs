@@ -301,8 +301,8 @@ fn a_network_of_mapped_addresses_is_the_ipv4_network() {
 }
 
 proptest! {
-    /// Whatever headers the client sends, the result is the address that the proxy next to the
-    /// client appends.
+    /// Regardless of the headers that the client sends, the result is the address that the proxy
+    /// next to the client appends.
     #[test]
     fn a_client_cannot_choose_its_address(
         sent in prop::collection::vec("[ -~]{0,30}", 0..4),
