@@ -21,13 +21,14 @@
 //! never retries too early. The draft leaves these points open:
 //!
 //! - `q` is the number of units that an idle key can use at once.
-//! - `qu` is `concurrent-requests` for a concurrency limit. It is left out for other limits.
-//! - `w` is the time in which the whole quota becomes available again. `w` is left out if it is
-//!   under a second, for a node's local share of a limit, and for a concurrency limit.
-//! - `t` is the time until more units are available if none remain. If units remain, `t` is the
+//! - `qu` is `concurrent-requests` for a concurrency limit. For other limits, `qu` is omitted.
+//! - `w` is the time in which the whole quota becomes available again. `w` is omitted if it is
+//!   shorter than a second. It is also omitted for a node's local share of a limit and for a
+//!   concurrency limit.
+//! - If no units remain, `t` is the time until a unit is available. If units remain, `t` is the
 //!   time until the whole quota is available again.
-//! - `Retry-After` is never earlier than a `t` in the same response. If a limit that does not deny
-//!   the request would have a later `t`, this `t` is left out.
+//! - `Retry-After` is never earlier than a `t` in the same response. If the `t` of a limit that
+//!   does not deny the request would be later than `Retry-After`, this `t` is omitted.
 //! - A concurrency limit has a `t` and an `X-RateLimit-Reset` only if it denies the request. Both
 //!   values are then the same estimate as `Retry-After`. They are not derived from the leases,
 //!   because slots are usually released long before their leases expire.
@@ -81,8 +82,8 @@ pub enum RuleNames {
     Shown,
 }
 
-/// Writes the headers for verdicts. It contains a buffer that is reused for all responses on a
-/// connection.
+/// Writes the headers for verdicts. The writer contains a buffer that is reused for all responses
+/// on a connection.
 #[derive(Clone, Debug)]
 pub struct HeaderWriter {
     ratelimit: bool,
@@ -100,8 +101,9 @@ impl Default for HeaderWriter {
 }
 
 impl HeaderWriter {
-    /// Creates a writer. It writes `RateLimit` and `RateLimit-Policy` if `ratelimit` is true, and
-    /// the `X-RateLimit-*` headers as `legacy` says. It always writes the `Retry-After` of denials.
+    /// Creates a writer. The writer writes `RateLimit` and `RateLimit-Policy` if `ratelimit` is
+    /// true. `legacy` determines the format of the `X-RateLimit-*` headers. The writer always
+    /// writes the `Retry-After` of denials.
     #[must_use]
     pub fn new(ratelimit: bool, legacy: Legacy) -> Self {
         Self {
@@ -160,7 +162,8 @@ impl HeaderWriter {
                 continue;
             }
             let window = line.limit.window();
-            // A node's local share of a limit recovers in a different time, so `w` would be wrong.
+            // A node's local share of a limit takes a different time to recover, so `w` would be
+            // wrong.
             if window >= Span::from_secs(1) && exactness != Exactness::Local {
                 structured_fields::parameter(&mut self.text, b'w', window.as_secs_ceil());
             }
@@ -231,17 +234,18 @@ pub(crate) fn put_retry_after(wait: Option<Span>, headers: &mut HeaderMap) {
 /// Merges the headers of one limiter into a response that may already have headers of another
 /// limiter.
 ///
-/// A list header gets additional values. A header that can occur only once keeps its value, because
-/// the limiter that wrote it is closer to the service. The `X-RateLimit-*` headers are an
-/// exception: the added headers replace the existing ones if they show fewer remaining units.
+/// A list header gets additional values. If a header that can occur only once already exists, its
+/// value is kept, because the limiter that wrote this value is closer to the service. The
+/// `X-RateLimit-*` headers are an exception: the added headers replace the existing headers if the
+/// added headers show fewer remaining units.
 pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     let remaining = |headers: &HeaderMap| -> Option<u64> {
         headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
     };
     let is_tighter =
         remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
-    // Replace these headers together. The new limit may have no reset, and the old reset must not
-    // remain.
+    // Replace these three headers together: if the new limit has no reset time, the old reset time
+    // must not remain.
     if is_tighter && added.contains_key(X_REMAINING) {
         headers.remove(X_RESET);
     }
@@ -295,7 +299,7 @@ impl<'v, 'r> Shown<'v, 'r> {
         self.order[before] = index;
     }
 
-    /// Returns the indices of the verdict's lines, in the order in which they are shown.
+    /// Returns the indices of the verdict's lines, in display order.
     fn order(&self) -> impl Iterator<Item = usize> {
         self.order[..self.count].iter().copied()
     }
@@ -379,8 +383,9 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
     text
 }
 
-/// Returns the sort key of a line. The limits that deny the request for the longest time come
-/// first, and then the limits with the fewest remaining units. The verdict uses the same order.
+/// Returns the sort key of a line. The limits that deny the request come first, starting with the
+/// longest retry time. Then follow the other limits, starting with the fewest remaining units. The
+/// verdict uses the same order.
 fn slack(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,
@@ -443,8 +448,8 @@ fn is_concurrency(limit: &Limit) -> bool {
 }
 
 /// Returns the time until an exhausted key has a unit again. For a window, this is the time until
-/// the whole quota is available. For a bucket, the time in which all later units become available
-/// is subtracted.
+/// the whole quota is available. For a bucket, the time that all units after the next one take to
+/// become available is subtracted from this time.
 fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     let units = limit.quota().saturating_add(limit.soft_allowance());
     let later_steps = match *limit.algorithm() {
@@ -472,8 +477,8 @@ fn next_unit(limit: &Limit, outcome: &Outcome) -> Span {
     )
 }
 
-/// Returns the time in which `units` become available again. The time is rounded down, because the
-/// caller subtracts it.
+/// Returns the time that `units` take to become available again. The time is rounded down, because
+/// the caller subtracts it from another time.
 fn time_for(units: u64, rate: Rate) -> Span {
     let micros =
         u128::from(units) * u128::from(rate.period.as_micros()) / u128::from(rate.count.max(1));

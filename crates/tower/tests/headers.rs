@@ -289,8 +289,8 @@ proptest! {
     }
 }
 
-/// Regression test: equal limits of one rule had the same policy name, so a client could not tell
-/// which state belonged to which policy.
+/// Regression test: equal limits of one rule had the same policy name, so a client could not find
+/// the policy for each item in `RateLimit`.
 #[test]
 fn shown_policies_of_one_response_have_different_names() {
     let equal = limits(Some("r"), &["20/min", "1/s", "20/min"]);
@@ -323,7 +323,7 @@ fn rule_names_are_hidden_unless_configured() {
     let verdict = Verdict::of(&Decision::Admitted, &charges, &outcomes);
     let mut headers = HeaderMap::new();
     HeaderWriter::default().write(&verdict, NOW, &mut headers);
-    // The names differ, so that a client can find the policy of each state.
+    // The names differ, so that a client can find the policy for each item in `RateLimit`.
     let policies =
         "\"1/s\";q=1;w=1, \"20/min\";q=20;w=60, \"20/min:2\";q=20;w=60, \"20/min:3\";q=20;w=60";
     assert_eq!(line(&headers, "ratelimit-policy"), Some(policies));

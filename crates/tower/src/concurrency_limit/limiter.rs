@@ -102,8 +102,8 @@ impl ConcurrencyLimiter {
         Ok(())
     }
 
-    /// Returns true if a request with this share would be admitted now. This check never counts a
-    /// request as shed.
+    /// Returns true if a request with this share would be admitted now. Unlike
+    /// [`Self::try_acquire`], this method does not count a request as shed.
     #[must_use]
     pub fn has_free_slot(&self, share: SlotShare) -> bool {
         self.in_flight.load(Ordering::Acquire) < self.most(share)
@@ -156,13 +156,13 @@ impl ConcurrencyLimiter {
     }
 
     /// Returns the number of slots available to requests with this share. A request is admitted if
-    /// fewer slots are in use.
+    /// fewer slots than this are in use.
     fn most(&self, SlotShare(percent): SlotShare) -> u32 {
         let limit = u64::from(self.limit.load(Ordering::Relaxed));
-        // Round the number down, so that the last slot is reserved for shares of 100 %. If there is
-        // only one slot, requests with any share may use it.
+        // Round the number down, so that the last slot is reserved for requests with a share of 100
+        // %. If there is only one slot, requests with any share may use this slot.
         let most = (limit * u64::from(percent) / 100).max(1);
-        // The result is at most the limit, or 1. Both fit in a `u32`.
+        // The result is at most the limit, or 1, so it fits in a `u32`.
         u32::try_from(most).unwrap_or(u32::MAX)
     }
 
@@ -221,8 +221,8 @@ impl ConcurrencyPermit {
 
     /// Releases the slot when the service has started to respond. A response counts as a failure if
     /// its status is 503 or 504, or if its head has the gRPC status `UNAVAILABLE` or
-    /// `DEADLINE_EXCEEDED`. A response with status 429 or `RESOURCE_EXHAUSTED`, and a denial by the
-    /// limits of a `RateLimitLayer`, is not measured.
+    /// `DEADLINE_EXCEEDED`. Responses with status 429 or `RESOURCE_EXHAUSTED` are not measured, and
+    /// neither are denials by a `RateLimitLayer`.
     pub fn finish<R>(self, answer: &Response<R>) {
         let denial: Option<&DenialInfo> = answer.extensions().get();
         if denial.is_some_and(|denial| denial.reason == Reason::Limit) {

@@ -38,7 +38,7 @@ use tidegate::Clock;
 /// An error counts as a failure. So does a response with status 503 or 504, and a gRPC response
 /// without a message whose status is `UNAVAILABLE` or `DEADLINE_EXCEEDED`. Responses with status
 /// 429 or `RESOURCE_EXHAUSTED` are not measured. If a request is cancelled before its response
-/// begins, the elapsed time counts as a lower bound for its latency.
+/// begins, the time until the cancellation is used as a lower bound for the latency.
 ///
 /// # Examples
 ///
@@ -85,7 +85,7 @@ impl ConcurrencyLimitLayer {
     /// The maximum number of classes.
     pub const MAX_CLASSES: usize = 16;
 
-    /// Creates a layer with these `settings`, in which all requests have the same class.
+    /// Creates a layer with these `settings`. All requests have the same class.
     ///
     /// # Errors
     ///
@@ -101,8 +101,8 @@ impl ConcurrencyLimitLayer {
     }
 
     /// Assigns requests to classes. The function `class` returns the class number for a request
-    /// head. A number beyond the last class selects the last class. Requests of class `n` may use
-    /// `shares[n]` percent of the slots, rounded down but at least one.
+    /// head. If the number is too large, the request belongs to the last class. Requests of class
+    /// `n` may use `shares[n]` percent of the slots, rounded down but at least one.
     ///
     /// # Errors
     ///

@@ -16,8 +16,8 @@ const SDK_LANGUAGE: HeaderName = HeaderName::from_static("x-stainless-lang");
 /// A response header that the OpenAI and Anthropic SDKs obey.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// The longest `Retry-After` that the OpenAI and Anthropic SDKs obey. If it is longer, they retry
-/// after a few seconds and are denied again.
+/// The longest `Retry-After` that the OpenAI and Anthropic SDKs obey. If `Retry-After` is longer,
+/// these SDKs retry after a few seconds, and their requests are denied again.
 const LONGEST_SDK_WAIT: Span = Span::from_secs(60);
 
 /// The path suffixes of the OpenAI API.
@@ -90,7 +90,8 @@ pub(super) fn response(denial: &Denial<'_>, format: ErrorFormat) -> Option<Respo
     Some(response)
 }
 
-/// Tells SDKs to retry only if the wait time is short enough that they obey it.
+/// Tells SDKs whether to retry. They should retry only if the wait time is short enough that they
+/// obey `Retry-After`.
 fn put_should_retry(denial: &Denial<'_>, headers: &mut HeaderMap) {
     if denial.cause == Cause::Malformed {
         return;

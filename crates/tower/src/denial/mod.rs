@@ -117,8 +117,8 @@ impl<'v> Denial<'v> {
         }
     }
 
-    /// Returns true if a retry can never succeed. The response says so explicitly. Otherwise, a
-    /// client would assume that the retry time was only left out.
+    /// Returns true if a retry can never succeed. The response then says so explicitly. Otherwise,
+    /// a client would assume that the retry time was only omitted.
     pub(crate) fn is_final(&self) -> bool {
         matches!(self.cause, Cause::Spent | Cause::Blocked) && self.retry_after.is_none()
     }
@@ -201,16 +201,16 @@ pub fn overload_response(head: &Parts) -> Response<Bytes> {
     response
 }
 
-/// Returns the response to a request that `verdict` denies: the status and a problem document,
-/// without the rate limit headers. The document contains the names of rules only if `names` is
-/// [`RuleNames::Shown`].
+/// Returns the response to a request that `verdict` denies: the status and problem details (RFC
+/// 9457), without the rate limit headers. The problem details contain the names of rules only if
+/// `names` is [`RuleNames::Shown`].
 #[must_use]
 pub fn denial_response(verdict: &Verdict<'_>, names: RuleNames) -> Response<Bytes> {
     Denial::of(verdict, names).problem_response()
 }
 
-/// Returns the response to a request that cannot be counted because of `error`: a 400 with a
-/// problem document.
+/// Returns the response to a request that cannot be counted because of `error`: a 400 with problem
+/// details (RFC 9457).
 #[must_use]
 pub fn malformed_response(error: &dyn fmt::Display) -> Response<Bytes> {
     Denial::malformed(error).problem_response()

@@ -6,8 +6,8 @@
 //!   └─▶ Denied ─▶ the denial
 //! ```
 //!
-//! The future may be dropped in any state. Before Calling, the inner service has not seen the
-//! request, so its charges are refunded: see [`RequestReservation`].
+//! The future may be dropped in any state. In the states before Calling, the inner service has not
+//! seen the request, so the charges of the request are refunded: see [`RequestReservation`].
 
 use std::{
     fmt, mem,
@@ -69,7 +69,8 @@ impl<S, B> PendingRequest<S, B>
 where
     S: Service<Request<B>> + Clone,
 {
-    /// Takes the ready service. Leaves a clone in its place, which must become ready again.
+    /// Takes the ready service. Leaves a clone in its place. The clone must become ready before it
+    /// can be called.
     fn new(request: Request<B>, service: &mut S) -> Self {
         let unready = service.clone();
         Self {
@@ -219,8 +220,8 @@ where
                     reservation,
                 } => {
                     let response = ready!(response.poll(context));
-                    // If the inner service has failed, `?` drops the reservation, which settles its
-                    // charges.
+                    // If the inner service has failed, `?` returns early. This drops the
+                    // reservation, so its charges are settled.
                     let reservation = mem::take(reservation);
                     let mut response = response?;
                     let reservation = reservation.responded(&response);

@@ -1,9 +1,10 @@
 //! Renews the leases of concurrency slots.
 //!
 //! Leases expire, so that a crashed process does not keep its slots. The lease of a long request is
-//! renewed after a third of its duration, which leaves time for two more attempts. One task with
-//! one timer renews the leases of all requests of a layer. Completed requests cause no work for
-//! this task, so only requests that run longer than a third of their lease cost processing time.
+//! renewed after a third of the lease duration, which leaves time for two more attempts. One task
+//! with one timer renews the leases of all requests of a layer. Completed requests cause no work
+//! for this task, so only requests that run longer than a third of their lease cost processing
+//! time.
 //!
 //! The task runs on the tokio runtime of the first request with a lease, and ends when no requests
 //! with leases are left. If this runtime shuts down earlier, the next request with a lease starts a
@@ -28,7 +29,7 @@ use super::receipt_guard::ChargeGuard;
 /// The number of renewals per lease duration.
 const TIMES_A_LEASE: u32 = 3;
 
-/// The minimum interval between renewals of a slot, even if its lease is very short. It is the
+/// The minimum interval between renewals of a slot, even if its lease is very short. It equals the
 /// resolution of the timers.
 const SHORTEST: Duration = Duration::from_millis(1);
 
@@ -116,7 +117,8 @@ impl LeaseKeepalive {
     }
 
     /// Returns the charges whose renewal is due at `now`, each with the timeout of the renewal.
-    /// Schedules the next renewals. Each timeout ends before the next renewal.
+    /// Schedules the next renewals. Each timeout elapses before the next renewal of the same
+    /// charges.
     fn due(&self, now: Instant) -> Vec<(Arc<dyn ChargeGuard>, Duration)> {
         let mut schedule = self.schedule();
         let mut due = Vec::new();
@@ -128,8 +130,8 @@ impl LeaseKeepalive {
                 continue;
             };
             due.push((Arc::clone(&holder.charges), holder.every / 2));
-            // This addition cannot fail in practice: `enter` has checked the same addition for an
-            // earlier time.
+            // This addition does not overflow in practice: `enter` has already checked the same
+            // addition at an earlier time.
             holder.due = now + holder.every;
             let again = (holder.due, number);
             schedule.due.insert(again);

@@ -27,8 +27,8 @@
 //!
 //! The [final charge](tidegate_core::ResponseCost) of a rule can depend on the entries of the
 //! response: `status`, `header.NAME`, `grpc-status`, `bytes`, and the entries that the application
-//! sets in a [`ResponseEntries`]. Until the response is known, the initial charge of the request
-//! stays reserved.
+//! sets in a [`ResponseEntries`]. Until the response determines the final charge, the initial
+//! charge of the request stays reserved.
 //!
 //! A request is rejected as an [`AmbiguousRequest`] in two cases: an entry used by rules has
 //! several values, or the rules use the path and it has `.` or `..` segments. If a request lacks an
@@ -194,8 +194,8 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they get it.
-    /// Disabling it saves time if the inner service does not use the extension.
+    /// Sets whether admitted requests get a [`RateLimitStatus`] extension. By default, they get the
+    /// extension. Disabling the extension saves time if the inner service does not use it.
     #[must_use]
     pub fn insert_status(mut self, tells: bool) -> Self {
         self.settings().policy.inserts_status = tells;
@@ -218,8 +218,8 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Adds the entry `name`, which is derived from another entry. For example, it can be the owner
-    /// in an API key, without the key's secret.
+    /// Adds the entry `name`, which is derived from another entry. For example, the new entry can
+    /// be the owner part of an API key, without the secret part.
     #[must_use]
     pub fn derived(mut self, name: &str, derived: DerivedEntry) -> Self {
         self.settings().sources.add_derived(name, derived);
@@ -250,8 +250,8 @@ impl<L: RateLimiter> RateLimitLayer<L> {
         self
     }
 
-    /// Sets the maximum time for which a queue may delay a request. The default is 30 s. A request
-    /// that would have to wait longer is denied.
+    /// Sets the maximum delay of a request in a queue. The default is 30 s. A request with a longer
+    /// delay is denied.
     #[must_use]
     pub fn longest_wait(mut self, longest: Span) -> Self {
         self.settings().policy.longest_wait = longest;
@@ -277,8 +277,8 @@ impl<L: RateLimiter> RateLimitLayer<L> {
     ///
     /// # Errors
     ///
-    /// Returns the layer's response to a malformed request, if an entry that `when` uses is
-    /// ambiguous or too long.
+    /// If an entry that `when` uses is ambiguous or too long, returns the layer's response to a
+    /// malformed request.
     pub fn holds(
         &self,
         when: &When,

@@ -9,10 +9,10 @@
 //! refunded    released     response head       whole response
 //! ```
 //!
-//! A request may be cancelled at any stage. The reservation of a cancelled request is dropped, and
-//! its charges are settled with the information available at that time. With a store in this
-//! process, the charges are settled immediately. With a remote store, a task on the request's
-//! runtime settles them.
+//! A request may be cancelled at any stage. When a request is cancelled, its reservation is
+//! dropped, and the charges are settled with the information available at that time. With a store
+//! in this process, the charges are settled immediately. With a remote store, a task on the
+//! request's runtime settles them.
 //!
 //! If this runtime is shutting down, the receipt of the charges is lost. The loss is safe: the
 //! charges remain, and concurrency slots become free when their leases expire.
@@ -89,8 +89,8 @@ impl RequestReservation {
         reserved.stage = Stage::Running;
         let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
         if !reserved.guard.charges().rules().any(depends) {
-            // These charges are final: the wait in the queue is over, and they do not depend on
-            // slots or on the response.
+            // The charges are final: the request no longer waits in a queue, and the charges do not
+            // depend on slots or on the response.
             self.0 = None;
         }
     }
@@ -138,7 +138,7 @@ impl Drop for RequestReservation {
     }
 }
 
-/// Returns the names of the response entries on which the final amounts of `charges` depend.
+/// Returns the names of the response entries that determine the final amounts of `charges`.
 fn response_entries(charges: &OwnedCharges) -> Vec<&str> {
     charges
         .rules()

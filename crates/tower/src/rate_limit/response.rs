@@ -58,7 +58,7 @@ impl ResponseEntries {
 pub(super) struct ResponseState {
     status: http::StatusCode,
     report: Option<ResponseEntries>,
-    /// The response headers on which the final charges depend, by entry name.
+    /// The response headers that determine the final charges, by entry name.
     headers: NamedValues,
     grpc_status: Option<Box<str>>,
     /// The number of body bytes sent so far.
@@ -137,7 +137,8 @@ impl ResponseState {
             .iter()
             .map(|(name, value)| (*name, &**value))
             .collect();
-        // If a response value is not valid as an entry, the initial charge stays unchanged.
+        // If a value in the response is not a valid entry value, the initial charge is the final
+        // charge.
         let response = Request::new(&entries, Cost::ONE);
         response.map_or_else(
             |_| charged.units(),

@@ -10,7 +10,7 @@ use tidegate_identity::{AmbiguousRequest, RequestEntries};
 pub(super) type Few<T> = SmallVec<[T; 4]>;
 
 /// Returns the entries of `request` that `rules` use. Extra entries of `rules` are included only if
-/// they are valid and fit.
+/// they are valid and there is room for them.
 pub(super) fn used_entries<'n, 'r>(
     request: &'r RequestEntries<'_>,
     rules: &'n RuleSet,

@@ -1,4 +1,4 @@
-//! Event streams (`text/event-stream`) in which the data of each event is a JSON document.
+//! Event streams (`text/event-stream`). The data of each event is a JSON document.
 
 use super::{UsageCounts, json::JsonScanner};
 
@@ -16,7 +16,7 @@ pub(super) struct EventStreamScanner {
 /// The part of the current line that was already read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LineState {
-    /// The line so far equals this many bytes of `data:`.
+    /// The part read so far is the beginning of `data:`. The value is the length of this part.
     Name(usize),
     /// The line contains data.
     Data,

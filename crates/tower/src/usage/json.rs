@@ -9,10 +9,11 @@ use super::{Member, UsageCounts};
 /// The maximum length of a field name in bytes. Longer names do not match any known name.
 const MAX_NAME: usize = 32;
 
-/// The maximum number of nested [`Place`]s: array, document, wrapper, usage, details.
+/// The maximum number of nested [`Place`]s. The deepest nesting is array, document, wrapper, usage,
+/// details.
 const MAX_PLACES: usize = 5;
 
-/// The replacement for a character in a field name that does not occur in any known name.
+/// Replaces an escaped character in a field name if no known name contains such a character.
 const UNKNOWN: u8 = 0xFF;
 
 /// A container on the path to the usage.
@@ -38,7 +39,7 @@ enum Place {
 
 impl Place {
     /// Returns the place of the container that is the field `name` of `parent` and starts with
-    /// `bracket`. Returns `None` if this container does not contain the usage.
+    /// `bracket`. Returns `None` if the usage cannot be inside this container.
     fn of(parent: Option<Self>, name: &[u8], bracket: u8) -> Option<Self> {
         if bracket == b'[' {
             return parent.is_none().then_some(Self::Array);
@@ -108,7 +109,8 @@ struct Name {
 
 impl Name {
     fn push(&mut self, byte: u8) {
-        // A name that is too long keeps its length, so it does not equal any known name.
+        // The length of a name is counted even if the name is too long. Therefore the name cannot
+        // be mistaken for a known name.
         if let Some(next) = self.bytes.get_mut(self.length) {
             *next = byte;
         }
@@ -130,9 +132,10 @@ enum Token {
     String { bytes: u64 },
     /// A string after a backslash.
     Escape { bytes: u64 },
-    /// A string after `\u`, the number of its hexadecimal digits so far, and their value.
+    /// A string after `\u`, with the number of hexadecimal digits read so far and their value.
     Unicode { bytes: u64, digits: u8, code: u32 },
-    /// A number, if it contains only digits so far, or `None` after any other character.
+    /// A number or literal outside of strings. The value is the number if only digits were read so
+    /// far; otherwise, it is `None`.
     Scalar(Option<u64>),
 }
 
@@ -144,7 +147,8 @@ pub(super) struct JsonScanner {
     places: [Option<Place>; MAX_PLACES],
     /// The number of `places` that are in use.
     depth: usize,
-    /// The number of open containers inside the last place that do not contain the usage.
+    /// The number of open containers that are inside the last place but are not on the path to the
+    /// usage.
     skipped: usize,
     /// The name of the current field.
     name: Name,
@@ -186,7 +190,7 @@ impl JsonScanner {
     }
 
     /// Reads `text`, the next part of a string. `length` is the number of bytes of the string
-    /// before it. `rest` begins with the quote or backslash after `text`, or is empty.
+    /// before `text`. `rest` begins with the quote or backslash after `text`, or is empty.
     fn read_text(&mut self, text: &[u8], length: u64, counts: &mut UsageCounts, rest: &mut &[u8]) {
         if !self.is_value {
             for byte in text.iter().take(MAX_NAME + 1) {

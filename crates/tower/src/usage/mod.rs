@@ -1,10 +1,9 @@
 //! Token usage of language models, read from responses as they are forwarded.
 //!
-//! [`UsageScanner`] gets the bytes of a response in pieces of any size and does not keep them. It
-//! recognises the usage fields of the OpenAI, Anthropic and Gemini APIs in a JSON document or an
-//! event stream. A JSON parser such as `serde_json` needs the whole document, or a thread that
-//! waits for the rest of it. The scanner therefore has its own tokenizer, which uses a fixed amount
-//! of memory.
+//! [`UsageScanner`] reads a response in pieces of any size and does not store them. It recognises
+//! the usage fields of the OpenAI, Anthropic and Gemini APIs in a JSON document or an event stream.
+//! A JSON parser such as `serde_json` needs the whole document, or a thread that waits for the rest
+//! of it. The scanner therefore has its own tokenizer, which uses a fixed amount of memory.
 //!
 //! | API | fields |
 //! | --- | --- |
@@ -144,7 +143,8 @@ const MEMBERS: usize = Member::ToolUsePromptTokenCount as usize + 1;
 #[derive(Clone, Debug, Default)]
 struct UsageCounts {
     members: [Option<u64>; MEMBERS],
-    /// Whether the final usage was seen. Anthropic's first event contains only a preliminary usage.
+    /// Whether the scanner has read the final usage. Anthropic's first event contains only a
+    /// preliminary usage.
     is_final: bool,
     was_clamped: bool,
     /// The number of bytes of generated text, in JSON strings.
@@ -175,7 +175,8 @@ impl UsageCounts {
             });
         }
         if has(Member::PromptTokens, Member::CompletionTokens) {
-            // Some gateways add Anthropic's fields to this format. The prompt tokens include them.
+            // Some gateways add Anthropic's cache fields to this format. Here, the prompt tokens
+            // include the cached tokens.
             let cached = count(Member::CachedTokens).max(count(Member::CacheReadInputTokens));
             return Some(TokenUsage {
                 input: count(Member::PromptTokens).saturating_sub(cached),

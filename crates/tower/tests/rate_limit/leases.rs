@@ -97,7 +97,7 @@ async fn a_handle_that_outlives_the_body_keeps_its_slot() {
     assert_eq!(left(&limiter).await, 1);
 }
 
-/// A memory store with faulty renewals.
+/// A memory store whose lease renewals fail or hang.
 struct Odd(MemoryStore, Oddity);
 
 enum Oddity {
@@ -219,8 +219,8 @@ async fn a_hanging_renewal_loses_no_other_slot() {
     assert_eq!(left(&limiter).await, 2);
 }
 
-/// Tests a runtime that shuts down before any renewal. If the first request was on this runtime,
-/// the second request's runtime renews the leases of both requests.
+/// Sends the first request on a runtime that shuts down before any renewal, and the second request
+/// on another runtime. Tests that this other runtime renews the leases of both requests.
 fn outlives_a_runtime(ask_on: impl FnOnce(Runtime, &mut dyn FnMut())) {
     let limiter = limiter(vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));

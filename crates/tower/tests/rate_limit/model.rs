@@ -90,8 +90,8 @@ proptest! {
         let mut model = Model::default();
         for step in steps {
             let admits = model.admits();
-            // The client is at fault for its failures (429), but not for a service at capacity
-            // (503).
+            // The client has caused its own failures, so their limit denies with 429. The client
+            // has not caused the service to be at capacity, so that denial is a 503.
             let spent = model.failed + model.underway.len() >= FAILURES;
             let denied = if spent { 429 } else { 503 };
             match step {

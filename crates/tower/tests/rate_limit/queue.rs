@@ -73,7 +73,8 @@ async fn the_last_queued_request_frees_its_turn_when_cancelled() {
     let far = Far(MemoryStore::new(MemoryBounds::default()));
     let mut elsewhere = RateLimitLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
     give_up(&mut service, Duration::from_millis(500)).await;
-    // The store needs one second to decide. The request would be served another second later.
+    // The store needs one second to decide. The request would be served a second after the
+    // decision.
     give_up(&mut elsewhere, Duration::from_millis(1_500)).await;
     assert_eq!(notes.paths(), ["/1", "/3", "/1", "/3"]);
 }

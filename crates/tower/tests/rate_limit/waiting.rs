@@ -85,7 +85,8 @@ async fn twenty_at_work_and_two_seconds_of_patience_serve_sixty_arrivals_in_orde
     assert_eq!(start.elapsed(), Duration::from_millis(1_800));
 }
 
-/// The service is at its capacity, which is not the client's fault.
+/// The status is 503 instead of 429, because the client has not caused the service to be at its
+/// capacity.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_in_vain_is_answered_503() {
     let limiter = limiter_on(memory(), waiting_rule(1, Span::from_millis(400)));
@@ -104,7 +105,8 @@ async fn a_request_that_waits_in_vain_is_answered_503() {
     );
     assert_eq!(denied.header("retry-after"), Some("1"));
     assert_eq!(first.await.unwrap().status, 200);
-    // If the layer's own maximum is shorter, the request is denied earlier.
+    // If the layer's maximum wait is shorter than the rule's maximum wait, the request is denied
+    // earlier.
     let first = tokio::spawn(ask(layer.clone(), inner.clone(), "/"));
     tokio::task::yield_now().await;
     let start = Instant::now();
@@ -160,11 +162,12 @@ async fn a_cancelled_request_gives_its_turn_on() {
     cancels_the_second(memory(), Duration::from_millis(1)).await;
 }
 
-/// With a remote store, the second request may be cancelled during a call of the store. It then
-/// releases its slot in the background.
+/// With a remote store, the second request may be cancelled during a call to the store. If the
+/// store admits the request, its slot is then released in the background.
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
-    // Here, the service takes longer than a call of the store, so all requests wait.
+    // The first request holds the slot for 1.6 s: 0.6 s for the service and 1 s for the settlement.
+    // A call to the store is shorter, so the other requests wait.
     let store = Far(memory());
     let limiter = limiter_on(store, waiting_rule(1, Span::from_secs(30)));
     let came = Arc::default();
