@@ -1,11 +1,11 @@
-//! Client-side adaptive throttling. If the server refuses most requests, the client drops most of
-//! its requests locally, and sends the others as probes.
+//! Client-side adaptive throttling. If the server refuses most requests, the client rejects most of
+//! its requests locally, and sends the remaining requests as probes.
 //!
 //! The formula is from Google's SRE book (chapter 21, "Handling Overload"). A request is rejected
 //! locally with probability `max(0, (requests - K * accepts) / (requests + 1))`, counted over the
 //! last two minutes. If the server accepts all requests, the throttle rejects none. If the server
-//! accepts no requests, the throttle rejects nearly all requests. When the server accepts requests
-//! again, the throttle rejects fewer requests.
+//! accepts no requests, the throttle rejects nearly all requests. As the server accepts more
+//! requests again, the throttle rejects fewer.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -17,9 +17,9 @@ use crate::{
 /// A throttle that locally rejects requests that the server would most likely refuse.
 ///
 /// With `K` = 2, a server that refuses at most half of the requests gets all requests. A server
-/// that refuses more than half gets up to two requests for each request that it accepts. With a `K`
-/// closer to 1, the server gets fewer requests. But the client then takes longer to notice that the
-/// server has recovered.
+/// that refuses more than half gets up to two requests for each request that it accepts. With a
+/// smaller `K`, an overloaded server gets fewer requests, but the client takes longer to notice
+/// that the server has recovered.
 ///
 /// # Examples
 ///
@@ -40,7 +40,7 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AdaptiveThrottle {
     k: Fraction,
-    /// The counts of all requests and of accepted requests.
+    /// The number of all requests, and the number of accepted requests (as `events`).
     window: RollingWindow,
 }
 
@@ -121,7 +121,8 @@ fn rejection_probability(counts: Counts, k: Fraction) -> Fraction {
         requests,
         events: accepts,
     } = counts;
-    // Multiply numerator and denominator by the denominator of K, so that all numbers are integers.
+    // Multiply both the numerator and the denominator of the formula by the denominator of K, so
+    // that all numbers are integers.
     let expected = requests.saturating_mul(k.denominator);
     let accepted = accepts.saturating_mul(k.numerator);
     let probability = Fraction {
@@ -141,8 +142,8 @@ mod tests {
 
     use super::*;
 
-    /// A reference implementation. It keeps a list of instants, calculates with exact fractions,
-    /// and uses the same slots as the window.
+    /// A reference implementation. It keeps a list of instants and calculates with exact fractions,
+    /// but divides time into the same slots as [`RollingWindow`].
     #[derive(Default)]
     struct Naive {
         requests: Vec<u64>,
@@ -193,8 +194,8 @@ mod tests {
         }
     }
 
-    /// If the server accepts one in ten requests, the client settles at K requests for each
-    /// accepted request.
+    /// The server can accept only a tenth of the requests that the caller makes. The client then
+    /// settles at sending K requests for each accepted request.
     #[test]
     fn requests_settle_at_k_times_accepts() {
         let (mut throttle, mut rng) = (AdaptiveThrottle::default(), fastrand::Rng::with_seed(3));

@@ -13,7 +13,7 @@ use tidegate_core::{Span, Timestamp};
 
 use crate::rolling_window::{Counts, RollingWindow};
 
-/// The conditions under which a circuit breaker opens and closes again.
+/// The settings that determine when a circuit breaker opens and when it closes again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BreakerSettings {
     /// The length of the window over which results are counted. The default is 30 s.
@@ -26,8 +26,8 @@ pub struct BreakerSettings {
     /// The time after opening during which no request is sent. The default is 5 s.
     pub open_for: Span,
     /// The number of probes that are sent after `open_for`. All of them must succeed to close the
-    /// breaker. The default is 3 and the minimum is 1. This number is also the maximum number of
-    /// probes in flight.
+    /// breaker. The default is 3 and the minimum is 1. It is also the maximum number of probes in
+    /// flight.
     pub probes: u32,
 }
 
@@ -51,7 +51,7 @@ pub struct BreakerPermit {
     era: u64,
 }
 
-/// The server health that the result of a request indicates.
+/// What the result of a request says about the server's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthSignal {
     /// The server is healthy.
@@ -62,7 +62,7 @@ pub enum HealthSignal {
     Unknown,
 }
 
-/// A circuit breaker that is based on the failure ratio in a sliding window.
+/// A circuit breaker that opens when the percentage of failures in a sliding window is too high.
 ///
 /// # Examples
 ///
@@ -85,7 +85,7 @@ pub struct CircuitBreaker {
     state: BreakerState,
     /// The number of state changes so far. A result from an earlier era is ignored.
     era: u64,
-    /// The counts of results and of failures.
+    /// The number of results, and the number of failures (as `events`).
     window: RollingWindow,
 }
 
@@ -141,7 +141,8 @@ impl CircuitBreaker {
                 succeeded: 0,
             })),
             BreakerState::HalfOpen(probes) => {
-                // A successful probe keeps its slot. A probe without a result has freed its slot.
+                // A successful probe keeps its slot until the breaker closes. A probe that ended
+                // without a result has freed its slot.
                 if probes.in_flight + probes.succeeded >= self.settings.probes {
                     return Err(Span::ZERO);
                 }
@@ -328,8 +329,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks two properties: a breaker that has opened issues no permit for `open_for`, and
-        /// the number of probes in flight is bounded.
+        /// Checks two properties: after a breaker has opened, it issues no permit for the time
+        /// `open_for`, and the number of probes in flight is bounded.
         #[test]
         fn the_breaker_keeps_its_bounds(steps in proptest::collection::vec(step(), 1..300)) {
             let mut breaker = CircuitBreaker::new(SETTINGS);

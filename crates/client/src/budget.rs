@@ -1,10 +1,11 @@
 //! A retry budget, which bounds the load that retries add even if many requests fail.
 //!
-//! Retries help against occasional failures. If all requests fail, retries multiply the load on an
-//! overloaded server: three layers that each try three times send twenty-seven times as many
-//! requests. A budget limits retries in proportion to the number of requests. Each request deposits
-//! a fraction of a retry, and each retry withdraws one full retry. Deposits expire. A few retries
-//! per second are free, so that a client with little traffic can retry too.
+//! Retries help against occasional failures. But if all requests fail, retries multiply the load on
+//! an overloaded server: if each of three layers tries a request three times, the server gets
+//! twenty-seven times as many requests. A budget limits retries in proportion to the number of
+//! requests. Each request deposits a fraction of a retry, and each retry withdraws one full retry.
+//! Deposits expire. A few retries per second need no deposits, so that a client with little traffic
+//! can retry too.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -34,9 +35,9 @@ use crate::rolling_window::{Counts, RollingWindow};
 #[derive(Clone, Debug)]
 pub struct RetryBudget {
     percent: u64,
-    /// The number of free retries per window.
+    /// The number of retries per window that need no deposits.
     reserve: u64,
-    /// The counts of requests and of retries.
+    /// The number of requests, and the number of retries (as `events`).
     window: RollingWindow,
 }
 
@@ -95,8 +96,8 @@ impl RetryBudget {
             events: retries,
         } = self.window.sum(now);
         let earned = requests.saturating_mul(self.percent) / 100;
-        // Deposits may expire before the retries that they paid for, so the balance can be
-        // negative.
+        // A deposit may leave the window before the retry that it paid for, so `retries` can exceed
+        // what the remaining deposits allow.
         retries < earned.saturating_add(self.reserve)
     }
 }

@@ -1,4 +1,4 @@
-//! The only module of this crate that reads a clock.
+//! The clock of a client. Only this module reads the system's clocks.
 
 use std::time::UNIX_EPOCH;
 
@@ -9,9 +9,9 @@ use tokio::time::{Duration, Instant};
 /// tests can pause it. Later changes of the wall clock do not affect this clock.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
-    /// The creation time of the clock, in tokio's time.
+    /// The time at which this clock was created, by tokio's clock.
     started: Instant,
-    /// The clock's time when it was created.
+    /// The time that this clock showed when it was created.
     start: Timestamp,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn to_duration(span: Span) -> Duration {
     Duration::from_micros(span.as_micros())
 }
 
-/// Converts a duration to whole microseconds. A duration that is too long becomes the maximum.
+/// Converts a duration to whole microseconds. Saturates if the duration is too long.
 fn to_span(duration: Duration) -> Span {
     Span::from_micros(u64::try_from(duration.as_micros()).unwrap_or(u64::MAX))
 }

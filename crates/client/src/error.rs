@@ -11,8 +11,8 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The last try failed, and the request is not sent again. The source is the error of the last
-    /// try.
+    /// The last try failed, and the request is not sent again. [`std::error::Error::source`]
+    /// returns the error of the last try.
     #[error("no response after {tries} {}: {gave_up}", if *.tries == 1 { "try" } else { "tries" })]
     Failed {
         /// The number of times that the request was sent.
@@ -33,8 +33,8 @@ pub enum Error {
     /// fallback, or try again later.
     #[error("not sent: the circuit breaker is open for {retry_after}")]
     CircuitOpen {
-        /// The time until the breaker admits a probe. The time is zero if the breaker waits for the
-        /// result of a probe.
+        /// The time until the breaker admits a probe. It is zero while the breaker is waiting for
+        /// the results of probes.
         retry_after: Span,
     },
     /// Adaptive throttling rejected the request, because the server refuses most requests. Nothing
@@ -50,13 +50,13 @@ pub enum Error {
     /// The wait time would exceed the maximum. Nothing was sent. Try again later.
     #[error("not sent: the wait of at least {wait} exceeds the maximum of {most}")]
     WaitTooLong {
-        /// A lower bound on the necessary wait time.
+        /// The time that the request would have to wait, at least.
         wait: Span,
         /// The maximum wait time.
         most: Span,
     },
-    /// The cost of the request exceeds the maximum cost that the client's own limits admit. Nothing
-    /// was sent. Split the request.
+    /// The cost of the request exceeds the maximum cost that the client's own limits can ever
+    /// admit. Nothing was sent. Split the request.
     #[error("not sent: the cost of {cost} is more than the client's own limits can admit at once")]
     NeverFits {
         /// The cost of the request.

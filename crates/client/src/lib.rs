@@ -1,5 +1,4 @@
-//! A client for rate-limited services. The client never retries before the time that the server has
-//! set.
+//! A client for rate-limited services. The client never retries earlier than the server allows.
 //!
 //! ```text
 //! retry      RetryLayer             retries requests
@@ -15,10 +14,10 @@
 //! breaker    CircuitBreaker         sends only probes to a server that mostly fails
 //! ```
 //!
-//! The types that make decisions do no I/O. Time and random numbers are arguments, and arithmetic
-//! uses integers. Thin adapters apply these decisions: tower layers (for hyper-util's client and
-//! tonic's channels), and a middleware for reqwest with the feature `reqwest`. The adapters wait
-//! with tokio's timers, and [`TokioClock`] reads the time from the same timers.
+//! The types that make decisions do no I/O. They take the time and random numbers as arguments, and
+//! calculate with integers. Thin adapters apply the decisions: tower layers (for hyper-util's
+//! client and tonic's channels) and, with the feature `reqwest`, a middleware for reqwest. The
+//! adapters wait with tokio's timers, and [`TokioClock`] reads the time from the same timers.
 
 /// Compiles the program in the documentation of this crate.
 #[cfg(all(doctest, feature = "reqwest"))]

@@ -1,8 +1,8 @@
 //! Middleware for reqwest: [`RetryLayer`] and [`GuardLayer`] implement
 //! `reqwest_middleware::Middleware`.
 //!
-//! reqwest has no hook around whole requests. The crate `reqwest-middleware` adds such a hook. The
-//! crate is common and small, and follows the releases of reqwest.
+//! reqwest has no hook that wraps a whole request. The crate `reqwest-middleware` adds such a hook.
+//! It is small and widely used, and keeps up with the releases of reqwest.
 
 use std::error::Error as StdError;
 
@@ -74,7 +74,7 @@ impl RequestSender for MiddlewareSender<'_> {
 
     async fn send(&mut self) -> std::result::Result<Response, BoxError> {
         let copy = self.request.as_ref().and_then(Request::try_clone);
-        // If a request cannot be copied, it is sent only once.
+        // A request that cannot be copied is sent itself, so it can be sent only once.
         let request = copy.or_else(|| self.request.take());
         let request = request
             .ok_or("the request body is a stream, so the request cannot be sent a second time")?;
@@ -88,8 +88,9 @@ impl RequestSender for MiddlewareSender<'_> {
         self.replayable
     }
 
-    /// By default, no error is taken to mean that nothing was sent. If a chain of redirects ends in
-    /// a refused connection, only the application knows which server refused it.
+    /// By default, no error is taken to mean that nothing was sent. reqwest follows redirects, so
+    /// only the application knows whether a refused connection was to the first server or to the
+    /// target of a redirect.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),

@@ -1,5 +1,5 @@
-//! The pace that a server sets. A server tells its clients to send no requests until an instant, or
-//! at most a number of requests until an instant.
+//! Paces requests as a server demands. A server can tell its clients to send no requests until an
+//! instant, or only a limited number of requests until an instant.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -19,7 +19,7 @@ pub(crate) struct Pacer {
     spacing: Span,
     /// The end of the period to which the advice applies. It is the epoch if there is no advice.
     advice_until: Timestamp,
-    /// The end of the time during which requests wait for the response to the probe.
+    /// The instant until which requests wait for the response to the probe.
     probing_until: Timestamp,
     last_sent: Timestamp,
 }
@@ -28,12 +28,13 @@ impl Pacer {
     /// The longest wait time that is honored. Without this maximum, one response could stop all
     /// requests permanently.
     pub(crate) const MAX_CLOSED: Span = Span::from_secs(86_400);
-    /// The maximum time that other requests wait for the response to a probe.
+    /// The maximum time for which other requests wait for the response to a probe.
     pub(crate) const PROBE: Span = Span::from_secs(1);
 
-    /// Returns the earliest time of the next request. A response may change this time.
+    /// Returns the earliest time at which the next request may be sent. A later response may change
+    /// this time.
     pub(crate) fn next_at(&self, now: Timestamp) -> Timestamp {
-        // The spacing applies only during the time for which it was computed.
+        // The spacing applies only until `advice_until`.
         let spaced = self.last_sent.after(self.spacing).min(self.advice_until);
         let blocked_until = self.closed_until.max(self.probing_until);
         spaced.max(blocked_until).max(now)
@@ -54,7 +55,7 @@ impl Pacer {
         Ok(())
     }
 
-    /// Returns the remaining time for which the server accepts no requests.
+    /// Returns the time until the server accepts requests again; zero if it accepts requests now.
     pub(crate) fn closed_for(&self, now: Timestamp) -> Span {
         self.closed_until.max(now).since(now)
     }
@@ -70,7 +71,7 @@ impl Pacer {
 
     /// Records that the server accepts no requests until `wait` has elapsed.
     pub(crate) fn close(&mut self, wait: Wait, now: Timestamp) {
-        // `Wait::Never` applies to one request only, so other requests may be sent.
+        // `Wait::Never` applies only to the refused request, so other requests may still be sent.
         if let Wait::After(span) = wait {
             let until = now.after(span.min(Self::MAX_CLOSED));
             self.closed_until = self.closed_until.max(until);

@@ -8,10 +8,11 @@ use std::{
 
 use crate::sync::lock;
 
-/// The maximum number of hosts in the table. A further host replaces the least recently used host.
+/// The maximum number of hosts in the table. When the table is full, a new host replaces the least
+/// recently used host.
 pub(crate) const MAX_HOSTS: usize = 1_024;
 
-/// A table with one `T` per host. Each `T` is created when it is first used.
+/// A table with one `T` per host. The `T` of a host is created when the host is first used.
 pub(crate) struct PerHost<T> {
     make: Box<dyn Fn() -> T + Send + Sync>,
     table: Mutex<HostTable<T>>,
@@ -19,7 +20,8 @@ pub(crate) struct PerHost<T> {
 
 struct HostTable<T> {
     hosts: HashMap<Box<str>, HostEntry<T>>,
-    /// The number of uses so far. It is used to find the least recently used host.
+    /// The number of lookups and insertions so far. It serves as a clock for finding the least
+    /// recently used host.
     uses: u64,
 }
 
@@ -47,7 +49,7 @@ impl<T> PerHost<T> {
         }
     }
 
-    /// Returns the state of `host`, and creates it at the first use.
+    /// Returns the state of `host`, creating the state if the host is not in the table.
     pub(crate) fn get(&self, host: &str) -> Arc<T> {
         let mut table = lock(&self.table);
         table.get(host).unwrap_or_else(|| {

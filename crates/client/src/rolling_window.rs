@@ -1,5 +1,5 @@
-//! Two counters over a sliding window, which is divided into slots. The time and memory that the
-//! counters need do not depend on the number of events.
+//! Two counters over a sliding window, which is divided into slots. Their running time and memory
+//! do not depend on the number of events.
 
 use tidegate_core::{Span, Timestamp};
 
@@ -11,7 +11,7 @@ const SLOTS: u64 = SLOT_COUNT as u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) requests: u64,
-    /// The number of other events: failures, retries or accepted requests.
+    /// The number of events other than requests: failures, retries or accepted requests.
     pub(crate) events: u64,
 }
 
@@ -63,14 +63,14 @@ impl RollingWindow {
         self.slots = Default::default();
     }
 
-    /// Makes the slot of `now` the newest slot, and resets the slots that are no longer part of the
+    /// Makes the slot that contains `now` the newest slot, and resets the slots that have left the
     /// window.
     fn advance(&mut self, now: Timestamp) {
         let current = now.as_micros() / self.slot.as_micros();
         if current <= self.newest {
             return;
         }
-        // After a long pause, every slot has expired. Reset each slot only once.
+        // After a long pause, every slot has left the window. Reset each slot only once.
         let first = (self.newest + 1).max(current.saturating_sub(SLOTS - 1));
         debug_assert!(current - first < SLOTS);
         for expired in first..=current {
@@ -80,7 +80,7 @@ impl RollingWindow {
     }
 }
 
-/// Returns the array index of the slot with this number.
+/// Returns the array index of the slot with the number `slot`.
 fn index(slot: u64) -> usize {
     usize::try_from(slot % SLOTS).unwrap_or(0)
 }

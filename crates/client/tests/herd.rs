@@ -1,5 +1,5 @@
-//! Tests that the plot in the documentation equals the output of the example, and that the plot
-//! agrees with the text of the documentation.
+//! Tests that the plot in the documentation is identical to the output of the example, and that the
+//! documentation's text agrees with the plot.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -24,8 +24,8 @@ use tidegate_client::{
 };
 use tokio::net::TcpListener;
 
-/// Starts a server that responds to the first `refusals` requests with `refusal`. It responds to a
-/// later request with that request's body. Returns the address of the server and the number of
+/// Starts a server that responds to the first `refusals` requests with `refusal`. It answers each
+/// later request with the body of that request. Returns the address of the server and the number of
 /// requests so far.
 async fn server(refusals: usize, refusal: Response<Full<Bytes>>) -> (SocketAddr, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -128,7 +128,8 @@ async fn a_permanent_refusal_is_returned_unchanged() {
     assert_eq!(answer.text().await.unwrap(), body);
 }
 
-/// The first server has processed the request, and only the target of its redirect is unreachable.
+/// The first server has processed the request and responded with a redirect. Only the redirect's
+/// target is unreachable.
 #[tokio::test]
 async fn a_processed_request_is_not_retried_after_a_broken_redirect() {
     let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -34,8 +34,8 @@ async fn process(url: &str) -> ThrottleLayer<FallbackStore> {
     )
 }
 
-/// Both clients together send thirty requests at fifty per second, which takes at least 29/50 s.
-/// With separate counts, the requests would take 14/50 s.
+/// Both clients together send thirty requests. With a shared limit of fifty requests per second,
+/// this takes at least 29/50 s. With separate limits, it would take only 14/50 s.
 #[tokio::test]
 async fn two_processes_share_one_limit() {
     let redis = support::RedisServer::start();

@@ -42,7 +42,8 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     let throttled = ClientBuilder::new(Client::new())
         .with(ThrottleLayer::new(spaced("4/s")?))
         .build();
-    // Requests that are sent evenly spaced may arrive less evenly, so the service allows a burst.
+    // The client sends the requests evenly spaced, but the network may deliver them less evenly.
+    // Therefore, the service allows a burst.
     let series = Series {
         name: "throttled",
         rate: "4/s",
@@ -54,7 +55,7 @@ pub(crate) async fn all(server: &str) -> Result<String, Box<dyn std::error::Erro
     Ok(lines)
 }
 
-/// A series of requests under one limit of the service.
+/// A series of requests to which the service applies one limit.
 struct Series {
     name: &'static str,
     rate: &'static str,
@@ -62,7 +63,7 @@ struct Series {
     requests: u32,
 }
 
-/// The number of requests per outcome.
+/// The number of requests with each outcome.
 #[derive(Debug, Default)]
 struct Tally {
     passed: u32,

@@ -6,7 +6,7 @@ use tidegate_client::Jitter;
 
 use super::simulation::{BAR_TIME, Bar, CLIENTS, Herd, RetryAfter};
 
-/// The plotted time, in seconds. It is slightly more than the slowest run takes.
+/// The length of the time axis, in seconds. It is slightly longer than the slowest run.
 const SECONDS: u32 = 40;
 const BAR_WIDTH: u32 = 2;
 /// The number of requests in a bar of full height. A higher bar is cut off and labelled with its
@@ -23,7 +23,7 @@ const REFUSED: &str = "#e07a3f";
 const INK: &str = "#2b2b2b";
 const FAINT: &str = "#8a8a8a";
 
-/// A point of the picture, in pixels from its upper left corner.
+/// A point in the picture, in pixels from the upper left corner.
 #[derive(Clone, Copy)]
 struct Point {
     x: u32,
@@ -36,7 +36,7 @@ impl Point {
     }
 }
 
-/// Draws the runs. Runs that honor `Retry-After` are next to runs that ignore it.
+/// Draws the runs as an SVG. A run that honors `Retry-After` is beside the run that ignores it.
 pub(crate) fn svg(herds: &[Herd]) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
@@ -117,8 +117,8 @@ fn panel(svg: &mut String, left: u32, top: u32, herd: &Herd) -> fmt::Result {
     Ok(())
 }
 
-/// Draws a bar whose lower left corner is `foot`. The admitted requests are below the refused
-/// requests.
+/// Draws a bar whose lower left corner is `foot`. The lower part of the bar shows the admitted
+/// requests, and the upper part the refused requests.
 fn draw_bar(svg: &mut String, foot: Point, bar: Bar) -> fmt::Result {
     let Point { x, y: base } = foot;
     let tall = |requests: u32| (requests.min(MOST) * HEIGHT).div_ceil(MOST);
@@ -164,8 +164,8 @@ fn name(herd: &Herd) -> String {
     }
 }
 
-/// Returns the caption of a run. The caption skips the first bar, in which all clients send their
-/// first request, because this bar is the same in all runs.
+/// Returns the caption of a run. The caption ignores the first bar, in which all clients send their
+/// first request, because it is the same in all runs.
 fn summary(herd: &Herd) -> String {
     let returning = herd.bars.iter().skip(1).map(|bar| bar.requests());
     let tenths = herd.done.as_millis_ceil().div_ceil(100);

@@ -1,5 +1,5 @@
-//! Simulates a thousand clients, each of which has one request. All clients send their request at
-//! the same time, to a server that admits a hundred requests per second.
+//! Simulates a thousand clients and a server that admits a hundred requests per second. Each client
+//! has one request, and all clients send their request at the same time.
 //!
 //! The clients use this crate's [`RetryPolicy`], and the server uses Tidegate's limits. The
 //! simulation reads no clock, and takes random numbers from a fixed seed, so every run has the same
@@ -21,19 +21,19 @@ use tidegate_tower::HeaderWriter;
 pub(crate) const CLIENTS: u32 = 1_000;
 /// The time at which all clients send their first request.
 const BEGIN: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
-/// The time that one bar covers.
+/// The time span that one bar covers.
 pub(crate) const BAR_TIME: Span = Span::from_millis(200);
 
-/// The way in which the clients treat `Retry-After`.
+/// How the clients react to `Retry-After`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryAfter {
     /// The clients ignore `Retry-After`, and wait only for their backoff.
     Ignored,
-    /// The clients wait for the time in `Retry-After`, and for their backoff after it.
+    /// The clients wait for the time in `Retry-After`, and then for their backoff.
     Honored,
 }
 
-/// The result of one run: the requests in the time of each bar, and their outcomes.
+/// The result of one run: the number of requests in each bar, by outcome.
 #[derive(Debug)]
 pub(crate) struct Herd {
     pub(crate) jitter: Jitter,
@@ -44,7 +44,7 @@ pub(crate) struct Herd {
     pub(crate) done: Span,
 }
 
-/// The number of requests in the time of one bar, by outcome.
+/// The number of requests in the time span of one bar, by outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bar {
     pub(crate) admitted: u32,

@@ -6,14 +6,14 @@ use tidegate_core::{Span, Timestamp};
 use super::{QuotaStatus, join_lines, seconds};
 
 /// The boundary between durations and instants: a reset value above this number is an instant. As a
-/// duration, this number of seconds would be 31 years. As an instant, it is in 2001.
+/// duration, this number would be 31 years. As an instant, it would be in 2001.
 const EPOCH_SECS: u64 = 1_000_000_000;
 /// The boundary between seconds and milliseconds: an instant above this number is in milliseconds.
-/// In seconds, this number would be in the year 5138.
+/// As an instant in seconds, this number would be in the year 5138.
 const EPOCH_MILLIS: u64 = 100_000_000_000;
 
-/// Parses the number of remaining requests and the time of the reset. `server_now` is the time from
-/// which instants are measured.
+/// Parses the number of remaining requests and the time of the reset. `server_now` is the server's
+/// current time. If the reset is an instant, it is compared with this time.
 pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaStatus> {
     let remaining = seconds(join_lines(headers, "x-ratelimit-remaining")?.trim())?;
     let after =
@@ -26,7 +26,8 @@ pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaS
         ),
     };
     (reset_after > Span::ZERO).then_some(QuotaStatus {
-        // Round down, because a fraction of a unit admits no request.
+        // Some services send a fraction. Round down, because less than one remaining request admits
+        // no request.
         remaining: remaining.as_micros() / 1_000_000,
         reset_after,
     })

@@ -33,13 +33,13 @@ const MAX_LINES: usize = 16;
 /// The time to wait before the request is sent again, according to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Wait at least for this time. The time is never zero.
+    /// Wait at least this long. This span is never zero.
     After(Span),
     /// Do not retry.
     Never,
 }
 
-/// The state of a server's limit after a response.
+/// The state of a limit on the server, as reported in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaStatus {
     /// The number of further requests that the limit admits.
@@ -70,17 +70,18 @@ pub struct QuotaStatus {
 pub struct Advice {
     /// The time to wait before this request is sent again, if it was refused or failed.
     pub wait: Option<Wait>,
-    /// The state of the tightest limit, if the response shows several limits.
+    /// The state of the limit. If the response reports several limits, this is the tightest limit.
     pub quota: Option<QuotaStatus>,
 }
 
 impl Advice {
     /// Parses the advice in a response that arrived at `now`. `now` is the client's wall clock
-    /// time. It is used only if the server sends an instant without a `Date`.
+    /// time. It is used only if the response contains an instant but no header `Date`.
     #[must_use]
     pub fn from_response(status: StatusCode, headers: &HeaderMap, now: Timestamp) -> Self {
         let server_now = retry_after::date(headers).unwrap_or(now);
-        // The limits in a cached response date from the time at which the response was stored.
+        // Ignore the limits in a cached response, because they may have changed since the response
+        // was stored.
         let is_cached = join_lines(headers, header::AGE.as_str())
             .is_some_and(|age| age.trim().parse::<u64>() != Ok(0));
         let quota = if is_cached {
@@ -118,7 +119,7 @@ pub(crate) fn is_refusal(status: StatusCode, headers: &HeaderMap) -> bool {
 
 pub(crate) use grpc::status as grpc_status;
 
-/// Returns the lines of a header, joined as a list. Returns `None` if the header is absent, too
+/// Returns the lines of a header, joined with commas. Returns `None` if the header is absent, too
 /// long, or not printable ASCII.
 fn join_lines(headers: &HeaderMap, name: &str) -> Option<String> {
     let mut joined = String::new();
@@ -146,7 +147,7 @@ fn seconds(text: &str) -> Option<Span> {
     let scale = 10_u64.pow(u32::try_from(part.len()).ok()?);
     let part = u128::from(part.parse::<u64>().ok()?) * 1_000_000;
     let part = u64::try_from(part.div_ceil(u128::from(scale))).ok()?;
-    // Saturate: a wait that is too long to represent must not be ignored.
+    // Saturate, because a wait that is too long to represent must not be ignored.
     Some(Span::from_micros(micros.saturating_add(part)))
 }
 

@@ -1,21 +1,22 @@
 //! The rate limit headers of language model APIs, which limit requests and tokens.
 //!
 //! OpenAI sends `x-ratelimit-remaining-requests` with `x-ratelimit-reset-requests`, a duration such
-//! as `6m0s`. Anthropic sends `anthropic-ratelimit-requests-remaining` with `-reset`, an RFC 3339
-//! date. Both send the same headers for tokens.
+//! as `6m0s`. Anthropic sends `anthropic-ratelimit-requests-remaining` with
+//! `anthropic-ratelimit-requests-reset`, an RFC 3339 date. Both providers send corresponding
+//! headers for tokens.
 
 use http::HeaderMap;
 use tidegate_core::{Span, Timestamp};
 
 use super::{QuotaStatus, join_lines, rate_limit::tightest};
 
-/// Anthropic's limits. The first limit counts requests, and the others count tokens.
+/// The names of Anthropic's limits in the headers.
 const ANTHROPIC: [&str; 4] = ["requests", "tokens", "input-tokens", "output-tokens"];
 
-/// OpenAI's limits. The first limit counts requests, and the other counts tokens.
+/// The names of OpenAI's limits in the headers.
 const OPENAI: [&str; 2] = ["requests", "tokens"];
 
-/// The units of OpenAI's durations, in nanoseconds.
+/// The units in OpenAI's durations, with their lengths in nanoseconds.
 const UNITS: [(&str, u128); 7] = [
     ("ns", 1),
     ("us", 1_000),
@@ -26,8 +27,8 @@ const UNITS: [(&str, u128); 7] = [
     ("h", 3_600 * 1_000_000_000),
 ];
 
-/// Returns the tightest limit that the headers show. `server_now` is the time from which dates are
-/// measured.
+/// Returns the tightest limit that the headers report. `server_now` is the time from which dates
+/// are measured.
 pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaStatus> {
     let openai = OPENAI.iter().filter_map(|limit| {
         let remaining = join_lines(headers, &format!("x-ratelimit-remaining-{limit}"))?;
@@ -42,8 +43,9 @@ pub(super) fn quota(headers: &HeaderMap, server_now: Timestamp) -> Option<QuotaS
     tightest(openai.chain(anthropic))
 }
 
-/// Returns the status of a limit. The number of remaining tokens cannot determine the pace of
-/// requests. But if no tokens remain, requests have to wait.
+/// Returns the status of a limit; `None` if the limit is on tokens and some tokens remain, because
+/// a number of tokens does not say how many requests may be sent. If no tokens remain, requests
+/// have to wait.
 fn usable(limit: &str, remaining: &str, reset_after: Span) -> Option<QuotaStatus> {
     let remaining: u64 = remaining.trim().parse().ok()?;
     let is_usable = limit == "requests" || remaining == 0;
@@ -66,7 +68,7 @@ fn duration(text: &str) -> Option<Span> {
         nanos = nanos.checked_add(scaled(number, *scale)?)?;
         rest = after;
     }
-    // Saturate: a wait that is too long to represent must not be ignored.
+    // Saturate, because a wait that is too long to represent must not be ignored.
     Some(Span::from_micros(
         u64::try_from(nanos.div_ceil(1_000)).unwrap_or(u64::MAX),
     ))

@@ -8,16 +8,17 @@ use super::{
     structured::{self, Member},
 };
 
-/// The longest accepted time until a reset, which is a century. A larger number is invalid, or is
-/// not in seconds.
+/// The longest accepted time until a reset, which is a century. A larger number is invalid or has a
+/// unit other than seconds.
 const MAX_RESET_SECS: u64 = 100 * 366 * 86_400;
 
-/// Returns the tightest limit that the headers show.
+/// Returns the tightest limit that the headers report.
 pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
     let Some(field) = join_lines(headers, "ratelimit") else {
         return from_three_headers(headers);
     };
-    // A dictionary that has a value is not a valid list, because `=` cannot follow a token.
+    // The old format is a dictionary. A dictionary with values is not a valid list, because in a
+    // list, `=` cannot follow a token.
     match structured::list(&field) {
         Some(members) => {
             let policies = join_lines(headers, "ratelimit-policy");
@@ -32,15 +33,15 @@ pub(super) fn quota(headers: &HeaderMap) -> Option<QuotaStatus> {
 fn from_list(members: &[Member<'_>], policies: &[Member<'_>]) -> Option<QuotaStatus> {
     let limits = members.iter().filter_map(|member| {
         let quota = from_member(member)?;
-        // The number of remaining bytes cannot determine the pace of requests. But if no bytes
-        // remain, requests have to wait.
+        // Ignore a limit on bytes unless no bytes remain, because a number of bytes does not say
+        // how many requests may be sent. If no bytes remain, requests have to wait.
         (quota.remaining == 0 || counts_requests(member, policies)).then_some(quota)
     });
     tightest(limits)
 }
 
-/// Parses the parameters `r` and `t`. Also parses `a` (available) and `w` (effective window),
-/// because the working group may rename the parameters to these names.
+/// Parses the parameters `r` and `t`. If `r` is missing, parses `a` (available) and `w` (effective
+/// window), which are the names that the IETF working group may give these parameters.
 fn from_member(member: &Member<'_>) -> Option<QuotaStatus> {
     let (remaining, reset) = match member.count("r") {
         Some(remaining) => (remaining, member.count("t")),
@@ -49,7 +50,8 @@ fn from_member(member: &Member<'_>) -> Option<QuotaStatus> {
     valid_quota(remaining, reset?)
 }
 
-/// Returns whether the policy of this member counts requests, which is the default unit.
+/// Returns whether the policy of this member counts requests. A policy without a unit counts
+/// requests.
 fn counts_requests(member: &Member<'_>, policies: &[Member<'_>]) -> bool {
     let mut policies = policies.iter();
     let policy = policies.find(|policy| structured::is_same(&policy.value, &member.value));
@@ -83,8 +85,9 @@ fn valid_quota(remaining: u64, reset_secs: u64) -> Option<QuotaStatus> {
         })
 }
 
-/// Returns the tightest limit. Among exhausted limits, this is the one with the latest reset. If no
-/// limit is exhausted, it is the limit that admits the fewest requests per second until its reset.
+/// Returns the tightest limit. If any limits are exhausted, the tightest limit is the exhausted
+/// limit with the latest reset. If no limit is exhausted, it is the limit that admits the fewest
+/// requests per second until its reset.
 pub(super) fn tightest(limits: impl Iterator<Item = QuotaStatus>) -> Option<QuotaStatus> {
     limits.reduce(|one, other| if is_tighter(other, one) { other } else { one })
 }

@@ -9,13 +9,13 @@ use super::{Wait, join_lines, seconds};
 
 const RETRY_AFTER_MS: &str = "retry-after-ms";
 
-/// Returns the time of the response by the server's clock, from the header `Date`.
+/// Returns the time at which the server sent the response, from the header `Date`.
 pub(super) fn date(headers: &HeaderMap) -> Option<Timestamp> {
     http_date(headers.get(header::DATE)?.to_str().ok()?)
 }
 
-/// Returns the wait. If both headers are present, the longer value is used, with one exception: if
-/// the seconds are the milliseconds rounded up, the milliseconds are used. A value of zero is
+/// Returns the wait. If both headers are present, the longer wait is used, with one exception: if
+/// the seconds are just the milliseconds rounded up, the milliseconds are used. A value of zero is
 /// treated as absent.
 pub(super) fn wait(headers: &HeaderMap, server_now: Timestamp) -> Option<Wait> {
     let whole = longest(headers, header::RETRY_AFTER.as_str(), |line| {

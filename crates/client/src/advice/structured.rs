@@ -14,14 +14,15 @@ use sfv::{
 
 pub(super) use sfv::BareItemFromInput as BareItem;
 
-/// The maximum size of a field, with all its lines, in bytes.
+/// The maximum total size of all lines of a field, in bytes.
 pub(super) const MAX_BYTES: usize = 8 * 1024;
 /// The maximum number of members of a list or dictionary.
 const MAX_MEMBERS: usize = 64;
 /// The maximum number of parameters of one member.
 const MAX_PARAMETERS: usize = 32;
 
-/// A member of a list or a dictionary. In a dictionary, `key` is the name of the member.
+/// A member of a list or a dictionary. In a dictionary, `key` is the member's key. In a list, it is
+/// empty.
 #[derive(Debug)]
 pub(super) struct Member<'a> {
     pub(super) key: &'a str,
@@ -54,8 +55,9 @@ pub(super) fn text<'i>(item: &'i BareItem<'_>) -> Option<&'i str> {
     string.or_else(|| item.as_token().map(|token| token.as_str()))
 }
 
-/// Returns whether two items are equal. A string and a token with the same characters are equal,
-/// because some servers write the same name once as a string and once as a token.
+/// Returns whether two items are equal. A string and a token with the same characters are
+/// considered equal, because some servers write a name as a string in one header and as a token in
+/// the other.
 pub(super) fn is_same(one: &BareItem<'_>, other: &BareItem<'_>) -> bool {
     match (text(one), text(other)) {
         (Some(one), Some(other)) => one == other,
@@ -83,7 +85,7 @@ fn parser(field: &str) -> Option<Parser<'_>> {
 #[derive(Default)]
 struct Members<'a>(Vec<Member<'a>>);
 
-/// Collects the parts of the last member in `members`.
+/// Collects the value and the parameters of the last member in `members`.
 struct LastMember<'m, 'a> {
     key: &'a str,
     members: &'m mut Vec<Member<'a>>,

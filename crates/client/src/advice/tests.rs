@@ -182,7 +182,8 @@ fn a_reset_is_a_wait_or_an_instant_by_its_size() {
 #[test]
 fn the_headers_of_model_providers_are_read() {
     let cases: &[(Lines<'_>, Option<(u64, u64)>)] = &[
-        // The example from OpenAI's documentation. The tokens do not determine the pace.
+        // The example from OpenAI's documentation. Only the limit on requests is returned, because
+        // tokens remain.
         (
             &[
                 ("x-ratelimit-limit-requests", "60"),
@@ -432,7 +433,7 @@ proptest! {
         }
     }
 
-    /// If a list has the format of the draft, the parser returns its tightest item.
+    /// From a valid list in the draft's format, the parser returns the tightest item.
     #[test]
     fn a_list_is_parsed_to_its_tightest_item(
         items in proptest::collection::vec((".{0,8}", 1..1_000_000_u64, 1..100_000_u64), 1..6),

@@ -25,7 +25,8 @@ impl<B: Body> fmt::Debug for PeekedBody<B> {
     }
 }
 
-// The frames that were read need no pinning. The rest of the body is pinned on the heap.
+// This is safe, because the frames that were read need no pinning, and the rest of the body is
+// pinned on the heap.
 impl<B: Body> Unpin for PeekedBody<B> {}
 
 impl<B: Body<Data = Bytes>> PeekedBody<B> {

@@ -19,22 +19,22 @@ use crate::{error::BoxError, sync::lock};
 /// A request body that may be sent more than once.
 pub struct ReplayBody<B> {
     source: Arc<Mutex<ReplaySource<B>>>,
-    /// The number of this copy. All copies of a body share its source, and only the copy with the
-    /// highest number may read from the source.
+    /// The sequence number of this copy. All copies of a body share its source, and only the copy
+    /// with the highest number may read from the source.
     number: u32,
     /// The number of buffered frames that this copy has sent.
     sent: usize,
 }
 
-/// The original body, and the frames that were read from it.
+/// The original body, and the frames that have been read from it.
 struct ReplaySource<B> {
     rest: Pin<Box<B>>,
     ended: bool,
-    /// The number of the latest copy, which may read from the source.
+    /// The sequence number of the latest copy. Only that copy may read from the source.
     latest: u32,
     buffered: Vec<BufferedFrame>,
-    /// The number of further bytes that may be buffered. It is `None` after the limit was exceeded
-    /// or the body failed.
+    /// The number of bytes for which the buffer still has room; `None` after the body has exceeded
+    /// the limit or has failed.
     capacity_left: Option<usize>,
 }
 
@@ -53,7 +53,7 @@ impl<B> fmt::Debug for ReplayBody<B> {
 }
 
 impl<B: Body<Data = Bytes>> ReplayBody<B> {
-    /// Wraps `body`, and stores at most `most` bytes of it.
+    /// Wraps `body`, and stores up to `most` bytes of its data.
     pub(crate) fn new(body: B, most: usize) -> Self {
         let known = body.size_hint().lower();
         let fits = usize::try_from(known).is_ok_and(|known| known <= most);
@@ -94,7 +94,8 @@ impl<B: Body<Data = Bytes>> ReplayBody<B> {
 }
 
 impl<B> ReplaySource<B> {
-    /// Buffers `frame` if the buffer has room for it and has not dropped any earlier frame.
+    /// Buffers `frame`. If the buffer has no room for the frame, drops all buffered frames and
+    /// never buffers again.
     fn buffer(&mut self, frame: &Frame<Bytes>) {
         let length = frame.data_ref().map_or(0, Bytes::len);
         self.capacity_left = self

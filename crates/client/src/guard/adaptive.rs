@@ -8,8 +8,9 @@ use crate::{
     sync::lock,
 };
 
-/// A guard that applies adaptive throttling per host. A request is counted as accepted unless the
-/// response is a refusal (429, 503, or gRPC's `RESOURCE_EXHAUSTED` and `UNAVAILABLE`).
+/// A guard that applies adaptive throttling to each host separately. A request is counted as
+/// accepted unless the response is a refusal (429, 503, or gRPC's `RESOURCE_EXHAUSTED` and
+/// `UNAVAILABLE`).
 #[derive(Debug)]
 pub struct AdaptiveGuard {
     hosts: PerHost<Mutex<AdaptiveThrottle>>,

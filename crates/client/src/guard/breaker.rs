@@ -8,11 +8,11 @@ use crate::{
     per_host::PerHost, retry::AttemptOutcome, sync::lock,
 };
 
-/// A guard that applies a circuit breaker per host.
+/// A guard with a separate circuit breaker for each host.
 ///
 /// A request has failed if it has no response, a status of 500 or above, or a gRPC status that
-/// indicates a server error. A refusal with 429 is not a failure, because a server that refuses
-/// requests is healthy.
+/// indicates a server error. A refusal with 429 is not a failure, because a server that enforces
+/// its rate limit is healthy.
 #[derive(Debug)]
 pub struct BreakerGuard {
     hosts: PerHost<Mutex<CircuitBreaker>>,
@@ -69,7 +69,8 @@ impl Guard for BreakerGuard {
 }
 
 impl HeldPermit {
-    /// Returns the permit to the breaker, unless the permit has already been returned.
+    /// Returns the permit to the breaker with `signal` as the result, unless the permit has already
+    /// been returned.
     fn release(&mut self, signal: HealthSignal) {
         if let Some(permit) = self.permit.take() {
             lock(&self.breaker).record(permit, signal, self.clock.now());

@@ -29,9 +29,10 @@ pub use wait_queue::QueueSettings;
 pub type BreakerLayer = GuardLayer<BreakerGuard>;
 /// A layer with adaptive throttling per host. Rejected requests fail with [`Error::Overloaded`].
 pub type AdaptiveLayer = GuardLayer<AdaptiveGuard>;
-/// A layer with a timeout until the response begins. Slower requests fail with [`TryTimeout`].
+/// A layer with a timeout for the beginning of the response. If the response does not begin in
+/// time, the request fails with [`TryTimeout`].
 pub type TimeoutLayer = GuardLayer<TimeoutGuard>;
-/// A layer with a queue per host, which delays requests that must not be sent yet.
+/// A layer with a queue per host. The queue delays requests that must not be sent yet.
 pub type QueueLayer = GuardLayer<QueueGuard>;
 
 /// A layer that enforces limits on the client side. Requests over the limits wait. A request that
@@ -60,8 +61,8 @@ pub struct RequestInfo<'a> {
 
 /// A policy that admits requests and learns from their responses.
 ///
-/// Each admitted request ends in one of two ways. Either [`Self::record`] is called, or the permit
-/// is dropped because the request was cancelled or an inner layer rejected it.
+/// For each admitted request, either [`Self::record`] is called, or the permit is dropped because
+/// the request was cancelled or an inner layer rejected the request.
 pub trait Guard: Send + Sync + 'static {
     /// The state that the guard keeps for a request in flight.
     type Permit: Send + 'static;
@@ -92,7 +93,7 @@ pub trait Guard: Send + Sync + 'static {
 }
 
 /// A guard as a tower layer. With the feature `reqwest`, it is also a middleware for reqwest.
-/// Clones share the guard.
+/// Clones share one guard.
 ///
 /// Inside a [`RetryLayer`](crate::RetryLayer), the guard applies to every try. Outside a
 /// `RetryLayer`, the guard applies to whole calls.
@@ -136,7 +137,8 @@ impl<G: Guard> GuardLayer<G> {
         let permit = self.guard.admit(request).await?;
         match self.in_time(response).await {
             Ok(response) => {
-                // Borrow only the head across the `await`, because the body may not be `Sync`.
+                // Across the `await`, borrow only the head and not the whole response, because the
+                // body may not be `Sync`.
                 let (status, headers) = (response.status(), response.headers());
                 let advice = Advice::from_response(status, headers, self.clock.now());
                 let outcome = AttemptOutcome::Response { status, headers };
@@ -164,8 +166,8 @@ impl<G: Guard> GuardLayer<G> {
     }
 
     async fn record_error(&self, request: RequestInfo<'_>, permit: G::Permit, error: &Error) {
-        // Record only errors that are not from this crate. An error of another layer of this crate
-        // usually means that nothing was sent, so it says nothing about the server.
+        // Record only errors that come from outside this crate. An error from another layer in this
+        // crate usually means that nothing was sent, so the error says nothing about the server.
         if let Error::Inner(_) = error {
             let (outcome, advice) = (AttemptOutcome::NoResponse, Advice::default());
             self.guard.record(request, permit, outcome, &advice).await;

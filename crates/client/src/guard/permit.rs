@@ -21,16 +21,19 @@ pub(super) struct ThrottleCharge<S> {
 /// have to wait, and otherwise in a separate task.
 pub struct ThrottlePermit<S: Store + 'static> {
     charge: Arc<ThrottleCharge<S>>,
-    /// The receipt that the store issued for the charge. It is needed to release the slot.
+    /// The receipt that the store issued for the charge. Releasing the slot or refunding the charge
+    /// requires this receipt.
     receipt: Option<S::Receipt>,
-    /// The refund on release. It is the whole cost until the request is sent.
+    /// What to refund on release. Until the request is sent, this is the whole cost. After that, it
+    /// is nothing.
     settlement: Settlement,
     queue: Arc<WaitQueue>,
     clock: TokioClock,
 }
 
 impl<S: Store + 'static> ThrottlePermit<S> {
-    /// Creates the permit of an admitted request. When the permit is released, `queue` is notified.
+    /// Creates the permit of an admitted request. When the permit is released, the first request in
+    /// `queue` is woken.
     pub(super) fn new(
         charge: ThrottleCharge<S>,
         receipt: S::Receipt,
@@ -47,11 +50,12 @@ impl<S: Store + 'static> ThrottlePermit<S> {
         }
     }
 
-    /// Records that the request is sent. The cost of the request then stays charged, and only a
-    /// concurrency slot remains to be released. Returns `None` if the request holds no slot.
+    /// Records that the request is sent. From now on, its cost is no longer refunded when the
+    /// permit is dropped, and only a concurrency slot is released. Returns `None` if the request
+    /// holds no slot.
     pub(super) fn spend(mut self) -> Option<Self> {
         if !self.charge.limits.has_slots() {
-            // Without a receipt, dropping the permit has no effect on the store.
+            // Remove the receipt, so that dropping the permit has no effect on the store.
             self.receipt = None;
             return None;
         }
@@ -82,8 +86,8 @@ impl<S: Store + 'static> Drop for ThrottlePermit<S> {
             queue.wake_head();
             return;
         }
-        // Without an async runtime, do nothing: no request can wait for the slot, and its lease
-        // expires.
+        // Without an async runtime, do nothing: no request of this process can be waiting for the
+        // slot, and the lease of the slot will expire.
         if let Ok(runtime) = Handle::try_current() {
             runtime.spawn(async move {
                 let charges = [charge.as_charge()];

@@ -4,7 +4,7 @@
 use super::{Guard, QueueLayer, QueueSettings, RequestInfo, wait_queue::WaitQueue};
 use crate::{Advice, Error, TokioClock, per_host::PerHost, retry::AttemptOutcome};
 
-/// How a queue uses the remaining number of requests that the server reports.
+/// How a queue uses the number of remaining requests that the server reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pacing {
     /// Spreads the remaining requests over the time until the reset. If no requests remain, waits
@@ -26,7 +26,8 @@ pub enum Pacing {
 /// The server determines the wait in one of two ways. It can tell the client to send no requests
 /// before an instant, with `Retry-After` or an equivalent header in a response of any status.
 /// Alternatively, it can allow a number of requests until an instant. After that instant, the queue
-/// sends one request first. The other requests wait for the response, but for at most one second.
+/// first sends a single request. Later requests wait for the response to this request, but for at
+/// most one second.
 ///
 /// The queue does not send refused requests again. To retry refused requests, put the queue inside
 /// a [`RetryLayer`](crate::RetryLayer), so that retries wait in the same queue.
@@ -61,7 +62,8 @@ impl Guard for QueueGuard {
     type Permit = ();
 
     async fn admit(&self, request: RequestInfo<'_>) -> Result<(), Error> {
-        // The request waits only for the queue, so the admission is immediate.
+        // The request waits only for its turn in the queue and for the pacer. No further admission
+        // is needed.
         let admission = std::future::ready(Ok(()));
         self.hosts.get(request.host).wait(admission).await
     }

@@ -17,16 +17,17 @@ use crate::{
     Advice, Error, TokioClock, Wait, clock::to_duration, per_host::PerHost, retry::AttemptOutcome,
 };
 
-/// The polling interval during a wait for a concurrency slot, which another process may release.
+/// The polling interval while a request waits for a concurrency slot. Polling is necessary, because
+/// another process may release a slot.
 const SLOT_POLL: Span = Span::from_millis(100);
 
-/// A guard with limits that a client applies to itself. The limits apply per host, and are counted
-/// in a store that several clients may share.
+/// A guard with limits that a client applies to its own requests. The limits apply to each host
+/// separately. The counters are in a store that several clients may share.
 ///
-/// Requests over the limits wait in order. The server may still refuse a request (429, or gRPC's
-/// `RESOURCE_EXHAUSTED`). The queue is then closed until the time that the response specifies. In
-/// addition, the units that the limits would refill until then are charged in the store, so that
-/// other clients of the store slow down too.
+/// Requests that exceed the limits wait in order of arrival. The server may still refuse a request
+/// (429, or gRPC's `RESOURCE_EXHAUSTED`). The queue is then closed until the time that the response
+/// specifies. In addition, the guard charges the units that the limits would refill until then, so
+/// that other clients of the store slow down too.
 #[derive(Debug)]
 pub struct ThrottleGuard<S> {
     store: Arc<S>,
@@ -101,7 +102,8 @@ struct LimitDecision<R> {
     /// The delay of the admitted request. If the limits denied the request, the time after which
     /// they must be evaluated again.
     delay: Result<Span, RetryAfter>,
-    /// The receipt of the charge, if the request was charged and holds a slot or position.
+    /// The receipt of the charge, if the request was charged and holds a slot or a position in a
+    /// queue.
     receipt: Option<R>,
 }
 
@@ -165,16 +167,18 @@ impl<S: Store + 'static> ThrottleGuard<S> {
                 }
                 Err(RetryAfter::After(wait)) => self.wait_for_retry(queue, wait).await?,
             }
-            // The server may have refused another request during the wait.
+            // During the wait, the server may have refused another request, which closes the queue.
             queue.wait_while_closed().await;
         }
     }
 
-    /// Waits until the limits must be evaluated again. `wait` is the time that the limits returned.
+    /// Waits until it is time to evaluate the limits again. `wait` is the retry time from the last
+    /// evaluation.
     async fn wait_for_retry(&self, queue: &WaitQueue, wait: Span) -> Result<(), Error> {
         if self.limits.has_slots() {
-            // `wait` is the time until a lease expires. A slot may be free earlier, so evaluate the
-            // limits again after a shorter time or after a notification.
+            // `wait` is the time until a lease expires. Another request may release its slot
+            // earlier, so evaluate the limits again after at most `SLOT_POLL`, or after a
+            // notification.
             let _ = timeout(to_duration(wait.min(SLOT_POLL)), queue.changed()).await;
         } else {
             let wait = self.within_max_wait(wait)?;
@@ -229,8 +233,8 @@ impl<S: Store + 'static> ThrottleGuard<S> {
         ThrottlePermit::new(charge, receipt, Arc::clone(queue), self.clock)
     }
 
-    /// Charges the units that the limits would refill within `wait`, if the units are available.
-    /// All clients of the store then slow down.
+    /// Charges the units that the limits would refill within `wait`, but at most the remaining
+    /// units. This slows down all clients of the store.
     async fn drain(&self, request: RequestInfo<'_>, wait: Span) {
         let outcomes = self.evaluate(request, Cost::ONE, Effect::Look).await;
         let available = outcomes.iter().map(|outcome| outcome.remaining).min();
@@ -262,7 +266,7 @@ impl<S: Store + 'static> ThrottleGuard<S> {
     }
 }
 
-/// Returns the number of units that `limit` refills within `wait`, at most its quota.
+/// Returns the number of units that `limit` refills within `wait`, but at most the limit's quota.
 fn refilled(limit: &Limit, wait: Span) -> u64 {
     let (quota, window) = (limit.quota(), limit.window().as_micros().max(1));
     let refilled = u128::from(quota) * u128::from(wait.as_micros()) / u128::from(window);

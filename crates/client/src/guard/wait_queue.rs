@@ -18,7 +18,7 @@ pub struct QueueSettings {
     /// [`Error::QueueFull`].
     pub max_waiting: u32,
     /// The longest wait. The default is 60 s. A request that would wait longer fails with
-    /// [`Error::WaitTooLong`]. It fails immediately if its wait is known.
+    /// [`Error::WaitTooLong`]. If its wait time is already known, it fails immediately.
     pub max_wait: Span,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct WaitQueue {
     /// request is cancelled, the next request takes its position.
     head: tokio::sync::Mutex<()>,
     pacer: Mutex<Pacer>,
-    /// The notification that the pacer has changed, or that a concurrency slot may be free.
+    /// Notified when the pacer has changed, or when a concurrency slot may be free.
     changed: Notify,
 }
 
@@ -59,8 +59,8 @@ impl WaitQueue {
     }
 
     /// Waits until the request is the first in the queue. Then waits for the pacer, and for
-    /// `admission`. The total time is bounded by the longest wait. If the future is dropped, the
-    /// request leaves the queue.
+    /// `admission`. The total wait is at most [`QueueSettings::max_wait`]. If the future is
+    /// dropped, the request leaves the queue.
     pub(crate) async fn wait<T>(
         &self,
         admission: impl Future<Output = Result<T, Error>>,
@@ -90,8 +90,8 @@ impl WaitQueue {
 
     /// Wakes the first request in the queue, which then checks the pacer and the limits again.
     pub(crate) fn wake_head(&self) {
-        // If no request is waiting now, the notification is stored, and wakes the next waiting
-        // request once unnecessarily.
+        // If no request is waiting now, the notification is stored. It then wakes the next waiting
+        // request once, which is unnecessary but harmless.
         self.changed.notify_one();
     }
 
@@ -100,7 +100,8 @@ impl WaitQueue {
         self.changed.notified()
     }
 
-    /// Waits as long as the server accepts no requests according to an earlier response.
+    /// If an earlier response said that the server accepts no requests for some time, waits until
+    /// this time has passed.
     pub(crate) async fn wait_while_closed(&self) {
         loop {
             let wait = self.with_pacer(|pacer| pacer.closed_for(self.clock.now()));
@@ -113,8 +114,8 @@ impl WaitQueue {
 
     /// Waits until the pacer admits the request.
     async fn wait_for_pacer(&self) {
-        // Only the first request in the queue may wait for the pacer, because two waiting requests
-        // would miss each other's notifications.
+        // Only the first request in the queue may wait for the pacer. A notification wakes a single
+        // task, so with two waiting requests, one of them could miss it.
         debug_assert!(self.head.try_lock().is_err());
         loop {
             let now = self.clock.now();
@@ -130,7 +131,8 @@ impl WaitQueue {
         }
     }
 
-    /// Returns the wait time of the next request. A response may shorten or lengthen it.
+    /// Returns how long the next request has to wait for the pacer. A later response may shorten or
+    /// lengthen this wait.
     fn next_wait(&self) -> Span {
         let now = self.clock.now();
         self.with_pacer(|pacer| pacer.next_at(now).since(now))

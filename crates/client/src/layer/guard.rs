@@ -17,8 +17,8 @@ use crate::{
     guard::{Guard, GuardLayer, RequestInfo},
 };
 
-/// A service behind a guard. The service is always ready. The inner service is polled for readiness
-/// after the guard has admitted the request.
+/// A service behind a guard. The service itself is always ready. After the guard has admitted a
+/// request, the inner service is polled for readiness.
 #[derive(Debug)]
 pub struct GuardService<G, S> {
     layer: GuardLayer<G>,

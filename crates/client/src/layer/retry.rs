@@ -19,8 +19,8 @@ use crate::{
     retry::{AttemptResponse, Idempotency, RequestSender, RetryLayer, RetryReport, refusal, run},
 };
 
-/// A service whose requests are [retried](RetryLayer). The service is always ready. The inner
-/// service is polled for readiness before each try.
+/// A service whose requests are [retried](RetryLayer). The service itself is always ready. Before
+/// each try, the inner service is polled for readiness.
 #[derive(Clone, Debug)]
 pub struct RetryService<S> {
     retry: RetryLayer,
@@ -68,7 +68,7 @@ where
     }
 }
 
-/// A request, and the service that sends it once or several times.
+/// A request, and the inner service that sends the request once or several times.
 struct ServiceSender<S, B> {
     service: S,
     head: Parts,

@@ -17,8 +17,8 @@ use crate::{GiveUpReason, Rng, TokioClock, budget::RetryBudget, per_host::PerHos
 /// feature `reqwest`, it is also a middleware for reqwest.
 ///
 /// Retries are limited by the policy and by the host's retry budget. If the request is not retried,
-/// its response is returned, regardless of its status. A response has a [`RetryReport`] among its
-/// extensions in two cases: the request was retried, or a retry was needed but not made.
+/// its response is returned, regardless of its status. The response's extensions contain a
+/// [`RetryReport`] in two cases: the request was retried, or a retry was needed but not made.
 ///
 /// With tower, the inner service receives requests with a [`ReplayBody`](crate::ReplayBody), and
 /// the caller receives responses with a [`PeekedBody`](crate::PeekedBody).
@@ -40,8 +40,8 @@ use crate::{GiveUpReason, Rng, TokioClock, budget::RetryBudget, per_host::PerHos
 /// # Ok::<(), http::Error>(())
 /// ```
 ///
-/// With reqwest, a body can be sent again unless it is a stream. The application must specify which
-/// errors mean that nothing was sent: see [`RetryLayer::never_sent_if`].
+/// With reqwest, a body can be sent again unless it is a stream. In addition, the application must
+/// specify which errors mean that nothing was sent: see [`RetryLayer::never_sent_if`].
 ///
 /// ```
 /// # #[cfg(feature = "reqwest")] {
@@ -66,8 +66,8 @@ pub(crate) type NeverSentTest = fn(&(dyn std::error::Error + 'static)) -> bool;
 pub(crate) struct RetryState {
     pub(crate) policy: RetryPolicy,
     pub(crate) clock: TokioClock,
-    /// The application's test whether an error means that nothing was sent; `None` if the
-    /// application has not set a test.
+    /// The application's function that returns whether an error means that nothing was sent; `None`
+    /// if the application has not set it.
     pub(crate) never_sent: Option<NeverSentTest>,
     budget: RetryBudget,
     budgets: PerHost<Mutex<RetryBudget>>,
@@ -113,10 +113,10 @@ impl RetryLayer {
     /// sent. By default, only a refused connection has this meaning, anywhere in the chain of
     /// sources. An application may include further errors, such as a failed name lookup.
     ///
-    /// With reqwest, no error has this meaning by default. reqwest follows redirects by itself, so
-    /// the refused connection may be to a second server, after the first server has processed the
-    /// request. If redirects are disabled, or if the requests to all servers may be repeated, use
-    /// `reqwest::Error::is_connect`.
+    /// With reqwest, no error has this meaning by default. reqwest follows redirects itself.
+    /// Therefore, the connection may have been refused by the target of a redirect, after the first
+    /// server has processed the request. If redirects are disabled, or if the requests to all
+    /// servers may be repeated, use `reqwest::Error::is_connect`.
     #[must_use]
     pub fn never_sent_if(
         self,
@@ -147,7 +147,8 @@ impl RetryLayer {
         &self.0
     }
 
-    /// Applies a change to a copy of the state. Clones that are in use keep their settings.
+    /// Applies a change to the state. If clones of this layer share the state, changes a copy of
+    /// it, so that the clones keep their settings.
     fn with_change(self, change: impl FnOnce(RetryState) -> RetryState) -> Self {
         let state = Arc::try_unwrap(self.0).unwrap_or_else(|shared| RetryState {
             policy: shared.policy,

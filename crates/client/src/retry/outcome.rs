@@ -19,7 +19,7 @@ pub enum AttemptOutcome<'a> {
         /// The headers of the response.
         headers: &'a HeaderMap,
     },
-    /// Nothing was sent, because the connection failed.
+    /// Nothing was sent, because no connection could be established.
     NeverSent,
     /// The request was sent, but no response arrived. The server may or may not have processed the
     /// request.
@@ -29,7 +29,7 @@ pub enum AttemptOutcome<'a> {
 /// The classification of an outcome for retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutcomeKind {
-    /// The outcome is final. It is a success, or an error that would occur again on a retry.
+    /// The outcome is final: a success, or an error that would occur again after a retry.
     Done,
     /// The server refused the request without processing it. The response is 429, 503, any other
     /// 4xx with a time to retry, or gRPC's `RESOURCE_EXHAUSTED` or `UNAVAILABLE`.
@@ -85,11 +85,11 @@ impl AttemptOutcome<'_> {
         }
     }
 
-    /// Returns the server health that this outcome indicates.
+    /// Returns what this outcome says about the server's health.
     #[must_use]
     pub fn health_signal(&self) -> HealthSignal {
-        /// The gRPC statuses `UNKNOWN`, `DEADLINE_EXCEEDED`, `INTERNAL`, `UNAVAILABLE` and
-        /// `DATA_LOSS`.
+        /// The gRPC statuses that indicate a server error: `UNKNOWN`, `DEADLINE_EXCEEDED`,
+        /// `INTERNAL`, `UNAVAILABLE` and `DATA_LOSS`.
         const SERVERS_FAULT: [u32; 5] = [2, 4, 13, 14, 15];
         let failed = match self {
             Self::Response { status, headers } => match grpc_status(headers) {

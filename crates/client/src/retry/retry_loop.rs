@@ -1,5 +1,5 @@
-//! A whole call with its tries and the waits between them. This module is independent of the HTTP
-//! client.
+//! Makes a whole call, with its tries and the waits between the tries. This module is independent
+//! of the HTTP client.
 
 use std::{
     error::Error as StdError,
@@ -34,8 +34,8 @@ pub(crate) trait RequestSender: Send {
     /// Returns whether the request can be sent again.
     fn is_replayable(&self) -> bool;
 
-    /// Returns whether this error means that nothing was sent. `test` is the test that the
-    /// application has set, if any.
+    /// Returns whether this error means that nothing was sent. `test` is the function that the
+    /// application has set for this, if any.
     fn was_never_sent(
         &self,
         error: &(dyn StdError + 'static),
@@ -45,7 +45,7 @@ pub(crate) trait RequestSender: Send {
     }
 }
 
-/// A response of some HTTP client.
+/// A response, independent of the HTTP client that received it.
 pub(crate) trait AttemptResponse: ResponseHead + Sized {
     /// Reads the beginning of the body. Returns the response, whose body is still complete, and at
     /// least the first [`refusal::MAX_BYTES`] of the body.
@@ -91,7 +91,7 @@ enum AttemptResult<R> {
         /// The outcome, which says whether anything was sent.
         outcome: AttemptOutcome<'static>,
     },
-    /// An inner layer of this crate rejected the request. This result is final.
+    /// An inner layer of this crate rejected the request. The request is not retried.
     Rejected(Error),
 }
 

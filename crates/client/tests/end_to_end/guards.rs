@@ -116,7 +116,7 @@ async fn a_queue_is_bounded_in_number_and_in_time() {
         (passed.unwrap().status().as_u16(), start.elapsed().as_secs()),
         (200, 8)
     );
-    // The response asks for another 8 s, which exceeds the longest wait of the last request.
+    // The response asks for another 8 s, so the last request would exceed its longest wait.
     let last = calls.join_next().await.unwrap().unwrap();
     assert!(matches!(last, Err(Error::WaitTooLong { .. })), "{last:?}");
     assert_eq!(start.elapsed().as_secs(), 10);
@@ -200,8 +200,8 @@ async fn a_breaker_opens_for_a_server_that_hangs() {
     assert!(matches!(error, Error::CircuitOpen { .. }), "{error:?}");
 }
 
-/// Adaptive throttling rejects no request while many concurrent requests to a healthy server have
-/// no outcome yet.
+/// Adaptive throttling must not reject requests only because many requests to a healthy server are
+/// in flight or were cancelled.
 #[tokio::test(start_paused = true)]
 async fn requests_in_flight_or_cancelled_are_not_failures() {
     let slow = tower::service_fn(|_: Request<Full<Bytes>>| async {

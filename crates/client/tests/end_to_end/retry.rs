@@ -244,8 +244,8 @@ async fn a_deadline_covers_the_whole_call() {
     }
 }
 
-/// Tests the documented bound. A server that fails each of 1,000 requests over 100 s gets 20 % more
-/// requests, plus the free retries.
+/// Tests the documented bound. If a server fails each of 1,000 requests over 100 s, it gets at most
+/// `percent` more requests, plus the free retries.
 #[tokio::test(start_paused = true)]
 async fn a_failing_server_gets_no_more_than_the_budget() {
     for (min_per_sec, percent) in [(0, 20), (1, 20), (0, 100), (0, 0)] {
@@ -262,8 +262,8 @@ async fn a_failing_server_gets_no_more_than_the_budget() {
             assert_eq!(answer.unwrap().unwrap().status(), 500);
         }
         let extra = server.request_count() - 1_000;
-        // The 100 s and the backoffs of the last retries last for at most twelve windows of nine
-        // slots.
+        // The 100 s, plus the backoffs of the last retries, are at most twelve windows of nine
+        // slots each.
         let most = 10 * percent as usize + 10 * min_per_sec as usize * 12;
         assert!(extra <= most, "{extra} retries over {most}");
         assert!(

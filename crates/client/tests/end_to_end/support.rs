@@ -40,7 +40,7 @@ pub(crate) struct Server {
     clock: TokioClock,
     /// The arrival times of the requests.
     pub(crate) arrivals: Arc<Mutex<Vec<Timestamp>>>,
-    /// The number of upcoming connections that the server will refuse.
+    /// How many of the next connections the server will refuse.
     pub(crate) refusals: Arc<Mutex<u32>>,
 }
 

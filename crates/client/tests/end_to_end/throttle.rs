@@ -50,8 +50,8 @@ fn limiting(rate: &str, algorithm: AlgorithmName) -> (Server, Arc<Mutex<u64>>) {
     (server, refused)
 }
 
-/// Sends `each` requests in sequence from every client, and checks that all succeed. Returns the
-/// total time in milliseconds.
+/// From every client, sends `each` requests one after another. Checks that all requests succeed.
+/// Returns the total time in milliseconds.
 async fn all_pass<S, B>(clients: Vec<S>, each: u32) -> u128
 where
     S: Service<Request<Full<Bytes>>, Response = Response<B>, Error = Error>
@@ -157,7 +157,7 @@ async fn a_queue_follows_the_advice_of_the_server() {
             "nothing is lost"
         );
         within(took, ideal);
-        // Each time the limit is exhausted, at most the requests in flight at this time are
+        // Each time the limit is exhausted, only requests that are already in flight can be
         // refused.
         assert!(refused <= 20 * u64::from(resets), "{refused}");
     }
@@ -179,7 +179,8 @@ async fn uncoordinated_clients_lose_nothing_and_finish_in_time() {
         );
         // The limit admits 50 requests immediately, and then 50 per second.
         within(took, 19_000);
-        // A refused client waits for the time in the response, which is one second.
+        // A refused client waits for the time in the response, which is one second, so each client
+        // is refused at most once per second.
         assert!(refused <= 50 * 20, "{refused}");
     }
 }
@@ -337,7 +338,8 @@ async fn a_queue_wait_is_bounded_and_ends_on_cancellation() {
     let client = layer.layer(server.client::<Full<Bytes>>());
     let start = Instant::now();
     client.clone().oneshot(get()).await.unwrap();
-    // Cancel three requests. Each of them would add one second to the wait of later requests.
+    // Cancel three requests. If they stayed in the queue, each of them would add one second to the
+    // wait of later requests.
     for _ in 0..3 {
         let limit = std::time::Duration::from_millis(1);
         let given_up = tokio::time::timeout(limit, client.clone().oneshot(get())).await;

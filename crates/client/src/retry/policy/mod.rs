@@ -27,10 +27,10 @@ pub struct RetryPolicy {
     /// longer wait, its response is returned immediately.
     pub max_wait: Span,
     /// The deadline of the whole call, including its waits. The default is 2 min. If a retry could
-    /// not start before the deadline, the call ends immediately. A try that is in flight at the
+    /// not start before the deadline, the call ends without it. A try that is in flight at the
     /// deadline is cancelled, unless the body of its response has begun.
     pub deadline: Span,
-    /// The treatment of non-idempotent requests.
+    /// The failures after which non-idempotent requests are retried.
     pub non_idempotent: NonIdempotentPolicy,
     /// The kinds of retries that are charged to the budget.
     pub budget_scope: BudgetScope,
@@ -46,8 +46,8 @@ pub enum NonIdempotentPolicy {
     /// Retry only if nothing was sent. With gRPC, also retry after a refusal by the server.
     #[default]
     NeverSent,
-    /// Also retry after a refusal that has a time to retry. Use this setting only if the server
-    /// does not process a request to which it responds 429 or 503 with a time to retry.
+    /// Also retry after a refusal with a time to retry. Use this setting only if the server never
+    /// processes a request that it answers with 429 or 503 and a time to retry.
     Refused,
     /// Retry after every failure. The server may process the request more than once.
     Always,
@@ -56,12 +56,12 @@ pub enum NonIdempotentPolicy {
 /// The kinds of retries that are charged to the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BudgetScope {
-    /// All retries are charged, so that the budget's bound holds regardless of the server's
+    /// All retries are charged. Therefore, the budget's bound holds regardless of the server's
     /// responses.
     #[default]
     Everything,
-    /// All retries are charged, except a retry that the server has scheduled itself. The server
-    /// schedules a retry with a 429 (or `RESOURCE_EXHAUSTED`) and a time to retry.
+    /// All retries are charged, except retries that the server itself has scheduled, by responding
+    /// with 429 (or `RESOURCE_EXHAUSTED`) and a time to retry.
     AllButScheduled,
 }
 
@@ -78,11 +78,11 @@ pub struct Attempt<'a> {
     pub outcome: AttemptOutcome<'a>,
     /// The advice in the response about the server's limits.
     pub advice: Advice,
-    /// Whether the request can be sent again, because its body was kept.
+    /// Whether the request can be sent again. This requires that its whole body is still available.
     pub replayable: bool,
 }
 
-/// The action after an attempt.
+/// What to do after an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryDecision {
     /// Return the outcome, because no retry is needed.
@@ -184,8 +184,9 @@ impl RetryPolicy {
             | (_, NonIdempotentPolicy::Always, _)
             | (.., OutcomeKind::NeverSent) => true,
             (Idempotency::Grpc, _, OutcomeKind::Refused) => true,
-            // A refusal with a time to retry is caused by a limit that is checked before
-            // processing. A refusal without such a time may occur after part of the processing.
+            // A refusal with a time to retry comes from a limit, which the server checks before it
+            // processes the request. Without such a time, the server may have processed a part of
+            // the request.
             (Idempotency::NotIdempotent, NonIdempotentPolicy::Refused, OutcomeKind::Refused) => {
                 has_time
             }
@@ -198,7 +199,7 @@ impl RetryPolicy {
         let is_scheduled = kind == OutcomeKind::Refused && attempt.advice.wait.is_some();
         match (self.budget_scope, attempt.outcome) {
             // A server that responds with 503 is failing, even if it sends a time to retry.
-            // Therefore the budget must bound the load on it.
+            // Therefore, the budget must bound the load that retries add.
             (BudgetScope::AllButScheduled, AttemptOutcome::Response { status, .. })
                 if is_scheduled =>
             {
