@@ -3,8 +3,8 @@
 //!
 //! An invalid secret is counted, logged and charged to the client's IPv4 address or IPv6 /64. After
 //! too many invalid secrets, further attempts from that address are rejected without comparing the
-//! secret. If the secret were still compared, the client could learn whether a guess is correct. As
-//! a consequence, all clients behind one address share this limit.
+//! secret. Comparing it would let the client learn whether a guess is correct. As a consequence,
+//! all clients behind one address share this limit.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -26,16 +26,17 @@ use crate::{
     registry::network,
 };
 
-/// The number of invalid secrets that an address may send in a burst, and the rate after the burst.
+/// The number of invalid secrets that an address may send in a burst, and the rate at which it may
+/// send more after the burst.
 const BURST: u64 = 10;
 const RATE: Rate = Rate {
     count: 1,
     period: Span::from_secs(1),
 };
 
-/// The maximum number of addresses whose guesses are tracked. If the store is full of locked-out
-/// addresses, guesses from a new address are compared but not counted. If such guesses were
-/// rejected, a flood of guesses from many addresses would lock out every client.
+/// The maximum number of addresses whose invalid secrets are counted. If all of these addresses are
+/// locked out, secrets from a new address are compared but not counted. Rejecting them would let an
+/// attacker with many addresses lock out every client.
 const MAX_ADDRESSES: usize = 10_000;
 
 const FAILURES: Metric<2> = Metric::counter(
@@ -56,7 +57,7 @@ pub struct Authenticator {
     limited: AtomicU64,
 }
 
-/// Omits the secret and all values derived from it, so that they never reach a log.
+/// Omits the secrets and all values derived from them, so that they never reach a log.
 impl std::fmt::Debug for Authenticator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Authenticator")
@@ -161,7 +162,8 @@ impl Authenticator {
         let mut outcomes: Vec<Outcome> = Vec::new();
         let decision = self.guesses.check(&[charge], now, effect, &mut outcomes);
         match decision {
-            // A full store cannot track this address, so the attempt is not limited.
+            // If the store is full, it cannot count attempts from this address, so the attempt is
+            // not limited.
             Decision::Admitted | Decision::Full { .. } => None,
             _ => {
                 let retry = outcomes

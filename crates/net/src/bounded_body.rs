@@ -16,7 +16,7 @@ use super::IdleTimeout;
 #[derive(Debug)]
 pub struct BoundedBody<B> {
     body: B,
-    /// The number of bytes that may still arrive.
+    /// The number of further bytes that the body may have.
     remaining: u64,
     idle_timeout: Option<IdleTimeout>,
 }
@@ -156,7 +156,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns a body that consists of `pieces`, without a known size.
+    /// Returns a body of unknown size that consists of `pieces`.
     fn chunked(pieces: &[&'static str]) -> impl Body<Data = Bytes, Error = Infallible> + Unpin {
         let frames: Vec<_> = pieces
             .iter()

@@ -1,4 +1,4 @@
-//! Detects changed files by their modification stamps, and stores the result of the last read.
+//! Detects file changes by comparing modification stamps, and stores the result of the last read.
 
 use std::{fs, io, path::Path, time::SystemTime};
 
@@ -11,7 +11,8 @@ pub struct LastRead<M> {
     /// The modification stamp of the file or folder at the last read; `None` if the stamp could not
     /// be read.
     pub seen: Option<M>,
-    /// Whether the file or folder could not be read but may become readable without being changed.
+    /// Whether the read failed for a reason that may go away without a change to the file or
+    /// folder.
     pub is_unread: bool,
     /// The errors in the file or folder; empty if its content was applied.
     pub mistakes: Vec<String>,

@@ -1,19 +1,20 @@
 //! Detects HTTP/2 control-frame floods.
 //!
 //! Control frames are `PING`, `SETTINGS`, `PRIORITY`, `WINDOW_UPDATE`, `RST_STREAM`, unknown frames
-//! and empty `DATA` frames. Such a frame costs the client as little as 9 bytes, but costs the
-//! server a reply or a lookup. h2 accepts any number of these frames. Therefore each control frame
-//! costs one of the connection's credits. Requests, responses and bodies make some control frames
-//! necessary, so they earn credits. A connection also earns credits over time.
+//! and empty `DATA` frames. A client can send such a frame with as little as 9 bytes, but the
+//! server must then send a reply or look up a stream. h2 accepts any number of these frames.
+//! Therefore each control frame uses one of the connection's credits. Requests, responses and
+//! bodies earn credits, because they make some control frames necessary. A connection also earns
+//! credits over time.
 //!
 //! A client responds to `DATA` frames with control frames, even if the `DATA` frames contain only
 //! small messages. For example, it sends a `WINDOW_UPDATE` for the stream, another for the
 //! connection, and a `PING` to measure the bandwidth. Therefore each `DATA` frame sent to the
-//! client earns credits. A window update may arrive long after its data, so window updates are
-//! first charged to a separate account with a higher maximum. A frame that uses up a window earns
-//! credits only for its bytes, because the client determines the number of such frames in a
-//! response. Envoy also allows a number of window updates per `DATA` frame sent
-//! (`max_inbound_window_update_frames_per_data_frame_sent`).
+//! client earns credits. Window updates may arrive long after the data that they acknowledge.
+//! Therefore each one is first charged to a separate account with a higher maximum. A `DATA` frame
+//! that uses up a flow-control window earns credits only for its bytes, because the client
+//! determines the number of such frames in a response. Envoy also allows a number of window updates
+//! per `DATA` frame sent (`max_inbound_window_update_frames_per_data_frame_sent`).
 
 use std::time::Duration;
 
@@ -27,8 +28,8 @@ use super::{
 /// The maximum number of credits. A connection starts with this number.
 const BURST: u64 = 1_000;
 
-/// The maximum number of credits for window updates. 64 MiB of data in flight earn this number of
-/// credits.
+/// The maximum number of credits for window updates. This number is earned by sending 64 MiB of
+/// data.
 const WINDOW_UPDATE_BURST: u64 = 65_536;
 
 /// The credits earned per second.
@@ -40,8 +41,8 @@ const PER_REQUEST: u64 = 4;
 /// The credits earned per `DATA` frame that is sent to the client without using up a window.
 const PER_DATA_FRAME: u64 = 4;
 
-/// The body bytes, in either direction, that earn one credit. Some clients update the windows of
-/// the stream and of the connection after every 4 KiB.
+/// One credit is earned for this number of body bytes, in either direction. Some clients send
+/// window updates for the stream and for the connection after every 4 KiB.
 const BYTES_PER_CREDIT: u64 = 1_024;
 
 /// Parses the frame headers in both directions of a connection, and manages the credits.
@@ -63,7 +64,7 @@ pub(super) struct FrameMeter {
 struct Credits {
     left: u64,
     max: u64,
-    /// The bytes that have not earned a credit yet.
+    /// The number of body bytes that have not yet been counted towards a credit.
     bytes: u64,
 }
 
@@ -156,8 +157,8 @@ impl FrameMeter {
         let passed = now.saturating_duration_since(self.refilled);
         let millis = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let earned = millis.saturating_mul(PER_SECOND) / 1_000;
-        // The refill time advances only by whole credits, so that fractions of a credit are not
-        // lost.
+        // Advance the refill time only by the time of the whole credits earned, so that fractions
+        // of a credit are not lost.
         self.refilled += Duration::from_millis(earned.min(BURST) * 1_000 / PER_SECOND);
         if earned >= BURST {
             self.refilled = now;
@@ -336,9 +337,8 @@ mod tests {
         assert!(meter.has_begun());
     }
 
-    /// A client that grants one byte at a time makes the server send a frame for each byte.
-    /// Regression test: each of these frames earned more credits than a grant and four pings cost
-    /// together.
+    /// Regression test: by granting one byte at a time, a client makes the server send one frame
+    /// per byte. Each of these frames earned more credits than one grant and four pings use.
     #[test]
     fn data_dribbled_by_a_small_window_earns_nothing_per_frame() {
         let start = Instant::now();

@@ -5,7 +5,7 @@
 const PREFACE_BYTES: usize = 24;
 const HEADER_BYTES: usize = FrameHeader::BYTES;
 
-/// A parser for one direction of a connection. It keeps its position between calls.
+/// A parser for one direction of a connection. A frame may be split across calls.
 #[derive(Debug)]
 pub struct FrameParser {
     header: [u8; HEADER_BYTES],
@@ -69,13 +69,13 @@ impl FrameParser {
         }
     }
 
-    /// Consumes the part of `bytes` up to the end of the next frame header. Returns the header, or
-    /// `None` if the header is incomplete.
+    /// Consumes `bytes` up to the end of the next frame header. Returns the header, or `None` if
+    /// `bytes` ends before the header does.
     pub fn next_header(&mut self, bytes: &mut &[u8]) -> Option<FrameHeader> {
         let payload = self.payload_left.min(bytes.len());
         self.payload_left -= payload;
         *bytes = &bytes[payload..];
-        // If the payload is incomplete, `bytes` is now empty.
+        // If `bytes` ends within the payload, `bytes` is now empty.
         let part = (HEADER_BYTES - self.header_read).min(bytes.len());
         self.header[self.header_read..self.header_read + part].copy_from_slice(&bytes[..part]);
         self.header_read += part;

@@ -1,9 +1,9 @@
 //! The stream of an HTTP/2 connection, with timeouts and with detection of control-frame floods.
 //!
 //! HTTP/2 pings detect a dead peer, but only after the preface, and h2 has no timeout for the
-//! preface. Requests and responses overlap, so this stream uses the phases of a [`TimedStream`] in
-//! a different way. The request phase lasts until the first frame header. Each later read restarts
-//! the idle phase. [`FrameMeter`] limits control frames.
+//! preface. HTTP/2 requests and responses overlap, so this stream does not use the phases of a
+//! [`TimedStream`] as HTTP/1.1 does. The request phase lasts until the first frame header. Each
+//! later read restarts the idle phase. [`FrameMeter`] limits control frames.
 
 use std::{
     io,

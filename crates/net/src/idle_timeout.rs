@@ -9,13 +9,14 @@ use tokio::time::Instant;
 
 use super::LazyTimer;
 
-/// The minimum transfer rate of a body, averaged over the time in which the reader waits for data.
+/// The minimum transfer rate of a body, averaged over the time that the reader spends waiting for
+/// data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinRate {
     /// `bytes_per_second`: 1 to 1 GiB; default 240.
     pub bytes_per_second: u64,
-    /// `grace`: the time that a body may take in addition to its time at the minimum rate; default
-    /// 5 s.
+    /// `grace`: the time that a body may take in addition to its transfer time at the minimum rate;
+    /// default 5 s.
     pub grace: Duration,
 }
 
@@ -28,8 +29,8 @@ impl Default for MinRate {
     }
 }
 
-/// The timeouts of a body. Only the time in which the reader waits for the sender counts, so a slow
-/// receiver does not cause a timeout.
+/// The timeouts of a body. They run only while the reader waits for the sender, so a slow receiver
+/// does not cause a timeout.
 #[derive(Debug)]
 pub struct IdleTimeout {
     idle: Duration,
@@ -152,8 +153,8 @@ mod tests {
                     break false;
                 }
                 idle_timeout.record_bytes(bytes);
-                // The reader does not wait during these seconds, so they do not count towards the
-                // timeout.
+                // The timeout does not run during these seconds, because the reader is not waiting
+                // for data.
                 sleep(Duration::from_secs(7)).await;
             };
             let waited = start.elapsed().as_secs() - pieces * 7;

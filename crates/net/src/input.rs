@@ -18,8 +18,8 @@ pub fn advice(word: &str, known: &[&str]) -> String {
 }
 
 /// Returns the known word with the smallest edit distance to `word`, if the distance is small
-/// enough for a typo. If several words have this distance, returns the word with the longest common
-/// prefix.
+/// enough for a typo. If several words have the same distance, returns the one with the longest
+/// prefix in common with `word`.
 pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     if word.len() > MAX_GUESSED_BYTES {
         return None;
@@ -46,7 +46,7 @@ pub fn may_hold_secret(text: &str) -> bool {
 }
 
 /// Formats user input for a message: on one line, truncated, and hidden if the input may contain a
-/// secret. The restrictions apply because messages are logged and appear on `/readyz`.
+/// secret. These precautions are needed because messages are logged and appear on `/readyz`.
 pub fn shown(text: &str) -> String {
     if may_hold_secret(text) {
         return HIDDEN.to_owned();

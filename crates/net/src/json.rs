@@ -1,8 +1,8 @@
 //! A JSON document whose strings borrow from the request body.
 //!
-//! The document is a tree instead of a struct per endpoint. This way, all errors in a body can be
-//! reported at once, each with its path. An object preserves the order of its members, and keeps
-//! members with repeated names.
+//! A body is parsed into a tree instead of an endpoint-specific struct. This way, all errors in the
+//! body can be reported at once, each with its path. An object preserves the order of its members,
+//! and keeps members with repeated names.
 
 use std::{borrow::Cow, fmt};
 
@@ -46,7 +46,7 @@ pub fn object(body: &[u8]) -> Result<Members<'_>, Problem> {
         return Err(Problem::bad("body", "is empty; expected an object"));
     }
     let read = match std::str::from_utf8(body) {
-        // The body is validated as UTF-8 once, which is faster than validating each string.
+        // Validating the whole body as UTF-8 once is faster than validating each string.
         Ok(text) => serde_json::from_str(text),
         // For a body that is not UTF-8, `from_slice` reports the position of the invalid byte.
         Err(_) => serde_json::from_slice(body),

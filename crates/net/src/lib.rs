@@ -8,13 +8,13 @@
 //!
 //! One accept loop per listener distributes connections to the workers round-robin. With
 //! `SO_REUSEPORT`, each worker could accept connections itself, but the kernel would choose the
-//! worker by a hash of the addresses. For example, 30 of 50 pooled connections could then be on one
-//! of two workers. Connection pools connect rarely and keep their connections for a long time, so
-//! an even distribution matters more than a cheaper `accept`.
+//! worker by a hash of the addresses. The distribution would be uneven: for example, one of two
+//! workers could have 30 of 50 pooled connections. Connection pools connect rarely and keep their
+//! connections for a long time, so an even distribution matters more than a cheaper `accept`.
 //!
-//! All resources are bounded. The listener limits the number of connections. The handler enforces
-//! the timeouts in its connection's [`Bounds`] with a [`TimedStream`], at almost no cost per
-//! request. It reads request bodies through a [`BoundedBody`].
+//! All resources are bounded. The listener limits the number of connections. The handler uses a
+//! [`TimedStream`] to enforce the timeouts in its connection's [`Bounds`], which costs almost no
+//! time per request. The handler reads request bodies through a [`BoundedBody`].
 //!
 //! ```no_run
 //! use tidegate_net::{Bounds, Server};
@@ -95,7 +95,7 @@ pub struct Bounds {
     /// connection is closed to make room for a new one. Default 10,000.
     pub connections: usize,
     /// The maximum number of connections per client, where a client is an IPv4 address or an IPv6
-    /// /64. Further connections are closed as soon as they are accepted. Default 1,000.
+    /// /64. Connections above the maximum are closed as soon as they are accepted. Default 1,000.
     pub connections_per_client: usize,
     /// The idle timeout between two requests. Default 5 minutes.
     pub idle: Duration,
@@ -124,7 +124,7 @@ pub struct Connection {
     /// The address of the client.
     pub peer: SocketAddr,
     /// The index of the worker that serves the connection, from 0. A handler can use the index to
-    /// select a counter to which no other thread writes.
+    /// select a counter that only this worker's thread writes.
     pub worker: usize,
     /// The listener's bounds. The listener enforces the limits on connections, and the handler must
     /// enforce the timeouts.

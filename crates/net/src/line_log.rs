@@ -34,8 +34,8 @@ pub struct LineLogSettings {
     pub name: &'static str,
     /// The file; `None` is standard output.
     pub path: Option<PathBuf>,
-    /// The size in bytes at which the file is rotated: it is renamed with the suffix `.1`, which
-    /// replaces an earlier file of that name, and a new file is started. With `None`, the file
+    /// The size in bytes at which the file is rotated. Rotation appends `.1` to the name of the
+    /// file, replaces any older file of that name, and starts a new file. With `None`, the file
     /// grows without limit.
     pub rotate_at: Option<u64>,
 }
@@ -60,8 +60,8 @@ struct SharedState {
     /// The total number of queued lines. A line is counted just before it is queued.
     queued_lines: AtomicU64,
     queued_bytes: AtomicUsize,
-    /// Whether `control` has a request. With this flag, the writer does not have to take the lock
-    /// for each line.
+    /// Whether `control` contains a request. The writer checks this flag instead of locking
+    /// `control` for each line.
     has_control: AtomicBool,
     control: Mutex<ControlRequests>,
 }
@@ -154,8 +154,8 @@ impl LineLog {
         let control = &self.shared.control;
         change(&mut control.lock().unwrap_or_else(PoisonError::into_inner));
         self.shared.has_control.store(true, Ordering::SeqCst);
-        // If the queue is full, no wake-up is needed, because the writer checks for requests before
-        // each line.
+        // If the queue is full, no wake-up is needed: the writer is busy, and checks for requests
+        // before each line.
         let _ = self.queue.try_send(LogCommand::Wake);
     }
 
@@ -176,7 +176,8 @@ impl LineLog {
         let shared = &self.shared;
         let queued = shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
         let has_room = queued.saturating_add(bytes) <= MAX_QUEUED_BYTES;
-        // Count the line before it is queued: too high a count only delays the end of `finish`.
+        // Count the line before it is queued: a count that is briefly too high only delays the end
+        // of `finish`.
         shared.queued_lines.fetch_add(1, Ordering::SeqCst);
         if !has_room || self.queue.try_send(LogCommand::Write(line)).is_err() {
             shared.queued_lines.fetch_sub(1, Ordering::SeqCst);
@@ -198,9 +199,9 @@ struct Writer {
     settings: LineLogSettings,
     /// The size of the current file.
     bytes: u64,
-    /// Whether the last write failed. The error is logged once, until a write succeeds.
+    /// Whether the last write failed. The error is logged only once until a write succeeds again.
     is_failing: bool,
-    /// The number of lines dropped since a rotation failed; `None` if the last rotation succeeded.
+    /// The number of lines dropped since the last rotation failed; `None` if it succeeded.
     dropped_since_rotation: Option<u32>,
     finishing: Vec<FinishRequest>,
     /// The total number of lines taken from the queue.
@@ -223,7 +224,7 @@ impl Writer {
         }
     }
 
-    /// Wakes the callers of `finish` that wait for at most the first `lines` lines.
+    /// Wakes those callers of `finish` that are waiting only for the first `lines` lines or fewer.
     fn notify_finished(&mut self, lines: u64) {
         let finished = self
             .finishing
@@ -347,7 +348,7 @@ impl Writer {
         self.report(&flushed);
     }
 
-    /// Logs the first of several errors in a row.
+    /// Logs a failed write, unless the previous write failed, too.
     fn report(&mut self, result: &io::Result<()>) {
         if let Err(error) = result
             && !self.is_failing
@@ -360,8 +361,8 @@ impl Writer {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    // Only the owner and the group (for the log shipper) can read the file, because addresses and
-    // paths are private.
+    // Only the owner and the group can read the file, because it contains addresses and paths.
+    // Group access is for the log shipper.
     OpenOptions::new()
         .create(true)
         .append(true)
@@ -385,7 +386,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let moved = folder.path().join("log.1");
-        // A non-empty folder cannot be replaced by a file.
+        // The rotation fails, because a file cannot replace a non-empty folder.
         fs::create_dir_all(moved.join("occupied")).unwrap();
         let log = LineLog::open(LineLogSettings {
             name: "test log",

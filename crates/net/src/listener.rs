@@ -21,7 +21,7 @@ use super::{
     worker::Jobs,
 };
 
-/// The pause after a failed `accept`, whose usual cause is a lack of file descriptors.
+/// The pause after a failed `accept`. The usual cause is a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A handle to a listener's address and counters. Dropping the handle does not stop the listener,
@@ -112,7 +112,7 @@ impl Listener {
                 }
                 return Some(registration);
             }
-            // The log is throttled, so a flood of connections cannot fill it.
+            // Throttle this log message, so that a flood of connections cannot fill the log.
             RegistrationResult::ClientFull => {
                 count(&self.0.refused_to_client);
                 tracing::warn!(
@@ -223,8 +223,8 @@ where
 }
 
 /// Registers `stream` with this worker's poller, and disables Nagle's algorithm. Responses are
-/// small, and Nagle's algorithm would delay a second small write until the first one is
-/// acknowledged (up to 40 ms).
+/// small, and Nagle's algorithm would delay a second small write until the client has acknowledged
+/// the first one, which can take 40 ms.
 fn adopt(stream: std::net::TcpStream) -> io::Result<TcpStream> {
     let stream = TcpStream::from_std(stream)?;
     stream.set_nodelay(true)?;

@@ -17,7 +17,7 @@ use tidegate_core::{Span, Timestamp};
 /// The number of log messages that a call site may write in a burst.
 pub const BURST: u64 = 30;
 
-/// The interval at which a call site that has used up its burst may write one more log message.
+/// After its burst, a call site may write one more log message per interval.
 pub const INTERVAL: Span = Span::from_secs(5);
 
 /// The maximum number of tracked call sites. The number of call sites in a program is fixed and far
@@ -34,12 +34,12 @@ pub struct LogThrottle<Id> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Site {
-    /// The theoretical arrival time of GCRA, at which the whole burst is available again.
+    /// The time at which the whole burst is available again (the theoretical arrival time of GCRA).
     full_at: Timestamp,
     suppressed: u64,
 }
 
-/// The decision about one log message.
+/// Whether to write a log message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThrottleDecision {
     /// Write the message, and report how many messages from this call site were suppressed since

@@ -1,4 +1,4 @@
-//! Detects that the peer has closed a connection, while no protocol code reads from it.
+//! Detects that the peer has closed a connection from which no protocol code is currently reading.
 
 use std::{
     pin::pin,
@@ -16,8 +16,8 @@ pub trait PeerClosed {
     /// Returns ready if the peer has closed the connection. Reads nothing. No other task may read
     /// from the stream at the same time.
     ///
-    /// If there are unread bytes from the peer, the current task is not always woken, so the caller
-    /// should poll again after a while.
+    /// If the peer has sent bytes that are still unread, the task may not be woken when the peer
+    /// closes the connection. The caller should therefore poll again after a while.
     fn poll_peer_closed(&self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
@@ -43,7 +43,7 @@ impl PeerClosed for TlsStream<TcpStream> {
     }
 }
 
-/// An in-process pipe cannot detect whether its peer has closed it.
+/// A tokio in-process pipe cannot detect that its peer has closed it.
 impl PeerClosed for DuplexStream {
     fn poll_peer_closed(&self, _cx: &mut Context<'_>) -> Poll<()> {
         Poll::Pending

@@ -1,5 +1,5 @@
-//! Problem details (RFC 9457), which say what is wrong with a request, where, and what to send
-//! instead.
+//! Problem details (RFC 9457). They say what is wrong with a request, where the error is, and what
+//! to send instead.
 
 use std::borrow::Cow;
 
@@ -12,7 +12,7 @@ use tidegate_core::{RequestError, Span};
 
 use crate::response::{Answer, json};
 
-/// An error response. A denial by a limit is not reported as a problem but as a verdict.
+/// An error response. A request denied by a limit gets a verdict instead.
 #[derive(Debug, Serialize)]
 pub struct Problem {
     title: &'static str,
@@ -50,7 +50,7 @@ impl Problem {
         }
     }
 
-    /// Reports that the client's address has sent too many invalid secrets.
+    /// Reports that too many invalid secrets came from the client's address.
     pub fn too_many_guesses(retry_after: Span) -> Self {
         let detail = "too many invalid secrets from this address; retry after the number of seconds in `Retry-After`";
         Self {

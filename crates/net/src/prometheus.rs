@@ -1,8 +1,9 @@
 //! Metrics for Prometheus: the declarations of metrics, and the pages that expose them.
 //!
 //! The crate `prometheus-client` encodes the pages. That crate's counters are not used, because
-//! they are looked up by their labels under a lock. Instead, the program has its own counters,
-//! which are read when a page is requested. As a result, counting takes only an atomic addition.
+//! counting would look them up by their labels under a lock. Instead, the program has its own
+//! counters, and reads them when a page is requested. Counting therefore takes only an atomic
+//! addition.
 
 use std::{
     fmt::{self, Debug, Formatter, Write as _},
@@ -102,7 +103,7 @@ impl<const N: usize> Metric<N> {
 }
 
 impl<const N: usize> Metric<N> {
-    /// Returns each label with its value.
+    /// Returns the metric's labels, each with its value from `values`.
     fn labelled<'l>(&self, values: [&'l str; N]) -> [(&'static str, &'l str); N] {
         std::array::from_fn(|at| (self.labels[at], values[at]))
     }
@@ -120,7 +121,8 @@ pub struct HistogramSample {
     pub exemplars: Vec<Exemplar>,
 }
 
-/// An observation in a histogram bucket, with its trace. Only OpenMetrics supports exemplars.
+/// An example of an observation in a histogram bucket, with its trace. Only OpenMetrics supports
+/// exemplars.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exemplar {
     /// The index of the bucket.
@@ -158,7 +160,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the format of the response to a request with these headers. This is OpenMetrics if
+    /// Returns the response format for a request with these headers. The format is OpenMetrics if
     /// `Accept` lists it and does not prefer `text/plain`.
     #[must_use]
     pub fn negotiate(headers: &HeaderMap) -> Self {
@@ -223,11 +225,11 @@ pub fn encode(format: Format, collect: impl Fn(&mut Page<'_>) + Send + Sync + 's
     }
 }
 
-/// The exemplars of a page, each with the name of its metric.
+/// The exemplars on a page, each with the name of its metric.
 type PageExemplars = Mutex<Vec<(&'static str, Exemplar)>>;
 
-/// Adds the exemplars to the lines of their buckets. `prometheus-client` encodes exemplars only for
-/// its own histograms.
+/// Appends each exemplar to the line of its bucket. This is necessary because `prometheus-client`
+/// encodes exemplars only for its own histograms.
 fn with_exemplars(page: &str, exemplars: &[(&str, Exemplar)]) -> String {
     let mut out = String::with_capacity(page.len() + 128 * exemplars.len());
     let mut bucket = 0;
@@ -255,7 +257,7 @@ fn with_exemplars(page: &str, exemplars: &[(&str, Exemplar)]) -> String {
     out
 }
 
-/// A collector that adds the metrics from a function to each encoded page.
+/// A collector that calls a function to add metrics to each encoded page.
 struct Pages<C> {
     format: Format,
     collect: C,
@@ -283,7 +285,7 @@ impl<C: Fn(&mut Page<'_>) + Send + Sync + 'static> Collector for Pages<C> {
     }
 }
 
-/// A page of metrics during encoding. After an error, no more metrics are added to it.
+/// A page of metrics that is being encoded. After an error, no more metrics are added to it.
 #[derive(Debug)]
 pub struct Page<'p> {
     format: Format,
@@ -372,8 +374,8 @@ impl Page<'_> {
             kind = MetricType::Unknown;
         }
         let (name, unit, is_total) = match self.format {
-            // Unlike OpenMetrics, the text format describes a counter under the full name of its
-            // samples.
+            // In the text format, the description of a counter contains the full name with
+            // `_total`. In OpenMetrics, it contains the name without `_total`.
             Format::Text => (metric.name, None, false),
             Format::OpenMetrics => {
                 let family = metric.name.strip_suffix("_total");
@@ -388,8 +390,8 @@ impl Page<'_> {
     }
 }
 
-/// Encodes a sample's value. A counter's encoder appends `_total` to the name; a gauge's encoder
-/// writes the name unchanged.
+/// Encodes a sample's value. `prometheus-client` appends `_total` to the name of a counter, and
+/// does not change the name of a gauge.
 fn encode_value(encoder: &mut MetricEncoder<'_>, value: u64, is_total: bool) -> fmt::Result {
     if is_total {
         encoder.encode_counter::<NoLabelSet, u64, f64>(&value, None)

@@ -1,12 +1,12 @@
 //! The registry of a listener's open connections. It admits new connections and evicts idle ones.
 //!
 //! Like nginx, a full listener closes the longest-idle connection instead of refusing a new
-//! connection. If new connections were refused, an attacker could lock out all other clients with
-//! idle connections. However, a new connection from a client that has reached its own limit is
+//! connection. If new connections were refused, an attacker could open idle connections to lock out
+//! all other clients. However, a new connection from a client that has reached its own limit is
 //! refused.
 //!
-//! Idleness is measured in accepted connections instead of time. Whenever a connection's task is
-//! polled, the task stores the number of connections that the listener has accepted so far. This
+//! Idle time is measured in accepted connections instead of seconds. Whenever a connection's task
+//! is polled, the task stores the number of connections that the listener has accepted so far. This
 //! takes one load and one store, and avoids reading the clock.
 
 use std::{
@@ -26,9 +26,10 @@ use futures_util::task::AtomicWaker;
 /// 10,000 connections would take a millisecond for each new connection.
 const CANDIDATES: usize = 256;
 
-/// A connection without a request is evicted before all others, but only after the number of
-/// connections accepted since then has reached 1/8 of the listener's connection limit. This way, a
-/// new client has time to send its first request.
+/// A connection that has never sent a request is evicted before all others, but only if it has been
+/// idle while the listener accepted 1/8 of its connection limit in newer connections. Until then,
+/// it is treated like the other connections, so that a new client has time to send its first
+/// request.
 const SILENT_PART: usize = 8;
 
 /// The open connections of one listener.
@@ -72,7 +73,7 @@ struct ConnectionState {
     task: AtomicWaker,
 }
 
-/// How long to wait for requests that the client sent before it received a `GOAWAY`.
+/// How long to wait for requests that the client may have sent before it received the `GOAWAY`.
 const GOAWAY_GRACE: Duration = Duration::from_millis(250);
 
 /// The index of a connection after its removal from the list.
@@ -153,8 +154,8 @@ impl Registry {
         open.cursor = start.wrapping_add(looked_at);
         let candidates =
             (0..looked_at).filter_map(|step| open.slots.get(start.wrapping_add(step) % count));
-        // `false` sorts before `true`, so connections without a request come first. Within each of
-        // the two groups, the longest-idle connection comes first.
+        // `false` sorts before `true`, so silent connections come first. Within each of the two
+        // groups, the longest-idle connection comes first.
         let victim = candidates
             .filter(|slot| slot.in_flight.load(Ordering::Relaxed) == 0)
             .min_by_key(|slot| {
@@ -267,9 +268,9 @@ impl Activity {
         self.0.has_sent_request.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until no request is in flight. Before each check there is a grace period, because the
-    /// client may already have sent further requests. This function is used to close an HTTP/2
-    /// connection whose client may never react to the `GOAWAY`.
+    /// Waits until no request is in flight. Sleeps for a grace period before each check, because
+    /// further requests may be on their way. Used to close an HTTP/2 connection whose client may
+    /// never react to the `GOAWAY`.
     pub async fn drained(&self) {
         loop {
             tokio::time::sleep(GOAWAY_GRACE).await;
@@ -295,8 +296,8 @@ impl Drop for InFlight {
     }
 }
 
-/// Returns the address to which the per-client limit applies: an IPv4 address, or the /64 of an
-/// IPv6 address, which usually belongs to one host.
+/// Returns the address to which the per-client limit applies: an IPv4 address, or the /64 network
+/// of an IPv6 address. A /64 usually belongs to one host.
 pub(crate) fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {

@@ -20,7 +20,7 @@ pub fn json(status: StatusCode, value: &impl serde::Serialize) -> Answer {
     json_document(status, serde_json::to_vec(value).unwrap_or_default())
 }
 
-/// Builds a response with this JSON document.
+/// Builds a response whose body is this JSON document.
 pub fn json_document(status: StatusCode, document: impl Into<Bytes>) -> Answer {
     let mut answer = Response::new(Full::new(document.into()));
     *answer.status_mut() = status;

@@ -1,8 +1,8 @@
 //! The flow-control windows that an HTTP/2 client grants to the server (RFC 9113 §5.2).
 //!
 //! By granting a few bytes at a time, a client can make a server split a response into any number
-//! of `DATA` frames. A `DATA` frame that was split for this reason uses up almost the whole window.
-//! A frame that ends with its message leaves more of the window, unless the client reads slowly.
+//! of `DATA` frames. A frame that ends because of the window leaves almost none of the window. A
+//! frame that ends because its message ends leaves more, unless the client reads slowly.
 
 use std::collections::HashMap;
 
@@ -11,11 +11,11 @@ use super::frame_parser::FrameHeader;
 /// The initial size of each window in bytes (RFC 9113 §6.9.2).
 const INITIAL_BYTES: i64 = 65_535;
 
-/// The identifier of `SETTINGS_INITIAL_WINDOW_SIZE`.
+/// The setting identifier `SETTINGS_INITIAL_WINDOW_SIZE`.
 const INITIAL_WINDOW_SIZE: u16 = 4;
 
-/// A window with fewer bytes left is treated as used up. This number is not zero, because a grant
-/// may arrive after data is queued and before it is written.
+/// A window with fewer bytes left is treated as used up. The threshold is not zero, because a
+/// window update may arrive between the time when data is queued and the time when it is written.
 const USED_UP_BYTES: i64 = 1_024;
 
 /// The maximum number of tracked streams. h2 allows fewer concurrent streams.
@@ -30,18 +30,18 @@ pub(super) struct SendWindows {
     connection: i64,
     /// The bytes granted to each open stream beyond `initial`, minus the bytes sent.
     streams: HashMap<u32, i64>,
-    /// The newest stream that the client has opened.
+    /// The ID of the newest stream that the client has opened.
     newest: u32,
     payload: Payload,
 }
 
-/// The payload of a partially received `SETTINGS` or `WINDOW_UPDATE` frame.
+/// The part of a `SETTINGS` or `WINDOW_UPDATE` payload that has not been processed yet.
 #[derive(Debug, Default)]
 struct Payload {
     kind: u8,
     stream: u32,
     bytes_left: usize,
-    /// The received bytes of a setting or of a window increment.
+    /// The bytes received so far of the current setting or window increment.
     item: [u8; 6],
     item_len: usize,
 }
@@ -80,8 +80,7 @@ impl SendWindows {
         }
     }
 
-    /// Reads the rest of the last frame's payload from `bytes`, which may contain only a part of
-    /// it.
+    /// Reads the payload of the last frame from `bytes`. The payload may be split across calls.
     pub(super) fn receive_payload(&mut self, bytes: &[u8]) {
         let arrived = self.payload.bytes_left.min(bytes.len());
         self.payload.bytes_left -= arrived;
@@ -112,8 +111,8 @@ impl SendWindows {
         }
     }
 
-    /// Records a sent `DATA` frame. Returns whether the frame used up a window. The client may have
-    /// made the server split the message at the end of such a frame.
+    /// Records a sent `DATA` frame. Returns whether the frame used up a window. If it did, the
+    /// client may have forced the server to end the frame there.
     pub(super) fn send_data(&mut self, frame: FrameHeader) -> bool {
         let bytes = i64::try_from(frame.length).unwrap_or(i64::MAX);
         self.connection = self.connection.saturating_sub(bytes);
@@ -125,8 +124,8 @@ impl SendWindows {
         *granted = granted.saturating_sub(bytes);
         let granted = *granted;
         let stream = granted.saturating_add(self.initial);
-        // A window can become negative only if a setting reduces it. While a window is negative,
-        // the server sends no data.
+        // A negative window does not count as used up: only a changed setting can make it negative,
+        // and the server sends no data until it is positive again.
         let used_up = 0..USED_UP_BYTES;
         used_up.contains(&stream) || used_up.contains(&self.connection)
     }

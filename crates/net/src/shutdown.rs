@@ -15,8 +15,8 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// A shutdown signal, shared by all clones. A shutdown is first announced, begins later, and cannot
-/// be cancelled.
+/// A shutdown signal, shared by all clones. A shutdown is first announced and begins later. It
+/// cannot be cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 

@@ -4,7 +4,8 @@
 //! The [`Phase`] of the connection determines which read timeout applies. The stream itself ends
 //! the idle phase when bytes arrive. The protocol code begins the other phases, because only that
 //! code knows where a request or a response ends. Each direction has a lazy timer, which is set
-//! only when the connection has to wait. As a result, the timeouts take one clock read per request.
+//! only when the connection has to wait. As a result, the timeouts require only one clock read per
+//! request.
 
 use std::{
     io,
@@ -33,15 +34,13 @@ pub struct StreamTimeouts {
     pub write: WriteTimeout,
 }
 
-/// The kind of timeout for a peer that does not read, or reads too slowly.
+/// How the timeout for a peer that does not read, or reads too slowly, is measured.
 #[derive(Clone, Copy, Debug)]
 pub enum WriteTimeout {
-    /// The maximum time during which the peer reads nothing. This kind is suitable for output of
-    /// any length.
+    /// The maximum time during which the peer reads nothing. Suitable for output of any length.
     Stall(Duration),
-    /// The maximum time from a blocked write until the peer has read all pending output. This kind
-    /// is suitable for short responses. A peer cannot extend this timeout by reading a few bytes at
-    /// a time.
+    /// The maximum time from a blocked write until the peer has read all pending output. Suitable
+    /// for short responses. A peer cannot extend this timeout by reading a few bytes at a time.
     Drain(Duration),
 }
 
@@ -61,7 +60,7 @@ struct PhaseState {
     current: AtomicU8,
     /// Whether the read timer has been set for the current phase.
     is_timed: AtomicBool,
-    /// Whether a response has begun since the last flush outside a response phase.
+    /// Whether bytes written now belong to a response: see [`Phase::is_response_due`].
     is_response_due: AtomicBool,
 }
 
@@ -151,7 +150,7 @@ impl<S> TimedStream<S> {
 
     /// Wraps `stream` with a write timeout only.
     pub fn without_read_timeout(stream: S, write: WriteTimeout) -> Self {
-        // The response phase has no read timeout, and this stream never leaves it.
+        // This stream always stays in the response phase, which has no read timeout.
         let timeouts = StreamTimeouts {
             idle: Duration::MAX,
             request: Duration::MAX,
@@ -222,8 +221,8 @@ impl<S> TimedStream<S> {
         self.poll_write_timeout(cx, written)
     }
 
-    /// Returns the result of a write or flush, or an error once the write timeout has expired. A
-    /// write that succeeds immediately does not start the timer.
+    /// Returns `written`, the result of a write or flush, or an error once the write timeout has
+    /// expired. A write that succeeds immediately does not start the timer.
     fn poll_write_timeout<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -289,15 +288,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(cx);
         let phase = self.phase.current();
-        // hyper flushes when it has no more data to write. This can be before the response to the
-        // last request.
+        // hyper flushes when it has no more data to write. It may do so before it has written the
+        // response to the last request.
         if phase != RESPONSE {
             let is_response_due = &self.phase.0.is_response_due;
             is_response_due.store(false, Ordering::Relaxed);
         }
-        // Start the idle timeout at the end of the response. This is necessary because hyper may
-        // already know that there is nothing to read, and then polls for reading again only when
-        // data arrives.
+        // Start the idle timeout at the end of the response. This is necessary because the timeout
+        // otherwise starts when hyper polls for reading. If hyper already knows that there is
+        // nothing to read, it polls for reading only when data arrives.
         if phase == IDLE && !self.phase.is_timed() {
             // The timer was set just now, so it cannot have expired.
             let _ = self.poll_read_timeout::<()>(cx);
@@ -384,8 +383,7 @@ mod tests {
         }
     }
 
-    /// The idle timeout starts at the flush, even if the stream is not read before the timeout
-    /// expires.
+    /// The idle timeout starts at the flush, even if no one polls the stream for reading.
     #[tokio::test(start_paused = true)]
     async fn a_flush_starts_the_idle_timeout() {
         let (mut stream, _client) = open(WriteTimeout::Stall(secs(WRITE_SECS)));

@@ -15,8 +15,8 @@ use tokio::{
 ///
 /// Moving the deadline takes two stores. The runtime's timer is registered again only if it fires
 /// before the deadline. For example, with a timeout of one minute, a connection that is busy for an
-/// hour registers about 60 timers, regardless of the number of its requests. As long as the same
-/// task waits, its waker is not registered again either.
+/// hour registers a timer about 60 times, regardless of its number of requests. The waker is not
+/// registered again either, as long as the same task waits.
 ///
 /// If the deadline moves to a time before the registered timer, the timer is registered again
 /// immediately.
@@ -67,8 +67,8 @@ impl LazyTimer {
             }
             self.reset();
         }
-        // If the task has used up its cooperative budget, tokio wakes the task immediately, and the
-        // timer has not registered the waker.
+        // If the task has used up its cooperative budget, tokio's timer wakes the task immediately
+        // instead of registering its waker.
         self.woken = coop::has_budget_remaining().then(|| cx.waker().clone());
         Poll::Pending
     }
@@ -130,8 +130,8 @@ mod tests {
     /// A number of polls that exceeds tokio's cooperative budget for a task.
     const MORE_THAN_A_TURN: usize = 200;
 
-    /// The test tries every amount of budget that the task may have used before it polls the timer.
-    /// The timer is either new, or it has fired early.
+    /// The task may have used any part of its budget before it polls the timer, so the test tries
+    /// each amount. In one case, the timer is new; in the other, it has fired before the deadline.
     #[tokio::test(start_paused = true)]
     async fn a_task_that_was_polled_is_still_woken() {
         for (done, fires_before) in

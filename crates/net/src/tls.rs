@@ -1,9 +1,9 @@
 //! TLS for a listener: the server certificate, and client authentication.
 //!
 //! Like the rules file, the TLS files are checked for changes, and are reloaded after a change.
-//! Only new connections use the new certificate. A certificate and its key are two files, which
-//! cannot be replaced atomically. Therefore the files are reloaded only after two consecutive
-//! checks have found the same modification stamps.
+//! Only new connections use the new certificate. A certificate and its key are two files, and two
+//! files cannot be replaced atomically. Therefore changed files are reloaded only after two
+//! consecutive checks have found the same modification stamps.
 
 use std::{
     fs, io,
@@ -56,7 +56,7 @@ pub struct TlsFiles {
     pub client_ca: Option<PathBuf>,
 }
 
-/// The listener that uses TLS.
+/// A listener that can use TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsListener {
     /// The gRPC listener, which uses HTTP/2.
@@ -110,7 +110,7 @@ impl TlsListener {
     }
 }
 
-/// The reason why TLS cannot be used. Each message names the setting.
+/// The reason why TLS cannot be used. Each error message names the setting at fault.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {
@@ -209,7 +209,8 @@ impl Tls {
         loaded
     }
 
-    /// Returns whether the files have changed since the last load but not since the last check.
+    /// Returns whether the files should be reloaded: they have changed since the last load, but not
+    /// since the last check.
     #[must_use]
     pub fn has_changed(&self) -> bool {
         let (mut seen, now) = (lock(&self.seen), stamps(&self.files));

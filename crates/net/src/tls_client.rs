@@ -17,7 +17,7 @@ use super::tls::{certificates, roots};
 /// server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientTlsFiles {
-    /// The CAs that sign the peer's certificate; if `None`, the system's CAs are used.
+    /// The CAs that may have signed the peer's certificate; if `None`, the system's CAs.
     pub ca: Option<PathBuf>,
     /// The client certificate and its private key, for mutual TLS.
     pub certificate: Option<(PathBuf, PathBuf)>,

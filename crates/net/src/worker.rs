@@ -26,8 +26,8 @@ enum Job {
     Stop,
 }
 
-/// The sending end of a worker's job queue. The listeners' connection limits bound the length of
-/// the queue.
+/// The sending end of a worker's job queue. The length of the queue is bounded by the connection
+/// limits of the listeners.
 #[derive(Clone, Debug)]
 pub(super) struct Jobs(UnboundedSender<Job>);
 
@@ -68,7 +68,7 @@ impl Worker {
         match started.recv() {
             Ok(error) => Err(error),
             // The thread has dropped its sender without sending an error, so its runtime has
-            // started.
+            // started successfully.
             Err(_) => Ok(Self {
                 jobs: Jobs(jobs),
                 thread: Some(thread),

@@ -77,7 +77,8 @@ async fn at_the_bound_the_idlest_connection_makes_room() {
     let (mut first, _) = connect(listener.local_addr()).await;
     let (mut second, _) = connect(listener.local_addr()).await;
     let (mut third, _) = connect(listener.local_addr()).await;
-    // The second connection has been idle since the third connection was accepted.
+    // The first connection is active again, and the third is newer, so the second is now the
+    // longest-idle connection.
     first.write_all(b"!").await.unwrap();
     assert_eq!(first.read_u8().await.unwrap(), b'!');
     let (mut fourth, _) = connect(listener.local_addr()).await;
