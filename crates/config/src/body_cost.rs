@@ -1,4 +1,4 @@
-//! `cost: {json: …}`: a request's cost for a rule, read from the request body.
+//! `cost: {json: …}`: the cost of a request under a rule, read from the request body.
 
 use std::sync::Arc;
 

@@ -13,19 +13,20 @@ pub struct CandidateConfig {
     /// `rules`: the rules file with the candidate rules. The path is relative to the server's
     /// working directory. Only the sections `rules`, `allow` and `defaults` of this file are used.
     pub file: PathBuf,
-    /// `until`: the time until which the candidate rules are evaluated; `None` means without end.
+    /// `until`: the time until which the candidate rules are evaluated; `None` means indefinitely.
     pub until: Option<Timestamp>,
 }
 
 impl CandidateConfig {
-    /// Reads the file with the candidate rules. `identity` contains the main rules file's settings
-    /// for identifying clients, which also apply to the candidate rules.
+    /// Reads the file with the candidate rules. `identity` contains the settings in the main rules
+    /// file for identifying clients. These settings also apply to the candidate rules.
     ///
     /// # Errors
     ///
-    /// Returns the same errors as [`Config::read`], and rejects a file whose sections `clients` or
-    /// `entries` differ from those in the main rules file. If the sections differed, the candidate
-    /// rules could use entries that no request has, and would never apply.
+    /// Returns the same errors as [`Config::read`]. Also returns an error if the file has a section
+    /// `clients` or `entries` that differs from the section in the main rules file. With a
+    /// different section, the candidate rules could use entries that no request has, and would
+    /// never apply.
     pub fn read(&self, identity: &Identity) -> Result<Config, ReadError> {
         let config = Config::read(&self.file)?;
         let (own, empty) = (&config.identity, Identity::default());
@@ -81,7 +82,7 @@ pub(super) fn candidate(file: &Fields<'_>, report: &mut Report) -> Option<Candid
     })
 }
 
-/// Parses an RFC 3339 timestamp or a date. A date stands for midnight UTC at the start of that day.
+/// Parses an RFC 3339 timestamp or a date. A date means the start of that day in UTC.
 fn instant(text: &str) -> Result<Timestamp, String> {
     let date = || {
         let date: jiff::civil::Date = text.parse().ok()?;

@@ -1,5 +1,5 @@
-//! Conditions in `when` and `allow`, in two forms. The raw form keeps what is written in the rules
-//! file, and the line of every part. The converted form is used to evaluate rules.
+//! Conditions in `when` and `allow`, in two forms. The raw form keeps the conditions as written in
+//! the rules file, with the line of every part. The converted form is used to evaluate rules.
 //!
 //! For example, reading a value creates a [`RawPattern`]. The lints check it, and the code that
 //! reads rules converts it to a [`Pattern`].
@@ -30,7 +30,8 @@ pub(crate) struct RawWhen<'n> {
 #[derive(Debug)]
 pub(crate) struct RawCondition<'n> {
     pub(crate) entry: &'n str,
-    /// The position of the pattern in the file. The pattern's key is the name of the entry.
+    /// The position of the pattern in the file. The pattern is the value of the key with the
+    /// entry's name.
     pub(crate) span: SourceSpan,
     pub(crate) pattern: RawPattern<'n>,
 }
@@ -53,7 +54,8 @@ pub(crate) enum RawPattern<'n> {
 pub(crate) struct RawOperators<'n> {
     span: SourceSpan,
     operators: Vec<RawOperator<'n>>,
-    /// Whether every key of the map is an operator. Other keys have already been reported.
+    /// Whether every key of the map is an operator. Keys that are not operators have already been
+    /// reported.
     are_known: bool,
 }
 
@@ -64,13 +66,13 @@ enum RawOperator<'n> {
     OfTexts {
         operator: TextOperator,
         span: SourceSpan,
-        /// The operands. `None` stands for a value that is not a string. This error has already
-        /// been reported.
+        /// The operands. `None` stands for a value that is not a string and has already been
+        /// reported.
         texts: Vec<Option<Scalar<'n>>>,
     },
     Not(RawPattern<'n>),
-    /// The operator `present`. `None` stands for a value that is not a boolean. This error has
-    /// already been reported.
+    /// The operator `present`. `None` stands for a value that is not a boolean and has already been
+    /// reported.
     Present(Option<bool>),
 }
 
@@ -90,8 +92,8 @@ pub(crate) enum Comparison {
     Plain,
     /// The operator `is`: the string is compared literally.
     Is,
-    /// The operator `route`: the string is compared with a path in the same way as in many web
-    /// frameworks.
+    /// The operator `route`: the string is compared with a path as many web frameworks compare
+    /// routes with paths.
     Route,
     /// The operator `regex`: the string is a regular expression.
     Regex,
@@ -113,8 +115,9 @@ pub(crate) struct PatternProblem<'r> {
     problem: String,
 }
 
-/// Reads a map of conditions, all of which must hold: conditions on entries, and an optional
-/// schedule. The second result is `None` if the map is invalid.
+/// Reads a map of conditions, all of which must hold. It contains conditions on entries, and an
+/// optional schedule. Returns the conditions as written, and the parsed conditions, which are
+/// `None` if the map is invalid.
 pub(super) fn when<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<When>) {
     let what = "a map of conditions such as {path: /api/**}";
     match value.pairs(report, what) {
@@ -165,7 +168,7 @@ impl<'n> RawCondition<'n> {
         }
     }
 
-    /// Converts the condition to a [`Condition`]. If it has problems, reports them and returns
+    /// Converts the condition to a [`Condition`]. Reports all problems; if there are any, returns
     /// `None`.
     pub(super) fn build(&self, report: &mut Report) -> Option<Condition> {
         let pattern = self.pattern.build(report)?;
@@ -197,8 +200,8 @@ impl<'n> RawPattern<'n> {
         }
     }
 
-    /// Converts the pattern to a [`Pattern`]. If it has problems, reports them and returns `None`.
-    /// Also returns `None` if a part of the pattern could not be read.
+    /// Converts the pattern to a [`Pattern`]. Reports all problems; if there are any, returns
+    /// `None`. Also returns `None` if a part of the pattern could not be read.
     pub(super) fn build(&self, report: &mut Report) -> Option<Pattern> {
         let built = self.convert();
         if let Err(problems) = &built {
@@ -209,8 +212,8 @@ impl<'n> RawPattern<'n> {
         built.ok()
     }
 
-    /// Converts the pattern to a [`Pattern`]. If it has problems, returns the unreported problems.
-    /// The list is empty if all problems have already been reported.
+    /// Converts the pattern to a [`Pattern`]. If the pattern is invalid, returns the problems that
+    /// have not been reported yet. If all of them have been reported, the returned list is empty.
     pub(super) fn convert(&self) -> Result<Pattern, Vec<PatternProblem<'_>>> {
         match self {
             Self::Unreadable => Err(Vec::new()),
@@ -287,8 +290,8 @@ impl<'n> RawOperator<'n> {
         }
     }
 
-    /// Returns the operator's position in [`OPERATORS`]. A converted pattern has its operators in
-    /// this order.
+    /// Returns the operator's position in [`OPERATORS`]. In a converted pattern, the operators are
+    /// sorted by this position.
     fn rank(&self) -> Option<usize> {
         let name = match self {
             Self::OfTexts { operator, .. } => operator.name(),
@@ -448,14 +451,15 @@ pub fn entry_name(entry: &str) -> Cow<'_, str> {
     Cow::Borrowed(entry)
 }
 
-/// Keys that look like parts of a schedule, but are not supported.
+/// Keys that look like parts of a schedule, but that schedules do not support.
 const NOT_IN_SCHEDULE: [&str; 11] = [
     "until", "since", "before", "after", "hours", "times", "day", "weekday", "weekdays",
     "timezone", "tz",
 ];
 
-/// Returns whether the author probably meant the key `entry` as part of a schedule. If such a key
-/// were treated as an entry, no request would have this entry, so the rule would never apply.
+/// Returns whether the author probably meant the key `entry` as part of a schedule, although
+/// schedules do not support it. If the key were treated as an entry, the rule would never apply,
+/// because no request has this entry.
 fn is_misplaced(entry: &str, value: &Value<'_>) -> bool {
     NOT_IN_SCHEDULE.contains(&entry) && !matches!(value.shape(), Shape::Map)
 }

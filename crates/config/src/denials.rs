@@ -7,15 +7,16 @@ use super::{
     value::{Fields, Shape, Value},
 };
 
-/// The range of `max_bytes`. The minimum is two 8 KiB segments for each of 16 thread groups.
+/// The range of `max_bytes`. The minimum is enough for two 8 KiB segments in each of the 16 thread
+/// groups.
 const MIN_BYTES: usize = 256 << 10;
 const MAX_BYTES: usize = 1 << 30;
 
 /// The settings for keeping recent denials in memory and logging denials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DenialsConfig {
-    /// `denials.max_bytes`: the memory for recent denials, 256 KiB to 1 GiB; default 4 MiB. The
-    /// value 0 means that no denials are kept (`denials: off`).
+    /// `denials.max_bytes`: the memory for recent denials, 256 KiB to 1 GiB; default 4 MiB. With 0
+    /// (`denials: off`), no denials are kept.
     pub max_bytes: usize,
     /// `denials.log`: the percentage of denials to log; default 0 (`off`).
     pub log_percent: u32,

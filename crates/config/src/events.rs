@@ -34,10 +34,10 @@ pub enum EventType {
     KeyWouldBeDenied,
     /// A key has used most of a limit.
     KeyNearLimit,
-    /// The rate of requests or denials is far above the usual rate, for one rule or for all rules
-    /// together.
+    /// The rate of requests or denials is far above its usual level, either for one rule or for all
+    /// rules together.
     TrafficSurge,
-    /// A surge is over.
+    /// A traffic surge has ended.
     TrafficSurgeEnded,
     /// Redis has become unavailable, so decisions are made by the fallback policy.
     StoreLost,
@@ -103,8 +103,8 @@ impl EventType {
         }
     }
 
-    /// Returns whether events of this type report a change to what the server enforces, or a failed
-    /// reload. The audit log contains only such events.
+    /// Returns whether events of this type report a change to the rules, blocks, overrides or
+    /// counters, or a failed reload. The audit log contains only such events.
     #[must_use]
     pub const fn is_change(self) -> bool {
         matches!(
@@ -129,14 +129,14 @@ pub struct EventsConfig {
     pub near_limit_percent: Option<u32>,
     /// `surges`: whether surges are detected; default true.
     pub surges: bool,
-    /// `max_per_second`: the maximum number of key events per second, 1 to 10,000 (default 20).
-    /// Further key events are dropped and counted as lost.
+    /// `max_per_second`: the maximum number of events about keys per second, 1 to 10,000 (default
+    /// 20). Further events about keys are dropped, and counted as lost in metrics.
     pub max_per_second: u32,
     /// `log`: whether events are written to the server's log; default true.
     pub log: bool,
     /// `file`: the file to which all types of events are written.
     pub file: Option<EventFile>,
-    /// `audit`: the file to which the changes made by operators and by reloads are written.
+    /// `audit`: the audit log, a file that contains only changes made by operators and by reloads.
     pub audit: Option<EventFile>,
     /// `webhooks`: the HTTP endpoints to which events are sent, at most 16.
     pub webhooks: Vec<WebhookConfig>,

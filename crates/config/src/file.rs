@@ -67,7 +67,7 @@ impl Config {
     /// Returns every error in the content.
     pub fn parse_file(text: &str) -> Result<Self, Vec<Mistake>> {
         // An editor may truncate the file before it writes the new content. Without this check, a
-        // reload could read the truncated file and remove all limits.
+        // reload in between could read an empty file and remove all limits.
         if says_nothing(text) {
             let message = "the file is empty; to limit nothing, write `rules: []`".to_owned();
             return Err(vec![Mistake {
@@ -91,7 +91,7 @@ fn plural(count: usize) -> &'static str {
     if count == 1 { "" } else { "s" }
 }
 
-/// Returns a suggestion for a file that was written for another rate limiter. A file for
+/// Returns a hint for the user if the file was written for another rate limiter. A file for
 /// envoyproxy/ratelimit has `domain` and `descriptors`; a file for Limitador is a list of limits.
 fn hint(mistakes: &[Mistake], path: &Path) -> String {
     let has = |key: &str| mistakes.iter().any(|mistake| mistake.path == key);

@@ -8,7 +8,7 @@ use ring::{
 };
 
 /// The number of hash bytes that are shown. With 64 bits, the probability that any two of a million
-/// keys have the same hash is about 3 in 100,000,000.
+/// values have the same hash is about 3 in 100,000,000.
 const SHOWN_BYTES: usize = 8;
 
 /// The prefix of every displayed hash.
@@ -57,7 +57,7 @@ impl KeyMask {
         self.0.is_some()
     }
 
-    /// Returns whether `text` has the form of a hash that [`Self::value`] returns.
+    /// Returns whether `text` has the form of the hashes that [`Self::value`] returns.
     #[must_use]
     pub fn is_hash(text: &str) -> bool {
         let digits = text.strip_prefix(PREFIX);
@@ -66,8 +66,9 @@ impl KeyMask {
         })
     }
 
-    /// Returns the form in which `value` may be shown: unchanged, or as `hash:` and 16 hexadecimal
-    /// digits. A value has the same hash in every rule, and at every position in a key.
+    /// Returns `value` in the form in which it may be shown: unchanged, or as `hash:` followed by
+    /// 16 hexadecimal digits. A value has the same hash in every rule, and at every position in a
+    /// key.
     #[must_use]
     pub fn value<'v>(&self, value: &'v str) -> Cow<'v, str> {
         match &self.0 {
@@ -76,9 +77,8 @@ impl KeyMask {
         }
     }
 
-    /// Works like [`Self::value`], for a value that need not be UTF-8. The bytes themselves are
-    /// hashed, so two values have different hashes even if a lossy conversion to strings would make
-    /// them equal.
+    /// Works like [`Self::value`], but for a value that may not be UTF-8. The bytes are hashed
+    /// without a lossy conversion to a string, which could make different values equal.
     #[must_use]
     pub fn bytes<'v>(&self, value: &'v [u8]) -> Cow<'v, [u8]> {
         match &self.0 {

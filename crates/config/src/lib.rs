@@ -3,8 +3,8 @@
 //! [`Config::parse`] reads the whole file and reports all errors at once, each with its path in the
 //! file and its line. The result needs no further validation: addresses and limits are parsed, and
 //! rules are indexed. Parsing does not read environment variables, and does not open files or
-//! sockets. This is done by the code that starts the server. [`Config::read`] reads the rules file
-//! from disk.
+//! sockets. The code that starts the server does this. [`Config::read`] reads the rules file from
+//! disk.
 
 mod body_cost;
 mod candidate;
@@ -114,7 +114,8 @@ pub struct Config {
     pub listen: ListenAddresses,
     /// `listen`: connection limits, TLS and authentication of the listeners.
     pub listeners: ListenerSettings,
-    /// `store.memory`: the maximum numbers of keys and bytes of the memory store.
+    /// `store.memory`: the maximum number of keys in the memory store, and its maximum size in
+    /// bytes.
     pub memory: MemoryBounds,
     /// `store.memory.snapshot`: the file that keeps the counters across restarts; `None` means that
     /// counters are not saved.
@@ -130,8 +131,8 @@ pub struct Config {
     pub shutdown: ShutdownConfig,
     /// `clients` and `entries`: the settings for identifying clients.
     pub identity: Identity,
-    /// `geoip`: the GeoIP databases, and the entry that each database provides. Paths are relative
-    /// to the server's working directory.
+    /// `geoip`: the GeoIP databases, each with the entry that it provides. Paths are relative to
+    /// the server's working directory.
     pub geoip: Vec<(GeoIpField, PathBuf)>,
     /// `admin`: the token that the admin listener requires.
     pub admin_token: AdminToken,
@@ -139,7 +140,7 @@ pub struct Config {
     pub operator_tokens: Vec<OperatorToken>,
     /// `privacy`: how keys appear in lists of keys.
     pub key_privacy: KeyPrivacy,
-    /// `top`: the maximum number of keys and the memory for top talkers.
+    /// `top`: the maximum number of keys in the top talkers, and the maximum memory that they use.
     pub top: Top,
     /// `denials`: how many recent denials are kept in memory, and how many are logged.
     pub denials: DenialsConfig,
@@ -151,7 +152,7 @@ pub struct Config {
     pub reservations: ReservationsConfig,
     /// `envoy`: Envoy's rate limit service; `None` if the file has no section `envoy`.
     pub envoy: Option<Envoy>,
-    /// `rules` and `allow`, indexed for decisions.
+    /// `rules` and `allow`, indexed for fast evaluation.
     pub rules: RuleSet,
     /// `candidate`: the rules that are evaluated alongside `rules` but never enforced; `None` if
     /// the file has no section `candidate`. [`Config::parse`] does not read the file with the
@@ -300,8 +301,8 @@ impl Default for ListenAddresses {
 /// The settings of the gRPC listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grpc {
-    /// `grpc.authorization`: whether the listener has the service `Authorization`, whose callers
-    /// are decided by the rules; default false.
+    /// `grpc.authorization`: whether the listener offers Envoy's service `Authorization`, which
+    /// applies the rules to the requests that Envoy describes; default false.
     pub authorization: bool,
     /// `grpc.tls`: the certificate of the listener; `None` means HTTP/2 over plaintext (h2c).
     pub tls: Option<TlsFiles>,
@@ -309,8 +310,8 @@ pub struct Grpc {
     pub keep_alive: Duration,
     /// `grpc.keep_alive_timeout`: how long a client may take to respond to a ping; default 10 s.
     pub keep_alive_timeout: Duration,
-    /// `grpc.max_connection_age`: the age of a connection at which the client is asked to
-    /// reconnect, with ±10 % jitter; default one day.
+    /// `grpc.max_connection_age`: the age (±10 % jitter) at which the server asks the client to
+    /// replace a connection; default one day.
     pub max_connection_age: Duration,
     /// `grpc.max_connection_age_grace`: how long calls in progress may continue after a connection
     /// has reached the maximum age; default one hour.
@@ -333,8 +334,8 @@ impl Default for Grpc {
     }
 }
 
-/// The maximum number of keys and the memory for top talkers; `None` if top talkers are disabled
-/// (`top: off`).
+/// The maximum number of keys in the top talkers, and the maximum memory that they use; `None` if
+/// top talkers are disabled (`top: off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Top(pub Option<TopBounds>);
 
@@ -410,8 +411,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Returns a predicate that is true for peers exempt from the per-client connection limit.
-    /// Trusted proxies are exempt, because they forward requests from many clients.
+    /// Returns a function that returns whether a peer is exempt from the connection limit per
+    /// client. Trusted proxies are exempt, because they forward requests from many clients.
     #[must_use]
     pub fn exempt(self: &Arc<Self>) -> Exempt {
         let identity = Arc::clone(self);

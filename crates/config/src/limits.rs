@@ -22,21 +22,22 @@ pub struct Fallback {
     pub count_denied: Option<bool>,
 }
 
-/// The default algorithm, for limits without their own `algorithm`.
+/// The algorithm of limits without their own `algorithm`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DefaultAlgorithm {
-    /// No default is set. The algorithm is a sliding window. Its implementation (sliding window log
-    /// or counter) depends on the size of the limit.
+    /// No default algorithm is set, so the limit uses a sliding window. The size of the limit
+    /// determines the implementation: sliding window log or sliding window counter.
     BySize,
     /// The algorithm with this name.
     Named(AlgorithmName),
-    /// The named algorithm does not exist, which has already been reported as an error. Limits that
+    /// The named algorithm does not exist. This error has already been reported. Limits that
     /// inherit the algorithm cannot be checked.
     Unreadable,
 }
 
 impl DefaultAlgorithm {
-    /// Reads the field `algorithm` of `fields`. Returns `outer` if the field is missing.
+    /// Reads the field `algorithm` in `fields`. If the field is missing, returns `outer`, the
+    /// default of the enclosing level.
     pub(crate) fn read(fields: &Fields<'_>, outer: Self, report: &mut Report) -> Self {
         match fields.get("algorithm") {
             Some(value) => algorithm(value, report).map_or(Self::Unreadable, Self::Named),
@@ -155,8 +156,8 @@ fn raw_limit(
 }
 
 /// Creates the limit from `spec`, which was read from `value`. For a limit in the full form,
-/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. Because
-/// this error has already been reported, these fields are not reported as missing.
+/// `fields` are the fields of `value`. If `unread` is true, some fields could not be read. They
+/// have already been reported, so they are not reported as missing too.
 pub fn build(
     spec: &LimitSpec,
     (value, fields): (&Value<'_>, Option<&Fields<'_>>),
@@ -180,8 +181,8 @@ pub fn build(
 }
 
 /// Returns whether a field is missing only because of an error that has already been reported. This
-/// is the case if the field is in the file (or, in place of `window`, the field `anchor`), but
-/// could not be read.
+/// is the case if the file contains the field, but it could not be read. In place of `window`, the
+/// file may also contain `anchor`.
 fn tried(fields: &Fields<'_>, field: &str) -> bool {
     fields.tries(field) || (field == "window" && fields.tries("anchor"))
 }
@@ -253,8 +254,8 @@ pub fn full_form(
     (spec, algorithm)
 }
 
-/// Reads `queue`, which is a boolean for a leaky bucket, and a number of requests for a concurrency
-/// limit.
+/// Reads `queue`. For a leaky bucket, it is a boolean. For a concurrency limit, it is a number of
+/// requests.
 fn queue(fields: &Fields<'_>, report: &mut Report) -> (Option<bool>, Option<u64>) {
     let Some(value) = fields.get("queue") else {
         return (None, None);
@@ -301,8 +302,8 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     let day = fields
         .get("day")
         .and_then(|day| day.small_number::<i8>(report));
-    // If the calendar unit is missing or invalid, assume the longest unit, so that values that are
-    // invalid for every unit are also reported.
+    // If the calendar unit is missing or invalid, assume the longest unit. In this way, values that
+    // are invalid for every unit are reported as well.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
         fields.wrong(report, error.field, error.problem);

@@ -27,8 +27,8 @@ const OPEN: &str = "open-listener";
 /// The code of the warning about a file without a listener.
 const NO_LISTENER: &str = "no-listener";
 
-/// The keys of a basic listener. The following constants contain the keys of listeners with
-/// additional settings.
+/// The keys of a listener without additional settings. The constants below contain the keys of
+/// listeners with additional settings.
 const KEYS: &[&str] = &[
     "address",
     "max_connections",
@@ -77,7 +77,7 @@ const RESP_KEYS: &[&str] = &[
 pub(crate) struct RawListen {
     /// The position of the section.
     span: Option<SourceSpan>,
-    /// The listeners that are written in the file.
+    /// The listeners that the file contains.
     listeners: Vec<(&'static str, SourceSpan)>,
 }
 
@@ -90,7 +90,7 @@ impl RawListen {
         }
     }
 
-    /// Returns the position of a listener, if the listener is written in the file.
+    /// Returns the position of a listener, if the file contains the listener.
     fn listener(&self, name: &str) -> Option<&SourceSpan> {
         let mut listeners = self.listeners.iter();
         let (_, span) = listeners.find(|(known, _)| *known == name)?;
@@ -252,7 +252,7 @@ impl SecretKeys {
         variable: "secret_env",
     };
 
-    /// Returns the keys for a listener with these `keys`.
+    /// Returns the keys that set the secret of a listener whose settings have these `keys`.
     fn of_listener(keys: &[&'static str]) -> Self {
         if keys.contains(&"password") {
             Self::PASSWORD
@@ -328,8 +328,8 @@ pub fn open_listener(address: SocketAddr, is_guarded: bool, advice: &str) -> Opt
 /// The name and the address of a listener. The address is `None` if the listener is disabled.
 type NamedAddress = (&'static str, Option<SocketAddr>);
 
-/// Returns the name of the listener in `listeners` that already has `address`. Addresses with port
-/// 0 never conflict, because the system assigns a new port each time.
+/// Returns the name of the listener in `listeners` that already uses `address`. Addresses with port
+/// 0 never conflict, because the system assigns a different port to each of them.
 pub(super) fn taken_by(listeners: &[NamedAddress], address: SocketAddr) -> Option<&'static str> {
     let has_it = |(_, listener): &&NamedAddress| *listener == Some(address) && address.port() != 0;
     listeners.iter().find(has_it).map(|(name, _)| *name)
@@ -343,7 +343,7 @@ fn check_distinct(listeners: &[NamedAddress], fields: &Fields<'_>, report: &mut 
         };
         if let Some(other) = taken_by(&listeners[..at], address) {
             // One of the two addresses may be a default address. Report the error at the address
-            // that is written in the file.
+            // that the file contains.
             let (name, other) = if fields.get(name).is_some() {
                 (name, other)
             } else {
@@ -438,7 +438,7 @@ pub(super) fn headers(file: &Fields<'_>, report: &mut Report) -> Headers {
 const MAX_TOKENS: usize = 100;
 
 /// The names that the audit log uses for changes made without a token: by a local request, by a
-/// signal, and by a change to the rules file.
+/// signal, or by a change to the rules file.
 const RESERVED_NAMES: [&str; 3] = ["local", "SIGHUP", "a file change"];
 
 /// Reads the section `admin`: the token, and the named tokens.
@@ -519,7 +519,7 @@ fn operator_token(value: &Value<'_>, report: &mut Report) -> Option<OperatorToke
     })
 }
 
-/// Reads a secret from one of two keys.
+/// Reads a secret that one of two keys can set. Reports an error if both keys are set.
 pub(super) fn secret(fields: &Fields<'_>, keys: SecretKeys, report: &mut Report) -> AdminToken {
     match (fields.get(keys.literal), fields.get(keys.variable)) {
         (Some(token), Some(env)) => {
@@ -533,8 +533,8 @@ pub(super) fn secret(fields: &Fields<'_>, keys: SecretKeys, report: &mut Report)
     }
 }
 
-/// Reads a token from the file. Messages never contain the token. Also returns an invalid token, so
-/// that the token is not reported as missing in addition.
+/// Reads a token from the file. Messages never contain the token. An invalid token is reported and
+/// also returned, so that callers do not report the token as missing as well.
 fn literal(value: &Value<'_>, report: &mut Report) -> AdminToken {
     let text = value.scalar().unwrap_or_default();
     let is_sound = (1..=MAX_TOKEN_BYTES).contains(&text.len())

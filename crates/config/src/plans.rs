@@ -1,5 +1,5 @@
-//! `plans`: named sets of limits for several rules. A rule's `plan` is the name of the request
-//! entry that contains the plan's name.
+//! `plans`: named sets of limits for several rules. The field `plan` of a rule is the name of a
+//! request entry, and the value of this entry is the name of the plan.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ struct RawPlan<'n> {
     limits: Value<'n>,
 }
 
-/// The limits of a plan for a rule.
+/// The parsed limits of one plan for one rule.
 #[derive(Debug)]
 pub(super) struct PlanLimits<'n> {
     name: &'n str,
@@ -58,7 +58,7 @@ pub(super) fn plans<'n>(file: &Fields<'n>, report: &mut Report) -> RawPlans<'n> 
 
 impl<'n> RawPlans<'n> {
     /// Reads the limits of all plans for the rule with this name. Limits without an algorithm
-    /// inherit the rule's algorithm, as the rule's own limits do.
+    /// inherit the rule's algorithm, like the rule's own limits.
     pub(super) fn of_rule(
         &self,
         rule: Option<&str>,
@@ -90,8 +90,8 @@ impl<'n> RawPlans<'n> {
     }
 }
 
-/// Adds plans to `rule`; `entry` is the request entry that contains the plan's name. Reports limits
-/// that are not valid for the rule.
+/// Adds plans to `rule`. `entry` is the name of the request entry that contains the plan's name.
+/// Reports limits that are not valid for the rule.
 pub(super) fn add(
     rule: Rule,
     entry: Option<&str>,

@@ -7,12 +7,11 @@ use tidegate_core::{Pattern, Rate, Span};
 /// The maximum period of a quota: 366 days.
 pub const MAX_QUOTA_PERIOD: Span = Span::from_secs(366 * 86_400);
 
-/// The ID of a quota bucket: keys and values such as `service: shop, api_key: alice`, sorted by
-/// key.
+/// The ID of a quota bucket: a map such as `service: shop, api_key: alice`.
 pub type BucketId = BTreeMap<String, String>;
 
-/// The limit of a quota bucket: the maximum number of requests per period, over all streams
-/// together.
+/// The limit of a quota bucket: the maximum number of requests per period. All RLQS streams share
+/// this limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaLimit {
     /// The number of requests.
@@ -55,8 +54,8 @@ pub struct QuotaRule {
     pub name: Box<str>,
     /// The domain that the RLQS stream must send.
     pub domain: Box<str>,
-    /// The patterns for values of the bucket ID, by key. A key without a pattern can have any
-    /// value.
+    /// The patterns for values in the bucket ID, with their keys. A key without a pattern can have
+    /// any value.
     pub bucket: Vec<(Box<str>, Pattern)>,
     /// The limit of each bucket that the quota matches.
     pub limit: QuotaLimit,

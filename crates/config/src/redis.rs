@@ -14,17 +14,17 @@ use super::{
 /// The maximum of `store.timeout`.
 const MAX_TIMEOUT: Span = Span::from_secs(5);
 
-/// The range of `store.timeout`. The minimum is about a fast network round trip, and the maximum is
-/// about the longest time that callers tolerate.
+/// The range of `store.timeout`. The minimum is roughly a fast network round trip, and the maximum
+/// is roughly the longest time that clients are willing to wait.
 const TIMEOUTS: std::ops::RangeInclusive<Span> = Span::from_millis(1)..=MAX_TIMEOUT;
 
-// If a decision waits for Redis until the timeout, it reaches the local store with a timestamp from
-// before the wait. Even with the longest timeout, the local store must not conclude from this
-// timestamp that the clock was set back.
+// A decision that waits for Redis until the timeout is then made by the local store, with a
+// timestamp from before the wait. Even with the longest timeout, the local store must not conclude
+// from such an old timestamp that the clock was set back.
 const _: () = assert!(MAX_TIMEOUT.as_micros() <= CLOCK_JUMP.as_micros() / 2);
 
-/// The maximum of `store.denial_cache_ttl`, the time for which a cached denial is used without a
-/// call to Redis.
+/// The maximum of `store.denial_cache_ttl`. This setting is the time for which a cached denial is
+/// used without calling Redis.
 const MAX_DENIALS: Span = Span::from_secs(60);
 
 /// The maximum number of connections to one server.
@@ -41,7 +41,7 @@ pub struct RedisConfig {
     /// `store.redis`: the Redis deployment, which is a standalone server, a cluster, or servers
     /// monitored by Sentinels.
     pub topology: Topology,
-    /// The user and password for the Sentinels, from their URLs.
+    /// The user and password for the Sentinels, from the Sentinels' URLs.
     pub sentinel_login: Login,
     /// `store.username`, or the user in the URL; `None` means the default user.
     pub username: Option<String>,
@@ -128,8 +128,8 @@ pub(super) fn redis(
     })
 }
 
-/// Reads the addresses of the Redis servers. Returns the topology, the login for the servers and
-/// the login for the Sentinels.
+/// Reads the addresses of the Redis servers. Returns the topology, the user and password for the
+/// servers, and the user and password for the Sentinels.
 fn servers(value: &Value<'_>, report: &mut Report) -> Option<(Topology, Login, Login)> {
     if let Shape::Scalar = value.shape() {
         let (address, login) = address(value, report)?;
@@ -171,7 +171,7 @@ fn address(value: &Value<'_>, report: &mut Report) -> Option<(Address, Login)> {
     )
 }
 
-/// Reads network addresses. Returns the addresses, and the login from the first URL.
+/// Reads network addresses. Returns the addresses, and the user and password in the first URL.
 fn addresses(value: &Value<'_>, report: &mut Report) -> Option<(Vec<Address>, Login)> {
     let items = value.one_or_more(report);
     if items.is_empty() {

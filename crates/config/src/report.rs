@@ -60,9 +60,9 @@ impl Report {
     }
 }
 
-/// The keys that were renamed before the first release: the old and the new name of each. A key is
-/// treated as renamed only in maps where the new name is valid, because the old name can still be
-/// valid in other maps.
+/// The keys that were renamed before the first release, as pairs of the old and the new name. A key
+/// is treated as renamed only in a map in which the new name is valid. In other maps, the old name
+/// may still be valid.
 const RENAMED: &[(&str, &str)] = &[
     ("by", "extra"),
     ("denials", "denial_cache_ttl"),
@@ -72,7 +72,7 @@ const RENAMED: &[(&str, &str)] = &[
     ("share", "fallback_share"),
 ];
 
-/// Returns the current name of `key`, if `key` was renamed to a name in `known`.
+/// Returns the new name of `key`, if `key` was renamed and its new name is in `known`.
 pub(crate) fn renamed<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     let (_, new) = RENAMED
         .iter()

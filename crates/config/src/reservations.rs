@@ -33,12 +33,12 @@ pub enum ReservationExpiry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReservationsConfig {
     /// `max`: the maximum number of outstanding reservations on this server, up to 10,000,000;
-    /// default 100,000. The value 0 means that all requests to reserve are rejected (`reservations:
-    /// off`).
+    /// default 100,000. With 0 (`reservations: off`), the server rejects all reservations.
     pub max: usize,
     /// `max_ttl`: the longest time until a reservation expires, 1 s to 24 h; default 10 min.
     pub max_ttl: Span,
-    /// `on_expiry`: whether the charges of an expired reservation are refunded; default `refund`.
+    /// `on_expiry`: whether the charges of an expired reservation are refunded or kept; default
+    /// `refund`.
     pub on_expiry: ReservationExpiry,
     /// `secret` or `secret_env`: the secrets for sealing tokens, separated by spaces. New tokens
     /// are sealed with the first secret, and tokens sealed with any of the secrets are accepted. If
@@ -130,7 +130,7 @@ pub(super) fn reservations(
 ///
 /// # Errors
 ///
-/// Returns an error message if there is no secret, or if a secret is too short.
+/// Returns an error message if there is no secret, or if any secret is too short.
 pub fn check_secrets(secrets: &str) -> Result<(), &'static str> {
     let mut secrets = secrets.split_whitespace().peekable();
     if secrets.peek().is_none() {

@@ -20,12 +20,12 @@ const COSTS: &[&str] = &["bytes", "header.NAME", USAGE];
 /// The value of `settle` for the tokens used by a language model.
 const USAGE: &str = "usage";
 
-/// A rule field that only the reverse proxy can apply.
+/// A field of a rule that has an effect only in the reverse proxy.
 #[derive(Debug)]
 pub(crate) struct ProxyOnlyField {
     /// The position of the field.
     pub(crate) span: SourceSpan,
-    /// The data on which the rule's cost depends.
+    /// The part of the exchange on which the cost depends: "the response" or "the request body".
     pub(crate) source: &'static str,
 }
 
@@ -82,7 +82,7 @@ fn count(value: &Value<'_>, report: &mut Report) -> ResponseCost {
     ResponseCost::default().counting(answers.unwrap_or_default())
 }
 
-/// Rejects patterns that no HTTP status matches, such as `4xx`.
+/// Reports an error for a pattern that no HTTP status matches, such as `4xx`.
 fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
     let entry = condition.entry;
     let (known, example) = match entry {
@@ -103,7 +103,8 @@ fn check_statuses(condition: &RawCondition<'_>, report: &mut Report) {
             text.scalar.span.wrong(report, problem(&what));
         }
     }
-    // A map of operators can contain a regular expression, so its strings are checked one by one.
+    // The loop above checks each string separately, and skips regular expressions. Also check a map
+    // of operators as a whole, because it may be that no status meets all of its operators.
     if let RawPattern::AllOf(_) = &condition.pattern
         && condition
             .pattern

@@ -1,9 +1,11 @@
-//! Checks that a listener sees the responses and request bodies on which rules' costs depend.
+//! Checks that, if the cost of a rule depends on responses or request bodies, there is a listener
+//! that sees them.
 
 use super::{Grpc, ListenAddresses, report::Report, rules::RawRule};
 
-/// Rejects rules whose cost depends on the response if no proxy is configured, because only the
-/// proxy sees responses. Warns if other listeners also apply such rules.
+/// Checks rules whose cost depends on the response or the request body. Reports an error if no
+/// proxy is configured, because only the proxy sees responses and request bodies. Warns if other
+/// listeners also apply such rules.
 pub(super) fn check(
     rules: &[RawRule<'_>],
     has_proxy: bool,
@@ -33,7 +35,8 @@ pub(super) fn check(
     }
 }
 
-/// Returns the names of the listeners that apply rules but never see the response.
+/// Returns the names of the listeners that apply rules, but see neither responses nor request
+/// bodies.
 fn blind_listeners(listen: &ListenAddresses, grpc: &Grpc) -> Vec<&'static str> {
     let listeners = [
         ("listen.http", listen.http),

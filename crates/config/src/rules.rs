@@ -43,11 +43,11 @@ pub(crate) struct RawRules<'n> {
     /// The position of `defaults.algorithm` in the file.
     pub(crate) default_algorithm: Option<SourceSpan>,
     pub(crate) allow: Vec<RawWhen<'n>>,
-    /// The rules. Items that are not maps are missing.
+    /// The rules. Items that are not maps are omitted.
     pub(crate) rules: Vec<RawRule<'n>>,
 }
 
-/// The fields of a rule as written in the rules file. Fields that could not be read are missing.
+/// The fields of a rule as written in the rules file. Fields that could not be read are omitted.
 #[derive(Debug)]
 pub(crate) struct RawRule<'n> {
     pub(crate) span: SourceSpan,
@@ -76,11 +76,11 @@ pub(crate) enum RawCost<'n> {
     Entry(Scalar<'n>),
 }
 
-/// The condition under which elastic limits are raised, as written in the rules file.
+/// The condition under which a rule's limits are raised (`elastic`), as written in the rules file.
 #[derive(Debug, Default)]
 pub(crate) struct RawElastic<'n> {
     pub(crate) when: RawWhen<'n>,
-    /// The name of the rule whose limits must be partly unused, from `elastic.unused.rule`.
+    /// `elastic.unused.rule`: the name of the rule whose limits must be partly unused.
     pub(crate) parent: Option<Scalar<'n>>,
 }
 
@@ -97,8 +97,8 @@ pub(super) fn rule_set<'n>(file: &Fields<'n>, report: &mut Report) -> (RawRules<
     raw.allow = raw_allow;
     let plans = plans::plans(file, report);
     let values = file.get("rules").and_then(|rules| {
-        // A null value may result from a commented-out list or an empty template. Reject it, so
-        // that the server does not accidentally run without any limits.
+        // The value may be null because the list was commented out or a template was empty. Reject
+        // it, so that the server does not accidentally run without any limits.
         if rules.is_null() {
             rules.wrong(report, "has no value; write `rules: []` to limit nothing");
         }
@@ -152,7 +152,7 @@ fn default_algorithm(
     (place_of(&fields, "algorithm"), algorithm)
 }
 
-/// Returns the position of a field, if the field is written in the file.
+/// Returns the position of a field, if the file contains the field.
 fn place_of(fields: &Fields<'_>, name: &str) -> Option<SourceSpan> {
     fields.get(name).map(|value| value.span().clone())
 }
@@ -191,7 +191,7 @@ fn check_parent(rule: &RawRule<'_>, names: &HashMap<&str, usize>, report: &mut R
     }
 }
 
-/// The converted fields of a rule. Invalid fields are missing.
+/// The converted fields of a rule. Invalid fields are omitted.
 struct Parts<'n> {
     name: Option<&'n str>,
     limits: Vec<Limit>,
@@ -323,31 +323,33 @@ impl Parts<'_> {
         self.key.iter().map(|entry| &**entry).collect()
     }
 
-    /// Creates a rule with these limits and the `elastic` setting. All other fields are valid, so
-    /// an error can only be about `elastic`.
+    /// Creates a rule with the limits and the `elastic` setting, to check the latter. Returns
+    /// `None` if the limits are invalid. The remaining fields are valid, so an error can only be
+    /// about `elastic`.
     fn stretched(&self) -> Option<Result<Rule, RuleError>> {
         let (percent, room) = self.elastic.clone()?;
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.elastic(percent, room))
     }
 
-    /// Creates a rule with the cost and these limits. If these limits are invalid, uses valid
-    /// limits instead.
+    /// Creates a rule with the limits and the cost, to check the cost. If the limits are invalid,
+    /// uses valid limits in their place.
     fn costing(&self) -> Result<Rule, RuleError> {
         let rule = Rule::new("sound", self.limits.clone()).or_else(|_| sound_rule())?;
         rule.costing(self.cost.clone())
     }
 
-    /// Creates a rule with these limits and the response-based cost. All other fields are valid, so
-    /// an error can only be about the response-based cost.
+    /// Creates a rule with the limits and the response-based cost, to check the latter. Returns
+    /// `None` if the limits are invalid. The remaining fields are valid, so an error can only be
+    /// about the response-based cost.
     fn with_response_cost(&self) -> Option<Result<Rule, RuleError>> {
         let rule = Rule::new("sound", self.limits.clone()).ok()?;
         Some(rule.with_response_cost(self.response_cost.clone()))
     }
 
     /// Returns the errors that `tidegate_core` reports for each field. Each field is checked
-    /// together with valid values for the other fields. Fields that could not be read are missing
-    /// here, and have already been reported.
+    /// together with valid values for the other fields. Fields that could not be read are not
+    /// checked. They have already been reported.
     fn errors(&self) -> Vec<RuleError> {
         let tried = [
             self.name.map(|name| Rule::new(name, sound_limits())),
@@ -365,7 +367,7 @@ impl Parts<'_> {
     }
 }
 
-/// Returns valid limits.
+/// Returns arbitrary valid limits.
 fn sound_limits() -> Vec<Limit> {
     let limit = Limit::new(Algorithm::FixedWindow {
         limit: 1,
@@ -374,7 +376,7 @@ fn sound_limits() -> Vec<Limit> {
     limit.into_iter().collect()
 }
 
-/// Creates a valid rule.
+/// Creates an arbitrary valid rule.
 fn sound_rule() -> Result<Rule, RuleError> {
     Rule::new("sound", sound_limits())
 }
@@ -469,7 +471,7 @@ fn elastic<'n>(
     (raw, extra.zip(room))
 }
 
-/// Returns the rule name in `elastic.unused`, even if `unused` has other errors.
+/// Returns the name in `elastic.unused.rule`, even if other fields of `unused` have errors.
 fn parent<'n>(unused: &Value<'n>) -> Option<Scalar<'n>> {
     unused
         .fields_among(&["rule"])?

@@ -11,8 +11,8 @@ pub(crate) struct SourceSpan {
     pub(crate) path: Box<str>,
     /// The line of the value.
     pub(crate) line: usize,
-    /// The line of the value's key in a map. In block style, a value starts on a later line than
-    /// its key.
+    /// The line of the value's key in a map. In block style, the line of a value can be after the
+    /// line of its key.
     pub(crate) key_line: usize,
 }
 
@@ -37,7 +37,7 @@ impl SourceSpan {
         report.warn(self.at_key(message.into()));
     }
 
-    /// Creates an error with the path `path`, on the line of this value.
+    /// Creates an error with this `path` and the line of this value.
     pub(crate) fn at(&self, path: &str, message: String) -> Mistake {
         Mistake {
             path: path.to_owned(),
@@ -60,8 +60,8 @@ impl SourceSpan {
     }
 
     /// Returns whether messages must hide the value `text` at this position. A value must be hidden
-    /// in these cases: it looks like a URL with a password, its section or field is for passwords
-    /// or tokens, or it is a free-form string in the Redis settings.
+    /// if it looks like a URL with a password, if its section or field is for passwords or tokens,
+    /// or if it is a free-form string in the Redis settings.
     fn is_secret(&self, text: &str) -> bool {
         let is_under = |known: &str| {
             let rest = self.path.strip_prefix(known);
@@ -94,7 +94,7 @@ pub(crate) struct Scalar<'n> {
 }
 
 impl Scalar<'_> {
-    /// Returns whether the scalar is an unquoted number of any form, even if the number is not
+    /// Returns whether the scalar is an unquoted number in any notation, even if the number is not
     /// valid for this field.
     pub(crate) fn looks_like_number(&self) -> bool {
         !self.is_quoted && self.text.parse::<f64>().is_ok()

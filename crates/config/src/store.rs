@@ -34,7 +34,7 @@ pub(super) struct StoreSettings {
     pub(super) redis: Option<RedisConfig>,
 }
 
-/// The keys of the section `store`. All keys after the first two are for the Redis store.
+/// The keys of the section `store`. All keys except the first two are for the Redis store.
 const FIELDS: &[&str] = &[
     "memory",
     "redis",

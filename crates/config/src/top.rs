@@ -16,8 +16,8 @@ const MAX_KEYS: usize = 100_000;
 const MIN_BYTES: usize = 4 << 20;
 const MAX_BYTES: usize = 16 << 30;
 
-/// Reads the maximum number of keys and the memory for top talkers. Returns `None` if top talkers
-/// are disabled.
+/// Reads the maximum number of keys in the top talkers, and the maximum memory that they use.
+/// Returns `None` if top talkers are disabled.
 pub(super) fn top(file: &Fields<'_>, report: &mut Report) -> Option<TopBounds> {
     let mut bounds = TopBounds::default();
     let Some(value) = file.get("top") else {

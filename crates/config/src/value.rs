@@ -19,12 +19,12 @@ pub struct Value<'n> {
     node: &'n Node<'n>,
 }
 
-/// The known fields of a map. Unknown keys have been reported and removed.
+/// The known fields of a map. Unknown keys have already been reported and are not included.
 #[derive(Debug)]
 pub struct Fields<'n> {
     map: Value<'n>,
     fields: Vec<(&'n str, Value<'n>)>,
-    /// The known keys for which the map probably contains a misspelling or an old name.
+    /// The known keys that the map probably contains under a misspelt or old name.
     misspelt: Vec<&'static str>,
 }
 
@@ -91,7 +91,7 @@ impl<'n> Value<'n> {
         self.span.warn_of_key(report, message);
     }
 
-    /// Reports an error that `what` was expected instead of this value.
+    /// Reports an error that says that `what` was expected instead of this value.
     pub(crate) fn expected(&self, report: &mut Report, what: &str) {
         self.wrong(report, format!("expected {what}, got {}", self.describe()));
     }
@@ -148,7 +148,7 @@ impl<'n> Value<'n> {
         parse(text)
             .map_err(|error| {
                 let message = error.to_string();
-                // A parser's error message can contain parts of the input, which may be a secret.
+                // The parser's error message may repeat the input, which may be a secret.
                 let repeats = message.contains("got ") || message.contains(text);
                 if self.is_secret() && repeats {
                     self.expected(report, what);
@@ -159,8 +159,8 @@ impl<'n> Value<'n> {
             .ok()
     }
 
-    /// Returns whether the value is an unquoted number of any form, even if the number is not valid
-    /// for this field.
+    /// Returns whether the value is an unquoted number in any notation, even if the number is not
+    /// valid for this field.
     pub(crate) fn looks_like_number(&self) -> bool {
         matches!(&self.node.content, Content::Plain(text) if text.parse::<f64>().is_ok())
     }
@@ -192,8 +192,8 @@ impl<'n> Value<'n> {
         }
     }
 
-    /// Returns a non-negative integer that fits in `T`. The caller must choose a type `T` that is
-    /// large enough for every reasonable value.
+    /// Returns a non-negative integer that fits in `T`. The caller must choose a type `T` that can
+    /// represent every reasonable value.
     pub(crate) fn small_number<T: TryFrom<u64>>(&self, report: &mut Report) -> Option<T> {
         let number = self.number(report)?;
         let small = T::try_from(number).ok();
@@ -285,8 +285,8 @@ impl<'n> Value<'n> {
         })
     }
 
-    /// Returns only the fields in `known`. Errors in other keys are not reported here, because
-    /// those keys are read elsewhere.
+    /// Returns only the fields in `known`. Other keys are neither returned nor reported, because
+    /// they are read elsewhere.
     #[must_use]
     pub fn fields_among(&self, known: &[&'static str]) -> Option<Fields<'n>> {
         let mut fields = self.entries(|_| {})?;
@@ -345,7 +345,7 @@ impl<'n> Value<'n> {
         Some(read)
     }
 
-    /// Returns the content as parsed from the file.
+    /// Returns the content of the node, as the YAML parser has read it.
     #[must_use]
     pub fn content(&self) -> &'n Content<'n> {
         &self.node.content
@@ -401,9 +401,9 @@ impl<'n> Fields<'n> {
         self.fields.iter()
     }
 
-    /// Returns whether the map has the field `name` or a probable misspelling of `name`. A
-    /// misspelled field has already been reported as unknown, so callers do not also report `name`
-    /// as missing.
+    /// Returns whether the map contains the field `name`, possibly under a misspelt or old name.
+    /// Such a field has already been reported as unknown, so callers do not report `name` as
+    /// missing too.
     pub(crate) fn tries(&self, name: &str) -> bool {
         self.get(name).is_some() || self.misspelt.contains(&name)
     }

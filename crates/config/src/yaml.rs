@@ -1,13 +1,13 @@
 //! A YAML parser that builds a tree of nodes with line numbers.
 //!
-//! The parser processes YAML events one by one, so that it rejects a file as soon as the tree
-//! exceeds a maximum size or depth. Rules files must not use aliases, because aliases could expand
-//! a small file to a very large tree. The parser does not interpret scalars: whether a scalar is a
-//! number or a string is determined where it is read.
+//! The parser processes YAML events one by one. As soon as the tree exceeds its maximum size or
+//! depth, the file is rejected. Rules files must not use aliases, because aliases could expand a
+//! small file to a very large tree. The parser does not interpret scalars: the code that reads a
+//! scalar determines whether it is a number or a string.
 //!
 //! The `saphyr-parser` crate parses the syntax. This module builds its own tree so that all errors
 //! in a file can be reported at once, each with its line. A serde deserializer would stop at the
-//! first error. Speed is not the reason.
+//! first error.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 64;
 /// The maximum number of scalars, lists and maps in one file.
 const MAX_NODES: usize = 4_000_000;
 
-/// How strictly a file is read.
+/// How strictly a file is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
     /// The dialect of rules files: one document, no aliases, and no repeated keys.
@@ -32,8 +32,8 @@ pub enum Dialect {
     Lenient,
 }
 
-/// A parsed file, with warnings about content that the lenient dialect may interpret in an
-/// unexpected way.
+/// A parsed file, with warnings about content that the lenient dialect may interpret in a way that
+/// its author does not expect.
 #[derive(Debug)]
 pub struct Document<'t> {
     /// The value of the whole document.
@@ -66,8 +66,8 @@ pub enum Content<'t> {
     Map(Vec<(Node<'t>, Node<'t>)>),
 }
 
-/// A list or a map whose end has not been parsed yet. In a map, the last element is a key whose
-/// value has not been parsed yet.
+/// A list or a map whose end has not been parsed yet. The last field of a map is a key whose value
+/// has not been parsed yet, if there is one.
 enum Open<'t> {
     List(Position, Vec<Node<'t>>),
     Map(Position, Vec<(Node<'t>, Node<'t>)>, Option<Node<'t>>),
@@ -205,7 +205,7 @@ impl<'t> Tree<'t> {
         }
     }
 
-    /// Creates a node whose content is complete, and adds it to its parent.
+    /// Creates a node from its complete content, and adds the node to its parent.
     fn close(&mut self, position: Position, content: Content<'t>) -> Result<(), String> {
         let node = Node {
             line: position.line,
@@ -258,8 +258,8 @@ impl<'t> Tree<'t> {
         Ok(())
     }
 
-    /// Returns `pairs` with merge keys (`<<`) expanded. A repeated key keeps its first position and
-    /// has its last value.
+    /// Returns `pairs` with merge keys (`<<`) expanded. A repeated key has the position of its
+    /// first occurrence and the value of its last occurrence.
     fn merged(&mut self, pairs: Vec<(Node<'t>, Node<'t>)>) -> Vec<(Node<'t>, Node<'t>)> {
         let mut own: Vec<(Node<'t>, Node<'t>)> = Vec::with_capacity(pairs.len());
         let mut merges = Vec::new();
@@ -324,8 +324,8 @@ impl Node<'_> {
         }
     }
 
-    /// Returns the pairs that this node adds as the value of a merge key. If it is a map, these are
-    /// its pairs; if it is a list of maps, these are the pairs of all maps.
+    /// Returns the pairs that a merge key with this node as its value adds. For a map, these are
+    /// its pairs. For a list of maps, these are the pairs of all maps in the list.
     fn into_merged(self) -> Vec<(Self, Self)> {
         match self.content {
             Content::Map(pairs) => pairs,

@@ -47,7 +47,7 @@ pub enum DomainFiles {
     /// Each domain is defined in one file. A second file with the same domain is rejected.
     #[default]
     One,
-    /// A domain's files are merged in the order of their names.
+    /// All files that define the same domain are merged, in the order of the file names.
     Merged,
 }
 
@@ -75,7 +75,8 @@ pub struct Envoy {
 }
 
 impl Envoy {
-    /// Creates a service with rules from `rules` and default settings.
+    /// Creates the configuration of a service that gets its rules from `rules`, with default
+    /// settings.
     #[must_use]
     pub fn new(rules: RuleOrigin) -> Self {
         Self {
@@ -171,7 +172,7 @@ fn rules(fields: &Fields<'_>, merging: DomainFiles, report: &mut Report) -> Opti
     }))
 }
 
-/// The settings that have no effect on Limitador's limits.
+/// The settings that have no effect if the limits come from Limitador's limits file.
 const NOT_OF_LIMITADOR: [&str; 5] = [
     "config",
     "merge_domains",

@@ -13,17 +13,18 @@ pub struct RlsSettings {
     /// Whether every descriptor is treated as if its rule were in quota mode, unless its rule is
     /// unlimited.
     pub quota_mode: bool,
-    /// The fraction of a limit, from 0 to 1. Once a counter exceeds this fraction, metrics count
-    /// further hits as near the limit.
+    /// A fraction from 0 to 1. When the count exceeds this fraction of its limit, further hits are
+    /// counted as near the limit in metrics.
     pub near_limit_ratio: Ratio,
     /// The names of the headers with the limit, the remaining hits and the reset time; `None` means
     /// that these headers are not sent.
     pub response_headers: Option<HeaderNames>,
     /// Whether responses contain dynamic metadata.
     pub dynamic_metadata: bool,
-    /// Whether a request that exceeds some of its limits is charged only to the exceeded limits.
+    /// Whether a request that exceeds only some of its limits is charged only to these limits.
     pub stop_increment: bool,
-    /// Whether the service reports itself as unhealthy until its configuration has a domain.
+    /// Whether the service reports that it is unhealthy until its configuration contains at least
+    /// one domain.
     pub healthy_with_a_domain: bool,
     /// The maximum size of the local cache of exceeded limits, in bytes; 0 disables the cache.
     pub local_cache_bytes: usize,
@@ -53,8 +54,7 @@ pub struct HeaderNames {
     pub limit: Arc<str>,
     /// The header with the remaining hits; default `RateLimit-Remaining`.
     pub remaining: Arc<str>,
-    /// The header with the number of seconds until the limit is fully available again; default
-    /// `RateLimit-Reset`.
+    /// The header with the number of seconds until the limit is reset; default `RateLimit-Reset`.
     pub reset: Arc<str>,
 }
 

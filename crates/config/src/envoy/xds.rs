@@ -40,16 +40,16 @@ pub struct XdsConfig {
     pub server: XdsServer,
     /// `tls`: TLS to the control plane; `None` means plaintext.
     pub tls: Option<XdsTls>,
-    /// `node`: the description of this server, by which the control plane selects the rules to
+    /// `node`: the description of this server. The control plane uses it to select the rules to
     /// send.
     pub node: XdsNode,
-    /// `headers`: additional headers of the gRPC stream.
+    /// `headers`: additional headers to send when opening the gRPC stream.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// `connect_timeout`: the maximum time to connect, including the TLS handshake; default 5 s.
     pub connect_timeout: Duration,
     /// `backoff`: the wait times between connection attempts.
     pub backoff: XdsBackoff,
-    /// `keep_alive`: how a dead connection is detected.
+    /// `keep_alive`: the keep-alive pings that detect a dead connection.
     pub keep_alive: KeepAlive,
     /// `max_message`: the maximum size of a message in bytes; default 4 MiB.
     pub max_message: usize,
@@ -175,7 +175,7 @@ impl Default for XdsNode {
     }
 }
 
-/// How a dead connection is detected.
+/// The keep-alive pings that detect a dead connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepAlive {
     /// `keep_alive.interval`: the time without data after which the client sends a ping; default
@@ -222,15 +222,17 @@ impl Default for XdsBackoff {
 }
 
 impl XdsBackoff {
-    /// Returns the wait time before attempt number `attempt`, counted from 0. The wait time before
-    /// the first attempt is `first`. `random` is drawn uniformly from the whole range of `u64`.
+    /// Returns the wait time before the attempt with the number `attempt`, counted from 0. Before
+    /// attempt 0, the wait time without jitter is `first`. `random` must be uniformly distributed
+    /// over the whole range of `u64`.
     #[must_use]
     pub fn wait(&self, first: Span, attempt: u32, random: u64) -> Span {
         let factor = 1_u64.checked_shl(attempt).unwrap_or(u64::MAX);
         let doubled = first.as_micros().saturating_mul(factor);
         let wait = doubled.min(self.max.as_micros());
         let part = self.random_factor.of(wait);
-        // The product fits in a u128, and its upper half is at most `2 * part`.
+        // The product of two 64-bit numbers fits in a u128. Its upper half is a random number from
+        // 0 to `2 * part`.
         let extra = (u128::from(random) * (2 * u128::from(part) + 1)) >> 64;
         let extra = u64::try_from(extra).unwrap_or(0);
         let wait = (wait - part).saturating_add(extra);
@@ -249,7 +251,7 @@ const FIELDS: &[&str] = &[
     "max_message",
 ];
 
-/// Reads the map `xds`.
+/// Reads the map in `envoy.config.xds`.
 pub(super) fn xds(
     value: &Value<'_>,
     merging: DomainFiles,
@@ -271,8 +273,8 @@ pub(super) fn xds(
     let max_message = fields.get("max_message");
     let max_message = max_message.and_then(|value| message_size(value, report));
     let mut config = XdsConfig::new(server?);
-    // An invalid section `tls` makes the whole file invalid, so it never leads to a plaintext
-    // connection.
+    // If the section `tls` is invalid, the whole file is invalid. Therefore, an error in `tls`
+    // never leads to a plaintext connection.
     config.tls = tls.flatten();
     config.node = node.unwrap_or_default();
     config.headers = headers.unwrap_or_default();
@@ -396,8 +398,8 @@ fn headers_of(value: &Value<'_>, report: &mut Report) -> Option<Vec<(HeaderName,
 ///
 /// # Errors
 ///
-/// Returns the reason why the header cannot be sent. The reason does not contain the value, which
-/// may be a credential.
+/// Returns an error message that says why the header cannot be sent. The message does not contain
+/// the value, which may be a credential.
 pub fn header(name: &str, value: &str) -> Result<(HeaderName, HeaderValue), &'static str> {
     let name = HeaderName::try_from(name).map_err(|_| "is not a header name")?;
     let known = name.as_str();

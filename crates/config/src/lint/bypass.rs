@@ -12,13 +12,13 @@ const CODE: &str = "empty-key";
 /// The prefixes of entries that a client chooses freely and can omit.
 const CLIENT_PREFIXES: [&str; 3] = ["header.", "query.", "cookie."];
 
-/// The maximum number of rules with a full warning. If there are more such rules, one additional
-/// warning says that later rules may also be affected.
+/// The maximum number of rules that get their own warning. If more rules are affected, one
+/// additional warning says that later rules may be affected too.
 const MAX_NAMED: usize = 20;
 
 /// Warns about each rule in `set` that a client can bypass by omitting one of the rule's key
-/// entries. Does not warn if another rule applies to every request without this entry. The rule
-/// with index `n` is `rules[n]` in the file.
+/// entries. Does not warn if another rule applies to every request that lacks this entry. `rules`
+/// contains the rules as written, in the same order as in the file.
 pub(crate) fn warn(
     set: &RuleSet,
     rules: &[RawRule<'_>],

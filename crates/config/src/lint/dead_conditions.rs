@@ -1,10 +1,10 @@
 //! A lint that warns about conditions that no request can meet, and about entries that no listener
 //! provides.
 //!
-//! Callers of `/v1/check` and of the Redis protocol can send any entries, so their entries cannot
-//! be checked. The proxy and forward-auth derive the standard entries (such as `path`) from each
-//! request themselves, always in the same form. If the proxy is the only listener, only the entries
-//! that it derives exist.
+//! Clients that use `/v1/check` or the Redis protocol can send any entries, so these entries cannot
+//! be checked. The proxy and forward-auth, in contrast, derive the standard entries (such as
+//! `path`) from each request themselves, always in the same form. If the proxy is the only
+//! listener, only the entries that it derives exist.
 
 use std::collections::HashMap;
 
@@ -27,10 +27,10 @@ use crate::{
 /// The codes of the warnings, by which users can search for them.
 const NO_ENTRY: &str = "no-entry";
 
-/// The entries with a fixed name that the proxy derives from every request.
+/// The entries with fixed names that the proxy derives from every request.
 const PROXY_ENTRIES: &[&str] = &["method", "path", "host", "ip", "ip.exact"];
 
-/// The entries with a fixed name that only forward-auth derives from a request.
+/// The entries with fixed names that forward-auth derives from a request, and the proxy does not.
 const FORWARD_AUTH_ENTRIES: &[&str] = &["scheme", "country", "asn"];
 
 /// The prefixes of entries that are derived from a request's headers, cookies or query parameters.
@@ -81,8 +81,8 @@ pub(crate) fn warn(
         let message = meant.map(|meant| misspelt_condition(entry, meant));
         warnings.of_key(span, message);
         warnings.of_key(span, wrong_case(entry));
-        // If an upstream has no `adaptive`, a separate warning is about its `headroom.*` entry
-        // (`unknown-headroom`).
+        // Skip the `headroom.*` entries of upstreams without `adaptive`, because another lint warns
+        // about them (`unknown-headroom`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
             .filter(|_| !rooms.iter().any(|room| room == entry));
@@ -101,7 +101,7 @@ pub(crate) fn warn(
     }
 }
 
-/// A report to which warnings are added, up to a maximum number.
+/// Adds warnings to a report, up to a maximum number.
 struct Warnings<'r> {
     room: usize,
     report: &'r mut Report,
@@ -130,13 +130,14 @@ impl Warnings<'_> {
     }
 }
 
-/// Returns a warning about the pattern string `text` for `entry`, if `text` can never match or is
-/// misleading.
+/// Returns a warning about `text`, a string in a pattern for `entry`, if `text` can never match or
+/// is easily misunderstood.
 pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     misread::message(entry, comparison, text).or_else(|| unmatchable_text(entry, comparison, text))
 }
 
-/// Returns whether the proxy is the only listener, so that no caller can send other entries.
+/// Returns whether the proxy is the only listener that applies rules, so that no client can send
+/// its own entries.
 fn is_closed(config: &Config) -> bool {
     let listen = &config.listen;
     let grpc = listen.grpc.filter(|_| config.grpc.authorization);
@@ -144,8 +145,8 @@ fn is_closed(config: &Config) -> bool {
     config.proxy.is_some() && others.iter().all(Option::is_none)
 }
 
-/// Returns the names of the entries that the proxy provides or this file defines, except for names
-/// with [`DERIVED_PREFIXES`].
+/// Returns the names of the entries that the proxy provides or that this file defines. Entries with
+/// a prefix in [`DERIVED_PREFIXES`] are not included.
 fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
     let derived = config.identity.derived.iter().map(|(name, _)| &**name);
     let places = config.geoip.iter().map(|(span, _)| span.as_str());
@@ -164,9 +165,9 @@ fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
         .collect()
 }
 
-/// Returns a warning for an entry whose name differs from a standard entry only in letter case. A
-/// caller of the HTTP or RESP listener could send an entry with this name, but forward-auth and the
-/// proxy never derive such an entry.
+/// Returns a warning for an entry whose name differs from a standard entry only in letter case.
+/// Forward-auth and the proxy never derive such an entry. Only a client of the HTTP or RESP
+/// listener could send it.
 fn wrong_case(entry: &str) -> Option<String> {
     let mut usual = PROXY_ENTRIES.iter().chain(FORWARD_AUTH_ENTRIES);
     let meant = usual.find(|usual| usual.eq_ignore_ascii_case(entry))?;
@@ -178,7 +179,8 @@ fn wrong_case(entry: &str) -> Option<String> {
     })
 }
 
-/// The prefixes in [`DERIVED_PREFIXES`] and their probable misspellings, in lower case.
+/// The prefixes in [`DERIVED_PREFIXES`] and their probable misspellings, in lower case, each with
+/// the correct prefix.
 const PREFIXES: [(&str, &str); 8] = [
     ("header.", "header."),
     ("cookie.", "cookie."),
@@ -190,8 +192,8 @@ const PREFIXES: [(&str, &str); 8] = [
     ("header-", "header."),
 ];
 
-/// Names that other software uses for the standard entries, in lower case, with `_` between the
-/// words.
+/// Names that other software uses for the standard entries, each with the name of that entry. They
+/// are in lower case, with `_` between words.
 const SYNONYMS: [(&str, &str); 17] = [
     ("client_ip", "ip"),
     ("client_addr", "ip"),
@@ -227,13 +229,13 @@ const HEADERS: [&str; 5] = [
 fn named_otherwise(entry: &str) -> Option<String> {
     let lower = entry.to_ascii_lowercase();
     if let Some((wrong, right)) = PREFIXES.iter().find(|(wrong, _)| lower.starts_with(wrong)) {
-        // Converting ASCII letters to lower case does not change the length, so `wrong.len()` is
-        // also the length in `entry`.
+        // Converting ASCII letters to lower case does not change the length, so the prefix has the
+        // length `wrong.len()` in `entry` too.
         let meant = format!("{right}{}", &entry[wrong.len()..]);
         let meant = conditions::entry_name(&meant);
         return (meant != conditions::entry_name(entry)).then(|| meant.into_owned());
     }
-    // The names of nginx variables begin with `$`.
+    // Remove the `$` with which the names of nginx variables begin.
     let name = lower.trim_start_matches('$').replace('-', "_");
     if let Some((_, meant)) = SYNONYMS.iter().find(|(known, _)| *known == name) {
         return Some((*meant).to_owned());
@@ -247,24 +249,25 @@ fn named_otherwise(entry: &str) -> Option<String> {
     is_header.then(|| format!("header.{lower}"))
 }
 
-/// Words that are similar to a standard entry's name, but are plausible names for an application's
-/// own entries.
+/// Words that are similar to a standard entry's name, but are probably not misspellings, because an
+/// application may use them as entry names.
 const WORDS: [&str; 8] = [
     "chem", "count", "county", "ghost", "hot", "pat", "patch", "schema",
 ];
 
-/// The maximum number of distinct names in a file that are compared with each other.
+/// If a file contains more distinct names than this number, they are not compared with each other.
 const MAX_COMPARED: usize = 1_000;
 
 /// All known entry names, for finding misspelt names and the names that their authors meant. They
-/// are needed if callers of a listener can send any entries. In this case, an unknown name is not
-/// necessarily an error.
+/// are needed if a listener accepts any entries from its clients. In this case, an unknown name is
+/// not necessarily an error.
 struct EntryNames<'p, 'c> {
     /// The entries that the proxy provides or this file defines.
     provided: &'p [&'p str],
-    /// The names that rules use, each with its number of uses and the order of its first use.
+    /// The names that rules use. For each name: its number of uses, and the position of its first
+    /// use among all uses.
     used: HashMap<&'c str, (usize, usize)>,
-    /// Maps each name, converted to lower case, to the spelling that rules use most often.
+    /// Maps each name in lower case to the spelling of this name that rules use most often.
     usual_case: HashMap<String, &'c str>,
 }
 
@@ -306,9 +309,9 @@ impl<'p, 'c> EntryNames<'p, 'c> {
         self.used.keys().filter_map(meant).collect()
     }
 
-    /// Returns the name that the author of the misspelt `entry` probably meant: a standard entry,
-    /// an entry that this file defines, or a name that more rules use. Returns `None` if `entry` is
-    /// not misspelt.
+    /// Returns the name that the author of `entry` probably meant: a standard entry, an entry that
+    /// this file defines, or a similar name that rules use more often. Returns `None` if `entry` is
+    /// probably not misspelt.
     fn meant_by(&self, entry: &str) -> Option<String> {
         if self.provided.contains(&entry) {
             return None;
@@ -345,8 +348,9 @@ impl<'p, 'c> EntryNames<'p, 'c> {
         Some(meant.to_owned())
     }
 
-    /// Returns a similar name that rules use more often than `entry`. A name that is used equally
-    /// often is also returned if its first use is earlier in the file.
+    /// Returns a similar name that rules use more often than `entry`. If both names are used
+    /// equally often, the name that is first used earlier in the file counts as the more common
+    /// one.
     fn more_used(&self, entry: &str) -> Option<&'c str> {
         if self.used.len() > MAX_COMPARED {
             return None;
@@ -378,9 +382,9 @@ fn misspelt_key(entry: &str, meant: &str) -> String {
     )
 }
 
-/// Returns whether `word` is the standard entry `known` with one letter inserted, missing or
-/// swapped with the next letter. If the name is long, one substituted letter or two missing letters
-/// are also accepted.
+/// Returns whether `word` is probably a misspelling of the standard entry `known`. In a
+/// misspelling, one letter is inserted, missing, or swapped with the next letter. In a long name,
+/// one letter may also be substituted, or two letters may be missing.
 fn is_slip_of_standard(word: &str, known: &str) -> bool {
     if word.len() < 3 || known.len() < 4 || word.len().abs_diff(known.len()) > 2 {
         return false;
@@ -396,7 +400,7 @@ fn is_slip_of_standard(word: &str, known: &str) -> bool {
 }
 
 /// Returns whether two names chosen by an application probably differ only by a typo. Returns false
-/// for short names, and for a name and its plural, because these are probably names of different
+/// for short names, and for a singular and its plural, because these are probably different
 /// entries.
 fn is_slip_between(word: &str, other: &str) -> bool {
     let is_plural = |one: &str, other: &str| one.strip_suffix('s') == Some(other);
@@ -431,7 +435,8 @@ fn is_slip(word: &str, known: &str) -> bool {
     }
 }
 
-/// Returns a warning for an entry that is not in `known`.
+/// Returns a warning if `entry` is not in `known` and is not derived from a header, a cookie or a
+/// query parameter.
 fn unknown_entry(entry: &str, known: &[&str]) -> Option<String> {
     let is_known = known.contains(&entry)
         || DERIVED_PREFIXES
@@ -462,7 +467,7 @@ fn unknown_entry(entry: &str, known: &[&str]) -> Option<String> {
     ))
 }
 
-/// Returns a warning for a literal `text` that the value of `entry` can never equal.
+/// Returns a warning if `text` is compared literally, but the value of `entry` can never equal it.
 fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<String> {
     if comparison == Comparison::Regex {
         return None;
@@ -493,12 +498,12 @@ fn unmatchable_text(entry: &str, comparison: Comparison, text: &str) -> Option<S
     (usual != text).then(message)
 }
 
-/// Returns a description of the required form of a host, and `text` converted to this form.
+/// Returns a description of the form that a host must have, and `text` converted to this form.
 fn usual_host(text: &str) -> (&'static str, String) {
     let authority = misread::split_url(text).map_or(text, |(authority, _)| authority);
     let authority = authority.strip_prefix("//").unwrap_or(authority);
     let authority = authority.split(['/', '?', '#']).next().unwrap_or_default();
-    // In a URL, a user name and a password may precede the host.
+    // In a URL, a user name and a password may precede the host. Remove them.
     let host = authority.rsplit('@').next().unwrap_or_default();
     if host == text {
         return ("hosts are lowercase and have no port", bare_host(text));
@@ -519,8 +524,8 @@ fn looks_like_expression(entry: &str, text: &str) -> bool {
     text.starts_with('^') || is_path
 }
 
-/// Returns a description of the required form of a path, and `text` converted to this form. Returns
-/// `None` if `text` starts with a wildcard, because such a path cannot be converted.
+/// Returns a description of the form that a path must have, and `text` converted to this form.
+/// Returns `None` if `text` starts with a wildcard, because such a path cannot be converted.
 fn usual_path(text: &str) -> Option<(&'static str, String)> {
     if text.starts_with('*') {
         return None;

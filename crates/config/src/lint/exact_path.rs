@@ -19,10 +19,10 @@ use crate::{
 /// The code of the warning, by which users can search for it.
 const CODE: &str = "exact-path";
 
-/// The maximum number of rules with a full warning.
+/// The maximum number of rules that get their own warning.
 const MAX_NAMED: usize = 20;
 
-/// Warns about each of `rules` that has a condition on an exact path.
+/// Warns about each rule that has a condition on an exact path.
 pub(crate) fn warn(rules: &[RawRule<'_>], report: &mut Report) {
     let mut bypassed = rules.iter().filter_map(BypassedRule::find);
     for rule in bypassed.by_ref().take(MAX_NAMED) {
@@ -93,8 +93,8 @@ impl<'r> BypassedRule<'r> {
     }
 }
 
-/// If the string matches only one spelling of a path, returns its position and the path. Returns
-/// `None` if another lint already warns about the string.
+/// If the string matches only one spelling of a path, returns the string's position and this path.
+/// Returns `None` if another lint already warns about the string.
 fn exact_path<'r>(text: PatternText<'r, '_>) -> Option<(&'r SourceSpan, &'r str)> {
     let PatternText {
         scalar,

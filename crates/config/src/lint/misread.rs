@@ -10,7 +10,7 @@ use crate::conditions::Comparison;
 /// The codes of the warnings, by which users can search for them.
 const WHOLE_VALUE: &str = "whole-value";
 const OPEN_END: &str = "open-end";
-/// Also the code of warnings about conditions that no request can meet.
+/// The lint for conditions that no request can meet uses this code too.
 pub(super) const NO_MATCH: &str = "no-match";
 
 /// Returns a warning about `text`, a string in a pattern for `entry`, if it probably does not mean
@@ -55,8 +55,8 @@ fn location(text: &str) -> Option<String> {
     ))
 }
 
-/// Returns the condition equivalent to an nginx `location` with the regular expression `text`. In
-/// nginx, the expression can match any part of a path.
+/// Returns the condition that is equivalent to an nginx `location` with the regular expression
+/// `text`. In nginx, it is sufficient if the expression matches a part of the path.
 fn location_expression(modifier: &str, text: &str) -> String {
     if let Some(path) = exact_expression(text).filter(|_| text.starts_with('^')) {
         let path = shown(path);
@@ -122,7 +122,7 @@ fn path_advice(comparison: Comparison, path: &str) -> String {
 /// Returns a warning for a path with a query, such as `/login?x=1`.
 fn query(text: &str) -> Option<String> {
     let (path, _) = text.split_once('?').filter(|(path, _)| is_path(path))?;
-    // Another warning covers strings that are probably regular expressions.
+    // Skip strings that are probably regular expressions, because another warning covers them.
     if path.contains(['(', '[', '\\']) {
         return None;
     }
@@ -143,8 +143,8 @@ fn no_query(path: &str) -> String {
     )
 }
 
-/// Returns a warning for a segment such as `:id`, `{id}` or `<id>`, which in other software is a
-/// placeholder for any value.
+/// Returns a warning for a path segment such as `:id`, `{id}` or `<id>`. In other software, such a
+/// segment is a placeholder for any value.
 fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     let bare = match comparison {
         Comparison::Regex => without_anchors(text),
@@ -171,7 +171,7 @@ fn parameter(comparison: Comparison, text: &str) -> Option<String> {
     ))
 }
 
-/// Returns the suggested condition for `path`, with wildcards in place of its parameters.
+/// Returns the suggested condition for `path`, with its parameters replaced by wildcards.
 fn glob_advice(comparison: Comparison, path: &str) -> String {
     let segments = path.split('/');
     let globs = segments.map(
@@ -189,7 +189,7 @@ fn glob_advice(comparison: Comparison, path: &str) -> String {
     }
 }
 
-/// Returns the suggested regular expression, with `[^/]+` in place of the parameters.
+/// Returns the suggested regular expression, with the parameters replaced by `[^/]+`.
 fn expression_advice(expression: &str) -> String {
     let bare = without_anchors(expression);
     let replace = |segment| {
@@ -200,7 +200,7 @@ fn expression_advice(expression: &str) -> String {
         }
     };
     let segments: Vec<&str> = bare.split('/').map(replace).collect();
-    // The anchors `^` and `$` are not part of a segment, so keep them.
+    // Replace only the part between the anchors `^` and `$`, so that the anchors are kept.
     format!(
         "{{regex: '{}'}}",
         shown(&expression.replace(bare, &segments.join("/")))
@@ -210,8 +210,8 @@ fn expression_advice(expression: &str) -> String {
 fn is_parameter(segment: &str) -> bool {
     let name = |open: &str, close: &str| {
         let name = segment.strip_prefix(open)?.strip_suffix(close)?;
-        // Frameworks allow a type (`<int:id>`) or a regular expression (`{id:[0-9]+}`) beside the
-        // name.
+        // Some frameworks allow a type (`<int:id>`) or a regular expression (`{id:[0-9]+}`) beside
+        // the name.
         name.starts_with(|first: char| first.is_ascii_alphabetic() || matches!(first, '_' | '*'))
             .then_some(())
     };

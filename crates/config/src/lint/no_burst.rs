@@ -14,8 +14,7 @@ const CODE: &str = "no-burst";
 /// The maximum number of warnings from this lint.
 const MAX_WARNINGS: usize = 20;
 
-/// Warns about limits that use GCRA without a burst for no other reason than that they have the
-/// field `rate`.
+/// Warns about limits that use GCRA without a burst only because they have the field `rate`.
 pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
     if raw.default_algorithm.is_some() {
         return;
@@ -29,7 +28,7 @@ pub(crate) fn warn(raw: &RawRules<'_>, report: &mut Report) {
 }
 
 /// Returns the rate of a limit that has neither `burst` nor `algorithm`. Returns `None` for a rate
-/// of one request per period, because GCRA and the short form admit the same requests at this rate.
+/// of one request per period, at which GCRA and the short form admit the same requests.
 fn rate_alone(limit: &RawLimit) -> Option<Rate> {
     let spec = limit.full_form.as_ref()?;
     let is_alone = spec.burst.is_none() && spec.algorithm.is_none();

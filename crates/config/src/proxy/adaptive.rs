@@ -16,11 +16,11 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of priority classes in addition to the default class. It bounds the number of
-/// label values in metrics.
+/// The maximum number of priority classes in addition to the default class. This maximum also
+/// bounds the number of label values in metrics.
 const MAX_CLASSES: usize = ConcurrencyLimitLayer::MAX_CLASSES - 1;
 
-/// The name of the default class, for requests that match no other class.
+/// The name of the default class, which contains the requests that match no other class.
 const NO_CLASS: &str = "default";
 
 const FIELDS: &[&str] = &[
@@ -47,14 +47,14 @@ const AIMD: &[&str] = &["backoff", "too_slow"];
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Adaptive {
-    /// `algorithm` and its parameters, which determine how measured latencies change the limit.
+    /// `algorithm` and its parameters. They determine how the limit follows the measured latencies.
     pub settings: AdaptiveSettings,
     /// `classes`: a request belongs to the first class whose conditions match. The last class is
     /// the default class, which matches every request and may use the whole limit.
     pub classes: Vec<Class>,
-    /// `headroom`: the conditions, all of which must hold, under which the `headroom.*` entry
-    /// reports spare capacity to rules. By default, the number of requests in flight must be less
-    /// than 60 % of the limit.
+    /// `headroom`: the conditions under which the `headroom.*` entry tells rules that the upstream
+    /// has spare capacity. All of them must hold. By default, the only condition is that the number
+    /// of requests in flight is less than 60 % of the limit.
     pub headroom: Vec<HeadroomCondition>,
 }
 
@@ -70,8 +70,8 @@ pub struct Class {
     pub when: When,
 }
 
-/// Reads the adaptive concurrency limit. Returns its classes' conditions as written, and the limit,
-/// which is `None` if the value is invalid.
+/// Reads the adaptive concurrency limit. Returns the conditions of its classes as written, and the
+/// parsed limit, which is `None` if the value is invalid.
 pub(super) fn adaptive<'n>(
     value: &Value<'n>,
     report: &mut Report,
@@ -176,7 +176,8 @@ fn span(fields: &Fields<'_>, name: &str, default: Span, report: &mut Report) -> 
     span.unwrap_or(default)
 }
 
-/// Reads the priority classes. Returns the conditions of each class as written, and the classes.
+/// Reads the priority classes. Returns the conditions of each class as written, and the parsed
+/// classes.
 fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, Vec<Class>) {
     let what = "a list of classes such as [{name: batch, when: {path: /batch/**}, share: 50%}]";
     let Some(items) = value.items(report, what) else {
@@ -212,7 +213,7 @@ fn classes_of<'n>(value: &Value<'n>, report: &mut Report) -> (Vec<RawWhen<'n>>, 
     (conditions, classes)
 }
 
-/// Reads a priority class. Returns its conditions as written, and, if it is valid, the class.
+/// Reads a priority class. Returns its conditions as written, and the parsed class if it is valid.
 fn class<'n>(value: &Value<'n>, report: &mut Report) -> (RawWhen<'n>, Option<Class>) {
     let what = "a map such as {name: batch, when: {path: /batch/**}, share: 50%}";
     let Some(fields) = value.fields(report, what, &["name", "when", "share"]) else {

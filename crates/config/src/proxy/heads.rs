@@ -27,8 +27,8 @@ pub struct Heads {
     pub via: Option<Via>,
 }
 
-/// How the proxy handles headers with `_` in their names. CGI, WSGI and PHP cannot distinguish a
-/// name with `_` from the same name with `-`.
+/// How the proxy handles headers with `_` in their names. Applications that use CGI, WSGI or PHP
+/// cannot distinguish a name with `_` from the same name with `-`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Underscores {
     /// The proxy removes the headers.
@@ -40,8 +40,8 @@ pub enum Underscores {
     Pass,
 }
 
-/// The element that the proxy adds to the header `Via` (RFC 9110, section 7.6.3). There is a
-/// precomputed element for each HTTP version.
+/// The element that the proxy adds to the header `Via` (RFC 9110, section 7.6.3). The element
+/// contains the HTTP version, so it is precomputed for each version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Via {
     pseudonym: Box<str>,

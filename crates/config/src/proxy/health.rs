@@ -8,7 +8,7 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The range of settings that are a number of consecutive failures or checks.
+/// The range of the settings for numbers of consecutive failures or checks.
 const IN_A_ROW: RangeInclusive<u32> = 1..=1_000;
 
 /// The settings of outlier detection, which ejects an endpoint after consecutive failed requests.

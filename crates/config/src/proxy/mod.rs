@@ -99,8 +99,8 @@ pub struct Proxy {
     /// `proxy.max_connections`: the maximum number of client connections, 1 to 1,000,000; default
     /// 10,000.
     pub max_connections: usize,
-    /// The lowered value of `max_connections` if the process may open too few files; `None` if the
-    /// configured value fits. Parsing leaves this field `None`.
+    /// The value to use instead of `max_connections` if the limit on open files is too low for
+    /// `max_connections`; `None` if it is high enough. Parsing leaves this field `None`.
     pub fitted_connections: Option<usize>,
     /// `proxy.max_connections_per_client`: the maximum number of connections per client address
     /// (IPv6: per /64), 1 to 1,000,000; default 1,000.
@@ -167,7 +167,7 @@ pub enum ForwardedHeaders {
     Both,
 }
 
-/// The section `proxy` as written in the rules file. Parts that could not be read are missing.
+/// The section `proxy` as written in the rules file. Parts that could not be read are omitted.
 #[derive(Debug, Default)]
 pub(crate) struct RawProxy<'n> {
     /// Whether the file has a section `proxy`.

@@ -13,7 +13,7 @@ use crate::{
     value::{Fields, Value},
 };
 
-/// The maximum number of upstreams. It bounds the number of label values in metrics.
+/// The maximum number of upstreams. This maximum also bounds the number of label values in metrics.
 const MAX_UPSTREAMS: usize = 100;
 
 /// The maximum number of endpoints of one upstream.
@@ -22,7 +22,7 @@ const MAX_URLS: usize = 64;
 /// The maximum of `max_connections` of an upstream.
 const MAX_CONNECTIONS: usize = 65_536;
 
-/// The entries that upstream conditions can use.
+/// The entries that the conditions of an upstream can use.
 const ENTRIES: &[&str] = &["path", "host", "method"];
 
 const FIELDS: &[&str] = &[
@@ -46,8 +46,8 @@ pub struct UpstreamConfig {
     pub name: Box<str>,
     /// `urls`: the endpoints of the upstream, 1 to 64, among which requests are load-balanced.
     pub urls: Vec<Url>,
-    /// `when`: the conditions under which a request is forwarded to this upstream. They are on
-    /// `path`, `host` and `method`. If `when` is missing, all requests match.
+    /// `when`: the conditions under which a request is forwarded to this upstream. They can use the
+    /// entries `path`, `host` and `method`. If `when` is missing, all requests match.
     pub when: When,
     /// `max_connections`: the maximum number of connections to one endpoint, 1 to 65,536; default
     /// 1,024.
@@ -58,8 +58,8 @@ pub struct UpstreamConfig {
     /// `ca`: the path of a PEM file with the trust anchors for the upstream's certificates; `None`,
     /// the default, means the trust anchors of the system.
     pub ca: Option<PathBuf>,
-    /// `eject`: the outlier detection, which has an effect only if there are several endpoints;
-    /// `None` means `off`.
+    /// `eject`: the settings of outlier detection; `None` means `off`. Outlier detection has no
+    /// effect on an upstream with a single endpoint.
     pub eject: Option<Ejection>,
     /// `health`: the active health checks of the endpoints; `None`, the default, means no checks.
     pub health: Option<HealthCheck>,
@@ -76,12 +76,12 @@ impl UpstreamConfig {
     }
 }
 
-/// An upstream as written in the rules file. Parts that could not be read are missing.
+/// An upstream as written in the rules file. Parts that could not be read are omitted.
 #[derive(Debug)]
 pub(crate) struct RawUpstream<'n> {
     pub(crate) span: SourceSpan,
     pub(crate) when: RawWhen<'n>,
-    /// The conditions of the upstream's priority classes.
+    /// The conditions of each priority class of the upstream.
     pub(crate) classes: Vec<RawWhen<'n>>,
 }
 
@@ -139,7 +139,7 @@ pub(super) fn upstreams<'n>(
 }
 
 /// Reads an upstream. Returns the upstream as written, and the parsed upstream, which is `None` if
-/// the upstream is invalid. Returns only `None` if the value is not a map.
+/// the upstream is invalid. If the value is not a map, returns `None` in place of both.
 fn upstream<'n>(
     value: &Value<'n>,
     report: &mut Report,

@@ -3,7 +3,7 @@
 
 use crate::{PROXY, warnings};
 
-/// Returns the warnings for a file with the sections in `head` and one rule with the given
+/// Returns the warnings for a file that consists of the sections in `head` and one rule with these
 /// `fields`. The rule is on line 2.
 fn of_rule(head: &str, fields: &str) -> Vec<String> {
     let rules = format!("rules:\n  - {{name: a, {fields}, limits: [9/s]}}\n");
@@ -285,8 +285,8 @@ fn a_header_and_a_name_of_other_software_are_misspelt_entries() {
             format!("when: {{'{entry}': a}}"),
             format!("allow: {{'{entry}': a}}"),
         ] {
-            // If the proxy is the only listener, only the entries that it derives exist. Callers of
-            // other listeners can send any entry.
+            // If the proxy is the only listener, only the entries that it derives exist. With any
+            // other listener, clients can send any entry.
             for head in ["", PROXY, &shut] {
                 let said = of_rule(head, &fields);
                 assert_eq!(said.len(), 1, "{fields}: {said:?}");
@@ -334,8 +334,8 @@ fn an_entry_of_an_application_is_not_a_misspelling() {
     }
 }
 
-/// Regression test: comparing two long names must not take time proportional to the product of
-/// their lengths, as computing their edit distance does.
+/// Regression test: the time for comparing two long names must not be proportional to the product
+/// of their lengths, as it would be with their edit distance.
 #[test]
 fn long_names_are_compared_in_linear_time() {
     let name = |at: usize| format!("{at:0>250}");
@@ -347,7 +347,7 @@ fn long_names_are_compared_in_linear_time() {
     warnings(&format!("rules:\n{rules}"));
 }
 
-/// Regression test: names must not be compared with every use of every other name.
+/// Regression test: a name must not be compared with every use of every other name.
 #[test]
 fn a_file_with_many_names_is_read_in_linear_time() {
     let rule = |at: usize| {

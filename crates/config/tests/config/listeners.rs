@@ -262,7 +262,8 @@ fn the_tokens_of_operators_have_their_own_names_and_secrets() {
     );
 }
 
-/// The number of connections is limited by default. The documentation gives the same defaults.
+/// By default, the number of connections is limited. The documentation states the same default
+/// limits.
 #[test]
 fn connections_are_limited_by_default() {
     let config = Config::parse(PROXY).unwrap();

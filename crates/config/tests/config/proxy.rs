@@ -205,8 +205,8 @@ fn missing_settings_are_reported() {
     assert_eq!(mistakes(text), expected);
 }
 
-/// An upstream or a URL that cannot be parsed must not shift the reported line of a later
-/// duplicate.
+/// After an upstream or URL that cannot be parsed, a duplicate must still be reported on its own
+/// line.
 #[test]
 fn a_duplicate_after_an_invalid_item_is_reported_at_its_own_line() {
     let text = "
@@ -427,7 +427,7 @@ proxy:
          upstream with `adaptive`; add `adaptive: {}`",
     ];
     assert_eq!(warnings, expected);
-    // An Envoy can set any entries in `context_extensions`.
+    // With the authorization service, Envoy can send any entries in `context_extensions`.
     let warnings = Config::parse(&format!("{text}grpc: {{authorization: true}}\n"));
     let warnings = warnings.unwrap().warnings;
     let unknown = warnings

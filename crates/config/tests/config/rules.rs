@@ -52,8 +52,8 @@ rules:
 
 #[test]
 fn a_shorthand_without_an_algorithm_never_exceeds_its_count() {
-    // The test sends a request at each of 300 instants in 3 s. A token bucket of 6/3s would admit
-    // 11 requests in the first 3 s.
+    // The test sends a request at each of 300 instants in 3 s. With 6/3s, a token bucket would
+    // admit 11 requests in the first 3 s.
     for (limits, most) in [
         ("6/3s", 6),
         ("{limit: 6, window: 3s}", 6),
@@ -212,7 +212,7 @@ fn an_elastic_rule_expands_while_another_has_a_share_unused() {
         let verdict = limiter.check(&rules, &mut scratch, &request, Effect::Charge);
         verdict.ready().unwrap().unwrap().allowed
     };
-    // Before the fifth request, half of the team's limit of eight requests remains.
+    // The team's limit is eight requests. Before the fifth request, half of this limit remains.
     for user in ["a", "a", "a", "a"] {
         assert!(admitted(user, Some("t")));
     }
@@ -361,8 +361,8 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
             [format!("rules[0].limits[0]{at} (line 1): {expected}")]
         );
     }
-    // If no misspelt field could determine the algorithm, the algorithm is still reported as
-    // missing.
+    // The misspelt field cannot determine the algorithm, so a missing algorithm is reported as
+    // well.
     let said = mistakes("rules: [{name: a, limits: [{limit: 10, lmit: 30s}]}]");
     assert_eq!(said.len(), 2, "{said:?}");
 }

@@ -6,7 +6,7 @@ use tidegate_core::{
     Cost, Effect, MemoryBounds, MemoryStore, Request, Scratch, Span, Timestamp, Verdict,
 };
 
-/// Friday, June 19, 2026, 23:30 in Berlin.
+/// Friday, June 19, 2026, 23:30, Berlin time.
 const FRIDAY_NIGHT: Timestamp = Timestamp::from_micros(1_781_904_600_000_000);
 
 const FILE: &str = "
@@ -26,8 +26,8 @@ fn mistakes(when: &str) -> Vec<String> {
     mistakes.iter().map(ToString::to_string).collect()
 }
 
-/// The limit is one request per night from Monday to Friday. Requests during the day, on weekends
-/// or for other paths are not limited.
+/// The limit is one request per night, for the nights that begin on Monday to Friday. Other
+/// requests are not limited: those during the day, on weekends or for other paths.
 #[test]
 fn a_schedule_applies_on_every_listener() {
     let rules = Config::parse(FILE).unwrap().rules;
