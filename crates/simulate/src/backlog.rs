@@ -1,8 +1,8 @@
 //! The backlog of each key, for several token bucket rates.
 //!
 //! Assume a bucket that admits every request of a key. The key's backlog at a given time is the
-//! number of tokens by which this bucket is short of being full. A real bucket denies none of the
-//! key's requests if and only if its capacity is at least the largest backlog:
+//! number of tokens that are missing from this bucket. A real bucket denies none of the key's
+//! requests if and only if its capacity is at least the largest backlog:
 //!
 //! ```text
 //! backlog
@@ -15,10 +15,11 @@
 
 use tidegate_core::{Algorithm, Limit, Limits, Rate, RefillMode, Span, bounds};
 
-/// The rates to try, as multipliers (numerator, denominator) for the rate in the file.
+/// The rates to try, as multiples of the rate in the file. Each multiple is a numerator and a
+/// denominator.
 const MULTIPLES: [(u64, u64); 7] = [(1, 4), (1, 2), (3, 4), (1, 1), (3, 2), (2, 1), (4, 1)];
 
-/// The common denominator of the multipliers.
+/// The common denominator of the multiples.
 const DENOMINATOR: u64 = 4;
 
 /// A rate to try for a limit.
@@ -27,7 +28,7 @@ pub(crate) struct TriedRate {
     /// The position of the limit in its rule.
     pub(crate) limit: usize,
     pub(crate) rate: Rate,
-    /// The multiplier for the rate in the file, in units of 1 / [`DENOMINATOR`].
+    /// The rate as a multiple of the rate in the file, in units of 1 / [`DENOMINATOR`].
     pub(crate) multiple: u64,
     /// One token is refilled in `p / l` microseconds. The fraction is in lowest terms.
     p: u64,

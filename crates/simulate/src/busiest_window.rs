@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use tidegate_core::{Algorithm, Limit, Limits, Span, Timestamp};
 
-/// The number of slices in a window. A counted window consists of whole slices, so it may be one
-/// slice longer than the limit's window. Therefore a suggested limit is never too low.
+/// The number of slices in a window. A counted window consists of whole slices, so it may be up to
+/// one slice longer than the limit's window. Therefore a suggested limit is never too low.
 const PARTS: u64 = 60;
 
 /// The busiest window of one key.
@@ -42,8 +42,8 @@ impl BusiestWindow {
     }
 }
 
-/// Returns the distinct window lengths among a rule's limits. Buckets have no window; for them,
-/// bursts for several rates are suggested instead.
+/// Returns the distinct window lengths among a rule's limits. A bucket has no window. For a bucket,
+/// the report instead suggests bursts for several rates.
 pub(crate) fn windows(limits: &Limits) -> Vec<Span> {
     let counts_in_windows = |limit: &&Limit| {
         matches!(

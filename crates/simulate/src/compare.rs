@@ -18,9 +18,9 @@ pub struct Comparison {
     pub against: String,
     /// The number of requests that could be decided with both files.
     pub compared: u64,
-    /// The number of requests that could be decided only with the other file. With this file, they
-    /// are rejected as invalid, for example because their cost entry is missing. They are not
-    /// included in `compared`.
+    /// The number of requests that could be decided only with the other file. With this file, these
+    /// requests are rejected as invalid, for example because their cost entry is missing. These
+    /// requests are not included in `compared`.
     pub newly_refused: u64,
     /// The number of requests that are denied with this file and admitted with the other file.
     pub newly_denied: u64,
@@ -59,15 +59,16 @@ pub(crate) struct Differences {
 /// The position of a rule in its file, and a key of the rule.
 type RuleKey = (usize, Box<[u8]>);
 
-/// The requests that are denied with one file and admitted with the other file, by rule and key.
+/// Counts the requests that are denied with one file and admitted with the other file, for each
+/// rule and key.
 #[derive(Debug, Default)]
 struct ChangedKeys {
     requests: u64,
     keys: HashMap<RuleKey, ChangedRequests>,
 }
 
-/// The number of a key's requests that are decided differently, and when the first and the last of
-/// them arrived.
+/// The number of a key's requests that are decided differently, and the times of the first and the
+/// last such request.
 #[derive(Debug)]
 struct ChangedRequests {
     count: u64,

@@ -1,5 +1,5 @@
-//! Suggests bursts: for several token bucket rates, the smallest burst with which at most a given
-//! share of the keys is denied. The bursts are computed from the keys' [backlogs](crate::backlog).
+//! Suggests bursts: for several token bucket rates, finds the smallest burst that denies at most a
+//! given share of the keys. The bursts are computed from the keys' [backlogs](crate::backlog).
 
 use serde::Serialize;
 use tidegate_core::{Algorithm, Limit, LimitError, Rate};
@@ -32,8 +32,8 @@ pub struct Frontier {
 pub struct FrontierPoint {
     /// The rate.
     pub rate: String,
-    /// The smallest `burst` (`gcra`) or `capacity` (`token_bucket` and `leaky_bucket`) with which
-    /// at most the given share of the keys is denied.
+    /// The smallest `burst` (`gcra`) or `capacity` (`token_bucket` and `leaky_bucket`) that denies
+    /// at most the given share of the keys.
     pub burst: u64,
     /// The rate and the burst in the notation of the rules file.
     pub limit: String,
@@ -91,7 +91,7 @@ fn point(
     let may_be_denied = usize::try_from(share.of(needed.len() as u64)).ok()?;
     let rank = needed.len().saturating_sub(may_be_denied);
     let hard = rank.checked_sub(1).map_or(1, |last| needed[last]);
-    // `quota + quota * soft / 100`, rounded down, is at least `hard`.
+    // The smallest quota for which `quota + quota * soft / 100`, rounded down, is at least `hard`.
     let soft = u128::from(limit.soft_percent());
     let quota = hard.checked_mul(100)?.div_ceil(100 + soft);
     let quota = u64::try_from(quota).ok()?;

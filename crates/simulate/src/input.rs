@@ -29,7 +29,7 @@ const POLL: Duration = Duration::from_millis(100);
 /// The maximum number of standard input blocks that are read ahead.
 const BLOCKS_AHEAD: usize = 4;
 
-/// A handle with which other threads monitor and interrupt a simulation.
+/// A handle for monitoring and interrupting a simulation from other threads.
 #[derive(Debug, Default)]
 pub struct Control {
     is_interrupted: AtomicBool,
@@ -85,8 +85,8 @@ impl LogSource {
         }
     }
 
-    /// Returns the size of the file in bytes, which for a compressed file is the compressed size;
-    /// `None` if the size is unknown.
+    /// Returns the size of the file in bytes; `None` if the size is unknown. For a compressed file,
+    /// this is the compressed size.
     #[must_use]
     pub fn size(&self) -> Option<u64> {
         match self {
@@ -208,9 +208,9 @@ impl LogReader {
     }
 }
 
-/// Returns whether the beginning of a file is binary. A few NUL bytes are not sufficient; lines
-/// with them are treated as damaged. NUL bytes at the start are ignored, because they remain if a
-/// log is truncated in place while a program writes to it.
+/// Returns whether the beginning of a file is binary. A file with only a few NUL bytes is not
+/// binary. Its lines with NUL bytes are treated as damaged. NUL bytes at the start are ignored,
+/// because they remain if a log is truncated in place while a program writes to it.
 fn is_binary(start: &[u8]) -> bool {
     let text = start.iter().position(|byte| *byte != 0);
     let rest = text.map_or(&[][..], |at| &start[at..]);

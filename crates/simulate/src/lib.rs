@@ -128,9 +128,9 @@ pub enum SimulateError {
 pub struct Simulation<'r> {
     /// The rules file.
     pub rules: &'r RulesUnderTest,
-    /// Another rules file, if the decisions are to be compared with those of another file.
+    /// If set, the decisions are also compared with the decisions of this other rules file.
     pub against: Option<&'r RulesUnderTest>,
-    /// If set, the report suggests limits with which at most this share of the keys is denied.
+    /// If set, the report suggests limits that deny at most this share of the keys.
     pub suggest: Option<Share>,
     /// If set, the requests are also decided with each of these alternative limits for one rule.
     pub sweep: Option<&'r Candidates>,

@@ -156,7 +156,7 @@ impl<'p> Replay<'p> {
         Self::with_rules(plan, plan.rules())
     }
 
-    /// Creates a replay that decides with `rules`, which are the rules in `plan` with other limits.
+    /// Creates a replay that uses `rules`. These are the rules in `plan` with other limits.
     pub(crate) fn with_rules(plan: &'p RulesUnderTest, rules: &'p RuleSet) -> Self {
         let counts = |rule: &Rule| RuleCounts {
             denied_by: vec![0; rule.limits().len()],
@@ -201,8 +201,8 @@ impl<'p> Replay<'p> {
         }
     }
 
-    /// Decides `request` at `now`, with the entries extracted for the rule set at the index `plan`.
-    /// Returns `None` if the proxy would reject the request.
+    /// Decides `request` at `now`. `plan` is the index of the rule set, and selects the entries
+    /// that were extracted for it. Returns `None` if the proxy would reject the request.
     pub(crate) fn decide(
         &mut self,
         request: &LogRequest,
@@ -309,8 +309,8 @@ impl<'p> Replay<'p> {
     }
 }
 
-/// Refunds or charges the difference between the response-based cost and the charged cost. The
-/// response is assumed to arrive immediately.
+/// Refunds or charges the difference between the charged cost and the final cost, which depends on
+/// the response. The response is assumed to arrive immediately.
 fn settle(
     store: &MemoryStore,
     rules: &RuleSet,

@@ -3,8 +3,8 @@
 //! Servers write a line when the response is complete, so lines are not in the order of arrival.
 //! Each log is sorted within a window: a line is held back until another line with a time at least
 //! [`SORT_WINDOW`] later has been read. At most [`MAX_HELD`] lines are held back. The logs are
-//! merged by time. A log is opened when the simulation reaches the time of its first lines, so that
-//! rotated files are read one after the other.
+//! merged by time. A log is opened when the simulation reaches the time of the log's first lines.
+//! Rotated files are therefore read one after the other.
 
 use std::{
     cmp::Reverse,
@@ -37,8 +37,8 @@ pub const MAX_HELD: usize = 65_536;
 /// The maximum total size of the values in one log's held-back lines, in bytes.
 const MAX_HELD_BYTES: usize = 256 << 20;
 
-/// If a line's time is later than the times of all previous lines by more than this, it may be
-/// incorrect. It is used only if the next line confirms it.
+/// A line's time may be incorrect if it is more than this later than the times of all previous
+/// lines. Such a time is used only if the next line confirms it.
 const JUMP: Span = Span::from_secs(3_600);
 
 /// The maximum number of damaged lines reported in full.
@@ -155,7 +155,7 @@ struct Log {
     reader: Option<LogReader>,
     /// Lines that were read to detect the format and have not been processed yet.
     ahead: VecDeque<(Line, Vec<u8>)>,
-    /// A lower bound of the times in the log, estimated from the first lines.
+    /// A lower bound for the times in the log, estimated from the first lines.
     earliest: Timestamp,
     /// The number of lines read so far.
     line_number: u64,
@@ -373,7 +373,7 @@ impl Log {
         }
     }
 
-    /// Returns the time of the next request, or a lower bound of this time if the log is not open
+    /// Returns the time of the next request, or a lower bound for this time if the log is not open
     /// yet.
     fn head(&self) -> Option<Timestamp> {
         if self.reader.is_none() && !self.has_ended {
@@ -385,7 +385,8 @@ impl Log {
     /// Reads lines until the log's earliest remaining request is known.
     fn fill(&mut self, extraction: &Extraction<'_>, control: &Control, counts: &mut LineCounts) {
         while !control.is_interrupted() {
-            // The sort window is full, so the earliest held-back request is next.
+            // No later line can precede the earliest held-back request, or the maximum is reached,
+            // so this request is next.
             if let Some(Reverse(first)) = self.held.peek()
                 && (self.held.len() >= MAX_HELD
                     || self.held_bytes >= MAX_HELD_BYTES

@@ -1,5 +1,5 @@
-//! Suggests limits: determines the total cost in each key's busiest window, and finds the smallest
-//! limit with which at most a given share of the keys is denied.
+//! Suggests limits: calculates the total cost in each key's busiest window, and finds the smallest
+//! limit that denies at most a given share of the keys.
 
 use serde::Serialize;
 use tidegate_core::Span;
@@ -26,10 +26,9 @@ pub struct Suggestion {
     pub p99_9: u64,
     /// The total cost in the busiest key's busiest window.
     pub max: u64,
-    /// The smallest limit with which at most the given share of the keys is denied, such as
-    /// `34/min`.
+    /// The smallest limit that denies at most the given share of the keys, such as `34/min`.
     pub limit: String,
-    /// The number of keys that would be denied with the suggested limit.
+    /// The number of keys that the suggested limit would deny.
     pub keys_denied: u64,
 }
 

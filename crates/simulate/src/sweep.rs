@@ -91,7 +91,7 @@ fn expand(range: &str, from: &str, rest: &str, limits: &mut Vec<Box<str>>) -> Re
     Ok(())
 }
 
-/// A copy of a file's rules for each limit in a sweep.
+/// Copies of a file's rules, one copy for each limit in a sweep.
 #[derive(Debug)]
 pub struct Candidates {
     rule: Box<str>,
@@ -155,7 +155,7 @@ pub struct SweepReport {
     pub decided: u64,
     /// The number of keys of all enforced rules.
     pub all_keys: u64,
-    /// The horizontal axis of the chart, which depends on the numbers in which the limits differ.
+    /// The horizontal axis of the chart. It depends on which numbers of the limits differ.
     #[serde(skip)]
     pub(crate) axis: Axis,
     /// The limits, in the order given in the option.
@@ -256,12 +256,13 @@ fn keys_denied(counts: &RuleCounts) -> u64 {
     counts.keys.values().filter(|key| key.denied > 0).count() as u64
 }
 
-/// The numbers in which limits with the same algorithm can differ.
+/// The numbers that can differ between limits with the same algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LimitNumbers {
     count: u64,
     period: Span,
-    /// The burst or the capacity; `None` if the limit has neither, or if it equals the count.
+    /// The burst or the capacity. It is `None` if the limit has neither, or if the burst or the
+    /// capacity equals the count.
     size: Option<u64>,
 }
 

@@ -39,7 +39,7 @@ impl Timeline {
             self.join_pairs();
             at /= 2;
         }
-        // The loop has made `at` smaller than the maximum.
+        // After the loop, `at` is smaller than the maximum number of intervals.
         let at = usize::try_from(at).unwrap_or(0);
         if self.requests.len() <= at {
             self.requests.resize(at + 1, 0);

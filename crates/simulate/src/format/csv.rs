@@ -24,7 +24,7 @@ pub(crate) struct Csv {
 }
 
 impl Csv {
-    /// Reads the header.
+    /// Determines the separator and the columns from the header line.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Logs with one JSON object per line, such as those of Tidegate, Caddy and Traefik, and of nginx
-//! with a JSON format.
+//! Logs with one JSON object per line, such as the logs of Tidegate, Caddy, Traefik, and nginx with
+//! a JSON format.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -30,7 +30,7 @@ impl Json {
     ///
     /// # Errors
     ///
-    /// Returns an error about the first line if no line is an object, or if no line has a time.
+    /// Returns an error for the first line if no line is an object, or if no line contains a time.
     pub(crate) fn detect(sample: &[String], mappings: &[EntryMapping]) -> Result<Self, LineError> {
         let first = sample.first().map_or("", String::as_str);
         let mut names = BTreeSet::new();

@@ -24,7 +24,7 @@ use crate::{
 /// The number of lines that are used to detect a format.
 pub(crate) const SAMPLE_LINES: usize = 64;
 
-/// A detected format must match at least one in `MIN_MATCHES` lines.
+/// A format is detected only if it matches at least one of every `MIN_MATCHES` lines.
 const MIN_MATCHES: usize = 10;
 
 const COMBINED: &str = r#"$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent""#;
@@ -48,7 +48,7 @@ const NAMES: &[&str] = &[
 /// The error for a line that does not match a format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LineError {
-    /// The one-based column of the first difference, in characters.
+    /// The one-based column of the first character that does not match.
     pub(crate) column: usize,
     pub(crate) problem: String,
 }
@@ -137,7 +137,7 @@ enum Parser {
     Recorded,
 }
 
-/// The error for a log in which no line matches the format.
+/// The error for a log without any line that matches the format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnknownFormat {
     /// The most similar format, or the requested format.
@@ -472,8 +472,8 @@ fn haproxy() -> Result<Template, String> {
     Ok(template.after_prefix("haproxy[", "]: "))
 }
 
-/// Parses each line of `text` in every format. All lines together are also used as the sample for
-/// detecting formats.
+/// Parses the first [`SAMPLE_LINES`] lines of `text` in every format. The same lines are also used
+/// to detect formats.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn parse_all(text: &str) {
     let mut sample: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -87,7 +87,7 @@ impl Template {
         }
     }
 
-    /// Sets entries from the variables that `mappings` names.
+    /// Maps the variables named in `mappings` to entries.
     pub(crate) fn map(&mut self, mappings: &[EntryMapping]) -> Result<(), String> {
         for EntryMapping { field, meaning } in mappings {
             let at = self
@@ -106,7 +106,7 @@ impl Template {
         Ok(())
     }
 
-    /// Returns true if lines have a time.
+    /// Returns true if lines in this format contain a time.
     pub(crate) fn has_time(&self) -> bool {
         self.fields.iter().any(|(_, field)| field.is_time())
     }

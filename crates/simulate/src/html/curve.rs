@@ -7,7 +7,7 @@ use super::{BOTTOM, HEIGHT, LEFT, TOP, WIDTH, escaped};
 /// The space to the right of the last point for its label, in pixels.
 const RIGHT: u64 = 40;
 
-/// The smallest distance between two labels on the horizontal axis, in pixels.
+/// The minimum distance between two labels on the horizontal axis, in pixels.
 const LABEL_DISTANCE: u64 = 90;
 
 /// The position of a point on the horizontal axis, and its label.
