@@ -45,8 +45,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Returns the current time of the clock by which blocks expire: the Redis clock, or this
-    /// server's clock.
+    /// Returns the current time of the clock that determines when blocks expire. This is the Redis
+    /// clock or, without Redis, this server's clock.
     ///
     /// # Errors
     ///

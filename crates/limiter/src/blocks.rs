@@ -1,9 +1,9 @@
-//! Compares blocks with the current rules.
+//! Compares blocks with the active rules.
 //!
 //! A block is identified by its key, which contains a hash of the rule's name. A block therefore
-//! stays in the store when its rule is renamed, removed or given different key entries. It is then
-//! usually inactive, because no request has its key any more. There is one exception: a request is
-//! blocked if its values for the new key entries equal the blocked values.
+//! stays in the store when its rule is renamed, removed or given different key entries. The block
+//! is then usually inactive, because no request has the blocked key any more. There is one
+//! exception: a request is blocked if its values for the new key entries equal the blocked values.
 
 use std::collections::BTreeMap;
 
@@ -24,8 +24,9 @@ pub struct BlockedKey<'a> {
 }
 
 impl<'a> BlockedKey<'a> {
-    /// Decodes the key of `block` under the current rule. If the current rule does not match,
-    /// decodes the key under the rule as it was when the block was created.
+    /// Decodes the key of `block` with the key entries of the active rule. If the active rule no
+    /// longer has the same key entries, uses the entries that the rule had when the block was
+    /// created.
     #[must_use]
     pub fn of(block: &'a Block, rules: &'a RuleSet) -> Self {
         let rule = rules.rule_of(&block.key);
@@ -50,8 +51,8 @@ impl<'a> BlockedKey<'a> {
         Self {
             rule: name.or_else(|| rule.map(tidegate_core::Rule::name)),
             values: block.values(),
-            // The key of a limit sent with a request does not belong to a rule, so its block is
-            // never inactive.
+            // If a limit was sent with a request, its key does not belong to a rule, so a block on
+            // this key is never inactive.
             inactive: block.is_of_rule().then_some(inactive),
         }
     }
@@ -62,7 +63,7 @@ impl<'a> BlockedKey<'a> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InactiveBlocks(pub BTreeMap<Option<String>, usize>);
 
-/// The maximum number of rules that [`InactiveBlocks::advice`] names.
+/// The maximum number of rule names in the text of [`InactiveBlocks::advice`].
 const MAX_NAMED: usize = 10;
 
 impl InactiveBlocks {
@@ -93,7 +94,7 @@ impl InactiveBlocks {
 }
 
 impl ServerLimiter {
-    /// Counts the blocks that the current rules do not enforce.
+    /// Counts the blocks that are not enforced under the active rules.
     ///
     /// # Errors
     ///

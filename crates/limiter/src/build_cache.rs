@@ -1,4 +1,5 @@
-//! A cache of values, such as parsed limits, that take longer to build than a rate limit decision.
+//! A cache of values, such as parsed limits. Building such a value takes longer than a rate limit
+//! decision.
 
 use std::hash::{BuildHasher as _, Hash};
 

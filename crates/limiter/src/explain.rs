@@ -1,4 +1,4 @@
-//! Explains what the decision on a request would be now, without charging the request.
+//! Explains how a request would be decided now, without charging it.
 
 use std::sync::Arc;
 
@@ -27,15 +27,16 @@ pub struct Explanation<'r> {
     pub source: Source,
     /// The item of the allow list that the request matches. No rule charges such a request.
     pub allowed_by: Option<&'r When>,
-    /// The charges that the rules would make, in the order of the rules.
+    /// The charges that the rules would make, in rule order.
     pub charges: Vec<ExplainedCharge<'r>>,
     /// The time of the decision.
     pub now: Timestamp,
-    /// The time of the clock by which blocks expire.
+    /// The current time according to the clock that determines when blocks expire: the clock of
+    /// Redis or of this server.
     pub block_now: Timestamp,
 }
 
-/// An explanation of one rule's decision on the request.
+/// An explanation of how one rule would decide the request.
 #[derive(Debug)]
 pub struct ExplainedCharge<'r> {
     /// The rule.
@@ -50,16 +51,17 @@ pub struct ExplainedCharge<'r> {
     pub plan: Option<&'r str>,
     /// The override whose limits apply, with its target.
     pub overridden: Option<(OverrideTarget, Override)>,
-    /// The policies of the limits.
+    /// The limits in short notation, such as `20/min`.
     pub policies: Vec<Arc<str>>,
     /// The current state of each limit. The list is empty if the store cannot report the states.
     pub current: Vec<Outcome>,
-    /// The outcome that each limit would have. The list is empty if no limit would be evaluated.
+    /// The outcome of each limit if the request were decided now. The list is empty if no limit
+    /// would be evaluated.
     pub next: Vec<Outcome>,
     /// The block on the key.
     pub block: Option<Block>,
-    /// Whether the rule would admit the request. A shadow rule that would deny the request still
-    /// lets it pass.
+    /// Whether the rule would admit the request. This is false for a shadow rule that would deny
+    /// the request, although such a rule denies nothing.
     pub allowed: bool,
     /// The reason why the rule would deny the request.
     pub reason: Option<Reason>,
@@ -100,8 +102,8 @@ struct Evaluation<'c> {
 
 impl ServerLimiter {
     /// Returns how `request` would be decided now under `rules`, and why, without charging any
-    /// limit. The decision is made as for a check: with the same charges, store and fallback
-    /// policy. The only difference is that no cached denial is used.
+    /// limit. The decision uses the same charges, store and fallback policy as a check. Unlike a
+    /// check, it uses no cached denial.
     ///
     /// # Errors
     ///
@@ -127,12 +129,12 @@ impl ServerLimiter {
             };
             let answer = match next {
                 Some(next) => ChargeAnswer::of_limits(next, peeked.verdict.source),
-                // The whole request was decided by a block, by the store or by a fallback policy,
-                // so this charge is evaluated alone.
+                // A block, the store or a fallback policy decided the whole request, so this charge
+                // was not evaluated. Evaluate it alone.
                 None => self.evaluate_alone(charge, now).await,
             };
             let block = match answer.reason {
-                // While Redis is unreachable, the local copies of blocks are used.
+                // While Redis is unreachable, the memory store's copies of the blocks are used.
                 Some(Reason::Blocked) if answer.source == Source::Local => {
                     block_now = now;
                     self.local_store().block_on(charge.key, now)
@@ -196,7 +198,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Evaluates `charges` together with an effect that charges nothing.
+    /// Evaluates `charges` together. `effect` must not charge anything.
     async fn evaluate<'c>(
         &self,
         charges: &[Charge<'c>],
@@ -205,14 +207,15 @@ impl ServerLimiter {
     ) -> Evaluation<'c> {
         let (mut decided, mut outcomes) = (charges.to_vec(), Vec::new());
         let request = StoreRequest {
-            // A cached denial may be older than a block, and does not describe the block.
+            // Skip cached denials: they may be older than a block, and they do not describe blocks.
             cache_search: CacheSearch::Skip,
             accounting: Accounting::Inspection,
             ..StoreRequest::new(&mut decided, now, effect)
         };
         let decision = Store::decide(self, request, &mut outcomes).await;
         let verdict = decision.verdict(&decided, &outcomes);
-        // The store has removed the charges that were decided by a fallback policy.
+        // The store has removed from `decided` the charges that a fallback policy decided. These
+        // charges have no outcomes.
         let mut rest = outcomes.as_slice();
         let of_charge = |charge: &Charge<'_>| {
             decided.iter().find(|decided| decided.key == charge.key)?;

@@ -1,8 +1,8 @@
 //! The limiter that all listeners share: the active rules, one store and one clock.
 //!
 //! A decision may need a call to Redis, so its result is a [`MaybeReady`]. The result is ready if
-//! the memory store makes the decision, or if no call to Redis is needed. A caller that is not
-//! async uses a ready result immediately, and passes a pending result to a task.
+//! the decision needs no call to Redis, which is always the case with the memory store. A caller
+//! that is not async uses a ready result immediately, and passes a pending result to a task.
 
 mod admin_ops;
 pub mod blocks;
@@ -65,14 +65,14 @@ use crate::{
 pub use tidegate_config::{KeyMask, NoRandomBytes};
 pub use tidegate_redis::random_server_id;
 
-/// A request for a decision, independent of the backend that decides it.
+/// A request for a decision. It does not depend on the backend that makes the decision.
 #[derive(Clone, Copy, Debug)]
 pub struct DecisionRequest<'a> {
     /// The charges of the request. Either all charges are made, or none.
     pub charges: &'a [Charge<'a>],
     /// The current time, read by the caller.
     pub now: Timestamp,
-    /// The effect of the decision: for example to charge, or only to peek.
+    /// The effect of the decision, for example whether to charge or only to peek.
     pub effect: Effect,
     /// The Redis timeout for this decision, if it is shorter than the configured timeout.
     pub within: Option<Duration>,
@@ -177,8 +177,8 @@ impl ServerLimiter {
         &self.key_mask
     }
 
-    /// Counts the keys of all decisions for lists of top talkers, within `bounds`. By default, and
-    /// with `None`, there are no lists.
+    /// Enables lists of top talkers, which count the keys of all decisions within `bounds`. By
+    /// default, and with `None`, there are no lists.
     #[must_use]
     pub fn with_top(self, bounds: Option<TopBounds>) -> Self {
         let top = bounds.map(|bounds| TopTalkers::new(bounds, &self.rules.load()));
@@ -225,8 +225,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Sends events to `events`, including Redis outages. By default, and with `None`, there are no
-    /// events.
+    /// Sends events to the destinations of `events`, including events about Redis outages. By
+    /// default, and with `None`, no events are sent.
     #[must_use]
     pub fn with_events(self, events: Option<Arc<Events>>) -> Self {
         if let (Some(events), Some(redis_store)) = (&events, self.redis_store()) {
@@ -327,8 +327,8 @@ impl ServerLimiter {
         &self.snapshots
     }
 
-    /// Returns whether a block that is added now would survive a restart of this process. This is
-    /// the case with Redis, or if snapshots are configured and the last snapshot was written.
+    /// Returns whether a block that is added now would survive a restart of this process. It would
+    /// if the store is Redis, or if snapshots are configured and the last snapshot was written.
     #[must_use]
     pub fn are_blocks_persistent(&self) -> bool {
         self.redis_store().is_some() || self.snapshots.is_kept()
@@ -373,8 +373,8 @@ impl ServerLimiter {
         prometheus::encode(Format::Text, move |page| limiter.collect(page))
     }
 
-    /// Counts a verdict that `listener` is about to return, and records the denials in it. If so
-    /// configured, also evaluates the candidate rules on the request, and records the request.
+    /// Counts a verdict that `listener` is about to return, and records its denials. If configured,
+    /// also evaluates the candidate rules on the request, and records the request.
     pub fn observe(
         &self,
         listener: ListenerKind,
@@ -397,7 +397,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Calls both [`Self::observe`] and [`Self::audit`].
+    /// Calls [`Self::observe`] and [`Self::audit`].
     pub fn observe_and_audit(&self, audited: AuditedRequest<'_>, verdict: &Verdict<'_>) {
         self.observe(audited.listener, audited.decided, verdict);
         self.audit(audited, verdict);
@@ -409,7 +409,8 @@ impl ServerLimiter {
         self.audit.load().observe(audited, verdict, &self.metrics);
     }
 
-    /// Counts a decision that `listener` is about to return, on a limit sent with the request.
+    /// Counts a decision that `listener` is about to return for a request that contained its own
+    /// limits.
     pub fn observe_throttle(
         &self,
         listener: ListenerKind,
@@ -527,7 +528,8 @@ impl ServerLimiter {
         outcomes: &[Outcome],
     ) {
         let Some(top) = &self.top else { return };
-        // Envoy's rate limit service has its own statistics.
+        // Do not record the descriptors of Envoy's rate limit service, because the service has its
+        // own statistics.
         if charges
             .first()
             .is_some_and(|charge| !charge.key.starts_with(&DESCRIPTOR_KEY))
@@ -586,7 +588,7 @@ impl ServerLimiter {
         began.map(|began| self.clock.nanos().saturating_sub(began))
     }
 
-    /// Records the latency of a sampled decision, and the percentage of each limit that is used.
+    /// Records the latency of a sampled decision, and what percentage of each limit is used.
     #[inline]
     fn record_sample(&self, latency: Option<u64>, charges: &[Charge<'_>], outcomes: &[Outcome]) {
         if let Some(nanos) = latency {

@@ -10,15 +10,15 @@ use crate::ServerLimiter;
 pub struct KeyListing {
     /// The keys, in the form in which they were charged. With Redis, a key may occur on two pages.
     pub keys: Vec<Vec<u8>>,
-    /// The position of the next page; `None` after the last page. A page before the last one can
-    /// have few keys, or none.
+    /// The position of the next page; `None` after the last page. Any page, not only the last one,
+    /// can have few keys or none.
     pub next: Option<String>,
 }
 
 /// The reason why keys cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListError {
-    /// This server has never returned the given position.
+    /// The given position was not returned by this process.
     Position,
     /// Redis cannot be queried.
     Store(StoreError),
@@ -31,9 +31,10 @@ impl From<StoreError> for ListError {
 }
 
 impl ServerLimiter {
-    /// Returns about `most` keys of `rule` that the store holds. The listing continues at the
-    /// position `after`, or starts at the beginning. The work of one call is bounded. It visits at
-    /// most 16,384 slots of the memory store, or sends at most 100 `SCAN` commands to Redis.
+    /// Returns about `most` of the keys that the store holds for `rule`. The listing continues at
+    /// the position `after`, or starts at the beginning. The work of one call is bounded: the call
+    /// visits at most 16,384 slots of the memory store, or sends at most 100 `SCAN` commands to
+    /// Redis.
     ///
     /// # Errors
     ///
@@ -46,7 +47,7 @@ impl ServerLimiter {
     ) -> Result<KeyListing, ListError> {
         let scope = rule.key_prefix();
         let Some(redis_store) = self.redis_store() else {
-            // The hashes differ in each process, so a position contains the ID of the process.
+            // Each process hashes keys differently, so a position contains the ID of its process.
             let process = self.metrics.started().as_micros();
             let from = after.map(|after| parse_cursor(after, process));
             let from = from.transpose()?.unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Publications: lists that each server writes to Redis, so that any server can report on all
-//! servers.
+//! Publications: lists that each server writes to Redis, so that each server can report on all of
+//! them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -9,7 +9,7 @@ use tidegate_redis::{StoreError, random_server_id};
 /// The publication state of one of this server's lists.
 #[derive(Debug)]
 pub(crate) struct Publisher {
-    /// The ID of this server, which is different after each start.
+    /// The ID of this server. Each start of the server creates a new ID.
     id: String,
     /// The name of the published content, for log records.
     content: &'static str,
@@ -43,7 +43,7 @@ impl Publisher {
         &self.id
     }
 
-    /// Begins a publication; `None` if another publication is in progress.
+    /// Begins a publication. Returns `None` if another publication is in progress.
     pub(crate) fn begin(&self) -> Option<Publication<'_>> {
         let was_publishing = self.is_publishing.swap(true, Ordering::Acquire);
         (!was_publishing).then_some(Publication(self))

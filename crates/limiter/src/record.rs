@@ -27,7 +27,8 @@ const LOST: Metric = Metric::counter(
     "Requests that were not recorded, because the file could not be written fast enough, or because a line would have been longer than 1 MiB.",
 );
 
-/// The seed of the hashes that select the sample. All servers select the same values.
+/// The seed of the hashes that select the sample. It is fixed, so that all servers select the same
+/// values.
 const SAMPLE_SEED: u64 = 0x7469_6465_6761_7465;
 
 /// Records requests to a file.
@@ -39,7 +40,8 @@ pub struct RequestRecorder {
 }
 
 impl RequestRecorder {
-    /// Opens the file in `settings`. `mask` hashes the values of the entries in `settings.hash`.
+    /// Opens the file in `settings`. `mask` hashes the values of the entries that `settings.hash`
+    /// names.
     ///
     /// # Errors
     ///
@@ -49,7 +51,8 @@ impl RequestRecorder {
         let lines = LineLog::open(LineLogSettings {
             name: "record",
             path: Some(settings.to.clone()),
-            // One earlier file of the same size is kept, so each file may use half of the maximum.
+            // Rotation keeps one older file of the same size, so each of the two files may use half
+            // of the maximum.
             rotate_at: Some(settings.max_bytes as u64 / 2),
         })?;
         Ok(Self {
@@ -63,7 +66,7 @@ impl RequestRecorder {
     pub(crate) fn record(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         if self.is_in_sample(decided) {
             let line = self.line(decided, verdict);
-            // A simulation skips longer lines.
+            // A simulation would skip a longer line.
             if line.len() <= MAX_LOG_LINE_BYTES {
                 self.lines.write(line);
             } else {
@@ -78,13 +81,13 @@ impl RequestRecorder {
             return true;
         }
         let by = self.settings.by.as_deref();
-        // Each request without the entry is sampled individually. Otherwise, either all such
-        // requests or none would be recorded.
+        // Requests without the entry are sampled individually. If they shared one hash, either all
+        // or none of them would be recorded.
         let number = match by.and_then(|by| decided.request.entry(by)) {
             Some(value) => FixedState::with_seed(SAMPLE_SEED).hash_one(value),
             None => next_number(),
         };
-        // Multiplying maps the numbers evenly to 0..100.
+        // This multiplication maps `number` evenly to 0..100.
         (u128::from(number) * 100) >> 64 < u128::from(percent)
     }
 
@@ -130,7 +133,7 @@ impl RequestRecorder {
     }
 }
 
-/// Returns whether the values of the entry `name` usually are credentials, which must not be
+/// Returns whether the values of the entry `name` are usually credentials. Credentials must not be
 /// written to a file.
 fn is_credential(name: &str) -> bool {
     matches!(

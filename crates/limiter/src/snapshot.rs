@@ -38,13 +38,13 @@ pub enum RestoreOutcome {
 /// The interval between log records for a failure that persists.
 const REMIND_EVERY: Span = Span::from_secs(3_600);
 
-/// The advice for a snapshot that cannot be written. The advice lists several causes, because some
-/// file system errors do not identify the cause.
+/// The advice for a snapshot that cannot be written. It lists several causes, because some file
+/// system errors do not identify the cause.
 const ADVICE: &str = "check that the folder exists, that the server is allowed to write to it and that the disk has space; \
     the server retries, so no restart is needed";
 
-/// Whether snapshots are being written, and the current error if writing fails. With snapshots, the
-/// counters of this process survive a restart.
+/// Whether snapshots are configured, and the current error if they cannot be written. With
+/// snapshots, the counters of this process survive a restart.
 #[derive(Debug, Default)]
 pub struct SnapshotHealth(Mutex<Health>);
 
@@ -61,7 +61,7 @@ struct Failure {
     since: Timestamp,
     attempts: u64,
     logged_at: Timestamp,
-    /// Whether only the check at startup has failed so far, and no write has failed.
+    /// Whether only the check at startup has failed, and no write has failed yet.
     is_trial: bool,
 }
 
@@ -183,7 +183,7 @@ fn seconds(span: Span) -> u64 {
     span.as_micros() / 1_000_000
 }
 
-/// Atomically writes the content of `store` at the time `now` to the file at `path`.
+/// Atomically writes the contents of `store` at `now` to the file at `path`.
 ///
 /// Each shard of the store is locked only while it is copied.
 ///
@@ -212,12 +212,12 @@ pub fn try_out(path: &Path) -> io::Result<()> {
 }
 
 /// Restores the file at `path` into `store`. If the clock was far ahead of `now` when the file was
-/// written, the keys and blocks are moved back by the difference.
+/// written, the times stored with keys and blocks are moved back by the difference.
 ///
 /// # Errors
 ///
-/// Returns the file system error. A corrupt file is not an error, but gives the result
-/// [`RestoreOutcome::SetAside`].
+/// Returns the file system error. For a corrupt file, returns [`RestoreOutcome::SetAside`] instead
+/// of an error.
 pub fn restore(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<RestoreOutcome> {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,

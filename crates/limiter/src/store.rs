@@ -1,5 +1,5 @@
-//! The limiter's backend, and the limiter's implementation of [`Store`], which adds latency
-//! sampling.
+//! The limiter's backend, and the limiter's implementation of [`Store`]. The implementation passes
+//! calls to the backend and samples their latency.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use tidegate_redis::{FallbackReceipt, FallbackStore};
 
 use super::ServerLimiter;
 
-/// The backend that makes decisions: the memory of this process, or a Redis that all servers share.
+/// The backend that makes decisions: the memory of this process, or a Redis that several servers
+/// share.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
@@ -93,9 +94,9 @@ fn reborrow<'q, 'c>(
 }
 
 impl ServerLimiter {
-    /// Returns a copy of `charges` if their keys must be recorded after a remote decision. The copy
-    /// is needed because the decision may remove some of the charges. See
-    /// [`StoreRequest::charges`].
+    /// Returns a copy of `charges` if their keys must be recorded after Redis has made the
+    /// decision, and an empty list otherwise. The copy is needed because the decision may remove
+    /// some of the charges from the request; see [`StoreRequest::charges`].
     fn charges_to_record<'c>(
         &self,
         charges: &[Charge<'c>],
@@ -107,8 +108,9 @@ impl ServerLimiter {
         }
     }
 
-    /// Counts a decision on the `original` charges for the lists of top talkers. The Redis-backed
-    /// store may have made the decision. `evaluated` are the charges whose limits were evaluated.
+    /// Counts a decision of the Redis-backed store for the lists of top talkers. `original`
+    /// contains all charges of the request, and `evaluated` the charges whose limits were
+    /// evaluated.
     fn record_remote(
         &self,
         original: &[Charge<'_>],
@@ -123,8 +125,8 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decided, outcomes);
         }
-        // The other charges were decided by a fallback policy. They are placed after the evaluated
-        // charges, so that the outcomes belong to the first charges.
+        // A fallback policy decided the other charges. They have no outcomes, so they are placed
+        // after the evaluated charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));
         let ordered: SmallVec<[Charge<'_>; 4]> = evaluated.iter().chain(others).copied().collect();
@@ -276,8 +278,8 @@ impl Store for ServerLimiter {
                     .settle(charges, &mut shared, settlements, now)
                     .is_ready();
                 if !is_settled {
-                    // The receipt is moved into the future only when the future is polled, so a
-                    // dropped future does not lose it.
+                    // The future takes the receipt only when it is polled. If the future is dropped
+                    // before that, the caller still has the receipt.
                     *receipt = shared.map(LimiterReceipt::Redis);
                     return MaybeReady::Pending(async move {
                         if let Some(LimiterReceipt::Redis(shared)) = receipt.take() {

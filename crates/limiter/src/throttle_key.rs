@@ -1,9 +1,9 @@
-//! The keys of limits sent with the request. They never equal the key of a rule.
+//! Keys of limits that are sent with the request. Such a key never equals the key of a rule.
 
 use tidegate_core::{MAX_KEY_SPACE, RequestError, bounds, free_key_in};
 
-/// A database number in the Redis protocol. The keys of limits sent with the request are separate
-/// in each database; the rules are the same in all databases.
+/// A database number in the Redis protocol. Each database has its own keys for limits sent with the
+/// request. The rules are the same in all databases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Database(u8);
 
@@ -23,12 +23,11 @@ impl Database {
     }
 }
 
-/// The maximum key length of a limit sent with the request, in bytes. Encoding the key may add one
+/// The maximum length in bytes of a key for a limit sent with the request. The encoding may add one
 /// byte, or two bytes in databases other than 0.
 pub const MAX_THROTTLE_KEY_BYTES: usize = bounds::MAX_KEY_BYTES - 1;
 
-/// Encodes a key in the same way as [`throttle_key_in`] does for database 0. The endpoint
-/// `/v1/throttle` uses database 0, too.
+/// Works like [`throttle_key_in`] for database 0, which `/v1/throttle` uses, too.
 ///
 /// # Errors
 ///

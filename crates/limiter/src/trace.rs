@@ -1,8 +1,7 @@
-//! Spans of decisions, for distributed tracing.
+//! Spans for decisions in distributed tracing.
 //!
-//! They are spans of the `tracing` crate, with the target [`TARGET`]. They are off until the
-//! program calls [`enable`]. While they are off, their only overhead is one atomic load per
-//! decision.
+//! The spans use the `tracing` crate and have the target [`TARGET`]. They are off until the program
+//! calls [`enable`]. While the spans are off, the only overhead is one atomic load per decision.
 //!
 //! ```text
 //! client span ── traceparent ──▶ decide     a request to a listener; its rule and its outcome
@@ -23,7 +22,7 @@ use crate::metrics::ListenerKind;
 /// The target of the spans.
 pub const TARGET: &str = "tidegate::trace";
 
-/// Connects spans to the trace context in headers (W3C Trace Context).
+/// Reads and writes the trace context of spans in headers (W3C Trace Context).
 pub trait Propagator: fmt::Debug + Send + Sync {
     /// Makes the span in `headers` the parent of `span`. Ignores invalid headers.
     fn extract(&self, headers: &HeaderMap, span: &Span);
@@ -70,14 +69,14 @@ impl<'a> TracedOutcome<'a> {
     }
 }
 
-/// Returns the outcome of a decision for its span: `allowed`, or the reason for the denial.
+/// Returns the outcome that a span records: `allowed`, or the reason for the denial.
 #[must_use]
 pub fn outcome(reason: Option<Reason>) -> &'static str {
     reason.map_or("allowed", Reason::as_str)
 }
 
 /// Creates a span named `name` for a request to `listener`. The trace context in `headers` is its
-/// parent. Without tracing, the span is empty.
+/// parent. If tracing is off, the span is empty.
 #[must_use]
 pub fn request_span(listener: ListenerKind, name: &'static str, headers: &HeaderMap) -> Span {
     let Some(propagator) = PROPAGATOR.get() else {
@@ -89,7 +88,7 @@ pub fn request_span(listener: ListenerKind, name: &'static str, headers: &Header
 }
 
 /// Creates a span for a decision without an HTTP request, such as a Redis protocol command. The
-/// span has no parent. Without tracing, the span is empty.
+/// span has no parent. If tracing is off, the span is empty.
 #[must_use]
 pub fn command_span(listener: ListenerKind) -> Span {
     match PROPAGATOR.get() {
@@ -113,8 +112,8 @@ fn decision_span(listener: ListenerKind, name: &'static str) -> Span {
     )
 }
 
-/// Creates a span for a wait for Redis, as a child of the current span. Without tracing, the span
-/// is empty.
+/// Creates a span for the time during which a decision waits for Redis. The span is a child of the
+/// current span. If tracing is off, the span is empty.
 pub(crate) fn redis_span() -> Span {
     if PROPAGATOR.get().is_none() {
         return Span::none();
@@ -142,9 +141,9 @@ pub(crate) fn record_with<'r>(listener: ListenerKind, verdict: impl FnOnce() -> 
     }
 }
 
-/// Records the outcome of a decision in the span of its request. If a command from a Redis protocol
-/// client is decided without a call to Redis, it has no span. A separate span without a duration is
-/// then created for the decision.
+/// Records the outcome of a decision in the span of its request. A Redis protocol command that is
+/// decided without a call to Redis has no span. In this case, a separate span without a duration is
+/// created for the decision.
 pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     if PROPAGATOR.get().is_none() {
         return;
@@ -169,14 +168,13 @@ pub fn record(listener: ListenerKind, decided: &TracedOutcome<'_>) {
     }
 }
 
-/// Returns the trace ID of the current span; `None` without tracing, or if the trace is not
-/// exported.
+/// Returns the trace ID of the current span; `None` if tracing is off or the trace is not exported.
 pub(crate) fn trace_id() -> Option<String> {
     PROPAGATOR.get()?.trace_id(&Span::current())
 }
 
 /// Writes the context of the current span into `headers`, so that the receiver of the request
-/// continues the trace. Without tracing, the headers stay unchanged.
+/// continues the trace. If tracing is off, the headers stay unchanged.
 pub fn inject(headers: &mut HeaderMap) {
     if let Some(propagator) = PROPAGATOR.get() {
         propagator.inject(&Span::current(), headers);

@@ -50,7 +50,7 @@ fn set_candidate(limiter: &ServerLimiter, text: &str, until: Option<Timestamp>) 
     limiter.set_candidate(Some(read), MemoryBounds::default());
 }
 
-/// Decides a request in the same way as a listener. Returns whether it is admitted, and the verdict
+/// Decides a request as a listener does. Returns whether the request is admitted, and the verdict
 /// as a string.
 fn ask(limiter: &ServerLimiter, entries: &[(&str, &str)]) -> (bool, String) {
     let rules = limiter.rules();

@@ -250,8 +250,8 @@ proptest! {
     }
 }
 
-/// In a check, a blocked key has no outcomes. The explanation therefore evaluates each limit
-/// without the block.
+/// A check evaluates no limits for a blocked key. The explanation therefore evaluates them as if
+/// there were no block.
 #[test]
 fn a_block_is_explained_with_the_limits_of_all_rules() {
     let rule = |name: &str, key: &str| {

@@ -11,17 +11,17 @@ use tidegate_limiter::{ServerLimiter, reservations::Reservations};
 
 const START: u64 = 1_700_000_000_000_000;
 
-/// The limit and the window of every algorithm, in units and microseconds.
+/// The limit in units and the window in microseconds, which all tested algorithms use.
 const LIMIT: u64 = 20;
 const WINDOW: u64 = 60_000_000;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Reserves a cost for a number of milliseconds.
+    /// Reserves `cost` units for `ttl` milliseconds.
     Reserve { cost: u64, ttl: u64 },
-    /// Settles one of the outstanding or former reservations at a cost.
+    /// Settles a reservation at `cost`. The reservation may have ended before.
     Settle { which: usize, cost: u64 },
-    /// Renews one of the outstanding or former reservations for a number of milliseconds.
+    /// Renews a reservation for `ttl` milliseconds. The reservation may have ended before.
     Renew { which: usize, ttl: u64 },
     /// Advances the clock by a number of milliseconds.
     Pass(u64),
@@ -46,7 +46,7 @@ struct Counted {
 /// A reservation in the model.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// The index of its units.
+    /// The index of the reservation's units in `Model::counted`.
     counted: usize,
     cost: u64,
     expires: u64,

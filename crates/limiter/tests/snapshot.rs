@@ -127,7 +127,7 @@ fn a_file_with_an_invalid_record_is_set_aside_as_a_whole() {
     snapshot::save(&store, &path, NOW).unwrap();
     let mut bytes = fs::read(&path).unwrap();
     let unknown = [9];
-    // Replaces the final length of 0 with an invalid part, followed by a new final length.
+    // A length of 0 marks the end of the file. Replace it with an invalid part and a new end mark.
     bytes.truncate(bytes.len() - 8);
     bytes.extend(1_u64.to_le_bytes());
     bytes.extend(crc32fast::hash(&unknown).to_le_bytes());

@@ -19,7 +19,7 @@ const MAX_KEYS: usize = 10_000;
 pub(super) struct ChangedKeys {
     requests: u64,
     keys: HashMap<RuleKey, ChangedRequests>,
-    /// The number of requests of discarded keys.
+    /// The number of changed requests of keys that were discarded.
     uncounted: u64,
 }
 
@@ -37,8 +37,8 @@ pub struct ChangedKeyList {
     /// The keys, by descending number of requests.
     pub keys: Vec<ChangedKey>,
     /// The number of requests of keys that were discarded because there were too many keys. If it
-    /// is 0, the request counts are exact; otherwise, a key may have had more requests than its
-    /// count.
+    /// is 0, the request counts are exact. Otherwise, a key may have had more requests than its
+    /// count shows.
     pub uncounted: u64,
 }
 
@@ -85,7 +85,7 @@ impl ChangedKeys {
         let mut counts: Vec<u64> = self.keys.values().map(|requests| requests.count).collect();
         let (_, median, _) = counts.select_nth_unstable(MAX_KEYS / 2);
         let median = *median;
-        // Keys whose count equals the median are kept only as long as there is room.
+        // If a key's count equals the median, keep the key only if there is still room.
         let above = self
             .keys
             .values()
@@ -112,7 +112,8 @@ impl ChangedKeys {
         self.requests
     }
 
-    /// Copies the `most` keys with the most requests, in no particular order.
+    /// Returns copies of the keys with the most requests, at most `most` keys, in no particular
+    /// order.
     pub(super) fn top(&self, most: usize) -> TopChangedKeys {
         let mut keys: Vec<_> = self.keys.iter().collect();
         if most < keys.len() {
@@ -198,7 +199,7 @@ mod tests {
         let keys = 10 * MAX_KEYS;
         for number in 0..keys {
             changed.count([key(&number.to_string())], now);
-            // The key `heavy` has requests only in the second half of the test.
+            // The key `heavy` gets requests only in the second half of the test.
             if number > keys / 2 && number % 100 == 0 {
                 changed.count([key("heavy")], now);
             }

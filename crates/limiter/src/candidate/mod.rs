@@ -1,5 +1,6 @@
-//! Candidate rules: a second rule set, which is evaluated on the same requests as the active rules,
-//! also called the rules in force. The candidate rules never deny a request.
+//! Candidate rules: a second rule set, which is evaluated on the same requests as the active rules.
+//! In the diagram, the active rules are called the rules in force. The candidate rules never deny a
+//! request.
 //!
 //! ```text
 //! request ─▶ rules in force ─▶ answer
@@ -9,8 +10,8 @@
 //! The candidate rules have separate counters: a second memory store or, with Redis, keys with a
 //! different prefix. With the memory store, the candidate decision is made before the response is
 //! sent, and takes as long as any other decision in memory. With Redis, the response does not wait
-//! for the candidate decision. A background task requests it over the store's connections, and the
-//! number of concurrent tasks is bounded.
+//! for the candidate decision. A background task makes this decision over the store's connections,
+//! and the number of concurrent tasks is bounded.
 
 mod changes;
 
@@ -39,8 +40,8 @@ use crate::{Backend, KeyMask, ServerLimiter, metrics::MAX_RULE_LABELS};
 /// The maximum number of candidate decisions waiting for Redis at the same time.
 const MAX_IN_FLIGHT: usize = 1_000;
 
-/// The part of the candidate's Redis keys that follows the store's own prefix. It begins with `#`,
-/// like the store's other keys that do not belong to a rule.
+/// The prefix of the candidate's keys in Redis, after the store's own prefix. It begins with `#`,
+/// as do all keys in Redis that do not belong to an active rule.
 const KEY_PREFIX: &str = "#candidate:";
 
 const REQUESTS: Metric<1> = Metric::counter(
@@ -61,7 +62,7 @@ pub struct CandidateRules {
     pub file: PathBuf,
     /// The rules.
     pub rules: RuleSet,
-    /// The instant at which the evaluation of the rules ends; `None` means never.
+    /// The time until which the rules are evaluated; `None` means without an end.
     pub until: Option<Timestamp>,
 }
 
@@ -148,9 +149,9 @@ struct CandidateDecision {
 pub struct CandidateReport {
     /// The file with the candidate rules.
     pub file: PathBuf,
-    /// The instant of the first comparison.
+    /// The time at which the comparison started.
     pub began: Timestamp,
-    /// The instant at which the evaluation of the rules ends; `None` means never.
+    /// The time until which the rules are evaluated; `None` means without an end.
     pub until: Option<Timestamp>,
     /// The number of requests for which the decisions of both rule sets were compared.
     pub compared: u64,
@@ -161,7 +162,8 @@ pub struct CandidateReport {
     /// The number of denied requests that the candidate rules would have admitted.
     pub no_longer_denied: u64,
     /// The number of denied requests that were not compared, because they were denied by a block,
-    /// the fallback policy or a left-out rule.
+    /// by the fallback policy, or by a rule of a kind that is not evaluated (see
+    /// [`CandidateRule::is_left_out`]).
     pub not_compared: u64,
     /// The number of requests that the candidate rules reject as invalid, for example because their
     /// cost entry is missing.
@@ -195,8 +197,8 @@ pub struct CandidateRule {
 }
 
 impl Candidate {
-    /// Creates the candidate for a limiter with this `backend`. If there is an `old` candidate, its
-    /// counters are kept, but the comparison restarts.
+    /// Creates the candidate of a limiter whose backend is `backend`. If there is an `old`
+    /// candidate, its counters are kept, but the comparison restarts.
     fn new(
         read: CandidateRules,
         backend: &Backend,
@@ -368,7 +370,8 @@ impl Candidate {
         Some(Ok(self.count_charges(&charges, &decision, &outcomes)))
     }
 
-    /// Returns the charges of the evaluated rules, without those of left-out rules.
+    /// Returns the charges of the rules that are evaluated. A rule with `is_left_out` is not
+    /// evaluated.
     fn charges<'a>(
         &'a self,
         request: &Request<'_>,
@@ -520,8 +523,8 @@ impl Candidate {
 }
 
 impl LiveAnswer {
-    /// Returns the decision to compare with. Returns `None` if the candidate rules cannot be
-    /// compared with this verdict.
+    /// Returns the active rules' decision, for the comparison. Returns `None` if the verdict cannot
+    /// be compared.
     fn new(decided: DecidedRequest<'_>, verdict: &Verdict<'_>) -> Option<Self> {
         if verdict.allowed {
             return Some(Self::Admitted);
@@ -572,11 +575,12 @@ fn count(counter: &AtomicU64) {
 
 impl ServerLimiter {
     /// Replaces the candidate rules; `None` ends the comparison. If there already was a candidate,
-    /// its counters are kept, but the comparison restarts. `bounds` limit the candidate's memory
-    /// store.
+    /// its counters are kept, but the comparison restarts. `bounds` apply only if a new memory
+    /// store is created for the candidate.
     ///
-    /// Listeners extract the entries that the candidate rules use only if the active rule set names
-    /// them, too: see [`RuleSet::with_extra_entries_of`].
+    /// The active rule set must name all entries that the candidate rules use. Otherwise, the
+    /// listeners do not extract these entries from requests. See
+    /// [`RuleSet::with_extra_entries_of`].
     pub fn set_candidate(&self, read: Option<CandidateRules>, bounds: MemoryBounds) {
         let old = self.candidate();
         let now = self.now();

@@ -23,18 +23,18 @@ pub(super) static PUBLICATIONS: Metric<1> = Metric::counter(
     "Attempts to write the recent denials of this server to Redis, by result.",
 );
 
-/// The maximum number of denials in one publication. If there are more denials, the newest denials
-/// are published.
+/// The maximum number of denials in one publication. If there are more, only the newest are
+/// published.
 const MAX_PUBLICATION: usize = 200;
 
-/// The maximum length of a published denial with entries, in bytes. Entries that would exceed it
-/// are left out.
+/// The maximum length in bytes of a published denial, including its request entries. Entries that
+/// do not fit are left out.
 const MAX_PUBLISHED_BYTES: usize = 1_536;
 
 /// The length of a server ID, in bytes.
 const ID_BYTES: usize = 32;
 
-/// The first byte of a published denial, which tells whether its values are hashed.
+/// The first byte of a published denial. It tells whether the values in the denial are hashed.
 const PLAIN: u8 = 0;
 const HASHED: u8 = 1;
 
@@ -43,7 +43,8 @@ const HASHED: u8 = 1;
 pub struct OtherDenials {
     /// The selected denials, newest first. Their values are hashed if `privacy` requires it.
     pub list: DenialList,
-    /// The reason why denials from other servers are missing, if there is one.
+    /// The error that prevented this server from reading all other servers' denials; `None` if
+    /// there was none.
     pub problem: Option<String>,
 }
 
@@ -94,7 +95,8 @@ impl DenialLog {
             let added = counts.added - last.added;
             total += added + (counts.unrecorded - last.unrecorded);
             *last = counts;
-            // Records dropped since the last publication are not in the snapshot.
+            // The snapshot may have fewer than `added` new records, because a full ring drops its
+            // oldest ones.
             let newest = usize::try_from(added).unwrap_or(usize::MAX);
             let records = snapshot.segments.iter();
             let records = records.flat_map(|segment| segment.newest_first());
@@ -217,7 +219,7 @@ fn pack(denial: &DenialRecord, server: &str, mask: &KeyMask) -> Vec<u8> {
     packed
 }
 
-/// A published denial. Only the fields that every reader needs are decoded in advance.
+/// A published denial. The request entries in `record` are not decoded yet.
 struct PublishedDenial<'p> {
     /// The ID of the server that published the denial.
     server: &'p [u8],

@@ -1,9 +1,9 @@
 //! Recent denials: a bounded list that shows an operator which clients were denied, by which limit,
 //! and until when.
 //!
-//! As for the metrics, each group of threads has its own list, so a decision never waits for
-//! another worker's lock. For an admitted request, the only work is to check whether a shadow rule
-//! would have denied it.
+//! Like the metrics, the list is sharded: each group of threads has its own list, so that threads
+//! seldom wait for each other's lock. For an admitted request, the only work is to check whether a
+//! shadow rule would have denied it.
 
 mod fleet;
 mod record;
@@ -168,7 +168,7 @@ pub struct DenialLog {
 /// The progress of this server's publications.
 #[derive(Debug, Default)]
 struct PublishedCounts {
-    /// The counts of each shard at the last publication.
+    /// Each shard's counts at the time of the last publication.
     shards: Vec<RingCounts>,
     /// The number of denials that this server did not publish, and that it has reported to Redis as
     /// unpublished.
@@ -190,14 +190,16 @@ struct Selection {
 #[repr(align(128))]
 struct Shard(Mutex<Ring>);
 
-/// Returns whether a rule denied the request of `verdict`, or would have denied it in shadow mode.
+/// Returns whether, according to `verdict`, the request was denied or a shadow rule would have
+/// denied it.
 #[inline]
 pub(crate) fn has_denial(verdict: &Verdict<'_>) -> bool {
     !verdict.allowed || verdict.lines.iter().any(|line| !line.outcome.allowed)
 }
 
 impl DenialLog {
-    /// Creates an empty list of denials, which allocates no record memory before the first denial.
+    /// Creates an empty list of denials. Memory for records is allocated when the first denial is
+    /// recorded.
     #[must_use]
     pub fn new(settings: &DenialsConfig) -> Self {
         let threads = thread::available_parallelism().map_or(1, usize::from);
@@ -255,10 +257,10 @@ impl DenialLog {
         list
     }
 
-    /// Records the denials of a verdict, one for each rule that denied the request. A rule in
-    /// shadow mode counts if it would have denied the request. Each record contains the denying
-    /// limit with the longest retry time. `fails_closed` returns whether a rule with the given
-    /// limits denies requests while the store is unreachable.
+    /// Adds one record for each rule that denied the request, or would have denied it in shadow
+    /// mode. If several limits of a rule deny the request, the record contains the limit with the
+    /// longest retry time. `fails_closed` returns whether a rule with the given limits denies
+    /// requests while the store is unreachable.
     #[cold]
     pub(crate) fn record(
         &self,
@@ -282,7 +284,7 @@ impl DenialLog {
             entries: &[],
         };
         let mut is_explained = verdict.allowed;
-        // The verdict's lines for one rule are adjacent.
+        // All lines of one rule are consecutive in a verdict.
         for lines in verdict.lines.chunk_by(|one, other| one.rule == other.rule) {
             let denying = lines.iter().filter(|line| !line.outcome.allowed);
             if let Some(line) = denying.max_by_key(|line| line.outcome.retry_after) {
@@ -379,7 +381,7 @@ impl DenialLog {
     }
 
     /// Decides whether a denied request is kept, and whether it is logged. Returns `None` if it is
-    /// neither kept nor logged. A request that is not kept counts as lost.
+    /// neither kept nor logged. A request that is not kept is counted as lost.
     fn select(&self, now: Timestamp) -> Option<Selection> {
         let shard = self.shards.get(shard::index() % self.shards.len().max(1))?;
         let mut ring = shard.ring();

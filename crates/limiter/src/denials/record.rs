@@ -92,7 +92,7 @@ fn put(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(&text.as_bytes()[..end]);
 }
 
-/// A recorded denial. Only the fields that a filter needs are decoded in advance.
+/// A recorded denial. All fields except the request entries are already decoded.
 pub(super) struct Record<'b> {
     pub(super) at: Timestamp,
     pub(super) rule: Option<&'b str>,

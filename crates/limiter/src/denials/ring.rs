@@ -1,8 +1,8 @@
 //! A bounded list of records. New records replace the oldest records.
 //!
-//! Records are kept in segments of fixed size. A full list drops its oldest segment as a whole. A
-//! reader takes references to the full segments, and copies only the last segment. It therefore
-//! holds the lock only for microseconds, even if the list is large.
+//! Records are kept in segments of fixed size. When the list is full, its whole oldest segment is
+//! dropped. A reader takes references to the full segments, and copies only the last segment. The
+//! reader therefore holds the lock only for microseconds, even if the list is large.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -29,7 +29,8 @@ pub(super) struct Ring {
     counts: RingCounts,
     /// The number of records dropped to make space.
     dropped: u64,
-    /// An accumulator of percentages. Each time it reaches 100, a request is logged.
+    /// Each denied request adds the configured log percentage to this sum. When the sum reaches
+    /// 100, the request is logged and 100 is subtracted.
     unlogged_percent: u32,
     /// The current second, and the number of denied requests in it.
     second: u64,
@@ -48,7 +49,7 @@ pub(super) struct Segment {
 pub(super) struct RingCounts {
     /// The number of added records.
     pub(super) added: u64,
-    /// The number of unrecorded denied requests.
+    /// The number of denied requests that were not recorded.
     pub(super) unrecorded: u64,
 }
 
@@ -89,9 +90,9 @@ impl Ring {
     }
 
     /// Returns whether to keep the next denied request. In each second, the first
-    /// [`MAX_PER_SECOND`] requests are kept, and the others count as lost. During a flood, encoding
-    /// every denial would take longer than the decision, and the list would cover only a fraction
-    /// of a second.
+    /// [`MAX_PER_SECOND`] denied requests are kept, and the others are counted as lost. During a
+    /// flood, encoding every denial would take longer than the decision, and the list would cover
+    /// only a fraction of a second.
     pub(super) fn try_take(&mut self, now: Timestamp) -> bool {
         let second = now.as_micros() / 1_000_000;
         if second != self.second {
@@ -103,8 +104,8 @@ impl Ring {
         is_kept
     }
 
-    /// Returns whether to log the next request, so that `percent` percent of all requests are
-    /// logged.
+    /// Returns whether to log the next denied request. Over many calls, returns true for `percent`
+    /// percent of the requests.
     pub(super) fn sample_for_log(&mut self, percent: u32) -> bool {
         self.unlogged_percent += percent;
         let is_due = self.unlogged_percent >= 100;
@@ -175,8 +176,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// The ring keeps the newest records, in order and within the bound, and counts all other
-        /// records.
+        /// The ring keeps the newest records in order, stays within its size bound, and counts the
+        /// records that it drops.
         #[test]
         fn keeps_the_newest_records_and_counts_the_others(
             lengths in prop::collection::vec(4..MAX_RECORD_BYTES, 0..200),
@@ -203,7 +204,7 @@ mod tests {
             let lost = usize::try_from(lost).unwrap();
             let expected: Vec<(usize, usize)> = lengths.iter().copied().enumerate().skip(lost).rev().collect();
             prop_assert_eq!(kept, expected);
-            // At most two segments are half full or less.
+            // All but at most two segments are more than half full.
             prop_assert!(lost == 0 || (lengths.len() - lost) * MAX_RECORD_BYTES > (segments - 2) * SEGMENT_BYTES / 2);
         }
     }

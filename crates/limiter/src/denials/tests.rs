@@ -239,7 +239,7 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
         "{}",
         log.heap_bytes()
     );
-    // The list uses more than half of the memory that the bound allows.
+    // The list uses more than half of its maximum memory.
     assert!(
         log.heap_bytes() * 2 > settings.max_bytes,
         "{}",

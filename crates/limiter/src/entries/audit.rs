@@ -23,27 +23,27 @@ use tidegate_net::input::{nearest, shown};
 use super::throttle::{EventLogThrottle, PERIOD};
 use crate::metrics::{ListenerKind, Metrics};
 
-/// The maximum number of distinct unknown entries logged within one [`PERIOD`] for one listener.
+/// The maximum number of distinct unknown entries that are logged per [`PERIOD`] and listener.
 const MAX_UNKNOWN: usize = 32;
 
-/// The maximum number of remembered unknown entries that resemble no known entry. These entries are
-/// remembered for longer than [`PERIOD`], so that they are logged only once. The remaining slots of
+/// The maximum number of remembered unknown entries that resemble no known entry. They are not
+/// dropped at the end of a [`PERIOD`], so each of them is logged only once. The remaining slots of
 /// [`MAX_UNKNOWN`] are for misspelt entries.
 const MAX_UNRELATED: usize = 24;
 
 /// The maximum number of names in one log record.
 const MAX_NAMED: usize = 10;
 
-/// The number of requests after which the audit logs the key entries that were missing from all of
-/// these requests.
+/// After this number of requests, the audit logs the key entries that were missing from all of
+/// them.
 const REQUESTS_WITHOUT_KEY: u64 = 1_000;
 
 /// The number of listener kinds.
 const LISTENERS: usize = ListenerKind::ALL.len();
 
 thread_local! {
-    /// Buffers for the match against the allow list, so that an audit does not allocate them for
-    /// each request.
+    /// Buffers for matching requests against the allow list. They are reused, so that an audit does
+    /// not allocate buffers for each request.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
@@ -71,9 +71,8 @@ struct UnknownEntries {
     window: Mutex<UnknownWindow>,
 }
 
-/// The names that need not be logged now. A worker reads this set without a lock to find out
-/// whether any name in a request must be logged. Only the holder of the [`UnknownWindow`] writes
-/// the set.
+/// The names that need not be logged now. Workers read this set without a lock. Only a worker that
+/// has locked the [`UnknownWindow`] writes the set.
 #[derive(Debug, Default)]
 struct QuietNames {
     until_micros: AtomicU64,
@@ -85,7 +84,7 @@ struct QuietNames {
 #[derive(Debug, Default)]
 struct UnknownWindow {
     entries: Vec<UnknownEntry>,
-    /// The number of unknown entries that are already counted in earlier log records.
+    /// The number of unknown entries that earlier log records have reported.
     covered: u64,
 }
 
@@ -100,16 +99,16 @@ struct UnknownEntry {
 #[derive(Debug, PartialEq, Eq)]
 struct DueNames {
     names: Vec<String>,
-    /// The number of unknown entries that are not yet counted in a log record.
+    /// The number of unknown entries that no log record has reported yet.
     count: u64,
 }
 
-/// The source of the entry names of a request.
+/// The source of a request's entry names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The service that sent the request, which may misspell an entry.
+    /// The service that sent the request. It may misspell the name of an entry.
     Service,
-    /// The listener, which derives the entries that the rules use.
+    /// The listener. It derives exactly the entries that the rules use.
     Listener,
 }
 
@@ -120,7 +119,7 @@ pub struct AuditedRequest<'a> {
     pub listener: ListenerKind,
     /// The source of the request's entry names.
     pub origin: Origin,
-    /// The request, and the rules and the time of its decision.
+    /// The request, with the rules and the time of the decision.
     pub decided: DecidedRequest<'a>,
 }
 
@@ -273,8 +272,8 @@ impl KnownEntry {
 }
 
 impl UnknownEntries {
-    /// Creates the state of a listener whose first `covered` unknown entries are already counted in
-    /// earlier log records.
+    /// Creates the state of a listener. Earlier log records have reported its first `covered`
+    /// unknown entries.
     fn after(covered: u64) -> Self {
         let window = UnknownWindow {
             entries: Vec::new(),
@@ -286,9 +285,9 @@ impl UnknownEntries {
         }
     }
 
-    /// Returns the unknown `names` that must be logged now, with the known entries that were
-    /// probably meant. In the usual case, no name must be logged, and no lock is taken. The
-    /// function `total` returns the number of unknown entries so far.
+    /// Returns the unknown `names` that must be logged now, each with the known entry that was
+    /// probably meant. Usually, no name must be logged, and no lock is taken. `total` returns the
+    /// number of unknown entries so far.
     fn take_due<'n>(
         &self,
         names: impl Iterator<Item = &'n str> + Clone,
@@ -300,8 +299,8 @@ impl UnknownEntries {
         if self.quiet.has_all(names.clone().map(hash), now) {
             return None;
         }
-        // If another worker is logging, this worker has nothing to do, because the request has been
-        // counted already.
+        // If another worker is logging, this worker has nothing to do: its request is already
+        // included in the total.
         let mut window = self.window.try_lock().ok()?;
         if !self.quiet.is_open(now) {
             window.forget();
@@ -335,7 +334,7 @@ impl UnknownEntries {
 
 impl DueNames {
     /// Splits the names into log records of at most [`MAX_NAMED`] names each. Only the first record
-    /// has the count, so that the sum over all log records counts each entry once.
+    /// has the count. Otherwise, the sum over all log records would count entries several times.
     fn records(&self) -> impl Iterator<Item = (Option<u64>, String)> {
         let counts = std::iter::once(Some(self.count)).chain(std::iter::repeat(None));
         let names = self.names.chunks(MAX_NAMED);
@@ -393,8 +392,8 @@ impl UnknownEntry {
     }
 }
 
-/// Returns the known entry that `name` was probably meant to be. A name that differs only in case
-/// takes precedence over the name with the smallest edit distance.
+/// Returns the known entry that `name` was probably meant to be. A known entry that differs only in
+/// case takes precedence over the known entry with the smallest edit distance.
 fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, KnownEntry>) -> Option<&'k str> {
     let mut names: Vec<&str> = known.keys().map(|name| &**name).collect();
     names.sort_unstable();
@@ -402,8 +401,8 @@ fn resembling<'k>(name: &str, known: &'k HashMap<Box<str>, KnownEntry>) -> Optio
     same.copied().or_else(|| nearest(name, &names))
 }
 
-/// Returns whether `verdict` allowed the request because no rule applies to it. A request that
-/// matches the allow list does not count.
+/// Returns whether the request was allowed because no rule applies to it. Returns false if the
+/// request matches the allow list.
 fn is_unmatched(audited: AuditedRequest<'_>, verdict: &Verdict<'_>) -> bool {
     let is_unlimited =
         verdict.allowed && verdict.lines.is_empty() && verdict.source == Source::Memory;
@@ -435,7 +434,8 @@ mod tests {
         names.iter().map(entry).collect()
     }
 
-    /// Returns the names that must be logged, with a total of 0.
+    /// Returns the names that must be logged. Sets the total of unknown entries to 0, because these
+    /// tests do not check it.
     fn due_names(
         unknown: &UnknownEntries,
         known: &HashMap<Box<str>, KnownEntry>,

@@ -1,4 +1,4 @@
-//! The entries of requests from services that name their own entries, with `/v1/check`, `/v1/peek`
+//! The entries of requests in which services name the entries themselves: `/v1/check`, `/v1/peek`
 //! and `TIDEGATE.CHECK`.
 //!
 //! Forward-auth and the proxy derive exactly the entries that the rules use, in canonical form. A
@@ -35,13 +35,13 @@ pub struct NormalizedEntry<'e> {
     value: Cow<'e, str>,
 }
 
-/// Returns the normalised form of each of `entries` that normalisation changes. Usually, the result
-/// is empty. Header names are always converted to lower case, as in the rules. Values are
-/// normalised only for [`Spelling::Normalized`].
+/// Returns the normalised form of those `entries` that normalisation changes. Usually, it changes
+/// none, and the result is empty. Header names are always converted to lower case, as in the rules.
+/// Values are normalised only for [`Spelling::Normalized`].
 ///
 /// # Errors
 ///
-/// Rejects an ambiguous value of an entry that a rule uses.
+/// Rejects the request if a rule uses an entry whose value is ambiguous.
 pub fn normalize<'e>(
     trust: &Trust,
     rules: &RuleSet,
@@ -71,8 +71,8 @@ pub fn normalize<'e>(
 ///
 /// # Errors
 ///
-/// Rejects an ambiguous value of an entry that a rule needs. An ambiguous value of an entry that is
-/// only recorded is left out.
+/// Rejects the request if a rule needs an entry whose value is ambiguous. An entry that is only
+/// recorded is left out if its value is ambiguous.
 pub fn used_entries<'r>(
     forwarded: &'r ForwardAuthRequest<'_>,
     rules: &'r RuleSet,

@@ -7,8 +7,8 @@ use tidegate_core::{Span, Timestamp};
 /// The minimum time between two records of one kind.
 pub(super) const PERIOD: Span = Span::from_secs(60);
 
-/// A throttle for one kind of log record. Keeps the time at which a record may be logged again, and
-/// the number of events counted in earlier records.
+/// A throttle for one kind of log record. It stores when the next record may be logged, and how
+/// many events earlier records have reported.
 #[derive(Debug, Default)]
 pub(super) struct EventLogThrottle {
     next_micros: AtomicU64,
@@ -16,8 +16,7 @@ pub(super) struct EventLogThrottle {
 }
 
 impl EventLogThrottle {
-    /// Creates a throttle for events. The first `covered` events happened before the last log
-    /// record and are not logged.
+    /// Creates a throttle. Earlier log records have already reported the first `covered` events.
     pub(super) fn after(covered: u64) -> Self {
         Self {
             next_micros: AtomicU64::new(0),
@@ -25,8 +24,8 @@ impl EventLogThrottle {
         }
     }
 
-    /// Returns the number of events that a record logged at `now` must count. Returns `None`, after
-    /// a single atomic load, if a record was logged less than a minute ago. The function `total`
+    /// Returns the number of events that a record logged at `now` must report. Returns `None` if a
+    /// record was logged less than a minute ago; this check is a single atomic load. `total`
     /// returns the number of events so far.
     pub(super) fn open(&self, now: Timestamp, total: impl FnOnce() -> u64) -> Option<u64> {
         let next = self.next_micros.load(Ordering::Relaxed);

@@ -51,7 +51,7 @@ pub use self::{
 };
 use crate::{date::rfc3339, metrics::TrafficCounts};
 
-/// The target of the log records of events.
+/// The `tracing` target under which events are logged.
 pub const LOG_TARGET: &str = "tidegate::events";
 
 const EVENTS: Metric<1> = Metric::counter("tidegate_events_total", ["type"], "Events by type.");
@@ -130,8 +130,8 @@ impl Events {
                 let settings = LineLogSettings {
                     name,
                     path: Some(file.to.clone()),
-                    // One earlier file of the same size is kept, so each file may use half of the
-                    // maximum.
+                    // Rotation keeps one older file of the same size, so each of the two files may
+                    // use half of the maximum.
                     rotate_at: Some(file.max_bytes as u64 / 2),
                 };
                 LineLog::open(settings).map_err(|source| EventsError::File {
@@ -193,7 +193,7 @@ impl Events {
         }
     }
 
-    /// Returns the values of a key as they are shown in events.
+    /// Returns the values of a key in the form in which events show them.
     #[must_use]
     pub fn shown_key<V: AsRef<str>>(&self, values: &[V]) -> Value {
         let values = values.iter();
@@ -202,8 +202,8 @@ impl Events {
             .collect()
     }
 
-    /// Sends an event if this verdict is the first in a series of denials for a key, or if a key
-    /// has used most of a limit.
+    /// Sends an event if this verdict is the first of a series of denials for a key, or if a key
+    /// has used most of one of its limits.
     #[inline]
     pub(crate) fn observe(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         let is_notable = |line: &Line<'_>| !line.outcome.allowed || self.is_near(line);
@@ -212,15 +212,16 @@ impl Events {
         }
     }
 
-    /// Returns whether the key has used at least `near_limit` of the limit.
+    /// Returns whether the key has used at least the configured percentage (`near_limit`) of the
+    /// limit.
     #[inline]
     fn is_near(&self, line: &Line<'_>) -> bool {
         self.near_units(line)
             .is_some_and(|units| line.outcome.remaining <= units)
     }
 
-    /// Returns the number of remaining units at which a key has used `near_limit` of its limit.
-    /// Returns `None` if that is less than one unit.
+    /// Returns the number of units that remain when a key has used the configured percentage
+    /// (`near_limit`) of the limit. Returns `None` if less than one unit remains.
     #[inline]
     fn near_units(&self, line: &Line<'_>) -> Option<u64> {
         let unused = u64::from(100_u32.saturating_sub(self.near_limit_percent?));
@@ -234,7 +235,7 @@ impl Events {
 
     #[cold]
     fn observe_notable(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
-        // The verdict's lines for one rule are adjacent.
+        // All lines of one rule are consecutive in a verdict.
         for lines in verdict.lines.chunk_by(|one, other| one.rule == other.rule) {
             let Some(rule) = lines[0].rule.and_then(|name| decided.rules.rule(name)) else {
                 continue;
@@ -257,7 +258,7 @@ impl Events {
                 self.observe_near(decided, rule, lines);
             }
         }
-        // A blocked key has no lines in the verdict.
+        // For a blocked key, no limit is evaluated, so the verdict has no lines.
         if verdict.reason == Some(Reason::Blocked)
             && let Some(rule) = verdict.rule.and_then(|name| decided.rules.rule(name))
         {
@@ -296,8 +297,9 @@ impl Events {
         });
     }
 
-    /// Sends an event about the key of `rule`, unless the key has had an event of this type in the
-    /// last `window`. `data` returns the fields besides the rule, the key and the mode.
+    /// Sends an event about the request's key under `rule`, unless an event of this type was sent
+    /// for the key within the last `window`. `data` returns the event's fields other than the rule,
+    /// the key and the mode.
     fn emit_key(
         &self,
         kind: EventType,
@@ -422,8 +424,8 @@ impl Events {
         let counts = self.counts.iter().zip(EventType::ALL);
         let counts = counts.map(|(count, kind)| ([kind.as_str()], count.load(Ordering::Relaxed)));
         page.family(&EVENTS, counts);
-        // Webhooks with the same origin are one time series, because the rest of a URL can contain
-        // a credential.
+        // Webhooks with the same origin share one time series. The label contains only the origin,
+        // because the rest of a URL can contain a credential.
         let mut webhooks = BTreeMap::<&str, WebhookCounts>::new();
         for webhook in &self.webhooks {
             *webhooks.entry(webhook.name()).or_default() += webhook.counts();
@@ -444,7 +446,8 @@ impl Events {
     }
 }
 
-/// Returns whether the server already logs events of this type separately, even if events are off.
+/// Returns whether the server has its own log message for this type of event, even if events are
+/// off.
 const fn has_own_record(kind: EventType) -> bool {
     matches!(
         kind,

@@ -5,24 +5,25 @@ use std::sync::{Mutex, PoisonError};
 
 use tidegate_core::{Span, Timestamp};
 
-/// The number of shards. With several shards, threads seldom wait for each other.
+/// The number of shards. Sharding makes it unlikely that threads wait for each other's lock.
 const SHARDS: usize = 16;
 
-/// The number of slots in which a key can be stored.
+/// The associativity: the number of slots in which a given key can be stored.
 const WAYS: usize = 4;
 
 /// The number of sets of [`WAYS`] slots in each shard. All shards together take 1 MiB.
 const SETS: usize = 1_024;
 
-/// The shortest time between two events of a key, so that a limit per second does not cause an
-/// event per second.
+/// The minimum time between two events about a key. Without it, a key that exhausts a per-second
+/// limit could cause an event every second.
 const MIN_QUIET: Span = Span::from_secs(60);
 
-/// The longest time between two events of a key.
+/// The maximum quiet period of a key after an event.
 pub(super) const MAX_QUIET: Span = Span::from_secs(24 * 3_600);
 
-/// A set-associative table of keys by their hash. If the table has no room for a denied key, the
-/// key whose quiet period ends first is evicted, and may get its next event early.
+/// A set-associative table of keys, indexed by hash. If the set of a new key is full, the key in
+/// the set whose quiet period ends first is evicted. The evicted key may then have its next event
+/// too early.
 #[derive(Debug)]
 pub(super) struct Onsets(Box<[Mutex<Vec<Slot>>]>);
 

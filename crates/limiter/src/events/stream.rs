@@ -158,7 +158,7 @@ impl EventStream {
     }
 
     /// Returns the number of the event `after`, or 0 if this process has not sent that event. In
-    /// that case, the client received its events before a restart, or from another server.
+    /// the second case, the client received `after` before a restart, or from another server.
     fn known(&self, recent: &VecDeque<RecentEvent>, after: EventId) -> u64 {
         let last = recent.back().map_or(0, |event| event.id.number);
         let is_known = after.start_ms == self.start_ms && after.number <= last;
@@ -196,7 +196,7 @@ pub struct EventSubscription {
 pub enum StreamItem {
     /// An event.
     Event(RecentEvent),
-    /// The subscriber was too slow, and has missed this number of events, which are no longer in
+    /// The subscriber was too slow and has missed this number of events. They are no longer in
     /// memory.
     Missed(u64),
 }

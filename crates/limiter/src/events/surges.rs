@@ -28,17 +28,18 @@ const INTERVAL_SECS: u64 = 10;
 /// The number of intervals before the first report.
 const WARM_UP: u32 = 30;
 
-/// The time constant of the average, in intervals.
+/// The time constant of the moving average, in intervals.
 const MEMORY: u32 = 360;
 
-/// The numbers of consecutive intervals that begin and end a surge.
+/// The number of consecutive high intervals that begin a surge, and of consecutive low intervals
+/// that end it.
 const BEGIN_AFTER: u32 = 2;
 const END_AFTER: u32 = 3;
 
 /// The usual count is stored in units of 1/256, so that slow traffic is not rounded to zero.
 const FRACTION: u64 = 256;
 
-/// The quantity whose surges are detected.
+/// The quantity in which a surge is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SurgeMeasure {
     Requests,
@@ -64,7 +65,7 @@ pub(super) struct SurgeChange {
     pub(super) began: bool,
     /// The number of requests or denials in the last interval.
     pub(super) count: u64,
-    /// The usual number in an interval.
+    /// The usual number of requests or denials in an interval.
     pub(super) usual: u64,
 }
 
@@ -77,7 +78,8 @@ pub(super) struct SurgeDetector {
     rules: HashMap<Box<str>, Series>,
 }
 
-/// The counters of a rule at the start of the current interval, and the state of its two measures.
+/// The counters of a rule at the start of the current interval, and the surge detection state for
+/// its requests and for its denials.
 #[derive(Debug, Default)]
 struct Series {
     counted: TrafficCounts,
@@ -85,10 +87,10 @@ struct Series {
     denials: Baseline,
 }
 
-/// The usual count of a measure, and the progress of a surge.
+/// The usual number of requests or denials, and the progress of a surge.
 #[derive(Clone, Copy, Debug, Default)]
 struct Baseline {
-    /// The usual count in units of `1 / FRACTION`.
+    /// The usual count, in fixed point: units of `1 / FRACTION`.
     average: u64,
     /// The number of intervals in the average, at most [`MEMORY`].
     intervals: u32,
@@ -115,7 +117,8 @@ impl SurgeDetector {
             // The first interval is incomplete, so only its counters are stored.
             None => false,
             Some(before) if before == interval => return Vec::new(),
-            // After a pause or a clock step, the count does not belong to a single interval.
+            // After a pause or a clock step, the counts cover more or less than one interval, so
+            // they are not used.
             Some(before) => interval == before + 1,
         };
         let mut changes = Vec::new();
@@ -224,7 +227,8 @@ impl Baseline {
         self.intervals = (self.intervals + 1).min(MEMORY);
         let weight = u64::from(self.intervals);
         let count = count.saturating_mul(FRACTION);
-        // The difference is divided, so that the sum cannot overflow.
+        // This form of the weighted average cannot overflow, because it only divides the
+        // difference.
         self.average = if count >= self.average {
             self.average + (count - self.average) / weight
         } else {

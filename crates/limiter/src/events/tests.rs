@@ -139,7 +139,7 @@ fn a_key_has_one_event_when_it_is_nearly_used_up_and_one_when_it_is_denied() {
         (&json!("limit"), &json!("10/h"))
     );
     assert!(data["retry_after_ms"].as_u64().is_some_and(|wait| wait > 0));
-    // Another key has its own event, and the same key has another event in the next window.
+    // Another key has its own events. In the next window, the first key has events again.
     for _ in 0..12 {
         server.ask("192.0.2.2", 1);
     }
@@ -383,7 +383,7 @@ fn a_webhook_that_hangs_delays_nothing() {
     let hooks = vec![webhook(url, EventType::ALL.to_vec())];
     let server = Server::with_webhooks(LOGIN, |settings| settings.log = false, hooks);
     let now = server.limiter.now();
-    // The endpoint accepts no connection, so the queue of 1,024 events fills.
+    // The endpoint accepts no connections, so the queue fills up with 1,024 events.
     for number in 0..3_000 {
         server
             .events
@@ -438,8 +438,8 @@ fn the_events_in_the_queue_are_sent_at_the_shutdown() {
 }
 
 proptest! {
-    /// However the requests of a few keys are spread over time, a key has at most one event of a
-    /// type in each window, and a denied key has an event in its window.
+    /// Tests random request times for a few keys. A key has at most one event of a type in each
+    /// window, and a denied key always has an event in its window.
     #[test]
     fn each_key_has_at_most_one_event_in_each_window(
         requests in prop::collection::vec((0_u8..3, 0_u64..1_000), 1..300),

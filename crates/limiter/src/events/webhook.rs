@@ -1,8 +1,8 @@
 //! Sends events to an HTTP endpoint, signed as [Standard Webhooks] specifies.
 //!
-//! Each endpoint has its own thread and bounded queue, so that decisions and other endpoints never
-//! wait for it. The thread sends events in batches, and retries a failed batch. Events that do not
-//! fit into the queue, and the events of an undeliverable batch, are counted as lost.
+//! Each endpoint has its own thread and bounded queue, so neither decisions nor other endpoints
+//! ever wait for it. The thread sends events in batches, and retries a failed batch. Events that do
+//! not fit into the queue, and the events of an undeliverable batch, are counted as lost.
 //!
 //! [Standard Webhooks]: https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 
@@ -138,7 +138,7 @@ struct WebhookState {
     lost: AtomicU64,
     failed_attempts: AtomicU64,
     progress: Mutex<Progress>,
-    /// Notified when the shutdown begins, and when an event is no longer pending.
+    /// Notified when the shutdown begins, and whenever events have been delivered or lost.
     changed: Condvar,
 }
 
@@ -172,8 +172,8 @@ impl WebhookState {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds `events`, which are no longer pending, to `counter`. Events that the shutdown has
-    /// already counted as lost are not counted again.
+    /// Removes `events` events from the pending events and adds them to `counter`. Events that were
+    /// already counted as lost at shutdown are not counted again.
     fn settle(&self, events: usize, counter: &AtomicU64) {
         let mut progress = self.progress();
         let events = progress.pending.min(events as u64);
@@ -217,8 +217,8 @@ impl Webhook {
             url,
             secret,
             clock,
-            // Receivers detect a repeated message by its ID, so IDs must differ after a restart,
-            // too.
+            // Receivers detect a repeated message by its ID, so a restarted process must not reuse
+            // IDs.
             run: RandomState::new().hash_one("run"),
             batches: 0,
             reported_lost: 0,
@@ -281,9 +281,9 @@ impl Webhook {
 /// Waits until the events queued so far are sent, for at most 2 seconds. Logs how many events were
 /// not delivered in time.
 pub(super) fn finish(webhooks: &[Webhook]) {
-    // All endpoints finish in parallel, within the same 2 seconds.
+    // All endpoints finish in parallel and share the 2 seconds.
     webhooks.iter().for_each(Webhook::begin_finish);
-    // A test clock does not advance while this function waits.
+    // Use the real clock, because a test clock does not advance while this function waits.
     let clock = Clock::real();
     let began = clock.nanos();
     for webhook in webhooks {
@@ -312,7 +312,7 @@ struct Sender {
     clock: Clock,
     run: u64,
     batches: u64,
-    /// The number of lost events that were already reported to the endpoint.
+    /// The number of lost events that the endpoint has already been told about.
     reported_lost: u64,
     shared: Arc<WebhookState>,
 }
@@ -410,8 +410,8 @@ struct Failure {
     text: String,
 }
 
-/// Returns a message with the events of a batch. `lost` is the number of events that were lost
-/// since the last message.
+/// Returns the message that contains the events of `batch`. `lost` is the number of events that
+/// were lost since the last message.
 fn payload(batch: &[Arc<str>], lost: u64, now: Timestamp) -> String {
     let (timestamp, events) = (rfc3339(now), batch.join(","));
     format!(

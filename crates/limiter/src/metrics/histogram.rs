@@ -8,8 +8,8 @@ use std::{
 use tidegate_net::prometheus::HistogramSample;
 
 /// A histogram with `BUCKETS` buckets: one for each upper bound, and one for all larger numbers.
-/// The caller passes in the bounds, which are constants, so that thousands of histograms need no
-/// memory for them.
+/// The bounds are constants that the caller passes to each method, so that thousands of histograms
+/// do not each store them.
 #[derive(Debug)]
 pub(super) struct Histogram<const BUCKETS: usize> {
     buckets: [AtomicU64; BUCKETS],
@@ -48,7 +48,7 @@ impl<const BUCKETS: usize> Histogram<BUCKETS> {
         self.sum.fetch_add(number, Ordering::Relaxed);
     }
 
-    /// Returns the sum of the counts of `parts`.
+    /// Adds up the counts of all `parts`.
     pub(super) fn sum<'h>(parts: impl Iterator<Item = &'h Self>) -> HistogramCounts<BUCKETS> {
         let mut counts = HistogramCounts {
             buckets: [0; BUCKETS],
@@ -70,8 +70,9 @@ impl<const BUCKETS: usize> HistogramCounts<BUCKETS> {
         self.buckets.iter().all(|count| *count == 0)
     }
 
-    /// Returns the counts as a sample of a metric. `bounds` contains each upper bound in the unit
-    /// of the observed numbers and in the unit of the metric, and `to_unit` converts the sum.
+    /// Returns the counts as a sample of a metric. `bounds` contains each upper bound twice: in the
+    /// unit of the observed numbers, and in the unit of the metric. `to_unit` converts the sum to
+    /// the unit of the metric.
     pub(super) fn to_sample(
         &self,
         bounds: &[(u64, f64)],

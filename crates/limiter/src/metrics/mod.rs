@@ -1,9 +1,9 @@
 //! The server's metrics.
 //!
-//! Counting must take only nanoseconds, because the Redis protocol listener makes more than a
-//! million decisions per second on one core. Counting a verdict therefore increments atomics in a
-//! fixed array, in the thread's own shard. The counters of a rule are looked up only if the verdict
-//! names a rule. The counters are read when the metrics are requested.
+//! Counting a decision must take only nanoseconds, because the Redis protocol listener makes more
+//! than a million decisions per second on one core. Counting a verdict therefore increments atomics
+//! in a fixed array, in the thread's own shard. The counters of a rule are looked up only if the
+//! verdict names a rule. The counters are read when the metrics are requested.
 //!
 //! Latency is measured for one in [`SAMPLE_EVERY`] decisions, because reading the clock twice would
 //! take as long as the decision itself.
@@ -148,7 +148,7 @@ const LISTENER_METRICS: [ListenerMetric; 6] = [
     ),
 ];
 
-/// The sampling interval of latency: one in this number of decisions is measured.
+/// The latency of one in `SAMPLE_EVERY` decisions is measured.
 pub const SAMPLE_EVERY: u32 = 64;
 
 /// The kinds of listeners, with their names in metric labels.
@@ -316,7 +316,8 @@ impl Metrics {
             .with_counts(|rules| self.traffic.sample(now, total, rules));
     }
 
-    /// Returns the decision counts since the start. Shadow denials are counted only for rules.
+    /// Returns the decision counts since the start. Shadow denials are counted only per rule, so
+    /// they are 0 here.
     pub(crate) fn total_traffic(&self) -> TrafficCounts {
         let mut total = TrafficCounts::default();
         for listener in ListenerKind::ALL {
@@ -372,7 +373,7 @@ impl Metrics {
         self.rules.observe_sample(nanos, charges, outcomes);
     }
 
-    /// Keeps the trace of a decision that took `nanos` nanoseconds as an exemplar for the latency
+    /// Keeps the trace of a decision that took `nanos` nanoseconds as an exemplar in the latency
     /// histogram.
     pub(crate) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
         self.shards.keep_exemplar(nanos, trace_id, now);
@@ -438,7 +439,8 @@ impl Metrics {
         self.last_snapshot_failed.store(true, Ordering::Relaxed);
     }
 
-    /// Returns whether the last snapshot could not be written.
+    /// Returns whether the last snapshot could not be written. Until the first snapshot, returns
+    /// whether the check at startup failed.
     #[must_use]
     pub fn last_snapshot_failed(&self) -> bool {
         self.last_snapshot_failed.load(Ordering::Relaxed)
@@ -492,7 +494,8 @@ impl Metrics {
             .push(Box::new(collect));
     }
 
-    /// Adds the metrics to `page`. `stats` are the statistics of components that the caller owns.
+    /// Adds the metrics to `page`. `stats` contains the statistics of components that the caller
+    /// owns.
     pub(crate) fn collect(&self, stats: &Stats, page: &mut Page<'_>) {
         page.family(&BUILD_INFO, [([env!("CARGO_PKG_VERSION")], 1)]);
         let uptime = stats.now.since(self.started).as_micros() / 1_000_000;
@@ -586,7 +589,7 @@ pub(crate) struct Stats {
     pub(crate) missing_key_entries: u64,
 }
 
-/// Returns one sample for each result.
+/// Returns one sample for each result: its label and its count.
 fn by_result<const N: usize>(
     results: [&'static str; N],
     counts: &[AtomicU64; N],

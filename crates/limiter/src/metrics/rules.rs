@@ -1,4 +1,4 @@
-//! Metrics per rule: each verdict is counted for the rule that the verdict names.
+//! Metrics per rule. Each verdict is counted for the rule that it names.
 
 use std::sync::{
     Arc,
@@ -65,7 +65,7 @@ const LIMIT: Metric<2> = Metric::gauge(
     "Maximum number of units that a limit of a rule admits at once for an idle key.",
 );
 
-/// The upper bounds of the utilization buckets, each in percent and as a ratio.
+/// The upper bounds of the utilization buckets: each bound as a percentage and as a ratio.
 const UTILIZATION_BOUNDS: [(u64, f64); 8] = [
     (10, 0.1),
     (25, 0.25),
@@ -77,8 +77,9 @@ const UTILIZATION_BOUNDS: [(u64, f64); 8] = [
     (100, 1.0),
 ];
 
-/// The upper bounds of a rule's latency buckets, each in nanoseconds and in seconds. There are
-/// fewer buckets than in the histogram of all decisions, because there can be a thousand rules.
+/// The upper bounds of a rule's latency buckets: each bound in nanoseconds and in seconds. These
+/// histograms have fewer buckets than the histogram of all decisions, because there can be a
+/// thousand of them.
 const LATENCY_BOUNDS: [(u64, f64); 6] = [
     (1_000, 1e-6),
     (10_000, 1e-5),
@@ -159,8 +160,8 @@ impl RuleMetrics {
         }
     }
 
-    /// Records a sampled decision on `charges` that took `nanos` nanoseconds. `outcomes` are the
-    /// outcomes of the charges' limits, or fewer outcomes if a fallback policy was applied.
+    /// Records a sampled decision on `charges` that took `nanos` nanoseconds. `outcomes` contains
+    /// the outcomes of the charges' limits. Outcomes are missing if a fallback policy was applied.
     #[cold]
     pub(super) fn observe_sample(&self, nanos: u64, charges: &[Charge<'_>], outcomes: &[Outcome]) {
         let table = self.0.load();
@@ -214,8 +215,8 @@ impl RuleMetrics {
             .labelled()
             .map(|(rule, counters)| ([rule], counters.denied_cost.load(Ordering::Relaxed)));
         page.family(&DENIED_COST, denied_costs);
-        // A rule has no histogram before its first sample, because each histogram adds many time
-        // series.
+        // The histogram of a rule is exported only after its first sample, because each histogram
+        // adds many time series.
         let utilizations = table.labelled().filter_map(|(rule, counters)| {
             let counts = Histogram::sum(std::iter::once(&counters.utilization));
             let sample = || counts.to_sample(&UTILIZATION_BOUNDS, percent_to_ratio);
@@ -281,8 +282,8 @@ impl Table {
 
     fn labelled(&self) -> impl Iterator<Item = (&str, &Counters)> {
         let named = self.names.iter().map(|name| (&**name, self.of(name)));
-        // A rule may itself be named `other`. The rule then uses the counter of the label `other`,
-        // and this counter must be written only once.
+        // A rule may itself be named `other`. The label `other` must then not be written a second
+        // time.
         let other = (!self.by_name.contains_key(OTHER)).then_some((OTHER, &*self.other));
         named.chain(other)
     }

@@ -28,7 +28,7 @@ const LATENCY: Metric = Metric::histogram(
     "Decision latency. Each thread measures one in 64 of its decisions.",
 );
 
-/// The upper bounds of the latency buckets, each in nanoseconds and in seconds.
+/// The upper bounds of the latency buckets: each bound in nanoseconds and in seconds.
 const LATENCY_BOUNDS: [(u64, f64); 12] = [
     (100, 1e-7),
     (250, 2.5e-7),
@@ -57,7 +57,8 @@ pub(crate) fn index() -> usize {
     SHARD.with(|index| *index)
 }
 
-/// Returns true for the first decision of a thread, and then for one in [`SAMPLE_EVERY`] decisions.
+/// Returns true for the first decision of a thread, and from then on for every [`SAMPLE_EVERY`]th
+/// decision.
 pub(super) fn is_sampled() -> bool {
     UNTIL_SAMPLE.with(|left| {
         let sampled = left.get() == 0;
@@ -116,8 +117,8 @@ impl Shards {
     }
 
     /// Keeps the trace of a decision that took `nanos` nanoseconds as the exemplar of its bucket.
-    /// If another thread holds the lock, for example to read the metrics, the exemplar is dropped,
-    /// so that the decision does not wait.
+    /// If another thread holds the lock, for example to read the metrics, the new exemplar is
+    /// dropped instead of delaying the decision.
     pub(super) fn keep_exemplar(&self, nanos: u64, trace_id: String, now: Timestamp) {
         let bucket = bucket_of(&LATENCY_BOUNDS, nanos);
         if let Ok(mut exemplars) = self.exemplars.try_lock() {

@@ -33,8 +33,8 @@ impl TrafficCounts {
         self == Self::default()
     }
 
-    /// Returns the increase since `earlier`. If a counter is lower than before, its rule was
-    /// removed and added again in between, which has reset the counter.
+    /// Returns the increase since `earlier`. If a counter is lower than before, it was reset
+    /// because its rule was removed and added again.
     pub(crate) fn since(self, earlier: Self) -> Self {
         let increase = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         Self {
@@ -60,7 +60,7 @@ pub struct Traffic {
     /// The decisions of all listeners, including decisions that are not counted for a rule.
     pub total: Vec<TrafficCounts>,
     /// The traffic by rule name. Rules without traffic are left out. A decision is counted for the
-    /// rule that its verdict names, and a shadow denial is counted for the shadow rule.
+    /// rule that its verdict names. A shadow denial is counted for the shadow rule.
     pub rules: BTreeMap<Arc<str>, Vec<TrafficCounts>>,
 }
 
@@ -90,7 +90,7 @@ pub(super) struct Recorder(Mutex<Ring>);
 impl Recorder {
     /// Adds the decisions since the last sample to the bucket of `now`. `total` contains the
     /// current counters of all decisions, and `rules` the current counters of each rule. Shadow
-    /// denials are counted only for rules.
+    /// denials are counted only per rule.
     pub(super) fn sample<'n>(
         &self,
         now: Timestamp,
@@ -162,7 +162,7 @@ impl Ring {
             rules: BTreeMap::new(),
         };
         for bucket in &self.buckets {
-            // A bucket before the first requested bucket is too old.
+            // Skip buckets that are older than the requested period.
             let index = bucket.number.checked_sub(first);
             let Some(index) = index.and_then(|index| usize::try_from(index).ok()) else {
                 continue;
@@ -250,7 +250,7 @@ mod tests {
         let traffic = recorder.traffic(at(1_999), usize::MAX);
         assert_eq!(traffic.from, at(1_100));
         assert_eq!(requests(&traffic.total), [5; TRAFFIC_BUCKETS]);
-        // The last sample is older than the period that the kept buckets cover.
+        // The last sample was taken before the 15 minutes that the buckets cover.
         let traffic = recorder.traffic(at(9_000), TRAFFIC_BUCKETS);
         assert_eq!(requests(&traffic.total), [0; TRAFFIC_BUCKETS]);
         assert!(traffic.rules.is_empty());

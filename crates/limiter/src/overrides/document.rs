@@ -1,4 +1,4 @@
-//! The stored form of an override: a JSON document in Redis, or on a line of a file.
+//! The stored form of an override: a JSON document, either in Redis or as one line of a file.
 
 use serde_json::{Value, json};
 use tidegate_core::{
@@ -83,7 +83,7 @@ impl OverrideDocument {
         id(&self.rule, &self.target)
     }
 
-    /// Returns whether the document is the removal of an override.
+    /// Returns whether the document removes an override.
     pub(super) fn is_removal(&self) -> bool {
         self.found.is_none()
     }

@@ -1,6 +1,6 @@
 //! The override file: one JSON document per line, in the order of the changes. A change is written
-//! to disk before it takes effect. The file is compacted when later lines have replaced many of its
-//! lines.
+//! to disk before it takes effect. The file is compacted when many of its lines are obsolete,
+//! because later lines replace them.
 
 use std::{
     collections::HashMap,
@@ -14,8 +14,8 @@ use tidegate_core::{Override, Overrides, Timestamp};
 
 use super::{ChangeOverrideError, document::OverrideDocument};
 
-/// The minimum number of lines at which the file is compacted. The file must also have at least
-/// twice as many lines as there were overrides when it was opened or last compacted.
+/// A file with fewer lines is not compacted. A longer file is compacted once it has twice as many
+/// lines as there were overrides when it was opened or last compacted.
 const MIN_LINES: usize = 10_000;
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(super) struct OverrideFile {
     path: PathBuf,
     file: File,
     lines: usize,
-    /// The number of lines at which the file is compacted next.
+    /// The file is compacted when it has this number of lines.
     compact_at: usize,
 }
 

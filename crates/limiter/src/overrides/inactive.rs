@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use crate::ServerLimiter;
 
-/// The number of inactive overrides by rule name. An override is inactive if its rule does not
-/// exist, if the rule has a key with another number of entries, or if the limits are invalid for
-/// the rule.
+/// The number of inactive overrides by rule name. An override is inactive in three cases: its rule
+/// does not exist, the rule's key has a different number of entries, or the override's limits are
+/// invalid for the rule.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct InactiveOverrides(pub BTreeMap<Box<str>, usize>);
 
@@ -43,7 +43,7 @@ impl InactiveOverrides {
 
 impl ServerLimiter {
     /// Counts the overrides that do not apply under the current rules. Visits all overrides, which
-    /// takes some tenths of a second if there are a million.
+    /// takes some tenths of a second for a million overrides.
     #[must_use]
     pub fn inactive_overrides(&self) -> InactiveOverrides {
         let rules = self.rules();

@@ -11,7 +11,8 @@ use crate::ServerLimiter;
 pub struct OverrideFilter<'a> {
     /// The rule; `None` for all rules.
     pub rule: Option<&'a str>,
-    /// A string that must occur in a key value, in a pattern or in the reason.
+    /// A string that must occur in one of the override's key values, in its pattern or in its
+    /// reason.
     pub search: Option<&'a str>,
     /// The position at which the page begins: [`OverridePage::next`] of the previous page.
     pub after: Option<&'a str>,
@@ -26,8 +27,8 @@ pub struct OverridePage<'r> {
     pub overrides: Vec<ListedOverride<'r>>,
     /// The position of the next page; `None` after the last page.
     pub next: Option<String>,
-    /// The names of nonexistent rules with overrides, and the number of these overrides, which have
-    /// no effect.
+    /// The overrides whose rule does not exist, and which therefore have no effect: each rule name,
+    /// with the number of its overrides.
     pub without_rule: Vec<(Box<str>, usize)>,
 }
 

@@ -45,10 +45,10 @@ const SYNC_INTERVAL: Duration = Duration::from_millis(500);
 /// The interval between attempts to read the overrides at the start.
 const START_RETRY: Duration = Duration::from_millis(20);
 
-/// The number of reads after which expired overrides are removed: once an hour.
+/// Expired overrides are removed after this number of reads, which is once an hour.
 const READS_PER_CLEANUP: u32 = 7_200;
 
-/// The maximum number of times that a read is restarted from the beginning within one interval.
+/// The maximum number of times that one read is restarted from the beginning.
 const MAX_RESTARTS: u32 = 2;
 
 /// The reason why an override was not changed.
@@ -173,7 +173,7 @@ impl ServerLimiter {
         let Some(file) = self.override_keeper.file.clone() else {
             return Ok(document.apply(&overrides, now)?);
         };
-        // The task completes the change even if the caller stops waiting for it.
+        // The blocking task completes the change even if the caller's future is dropped.
         let changed = tokio::task::spawn_blocking(move || {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
             file.change(document, &overrides, now)
@@ -182,8 +182,8 @@ impl ServerLimiter {
         changed.await.unwrap_or_else(shutdown)
     }
 
-    /// Applies a change that this server has just made in Redis. If Redis cannot be read, the change
-    /// is applied later.
+    /// Applies a change that this server has just made in Redis. If Redis cannot be read, the next
+    /// regular read applies the change.
     async fn read_own_change(&self, store: &RedisStore) {
         self.record_sync(&self.read_override_changes(store).await);
     }
@@ -222,16 +222,17 @@ impl ServerLimiter {
         }
     }
 
-    /// Applies the changes since the last call. When it returns, all changes made before the call
-    /// have been applied.
+    /// Reads the changes since the last call from Redis, and applies them. On success, all changes
+    /// made before this call have been applied.
     async fn read_override_changes(&self, store: &RedisStore) -> Result<(), StoreError> {
         let mut version = self.override_keeper.version.lock().await;
         let mut restarts = 0;
         loop {
             let before = *version;
             let Some(changes) = store.override_changes(before).await? else {
-                // Redis has lost its data, or no longer lists the removals since that version. The
-                // current overrides stay active until all overrides have been read again.
+                // Redis has lost its data, or no longer stores which overrides were removed since
+                // version `before`. The current overrides stay active until all overrides have been
+                // read again.
                 *version = OverrideVersion::default();
                 restarts += 1;
                 if restarts > MAX_RESTARTS {
@@ -305,7 +306,7 @@ impl ServerLimiter {
     async fn remove_ended_overrides(&self) {
         let now = self.now();
         if let Some(redis) = self.redis_store() {
-            // The other servers read these removals as changes.
+            // The other servers see these removals when they read the changes.
             while let Ok(true) = redis.store().sweep_overrides(now).await {}
         } else {
             self.overrides.remove_ended(now);

@@ -1,5 +1,5 @@
-//! Reservations of counters: charges whose limits the caller gives, because they belong to no rule
-//! of the rules file. The counters of Envoy's descriptors are such charges.
+//! Reservations of counters. A counter belongs to no rule of the rules file, so the caller
+//! specifies its limits. Counters are used for Envoy's rate limit descriptors.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,12 +34,12 @@ pub struct CounterCharge {
     pub cost: Cost,
 }
 
-/// The decision on a reservation of counters.
+/// The result of a request to reserve counters.
 #[derive(Debug)]
 pub struct ReservedCounters {
     /// The decision.
     pub decided: StoreDecision,
-    /// One outcome for each limit of each charge, or none if no limit was evaluated.
+    /// One outcome for each limit of each charge. Empty if no limit was evaluated.
     pub outcomes: Vec<Outcome>,
     /// The reservation; `None` if nothing was charged.
     pub reservation: Option<Reservation>,
@@ -50,14 +50,14 @@ pub struct ReservedCounters {
 pub enum CounterSettlement {
     /// The reservation was settled.
     Settled(Vec<SettledCounter>),
-    /// The reservation was settled before, and nothing has changed.
+    /// The reservation had already been settled. Nothing has changed.
     SettledBefore,
-    /// The reservation has expired, is not known, or belongs to other counters. Nothing has
+    /// The reservation has expired, is unknown, or has other counters than the request. Nothing has
     /// changed.
     NotOutstanding,
 }
 
-/// A counter that a settled reservation had charged.
+/// A counter of a settled reservation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SettledCounter {
     /// The key of the counter.
@@ -67,10 +67,10 @@ pub struct SettledCounter {
 }
 
 impl ServerLimiter {
-    /// Makes all of `charges` or none of them, and reserves them for `ttl`. `ttl` is shortened to
-    /// the maximum of the settings, to the time that is left of the shortest fixed window, and to
-    /// the shortest lease. An expired reservation is refunded, whatever the settings say. If Redis
-    /// has not answered after the time `within`, it is treated as unavailable.
+    /// Makes all of `charges` or none of them, and reserves them for `ttl`. `ttl` is limited to the
+    /// configured maximum, to the time until the first fixed window ends, and to the shortest
+    /// lease. An expired reservation is always refunded, whatever `on_expiry` is. If Redis does not
+    /// reply within `within`, it is treated as unavailable.
     ///
     /// # Errors
     ///
@@ -112,7 +112,8 @@ impl ServerLimiter {
         })
     }
 
-    /// Keeps a reservation of `charges`, which have this receipt, and returns its token.
+    /// Stores a reservation of `charges`, for which the store has issued `receipt`. Returns the
+    /// reservation's token.
     fn keep_counters(
         &self,
         charges: OwnedCharges,
@@ -149,16 +150,17 @@ impl ServerLimiter {
         }
     }
 
-    /// Settles the reservation of `token` at the final `cost`, at most [`bounds::MAX_COUNT`].
-    /// Refunds the units that were not used, and charges nothing. `limits_of` returns the limits
-    /// of a counter, and `None` for a counter of another request: a reservation with such a counter
-    /// is not settled.
+    /// Settles the reservation of `token` at the final `cost`, which is capped at
+    /// [`bounds::MAX_COUNT`]. Refunds the unused units. Unlike
+    /// [`ServerLimiter::settle_reservation`], does not charge a cost above the reserved units.
+    /// `limits_of` returns the limits of a counter, or `None` if the counter does not belong to
+    /// this request. A reservation with such a counter is not settled.
     ///
     /// With the memory store, the future is ready when it is first polled.
     ///
     /// # Errors
     ///
-    /// [`StoreError`] if Redis did not answer. The call may be repeated at the same cost.
+    /// [`StoreError`] if Redis did not reply. The call may then be repeated with the same cost.
     pub async fn settle_counters(
         &self,
         token: &str,
@@ -191,7 +193,7 @@ impl ServerLimiter {
         }
     }
 
-    /// Settles a reservation whose charges only this server knows.
+    /// Settles a reservation whose charges are stored only on this server.
     fn settle_own_counters(
         &self,
         id: ReservationId,
@@ -237,7 +239,7 @@ impl ServerLimiter {
         CounterSettlement::Settled(settled)
     }
 
-    /// Settles a reservation of `charges` in Redis.
+    /// Settles a reservation whose `charges` are in Redis.
     async fn settle_counters_in_redis(
         &self,
         reservation: RedisReservation<'_>,
@@ -280,8 +282,8 @@ impl CounterCharge {
     }
 }
 
-/// Returns the charges of a token with their limits and receipts; `None` if `limits_of` does not
-/// know the limits of one of them.
+/// Returns the charges of a token with their limits and receipts; `None` if `limits_of` returns
+/// `None` for any of them.
 fn known_counters(
     shared: Vec<SharedCharge>,
     limits_of: impl Fn(&[u8]) -> Option<Arc<Limits>>,
@@ -297,9 +299,9 @@ fn known_counters(
     Some((OwnedCharges::of_limits(charges), receipt))
 }
 
-/// Returns the reserved units of each charge that stay charged at the final `cost`. `is_charged`
-/// returns whether the charge at a position was made: a limit in shadow mode is not charged if it
-/// would have denied the charge.
+/// Returns, for each charge that was made, how many of its reserved units stay charged at the final
+/// `cost`. `is_charged` returns whether the charge at a given index was made. A charge is not made
+/// if its limit is in shadow mode and would have denied it.
 fn settled(
     charges: &OwnedCharges,
     is_charged: impl Fn(usize) -> bool,
@@ -314,7 +316,7 @@ fn settled(
     made.map(settled).collect()
 }
 
-/// Returns the time until the first of the fixed windows of `charges` ends.
+/// Returns the time until the first fixed window among the limits of `charges` ends.
 fn window_left(charges: &[Charge<'_>], outcomes: &[Outcome]) -> Option<Span> {
     let limits = charges.iter().flat_map(|charge| charge.limits.iter());
     let windows = limits.zip(outcomes).filter_map(|(limit, outcome)| {

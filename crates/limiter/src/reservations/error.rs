@@ -28,7 +28,7 @@ pub enum ReservationError {
     Invalid,
     /// The reservation was already settled, has expired, or is known only to another server.
     NotOutstanding(&'static str),
-    /// Redis did not respond, so the call may be repeated.
+    /// Redis did not respond. The call may be repeated.
     Unavailable(StoreError),
 }
 

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::ServerLimiter;
 
-/// The maximum delay between the expiry of a reservation and its refund.
+/// The maximum delay between the expiry of a reservation and its refund. After a longer delay, the
+/// reservation is not refunded.
 const MAX_LATENESS: Span = Span::from_secs(30);
 
 const _: () = assert!(
@@ -53,8 +54,8 @@ impl ServerLimiter {
             if !is_full {
                 return self.reservations.table().next_refund();
             }
-            // The refunds above may complete without waiting, so this task must yield to other
-            // tasks.
+            // The refunds above may complete without ever suspending this task, so it must yield to
+            // other tasks.
             tokio::task::yield_now().await;
         }
     }
@@ -115,7 +116,7 @@ impl ServerLimiter {
                 let final_charges = FinalCharges::new(&outstanding.charges, cost);
                 return self.settle_own_share(outstanding, &final_charges, now);
             }
-            // An earlier call whose reply was lost has ended the reservation.
+            // An earlier call has ended the reservation, but its reply was lost.
             Ok(ReservationStatus::EndedBefore(_) | ReservationStatus::Expired) => {
                 return self.settle_own_share(outstanding, &final_charges, now);
             }

@@ -27,7 +27,8 @@ impl FinalCharges {
     pub(super) fn of_expired(charges: &OwnedCharges, on_expiry: ReservationExpiry) -> Self {
         let due = |(charge, rule): (&OwnedCharge, Option<&Rule>)| match (rule, on_expiry) {
             (Some(_), ReservationExpiry::Keep) => charge.cost.units(),
-            // A late `Commit` charges a counter without a rule again.
+            // A counter without a rule is always refunded, because a late `Commit` charges it
+            // again.
             (Some(_), ReservationExpiry::Refund) | (None, _) => 0,
         };
         let due = charges.with_rules().map(due).collect();
@@ -43,15 +44,17 @@ impl FinalCharges {
     }
 }
 
-/// Returns the final charge of `rule`, which has charged `reserved`, for a request whose final cost
-/// is `cost`.
+/// Returns how many units `rule` charges in total for a request with the final `cost`. The rule has
+/// already charged `reserved` units.
 fn final_charge(rule: Option<&Rule>, reserved: u64, cost: u64) -> u64 {
-    // The counter of a descriptor has no rule, and charges the cost.
+    // The counter of an Envoy descriptor has no rule. Its final charge is the final cost.
     let Some(rule) = rule else { return cost };
     match rule.cost() {
-        // Slots beyond the reserved slots are not charged, because no request would release them.
+        // More concurrency slots than reserved are never charged, because no request would release
+        // them.
         CostSource::Request if rule.has_slots() => cost.min(reserved),
-        // A reservation has no body, so the cost given in the call applies.
+        // A reservation has no request body to read a cost from, so the cost given in the call
+        // applies.
         CostSource::Request | CostSource::Body(_) => cost,
         CostSource::Fixed(_) | CostSource::Entry(_) if cost == 0 => 0,
         CostSource::Fixed(_) | CostSource::Entry(_) => reserved,
@@ -59,8 +62,8 @@ fn final_charge(rule: Option<&Rule>, reserved: u64, cost: u64) -> u64 {
 }
 
 impl ServerLimiter {
-    /// Charges the part of each final amount that exceeds the reserved amount. Returns the maximum,
-    /// over all charges, of the number of units that the limits did not admit.
+    /// Charges the excess of each final amount over the reserved amount. The limits may not admit
+    /// the whole excess. Returns the largest number of units that were not admitted for a charge.
     pub(super) async fn charge_excess_of(
         &self,
         charges: &OwnedCharges,

@@ -12,11 +12,11 @@ use super::{
 };
 use crate::{LimiterReceipt, ServerLimiter};
 
-/// The charges of a token under the current rules.
+/// The charges of a token, with their limits under the current rules.
 pub(super) struct SharedReservation {
     charges: OwnedCharges,
     receipt: RedisReceipt,
-    /// The keys of charges whose rules have since been removed.
+    /// The keys of those charges whose rules no longer exist.
     former_keys: Vec<Box<[u8]>>,
 }
 
@@ -37,7 +37,7 @@ impl SharedReservation {
     }
 }
 
-/// Returns the receipt of charges in Redis, if the charges are in Redis.
+/// Returns the Redis receipt of the charges; `None` if the charges are not in Redis.
 pub(super) fn redis_receipt(receipt: Option<&LimiterReceipt>) -> Option<&RedisReceipt> {
     match receipt? {
         LimiterReceipt::Memory(_) => None,
@@ -78,7 +78,7 @@ impl ServerLimiter {
         };
         match status {
             ReservationStatus::Ended => {}
-            // An earlier call with the same cost has ended the reservation, and its reply was lost.
+            // An earlier call with the same cost has ended the reservation, but its reply was lost.
             ReservationStatus::EndedBefore(end) if end == ReservationEnd::Settled(cost) => {
                 return Ok(0);
             }
@@ -92,8 +92,8 @@ impl ServerLimiter {
         Ok(excess.await)
     }
 
-    /// Ends what this server keeps of a reservation in Redis, after Redis has ended it at the final
-    /// `cost`.
+    /// Removes a reservation from this server's table, and settles the charges made on this server,
+    /// after Redis has ended the reservation at the final `cost`.
     pub(super) fn end_own_part(
         &self,
         charges: &OwnedCharges,
@@ -110,8 +110,8 @@ impl ServerLimiter {
         }
     }
 
-    /// Settles the charges that a reservation in Redis has made on this server's local share of the
-    /// limits.
+    /// Settles those charges of a reservation that were made in this server's memory, against its
+    /// local share of the limits, while Redis was unreachable.
     pub(super) fn settle_own_share(
         &self,
         own: OutstandingReservation,
@@ -173,7 +173,7 @@ impl ServerLimiter {
         Ok((ttl, shared_charges(&shared.charges, &shared.receipt)))
     }
 
-    /// Returns the charges of a token under the current rules.
+    /// Returns the charges of a token, with their limits under the current rules.
     pub(super) fn shared_reservation(&self, shared: Vec<SharedCharge>) -> SharedReservation {
         let rules = self.rules.load_full();
         let is_former = |charge: &&SharedCharge| rules.rule_of(&charge.charge.key).is_none();

@@ -1,4 +1,4 @@
-//! Reservations whose charges are known only to this server.
+//! Reservations whose charges are stored only on this server.
 
 use std::sync::atomic::Ordering;
 
@@ -28,7 +28,7 @@ impl ServerLimiter {
             ..
         } = outstanding;
         let (charges, settlements) = (owned.as_charges(), &final_charges.settlements);
-        // Without charges in Redis, settling never waits.
+        // None of the charges is in Redis, so settling never waits.
         let settled = Store::settle(self, &charges, &mut receipt, settlements, now);
         debug_assert!(settled.is_ready(), "the charges are in memory");
         drop(settled);
@@ -67,7 +67,7 @@ impl ServerLimiter {
             && let Some(receipt) = &mut outstanding.receipt
         {
             let charges = outstanding.charges.as_charges();
-            // Without charges in Redis, a renewal never waits.
+            // None of the charges is in Redis, so renewing never waits.
             let renewed = Store::renew(self, &charges, receipt, now).ready();
             renewal = renewed.unwrap_or(Renewal::Unknown);
         }

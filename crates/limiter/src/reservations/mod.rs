@@ -1,5 +1,5 @@
-//! Reservations: charges of a request whose final cost is known only later. A reservation is made
-//! by one call and settled by another, which may go to another server.
+//! Reservations, for requests whose final cost is known only later. One call makes a reservation,
+//! and a later call settles it. The second call may go to another server.
 //!
 //! ```text
 //! reserve ─▶ admitted: charged, and a token ─┬─▶ settle: the unused part is refunded, or
@@ -8,18 +8,19 @@
 //!                                            └─▶ expired: everything is refunded
 //! ```
 //!
-//! A reservation is charged when it is made. Reserved units and the units of other requests
-//! together therefore never exceed a limit, and a retry after the announced time is admitted as
-//! usual. The core crate's `receipt.rs` describes which units a refund can return.
+//! The reserved units are charged when the reservation is made. Therefore the reserved units and
+//! the units of all other requests together never exceed a limit, and a denied request is admitted
+//! as usual if it is retried after the announced time. The core crate's `receipt.rs` describes
+//! which units a refund can return.
 //!
-//! **One end.** With the memory store, the server takes the reservation out of its table before it
-//! settles it. With Redis, a guard next to the charges records the end. A reservation therefore
-//! ends only once, whichever server ends it.
+//! **Ends only once.** With the memory store, the server removes a reservation from its table
+//! before settling it. With Redis, a guard record next to the charges stores that the reservation
+//! has ended. A reservation therefore ends only once, whichever server ends it.
 //!
-//! **Expiry.** The server that made a reservation refunds it when it expires. If this server is
-//! killed before that, the charges stay counted, which is safe. A server that is late by more than
-//! `MAX_LATENESS` does not refund, because Redis no longer stores whether the reservation was
-//! settled.
+//! **Expiry.** The server that made a reservation refunds it when it expires, unless `on_expiry` is
+//! `charge`. If the server is killed before that, the charges stay counted, which is safe. If the
+//! server is late by more than `MAX_LATENESS`, it does not refund, because Redis no longer stores
+//! whether the reservation was settled.
 
 mod counters;
 mod error;
@@ -97,9 +98,9 @@ impl Reservations {
     }
 
     /// Creates the reservations of a server. `secrets` contains the secrets that seal tokens,
-    /// separated by spaces. The first secret seals new tokens. Tokens sealed with any of the
-    /// secrets are accepted. Without secrets, only this server accepts its tokens, until it is
-    /// restarted.
+    /// separated by spaces. The first secret seals new tokens. A token sealed with any of the
+    /// secrets is accepted. Without secrets, a random key is used, so only this server accepts its
+    /// tokens, and only until it restarts.
     ///
     /// # Errors
     ///
@@ -142,8 +143,9 @@ impl Reservations {
         self.wake_refunds(refund_at, now);
     }
 
-    /// Wakes the task that refunds expired reservations, if it would sleep beyond `refund_at`.
-    /// Otherwise, the task is not woken, because waking it takes longer than making a reservation.
+    /// Wakes the task that refunds expired reservations if it could otherwise sleep beyond
+    /// `refund_at`. The task sleeps at most [`MAX_SLEEP`], so a later refund needs no wake-up.
+    /// Waking the task takes longer than making a reservation.
     fn wake_refunds(&self, refund_at: Timestamp, now: Timestamp) {
         if refund_at.since(now) < MAX_SLEEP {
             self.added.notify_one();
@@ -179,7 +181,7 @@ pub struct Reservation {
 /// A settled reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SettledReservation {
-    /// The final cost of the request, without the units that the limits did not admit.
+    /// The final cost of the request, minus the units that the limits did not admit.
     pub settled: u64,
     /// The number of unused reserved units. They are refunded if the limits still count them.
     pub released: u64,
@@ -261,15 +263,15 @@ impl ServerLimiter {
         Ok((verdict, Some(reservation)))
     }
 
-    /// Settles the reservation of `token` at the final `cost` of its request, at most
+    /// Settles the reservation of `token` at the final `cost` of its request. The cost is capped at
     /// [`bounds::MAX_COUNT`]. A cost of 0 cancels the reservation.
     ///
-    /// The cost applies to the rules that charge the cost of the request. Rules with a fixed cost,
-    /// or with a cost from an entry, keep their charge, unless the cost is 0. All concurrency slots
+    /// The cost applies to rules that charge the request's cost. The charges of rules with a fixed
+    /// cost, or with a cost from an entry, do not change unless `cost` is 0. All concurrency slots
     /// are released.
     ///
-    /// With the memory store, the future is ready when it is first polled. If the future is
-    /// dropped while it waits for Redis, the call may be repeated at the same cost.
+    /// With the memory store, the future is ready when it is first polled. If the future is dropped
+    /// while it waits for Redis, the call may be repeated with the same cost.
     ///
     /// # Errors
     ///
@@ -355,7 +357,7 @@ impl ServerLimiter {
         self.reservations.settled.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Warns once if servers that share a Redis cannot settle each other's reservations.
+    /// Logs one warning if the servers that share a Redis cannot settle each other's reservations.
     fn warn_of_own_key(&self) {
         static ONCE: Once = Once::new();
         if self.reservations.settings.credential == Password::None {

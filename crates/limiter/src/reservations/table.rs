@@ -51,7 +51,7 @@ impl Drop for ReservationSlot {
     }
 }
 
-/// Outstanding reservations, by ID and in the order of their refunds.
+/// Outstanding reservations, indexed by ID and ordered by refund time.
 #[derive(Debug, Default)]
 pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
@@ -59,8 +59,8 @@ pub(super) struct OutstandingTable {
     settled: SettledIds,
 }
 
-/// The latest reservations of counters that were settled, in the order of their settlements, each
-/// with the instant at which it would have expired, and with its counters.
+/// The most recently settled reservations of counters, in the order in which they were settled.
+/// Each has its counters and the instant at which it would have expired.
 #[derive(Debug, Default)]
 struct SettledIds {
     by_settlement: VecDeque<(Timestamp, ReservationId)>,
@@ -86,8 +86,8 @@ impl OutstandingTable {
         self.by_id.get(id)
     }
 
-    /// Remembers that `outstanding` was settled at `now`. At most `max` reservations are
-    /// remembered.
+    /// Stores that `outstanding` was settled at `now`. At most `max` settled reservations are
+    /// stored.
     pub(super) fn remember_settled(
         &mut self,
         id: ReservationId,
@@ -111,7 +111,7 @@ impl OutstandingTable {
         counters.insert(id, charges.map(|charge| charge.key.clone()).collect());
     }
 
-    /// Returns the counters of a reservation that is remembered as settled.
+    /// Returns the counters of a settled reservation, if it is still stored.
     pub(super) fn settled_counters(&self, id: &ReservationId) -> Option<&CounterKeys> {
         self.settled.counters.get(id)
     }

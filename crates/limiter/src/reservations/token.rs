@@ -1,5 +1,5 @@
-//! Reservation tokens. A token is sealed with HMAC-SHA256, so a client cannot forge a token. It is
-//! not encrypted, so a client can read the keys of its charges.
+//! Reservation tokens. A token is authenticated with HMAC-SHA256, so a client cannot forge a token.
+//! The token is not encrypted, so a client can read the keys of its charges.
 //!
 //! ```text
 //!   | version: 1 | kind: 1 | id: 16 | expires: 8 | cost: 8 | holder: 1 | charge | … | tag: 32 |
@@ -13,9 +13,9 @@
 //! The byte `holder` is 0 if nothing was charged, 1 if the server holds the charges, and 2 if they
 //! are in Redis.
 //!
-//! The byte `kind` is 1 for a request, whose charges are those of rules, and 2 for counters. A call
-//! accepts only tokens of its own kind, because the other call would end the reservation by other
-//! rules.
+//! The byte `kind` is 1 for a request, whose charges belong to rules, and 2 for counters. A call
+//! accepts only tokens of its own kind, because the two kinds of reservations are settled in
+//! different ways.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use ring::{hmac, rand::SystemRandom};
@@ -25,10 +25,11 @@ use tidegate_core::{
     bounds::{MAX_CHARGES, MAX_KEY_BYTES},
 };
 
-/// Version 1 had no kind. Its tokens are not valid any more.
+/// Tokens of version 1 had no kind. They are no longer valid.
 const VERSION: u8 = 2;
 
-/// The flags of a charge: whether it was made on raised limits, and whether the key had a plan.
+/// The flags of a charge: whether its limits were raised (elastic rule), and whether its key had a
+/// plan.
 const IS_STRETCHED: u8 = 1;
 const HAS_PLAN: u8 = 2;
 
@@ -42,9 +43,9 @@ pub(super) type ReservationId = [u8; 16];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum ReservationKind {
-    /// A request, which is charged to rules.
+    /// A reservation for a request that rules charge.
     Request = 1,
-    /// Counters, whose limits the caller gives.
+    /// A reservation of counters, whose limits the caller specifies.
     Counters = 2,
 }
 
@@ -60,7 +61,7 @@ pub(super) struct TokenContents {
     pub(super) charges: TokenCharges,
 }
 
-/// The holder of the charges of a reservation.
+/// Where the charges of a reservation are stored.
 #[derive(Debug)]
 pub(super) enum TokenCharges {
     /// Nothing was charged.
@@ -227,8 +228,8 @@ impl TokenContents {
 
 /// Appends the length of `part` in two bytes, followed by `part`.
 fn push_with_length(bytes: &mut Vec<u8>, part: &[u8]) {
-    // Keys have at most 1,024 bytes, plan names 128 bytes, and receipts a few bytes for each limit
-    // of a rule.
+    // A key has at most 1,024 bytes, a plan name at most 128 bytes, and a receipt a few bytes for
+    // each limit of a rule.
     let length =
         u16::try_from(part.len()).expect("keys, plans and receipts are shorter than 64 KiB");
     bytes.extend_from_slice(&length.to_be_bytes());
@@ -311,7 +312,8 @@ mod tests {
         let keys = TokenKeys::new("secret");
         let token = keys.seal(&contents());
         assert!(keys.open(&token, ReservationKind::Counters).is_none());
-        // A token of version 1, which has no kind, is rejected even if its ID begins with a kind.
+        // A version 1 token has its ID in place of the kind. The token is rejected even if the
+        // first byte of the ID is a valid kind.
         let sealed = BASE64_URL_SAFE_NO_PAD.decode(token).unwrap();
         let mut former = sealed[..sealed.len() - TAG_BYTES].to_vec();
         former.remove(1);

@@ -1,7 +1,7 @@
 //! Top talkers (the keys with the most traffic) across all servers that share a Redis.
 //!
-//! Each server publishes its time slices when they are complete. A slice is published again if
-//! counts from a delayed worker or from a later minute are added to it. Any server can read the
+//! Each server publishes its time slices when they are complete. If counts from a delayed worker or
+//! from a later minute are added to a slice, the slice is published again. Any server can read the
 //! slices of all other servers, and merge them with its own. The counts of other servers are
 //! therefore up to one time slice old. A killed server loses at most the current minute.
 
@@ -20,8 +20,8 @@ use crate::{KeyMask, ServerLimiter};
 /// with fewer keys.
 const MAX_SLICE_BYTES: usize = 256 << 10;
 
-/// The maximum number of slices that one command reads. The number is small, because decisions sent
-/// in the same batch wait for the reply.
+/// The maximum number of slices that one command reads. The number is small, because decisions in
+/// the same Redis batch have to wait for the reply.
 const SLICES_PER_READ: usize = 4;
 
 /// The length of the scope at the start of a rule's key.
@@ -32,7 +32,7 @@ const SCOPE_BYTES: usize = 8;
 pub struct OtherServers {
     /// The merged slices of each server that decided requests in the period.
     pub(super) slices: Vec<ClosedSlice>,
-    /// The reason why some servers may be missing, if there is one.
+    /// Why some servers may be missing; `None` if all servers were read.
     pub(super) problem: Option<String>,
 }
 
@@ -62,8 +62,8 @@ impl ServerLimiter {
         let store = redis_store.store();
         let mut published = None;
         loop {
-            // The slice is removed from the set first, because it may change again during the
-            // publication.
+            // Remove the slice from the set first. If the slice changes during the publication, it
+            // is then added to the set again.
             let Some((level, number)) = top.closed().unpublished.pop_first() else {
                 break;
             };
@@ -121,7 +121,7 @@ impl ServerLimiter {
         if let Err(error) = read.await {
             return OtherServers::unknown(error.to_string());
         }
-        // After a server restart, its previous ID is still listed for a day, often without requests
+        // After a restart, the server's previous ID stays listed for a day, often without requests
         // in the period.
         let slices = servers.into_values();
         OtherServers {
@@ -151,7 +151,7 @@ impl ServerLimiter {
             }
             for fields in fields.chunks(SLICES_PER_READ) {
                 for packed in store.published_slices(&server, fields).await? {
-                    // The field may still contain the slice of an earlier day.
+                    // The field names repeat, so the field may still contain an older slice.
                     if let Some((number, slice)) = ClosedSlice::unpack(&packed)
                         && number >= first
                     {
@@ -164,8 +164,8 @@ impl ServerLimiter {
     }
 }
 
-/// Returns the name of a slice's field in Redis. After [`Level::slices`] slices, the field names
-/// repeat.
+/// Returns the name of a slice's field in Redis. The names repeat every [`Level::slices`] slices,
+/// so that newer slices overwrite older ones.
 fn field(level: Level, number: u64) -> String {
     let prefix = match level {
         Level::Minutes => 'm',
@@ -175,7 +175,7 @@ fn field(level: Level, number: u64) -> String {
     format!("{prefix}{}", number % level.slices())
 }
 
-/// Returns the counts with hashed values in the keys. `rule` is `None` for limits sent with
+/// Returns the counts with the values in their keys hashed. `rule` is `None` for limits sent with
 /// requests.
 pub(super) fn hashed(
     group: &GroupSummaries,
@@ -208,7 +208,7 @@ pub(super) fn hashed(
     }
 }
 
-/// Returns `key`, an encoded key of a rule, without the scope of the rule.
+/// Returns `key`, an encoded key of a rule, without the rule's scope at its start.
 pub(super) fn without_scope(key: &[u8]) -> &[u8] {
     key.get(SCOPE_BYTES..).unwrap_or_default()
 }

@@ -30,7 +30,7 @@ pub struct KeyHistory {
     pub slices: Vec<KeySlice>,
     /// The number of servers whose requests are counted.
     pub servers: usize,
-    /// The reason why requests of other servers are missing, if there is one.
+    /// Why requests to other servers are missing; `None` if all servers were read.
     pub problem: Option<String>,
 }
 
@@ -78,7 +78,7 @@ impl KeySlice {
 
 impl TopTalkers {
     /// Returns the counts of a rule in the time slice `number` of `level`. If the slice contains
-    /// the current minute, the counts of each worker in this minute are included.
+    /// the current minute, includes each worker's counts for this minute.
     fn groups_in(&self, scope: u64, level: Level, number: u64, minute: u64) -> Vec<GroupSummaries> {
         // While `closed` is locked, no worker can move slices to the history.
         let closed = self.closed();
@@ -99,7 +99,7 @@ impl TopTalkers {
 }
 
 impl ServerLimiter {
-    /// Returns the requests and denials of a key, on this server and on the `others`. The method
+    /// Returns the requests and denials of a key on this server and on the `others`. The method
     /// takes milliseconds, so listeners call it on a thread that does not decide requests.
     ///
     /// # Errors
@@ -162,7 +162,8 @@ impl ServerLimiter {
         let rules = self.rules();
         let scope = rules.rule(&query.rule).map(Rule::key_scope);
         let read = self.read_published(query.over, |server, number, mut slice| {
-            // A slice has up to 256 KiB for all rules, and there are many slices.
+            // Keep only the rule's counts, because a slice of all rules has up to 256 KiB and there
+            // are many slices.
             slice.groups.retain(|group, _| Some(*group) == scope);
             history.slices.insert((server.to_owned(), number), slice);
         });

@@ -1,8 +1,8 @@
-//! Top talkers on this server: the keys with the most traffic. Every decision is recorded, and the
-//! top keys of one rule or of all rules can be listed.
+//! Top talkers on this server: the keys with the most traffic. Every decision is recorded. A query
+//! lists the top keys of one rule or of all rules.
 //!
-//! Each worker records into its own shard, whose lock is contended only by a reader. The reader
-//! holds the lock only while it copies the counts of one rule.
+//! Each worker records decisions in its own shard. Only a reader can contend for the lock of a
+//! shard, and it holds the lock only while it copies the counts of one rule.
 
 mod fleet;
 mod key_history;
@@ -46,9 +46,8 @@ static PUBLICATIONS: Metric<1> = Metric::counter(
 /// The maximum number of shards. If there are more threads, some threads share a shard.
 const MAX_SHARDS: usize = 16;
 
-/// The maximum number of completed time slices that a shard keeps until
-/// [`TopTalkers::collect_ended`] moves them to the history. If that method is not called in time,
-/// the worker moves the slices itself.
+/// The maximum number of completed minutes in a shard. [`TopTalkers::collect_ended`] moves them to
+/// the history. If it is not called in time, the worker itself moves them.
 const MAX_CLOSED: usize = 2;
 
 /// A query for the keys with the most requests, denials or cost.
@@ -56,7 +55,7 @@ const MAX_CLOSED: usize = 2;
 pub struct TopQuery {
     /// The rule; `None` means all rules.
     pub rule: Option<String>,
-    /// The measure by which keys are ranked.
+    /// The quantity by which keys are ranked.
     pub by: Measure,
     /// The period over which requests are counted.
     pub over: Period,
@@ -67,18 +66,18 @@ pub struct TopQuery {
 /// The result of a [`TopQuery`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopList {
-    /// The time from which decisions are counted. It is at most one time slice before the beginning
-    /// of the period.
+    /// The time from which on decisions are counted. It is at most one time slice before the start
+    /// of the requested period.
     pub from: Timestamp,
     /// The time of the query.
     pub until: Timestamp,
-    /// The exact totals.
+    /// The exact totals over all keys.
     pub total: Tally,
     /// The keys, in descending order of their estimates.
     pub rows: Vec<TopRow>,
     /// The number of servers whose requests are counted.
     pub servers: usize,
-    /// The reason why requests of other servers are missing, if there is one.
+    /// Why requests to other servers are missing; `None` if all servers were read.
     pub problem: Option<String>,
 }
 
@@ -91,9 +90,10 @@ pub struct TopRow {
     pub key: Vec<String>,
     /// The Redis protocol database, for a limit sent with the request.
     pub database: u8,
-    /// The upper bound of the value.
+    /// The estimate, which is an upper bound of the true value.
     pub estimate: u64,
-    /// The difference between the upper bound and the lower bound.
+    /// The maximum error of the estimate: the difference between the upper bound and the lower
+    /// bound.
     pub error: u64,
 }
 
@@ -147,9 +147,9 @@ impl TopTalkers {
         let TopBounds { keys, max_bytes } = bounds;
         let shards = available_parallelism().map_or(1, NonZero::get);
         let shards = shards.min(MAX_SHARDS);
-        // Half of the memory is for the history. The rest is divided among the shards. Each shard
-        // needs memory for the current minute, and for the previous minute until it has been moved
-        // to the history.
+        // Half of the memory is for the history, and the other half is divided among the shards.
+        // The share of a shard is halved again, because a shard also stores the previous minute
+        // until that minute is moved to the history.
         let shard = || {
             let mut recorder = Recorder::new(keys, max_bytes / 4 / shards);
             recorder.set_scopes(&scopes(rules));
@@ -222,7 +222,7 @@ impl TopTalkers {
         self.publisher.collect(page);
     }
 
-    /// Returns the heap memory in bytes.
+    /// Returns the size in bytes of the lists on the heap.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let shards = self.shards.iter();
@@ -230,8 +230,8 @@ impl TopTalkers {
         live + self.closed().history.summary_bytes()
     }
 
-    /// Makes room for lists of the `new` rules. Drops the lists of `old` rules that no longer exist
-    /// or have different key entries.
+    /// Creates lists for the `new` rules. Drops the lists of `old` rules that no longer exist or
+    /// whose key entries have changed.
     pub(crate) fn swap_rules(&self, old: &RuleSet, new: &RuleSet) {
         let listed = scopes(new);
         let has_same_key = |rule: &&Rule| {
@@ -377,7 +377,8 @@ impl View<'_> {
     }
 
     /// Returns the counts of a scope in the slices of the period, and in the current minute. If
-    /// there are other servers and their keys are hashed, the keys in these counts are hashed, too.
+    /// other servers have published counts with hashed keys, the keys in the returned counts are
+    /// hashed, too.
     fn groups(&self, scope: u64, rule: Option<&Rule>) -> Groups {
         let slices = self.history.slices(self.query.over, self.minute);
         let mut groups: Groups = slices
@@ -397,7 +398,7 @@ impl View<'_> {
         groups
     }
 
-    /// Returns whether the keys in the counts are hashed, to match the keys of other servers.
+    /// Returns whether keys must be hashed, so that they match the hashed keys of other servers.
     fn is_hashed(&self) -> bool {
         self.mask.is_hashed() && !self.others.slices.is_empty()
     }
