@@ -47,8 +47,8 @@ pub(crate) struct AdmissionContext {
     pub(crate) layer: RateLimitLayer<ProxyLimiter>,
 }
 
-/// A service that rejects requests for upstreams without free capacity, and passes all other
-/// requests to the rate limits.
+/// A service that rejects malformed requests and requests that exceed a concurrency limit. It
+/// passes all other requests to the rate limits.
 #[derive(Clone, Debug)]
 pub(crate) struct AdmissionService<S> {
     inner: S,

@@ -1,9 +1,9 @@
 //! Adds explanations to hyper's replies to HTTP/1.1 heads that are too large or invalid.
 //!
-//! hyper writes these replies itself, without an explanation and without a callback. The proxy sees
-//! them only as bytes that hyper writes to the client while no response from the proxy is due.
-//! [`BadRequests::explain`] recognises and counts hyper's replies, and adds problem details (RFC
-//! 9457).
+//! hyper writes these replies itself, without an explanation and without a callback. The proxy can
+//! detect such a reply only because hyper writes bytes to the client when the proxy is not sending
+//! a response. [`BadRequests::explain`] recognises and counts hyper's replies, and adds problem
+//! details (RFC 9457).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -46,8 +46,8 @@ const EARLY_ERRORS: [&str; 12] = [
     "tunnel",
 ];
 
-/// The reason for rejecting a request if a rule reads the cost from the body, but the body does not
-/// contain it.
+/// The reason for rejecting a request whose body does not contain the cost that a rule reads from
+/// it.
 pub(crate) const BODY_COST: &str = "body_cost";
 
 const REJECTED: Metric<1> = Metric::counter(

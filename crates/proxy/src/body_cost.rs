@@ -1,8 +1,8 @@
 //! Reads the body of a request if the cost of a rule depends on it.
 //!
 //! A request to which such a rule applies waits here until its body has arrived. The rule then
-//! charges the cost, and the request is forwarded with its body unchanged. The bodies of all other
-//! requests are not read.
+//! charges the cost, and the request is forwarded with its body unchanged. This module does not
+//! read the bodies of other requests.
 
 use std::{
     convert::Infallible,
@@ -178,7 +178,7 @@ fn is_plain(head: &Parts) -> bool {
     encodings.all(|encoding| encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
 }
 
-/// The reason why a body does not contain the request's cost.
+/// The reason why the cost of a request cannot be read from its body.
 #[derive(Debug)]
 enum BodyCostError<'r> {
     /// The body is not a JSON document. The string says why.
@@ -230,7 +230,7 @@ fn costs<'r>(rules: &'r [RuleBodyCost], body: &[u8]) -> Result<BodyCosts, BodyCo
         JsonNumbers::read(body, pointers)
             .map_err(|error| BodyCostError::NotJson(error.to_string()))?
     };
-    // The length of a buffer in memory fits in 64 bits.
+    // This cast cannot truncate: a length in memory fits in 64 bits.
     let bytes = body.len() as u64;
     let mut costs = BodyCosts::default();
     for rule in rules {

@@ -53,7 +53,7 @@ impl EarlyEnd {
 }
 
 impl BodyError {
-    /// Classifies how the body ended.
+    /// Returns the kind of early end that this error is counted as.
     pub(crate) const fn early_end(&self) -> EarlyEnd {
         match self {
             Self::Aborted(_) | Self::TooLarge | Self::SlowClient | Self::Unwanted => {

@@ -1,9 +1,9 @@
 //! Limits the requests in flight per client, so that one client cannot use up all connections to an
 //! upstream.
 //!
-//! A client is identified by the peer address of its socket: an IPv4 address or an IPv6 network.
-//! The proxy keeps a client's counter only while the client has a connection, so there are never
-//! more counters than connections.
+//! A client is identified by the peer address of its socket: an IPv4 address or an IPv6 network. A
+//! client's counter exists only while the client has a connection, so there are never more counters
+//! than connections.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -15,10 +15,10 @@ use std::{
     },
 };
 
-/// The number of lock shards. A lock is held only while a connection opens or closes.
+/// The number of lock shards. The lock of a shard is taken only when a connection opens or closes.
 const SHARDS: usize = 16;
 
-/// All clients with at least one connection.
+/// The counters of all clients that have at least one connection.
 #[derive(Debug, Default)]
 pub(crate) struct ClientRegistry {
     shards: [Mutex<HashMap<IpAddr, Weak<ClientRequests>>>; SHARDS],
@@ -86,8 +86,8 @@ impl ClientRequests {
     }
 }
 
-/// A request extension that marks a request above the client's limit. The value is that limit, the
-/// maximum number of requests in flight.
+/// A request extension that marks a request above its client's limit of requests in flight. The
+/// value is the limit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClientLimitExceeded(pub(crate) usize);
 

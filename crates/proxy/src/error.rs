@@ -7,12 +7,13 @@ use http::{
 use hyper::body::Bytes;
 use tidegate_net::Problem;
 
-/// A response extension that contains the reason for a local reply, as the access log names it.
+/// A response extension that contains the reason for a local reply, under its name in the access
+/// log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ErrorReason(pub(crate) &'static str);
 
-/// The reason why the proxy has no upstream response. The message to the client never names the
-/// upstream.
+/// The reason why the proxy cannot return an upstream response. The message to the client never
+/// names the upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProxyError {
     /// The client sent a `CONNECT` request.
@@ -168,7 +169,8 @@ impl ProxyError {
         match status {
             StatusCode::NOT_FOUND | StatusCode::NOT_IMPLEMENTED => UNIMPLEMENTED,
             StatusCode::TOO_MANY_REQUESTS => RESOURCE_EXHAUSTED,
-            // A retried call would loop again, so the code must be one that clients do not retry.
+            // A retried call would loop again, so the status must be one for which clients do not
+            // retry.
             StatusCode::LOOP_DETECTED => INVALID_ARGUMENT,
             _ if status.as_u16() >= 500 => UNAVAILABLE,
             _ => INVALID_ARGUMENT,

@@ -49,7 +49,7 @@ use super::{
     },
 };
 
-/// Forwards the requests of one client connection.
+/// The service that forwards the requests of one client connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ProxyHandler(Arc<HandlerContext>);
 
@@ -63,7 +63,7 @@ pub(crate) struct HandlerContext {
     pub(crate) worker: usize,
     /// The tunnel to start once the `101` response is sent.
     pub(crate) pending_tunnel: PendingTunnel,
-    /// Whether responses carry the name of their upstream, for the access log.
+    /// Whether to store the upstream's name in response extensions for the access log.
     pub(crate) logs_upstream: bool,
 }
 
@@ -87,7 +87,8 @@ impl Service<Request<RequestBody>> for ProxyHandler {
         let context = Arc::clone(&self.0);
         let grpc_content_type =
             tidegate_tower::grpc_content_type(request.method(), request.headers()).cloned();
-        // Run the synchronous part here, to keep the future that waits for the response small.
+        // Run the synchronous part outside the future, to keep the future that waits for the
+        // response small.
         let routed = context.route_and_send(request);
         Box::pin(async move {
             Ok(match routed {
@@ -111,7 +112,7 @@ struct RoutedRequest {
     upgrade: Option<OnUpgrade>,
     /// The progress of sending the request body.
     progress: UploadProgress,
-    /// The request's permit under the upstream's adaptive concurrency limit, if there is one.
+    /// The request's concurrency permit, if the upstream has an adaptive concurrency limit.
     permit: Option<PausablePermit>,
     pending: PendingRequest,
     is_head: bool,
@@ -162,8 +163,8 @@ impl HandlerContext {
         let limits = UploadLimits {
             max_bytes,
             idle: settings.timeouts.idle,
-            // Do not enforce a minimum rate for HTTP/2 upstreams: the body occupies only a stream
-            // and not a connection, and gRPC streams may be idle.
+            // Do not enforce a minimum rate for HTTP/2 upstreams: there, a slow body occupies only
+            // a stream and not a connection, and gRPC streams may be idle.
             min_rate: settings.slow.min_rate.filter(|_| upstream.http2.is_none()),
         };
         let handle = permit
@@ -339,8 +340,8 @@ struct UpstreamResponse {
     is_head: bool,
 }
 
-/// Acquires the concurrency permit of a request at `upstream`, if the upstream has an adaptive
-/// limit. First checks that the declared body length is at most `max_bytes`.
+/// Checks that the declared body length is at most `max_bytes`. Then acquires a concurrency permit
+/// for the request, if `upstream` has an adaptive concurrency limit.
 fn acquire_permit(
     upstream: &Upstream,
     head: &mut Parts,

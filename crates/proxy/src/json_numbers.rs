@@ -10,12 +10,12 @@ use tidegate_core::JsonPointer;
 pub(crate) enum NumberError {
     /// The value is not an integer from 0 to 2^64 - 1.
     NotANumber,
-    /// The value, or a JSON field on the path to it, occurs twice. Parsers differ in which of the
-    /// two they use.
+    /// The value, or a JSON field on the path to it, occurs twice. JSON parsers differ in which
+    /// occurrence they use.
     Duplicate,
 }
 
-/// The numbers to which JSON pointers refer, in one document.
+/// The numbers in one document to which a set of JSON pointers refers.
 #[derive(Debug, Default)]
 pub(crate) struct JsonNumbers(BTreeMap<Box<str>, Result<u64, NumberError>>);
 
@@ -65,14 +65,15 @@ impl JsonNumbers {
     }
 }
 
-/// A pointer, and the number or error found at it.
+/// A JSON pointer, and the number or error found there.
 struct Target<'p> {
     pointer: &'p JsonPointer,
     tokens: Vec<&'p str>,
     found: Option<Result<u64, NumberError>>,
 }
 
-/// Reads one value. The first `depth` tokens of each `active` target lead to the value.
+/// Reads one value. For each `active` target, the first `depth` tokens of its pointer lead to this
+/// value.
 struct Reader<'a, 'p> {
     targets: &'a mut [Target<'p>],
     active: Vec<usize>,
@@ -80,7 +81,7 @@ struct Reader<'a, 'p> {
 }
 
 impl<'p> Reader<'_, 'p> {
-    /// Records `found` for the targets that end at this value.
+    /// Stores `found` in the targets whose pointer refers to this value.
     fn record(&mut self, found: Result<u64, NumberError>) {
         for at in &self.active {
             let Some(target) = self.targets.get_mut(*at) else {
@@ -92,8 +93,8 @@ impl<'p> Reader<'_, 'p> {
         }
     }
 
-    /// Returns the active targets whose next token is `token`. Marks targets that are already in
-    /// `seen` as duplicates.
+    /// Returns the active targets whose next token is `token`. Marks those targets that are already
+    /// in `seen` as duplicates.
     fn take_matching(&mut self, token: &str, seen: &mut Vec<usize>) -> Vec<usize> {
         let mut matching = Vec::new();
         for at in &self.active {

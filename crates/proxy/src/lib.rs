@@ -121,7 +121,7 @@ pub fn listen(
     })
 }
 
-/// The context from which the services for one client connection are built.
+/// The context for building the services of one client connection.
 struct ConnectionContext {
     dependencies: Dependencies,
     layer: RateLimitLayer<ProxyLimiter>,
@@ -144,7 +144,8 @@ impl ConnectionContext {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let is_trusted = identity.trust.is_trusted(peer);
         let forwarding = forwarding_of(&settings, ClientSide::new(peer, scheme, is_trusted));
-        // A trusted proxy forwards requests from many clients, and limits each client itself.
+        // Do not limit a trusted proxy: it forwards requests from many clients, and must limit each
+        // client itself.
         let in_flight = (!is_trusted).then(|| {
             let client = identity.trust.counted(peer.to_canonical());
             self.clients.counter(client)

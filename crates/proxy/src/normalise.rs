@@ -3,8 +3,8 @@
 //!
 //! If the rules were evaluated on a different head, clients could bypass them. For example, a key
 //! could use a header that the proxy removes later, or a condition could miss a header in another
-//! spelling. Therefore this module applies every removal and rewrite of request headers in one
-//! place. Rules, `upstreams[].when` and the classes of `adaptive` are evaluated on the result.
+//! spelling. Therefore this module is the only place where request headers are removed or
+//! rewritten. Rules, `upstreams[].when` and the classes of `adaptive` are evaluated on the result.
 //! Headers that the proxy only adds are added later: `X-Forwarded-*`, `Forwarded`, `Via`, and the
 //! framing headers.
 //!
@@ -32,8 +32,8 @@ use super::{
     upstream::config::RuntimeConfig,
 };
 
-/// A request is treated as a loop if it has this number of `Via` elements with this proxy's
-/// pseudonym. The number is above 1 because two or three tiers of proxies may share a pseudonym.
+/// A request with this number of `Via` elements with this proxy's pseudonym is treated as looping.
+/// The number is above 1 because two or three tiers of proxies may share a pseudonym.
 const MAX_PASSES: usize = 4;
 
 /// Normalises `head` according to the settings of `current`. `forwarding` says whether the client

@@ -14,11 +14,11 @@ use tidegate_tower::ConcurrencyPermit;
 pub(crate) struct PausablePermit(Arc<Slot>);
 
 /// A handle with which the request body pauses and resumes its permit. The handle does nothing once
-/// the permit is gone.
+/// the permit has been taken or dropped.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PermitHandle(Weak<Slot>);
 
-/// The concurrency permit of a request; `None` once the response head has arrived.
+/// The concurrency permit of a request; `None` once the permit has been taken.
 type Slot = Mutex<Option<ConcurrencyPermit>>;
 
 impl PausablePermit {
@@ -30,8 +30,8 @@ impl PausablePermit {
         PermitHandle(Arc::downgrade(&self.0))
     }
 
-    /// Takes the concurrency permit when the response head has arrived or the request has failed.
-    /// The [`PermitHandle`] then has no effect.
+    /// Takes the concurrency permit. Call this method when the response head has arrived or the
+    /// request has failed. From then on, the [`PermitHandle`] has no effect.
     pub(crate) fn take(self) -> Option<ConcurrencyPermit> {
         lock(&self.0).take()
     }
@@ -43,8 +43,8 @@ impl PermitHandle {
         self.change(ConcurrencyPermit::pause);
     }
 
-    /// Resumes the permit, even if the number of requests in flight then briefly exceeds the limit.
-    /// Call this method when the client has sent more of the body, so that the upstream can
+    /// Resumes the permit, even if the number of requests in flight briefly exceeds the limit as a
+    /// result. Call this method when the client has sent more of the body, so that the upstream can
     /// continue its work.
     pub(crate) fn resume(&self) {
         self.change(ConcurrencyPermit::resume);

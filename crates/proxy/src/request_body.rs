@@ -24,7 +24,7 @@ use super::{
     permit::PermitHandle, stream_slots::StreamSlot, write_stall::StreamReset,
 };
 
-/// The progress of sending a request body, for the task that waits for the response; `None` if the
+/// The upload progress of a request body, for the task that waits for the response; `None` if the
 /// request has no body.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadProgress(Option<Arc<UploadState>>);
@@ -34,10 +34,10 @@ struct UploadState {
     state: AtomicU8,
     /// Whether the body had trailers.
     has_trailers: AtomicBool,
-    /// When the rest of the body is no longer needed, wakes the task that sends the body.
+    /// Wakes the task that sends the body when the rest of the body is no longer needed.
     sender: AtomicWaker,
-    /// The handle that resets the body's stream, even while the upstream's flow-control window is
-    /// closed.
+    /// The handle that resets the body's HTTP/2 stream. The reset works even while the upstream's
+    /// flow-control window is closed.
     reset: Mutex<Option<StreamReset>>,
     /// Wakes the task that waits for the response, if another task sends the body.
     waiter: AtomicWaker,
@@ -69,8 +69,8 @@ impl UploadProgress {
         self.state() == SENDING
     }
 
-    /// Returns the same as [`Self::is_sending`]. Also wakes the task of `cx` when the body ends or
-    /// fails.
+    /// Returns the same as [`Self::is_sending`]. Also registers the task of `cx` to be woken when
+    /// the body ends or fails.
     pub(crate) fn poll_is_sending(&self, cx: &Context<'_>) -> bool {
         if let Some(shared) = &self.0 {
             shared.waiter.register(cx.waker());
@@ -97,8 +97,8 @@ impl UploadProgress {
         }
     }
 
-    /// Returns the body's error, if the body has failed. `max_bytes` is the maximum body size,
-    /// which the error message contains.
+    /// Returns the body's error, if the body has failed. `max_bytes` is the maximum body size, for
+    /// the error message.
     pub(crate) fn error(&self, max_bytes: u64) -> Option<ProxyError> {
         match self.state() {
             TIMED_OUT => Some(ProxyError::BodyTooSlow),
@@ -131,9 +131,9 @@ impl UploadProgress {
 /// A request body from the client.
 #[derive(Debug)]
 pub(crate) enum RequestBody {
-    /// A body that the proxy has not read yet.
+    /// A body that the proxy streams from the client.
     Incoming(Incoming),
-    /// A body that the proxy has read, because the request's cost depends on it.
+    /// A body that the proxy has already read, because the request's cost depends on it.
     Read(ReadBody),
 }
 
@@ -143,7 +143,7 @@ pub(crate) struct ReadBody {
     pub(crate) data: Bytes,
     /// Whether the body had trailers, which are dropped.
     pub(crate) had_trailers: bool,
-    /// Counts the memory of `data` until the data has been sent.
+    /// Counts the bytes of `data` towards the worker's maximum until they have been sent.
     pub(crate) memory: InspectedBytes,
 }
 
@@ -192,10 +192,11 @@ impl ReadBody {
 /// A request body on its way to an upstream.
 #[derive(Debug)]
 pub(crate) struct Upload {
-    /// The body from the client; `None` after trailers. The proxy's own requests have no body.
+    /// The body from the client; `None` after its trailers, and for the proxy's own requests.
     body: Option<BoundedBody<RequestBody>>,
     progress: UploadProgress,
-    /// The HTTP/2 stream on which the body is sent. It stays reserved until the body is sent.
+    /// The reservation of the HTTP/2 stream on which the body is sent. The stream stays reserved
+    /// until the body is sent.
     stream: Option<Arc<StreamSlot>>,
     permit: PermitHandle,
 }
@@ -258,7 +259,8 @@ impl Upload {
     }
 }
 
-/// Counts a dropped body as sent. No more data follows, so the timeout for the response starts.
+/// A body that is dropped early counts as sent. No more data follows, so the timeout for the
+/// response starts.
 impl Drop for Upload {
     fn drop(&mut self) {
         if self.progress.is_sending() {
@@ -279,7 +281,8 @@ impl HttpBody for Upload {
         let Some(body) = &mut this.body else {
             return Poll::Ready(None);
         };
-        // Over HTTP/2, hyper sends the body in its own task, which does not end with the response.
+        // Over HTTP/2, hyper sends the body in a separate task, which keeps running after the
+        // response has ended.
         if let (Some(shared), Some(_)) = (&this.progress.0, &this.stream) {
             shared.sender.register(cx.waker());
             if shared.state.load(Ordering::Relaxed) == UNWANTED {

@@ -35,7 +35,8 @@ use super::{
 };
 
 /// The maximum number of bytes read ahead on one worker, for all clients together. While the
-/// maximum is exceeded, no body is read ahead, so each body waits for its client.
+/// maximum is exceeded, no body is read ahead, so each body is read only as fast as its client
+/// reads.
 const MAX_READ_AHEAD_BYTES: usize = 64 << 20;
 
 thread_local! {
@@ -50,7 +51,7 @@ pub(crate) enum ResponseBody {
     Complete(Full<Bytes>, Option<ReadAheadBytes>),
     /// A complete body, as a sequence of frames.
     Frames(VecDeque<Frame<Bytes>>, ReadAheadBytes),
-    /// A body that the upstream has not sent completely yet.
+    /// A body that is streamed from the upstream.
     Streaming(StreamingBody),
 }
 
@@ -64,7 +65,7 @@ pub(crate) struct StreamingOptions {
     pub(crate) progress: UploadProgress,
 }
 
-/// Bytes that count as read ahead until the client takes them.
+/// Bytes that count as read ahead until the client has taken them or this value is dropped.
 #[derive(Debug, Default)]
 pub(crate) struct ReadAheadBytes(usize);
 
@@ -167,8 +168,8 @@ impl ResponseBody {
 /// Returns the connection of `checkout` to the pool after a complete response.
 ///
 /// If the upstream responded before it had received the whole request, the rest of the request is
-/// not sent. Otherwise, the client could keep the connection busy with a request that is no longer
-/// counted as in flight.
+/// not sent. Otherwise, a slow client could keep the upstream connection busy with a request that
+/// is no longer counted as in flight.
 pub(crate) fn finish(checkout: Checkout, progress: &UploadProgress) {
     if progress.is_sending() {
         progress.abandon();
@@ -190,7 +191,7 @@ fn strip_content_length(mut frame: Frame<Bytes>) -> Frame<Bytes> {
 struct Pipe {
     frames: VecDeque<Frame<Bytes>>,
     read_ahead: ReadAheadBytes,
-    /// The number of body bytes that the client has not taken yet, if known.
+    /// The number of body bytes that the client has not taken yet; `None` if unknown.
     remaining: Option<u64>,
     /// The number of bytes handed to the client's connection.
     delivered: usize,
@@ -198,9 +199,9 @@ struct Pipe {
     /// Whether the next poll may return the error that ended the body: see
     /// [`StreamingBody::poll_frame`].
     is_announced: bool,
-    /// When frames have arrived, wakes the task that sends them to the client.
+    /// Wakes the task that sends frames to the client when new frames have arrived.
     reader: Option<Waker>,
-    /// When frames have been taken, wakes the reading task.
+    /// Wakes the reading task when frames have been taken.
     writer: Option<Waker>,
 }
 
@@ -255,8 +256,8 @@ fn lock(pipe: &SharedPipe) -> MutexGuard<'_, Pipe> {
     pipe.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A body that the proxy is still receiving. Unless the upstream has sent the whole body, dropping
-/// this value stops the reading task and closes the connection.
+/// A body that the proxy is still receiving. If this value is dropped before the upstream has sent
+/// the whole body, the reading task stops and the connection is closed.
 #[derive(Debug)]
 pub(crate) struct StreamingBody {
     pipe: SharedPipe,
@@ -276,7 +277,8 @@ impl StreamingBody {
             source,
             checkout: Some(checkout),
             idle_timeout: IdleTimeout::new(options.idle),
-            // If a client reads nothing at all, the write timeout of its connection applies.
+            // There is no idle timeout here: if a client reads nothing at all, the write timeout of
+            // its connection applies.
             client_rate: IdleTimeout::with_min_rate(Duration::MAX, options.slow.min_rate),
             counted: 0,
             is_done: false,
@@ -297,8 +299,8 @@ impl StreamingBody {
                 Poll::Pending
             }
             Some(Ok(())) => Poll::Ready(None),
-            // hyper discards its unsent bytes when a body returns an error. Return `Pending` once,
-            // so that hyper flushes the unsent bytes first.
+            // When a body returns an error, hyper discards its unsent bytes. Return `Pending` once
+            // before the error, so that hyper flushes these bytes first.
             Some(Err(_)) if !pipe.is_announced => {
                 pipe.is_announced = true;
                 cx.waker().wake_by_ref();
@@ -314,8 +316,8 @@ impl Drop for StreamingBody {
         let mut pipe = lock(&self.pipe);
         if matches!(pipe.end, Some(Ok(()))) {
             // The upstream has sent the whole body. The reading task may still hold the connection
-            // until the client has taken the last bytes. Drop these bytes, so that the task
-            // finishes.
+            // until the client has taken the last bytes. Drop the remaining frames, so that the
+            // task finishes.
             pipe.frames.clear();
             if let Some(writer) = pipe.writer.take() {
                 writer.wake();
@@ -334,10 +336,10 @@ struct BodyReader {
     checkout: Option<Checkout>,
     /// The idle timeout for the upstream.
     idle_timeout: IdleTimeout,
-    /// The timeout for a client that reads more slowly than the minimum rate. This timeout runs
-    /// only while the upstream must wait for the client.
+    /// The timeout for a client that reads more slowly than the minimum rate. It runs only while
+    /// the reading task waits for the client.
     client_rate: IdleTimeout,
-    /// The number of delivered bytes that `client_rate` has counted.
+    /// The number of delivered bytes already reported to `client_rate`.
     counted: usize,
     /// Whether the upstream has sent the whole body.
     is_done: bool,
@@ -380,7 +382,8 @@ impl Future for BodyReader {
         }
         let reads_ahead = this.options.slow.response_buffer > 0 && ReadAheadBytes::has_room();
         if !reads_ahead && !pipe.frames.is_empty() {
-            // Without read-ahead, hold the connection until the client has taken the last bytes.
+            // If nothing may be read ahead, hold the connection until the client has taken the last
+            // bytes.
             pipe.writer = Some(cx.waker().clone());
             return Poll::Pending;
         }

@@ -27,10 +27,11 @@ const LOG_DROPPED: Metric = Metric::counter(
     "Access log lines that were dropped.",
 );
 
-/// The proxy's active settings and upstreams, and the parts that outlive a reload.
+/// The proxy's active settings and upstreams, and the state that a reload does not replace.
 #[derive(Debug)]
 pub struct ProxyRuntime {
-    /// The settings at startup. A reload cannot change some of them; these apply until a restart.
+    /// The settings at startup. Some of them cannot be changed by a reload, and apply until a
+    /// restart.
     started: Arc<Proxy>,
     current: Arc<ArcSwap<RuntimeConfig>>,
     tasks: Tasks,
@@ -106,8 +107,8 @@ impl ProxyRuntime {
         )
     }
 
-    /// Returns the names of the settings that differ from those at startup and that only a restart
-    /// can change.
+    /// Returns the names of settings that have changed since startup, but that only a restart can
+    /// apply.
     #[must_use]
     pub fn restart_required(&self, settings: &Proxy) -> Vec<&'static str> {
         let started = &self.started;

@@ -7,7 +7,7 @@ use std::sync::{
 
 use tokio::sync::watch;
 
-/// The limit of concurrent streams on a connection, and the number in use.
+/// The maximum number of concurrent streams on a connection, and the number in use.
 #[derive(Debug)]
 pub(crate) struct StreamSlots {
     /// The upstream's most recent `SETTINGS_MAX_CONCURRENT_STREAMS`.

@@ -47,13 +47,13 @@ impl PendingTunnel {
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     pub(crate) client: OnUpgrade,
-    /// The upstream connection, which was opened for HTTP/1.1. It counts as in use until the tunnel
+    /// The upstream HTTP/1.1 connection that was upgraded. It counts as in use until the tunnel
     /// ends.
     pub(crate) checkout: Checkout,
     /// The byte counts for the tunnel's line in the access log.
     pub(crate) session: UpgradedSession,
-    /// The request's rate limit permit. It keeps the leases of concurrency slots until the tunnel
-    /// ends.
+    /// The request's rate limit permit. It keeps renewing the leases of the request's concurrency
+    /// slots until the tunnel ends.
     pub(crate) lasting: LongLivedPermit,
     /// Counts this tunnel as one of the client's requests in flight, if these are limited.
     pub(crate) in_flight: Option<ClientRequest>,

@@ -1,8 +1,8 @@
-//! A write timeout for HTTP/2 bodies whose receiver stops reading.
+//! A write timeout for HTTP/2 bodies. It expires if the receiver stops reading.
 //!
-//! hyper polls a body for its next frame only when the receiver's flow-control window is open, and
-//! has no timeout for this wait. A receiver can keep the window closed and still reply to pings.
-//! During that time, the body holds an upstream connection and a concurrency permit.
+//! hyper polls a body for its next frame only while the receiver's flow-control window is open, and
+//! has no timeout for this wait. A receiver can keep the window closed while it still replies to
+//! pings. During that time, the body holds an upstream connection and a concurrency permit.
 //!
 //! hyper offers no hook for a timeout. Therefore each body records whether it is waiting to be
 //! polled. The body is polled by its stream's task. [`with_write_timeout`] wraps this task, and
@@ -28,7 +28,7 @@ use tidegate_net::LazyTimer;
 
 thread_local! {
     /// The state of the body that was created or polled most recently on this thread. Immediately
-    /// after a poll of a stream's task, this is the state of that stream's body.
+    /// after a stream's task was polled, this is the state of that stream's body.
     static LAST_POLLED: RefCell<Option<Arc<BodyPollState>>> = const { RefCell::new(None) };
 }
 
@@ -61,8 +61,8 @@ pub(crate) struct WatchedBody<B> {
     wait: PollWait,
 }
 
-/// A handle that resets the stream of a body when the rest of the body is no longer needed. The
-/// reset happens when the stream's task is next polled.
+/// A handle that can reset a body's stream if the rest of the body is no longer needed. The reset
+/// happens when the stream's task is next polled.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamReset(Arc<BodyPollState>);
 
@@ -167,12 +167,12 @@ pub(crate) fn with_write_timeout(
         let mut timer: Option<LazyTimer> = None;
         let mut seen_waits = 0;
         poll_fn(|cx| {
-            // Clear the state of another stream's body, whose task ran earlier on this thread.
+            // Clear the state that another stream's task has left behind on this thread.
             LAST_POLLED.take();
             if stream.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(());
             }
-            // If this poll did not reach the body, keep the state from the previous poll.
+            // If this poll did not poll the body, keep the state from the previous poll.
             state = LAST_POLLED.take().or_else(|| state.take());
             let is_cancelled =
                 |state: &Arc<BodyPollState>| state.is_cancelled.load(Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! The access log entry of a request. The entry covers the time from the request head to the end of
-//! the response.
+//! The access log entry of a request. An entry covers the time from the arrival of the request head
+//! to the end of the response.
 
 use std::{
     convert::Infallible,
@@ -141,8 +141,7 @@ where
             let mut response = response_future.await?;
             entry.line.status = Some(response.status().as_u16());
             entry.line.grpc_status = grpc_status(response.headers());
-            // hyper does not poll a body that is empty from the start, so `poll_frame` cannot set
-            // this field.
+            // hyper does not poll an empty body, so `poll_frame` would not set this field.
             entry.line.complete = response.body().is_end_stream();
             entry.take_extensions(response.extensions_mut());
             let entry = match response.extensions_mut().remove::<UpgradedSession>() {
@@ -158,7 +157,7 @@ where
 }
 
 /// A response body that writes the log entry when the body ends. If the connection is upgraded, the
-/// body has no entry, and the [`UpgradedSession`] writes it.
+/// [`UpgradedSession`] has the entry and writes it.
 #[derive(Debug)]
 pub(crate) struct LoggedBody<B> {
     body: B,
@@ -299,7 +298,7 @@ impl Entry {
 }
 
 impl Entry {
-    /// Moves the fields that the proxy added as response `extensions` into the entry.
+    /// Moves the fields that the proxy stored in the response's `extensions` into the entry.
     fn take_extensions(&mut self, extensions: &mut Extensions) {
         if let Some(LoggedUpstream { upstream, endpoint }) = extensions.remove() {
             (self.line.upstream, self.line.address) = (Some(upstream), endpoint);

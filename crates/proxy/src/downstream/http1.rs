@@ -81,12 +81,12 @@ impl ClientConnection {
     }
 }
 
-/// Adds `Connection: close` to the response to a chunked request, unless the request was read
+/// Adds `Connection: close` to the response to a chunked request, unless the request body was read
 /// completely and had no trailers.
 ///
-/// If trailers end in LF LF, hyper 1.12 continues to read until the next CR LF CR LF, and drops any
-/// request within these bytes. `Connection: close` tells the client that the dropped request was
-/// not processed (RFC 9112, section 9.6).
+/// If trailers end in LF LF, hyper 1.12 continues to read until the next CR LF CR LF. If another
+/// request follows, hyper drops it as part of the trailers. `Connection: close` tells the client
+/// that the dropped request was not processed (RFC 9112, section 9.6).
 fn close_unless_complete<B>(response: &mut Response<B>) {
     let is_switch = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     if !is_switch && response.extensions().get::<CompleteRequest>().is_none() {

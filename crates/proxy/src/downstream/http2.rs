@@ -25,13 +25,14 @@ const MAX_STREAMS: u32 = 128;
 
 /// The send buffer per stream, in bytes.
 ///
-/// hyper polls a body again when one byte of the buffer is free. Two more frames may then be
-/// buffered; a frame has up to 64 KiB, the size of a read from an upstream. In total, the buffers
-/// of all streams of a connection hold at most 18 MiB, in addition to the bytes that
-/// `response_body` reads ahead.
+/// hyper polls a body again as soon as one byte of the buffer is free. Two more frames may then be
+/// buffered. A frame has up to 64 KiB, which is the maximum size of a read from an upstream. In
+/// total, the buffers of all streams of a connection hold at most 18 MiB, in addition to the bytes
+/// that `response_body` reads ahead.
 ///
-/// If hyper does not poll a body for the `idle` timeout, the body is dropped. The last frame of a
-/// body stays buffered until the connection has had no requests for the `idle` timeout.
+/// If hyper does not poll a body for as long as the `idle` timeout, the body is dropped. If the
+/// client does not read the last frame of a body, the frame stays buffered until the connection has
+/// had no requests for as long as the `idle` timeout.
 const MAX_SEND_BYTES: usize = 16 << 10;
 
 /// The sizes of the flow-control windows in bytes, per stream and per connection.
@@ -94,7 +95,8 @@ impl ClientConnection {
             () = requests.wait_idle(timeouts.request_head, timeouts.keep_alive) => {}
         }
         serving.as_mut().graceful_shutdown();
-        // A new client may still be sending its first request, so the head timeout applies to it.
+        // A client without any request so far may still be sending its first one, so the head
+        // timeout applies.
         let timeout = if requests.count.get() > 0 {
             timeouts.idle
         } else {
@@ -122,9 +124,9 @@ struct ConnectionRequests {
     last_end: Cell<Option<Instant>>,
 }
 
-/// A response is treated as delivered when this time has passed since its last frame. hyper may
-/// hold bytes back until the client's flow-control window opens, and does not report when it has
-/// sent them.
+/// A response is treated as delivered when this time has passed since hyper received its last
+/// frame. hyper may hold bytes back until the client's flow-control window opens, and does not
+/// report when it has sent them.
 const DELIVERY_DELAY: Duration = Duration::from_secs(5);
 
 impl ConnectionRequests {
@@ -147,8 +149,8 @@ impl ConnectionRequests {
         }
     }
 
-    /// Waits until the connection has been idle for `timeout`. If no request arrives within the
-    /// duration `first`, waits only for `first`.
+    /// Waits until the connection has been idle for `timeout`. Returns after `first` if no request
+    /// has arrived by then.
     async fn wait_idle(&self, first: Duration, timeout: Duration) {
         sleep(first).await;
         if self.count.get() > 0 {

@@ -95,8 +95,8 @@ impl ClientConnection {
         }
     }
 
-    /// Counts `request` as in flight until the returned value is dropped. Marks the request with
-    /// [`ClientLimitExceeded`] if the client is at its limit.
+    /// Counts `request` as in flight until the returned value is dropped. If the client is at its
+    /// limit, marks the request with [`ClientLimitExceeded`] instead.
     fn count_request(&self, request: &mut Request<Incoming>) -> Option<ClientRequest> {
         let in_flight = self.in_flight.as_ref()?;
         let max = self.settings.slow.max_requests;

@@ -1,4 +1,4 @@
-//! Adds explanations to the replies with which hyper itself rejects HTTP/1.1 requests.
+//! Adds explanations to hyper's own replies to invalid HTTP/1.1 requests.
 
 use std::{
     io,
@@ -19,7 +19,8 @@ use crate::bad_request::BadRequests;
 pub(super) struct RejectionStream<S> {
     stream: TimedStream<S>,
     bad_requests: Arc<BadRequests>,
-    /// The unwritten part of an explained rejection, which replaces hyper's own reply.
+    /// The unwritten part of hyper's reply with the explanation added. It is sent instead of
+    /// hyper's reply.
     rejection: Option<Bytes>,
 }
 
@@ -51,7 +52,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for RejectionStream<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let this = &mut *self;
-        // If no response is due, the bytes that hyper writes must be its rejection of an invalid
+        // If the proxy is not sending a response, the bytes must be hyper's own reply to an invalid
         // head.
         if this.rejection.is_none() && !this.stream.phase().is_response_due() {
             this.rejection = this.bad_requests.explain(bytes);

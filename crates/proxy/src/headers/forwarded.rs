@@ -1,8 +1,9 @@
 //! The headers that describe the client to an upstream: `X-Forwarded-*`, `Forwarded` and `Via`.
 //!
-//! The proxy removes values from an untrusted client, and extends lists from a trusted proxy.
-//! Therefore the last element of a list always comes from this proxy, and all other elements come
-//! from trusted proxies. The proxy also removes forwarding headers spelt with `_` instead of `-`.
+//! If the client is untrusted, the proxy removes the values that the client sent. If the client is
+//! a trusted proxy, this proxy appends to the lists that the client sent. Therefore the last
+//! element of a list always comes from this proxy, and all other elements come from trusted
+//! proxies. The proxy also removes forwarding headers spelt with `_` instead of `-`.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -39,7 +40,7 @@ pub(crate) struct ForwardingHeaders {
     is_trusted: bool,
     address: HeaderValue,
     scheme: &'static str,
-    /// The client's address in the `node` notation of RFC 7239, section 6.
+    /// The client's address as a `node` (RFC 7239, section 6).
     node: Box<str>,
     /// The pseudonym of this proxy in the `Via` header, if configured.
     via: Option<Via>,
@@ -96,8 +97,8 @@ impl ForwardingHeaders {
         self.is_trusted
     }
 
-    /// Removes `X-Forwarded-Proto` and `X-Forwarded-Host` if this proxy writes only `Forwarded`.
-    /// Keeps them if a trusted proxy has also sent `X-Forwarded-For`.
+    /// Removes `X-Forwarded-Proto` and `X-Forwarded-Host` if this proxy does not write
+    /// `X-Forwarded-*` headers and no trusted proxy has sent `X-Forwarded-For`.
     pub(crate) fn remove_unpaired(&self, headers: &mut HeaderMap) {
         if !self.writes_x_forwarded() && !self.has_trusted(&X_FORWARDED_FOR, headers) {
             for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
@@ -133,9 +134,9 @@ impl ForwardingHeaders {
     /// Calls `line` with each forwarding header of a request. The request was received over HTTP
     /// `version` and has exactly one `Host`.
     ///
-    /// Also removes from `headers` those that the forwarding headers replace; the caller sends the
-    /// remaining `headers`. Before this call, the caller must have removed values from an untrusted
-    /// client.
+    /// Also removes the headers that the forwarding headers replace from `headers`. The caller
+    /// sends the remaining `headers`. If the client is untrusted, the caller must have removed its
+    /// forwarding headers before this call.
     pub(crate) fn emit(
         &self,
         version: Version,
@@ -170,7 +171,7 @@ impl ForwardingHeaders {
         }
         let list = self.append_to_list(&X_FORWARDED_FOR, &self.address, headers);
         line(&X_FORWARDED_FOR, &list);
-        // Keep values from a trusted proxy, which is closer to the client and has seen the original
+        // Keep the values of a trusted proxy: it is closer to the client and knows the original
         // scheme and host.
         if !self.has_trusted(&X_FORWARDED_PROTO, headers) {
             line(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));

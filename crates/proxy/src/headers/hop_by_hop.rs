@@ -26,8 +26,8 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 
 const TRAILERS: HeaderValue = HeaderValue::from_static("trailers");
 
-/// Returns the protocol to which a request offers to switch: the first one in the `Upgrade` list,
-/// in lower case. Only this protocol is offered to the upstream. Protocol names are
+/// Returns the protocol to which the client offers to switch: the first one in the `Upgrade` list,
+/// in lower case. The proxy offers only this protocol to the upstream. Protocol names are
 /// case-insensitive (RFC 9110, section 7.8).
 ///
 /// RFC 9113 deprecates the upgrade to HTTP/2 (`h2c`), so an offer of `h2c` is ignored.
@@ -59,7 +59,8 @@ pub(crate) fn set_upgrade(headers: &mut HeaderMap, protocol: HeaderValue) {
     headers.insert(UPGRADE, protocol);
 }
 
-/// Sets `Connection` to name the hop-by-hop headers of an HTTP/1.1 request to an upstream.
+/// Sets the `Connection` header of an HTTP/1.1 request to an upstream, so that it names the
+/// request's hop-by-hop headers.
 pub(crate) fn set_connection(headers: &mut HeaderMap) {
     if !lookup::has_any(headers, &[TE, UPGRADE]) {
         return;
@@ -124,9 +125,9 @@ fn strip_named(headers: &mut HeaderMap) {
     let lines: Vec<HeaderValue> = headers.get_all(CONNECTION).iter().cloned().collect();
     headers.remove(CONNECTION);
     for name in lines.iter().flat_map(tokens) {
-        // Keep `Content-Length`, because without it, the message would end at a different byte.
-        // Keep proxy headers, because a client must not be able to remove a trusted proxy's headers
-        // by naming them.
+        // Keep `Content-Length`: without it, the upstream would see the end of the message at a
+        // different byte. Keep proxy headers, so that a client cannot remove a trusted proxy's
+        // headers by naming them in `Connection`.
         if let Ok(name) = HeaderName::from_bytes(name)
             && !matches!(name, CONTENT_LENGTH | HOST | VIA)
             && !is_proxy_header(name.as_str())

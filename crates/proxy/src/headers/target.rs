@@ -99,8 +99,8 @@ pub(crate) fn normalise_target(head: &mut Parts) -> Result<(), ProxyError> {
     Ok(())
 }
 
-/// Returns whether `host` is an ordinary name or IPv4 address, with or without a port. An ordinary
-/// host is valid without further parsing, so this check is the fast path.
+/// Returns whether `host` is an ordinary name or IPv4 address, with or without a port. Such a host
+/// is always valid, so this fast path avoids parsing.
 fn is_simple_host(host: &[u8]) -> bool {
     let mut parts = host.splitn(2, |byte| *byte == b':');
     let (name, port) = (parts.next().unwrap_or_default(), parts.next());
@@ -151,8 +151,8 @@ pub(crate) fn to_http2(head: &mut Parts, scheme: &Scheme) -> Result<(), ProxyErr
     uri.authority = Some(authority);
     head.uri = Uri::from_parts(uri).map_err(|_| WRONG)?;
     head.version = Version::HTTP_2;
-    // A reload may have moved the request to this upstream after the request was normalised for an
-    // HTTP/1.1 upstream.
+    // The request may have been normalised for an HTTP/1.1 upstream, before a reload routed it to
+    // this upstream.
     lookup::remove(&mut head.headers, &UPGRADE);
     Ok(())
 }

@@ -31,11 +31,11 @@ pub(crate) struct Upstreams(Box<[Arc<Upstream>]>);
 pub(crate) struct Upstream {
     pub(crate) name: Box<str>,
     when: When,
-    /// The new settings for the endpoints of this upstream. They take effect in
+    /// The settings for the endpoints of this upstream. They take effect in
     /// [`Upstreams::activate`].
     endpoint_settings: Arc<EndpointSettings>,
     pub(crate) endpoints: Box<[Arc<Endpoint>]>,
-    /// The round robin position, for ties between equally loaded endpoints.
+    /// The round robin position, which breaks ties between equally loaded endpoints.
     next: AtomicUsize,
     pub(crate) metrics: Arc<UpstreamMetrics>,
     /// The adaptive concurrency limit, if configured.
@@ -166,14 +166,15 @@ impl Upstream {
             endpoint_settings,
             next: AtomicUsize::new(0),
             metrics: metrics.unwrap_or_else(|| Arc::new(UpstreamMetrics::new(workers))),
-            // The conversion succeeds, because parsing has checked that the settings are in range.
+            // `concurrency` is never an error, because parsing has checked that the settings are in
+            // range.
             concurrency: concurrency.and_then(Result::ok),
             http2: settings.http2.then_some(scheme),
         })
     }
 
-    /// Advances and returns the round robin position, from which a request searches for an
-    /// endpoint.
+    /// Advances the round robin position. Returns the position from which a request starts its
+    /// search for an endpoint.
     pub(crate) fn next_position(&self) -> usize {
         match self.endpoints.len() {
             1 => 0,
@@ -183,7 +184,7 @@ impl Upstream {
 
     /// Returns the endpoint with the fewest requests in flight, and its index. Skips endpoints
     /// whose bit is set in `tried`. If several endpoints are equally loaded, returns the first of
-    /// them, counted from the index `start`.
+    /// them at or after the index `start`, wrapping around.
     pub(crate) fn least_loaded(&self, start: usize, tried: u64) -> Option<(usize, &Arc<Endpoint>)> {
         let count = self.endpoints.len();
         let candidates = (0..count)

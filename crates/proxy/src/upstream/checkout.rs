@@ -13,11 +13,11 @@ pub(crate) struct Checkout {
 }
 
 impl Checkout {
-    /// Returns the connection to the pool if the connection can take another request. If the
-    /// upstream responded before it had received the whole request, closes the HTTP/1.1 connection
-    /// instead.
+    /// Returns the connection to the pool if the connection can take another request. Closes an
+    /// HTTP/1.1 connection instead if the upstream responded before it had received the whole
+    /// request.
     pub(crate) fn return_to_pool(self) {
-        // A shared HTTP/2 connection never left the pool.
+        // A shared HTTP/2 connection stays in the pool during a checkout.
         if self.active.endpoint().address.http2 {
             return;
         }

@@ -78,9 +78,10 @@ pub(crate) fn is_out_of_resources(error: &io::Error) -> bool {
     code.is_some_and(|code| local.iter().any(|errno| errno.raw_os_error() == code))
 }
 
-/// Returns the error of a file descriptor shortage if there is such a shortage. Otherwise, returns
-/// `error`, a resolver error. Without a free descriptor, some resolvers report an unknown host or a
-/// refused connection instead (for example, with `mymachines` in `/etc/nsswitch.conf`).
+/// Checks whether a file descriptor shortage caused the resolver error `error`. Returns the
+/// shortage error if there is a shortage, and `error` otherwise. Without a free descriptor, some
+/// resolvers report an unknown host or a refused connection (for example, with `mymachines` in
+/// `/etc/nsswitch.conf`).
 fn shortage_behind(error: io::Error) -> io::Error {
     match UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)) {
         Err(shortage) if is_out_of_resources(&shortage) => shortage,

@@ -50,17 +50,18 @@ pub(crate) struct UpstreamConnection {
 pub(crate) enum OutgoingRequest {
     /// A request of which nothing has been sent yet.
     New(Box<Request<Upload>>),
-    /// A request that was sent on an HTTP/2 connection that closed before the response. The request
-    /// is idempotent, so it is sent a second time, but not a third time.
+    /// An idempotent request whose first HTTP/2 connection closed before the response arrived. It
+    /// is sent a second time, but not a third time.
     Resent(Box<Request<Upload>>),
-    /// A request that was serialised for an HTTP/1.1 connection, which turned out to be closed.
+    /// A request that was already serialised for an HTTP/1.1 connection, but the connection turned
+    /// out to be closed.
     Serialised(Box<RequestWriter>),
 }
 
 /// The source of a response body.
 #[derive(Debug)]
 pub(crate) enum ResponseSource {
-    /// The HTTP/1.1 connection, which serves no other request at the same time.
+    /// The HTTP/1.1 connection. It serves only one request at a time.
     Http1,
     /// An HTTP/2 stream.
     Http2(Incoming),
@@ -141,8 +142,8 @@ impl UpstreamConnection {
         }
     }
 
-    /// Starts to send `request` on an HTTP/1.1 connection. The timeout for the response head begins
-    /// at `now`. [`Self::response_head`] then waits for the response. If the connection uses
+    /// Starts sending `request` on an HTTP/1.1 connection. The timeout for the response head starts
+    /// at `now`. Call [`Self::response_head`] to wait for the response. If the connection uses
     /// HTTP/2, returns the request without sending it.
     pub(crate) fn start(
         &mut self,
@@ -159,7 +160,7 @@ impl UpstreamConnection {
         Ok(())
     }
 
-    /// Waits for the response head of the request that [`Self::start`] has begun to send.
+    /// Waits for the response head of the request that [`Self::start`] is sending.
     pub(crate) async fn response_head(
         &mut self,
         progress: &UploadProgress,
@@ -218,8 +219,8 @@ impl UpstreamConnection {
             (Protocol::Http2(_), OutgoingRequest::Resent(request)) => {
                 return self.send_on_stream(*request, progress, timeouts).await;
             }
-            // The request was prepared for the other HTTP version. All endpoints of an upstream use
-            // the same version, so this case does not occur.
+            // The request was prepared for a different HTTP version than the connection uses. All
+            // endpoints of an upstream use the same version, so this case does not occur.
             (_, outgoing) => return Err(SendError::Retryable(outgoing)),
         }
         self.timer.set(timeouts.head);
@@ -238,7 +239,7 @@ impl UpstreamConnection {
                 request,
             ))));
         };
-        // Once the upstream has responded on the connection, it may close the connection at any
+        // After its first response on a connection, the upstream may close the connection at any
         // time.
         let was_used = connection.has_answered();
         request.body_mut().set_stream(self.stream.clone());
@@ -327,7 +328,8 @@ const fn is_disconnect_kind(kind: io::ErrorKind) -> bool {
     )
 }
 
-/// Returns whether `error` means that the whole connection is closed, not only one stream.
+/// Returns whether `error` means that the whole connection is closed, and not only one of its
+/// streams.
 fn is_disconnect(error: &hyper::Error) -> bool {
     let cause = error
         .source()
@@ -362,7 +364,7 @@ enum BodySender {
     OtherTask,
 }
 
-/// Waits for `future`, or fails with [`ProxyError::HeadTimeout`]. The timeout starts at the end of
+/// Waits for `future`. Fails with [`ProxyError::HeadTimeout`] if it takes too long after the end of
 /// the request body.
 async fn with_head_timeout<A>(
     future: impl Future<Output = A>,
@@ -406,7 +408,7 @@ mod tests {
         for sends_for in [0, 1, 2, 7] {
             let progress = UploadProgress::started();
             let sent = progress.clone();
-            // With HTTP/2, another task sends the body.
+            // Like an HTTP/2 body, this body is sent by another task.
             tokio::spawn(async move {
                 tokio::time::sleep(Duration::from_secs(sends_for)).await;
                 sent.end();

@@ -23,7 +23,7 @@ pub(crate) const UPSTREAM_ERRORS: [ProxyError; 6] = [
 #[derive(Debug)]
 pub(crate) struct UpstreamMetrics(Box<[MetricsShard]>);
 
-// Align to 128 bytes, which is two cache lines: processors with adjacent-line prefetch load cache
+// Align to 128 bytes (two cache lines), because processors with adjacent-line prefetch load cache
 // lines in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]

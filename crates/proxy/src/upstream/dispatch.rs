@@ -32,13 +32,13 @@ pub(crate) struct Dispatcher {
     last: AtomicUsize,
 }
 
-/// A request after the synchronous attempt to send it. The `usize` is the request's round robin
-/// position.
+/// The result of the synchronous attempt to send a request. The `usize` is the request's round
+/// robin position.
 pub(crate) enum PendingRequest {
     /// The request is being sent on a pooled HTTP/1.1 connection.
     Sent(Checkout, usize),
     /// The request was not sent, because no pooled connection was idle or because the upstream uses
-    /// HTTP/2. The asynchronous path sends it.
+    /// HTTP/2. The asynchronous path must send it.
     Unsent(OutgoingRequest, usize),
 }
 
@@ -127,7 +127,7 @@ impl Dispatcher {
     }
 
     /// Tries the endpoints of `upstream` in order of load, the least loaded first. Stops when an
-    /// endpoint has responded or when the request must not be sent again.
+    /// endpoint responds or when the request must not be sent again.
     async fn send_with_retries(
         &self,
         upstream: &Upstream,
@@ -151,7 +151,7 @@ impl Dispatcher {
                 self.connection_to(endpoint, &outgoing, until)
             });
             let connected = connected.await;
-            // An endpoint counts as tried only after a connection attempt.
+            // If no connection attempt was made, the endpoint does not count as tried.
             if !matches!(
                 connected,
                 None | Some(Err(ProxyError::Full | ProxyError::Local))
@@ -192,7 +192,7 @@ impl Dispatcher {
     }
 
     /// Returns a connection to `endpoint`, and whether it came from the pool. Opens a new
-    /// connection if a pooled HTTP/1.1 connection was closed while `outgoing` was sent on it.
+    /// connection if `outgoing` has already failed on a pooled HTTP/1.1 connection that was closed.
     async fn connection_to(
         &self,
         endpoint: &Arc<Endpoint>,
@@ -259,8 +259,8 @@ impl Dispatcher {
     }
 }
 
-/// Decides whether and where a request is sent again after `send_error` at `endpoint`. Records the
-/// failure for outlier detection if the endpoint caused it.
+/// Decides whether and where to resend a request that failed with `send_error` at `endpoint`. If
+/// the endpoint caused the failure, records it for outlier detection.
 fn after_failure(
     endpoint: &Arc<Endpoint>,
     send_error: SendError,
@@ -273,8 +273,8 @@ fn after_failure(
     decision.action
 }
 
-/// The connect timeout budget of a request. All attempts share the budget, so several unresponsive
-/// endpoints delay a request by no more than one unresponsive endpoint does.
+/// The connect timeout budget of a request. All attempts of the request share the budget, so
+/// several unresponsive endpoints do not delay the request longer than one would.
 struct ConnectBudget {
     total: Duration,
     remaining: Duration,

@@ -1,4 +1,4 @@
-//! An endpoint of an upstream: its connection pool, its load, its health and its limits.
+//! An endpoint of an upstream: its connection pool, load, health and limits.
 
 use std::{
     sync::{
@@ -103,7 +103,7 @@ impl Endpoint {
     }
 
     /// Reserves a slot for a new connection. At the connection limit, closes an idle connection to
-    /// free a slot, and returns `None` if no connection is idle.
+    /// free a slot. Returns `None` if no connection is idle.
     fn reserve_connection(&self) -> Option<ConnectionSlot> {
         let max_connections = self.settings().max_connections;
         if let Some(slot) = self.connections.try_add(max_connections) {

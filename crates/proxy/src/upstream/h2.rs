@@ -49,8 +49,8 @@ use crate::{
 /// window exceeds [`MAX_STREAMS`] stream windows, so that unread responses never block other
 /// responses.
 ///
-/// As a result, slow clients can keep 25 MiB of response data buffered per connection, which is 25
-/// GiB for 1,024 connections to an upstream.
+/// As a result, slow clients can cause up to 25 MiB of response data to be buffered per connection,
+/// which is 25 GiB for 1,024 connections to an upstream.
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 128 * STREAM_WINDOW;
 
@@ -66,7 +66,7 @@ pub(crate) struct Http2Connection {
     max_headers: usize,
 }
 
-/// The reason why there is no response. It contains the request if the request has not been sent.
+/// The reason why a request has no response. Contains the request if it was not sent.
 pub(crate) type Http2SendError = TrySendError<Request<WatchedBody<Upload>>>;
 
 impl Http2Connection {
@@ -116,8 +116,8 @@ impl Http2Connection {
         })
     }
 
-    /// Returns whether the connection is closed. Also returns true if it is suspect and has no
-    /// request in flight, because no response can then show that it is alive.
+    /// Returns whether the connection is closed. Also returns true for a suspect connection without
+    /// requests in flight, because no response can then show that the connection is alive.
     pub(crate) fn is_unusable(&self) -> bool {
         self.sender.is_closed() || self.is_suspect() && !self.is_busy()
     }
@@ -215,8 +215,9 @@ async fn drive<S>(
 
 /// An executor that runs hyper's tasks for a connection on this thread.
 ///
-/// After each poll, the executor wakes [`drive`] if [`drive`] waits for the upstream's `SETTINGS`.
-/// Later changes of the `SETTINGS` need no wake, because each request polls the connection.
+/// After each poll of a task, the executor wakes [`drive`] if [`drive`] is waiting for the
+/// upstream's first `SETTINGS`. Later changes to the `SETTINGS` need no wake-up, because each
+/// request polls the connection.
 ///
 /// If the upstream accepts no bytes of a body for `write_timeout`, the executor drops the task that
 /// sends the body.

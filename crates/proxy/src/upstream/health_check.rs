@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Endpoints that are down receive no requests while the upstream has a healthy endpoint. If no
-//! endpoint is healthy, all of them receive requests.
+//! endpoint is healthy, all endpoints receive requests.
 
 use std::{
     future::poll_fn,
@@ -27,8 +27,8 @@ use super::{
 };
 use crate::{headers::target, request_body::Upload};
 
-/// Starts the active health checks that `current` configures and that are not running yet. An
-/// endpoint's checks run until `current` no longer configures them.
+/// Starts those active health checks that are configured in `current` but not running yet. The
+/// checks of an endpoint run until they are no longer configured.
 pub(crate) fn start(tasks: &Tasks, current: &Arc<ArcSwap<RuntimeConfig>>) {
     for endpoint in current.load().upstreams.endpoints() {
         if endpoint.claim_health_checks() {
@@ -59,7 +59,8 @@ async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
         let result = timeout(check.timeout, run_check(&endpoint, check, &settings)).await;
         let problem = match result {
             Ok(Ok(())) => None,
-            // A shortage on this machine does not indicate a problem with the endpoint.
+            // Ignore a check that failed because this machine is out of resources: the endpoint is
+            // not at fault.
             Ok(Err(error)) if connect::is_out_of_resources(&error) => {
                 tracing::warn!(upstream = %endpoint_settings.name, %error, "health check skipped: this host has no free file descriptor, port or memory");
                 let interval = check.interval;
@@ -76,7 +77,7 @@ async fn run(endpoint: Weak<Endpoint>, current: Weak<ArcSwap<RuntimeConfig>>) {
     }
 }
 
-/// The numbers of consecutive passed and failed health checks.
+/// The number of health checks passed in a row, and the number failed in a row.
 #[derive(Default)]
 struct CheckStreak {
     good: u32,

@@ -5,11 +5,11 @@
 //! for HTTP/1.1 upstreams.
 //!
 //! To fail a stream that exceeds the limit, this module inserts a `RST_STREAM` into the bytes from
-//! the upstream. The inserted frame precedes the first response head above the limit. The other
-//! streams continue. When h2 then reads this head, it resets the stream towards the upstream.
+//! the upstream. The inserted frame precedes the first response head above the limit. When h2 then
+//! reads this head, it sends a reset for the stream to the upstream. The other streams continue.
 //!
-//! If the upstream ignores the reset, the connection fails. For the other requests on the
-//! connection, this error is not counted as an endpoint failure.
+//! If the upstream ignores the resets, the whole connection fails. The failure of its other
+//! requests is not counted as an endpoint failure.
 
 use std::{
     collections::HashMap,
@@ -34,9 +34,9 @@ pub(super) const MAX_STREAMS: usize = 100;
 const MAX_COUNTERS: usize = 2 * MAX_STREAMS;
 
 /// The maximum number of excess heads: response heads above the limit that do not reset their
-/// stream. A head does not reset its stream if the stream was already reset, or if h2 has read the
-/// first part of the frame header. h2 replies to each head after a reset, and would fail the
-/// connection itself after 1,024 heads.
+/// stream. A head cannot reset its stream if the stream was already reset, or if h2 has already
+/// read the first part of the head's frame header. h2 replies to each head that follows a reset,
+/// and would itself fail the connection after 1,024 such heads.
 const MAX_EXCESS_HEADS: u32 = 500;
 
 /// A byte stream to an upstream that resets HTTP/2 streams with too many interim responses.
@@ -66,7 +66,7 @@ struct StreamHeads {
     is_reset: bool,
 }
 
-/// A position, within the bytes of one read, at which a reset of `stream` is inserted.
+/// A reset of `stream` to be inserted at `position` in the bytes of one read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ResetAt {
     position: usize,
@@ -95,8 +95,8 @@ impl InterimCounter {
         let mut rest = bytes;
         while let Some(frame) = self.parser.next_header(&mut rest) {
             match frame.kind {
-                // Of several heads without `END_STREAM`, only the last can be the final response. A
-                // head with `END_STREAM` is the final response, or trailers.
+                // A head with `END_STREAM` is the final response, or trailers. Of the heads without
+                // `END_STREAM`, only the last one can be the final response.
                 FrameHeader::HEADERS if !frame.is_end_stream() => {
                     let read = bytes.len() - rest.len();
                     // The position is `None` if h2 has already read the beginning of the frame
@@ -170,7 +170,7 @@ impl<S> InterimLimitStream<S> {
                 "upstream stream reset: {TooManyInterim}"
             );
         }
-        // If the connection must fail, let h2 first read the resets of the streams that exceeded
+        // If the connection must fail, first let h2 read the resets of the streams that exceeded
         // the limit.
         self.has_failed = counted.is_err();
         if !self.has_failed {
@@ -361,7 +361,7 @@ mod tests {
         stream
     }
 
-    /// Checks the order of the errors: first the stream above the limit is reset, then the
+    /// Checks the order of the errors: first, the stream above the limit is reset. Only then, the
     /// connection fails for the other streams.
     #[tokio::test(start_paused = true)]
     async fn an_upstream_that_ignores_resets_loses_the_connection() {

@@ -1,8 +1,8 @@
 //! Limits the number of interim responses (1xx) to one request, for HTTP/1.1 and HTTP/2 upstreams.
 //!
 //! Some services send a `102 Processing` every few seconds while they work, or a few `103 Early
-//! Hints`. The proxy reads and drops these interim responses. Without a bound, an upstream that
-//! sends only interim responses would keep a worker busy until `timeouts.head`.
+//! Hints`. The proxy reads and drops these interim responses. Without a limit, an upstream that
+//! sends only interim responses could keep a worker busy until `timeouts.head` expires.
 
 use std::time::Duration;
 
@@ -54,8 +54,8 @@ impl InterimAllowance {
 mod tests {
     use super::*;
 
-    /// Sends one interim response every `interval`, and returns the number of accepted responses
-    /// before one is refused.
+    /// Simulates one interim response every `interval`, and returns the number of responses before
+    /// the first refused one.
     fn admitted(allowance: &mut InterimAllowance, from: Instant, interval: Duration) -> u32 {
         (0..10_000)
             .take_while(|number| allowance.spend(from + *number * interval).is_ok())
@@ -70,8 +70,8 @@ mod tests {
         assert_eq!(admitted(&mut allowance, later, Duration::ZERO), 2);
         let much_later = start + Duration::from_secs(3_600);
         assert_eq!(admitted(&mut allowance, much_later, Duration::ZERO), 100);
-        // At 2 interim responses per second, the refill of 1 per second replaces half of the
-        // responses.
+        // At 2 interim responses per second and a refill of 1 per second, the burst lasts for twice
+        // its number of responses.
         let mut allowance = InterimAllowance::FULL;
         let twice = admitted(&mut allowance, start, REFILL_INTERVAL / 2);
         assert!((190..=210).contains(&twice), "{twice}");

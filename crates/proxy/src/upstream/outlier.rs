@@ -10,7 +10,7 @@
 //! since.
 //!
 //! Ejected endpoints receive no requests while the upstream has a healthy endpoint. If no endpoint
-//! is healthy, all of them receive requests. Endpoints that fail their active health checks
+//! is healthy, all endpoints receive requests. Endpoints that fail their active health checks
 //! (`health_check.rs`) are treated in the same way.
 
 use std::{
@@ -41,15 +41,15 @@ pub(crate) struct EndpointHealth {
     unavailable: AtomicU8,
     /// The number of consecutive failed requests.
     failures: AtomicU32,
-    /// Whether a failure was recorded since the last success. With this flag, the success path
-    /// needs only one atomic load.
+    /// Whether a failure was recorded since the last success. Thanks to this flag, a success
+    /// usually takes only one atomic load.
     has_failed: AtomicBool,
     ejections: AtomicU64,
     /// The numbers of failed requests by kind, indexed as in [`ProxyError::OF_UPSTREAM`].
     pub(super) failed: [AtomicU64; ProxyError::OF_UPSTREAM.len()],
     log: FailureLog,
     checks: [AtomicU64; 2],
-    /// The numbers of responses that ended early, by [`EarlyEnd`].
+    /// The numbers of responses that ended early, indexed by [`EarlyEnd`].
     early_ends: [AtomicU64; EarlyEnd::ALL.len()],
     /// The cause of the last failed connection attempt.
     cause: Mutex<String>,
@@ -103,12 +103,12 @@ impl EndpointHealth {
         self.checks[result as usize].load(Ordering::Relaxed)
     }
 
-    /// Returns the number of responses that ended early in this manner.
+    /// Returns the number of responses that ended early in this way.
     pub(crate) fn early_ends(&self, end: EarlyEnd) -> u64 {
         self.early_ends[end as usize].load(Ordering::Relaxed)
     }
 
-    /// Counts a response that ended early in this manner.
+    /// Counts a response that ended early in this way.
     pub(crate) fn count_early_end(&self, end: EarlyEnd) {
         self.early_ends[end as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -151,7 +151,8 @@ impl EndpointHealth {
         is_ejected
     }
 
-    /// Clears the reasons for unavailability that `endpoint_settings` no longer configure.
+    /// Clears the ejection if `endpoint_settings` no longer configure outlier detection, and the
+    /// failed health checks if they no longer configure active health checks.
     pub(crate) fn clear_unconfigured(&self, endpoint_settings: &EndpointSettings) {
         let ejected = endpoint_settings.eject.map_or(0, |_| EJECTED);
         let down = endpoint_settings.health.as_ref().map_or(0, |_| DOWN);

@@ -1,8 +1,9 @@
 //! The connection pool of an endpoint.
 //!
 //! Every worker has its own shard of the pool, because a connection stays on the worker that opened
-//! it. Therefore the lock of a shard is uncontended, with one exception. At the connection limit, a
-//! worker closes another worker's idle connection so that it can open its own.
+//! it. Therefore a shard's lock is uncontended, with one exception: a worker that has reached the
+//! connection limit may close another worker's idle connection, to make room for a connection of
+//! its own.
 
 use std::{
     sync::{
@@ -37,13 +38,13 @@ pub(super) struct ConnectionPool {
 #[derive(Debug, Default)]
 struct WorkerPool {
     pooled: Mutex<PooledConnections>,
-    /// A lock that a worker holds while it opens an HTTP/2 connection. Other requests wait for the
-    /// new connection.
+    /// A lock that a request holds while it opens an HTTP/2 connection. Meanwhile, the worker's
+    /// other requests wait for this connection.
     opening: tokio::sync::Mutex<()>,
 }
 
-/// The idle HTTP/1.1 connections, or all HTTP/2 connections. The last HTTP/1.1 connection is the
-/// most recently used one.
+/// For HTTP/1.1, the idle connections, with the most recently used connection last. For HTTP/2, all
+/// connections.
 #[derive(Debug, Default)]
 struct PooledConnections {
     idle: Vec<(Instant, Box<UpstreamConnection>)>,
@@ -72,8 +73,8 @@ impl ConnectionPool {
 
     /// Closes the idle connections, and stops pooling connections.
     pub(super) fn retire(&self) {
-        // Set the flag before the pool is emptied, because `put_back` checks the flag under the
-        // lock.
+        // Set the flag before emptying the pool, because `put_back` checks the flag while it holds
+        // the lock.
         self.is_retired.store(true, Ordering::SeqCst);
         for worker in &self.workers {
             drop(std::mem::take(&mut lock(worker).idle));
@@ -94,8 +95,8 @@ impl ConnectionPool {
             pooled
                 .idle
                 .retain_mut(|(_, connection)| !connection.probe_unusable());
-            // Prefer the first connection with a free stream, so that the last connections become
-            // idle.
+            // Use the first connection with a free stream, so that connections at the end of the
+            // list become idle and can be closed.
             return pooled.idle.iter_mut().find_map(|(idle_since, connection)| {
                 let shared = connection.open_stream(timeouts)?;
                 *idle_since = now;
@@ -110,8 +111,8 @@ impl ConnectionPool {
     }
 
     /// Waits for permission to open an HTTP/2 connection on `worker`. Only one request at a time
-    /// has permission. Requests that arrive before the connection is open wait for it and share it,
-    /// instead of opening more connections.
+    /// has permission. A request that arrives before the connection is open waits for this
+    /// connection and then shares it, instead of opening another connection.
     pub(super) async fn wait_to_open(
         &self,
         worker: usize,
@@ -133,8 +134,8 @@ impl ConnectionPool {
         !std::mem::replace(&mut pooled.has_reaper, true)
     }
 
-    /// Removes an idle connection from the pool, so that it can be closed: the longest-idle
-    /// connection of the first worker with an idle connection.
+    /// Removes an idle connection from the pool and returns it, so that the caller can close it.
+    /// This is the longest-idle connection of the first worker that has an idle connection.
     pub(super) fn evict_idle(&self) -> Option<Box<UpstreamConnection>> {
         self.workers.iter().find_map(|worker| {
             let mut pooled = lock(worker);

@@ -1,7 +1,7 @@
 //! The retry policy for requests that received no response.
 //!
 //! This module only makes the decision: `send_with_retries` in `dispatch.rs` carries out the retry,
-//! and `repeatable.rs` says which requests are repeatable (may be processed twice).
+//! and `repeatable.rs` determines which requests are repeatable (may be processed twice).
 //!
 //! | the state of the request | the action |
 //! | --- | --- |
@@ -16,9 +16,10 @@
 use super::connection::SendError;
 use crate::error::ProxyError;
 
-/// The number of stale pooled connections that a request may encounter, in total for all endpoints.
-/// After the next stale connection, the request is sent to another endpoint. This limit matters
-/// only for HTTP/2: after a stale HTTP/1.1 connection, a new connection is opened.
+/// The maximum number of stale pooled connections after which a request can still be sent to the
+/// same endpoint. Stale connections to all endpoints are counted together. After one more stale
+/// connection, the request is sent to another endpoint. This limit matters only for HTTP/2: after a
+/// stale HTTP/1.1 connection, a new connection is opened.
 const MAX_STALE: u32 = 3;
 
 /// A failed attempt to send a request.
@@ -32,7 +33,7 @@ pub(super) struct FailedAttempt {
     pub(super) upload_error: Option<ProxyError>,
 }
 
-/// The decision about the failed request `R`.
+/// The decision about a failed request, which has the type `R`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RetryDecision<R> {
     /// Where to send the request again, or the error to return to the client.
@@ -45,13 +46,14 @@ pub(super) struct RetryDecision<R> {
 /// A request to send again.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Resend<R> {
-    /// To the least loaded endpoint, possibly the same as before.
+    /// To the least loaded endpoint, which may be the same endpoint as before.
     AnyEndpoint(R),
     /// To an endpoint that has not been tried.
     OtherEndpoint(R),
 }
 
-/// Decides whether and where to send the request again after `error` in this `attempt`.
+/// Decides whether to send the request again after `attempt` failed with `error`, and to which
+/// endpoint.
 pub(super) fn decide<R>(error: SendError<R>, attempt: FailedAttempt) -> RetryDecision<R> {
     let (action, endpoint_error) = match (error, attempt.upload_error) {
         // A pooled connection may be stale. But if a new connection does not accept the request,
@@ -64,8 +66,8 @@ pub(super) fn decide<R>(error: SendError<R>, attempt: FailedAttempt) -> RetryDec
             (Ok(Resend::AnyEndpoint(request)), None)
         }
         (SendError::Retryable(request), _) => (Ok(Resend::OtherEndpoint(request)), None),
-        // If the client aborted its request body, this abort is the reason why there is no
-        // response.
+        // If the client aborted its request body, the abort explains the missing response, so the
+        // endpoint has not failed.
         (_, Some(upload_error)) => (Err(upload_error), None),
         (SendError::Lost, None) => (Err(ProxyError::BadResponse), None),
         (SendError::Failed(error), None) => (Err(error), Some(error)),

@@ -1,5 +1,4 @@
-//! TLS to upstreams: the trust anchors (root certificates) for the verification of upstream
-//! certificates.
+//! TLS to upstreams: loads the trust anchors (root certificates) that verify upstream certificates.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -93,7 +92,7 @@ fn of_the_system(
     upstream: &tidegate_config::UpstreamConfig,
 ) -> Result<RootCertStore, TrustAnchorError> {
     let mut roots = RootCertStore::empty();
-    // Certificates that do not parse are skipped, as most TLS clients do.
+    // Certificates that do not parse are skipped. Most TLS clients behave in the same way.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     if roots.is_empty() {
         return Err(TrustAnchorError::None {

@@ -63,8 +63,8 @@ impl Framing {
         }
         let mut codings = response.headers().get_all(TRANSFER_ENCODING).iter();
         match (codings.next(), codings.next()) {
-            // Only `chunked` is accepted. The proxy removes `Transfer-Encoding`, so the client
-            // could not decode any other transfer coding.
+            // Only `chunked` is accepted. The proxy removes `Transfer-Encoding` from the response,
+            // so the client could not decode any other transfer coding.
             (Some(coding), None)
                 if coding.as_bytes().eq_ignore_ascii_case(b"chunked")
                     && response.version() == Version::HTTP_11 =>

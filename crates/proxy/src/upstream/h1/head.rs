@@ -30,13 +30,13 @@ impl HeadLimits {
     }
 }
 
-/// A cache of the header lines of the last response, except long lines. An upstream's responses
-/// have many lines in common. A line that equals the line at the same position in the last response
-/// is not parsed again.
+/// Caches the header lines of the last response, except long lines. Responses from one upstream
+/// have many lines in common. If a line equals the line at the same position in the last response,
+/// the cached name and value are used.
 #[derive(Default)]
 pub(super) struct HeaderLineCache(Vec<Option<CachedHeaderLine>>);
 
-/// The maximum length of a cached line in bytes. It bounds the memory of idle connections.
+/// The maximum length of a cached line in bytes. It limits the memory that an idle connection uses.
 const MAX_CACHED_LINE_BYTES: usize = 256;
 
 struct CachedHeaderLine {
@@ -48,8 +48,8 @@ struct CachedHeaderLine {
 }
 
 impl HeaderLineCache {
-    /// Returns the name and value of `header`, which is the line with index `at` in `head`. The
-    /// caller must read the lines of a head in order.
+    /// Returns the name and value of `header`, the line at index `at` in `head`. The caller must
+    /// read the lines of a head in order.
     fn read(
         &mut self,
         at: usize,

@@ -1,9 +1,9 @@
 //! An HTTP/1.1 client connection to an upstream, driven by the task that handles the request.
 //!
 //! hyper's client runs each connection in its own task, and passes requests, responses and bodies
-//! through channels. If both sockets belong to one thread, these channels and tasks take a fifth of
-//! the proxy's CPU time (ADR 0006). In this module, the client connection's task therefore reads
-//! and writes the upstream's socket directly.
+//! through channels. In the proxy, both sockets belong to one thread, and these channels and tasks
+//! would take a fifth of its CPU time (ADR 0006). With this module, the task of the client
+//! connection reads and writes the upstream socket directly.
 //!
 //! ```text
 //! start      sets the request to send; the body is sent as it arrives
@@ -88,18 +88,18 @@ pub(crate) struct Http1Connection {
     state: ReadState,
     /// Whether the upstream keeps the connection open after this response.
     keeps_alive: bool,
-    /// Whether any response has arrived yet. After the first response, the upstream may close the
-    /// connection at any time between requests.
+    /// Whether any response has arrived on this connection. After the first response, the upstream
+    /// may close the connection at any time between requests.
     has_answered: bool,
-    /// Whether nothing has arrived since the start of the last request.
+    /// Whether no byte has arrived since the last request was started.
     is_silent: bool,
-    /// The interim responses that the last request may still receive.
+    /// The number of interim responses that the last request may still receive.
     interim_allowance: InterimAllowance,
     limits: head::HeadLimits,
     header_cache: head::HeaderLineCache,
 }
 
-/// The part of a response that the upstream sends next.
+/// The part of the response that is read next.
 #[derive(Debug)]
 enum ReadState {
     /// No part, because no request is in flight or the response is complete.
@@ -158,9 +158,8 @@ impl Http1Connection {
         }
         let mut cx = Context::from_waker(Waker::noop());
         let read = self.poll_read_more(&mut cx);
-        // Once the task's cooperative budget is used up, tokio returns `Pending` without checking
-        // the socket. The state of the socket is then unknown, so the connection is treated as
-        // closed.
+        // If the task has used up its cooperative budget, tokio returns `Pending` without checking
+        // the socket. The socket's state is then unknown, so treat the connection as closed.
         read.is_ready() || !coop::has_budget_remaining()
     }
 
@@ -187,8 +186,8 @@ impl Http1Connection {
     }
 
     /// Returns whether the connection was reused and has received nothing since the start of the
-    /// last request. If such a stale connection is closed, the upstream probably closed it before
-    /// the request arrived.
+    /// last request. If such a connection turns out to be closed, the upstream probably closed it
+    /// before the request arrived.
     pub(crate) const fn is_stale(&self) -> bool {
         self.has_answered && self.is_silent
     }
@@ -343,10 +342,10 @@ impl Http1Connection {
     }
 
     /// Sends as much of the request as possible. Returns an error if the client aborts the body, or
-    /// if the upstream accepts no bytes at all.
+    /// if the upstream has not accepted a single byte.
     ///
-    /// If the upstream stops reading later, it may still have sent a response. In this case, the
-    /// function does not return an error, and the request fails only if no response can be read.
+    /// An upstream that stops reading after that may still have sent a response. In this case, this
+    /// function returns no error, and the request fails only if no response can be read.
     fn continue_sending(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.writer.is_sent() {
             return Ok(());

@@ -17,12 +17,12 @@ use crate::{
     upstream::repeatable::is_repeatable,
 };
 
-/// The number of unsent bytes at which the writer stops polling the body.
+/// The number of buffered bytes at which the writer stops polling the body.
 const WRITE_BYTES: usize = 16 << 10;
 
-/// The maximum size of the first write, which is the size of one TLS record. TLS delivers a record
-/// to the upstream completely or not at all. If a write of several records failed, the first record
-/// might already have been delivered.
+/// The maximum size in bytes of the first write: one TLS record, which reaches the upstream
+/// completely or not at all. If a write of several records failed, the first record might already
+/// have been delivered.
 const RECORD_BYTES: usize = 16 << 10;
 
 /// The unsent part of a request.

@@ -1,5 +1,4 @@
-//! An upstream connection without a socket, for fuzzing: takes response bytes and returns a parsed
-//! response.
+//! An upstream connection without a socket, for fuzzing: parses given response bytes.
 
 use std::{
     collections::VecDeque,
