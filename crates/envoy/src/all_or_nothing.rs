@@ -1,9 +1,9 @@
 //! All-or-nothing charging: either all descriptors of a request are charged, or none of them.
 //!
 //! A quota is a rule in quota mode. Quotas deny a request only if all of the request's quotas are
-//! over their limits. No store supports such a condition. This module therefore chooses one quota
-//! as the leading quota: the first quota with remaining capacity. The leading quota can deny the
-//! request like any other rule. The other quotas only count hits.
+//! over their limits. No store supports such a condition. Therefore, one quota is chosen as the
+//! leading quota: the first quota with remaining capacity. The leading quota can deny the request
+//! like any other rule. The other quotas only count hits.
 //!
 //! ```text
 //! rules  ────────────────────────▶ deny ──┐
@@ -14,8 +14,8 @@
 //! If a request has only one quota, this quota is the leading quota, and no store query is needed
 //! to choose it.
 //!
-//! Concurrent requests may exhaust the leading quota before the decision. In this case, this module
-//! chooses another quota as the leading quota. It makes at most [`MAX_TURNS`] attempts.
+//! Concurrent requests may exhaust the leading quota before the decision. In this case, another
+//! quota is chosen as the leading quota. There are at most [`MAX_TURNS`] attempts.
 
 use std::collections::HashMap;
 
@@ -85,7 +85,8 @@ impl<'a> SummedCharge<'a> {
     }
 
     /// Returns whether the counter is charged even if a quota denies the request. This is the case
-    /// if all of its limits count denied hits, even hits that another limit has denied.
+    /// if each of the counter's limits counts denied hits, including hits that another limit has
+    /// denied.
     fn counts_denied(&self) -> bool {
         let counts = |limit: &Limit| limit.count_denied() && !limit.counts_in_full();
         self.denies() && self.limits.iter().all(counts)
@@ -173,8 +174,8 @@ impl Evaluator<'_> {
         grouped
     }
 
-    /// Queries the status of each descriptor in `together` without charging. The caller already
-    /// knows that the request is denied.
+    /// Queries the status of each descriptor in `together`, and charges nothing. Callers use this
+    /// method if they already know that the request is denied.
     async fn query_each(
         &self,
         together: &mut [(&mut AppliedLimit<'_>, Cost)],
@@ -273,7 +274,7 @@ impl Evaluator<'_> {
 
     /// Returns the leading quota among the `open` counters. This is the first quota with remaining
     /// capacity or, if all quotas are exhausted, the first quota. Returns `None` if there are no
-    /// quotas, or if they cannot deny the request.
+    /// quotas, or if the quotas cannot deny the request.
     async fn lead(
         &self,
         counts: &[SummedCharge<'_>],

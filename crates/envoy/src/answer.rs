@@ -102,10 +102,10 @@ pub enum RlsError {
     /// fix the store. If several limits applied, some of them may have been charged.
     #[error("the store is unavailable")]
     Store,
-    /// Reservations are off. The operator must turn them on.
+    /// Reservations are turned off. The operator must turn them on.
     #[error("reservations are off; remove `reservations: off` from the rules file")]
     ReservationsOff,
-    /// There are too many outstanding reservations; this is the maximum.
+    /// The maximum number of outstanding reservations has been reached. The value is this maximum.
     #[error("there are {0} outstanding reservations; commit them, or raise `reservations.max`")]
     TooManyReservations(usize),
     /// A field of the request is out of bounds. The client must correct the field.

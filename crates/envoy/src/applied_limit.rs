@@ -84,8 +84,8 @@ pub(super) struct LimitResult {
     pub(super) cached_until: Option<Timestamp>,
     /// The index of the limit that is reported in the status.
     pub(super) limit: usize,
-    /// The outcome of the limit at the index `limit`; `None` if the store was not queried, or if it
-    /// decided without evaluating a limit.
+    /// The outcome of the limit at the index `limit`; `None` if the store was not queried, or if
+    /// the store decided without evaluating a limit.
     pub(super) outcome: Option<Outcome>,
     /// The reason and the retry time, if the store denied the charge without evaluating a limit.
     pub(super) denied_by_store: Option<(Reason, RetryAfter)>,
@@ -138,7 +138,8 @@ impl<'d> AppliedLimit<'d> {
         self.charge_on(self.limits(), cost)
     }
 
-    /// Returns a charge to the counter of this limit on other `limits`, which share its state.
+    /// Returns a charge to this limit's counter that is evaluated under `limits`. These limits must
+    /// share the counter's state.
     pub(super) fn charge_on<'c>(&'c self, limits: &'c Limits, cost: Cost) -> Charge<'c> {
         Charge {
             key: &self.key,

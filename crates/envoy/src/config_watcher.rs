@@ -119,9 +119,9 @@ fn name_of(folder: &Path, file: &Path) -> String {
     inside.or_else(alone).unwrap_or(file).display().to_string()
 }
 
-/// Calls `read` between two calls of `look`. If the two calls of `look` return different values,
-/// repeats this, making at most [`TRIES`] attempts. This is necessary because `read` may return a
-/// mixture of old and new content if files are replaced while it runs.
+/// Calls `look`, then `read`, then `look` again. If the two calls of `look` return different
+/// values, tries again, with at most [`TRIES`] attempts. This is necessary because `read` may
+/// return a mixture of old and new content if files are replaced while it runs.
 fn read_unchanged<M: PartialEq, T, E>(
     mut look: impl FnMut() -> Result<M, E>,
     mut read: impl FnMut(&M) -> Result<T, E>,
@@ -260,8 +260,8 @@ impl ConfigWatcher {
     /// Reloads the configuration if its files have changed. Returns the reload's result, or `None`
     /// if there is no new result to report.
     ///
-    /// After a read error, every call reads the files again. The result is reported only if it
-    /// differs from the last result.
+    /// After a temporary error, every call reads the files again. As long as the files seem
+    /// unchanged, a repeated temporary error is not reported.
     pub fn reload_if_changed(&self) -> Option<Result<usize, ConfigFilesError>> {
         let mut last = self.last();
         let now = files(&self.folder.path).ok();

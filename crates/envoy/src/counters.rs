@@ -23,13 +23,13 @@ pub(super) const OTHER: &str = "other";
 /// The numbers of successful and of failed loads of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConfigLoads {
-    /// The number of loads after which the new configuration is active.
+    /// The number of loads that made the new configuration active.
     pub succeeded: u64,
     /// The number of loads that were rejected.
     pub failed: u64,
 }
 
-/// A kind of counter. All of a rule's counters count hits.
+/// A kind of counter. Every kind counts hits of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     missing_docs,
@@ -135,8 +135,8 @@ impl Registry {
     }
 }
 
-/// For each unknown domain, the number of descriptors in requests for it. A typo in a domain name
-/// silently disables all limits of the domain, and this metric reveals the typo.
+/// The number of descriptors in requests for each unknown domain. A typo in a domain name silently
+/// disables all limits of the domain, and this metric reveals the typo.
 #[derive(Debug, Default)]
 pub(super) struct UnknownDomains(Mutex<BTreeMap<Box<str>, u64>>);
 

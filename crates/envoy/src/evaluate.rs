@@ -166,11 +166,11 @@ impl Evaluator<'_> {
     }
 
     /// Adds an over-limit descriptor to the cache, if no hit can be admitted before its window
-    /// ends. For this, the count must exceed the limit itself, not just this node's share of the
-    /// limit.
+    /// ends. This is the case only if the count exceeds the limit itself, and not just this node's
+    /// share of the limit.
     ///
-    /// Refunds on other nodes do not invalidate the entry, so it stays in the cache until it
-    /// expires. envoyproxy/ratelimit has the same limitation.
+    /// A refund on another node does not invalidate the cache entry, so the entry stays in the
+    /// cache until it expires. envoyproxy/ratelimit has the same limitation.
     pub(super) fn remember(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
             && applied.result.over

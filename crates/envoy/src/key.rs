@@ -12,8 +12,8 @@
 use sha2::{Digest, Sha256};
 use tidegate_core::{DESCRIPTOR_KEY, bounds::MAX_KEY_BYTES};
 
-/// The prefix of a key that contains a longer key's digest. A window length is a minimal
-/// varint and these bytes are not, so the two cannot be confused.
+/// The prefix of a key that contains a longer key's digest. It cannot be confused with a window
+/// length, because a window length is a minimal varint and these bytes are not.
 const DIGESTED: [u8; 2] = [0x80, 0];
 
 /// Writes the key of `domain` and `entries` into `key`. If the key is longer than
@@ -41,8 +41,8 @@ pub(super) fn write<'e>(
     }
 }
 
-/// Returns the bytes with which the keys of `domain` with these first `entries` begin. Digested
-/// keys begin otherwise.
+/// Returns the common prefix of all keys of `domain` whose first entries are `entries`. A key that
+/// was replaced by its digest does not have this prefix.
 pub(super) fn prefix<'e>(
     domain: &str,
     window_seconds: u64,
@@ -58,7 +58,8 @@ pub(super) fn prefix<'e>(
     key
 }
 
-/// Returns the entries of a key after `prefix`; `None` if the rest is not a list of entries.
+/// Returns the entries that follow `prefix` in a key. Returns `None` if the key does not begin with
+/// `prefix`, or if the rest is not a list of entries.
 pub(super) fn parts_after<'k>(key: &'k [u8], prefix: &[u8]) -> Option<Vec<(&'k str, &'k str)>> {
     let mut rest = key.strip_prefix(prefix)?;
     let mut parts = Vec::new();
@@ -93,7 +94,7 @@ fn text(key: &mut Vec<u8>, text: &str) {
     key.extend_from_slice(text.as_bytes());
 }
 
-/// Appends a number as LEB128 varint: 7 bits per byte, the lowest bits first. The high bit of a
+/// Appends a number as an LEB128 varint: 7 bits per byte, the lowest bits first. The high bit of a
 /// byte is set if more bytes follow.
 fn number(key: &mut Vec<u8>, mut number: u64) {
     loop {

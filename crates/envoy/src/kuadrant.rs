@@ -8,8 +8,8 @@
 //! Commit           settle    the reserved units, then report the rest of the actual amount
 //! ```
 //!
-//! The counters of a request are those of `ShouldRateLimit`. A counter that two descriptors share
-//! is charged once. The limiter's reservations decide when a reservation ends.
+//! A request uses the same counters as in `ShouldRateLimit`. If two descriptors share a counter, it
+//! is charged once. The limiter's module `reservations` determines when a reservation ends.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -42,17 +42,17 @@ use super::{
     service::{drop_replaced, hits as hits_of, trace_outcome},
 };
 
-/// The longest time for which `Reserve` holds an amount.
+/// The maximum time for which `Reserve` holds an amount.
 const MAX_TTL: Span = Span::from_secs(60);
 
-/// A request to hold an amount.
+/// A request to reserve an amount.
 #[derive(Clone, Debug, Default)]
 pub struct ReserveRequest {
     /// The domain whose rules apply.
     pub domain: String,
     /// The descriptors, which select the counters.
     pub descriptors: Vec<Descriptor>,
-    /// The amount. With 0, nothing is held.
+    /// The amount. If it is 0, nothing is held.
     pub amount: u64,
     /// The time until the reservation expires; the maximum if it is `None` or zero.
     pub ttl: Option<Span>,
@@ -65,7 +65,7 @@ pub struct CommitRequest {
     pub domain: String,
     /// The descriptors, which select the counters.
     pub descriptors: Vec<Descriptor>,
-    /// The id of the reservation. If it is empty or unknown, the amount is reported.
+    /// The reservation ID. If it is empty or unknown, the actual amount is counted as by `Report`.
     pub reservation_id: String,
     /// The amount that was used.
     pub actual_amount: u64,
@@ -76,11 +76,11 @@ pub struct CommitRequest {
 pub struct Reserved {
     /// Whether the amount was admitted.
     pub code: Code,
-    /// The id of the reservation; empty if nothing is held.
+    /// The reservation ID; empty if nothing is held.
     pub reservation_id: String,
 }
 
-/// The amount of a request to hold, and the time for which it is held.
+/// The requested amount, and how long to hold it.
 #[derive(Clone, Copy, Debug)]
 struct HeldAmount {
     amount: u64,
@@ -104,7 +104,7 @@ impl ReserveRequest {
 }
 
 impl RateLimitService {
-    /// Returns whether one more hit would be admitted. Nothing is counted.
+    /// Returns whether one more hit would be admitted, without counting it.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl RateLimitService {
         self.note_error(checked)
     }
 
-    /// Returns whether `hits` would be admitted by each counter of `request`.
+    /// Returns whether every counter of `request` would admit `hits`.
     pub(super) async fn check_hits(
         &self,
         listener: ListenerKind,
@@ -140,7 +140,8 @@ impl RateLimitService {
         self.observe_denials(listener, request, &matches, &answer, evaluator.now);
         let domain = domains.get(&request.domain);
         if domain.is_some_and(|domain| !domain.limitador.is_empty()) {
-            // The statuses are those of limits, as in `decide_by_limits`.
+            // Each of these statuses is for a limit and not for a descriptor, so remove them, as in
+            // `decide_by_limits`.
             answer.statuses.clear();
         }
         trace_outcome(listener, answer.overall_code, answer.statuses.len());
@@ -161,7 +162,8 @@ impl RateLimitService {
         self.note_error(reported)
     }
 
-    /// Counts `hits`, or those of `request`, on each counter of `request`.
+    /// Charges `hits` to each counter of `request`. If `hits` is `None`, charges the hits in
+    /// `request`.
     pub(super) async fn report_hits(
         &self,
         request: &RateLimitRequest,
@@ -173,8 +175,9 @@ impl RateLimitService {
         self.evaluator(within).report_each(&mut matches).await
     }
 
-    /// Holds an amount of all counters of `request`, or of none. At most half of a limit is held,
-    /// rounded up, for at most a minute and at most until the first fixed window ends.
+    /// Reserves an amount on all counters of `request`, or on none of them. On each counter, at
+    /// most half of the limit is held, rounded up. The reservation lasts at most a minute, and ends
+    /// at the latest when the first of the counters' fixed windows ends.
     ///
     /// # Errors
     ///
@@ -188,7 +191,7 @@ impl RateLimitService {
         let reserved = if self.limiter.redis_store().is_some() {
             self.reserve_in_task(listener, request, within).await
         } else {
-            // The memory store never waits, so the call cannot be cancelled half-way.
+            // The memory store never waits, so the call cannot be cancelled before it has finished.
             let (request, amount) = request.split();
             self.reserve_matches(listener, &request, amount, within)
                 .await
@@ -196,8 +199,8 @@ impl RateLimitService {
         self.note_error(reserved)
     }
 
-    /// Reserves in a task that outlives the call. If the caller no longer waits for the result, the
-    /// amount is released.
+    /// Makes the reservation in a task that keeps running if the call is cancelled. If the caller
+    /// no longer waits for the result, the task releases the amount.
     async fn reserve_in_task(
         self: &Arc<Self>,
         listener: ListenerKind,
@@ -210,13 +213,13 @@ impl RateLimitService {
             let (request, amount) = request.split();
             let reserved = service.reserve_matches(listener, &request, amount, within);
             if let Err(Ok(abandoned)) = caller.send(reserved.await) {
-                // If Redis does not answer, the reservation expires.
+                // If Redis does not reply, ignore the error, because the reservation expires.
                 let id = &abandoned.reservation_id;
                 let _ = service.commit_matches(&request, id, 0, within).await;
             }
         };
         tokio::spawn(task.in_current_span());
-        // The task always sends a result, unless the server stops.
+        // The task always sends a result, unless the server shuts down.
         result.await.unwrap_or(Err(RlsError::Store))
     }
 
@@ -262,8 +265,8 @@ impl RateLimitService {
         })
     }
 
-    /// Holds `amount` of all counters in `matches`, or of none. Returns whether it is admitted, and
-    /// the id of the reservation.
+    /// Reserves `amount` on all counters in `matches`, or on none of them. Returns whether the
+    /// amount was admitted, and the reservation ID.
     async fn hold(
         &self,
         evaluator: &Evaluator<'_>,
@@ -313,31 +316,32 @@ impl RateLimitService {
         }
         let is_admitted = decided.decision == Decision::Admitted;
         if !is_admitted {
-            // The hits of an admitted reservation are counted when it is committed.
+            // For an admitted reservation, the metrics are updated at the commit.
             evaluator.count(matches, &Ok(()));
         }
         Ok((is_admitted, token.unwrap_or_default()))
     }
 
-    /// Releases a reservation that this server has made on its share of the limits.
+    /// Releases a reservation that this server has made on its own share of the limits.
     async fn release(&self, token: &str, charges: &[CounterCharge]) {
         let limits_of = |key: &[u8]| {
             let charge = charges.iter().find(|charge| *charge.key == *key)?;
             Some(Arc::clone(&charge.limits))
         };
-        // If Redis does not answer, the reservation expires.
+        // If Redis does not reply, ignore the error, because the reservation expires.
         let _ = self.limiter.settle_counters(token, limits_of, 0).await;
     }
 
-    /// Counts the actual amount, and releases the reservation. The amount is counted even if the
-    /// reservation has expired or is unknown, and even beyond a limit, but not if the reservation
-    /// was committed before. Returns whether the reservation was released.
+    /// Counts the actual amount, and releases the reservation. The actual amount is counted even if
+    /// it exceeds a limit, and even if the reservation has expired or is unknown. It is not counted
+    /// if the reservation has already been committed. Returns whether the reservation was released.
     ///
     /// # Errors
     ///
     /// Returns an [`RlsError`] if the request cannot be counted. After [`RlsError::Store`], the
-    /// call may be repeated. If the reservation was released before the error, the part of the
-    /// actual amount beyond the reserved amount is not counted, not even by the repeated call.
+    /// caller may repeat the call. If the reservation was released before the error, and the actual
+    /// amount exceeds the reserved amount, the excess is never counted, not even by the repeated
+    /// call.
     pub async fn commit(
         self: &Arc<Self>,
         request: CommitRequest,
@@ -358,8 +362,8 @@ impl RateLimitService {
             let committed = self.commit_matches(&request, &id, actual, within).await;
             return self.note_error(committed);
         }
-        // The task outlives the call. Otherwise, a call that is cancelled between the settlement
-        // and the report would lose a part of the amount.
+        // The task keeps running if the call is cancelled. Otherwise, a cancellation between the
+        // settlement and the report would lose part of the amount.
         let service = Arc::clone(self);
         let task = async move { service.commit_matches(&request, &id, actual, within).await };
         let committed = tokio::spawn(task.in_current_span()).await;
@@ -401,7 +405,7 @@ impl RateLimitService {
         Ok(is_released)
     }
 
-    /// Settles a reservation of the counters in `matches` at the `actual` amount.
+    /// Settles the reservation on the counters in `matches` with the `actual` amount.
     async fn settle(
         &self,
         matches: &mut [DescriptorMatch<'_>],
@@ -414,7 +418,8 @@ impl RateLimitService {
         let held: HashMap<&[u8], &Arc<Limits>> = limited(matches)
             .map(|applied| (applied.key.as_slice(), &applied.limits.variants().held))
             .collect();
-        // As with a refund, the guards remove the keys from the cache even if the call is cancelled.
+        // As with a refund, guards remove the keys from the over-limit cache, even if the call is
+        // cancelled.
         let mut invalidated = Vec::new();
         if let Some(cache) = &self.over {
             invalidated.extend(held.keys().map(|key| cache.invalidate_on_drop(key)));
@@ -432,9 +437,10 @@ impl RateLimitService {
         self.domains.load_full().ok_or(RlsError::NoConfiguration)
     }
 
-    /// Returns the counter of each descriptor of `request`, or of each limit of a Limitador limits
-    /// file. If two descriptors have the same counter, the second one has none. Each counter has
-    /// these `hits`, or those of the request.
+    /// Returns the counter of each descriptor of `request`. If the domain's limits come from a
+    /// Limitador limits file, returns the counter of each limit that applies instead. If two
+    /// descriptors have the same counter, the second descriptor gets no counter. The hits for each
+    /// counter are `hits` or, if `hits` is `None`, the hits in the request.
     pub(super) fn counters_in<'d>(
         &self,
         domains: &'d Domains,
@@ -480,7 +486,7 @@ impl RateLimitService {
 }
 
 impl Evaluator<'_> {
-    /// Finds out whether the hits of a counter would be admitted.
+    /// Queries whether a counter would admit its hits, and stores the result in `applied`.
     async fn peek_one(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
         let Hits::Charge(cost) = applied.hits else {
             return self.look_at(applied).await;
@@ -495,7 +501,7 @@ impl Evaluator<'_> {
         Ok(())
     }
 
-    /// Finds out whether the count exceeds the limit.
+    /// Queries whether a counter's count exceeds its limit, and stores the result in `applied`.
     async fn look_at(&self, applied: &mut AppliedLimit<'_>) -> Result<(), RlsError> {
         applied.hits = Hits::None;
         let charge = applied.charge(Cost::ONE);
@@ -504,7 +510,7 @@ impl Evaluator<'_> {
         Ok(())
     }
 
-    /// Counts the hits of each counter, even beyond its limit.
+    /// Charges each counter with its hits, even beyond its limit.
     async fn report_each(&self, matches: &mut [DescriptorMatch<'_>]) -> Result<(), RlsError> {
         let each = limited(matches).map(|applied| self.report_one(applied));
         let reported = join_all(each).await.into_iter().collect();
@@ -535,8 +541,8 @@ impl Evaluator<'_> {
     }
 }
 
-/// Returns the part of `amount` that is held of a counter: at most half of its smallest limit,
-/// rounded up, and at least one unit.
+/// Returns the number of units to hold on a counter for `amount`. This is at most half of the
+/// counter's smallest limit, rounded up, and at least one unit.
 fn held_cost(limits: &Limits, amount: Cost) -> Cost {
     let smallest = limits.iter().map(tidegate_core::Limit::quota).min();
     let half = smallest.unwrap_or(0).div_ceil(2);

@@ -10,12 +10,13 @@
 //! listener  render  RateLimitAnswer      -> bytes
 //! ```
 //!
-//! `kuadrant` adds checks, reports and reservations on the same counters. `limitador` finds the
-//! counters of a Limitador limits file, and serves Limitador's HTTP API.
+//! The module `kuadrant` adds checks, reports and reservations on the same counters. The module
+//! `limitador` finds the limits of a Limitador limits file that apply to a request, and implements
+//! Limitador's HTTP API.
 //!
 //! The rate limit service differs from Tidegate's other listeners in two ways: by default, each
 //! descriptor is charged separately, and denied hits are counted too. All listeners use the same
-//! decision function, which supports both behaviours.
+//! decision function.
 
 mod all_or_nothing;
 mod answer;

@@ -1,8 +1,8 @@
-//! The limits of a Limitador limits file: which of them apply to a request, and Limitador's HTTP
-//! API.
+//! Applies the limits of a Limitador limits file to requests, and implements the endpoints of
+//! Limitador's HTTP API.
 //!
-//! All limits of a namespace that apply are charged together, or none of them. A denied request is
-//! not counted.
+//! A request is charged either to all limits in its namespace that apply to the request, or to none
+//! of them. A denied request is not counted.
 
 use tidegate_core::{Charge, Cost, DESCRIPTOR_KEY, Effect, KeyCursor, Span, bounds::MAX_COUNT};
 use tidegate_limiter::metrics::ListenerKind;
@@ -16,27 +16,27 @@ use super::{
     service::trace_outcome,
 };
 
-/// The maximum number of counters in a listing.
+/// The maximum number of counters in a response of `/counters/{namespace}`.
 pub(crate) const MAX_COUNTERS: usize = 1_000;
 
-/// The number of pages of keys that a listing of counters reads at most, for each window. A page
-/// visits about 16,384 slots of the store.
+/// To list counters, at most this number of key pages is read for each window length. To read a
+/// page, the store visits about 16,384 of its slots.
 const MAX_PAGES: usize = 4_096;
 
 /// A request to Limitador's HTTP API.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct HttpRequest {
     pub(crate) namespace: String,
-    /// The entries of the only descriptor.
+    /// The entries of the request's only descriptor.
     pub(crate) values: Vec<(String, String)>,
     pub(crate) delta: u64,
 }
 
-/// The answer to `/check_and_report`.
+/// The response to `/check_and_report`.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpAnswer {
     pub(crate) code: Code,
-    /// The limits that apply, by their remaining hits.
+    /// The limits that apply, in ascending order of their remaining hits.
     pub(crate) limits: Vec<LimitStatus>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct LimitStatus {
 #[derive(Clone, Debug)]
 pub(crate) struct ListedCounter {
     pub(crate) limit: LimitadorLimit,
-    /// The variables with their values.
+    /// The limit's variables and their values.
     pub(crate) variables: Vec<(Box<str>, String)>,
     pub(crate) remaining: u64,
     pub(crate) expires_in: Span,
@@ -121,8 +121,8 @@ impl RateLimitService {
         evaluator.evaluate_all_or_nothing(matches).await?;
         let mut answer = self.answer(request, matches, evaluator.now);
         self.observe_denials(listener, request, matches, &answer, evaluator.now);
-        // The statuses are those of limits. Envoy expects those of descriptors, and Limitador sends
-        // none.
+        // Each of these statuses is for a limit, but Envoy expects one status for each descriptor.
+        // Limitador does not send any statuses, so remove them.
         answer.statuses.clear();
         Ok(answer)
     }
@@ -142,7 +142,7 @@ impl RateLimitService {
         self.note_error(reported)
     }
 
-    /// Decides and counts `request`.
+    /// Decides `request`, and counts it if it is admitted.
     pub(crate) async fn limitador_check_and_report(
         &self,
         request: HttpRequest,
@@ -177,10 +177,12 @@ impl RateLimitService {
             .unwrap_or_default())
     }
 
-    /// Returns at most [`MAX_COUNTERS`] counters of `namespace` that have counted something, in the
-    /// order of the limits. Returns `None` with Redis, whose keys are not listed.
+    /// Returns at most [`MAX_COUNTERS`] counters of `namespace`, in the order of their limits.
+    /// Counters without hits are not listed. Returns `None` with Redis, because the keys in Redis
+    /// cannot be listed.
     ///
-    /// The work is bounded, and other tasks run between the pages of keys that are visited.
+    /// The work is bounded. After each page of keys, this function yields, so that other tasks can
+    /// run.
     pub(crate) async fn limitador_counters(
         &self,
         namespace: &str,
@@ -236,7 +238,7 @@ impl RateLimitService {
     }
 
     /// Returns the counter of `limit` with this key; `None` if the key belongs to another limit, or
-    /// has counted nothing.
+    /// if the counter has no hits.
     fn counter_of(
         &self,
         limit: &LimitadorLimit,
@@ -253,8 +255,8 @@ impl RateLimitService {
         })
     }
 
-    /// Returns the remaining hits of a counter, and the time until its window ends; `None` if it
-    /// has counted nothing.
+    /// Returns the remaining hits of a counter, and the time until its window ends; `None` if the
+    /// counter has no hits.
     fn state_of(&self, limit: &LimitadorLimit, key: &[u8]) -> Option<(u64, Span)> {
         debug_assert!(key.starts_with(&DESCRIPTOR_KEY), "the key has the prefix");
         let charge = Charge::new(key, &limits_of(limit)?.limits, Cost::ONE).ok()?;

@@ -2,8 +2,9 @@
 //! until its window ends.
 //!
 //! A decision's result may be outdated when it arrives, because the limits may have changed or hits
-//! may have been refunded since the decision started. Therefore the state of the cache is recorded
-//! before each decision. If entries have been invalidated since then, the result is not cached.
+//! may have been refunded since the decision started. Therefore, the cache's epoch (see
+//! [`CacheEpoch`]) is recorded before each decision. If entries have been invalidated since then,
+//! the result is not cached.
 //!
 //! ```text
 //! decision  ├─ record state ─ the store says: over ─────── not cached
@@ -21,7 +22,7 @@ use tidegate_core::Timestamp;
 /// The estimated size of an entry without its key, in bytes.
 const ENTRY_BYTES: usize = 64;
 
-/// The number of hash classes of keys. Refunds are counted per class.
+/// The number of classes into which keys are divided by their hash. Refunds are counted per class.
 const CLASSES: usize = 256;
 
 /// The state of the cache before a decision started.
@@ -29,7 +30,7 @@ const CLASSES: usize = 256;
 pub(super) struct CacheEpoch {
     /// The number of times that the whole cache was cleared.
     pub(super) cleared: u64,
-    /// The number of refunds to keys of the same class.
+    /// The number of refunds to keys in the same class as the decision's key.
     pub(super) refunds: u64,
 }
 
@@ -90,8 +91,8 @@ impl OverLimitCache {
         until.copied().filter(|until| *until > now)
     }
 
-    /// Caches until the time `until` that `key` is over its limit. Does nothing if entries were
-    /// invalidated after `epoch`.
+    /// Adds an entry that `key` is over its limit. The entry expires at `until`. Does nothing if
+    /// entries were invalidated after `epoch`.
     pub(super) fn remember(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
         let class = self.class(key);
         let mut generations = self.lock();

@@ -1,5 +1,5 @@
-//! A cache of the limits that are built from limit overrides in descriptors. Without it, building a
-//! limit would take longer than the decision.
+//! A cache of the limits that are built from limit overrides in descriptors. Building a limit takes
+//! longer than a decision.
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
@@ -15,7 +15,8 @@ use super::{
 /// Even per-tenant overrides have few distinct values.
 const CACHED_LIMITS: usize = 4_096;
 
-/// A cache of limits. A key consists of the override and the setting for counting denied hits.
+/// A cache of limits. A cache key consists of the override and the setting for counting denied
+/// hits.
 #[derive(Debug)]
 pub(super) struct OverrideCache(RwLock<BuildCache<(LimitOverride, DeniedHits), Arc<RuleLimits>>>);
 
@@ -44,7 +45,7 @@ impl OverrideCache {
     }
 }
 
-/// Builds the kind of limit that envoyproxy/ratelimit has: a number of hits in each fixed window,
+/// Builds a limit as in envoyproxy/ratelimit: a number of hits in each fixed window, with windows
 /// aligned to the Unix epoch.
 pub(super) fn fixed_window(
     LimitOverride {

@@ -164,7 +164,7 @@ impl RateLimitService {
         Ok(answer)
     }
 
-    /// Returns the evaluator of a request that arrives now.
+    /// Creates an evaluator for a request that arrives now.
     pub(super) fn evaluator(&self, within: Option<Duration>) -> Evaluator<'_> {
         Evaluator {
             limiter: &self.limiter,
@@ -309,7 +309,7 @@ impl RateLimitService {
         Ok(matched.of_descriptor(at))
     }
 
-    /// Returns the match of a limit with the first descriptor.
+    /// Creates a match of a limit with the descriptor at index 0.
     pub(super) fn limited<'d>(
         &self,
         limits: Source<'d>,
@@ -356,12 +356,12 @@ impl RateLimitService {
     }
 }
 
-/// Returns the operation of a descriptor of `request` on its limit.
+/// Returns the operation that a descriptor of `request` performs on its limit.
 pub(super) fn hits(request: &RateLimitRequest, descriptor: &Descriptor) -> Hits {
     let hits = descriptor
         .hits_addend
         .unwrap_or_else(|| request.hits_addend.max(1).into());
-    // Larger numbers are capped at the maximum count, which exceeds every limit.
+    // A larger number is capped at the maximum cost.
     let cost = Cost::new(hits.min(tidegate_core::bounds::MAX_COUNT));
     match (cost, descriptor.is_negative_hits) {
         (Err(_), _) => Hits::None,
@@ -489,7 +489,8 @@ impl RateLimitService {
     }
 }
 
-/// Records the outcome of a request to which this number of `limits` applied in its span.
+/// Records the outcome of a request in the request's tracing span. `limits` is the number of limits
+/// that applied to the request.
 pub(super) fn trace_outcome(listener: ListenerKind, code: Code, limits: usize) {
     let is_over = code == Code::OverLimit;
     let outcome = TracedOutcome {

@@ -1,25 +1,25 @@
-//! The expressions in a Limitador limits file. They are CEL expressions, of which the forms that
-//! limits use are supported:
+//! Parses the expressions in a Limitador limits file. They are CEL expressions, but only the forms
+//! that limits use are supported:
 //!
 //! ```text
 //! entry      descriptors[0]['req.method']   descriptors[0]["req.method"]   descriptors[0].method
 //! condition  ENTRY == 'text'                ENTRY != "text"
 //! ```
 //!
-//! Limitador 1 had entries without `descriptors[0]`, and values without quotes. They are accepted
-//! too.
+//! In Limitador 1, entries had no `descriptors[0]`, and values did not need quotes. These older
+//! forms are accepted too.
 
 use crate::rules::limitador::{Comparison, Condition, EntryPath, Variable};
 
-/// The supported forms, for messages.
+/// The supported forms, for error messages.
 const CONDITIONS: &str =
     "supported are descriptors[0]['key'] == 'value', != in place of ==, and key == value";
 const VARIABLES: &str = "supported are descriptors[0]['key'], descriptors[0].key and key";
 
-/// The highest index of a descriptor.
+/// The maximum descriptor index.
 const MAX_INDEX: usize = crate::MAX_DESCRIPTORS - 1;
 
-/// An expression, and whether it has the form of Limitador 1.
+/// An expression, and whether it is in the syntax of Limitador 1.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Parsed<T> {
     pub(super) value: T,
@@ -38,8 +38,9 @@ pub(super) fn condition(source: &str) -> Result<Parsed<Condition>, String> {
     };
     let (value, is_quoted) = value(rest.trim()).ok_or_else(unsupported)?;
     let is_legacy = entry.is_legacy || !is_quoted;
-    // A quoted name without `descriptors[0]` was valid in Limitador 1, a plain value was too. A
-    // plain value beside `descriptors[0]` would be a CEL variable.
+    // In Limitador 1, an entry had no `descriptors[0]`, and its value could be quoted or unquoted.
+    // After an entry with `descriptors[0]`, CEL would read an unquoted value as a variable, so this
+    // is an error.
     if !is_quoted && !entry.is_legacy {
         return Err(format!("the value has no quotes; {CONDITIONS}"));
     }
@@ -69,7 +70,7 @@ pub(super) fn variable(source: &str) -> Result<Parsed<Variable>, String> {
     })
 }
 
-/// Parses an entry at the beginning of `text`, and returns the rest of the text.
+/// Parses an entry at the beginning of `text`. Returns the entry and the rest of `text`.
 fn entry(text: &str) -> Option<(Parsed<EntryPath>, &str)> {
     let Some(indexed) = text.strip_prefix("descriptors[") else {
         let (key, rest) = name(text)?;
@@ -98,7 +99,7 @@ fn entry(text: &str) -> Option<(Parsed<EntryPath>, &str)> {
         }
         None => {
             let (key, rest) = name(rest.strip_prefix('.')?)?;
-            // A dot selects a field of a field in CEL, and an entry has no fields.
+            // In CEL, a second dot would select a field of the entry, but an entry has no fields.
             if key.contains('.') || rest.starts_with(['(', '[']) {
                 return None;
             }
@@ -125,7 +126,7 @@ fn name(text: &str) -> Option<(&str, &str)> {
     (starts_well && !name.ends_with('.')).then_some((name, rest))
 }
 
-/// Parses the value of a condition, and returns whether it has quotes.
+/// Parses the value of a condition. Returns the value, and whether it was quoted.
 fn value(text: &str) -> Option<(String, bool)> {
     if text.starts_with(['\'', '"']) {
         let (value, rest) = text_literal(text)?;
@@ -136,7 +137,7 @@ fn value(text: &str) -> Option<(String, bool)> {
     plain.then(|| (text.to_owned(), false))
 }
 
-/// Parses a text in single or double quotes at the beginning of `text`. A backslash escapes a
+/// Parses a string in single or double quotes at the beginning of `text`. A backslash escapes a
 /// quote or a backslash.
 fn text_literal(text: &str) -> Option<(String, &str)> {
     let quote = text.chars().next().filter(|c| matches!(c, '\'' | '"'))?;

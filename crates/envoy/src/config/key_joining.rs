@@ -9,8 +9,9 @@ use std::collections::HashSet;
 use tidegate_config::{report::Report, value::Value};
 use tidegate_net::input::shown;
 
-/// Warns about every descriptor in `named` that also applies to entries with another descriptor's
-/// key. Each element of `named` consists of the key, the joined name and the value in the file.
+/// Warns about every descriptor in `named` that also applies to entries whose key is another
+/// descriptor's key. Each element of `named` consists of the key, the joined name and the value in
+/// the file.
 pub(super) fn warn(named: &[(&str, String, Value<'_>)], report: &mut Report) {
     let keys: HashSet<&str> = named.iter().map(|(key, _, _)| *key).collect();
     for (key, name, item) in named {

@@ -103,7 +103,8 @@ fn single(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<
     })
 }
 
-/// Reads a list of limits. A request must be within all of them. Denied hits are not counted.
+/// Reads a list of limits. A request is admitted only if it is within every limit. Denied hits are
+/// not counted.
 fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
     let items = value.one_or_more(report);
     if items.is_empty() {

@@ -26,7 +26,7 @@ use crate::{
     rules::{Allowance, Detail, Rule, RuleLimits, limitador::LimitadorLimit},
 };
 
-/// The keys of a limit.
+/// The keys that a limit can have in the file.
 const KEYS: [&str; 7] = [
     "id",
     "namespace",
@@ -37,17 +37,18 @@ const KEYS: [&str; 7] = [
     "variables",
 ];
 
-/// The maximum number of limits of a namespace. Each request evaluates all of them.
+/// The maximum number of limits in a namespace. Every request is checked against all limits of its
+/// namespace.
 const MAX_LIMITS: usize = 1_000;
 
-/// The maximum number of conditions, and of variables, of a limit.
+/// The maximum number of conditions in a limit, and also the maximum number of variables.
 const MAX_EXPRESSIONS: usize = 64;
 
 /// Reads `files`, sorted by name, as one list of limits.
 ///
 /// # Errors
 ///
-/// Returns every mistake in every file. The list is never empty.
+/// Returns all errors in all files. The list is never empty.
 ///
 /// # Examples
 ///
@@ -100,8 +101,8 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     }
     let document = yaml::parse(text, Dialect::Lenient)?;
     let root = Value::root(&document.root);
-    // A program that writes the file in place may have truncated it first. Such a file must not
-    // remove all limits.
+    // If a program rewrites the file in place, the file is empty for a moment. An empty file is
+    // therefore rejected, so that it does not remove all limits.
     if root.is_null() {
         let message = "the file is empty; to limit nothing, write `[]`";
         return Err(wrong(None, message.into()));
@@ -114,7 +115,7 @@ fn document(text: &str) -> Result<Document<'_>, Mistake> {
     Ok(document)
 }
 
-/// The identity of a limit: two limits with the same identity have the same counters.
+/// The identity of a limit. Two limits with the same identity would share their counters.
 type Identity = (String, u64, Vec<Box<str>>, Vec<Box<str>>);
 
 fn read_document(
@@ -148,7 +149,7 @@ fn read_document(
                 .collect(),
         );
         let limits = &mut loaded.domains.entry(namespace).limitador;
-        // Limitador keeps one of such limits.
+        // Limitador would silently keep only one of the limits with the same identity.
         if let Some(first) = known.get(&identity) {
             let message = format!(
                 "has the namespace, the seconds, the conditions and the variables of limit {first}, so both \
@@ -168,7 +169,7 @@ fn read_document(
     report.finish()
 }
 
-/// Reads a limit, and returns it with its namespace.
+/// Reads a limit. Returns its namespace and the limit.
 fn limit<'n>(item: &Value<'n>, report: &mut Report) -> Option<(&'n str, LimitadorLimit)> {
     if item.shape() != Shape::Map {
         let found = item.describe();
@@ -190,7 +191,8 @@ fn limit<'n>(item: &Value<'n>, report: &mut Report) -> Option<(&'n str, Limitado
     let seconds = number(item, "seconds", 1..=most, report);
     let mut conditions = expressions(item, "conditions", expression::condition, report);
     let mut variables = expressions(item, "variables", expression::variable, report);
-    // As in Limitador, they are sets: their order and repetitions do not change the counters.
+    // As in Limitador, conditions and variables are sets: reordering or repeating them does not
+    // select different counters.
     conditions.sort_by(|a, b| a.source.cmp(&b.source));
     conditions.dedup_by(|a, b| a.source == b.source);
     variables.sort_by(|a, b| a.source.cmp(&b.source));
@@ -214,7 +216,7 @@ fn limit<'n>(item: &Value<'n>, report: &mut Report) -> Option<(&'n str, Limitado
     Some((namespace?, limit))
 }
 
-/// Reports keys that no limit has.
+/// Reports an error for each unknown key.
 fn check_keys(item: &Value<'_>, report: &mut Report) {
     for (key, value) in item.members() {
         let is_known = match key {
@@ -228,7 +230,7 @@ fn check_keys(item: &Value<'_>, report: &mut Report) {
     }
 }
 
-/// Returns the rule with a window that begins with the first request, as in Limitador.
+/// Builds the rule of a limit. As in Limitador, its fixed window begins with the first request.
 fn rule(name: Option<&str>, max_value: u64, seconds: u64) -> Result<Arc<Rule>, LimitError> {
     let span = Span::from_secs(seconds);
     let limit = Limit::new(Algorithm::FixedWindow {
@@ -254,7 +256,7 @@ fn rule(name: Option<&str>, max_value: u64, seconds: u64) -> Result<Arc<Rule>, L
     }))
 }
 
-/// Reads a whole number in `range`.
+/// Reads an integer in `range`.
 fn number(
     item: &Value<'_>,
     name: &str,
@@ -336,7 +338,8 @@ mod tests {
         found.iter().map(ToString::to_string).collect()
     }
 
-    /// A reload during a write must not find a truncated file valid.
+    /// If the file is reloaded while it is being written, it may be truncated, and must then be
+    /// rejected.
     #[test]
     fn an_empty_file_is_an_error_and_an_empty_list_is_not() {
         for text in ["", "\n", "# limits\n", "---\n", "null\n"] {

@@ -106,7 +106,8 @@ pub fn read(mut files: Vec<File>, merging: DomainFiles) -> Result<LoadedConfig, 
 }
 
 /// Reads the `documents`, sorted by name, as one configuration. Each document is named after its
-/// file or resource. `mistakes` contains the errors in other files, which could not be parsed.
+/// file or resource. `mistakes` contains the errors in files that could not be parsed into
+/// documents.
 ///
 /// # Errors
 ///

@@ -28,7 +28,7 @@ use super::{
 /// other machines.
 pub const ADMIN_TOKEN: &str = "TIDEGATE_ADMIN_TOKEN";
 
-/// The result of reading the variables.
+/// The result of reading the environment variables.
 #[derive(Debug)]
 pub struct FromEnvironment {
     /// The configuration described by the variables.
@@ -36,8 +36,8 @@ pub struct FromEnvironment {
     /// The log level in `LOG_LEVEL`: `error`, `warn`, `info`, `debug` or `trace`; `None` if
     /// `LOG_LEVEL` is not set.
     pub log: Option<&'static str>,
-    /// `LOG_FORMAT`: whether the log has one JSON object per line; `None` if the variable is not
-    /// set.
+    /// Whether `LOG_FORMAT` selects a log with one JSON object per line; `None` if `LOG_FORMAT` is
+    /// not set.
     pub json_log: Option<bool>,
     /// The ignored variables, each with the reason.
     pub ignored: Vec<String>,
@@ -129,13 +129,13 @@ const IGNORED: &[(&str, &str)] = &[
     ("XDS_", WITHOUT_XDS),
 ];
 
-/// The reason for ignoring variables for the xDS client.
+/// The reason for ignoring the variables that configure the xDS client.
 const WITHOUT_XDS: &str = "CONFIG_TYPE is not GRPC_XDS_SOTW, so rules are read from files";
 
-/// The reason for ignoring variables for configuration files.
+/// The reason for ignoring the variables that configure rule files.
 const WITHOUT_FILES: &str = "CONFIG_TYPE is GRPC_XDS_SOTW, so rules come from the control plane";
 
-/// The reason for ignoring variables for TLS to the control plane.
+/// The reason for ignoring the variables that configure TLS to the control plane.
 const WITHOUT_TLS: &str = "CONFIG_GRPC_XDS_SERVER_USE_TLS is not true";
 
 /// Builds the configuration from the `variables`.
@@ -250,7 +250,7 @@ fn is_xds(reader: &mut Reader<'_>) -> bool {
 fn envoy(reader: &mut Reader<'_>) -> Envoy {
     let mut envoy = Envoy::new(rules(reader));
     envoy.settings = variables::settings(reader);
-    // Existing dashboards expect these names.
+    // Existing dashboards expect the metric names of envoyproxy/ratelimit.
     envoy.settings.ratelimit_metrics = true;
     envoy.start_without_config = reader.flag("FORCE_START_WITHOUT_INITIAL_CONFIG");
     envoy

@@ -1,11 +1,12 @@
-//! `Authorization`: the service that Envoy's filter `ext_authz` calls for each request.
+//! `Authorization`: the service that Envoy's `ext_authz` filter calls for each request.
 //!
-//! The attributes of a request become the same entries as on `/v1/authorize`, so that one rules
-//! file serves all proxies. A denial is a normal response, and so is the refusal of an ambiguous
-//! request: after an error of the call, an Envoy with `failure_mode_allow` would admit the request.
+//! The attributes of a request are converted to the same entries as on `/v1/authorize`, so that one
+//! rules file works with all proxies. A denial is a normal response. The rejection of an ambiguous
+//! request is also a normal response, because if the call failed, an Envoy with
+//! `failure_mode_allow` would admit the request.
 //!
-//! Messages are decoded by hand, because most attributes are not used, and because a message is
-//! bounded before memory is allocated for it.
+//! Messages are decoded by hand for two reasons: most attributes are not used, and the size of a
+//! list can be checked before memory is allocated for it.
 
 use std::{borrow::Cow, net::IpAddr};
 
@@ -43,15 +44,15 @@ use super::{
     },
 };
 
-/// The maximum number of context extensions, which are entries from Envoy's configuration.
+/// The maximum number of context extensions. They are entries that Envoy's configuration sets.
 const MAX_EXTENSIONS: usize = 32;
 
-/// The reason why a request is refused without a decision.
+/// The reason why a request is rejected without a decision.
 #[derive(Debug)]
 enum Refusal {
-    /// The message is malformed. Only a program that is not Envoy sends such a message.
+    /// The message is malformed. Envoy never sends such a message.
     Message(Status),
-    /// The client sent a request that cannot be counted. It must not pass.
+    /// The client's request cannot be counted, so it must be denied.
     Client(String),
 }
 
@@ -68,7 +69,7 @@ impl From<AmbiguousRequest> for Refusal {
 }
 
 /// Decides the request in `message`, which the Envoy at `sender` sent. Fails if the service is not
-/// enabled, because `message` would be decided by the rules.
+/// enabled, because then the rules must not be applied to `message`.
 pub(super) async fn check(
     context: &GrpcContext,
     sender: IpAddr,
@@ -107,7 +108,7 @@ async fn decide(
         target: given(&attributes.path),
         host: given(&attributes.host),
         scheme: given(&attributes.scheme),
-        // The peer of an Envoy that listens on a Unix socket has no address.
+        // If Envoy listens on a Unix socket, its client has no address, so use Envoy's own address.
         peer: Some(attributes.peer.unwrap_or(sender)),
         entries: &attributes.extensions,
     };
@@ -154,12 +155,13 @@ async fn decide(
     })
 }
 
-/// Returns an attribute, or `None` if it is empty, because protobuf has no absent strings.
+/// Returns an attribute, or `None` if it is empty. In protobuf, an absent string is the same as an
+/// empty string.
 fn given(attribute: &str) -> Option<&str> {
     Some(attribute).filter(|attribute| !attribute.is_empty())
 }
 
-/// Builds the response with `verdict`, which was made at `now`.
+/// Builds the response for `verdict`, a verdict from the time `now`.
 fn written(headers: Headers, verdict: &Verdict<'_>, now: Timestamp) -> CheckResponse {
     let mut writer = headers.writer();
     let mut headers = HeaderMap::new();
@@ -188,7 +190,7 @@ fn written(headers: Headers, verdict: &Verdict<'_>, now: Timestamp) -> CheckResp
     }
 }
 
-/// Builds the denial of a request. Envoy sends `response` to its client.
+/// Builds the message that denies a request. Envoy sends `response` to its client.
 fn denied(code: Code, message: &str, response: Response<Bytes>) -> CheckResponse {
     let (head, body) = response.into_parts();
     let denied = DeniedHttpResponse {
@@ -196,7 +198,7 @@ fn denied(code: Code, message: &str, response: Response<Bytes>) -> CheckResponse
             code: i32::from(head.status.as_u16()),
         }),
         headers: options(&head.headers),
-        // A problem document is JSON, which is UTF-8.
+        // The body contains problem details (RFC 9457) in JSON, which is always UTF-8.
         body: String::from_utf8_lossy(&body).into_owned(),
     };
     CheckResponse {
@@ -209,7 +211,7 @@ fn denied(code: Code, message: &str, response: Response<Bytes>) -> CheckResponse
     }
 }
 
-/// Returns `headers` as options that replace the headers of the response.
+/// Converts `headers` to options. Each option replaces the header of the same name in the response.
 fn options(headers: &HeaderMap) -> Vec<HeaderValueOption> {
     let option = |(name, value): (&HeaderName, &HeaderValue)| HeaderValueOption {
         header: Some(WireHeader {
@@ -222,8 +224,8 @@ fn options(headers: &HeaderMap) -> Vec<HeaderValueOption> {
     headers.iter().map(option).collect()
 }
 
-/// Returns the verdict as dynamic metadata, for the access log of Envoy. Clients do not see it, so
-/// it names the rule.
+/// Returns the verdict as dynamic metadata, for Envoy's access log. Clients do not see the
+/// metadata, so it contains the rule's name.
 fn metadata(verdict: &Verdict<'_>) -> Struct {
     let text = |text: &str| Kind::StringValue(text.to_owned());
     let fields = [
@@ -240,7 +242,7 @@ fn metadata(verdict: &Verdict<'_>) -> Struct {
     }
 }
 
-/// The attributes of a request that become entries.
+/// The attributes of a request that are converted to entries.
 #[derive(Debug, Default)]
 struct Attributes<'m> {
     peer: Option<IpAddr>,
@@ -248,9 +250,9 @@ struct Attributes<'m> {
     path: Cow<'m, str>,
     host: Cow<'m, str>,
     scheme: Cow<'m, str>,
-    /// The headers of which Envoy has joined the lines of equal names with commas.
+    /// The headers from an Envoy that joins all lines of the same header with commas.
     joined: Vec<(&'m [u8], &'m [u8])>,
-    /// The headers with one element per line (`encode_raw_headers`).
+    /// The headers from an Envoy with `encode_raw_headers`, with one element per line.
     raw: Vec<(&'m [u8], &'m [u8])>,
     extensions: Vec<(&'m str, &'m str)>,
 }
@@ -322,9 +324,10 @@ impl<'m> Attributes<'m> {
         Ok(())
     }
 
-    /// Returns the headers, one element per line that the client sent.
+    /// Returns the headers, with one element for each line that the client sent.
     ///
-    /// Without `encode_raw_headers`, Envoy joins lines of equal names, so values are split.
+    /// Without `encode_raw_headers`, Envoy joins all lines of the same header, so the values are
+    /// split again here.
     fn header_map(&self) -> Result<HeaderMap, Refusal> {
         let mut headers = HeaderMap::new();
         for (name, value) in &self.raw {
@@ -343,7 +346,8 @@ impl<'m> Attributes<'m> {
     }
 }
 
-/// Appends a header line. Pseudo-headers, such as `:path`, are left out: they are attributes.
+/// Appends a header line. Pseudo-headers, such as `:path`, are skipped, because Envoy also sends
+/// them as attributes.
 fn append(headers: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), Refusal> {
     if name.starts_with(b":") {
         return Ok(());
@@ -353,7 +357,7 @@ fn append(headers: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), Refu
     }
     let name = HeaderName::from_bytes(name);
     let value = HeaderValue::from_bytes(value);
-    // Envoy forwards only names and values that are valid in HTTP.
+    // Envoy only sends names and values that are valid in HTTP.
     let (Ok(name), Ok(value)) = (name, value) else {
         let problem = "a header has a name or a value that HTTP does not allow".to_owned();
         return Err(Refusal::Client(problem));
@@ -362,7 +366,7 @@ fn append(headers: &mut HeaderMap, name: &[u8], value: &[u8]) -> Result<(), Refu
     Ok(())
 }
 
-/// Adds an element of a list of headers. A list is truncated to one more than its maximum, which is
+/// Adds an element to a list of headers. A list is truncated to one more than its maximum, which is
 /// enough to detect that it is too long.
 fn add<'m>(
     headers: &mut Vec<(&'m [u8], &'m [u8])>,
@@ -376,8 +380,8 @@ fn add<'m>(
     Ok(())
 }
 
-/// Decodes a message with a key in field 1, and a value in field `value_field` or, if that is
-/// absent, in field 2.
+/// Decodes a message whose key is in field 1, and whose value is in field `value_field` or, if this
+/// field is absent, in field 2.
 fn pair(message: &[u8], value_field: u32) -> Result<(Value<'_>, Value<'_>), MalformedMessage> {
     let (mut key, mut value, mut text) = (Value::Other, Value::Other, Value::Other);
     let mut fields = Fields::of(message);
@@ -393,7 +397,7 @@ fn pair(message: &[u8], value_field: u32) -> Result<(Value<'_>, Value<'_>), Malf
     Ok((key, value))
 }
 
-/// Decodes the address of a peer; `None` if it is not an IP address.
+/// Decodes a peer's address. Returns `None` if it is not an IP address.
 fn address(peer: &[u8]) -> Result<Option<IpAddr>, MalformedMessage> {
     let mut found = None;
     let mut fields = Fields::of(peer);
@@ -417,8 +421,8 @@ fn address(peer: &[u8]) -> Result<Option<IpAddr>, MalformedMessage> {
     Ok(found)
 }
 
-/// Returns a text that may come from the client. Invalid UTF-8 becomes U+FFFD, so that the request
-/// can be counted.
+/// Returns a string that may come from the client. Invalid UTF-8 is replaced by U+FFFD, so that the
+/// request can still be counted.
 fn lossy(value: Value<'_>) -> Cow<'_, str> {
     String::from_utf8_lossy(value.bytes())
 }

@@ -1,6 +1,7 @@
 //! `kuadrant.service.ratelimit.v1.RateLimitService`: decodes requests and encodes responses.
 //!
-//! Messages are decoded by the same code as those of `ShouldRateLimit`, which bounds their lists.
+//! Messages are decoded by the same code as for `ShouldRateLimit`. This code limits the length of
+//! their lists.
 
 use std::{sync::Arc, time::Duration};
 
@@ -53,7 +54,8 @@ impl KuadrantMethod {
     }
 }
 
-/// Checks the request in `message` without counting. The store may take at most the time `within`.
+/// Checks the request in `message` without counting it. Store queries may take at most the time
+/// `within`.
 pub(super) async fn check_rate_limit(
     service: Option<&RateLimitService>,
     message: Result<Bytes, Status>,
@@ -67,7 +69,7 @@ pub(super) async fn check_rate_limit(
     answer.await.map(written).map_err(|error| status(&error))
 }
 
-/// Counts the request in `message` without checking.
+/// Counts the request in `message` without checking it.
 pub(super) async fn report(
     service: Option<&RateLimitService>,
     message: Result<Bytes, Status>,
@@ -85,7 +87,7 @@ pub(super) async fn report(
     })
 }
 
-/// Holds the amount in `message`.
+/// Reserves the amount in `message`.
 pub(super) async fn reserve(
     service: Option<&Arc<RateLimitService>>,
     message: Result<Bytes, Status>,
@@ -175,7 +177,8 @@ fn commit_request(message: &[u8]) -> Result<CommitRequest, MalformedMessage> {
     Ok(request)
 }
 
-/// Decodes a duration as seconds and nanoseconds. If the message is repeated, later fields win.
+/// Decodes a duration as seconds and nanoseconds. If the message occurs several times, later fields
+/// win.
 fn duration(message: &[u8], before: Option<(i64, i32)>) -> Result<(i64, i32), MalformedMessage> {
     let (mut seconds, mut nanos) = before.unwrap_or_default();
     let mut fields = Fields::of(message);
@@ -189,7 +192,7 @@ fn duration(message: &[u8], before: Option<(i64, i32)>) -> Result<(i64, i32), Ma
     Ok((seconds, nanos))
 }
 
-/// Returns the span of a duration, rounded down to microseconds.
+/// Converts a duration to a span, rounded down to microseconds.
 fn span(seconds: i64, nanos: i32) -> Result<Span, Status> {
     let (Ok(seconds), Ok(nanos)) = (u64::try_from(seconds), u32::try_from(nanos)) else {
         return Err(Status::invalid_argument(
@@ -227,7 +230,7 @@ mod tests {
     }
 
     proptest! {
-        /// Messages are read like those that prost writes.
+        /// Messages encoded by prost are decoded to the same values.
         #[test]
         fn requests_of_prost_are_decoded(
             domain in ".{0,9}",
@@ -258,7 +261,7 @@ mod tests {
             prop_assert_eq!((decoded.reservation_id, decoded.actual_amount), (id, number));
         }
 
-        /// No bytes cause a panic.
+        /// Decoding never panics, whatever the bytes are.
         #[test]
         fn any_bytes_are_decoded_or_rejected(octets in vec(any::<u8>(), 0..64)) {
             let _ = reserve_request(&octets);

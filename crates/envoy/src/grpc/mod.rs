@@ -39,7 +39,7 @@ const RATE_LIMIT_V2: &str = "envoy.service.ratelimit.v2.RateLimitService";
 /// The name of Kuadrant's service, which checks, reports and reserves.
 const KUADRANT: &str = "kuadrant.service.ratelimit.v1.RateLimitService";
 
-/// The name of the quota service, which assigns quotas in advance.
+/// The name of the quota service, which assigns requests to Envoys in advance.
 const QUOTA: &str = "envoy.service.rate_limit_quota.v3.RateLimitQuotaService";
 
 /// The maximum message size in bytes, which is also the maximum body size on the HTTP listener. The
@@ -52,14 +52,14 @@ pub const MAX_MESSAGE_BYTES: usize = 256 << 10;
 pub struct GrpcContext {
     /// The server's limiter.
     pub limiter: Arc<ServerLimiter>,
-    /// The quotas that are divided among the Envoys that enforce them. Empty if no rule defines a
-    /// quota.
+    /// The quotas. Each quota is divided among the Envoys that enforce it. Empty if no rule defines
+    /// a quota.
     pub quotas: Arc<Quotas>,
     /// The rate limit service. If it is `None`, calls get the same responses as from a service
     /// whose configuration is not loaded.
     pub rate_limits: Option<Arc<RateLimitService>>,
-    /// The settings of the authorization service. If it is `None`, the service is not implemented,
-    /// so that no caller of this listener is decided by the rules.
+    /// The settings of the authorization service. If it is `None`, calls to the service fail with
+    /// UNIMPLEMENTED, so that the rules are not applied to calls on this listener.
     pub authorization: Option<AuthorizationContext>,
 }
 

@@ -36,7 +36,8 @@ const ASSIGNMENT_LIFE_SECONDS: i64 = 30;
 /// the assignment for the next window arrives long before this interval ends.
 const NEVER_SECONDS: i64 = 366 * 86_400;
 
-/// The bounds on a bucket ID: its maximum number of entries, and their maximum total size in bytes.
+/// The bounds on a bucket ID: the maximum number of its entries, and the maximum total size of the
+/// entries in bytes.
 const MAX_ID_ENTRIES: usize = 32;
 const MAX_ID_BYTES: usize = 4 << 10;
 
@@ -260,9 +261,9 @@ fn strategy(assignment: Assignment) -> Strategy {
             )),
         }),
         // If a new assignment is identical to the current assignment, Envoy keeps the current token
-        // bucket, which may be empty. The grant number is therefore added to the refill interval,
-        // so that consecutive grants differ. This has no other effect, because the refill interval
-        // never elapses.
+        // bucket, which may be empty. Therefore, add the grant number to the refill interval, so
+        // that consecutive grants differ. The addition has no other effect, because the refill
+        // interval never elapses.
         Assignment::Budget { requests, number } => Strategy::TokenBucket(TokenBucket {
             max_tokens: requests,
             tokens_per_fill: Some(1),

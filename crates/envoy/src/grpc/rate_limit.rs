@@ -69,8 +69,8 @@ pub(super) fn status(error: &RlsError) -> Status {
     }
 }
 
-/// Decodes a request. Keeps only as many elements of each list as its maximum length plus one, so
-/// that a small message cannot become a large request. The service then rejects such a list as too
+/// Decodes a request. Truncates each list to one element more than its maximum length, so that a
+/// small message cannot become a large request. The service then rejects the truncated list as too
 /// long.
 pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessage> {
     let mut request = RateLimitRequest::default();
@@ -86,7 +86,8 @@ pub(super) fn request(message: &[u8]) -> Result<RateLimitRequest, MalformedMessa
     Ok(request)
 }
 
-/// Adds an element of a list of descriptors, which is truncated to one more than its maximum.
+/// Adds an element to a list of descriptors. The list is truncated to one element more than its
+/// maximum length.
 pub(super) fn add_descriptor(
     descriptors: &mut Vec<Descriptor>,
     value: Value<'_>,

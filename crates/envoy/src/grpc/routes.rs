@@ -31,8 +31,8 @@ use super::{
     unary::{self, Reply},
 };
 
-/// The paths of `ShouldRateLimit`, which bypasses tonic, as do [`CHECK`] and the methods of
-/// [`kuadrant`].
+/// The paths of `ShouldRateLimit`. Like [`CHECK`] and the methods of [`kuadrant`], this method is
+/// handled without tonic.
 const SHOULD_RATE_LIMIT: [&str; 2] = [
     "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit",
     "/envoy.service.ratelimit.v2.RateLimitService/ShouldRateLimit",
@@ -88,7 +88,7 @@ impl Routes {
         })
     }
 
-    /// Responds to a call of the client at `peer`, or starts a streaming response. The timeout is
+    /// Responds to a call from the client at `peer`, or starts a streaming response. The timeout is
     /// the caller's timeout, capped at `most`.
     pub(super) async fn answer(
         &self,
@@ -116,7 +116,7 @@ impl Routes {
         let remaining = || time.saturating_sub(began.elapsed());
         if let Some(method) = KuadrantMethod::of(path) {
             let span = trace::request_span(ListenerKind::Grpc, method.name(), request.headers());
-            // This future is boxed because it is larger than that of `ShouldRateLimit`.
+            // Box this future, because it is larger than the future of `ShouldRateLimit`.
             let answered = Box::pin(self.kuadrant(method, request, remaining));
             return answered.instrument(span).await;
         }
@@ -129,7 +129,7 @@ impl Routes {
         }
         if path == CHECK {
             let span = trace::request_span(ListenerKind::Grpc, "Check", request.headers());
-            // This future is boxed because it is larger than that of `ShouldRateLimit`.
+            // Box this future, because it is larger than the future of `ShouldRateLimit`.
             let answer = unary::call(request, |message| self.check(peer, message));
             return Box::pin(answer).instrument(span).await;
         }
@@ -156,7 +156,7 @@ impl Routes {
         checked
     }
 
-    /// Answers a call of Kuadrant's service.
+    /// Responds to a call to Kuadrant's service.
     async fn kuadrant(
         &self,
         method: KuadrantMethod,
@@ -213,7 +213,8 @@ impl Routes {
         self.counted(decided, |answer| Some(answer.overall_code()))
     }
 
-    /// Counts the result of a call. `code_of` returns the code of an answer that decides a request.
+    /// Counts the result of a call in the metrics. `code_of` returns the response's code if the
+    /// call decides a request, and `None` otherwise.
     fn counted<A>(
         &self,
         result: Result<A, Status>,

@@ -27,7 +27,7 @@ pub fn rate_limit_transcript(
     service: &RateLimitService,
     message: &[u8],
 ) -> Result<Vec<u8>, (i32, String)> {
-    // A decision in the memory store never suspends.
+    // With the memory store, the future is ready at the first poll.
     let decided = rate_limit::decide(Some(service), message, Duration::MAX).now_or_never();
     let Some(decided) = decided else {
         let alone = "a decision by Redis must be awaited";
@@ -37,8 +37,8 @@ pub fn rate_limit_transcript(
     encoded.map_err(|status| (status.code().into(), status.message().to_owned()))
 }
 
-/// Returns the encoded response of `Check` to `message` of the Envoy at `sender`. This function does
-/// not support a limiter with Redis.
+/// Returns the encoded `Check` response to `message`, as if the Envoy at `sender` had sent
+/// `message`. The limiter must not use Redis.
 ///
 /// # Errors
 ///
@@ -48,7 +48,7 @@ pub fn check_transcript(
     sender: IpAddr,
     message: &[u8],
 ) -> Result<Vec<u8>, (i32, String)> {
-    // A decision in the memory store never suspends.
+    // With the memory store, the future is ready at the first poll.
     let checked = authorization::check(context, sender, message).now_or_never();
     let Some(checked) = checked else {
         let alone = "a decision by Redis must be awaited";
@@ -68,7 +68,7 @@ pub struct QuotaStream {
 }
 
 impl QuotaStream {
-    /// Opens a new stream that shares `quotas`.
+    /// Opens a new stream, which gets a share of `quotas`.
     #[must_use]
     pub fn open(quotas: &Arc<Quotas>, clock: &Clock) -> Self {
         let (session, inbox) = QuotaSession::new(Arc::clone(quotas), clock.clone());

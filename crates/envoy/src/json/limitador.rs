@@ -1,8 +1,9 @@
 //! Limitador's HTTP API: `/check`, `/report`, `/check_and_report`, `/limits/{namespace}`,
 //! `/counters/{namespace}` and `/status`.
 //!
-//! Bodies and status codes are those of Limitador. The response to a bad request is a problem
-//! document, because Limitador's own response has no fixed form.
+//! Bodies and status codes are the same as in Limitador, with one exception: the response to a bad
+//! request contains problem details (RFC 9457), because Limitador's own response has no fixed
+//! format.
 
 use hyper::{HeaderMap, Method, StatusCode, header::HeaderValue};
 use percent_encoding::percent_decode_str;
@@ -63,7 +64,7 @@ impl LimitadorEndpoint {
     }
 }
 
-/// Answers a request to `endpoint`, whose method was checked.
+/// Responds to a request to `endpoint`. The caller must have checked the request's method.
 ///
 /// # Errors
 ///
@@ -114,14 +115,14 @@ pub async fn answer_limitador(
     answered.or_else(|error| failed(&error))
 }
 
-/// Whether the response has rate limit headers.
+/// The rate limit headers that the client has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Headers {
     None,
     Draft03,
 }
 
-/// Reads the body of a request.
+/// Parses the body of a request.
 fn read(body: &[u8]) -> Result<(HttpRequest, Headers), Problem> {
     let members = object(body)?;
     let mut request = HttpRequest::default();
@@ -139,7 +140,7 @@ fn read(body: &[u8]) -> Result<(HttpRequest, Headers), Problem> {
             ("response_headers", other) => {
                 return Err(expected("response_headers", "a string", other));
             }
-            // Limitador ignores unknown members.
+            // Limitador ignores unknown fields.
             _ => {}
         }
     }
@@ -159,7 +160,7 @@ fn read(body: &[u8]) -> Result<(HttpRequest, Headers), Problem> {
     Ok((request, headers))
 }
 
-/// Returns the headers of a name. Limitador sends none for an unknown name.
+/// Returns the headers that `name` selects. Like Limitador, selects no headers for an unknown name.
 fn headers_of(name: &str) -> Headers {
     match name {
         "DraftVersion03" | "DRAFT_VERSION_03" => Headers::Draft03,
@@ -195,7 +196,7 @@ fn decoded(namespace: &str) -> Result<String, Problem> {
     Ok(decoded.into_owned())
 }
 
-/// Counts a decision, and builds its response.
+/// Counts a decision in the metrics, and sets the status of its response.
 fn decided(limiter: &ServerLimiter, code: Code, mut answer: Answer) -> Answer {
     let is_over = code == Code::OverLimit;
     limiter
@@ -223,7 +224,7 @@ fn checked_and_reported(limiter: &ServerLimiter, answer: &HttpAnswer, headers: H
     response
 }
 
-/// Adds the headers of version 03 of the draft `draft-polli-ratelimit-headers`, as Limitador does.
+/// Adds the headers from `draft-polli-ratelimit-headers-03`, as Limitador does.
 fn add_headers(headers: &mut HeaderMap, limits: &[LimitStatus]) {
     let Some(first) = limits.first() else { return };
     let mut policies = first.max_value.to_string();
@@ -240,7 +241,7 @@ fn add_headers(headers: &mut HeaderMap, limits: &[LimitStatus]) {
         ("x-ratelimit-remaining", first.remaining.to_string()),
         ("x-ratelimit-reset", reset),
     ] {
-        // The names have only visible characters.
+        // This never fails, because only printable ASCII characters of the limit names are used.
         if let Ok(value) = HeaderValue::try_from(value) {
             headers.insert(name, value);
         }

@@ -1,19 +1,20 @@
 //! Divides an integer number of requests into integer shares that add up to exactly this number.
 
-/// 1/`FLOOR` of the total is divided evenly, regardless of the demands, so that a new stream gets a
-/// minimum share.
+/// The fraction 1/`FLOOR` of the total is divided evenly, regardless of the demands, so that a new
+/// stream gets a minimum share.
 pub const FLOOR: u64 = 10;
 
 /// The maximum demand. It prevents overflows in multiplications.
 const MAX_DEMAND: u64 = 1 << 40;
 
-/// Divides `total` among the `demands` and `vacant` seats. A vacant seat's share is reserved for a
-/// new stream. In the result, the vacant seats' shares come last.
+/// Divides `total` among the seats with these `demands` and a number of `vacant` seats. A vacant
+/// seat's share is reserved for a new stream. In the result, the vacant seats' shares come last.
 ///
-/// 1/[`FLOOR`] of the total is divided evenly among all seats. The rest is divided in proportion to
-/// the demands. If every demand is zero, the rest is divided evenly among the demands. Each share
-/// is rounded down, and the remaining requests are distributed one by one. The seats that lost most
-/// by rounding get one request each. If the losses are equal, the first seats get them.
+/// The fraction 1/[`FLOOR`] of the total is divided evenly among all seats. The rest is divided in
+/// proportion to the demands. If every demand is zero, the rest is divided evenly among the seats
+/// that are not vacant. Each share is rounded down, and the remaining requests are distributed one
+/// by one. The seats that lost most by rounding get one request each. If the losses are equal, the
+/// first seats get the remaining requests.
 ///
 /// If there is at least one seat, the shares add up to exactly `total`. A seat with a higher demand
 /// never gets a smaller share than a seat with a lower demand, but all demands from 2^40 are

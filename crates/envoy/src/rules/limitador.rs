@@ -6,17 +6,18 @@
 //!  variables: ["descriptors[0]['user_id']"]}                 one counter for each value
 //! ```
 //!
-//! Every limit of a namespace whose conditions hold, and whose variables have values, applies.
+//! A limit of a namespace applies to a request if all of its conditions hold and all of its
+//! variables have values. All limits that apply are checked.
 
 use std::sync::Arc;
 
 use super::Rule;
 use crate::Descriptor;
 
-/// The name of a condition in the key of a counter. No variable has it.
+/// The entry name that marks a condition in a counter key. No variable has this name.
 const CONDITION: &str = "?";
 
-/// A limit of a namespace.
+/// A limit in a namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitadorLimit {
     pub(crate) id: Option<Box<str>>,
@@ -31,30 +32,30 @@ pub(crate) struct LimitadorLimit {
 /// A condition on an entry of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
-    /// The text in the file.
+    /// The condition as written in the file.
     pub(crate) source: Box<str>,
     pub(crate) entry: EntryPath,
-    /// Whether the entry must have the value, or must have another value.
+    /// Whether the entry's value must be equal to `value` or different from it.
     pub(crate) comparison: Comparison,
     pub(crate) value: Box<str>,
 }
 
-/// A comparison of two texts.
+/// A comparison of two strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     Equal,
     NotEqual,
 }
 
-/// A variable: an entry whose values have separate counters.
+/// A variable: an entry for which each value has a separate counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Variable {
-    /// The text in the file.
+    /// The variable as written in the file.
     pub(crate) source: Box<str>,
     pub(crate) entry: EntryPath,
 }
 
-/// An entry of a descriptor.
+/// A reference to an entry of a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct EntryPath {
     /// The index of the descriptor in the request.
@@ -76,8 +77,9 @@ impl LimitadorLimit {
         values.filter(|_| hold)
     }
 
-    /// Returns the parts of the key of a counter with these values. As in Limitador, the maximum
-    /// and the name are not part of it, so that they can be changed without losing the count.
+    /// Returns the entries of the counter key for these variable values. As in Limitador, the key
+    /// contains neither the limit's maximum nor its name, so that a change of the maximum or the
+    /// name does not reset the counter.
     pub(crate) fn key_parts<'l>(
         &'l self,
         values: &'l [&str],
@@ -87,14 +89,14 @@ impl LimitadorLimit {
         self.condition_parts().chain(variables)
     }
 
-    /// Returns the parts of the key that all counters of the limit have.
+    /// Returns the key entries that all counters of the limit have in common.
     pub(crate) fn condition_parts(&self) -> impl Iterator<Item = (&str, &str)> {
         let conditions = self.conditions.iter();
         conditions.map(|condition| (CONDITION, &*condition.source))
     }
 
-    /// Returns the variables and values of a counter from the parts of its key after the
-    /// conditions; `None` if the key belongs to another limit.
+    /// Returns the variables and values of a counter. `parts` are the key entries after the
+    /// conditions. Returns `None` if the key belongs to another limit.
     pub(crate) fn variables_of(&self, parts: Vec<(&str, &str)>) -> Option<Vec<(Box<str>, String)>> {
         if parts.len() != self.variables.len() {
             return None;
@@ -107,7 +109,7 @@ impl LimitadorLimit {
         pairs.map(of_variable).collect()
     }
 
-    /// Returns the path under which the limit is counted in metrics.
+    /// Returns the path that identifies the limit in metrics.
     pub(crate) fn path(&self) -> String {
         match &self.name {
             Some(name) => name.to_string(),
@@ -117,7 +119,8 @@ impl LimitadorLimit {
 }
 
 impl Condition {
-    /// Returns whether the condition holds. It does not hold without the entry, as in Limitador.
+    /// Returns whether the condition holds. As in Limitador, a condition on a missing entry does
+    /// not hold.
     fn holds(&self, descriptors: &[Descriptor]) -> bool {
         let Some(value) = self.entry.value_in(descriptors) else {
             return false;
@@ -130,7 +133,7 @@ impl Condition {
 }
 
 impl EntryPath {
-    /// Returns the value of the entry; the last one if the key is repeated.
+    /// Returns the value of the entry. If the key occurs more than once, returns the last value.
     fn value_in<'r>(&self, descriptors: &'r [Descriptor]) -> Option<&'r str> {
         let entries = descriptors.get(self.descriptor)?.entries.iter();
         let mut found = entries.rev().filter(|(key, _)| **key == *self.key);

@@ -62,14 +62,14 @@ pub(crate) struct RuleLimits {
     /// The units of the limits, in order. The unit of a window with a different length is
     /// [`Unit::Unknown`].
     pub(crate) units: Box<[Unit]>,
-    /// The window length, which is part of the counter key. A descriptor thus has separate counters
-    /// for different window lengths.
+    /// The window length, which is part of the counter key. Therefore, a descriptor has separate
+    /// counters for different window lengths.
     pub(crate) window_seconds: u64,
-    /// The limits for reports and reservations, which are built when they are first needed.
+    /// The limits for reports and reservations. They are built at the first use.
     pub(crate) variants: OnceLock<LimitVariants>,
 }
 
-/// Limits that share the counters of a rule, and count denied hits in another way.
+/// Variants of a rule's limits. They share the rule's counters, but treat denied hits differently.
 #[derive(Clone, Debug)]
 pub(crate) struct LimitVariants {
     /// For reservations: denied hits are not counted.
@@ -87,7 +87,7 @@ impl RuleLimits {
         })
     }
 
-    /// Prepares the limits for quota mode, where another of the request's quotas may be the leading
+    /// Prepares the limits for quota mode, in which another quota may be the request's leading
     /// quota.
     pub(crate) fn add_shadow_limits(&mut self) {
         let in_shadow = Limits::clone(&self.limits).in_shadow(true);

@@ -266,8 +266,8 @@ impl XdsClient {
         event.await
     }
 
-    /// Applies a response, and returns the ACK or NACK. Returns `None` for a response with
-    /// resources of another type, which the client has not requested.
+    /// Applies a response, and returns the ACK or NACK. Returns `None` if the response contains
+    /// resources of a type that the client has not requested.
     fn answer(&self, response: &DiscoveryResponse) -> Option<DiscoveryRequest> {
         let counts = &self.status.counts;
         if response.type_url != TYPE_URL {

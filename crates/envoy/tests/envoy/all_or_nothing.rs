@@ -1,5 +1,5 @@
 //! Tests of decisions with Redis. The store calls for a request's descriptors are pipelined, but
-//! each descriptor gets the same result as in a request of its own.
+//! each descriptor gets the same result as if it were alone in a request.
 
 use std::{sync::Arc, time::Duration};
 
@@ -284,8 +284,8 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
     let mut asked = Box::pin(shop.ask_in("one", descriptors));
     let mut asked_of_all = || asked.as_mut().now_or_never();
     for quota in taken {
-        // At this point, the request has queried the quotas to choose a leading quota, or is
-        // sending this query.
+        // At this point, the request has sent the query that chooses a leading quota, or is sending
+        // it now.
         assert_eq!(asked_of_all(), None);
         shop.ask_in("one", vec![quota.clone()]).await;
         // The next store call charges the request.

@@ -23,8 +23,8 @@ async fn envoy_cases_hold_in_redis() {
     let server = RedisServer::start();
     let (address, ..) = Address::parse(&server.url()).unwrap();
     let settings = RedisSettings {
-        // The timeout is long, because on a busy machine a test may be delayed for longer than a
-        // decision may take in production.
+        // The timeout is longer than in production, because a test can be delayed on a busy
+        // machine.
         timeout: Duration::from_secs(5),
         ..RedisSettings::new(Topology::Standalone(address))
     };
@@ -43,8 +43,8 @@ fn envoy_load_errors_match_the_cases() {
     assert_all_ran(&report);
 }
 
-/// The test runner must reject incorrect expectations. Otherwise, it would not detect defects
-/// either.
+/// The test runner must reject incorrect expectations. Otherwise, it would not detect defects in
+/// the service either.
 #[tokio::test]
 async fn wrong_envoy_cases_fail() {
     let text = "

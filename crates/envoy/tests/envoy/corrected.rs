@@ -1,4 +1,4 @@
-//! Expectations for cases where envoyproxy/ratelimit has a defect that Tidegate does not have.
+//! Expected responses for cases in which envoyproxy/ratelimit has a defect and Tidegate does not.
 //!
 //! Such a case is marked as a bug in its `quirk` field. The expectation in the case file remains
 //! unchanged, because it documents envoyproxy/ratelimit's response.

@@ -252,7 +252,8 @@ const VARIABLES: &[Row] = &[
     ("TRACING_SAMPLING_RATE", "1", Ignored, &[]),
 ];
 
-/// Returns how a variable is handled. Returns `None` if the configuration and the report disagree.
+/// Returns how a variable is handled. Returns `None` if the variable changes the configuration
+/// although it is reported as ignored, or does neither.
 fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let without: Variables = beside.iter().map(own).collect();

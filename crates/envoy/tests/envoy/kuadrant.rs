@@ -1,5 +1,5 @@
-//! Compares Kuadrant's reservations with a naive model of RFC 0021: a count in each window, and
-//! holds beside it.
+//! Compares Kuadrant's reservations with a naive model of RFC 0021. The model has a count for the
+//! current window and a list of held amounts.
 
 use futures_util::FutureExt as _;
 use proptest::prelude::*;
@@ -33,9 +33,9 @@ enum Step {
         actual: u64,
     },
     Report(u32),
-    /// An ordinary request, whose hits are counted even if it is denied.
+    /// An ordinary request. Its hits are counted even if it is denied.
     Request(u32),
-    /// Lets a number of seconds pass.
+    /// Advances the clock by this number of seconds.
     Pass(u64),
 }
 
@@ -87,7 +87,7 @@ impl Model {
         LIMIT.saturating_sub(self.count + self.held())
     }
 
-    /// Returns the amount of an admitted hold.
+    /// Returns the amount that a reservation of `amount` holds, or `None` if it is denied.
     fn admits(&self, amount: u64) -> Option<u64> {
         let amount = amount.min(LIMIT / 2);
         (self.count + self.held() + amount <= LIMIT).then_some(amount)
@@ -156,7 +156,8 @@ impl Service {
             return;
         };
         let is_live = self.model.is_live(hold);
-        // The service forgets committed reservations at some time after they would have expired.
+        // The service may discard a committed reservation at any time after the reservation would
+        // have expired, so the result is unknown.
         if hold.is_committed && hold.expires <= self.model.now {
             return;
         }

@@ -1,4 +1,5 @@
-//! Tests of Limitador's limits file, over its HTTP API and over gRPC's decisions.
+//! Tests of Limitador limits files, through Limitador's HTTP API and through the rate limit
+//! service.
 
 use serde_json::{Value, json};
 use tidegate_config::envoy::{DomainFiles, RlsSettings};
@@ -49,7 +50,7 @@ fn load(started: &Started, limits: &str) {
     started.service.load(read_limitador(vec![file]).unwrap());
 }
 
-/// Limitador's API of a server.
+/// A client of Limitador's HTTP API.
 struct Api(OverHttp);
 
 impl Api {
@@ -63,7 +64,7 @@ impl Api {
         answer.json()
     }
 
-    /// Sends a request of `user`, and returns the status.
+    /// Sends a request for `user`. Returns the HTTP status.
     fn of(&self, path: &str, user: &str, delta: u64) -> u16 {
         self.post(path, &asked(user, delta)).status
     }
@@ -92,7 +93,7 @@ fn a_request_is_checked_and_reported() {
         assert_eq!((answer.status, answer.body.as_str()), (expected, "null"));
         assert!(answer.header("x-ratelimit-limit").is_none());
     }
-    // The denied requests were not counted: 3 of 10 are spent.
+    // The denied requests were not counted, so 3 of 10 hits are used.
     assert_eq!(api.of("/check_and_report", "b", 3), 200);
     assert_eq!(api.of("/check", "c", 4), 429, "over the limit of the user");
     assert_eq!(api.of("/check_and_report", "c", 3), 200);
@@ -102,12 +103,12 @@ fn a_request_is_checked_and_reported() {
         "9 of 10 are spent"
     );
     assert_eq!(api.of("/check", "d", 1), 200);
-    // A report is counted, even beyond the limits.
+    // A report is counted even if it exceeds the limits.
     let reported = api.post("/report", &asked("d", 20));
     assert_eq!((reported.status, reported.body.as_str()), (200, "null"));
     assert_eq!(api.of("/check", "e", 1), 429);
     assert_eq!(api.of("/check", "e", 0), 429, "29 of 10 are spent");
-    // The first request began the windows.
+    // The windows began at the first request.
     started.set(START + 3_599);
     assert_eq!(api.of("/check", "e", 1), 429);
     started.set(START + 3_600);
@@ -253,7 +254,7 @@ fn wrong_requests_are_rejected_with_the_reason() {
     assert_eq!(api.post("/check_and_report", &none).status, 429);
 }
 
-/// Without a limits file, the paths do not exist.
+/// Without a Limitador limits file, the paths of Limitador's API do not exist.
 #[test]
 fn the_api_belongs_to_the_limits_file() {
     let started = Started::with(
@@ -301,7 +302,8 @@ async fn envoy_is_limited_by_the_limits_file() {
     }
     assert_eq!(codes[..3], [Code::Ok; 3]);
     assert_eq!(codes[3..], [Code::OverLimit; 2]);
-    // Without the value of a variable, the limit of the user does not apply: 7 of 10 are left.
+    // The per-user limit does not apply, because its variable has no value. The other limit has 7
+    // of 10 hits left.
     let mut anonymous = request("api", &[&[("req.method", "POST")]]);
     anonymous.hits_addend = 7;
     let answer = started.service.should_rate_limit(&anonymous).await.unwrap();
@@ -309,11 +311,11 @@ async fn envoy_is_limited_by_the_limits_file() {
     let options = request("api", &[&[("req.method", "OPTIONS")]]);
     let answer = started.service.should_rate_limit(&options).await.unwrap();
     assert_eq!(answer.overall_code, Code::Ok, "no limit applies");
-    // A missing entry is neither equal nor different.
+    // If an entry is missing, neither `==` nor `!=` holds.
     let nothing = request("api", &[&[("user_id", "a")]]);
     let answer = started.service.should_rate_limit(&nothing).await.unwrap();
     assert_eq!(answer.overall_code, Code::Ok);
-    // The second descriptor decides.
+    // The limit's condition is on the second descriptor.
     let free = request("two", &[&[("a", "b")], &[("plan", "free")]]);
     let paid = request("two", &[&[("plan", "free")], &[("plan", "paid")]]);
     for (request, expected) in [
@@ -326,7 +328,8 @@ async fn envoy_is_limited_by_the_limits_file() {
     }
 }
 
-/// A reload with other maxima and names keeps the counts, as in Limitador.
+/// As in Limitador, a reload that changes the maximum or the name of a limit keeps the limit's
+/// counts.
 #[test]
 fn a_reload_keeps_the_counts() {
     let started = started();
@@ -343,7 +346,7 @@ fn a_reload_keeps_the_counts() {
     assert_eq!(api.of("/check", "a", 3), 429);
 }
 
-/// Conditions and variables are sets, as in Limitador.
+/// As in Limitador, the order and repetition of conditions and variables have no effect.
 #[test]
 fn other_orders_and_repetitions_keep_the_counts() {
     let limit = |conditions: [&str; 3], variables: [&str; 3]| {

@@ -232,8 +232,8 @@ async fn envoy_metrics_are_bounded() {
     assert_eq!((paths, hits, domains), (4_097, 5_000, 257));
 }
 
-/// A request with a new path or domain locks the map of counters. It must not have to wait until a
-/// metrics page has been written.
+/// A request with a new path or domain locks the map of counters. The request must not have to wait
+/// until a metrics page has been written.
 #[test]
 fn envoy_requests_do_not_wait_for_a_reader_of_the_metrics() {
     let runtime = tokio::runtime::Builder::new_current_thread()

@@ -185,7 +185,7 @@ async fn many_store_requests_do_not_exceed_the_deadline() {
     assert!(took < within + within / 2, "{took:?}");
 }
 
-/// After the deadline, no query is sent. Otherwise, Redis would also charge hits that the local
+/// After the deadline, no query is sent. Otherwise, Redis would charge hits again that the local
 /// fallback has already charged.
 #[tokio::test]
 async fn the_store_is_not_asked_after_the_deadline() {

@@ -1,5 +1,5 @@
-//! Tests of the wire format of `Authorization`, and of requests with which a client tries to evade
-//! the rules.
+//! Tests the wire format of `Authorization`, and requests by which a client tries to evade the
+//! rules.
 
 use std::collections::HashMap;
 
@@ -31,7 +31,7 @@ rules:
   - {name: exports, when: {path: /export}, limits: [{algorithm: concurrency, limit: 1}]}
 ";
 
-/// Returns the request of an Envoy for `method`, `path` and these headers.
+/// Returns the message that Envoy would send for a request with `method`, `path` and these headers.
 fn asked(method: &str, path: &str, headers: &[(&str, &str)]) -> CheckRequest {
     let headers = headers
         .iter()
@@ -144,7 +144,7 @@ async fn both_outcomes_have_the_rate_limit_fields() {
     assert!(header(&denial.headers, "ratelimit").starts_with("\"2/min\";r=0;t="));
     assert!(denial.body.contains("\"status\":429"), "{}", denial.body);
     assert!(!denial.body.contains("logins"), "the rule is hidden");
-    // The access log of Envoy may name the rule.
+    // Envoy's access log may contain the rule's name.
     let metadata = format!("{:?}", response.dynamic_metadata);
     for part in ["\"logins\"", "BoolValue(false)", "\"limit\""] {
         assert!(metadata.contains(part), "{part} is not in {metadata}");
@@ -174,7 +174,7 @@ async fn a_request_without_a_rule_is_admitted_without_fields() {
     let mut client = listener.connect().await;
     let response = check(&mut client, asked("GET", "/about", &[])).await;
     assert!(admitted(&response).response_headers_to_add.is_empty());
-    // The filter for TCP connections sends no HTTP attributes.
+    // Envoy's filter for TCP connections does not send HTTP attributes.
     let mut connection = asked("", "", &[]);
     connection.attributes.as_mut().unwrap().request = None;
     admitted(&check(&mut client, connection).await);
@@ -216,7 +216,8 @@ async fn headers_count_by_line_whether_envoy_joins_them_or_not() {
         asked
     };
     let joined = |value| asked("GET", "/api/orders", &[("x-customer", value)]);
-    // The same customer, in the three forms in which Envoy may send one line or two equal ones.
+    // The same customer in three forms: one line in `headers`, one line in `header_map`, and two
+    // equal lines that Envoy has joined.
     admitted(&check(&mut client, joined("acme")).await);
     admitted(&check(&mut client, raw(&["acme"])).await);
     denied(&check(&mut client, joined("acme,acme")).await);
@@ -236,7 +237,7 @@ async fn headers_count_by_line_whether_envoy_joins_them_or_not() {
             denial.body
         );
     }
-    // A comma and a space are part of one line.
+    // A comma followed by a space does not separate two lines.
     admitted(&check(&mut client, joined("acme, inc")).await);
 }
 

@@ -43,7 +43,7 @@ descriptors:
   - {key: trial, shadow_mode: true, rate_limit: {unit: hour, requests_per_unit: 2}}
 ";
 
-/// A client of the listener, which asks for descriptors of one entry each.
+/// A client of the listener. Each descriptor in its requests has one entry.
 struct Caller {
     client: Client,
     domain: &'static str,
@@ -101,7 +101,7 @@ impl Caller {
         self.client.call(RESERVE, asked).await.unwrap()
     }
 
-    /// Reserves an amount that must be admitted, and returns the id.
+    /// Reserves an amount, which must be admitted. Returns the reservation ID.
     async fn reserved(&mut self, keys: &[&str], amount: u64) -> String {
         let answer = self.reserve(keys, amount).await;
         assert_eq!(answer.code(), Code::Ok);
@@ -120,7 +120,7 @@ impl Caller {
         answer.reservation_released
     }
 
-    /// Returns how many hits `key` has left, without counting.
+    /// Returns the number of remaining hits of `key`, without charging any hits.
     async fn left(&mut self, key: &str) -> u32 {
         let mut asked = self.asked(&[key], 0);
         asked.descriptors[0].hits_addend = Some(0);
@@ -163,7 +163,8 @@ async fn a_check_counts_nothing_and_a_report_checks_nothing() {
     caller.report(&["user"], 40).await;
     assert_eq!(caller.check(&["user"]).await, Code::OverLimit);
     assert_eq!(caller.left("user").await, 0);
-    // The report counted beyond the limit, as a refund of 39 shows: 139 - 39 is the limit.
+    // The report was counted beyond the limit: 139 hits are counted. After a refund of 39 hits, the
+    // count is exactly the limit.
     let mut refund = caller.asked(&["user"], 39);
     refund.descriptors[0].is_negative_hits = true;
     let _: RateLimitResponse = caller.client.call(REPORT, refund).await.unwrap();
@@ -173,7 +174,7 @@ async fn a_check_counts_nothing_and_a_report_checks_nothing() {
     );
     listener.at_seconds(60);
     assert_eq!(caller.check(&["user"]).await, Code::Ok, "the next window");
-    // A rule in shadow mode counts, but denies nothing.
+    // A rule in shadow mode counts hits, but denies nothing.
     caller.report(&["trial"], 5).await;
     assert_eq!(caller.check(&["trial"]).await, Code::Ok);
     let unknown = ["nobody"];
@@ -224,7 +225,8 @@ async fn a_commit_counts_the_actual_amount() {
     let more = caller.reserved(&["user"], 20).await;
     assert!(caller.commit(&["user"], &more, 30).await);
     assert_eq!(caller.left("user").await, 55);
-    // The actual amount counts even beyond the limit: 45 + 80 = 125, so a refund of 20 leaves 105.
+    // The actual amount is counted even beyond the limit: 45 + 80 = 125. After a refund of 20, the
+    // count is 105.
     let beyond = caller.reserved(&["user"], 1).await;
     assert!(caller.commit(&["user"], &beyond, 80).await);
     let mut refund = caller.asked(&["user"], 20);
@@ -249,10 +251,12 @@ async fn a_second_commit_counts_nothing_until_the_reservation_would_have_expired
         assert!(!caller.commit(&["team"], &id, actual).await);
         assert_eq!(caller.left("team").await, 125);
     }
-    // With other counters, the commit is a report, as with Redis.
+    // If the commit is for other counters than the reservation, it is counted as a report, as with
+    // Redis.
     assert!(!caller.commit(&["user"], &id, 25).await);
     assert_eq!(caller.left("user").await, 75);
-    // Other settlements drop the ids of reservations that would have expired.
+    // The settlement of another reservation drops the IDs of committed reservations that would have
+    // expired by now.
     listener.at_seconds(30);
     let other = caller.reserved(&["team"], 5).await;
     assert!(caller.commit(&["team"], &other, 5).await);
@@ -275,14 +279,14 @@ async fn an_id_that_is_not_outstanding_makes_a_commit_a_report() {
         56,
         "40 are held, and 4 were reported"
     );
-    // The id holds another counter, or a counter of another domain.
+    // The reservation with this ID holds another counter, or a counter in another domain.
     assert!(!caller.commit(&["team"], &id, 3).await);
     assert_eq!(caller.left("team").await, 147);
     caller.domain = "other";
     assert!(!caller.commit(&["user"], &id, 3).await);
     caller.domain = "llm";
     assert_eq!(caller.left("user").await, 56);
-    // Further descriptors are reported.
+    // A counter that the reservation does not hold is charged as by a report.
     assert!(caller.commit(&["user", "team"], &id, 10).await);
     assert_eq!(
         (caller.left("user").await, caller.left("team").await),
@@ -321,7 +325,8 @@ async fn an_expired_reservation_costs_nothing() {
     assert_eq!(caller.left("user").await, 100);
     assert!(!caller.commit(&["user"], &id, 30).await);
     assert_eq!(caller.left("user").await, 70, "a late commit is a report");
-    // A commit that arrives before the refund of an expired reservation is a report, too.
+    // The commit of an expired reservation is also a report if the reservation has not been
+    // refunded yet.
     let id = caller
         .reserve_for(&["user"], 40, Some(10))
         .await
@@ -338,7 +343,7 @@ async fn the_time_of_a_reservation_is_clamped() {
     for ttl in [None, Some(0), Some(3_600), Some(i64::MAX)] {
         caller.reserve_for(&["team"], 10, ttl).await;
     }
-    // Not for longer than until the end of the minute, which is 60 s here.
+    // A reservation ends at the latest with the current window, which ends at 60 s.
     listener.at_seconds(50);
     let windows = caller.reserve_for(&["user", "team"], 10, Some(60)).await;
     assert_eq!(caller.left("team").await, 100);
@@ -348,7 +353,7 @@ async fn the_time_of_a_reservation_is_clamped() {
     listener.at_seconds(60);
     listener.limiter.end_expired_reservations().await;
     assert_eq!(caller.left("team").await, 150);
-    // The commit counts in the window in which it arrives.
+    // The commit is counted in the window in which it arrives.
     assert!(
         !caller
             .commit(&["user", "team"], &windows.reservation_id, 7)
@@ -383,7 +388,7 @@ async fn the_amount_of_a_reservation_is_clamped_to_half_of_the_limit() {
         assert_eq!((answer.code(), caller.left("user").await), (Code::Ok, left));
     }
     assert_eq!(caller.reserve(&["user"], 1).await.code(), Code::OverLimit);
-    // Each counter is clamped to half of its own limit.
+    // On each counter, the amount is clamped to half of the counter's own limit.
     listener.at_seconds(60);
     let id = caller.reserved(&["user", "team"], 1_000).await;
     assert_eq!(
@@ -447,13 +452,14 @@ async fn a_reservation_holds_all_counters_or_none() {
         (caller.left("user").await, caller.left("team").await),
         (98, 3)
     );
-    // Two descriptors with the same counter are one counter.
+    // If two descriptors have the same counter, the counter is charged once.
     let id = caller.reserved(&["user", "user"], 8).await;
     assert_eq!(caller.left("user").await, 90);
     assert!(caller.commit(&["user", "user"], &id, 4).await);
     assert_eq!(caller.left("user").await, 94);
-    // A rule in shadow mode does not deny, and what it would deny is not held. The limit of `trial`
-    // is 2, so the first reservation holds 1 of it, and the third one none.
+    // A rule in shadow mode does not deny a reservation. However, if it would have denied the
+    // reservation, nothing is held on its counter. The limit of `trial` is 2, so the first and the
+    // second reservation hold one unit each, and the third reservation holds none.
     let all = ["trial", "user"];
     let mut ids = Vec::new();
     for _ in 0..3 {
@@ -464,7 +470,7 @@ async fn a_reservation_holds_all_counters_or_none() {
         assert!(caller.commit(&all, id, actual).await);
     }
     assert_eq!(caller.left("user").await, 84);
-    // All of the 10 are counted: a refund of 9 leaves 1 of 2.
+    // All 10 hits are counted, so 1 of 2 hits is available after a refund of 9.
     let mut refund = caller.asked(&["trial"], 8);
     refund.descriptors[0].is_negative_hits = true;
     let _: RateLimitResponse = caller.client.call(REPORT, refund.clone()).await.unwrap();
@@ -482,7 +488,7 @@ async fn reservations_and_ordinary_hits_share_the_counters() {
     let mut caller = Caller::of(&listener).await;
     let id = caller.reserved(&["user"], 50).await;
     let asked = caller.asked(&["user"], 60);
-    // Denied hits of `ShouldRateLimit` count in full, so 110 units are counted.
+    // Hits that `ShouldRateLimit` denies are counted in full, so 110 units are counted.
     let answer: RateLimitResponse = caller.client.call(SHOULD, asked).await.unwrap();
     assert_eq!(answer.overall_code(), Code::OverLimit);
     assert!(caller.commit(&["user"], &id, 20).await);

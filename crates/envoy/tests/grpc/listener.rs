@@ -38,8 +38,8 @@ impl TestListener {
         Self::with(rules, Bounds::default())
     }
 
-    /// Opens a listener with a rate limit service. The service has these settings, and this
-    /// configuration file in envoyproxy/ratelimit's format.
+    /// Opens a listener with a rate limit service. The service uses `settings` and the
+    /// configuration `file` in envoyproxy/ratelimit's format.
     pub(crate) fn for_envoy(settings: RlsSettings, file: &str) -> Self {
         let loaded = loaded(file);
         Self::serving("", Bounds::default(), |limiter| {
@@ -49,8 +49,8 @@ impl TestListener {
         })
     }
 
-    /// Opens a listener with a rate limit service. The service has this configuration file, and the
-    /// limiter has these reservations.
+    /// Opens a listener with a rate limit service. The service uses the configuration `file`, and
+    /// the limiter uses `reservations`.
     pub(crate) fn with_reservations(file: &str, reservations: Reservations) -> Self {
         let loaded = loaded(file);
         Self::reserving("", Bounds::default(), reservations, |limiter| {
@@ -135,7 +135,7 @@ impl TestListener {
         Client::connect(self.listener.local_addr()).await
     }
 
-    /// Sets the clock to `seconds` after its initial time.
+    /// Sets the clock to its initial time plus `seconds`.
     pub(crate) fn at_seconds(&self, seconds: u64) {
         self.clock
             .set(Timestamp::from_micros(START_MICROS + seconds * 1_000_000));

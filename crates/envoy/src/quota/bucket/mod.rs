@@ -31,8 +31,8 @@ use super::share::divide;
 /// The longest period that is enforced as a rate. Longer periods are enforced as budgets.
 pub(super) const LONGEST_RATE: Span = Span::from_secs(10);
 
-/// The maximum time between two of a stream's reports about a bucket. A stream that does not report
-/// for longer loses its share of the bucket. Envoy reports every five seconds.
+/// The maximum time between two reports from the same stream about a bucket. A stream that does not
+/// report for longer loses its share of the bucket. Envoy reports every five seconds.
 const SILENCE: Span = Span::from_secs(60);
 
 /// The ID of a stream.
@@ -96,13 +96,13 @@ pub(super) struct Bucket {
     seats: Vec<Seat>,
 }
 
-/// The membership of a stream in a bucket, with the stream's demand and its current assignment.
+/// A stream that uses a bucket, with the stream's demand and its current assignment.
 #[derive(Debug)]
 struct Seat {
     stream: StreamId,
     reported_at: Timestamp,
-    /// The demand in requests per second, times 1024. Each report sets it to the mean of the
-    /// reported demand and the previous value.
+    /// The demand in requests per second, times 1024. Each report sets this value to the mean of
+    /// the reported demand and the previous value.
     demand: u64,
     /// The size of the assignment. For a budget, this is the number of requests in the last grant
     /// that have not been reported as used. For a rate, it is the current share.
@@ -316,7 +316,7 @@ impl Bucket {
 
     /// Replaces the grant of the seat at index `at`, if the grant should change. The new grant is
     /// the smaller of two numbers: the seat's share of the remaining requests, and the number of
-    /// requests that are not granted to other streams.
+    /// remaining requests that are not granted to other streams.
     fn share_budget(&mut self, at: usize) {
         let remaining = u64::from(self.limit.requests).saturating_sub(self.used);
         // Reserve one additional share for a future stream. Otherwise, a new stream would have to

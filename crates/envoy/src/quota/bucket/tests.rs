@@ -158,7 +158,7 @@ struct Envoy {
     holds: u64,
     passed: u64,
     denied: u64,
-    /// The number of requests that this Envoy has allowed in this window but not yet reported.
+    /// The number of requests in this window that this Envoy has allowed but not yet reported.
     unreported: u64,
     reported_at: u64,
 }

@@ -41,7 +41,7 @@ pub struct QuotaCounts {
 
 type Key = (Box<str>, BucketId);
 
-/// The quotas of one server: rules, buckets and the streams that use the buckets.
+/// The quotas of one server: the rules, the buckets, and the streams that use the buckets.
 #[derive(Debug, Default)]
 pub struct Quotas {
     next_stream: AtomicU64,
