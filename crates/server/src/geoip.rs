@@ -1,6 +1,6 @@
 //! GeoIP databases: loaded at startup and reloaded when their files change.
 //!
-//! A database file may be overwritten in place. Therefore a changed file is read only after two
+//! A database file may be overwritten in place. Therefore a changed file is read only once two
 //! consecutive checks have found the same modification time, size and inode. If the new database is
 //! invalid, the previous database stays in use.
 
@@ -45,7 +45,7 @@ pub struct GeoIpError {
     pub problem: String,
 }
 
-/// The GeoIP databases in use, and the files from which they were loaded.
+/// The GeoIP databases in use, and the database files.
 #[derive(Debug)]
 pub struct GeoIp {
     databases: Arc<MaxMind>,
@@ -77,7 +77,7 @@ impl GeoIp {
     /// # Errors
     ///
     /// Returns [`GeoIpError`] for the first file that cannot be read, is not a MaxMind database, is
-    /// damaged, or lacks the kind of data for which it is configured.
+    /// damaged, or does not contain the configured kind of data.
     pub fn open(files: &[(GeoIpField, PathBuf)]) -> Result<Self, GeoIpError> {
         let databases = Arc::new(MaxMind::default());
         let file = |(field, path): &(GeoIpField, PathBuf)| {
@@ -92,7 +92,8 @@ impl GeoIp {
         })
     }
 
-    /// Returns a lookup handle. Each lookup uses the databases that are loaded when it runs.
+    /// Returns a lookup handle. Each lookup uses the databases that are loaded at the time of the
+    /// lookup.
     #[must_use]
     pub fn source(&self) -> Arc<dyn GeoIpSource> {
         Arc::clone(&self.databases) as Arc<dyn GeoIpSource>

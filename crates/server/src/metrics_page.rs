@@ -24,7 +24,7 @@ pub struct MetricsPage {
 }
 
 impl MetricsPage {
-    /// Returns all metrics in this format.
+    /// Returns all metrics in the given format.
     #[must_use]
     pub fn encode(&self, format: Format) -> String {
         let parts = self.clone();

@@ -1,7 +1,7 @@
 //! Connects to the configured Redis, on a dedicated runtime thread.
 //!
-//! All workers share the same few connections. Commands that are in the queue at the same time are
-//! sent in one pipeline, even if different workers have queued them.
+//! All workers share the same few connections. Commands that wait in the queue at the same time are
+//! sent in one pipeline, even if they come from different workers.
 
 use std::{
     fs, io,
@@ -65,14 +65,15 @@ impl RedisRuntime {
         })
     }
 
-    /// Runs `future` on the thread of the connections, and blocks until it ends.
+    /// Runs `future` on the thread of the connections, and blocks until the future completes.
     pub(crate) fn run(&self, future: impl Future<Output = ()> + Send + 'static) {
         let (done, ended) = mpsc::channel::<()>();
         self.thread.runtime.spawn(async move {
             future.await;
             drop(done);
         });
-        // Nothing is ever sent. The task drops the sender when it ends.
+        // The channel never carries a value. When the task ends, it drops the sender, which ends
+        // the wait.
         let _ = ended.recv();
     }
 

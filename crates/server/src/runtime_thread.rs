@@ -21,8 +21,8 @@ impl RuntimeThread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let body = move || {
-            // No message is ever sent on the channel. To stop the thread, the sender is dropped,
-            // and the resulting receive error ends the runtime.
+            // No message is ever sent on the channel. To stop the thread, the sender is dropped.
+            // The receiver then returns an error, and the runtime ends.
             let _ = runtime.block_on(stopped);
         };
         thread::Builder::new().name(name.into()).spawn(body)?;

@@ -1,14 +1,15 @@
 //! Protection against cross-site requests (CSRF).
 //!
 //! Any web page can make a visitor's browser send requests to addresses that only that browser can
-//! reach. The page cannot read the response, but the request takes effect. Browsers mark requests
-//! from other sites with `Sec-Fetch-Site` and `Origin`.
+//! reach. The page cannot read the response, but the server still executes the request. Browsers
+//! mark requests from other sites with `Sec-Fetch-Site` and `Origin`.
 //!
-//! The owner of a site can also make the site's name resolve to an address of this server (DNS
+//! An attacker can also make the name of a site resolve to an address of this server (DNS
 //! rebinding). A request to that name then has the same origin as the page, so the page can read
-//! the response. Therefore a browser must use a host that no attacker controls: an address,
-//! `localhost` or a configured name. The headers alone do not suffice. Browsers send `Origin` with
-//! each `POST`, but send neither `Origin` nor `Sec-Fetch-Site` with a plaintext `GET` to a name.
+//! the response. Therefore a request from a browser is accepted only if its host is one that no
+//! attacker controls: an address, `localhost` or a configured name. Checking `Sec-Fetch-Site` and
+//! `Origin` alone does not suffice. Browsers send `Origin` with each `POST`, but send neither
+//! `Origin` nor `Sec-Fetch-Site` with a plaintext `GET` to a name.
 
 use std::net::IpAddr;
 
@@ -22,15 +23,14 @@ use tidegate_net::Problem;
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Returns false if `Sec-Fetch-Site` shows that another site has caused the request. Modern
-/// browsers send this header. Requests without this header, such as requests from non-browser
-/// clients, are accepted.
+/// browsers send this header. A request without this header is accepted, for example a request from
+/// a client that is not a browser.
 pub(super) fn is_own_fetch(headers: &HeaderMap) -> bool {
     let is_own_page = |value: &HeaderValue| {
         let value = value.as_bytes();
         value == b"same-origin" || value == b"none"
     };
-    // All header lines must match, because with several lines it is unclear which line the browser
-    // sent.
+    // All header lines must match, because it is unclear which of several lines the browser sent.
     headers.get_all(SEC_FETCH_SITE).iter().all(is_own_page)
 }
 

@@ -1,4 +1,4 @@
-//! The listeners. All code that depends on a wire format is in one module.
+//! The listeners. The code for each wire format is in a single module.
 
 pub mod admin;
 mod cross_site;

@@ -1,5 +1,5 @@
 //! Runs queries for top talkers, which are the keys with the most traffic. The admin listener and
-//! the Redis protocol listener use this module. It also parses the query parameters.
+//! the Redis protocol listener use this module. The module also parses the query parameters.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,11 +15,11 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 const DEFAULT_COUNT: usize = 20;
 
 /// The timeout for reading the counts that other servers have published in Redis. After the
-/// timeout, the response covers only this server's requests.
+/// timeout, the response includes only this server's requests.
 const REDIS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The maximum number of concurrent queries. Each query may hold megabytes of other servers' counts
-/// and occupies a thread, so clients must not run many queries at once.
+/// The maximum number of concurrent queries. Each query occupies a thread and may need megabytes of
+/// memory for other servers' counts, so the number of concurrent queries must be small.
 const MAX_QUERIES: usize = 2;
 
 static QUERIES: Semaphore = Semaphore::const_new(MAX_QUERIES);
@@ -34,7 +34,7 @@ pub(super) fn default_query() -> TopQuery {
     }
 }
 
-/// Parses the measure by which keys are ranked, or returns an error message.
+/// Parses the measure that is used to rank keys, or returns an error message.
 pub(super) fn measure(text: &str) -> Result<Measure, String> {
     Measure::parse(text).ok_or_else(|| unknown(Measure::ALL.map(Measure::as_str), text))
 }
@@ -74,7 +74,7 @@ pub(super) async fn answer(
     compute(permit, move || limiter.top(&query, &others)).await
 }
 
-/// Returns the history of a key, with the same bounds as [`answer`].
+/// Returns the history of a key. The bounds on memory and time are the same as in [`answer`].
 pub(super) async fn history(
     limiter: &Arc<ServerLimiter>,
     query: HistoryQuery,
@@ -99,9 +99,9 @@ pub(super) async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, Strin
     read.map_err(|_| "Redis did not answer within 2 seconds".to_owned())
 }
 
-/// Runs `query` on a thread that serves no requests. If the client disconnects, the thread
-/// continues to hold the counts until the query is complete. Therefore the thread also holds
-/// `permit`.
+/// Runs `query` on a thread that serves no requests. If the client disconnects, the thread still
+/// needs memory for the counts until the query is complete. Therefore the thread holds `permit` for
+/// the same time.
 async fn compute<T: Send + 'static>(
     permit: SemaphorePermit<'static>,
     query: impl FnOnce() -> Result<T, TopError> + Send + 'static,
@@ -141,7 +141,7 @@ mod tests {
         );
         let limiter = Arc::new(limiter.with_top(Some(TopBounds::default())));
         let mut runtime = tokio::runtime::Builder::new_current_thread();
-        // The runtime has only one blocking thread, so the jobs run in order.
+        // The runtime has only one blocking thread, so the blocking tasks run one after another.
         let runtime = runtime
             .max_blocking_threads(1)
             .enable_time()

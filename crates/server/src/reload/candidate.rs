@@ -13,24 +13,26 @@ use super::{LoadError, RulesDiff};
 #[derive(Debug)]
 pub(super) struct CandidateFile {
     config: CandidateConfig,
-    /// The stamp of the file at the last check.
+    /// The file's modification stamp (time, length and inode) at the last check.
     seen: Option<FileStamp>,
     /// Whether the file was missing at the last check.
     is_gone: bool,
-    /// The file's stamp when its rules were last loaded; `None` if the last read failed.
+    /// The file's modification stamp when its rules were last loaded; `None` if the last read
+    /// failed.
     applied: Option<FileStamp>,
 }
 
 /// What a reload does with the candidate rules.
 #[derive(Debug)]
 pub(super) enum CandidateChange {
-    /// The file is unchanged, so the comparison continues.
+    /// Keeps the candidate rules and continues their comparison with the active rules, because the
+    /// file is unchanged.
     Keep,
     /// Replaces the candidate rules.
     Replace(Option<Box<CandidateRules>>),
 }
 
-/// The candidate rules were promoted.
+/// The result of a successful promotion of the candidate rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promotion {
     /// The file with the rules.
@@ -50,7 +52,8 @@ pub enum PromoteError {
     /// There are no candidate rules.
     #[error("there are no candidate rules; name their file under `candidate` in the rules file")]
     NoCandidate,
-    /// The file has changed, so the comparison does not apply to its current rules.
+    /// The file has changed since its rules were loaded for the comparison, so the comparison says
+    /// nothing about its current rules.
     #[error(
         "{0} has changed since its rules were compared; look at `tidegate candidate` again, then repeat the command"
     )]
@@ -149,8 +152,8 @@ pub(crate) fn read(
     })
 }
 
-/// Adds the entries used by the candidate rules to those that listeners extract for `rules`. If
-/// `change` keeps the candidate rules, these are the current candidate rules of `limiter`.
+/// Adds the entries used by the candidate rules to `rules`, so that the listeners extract these
+/// entries, too. If `change` keeps the candidate rules, they are taken from `limiter`.
 pub(super) fn with_extra_entries(
     rules: RuleSet,
     change: &CandidateChange,

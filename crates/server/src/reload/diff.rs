@@ -18,7 +18,7 @@ pub struct RulesDiff {
     pub added: Vec<String>,
     /// The names of rules that no longer exist.
     pub removed: Vec<String>,
-    /// The rules that differ.
+    /// The rules that are in both sets but differ.
     pub changed: Vec<RuleChange>,
 }
 
@@ -29,11 +29,11 @@ pub struct RuleChange {
     pub rule: String,
     /// The old and the new mode.
     pub mode: Option<[Mode; 2]>,
-    /// The limits, as policies.
+    /// The old and the new limits, each in policy notation such as `2/min`.
     pub limits: Option<[Vec<String>; 2]>,
-    /// The conditions.
+    /// The old and the new conditions.
     pub when: Option<[String; 2]>,
-    /// The names of the key entries.
+    /// The old and the new names of the key entries.
     pub key: Option<[Vec<String>; 2]>,
     /// Whether other settings differ: the cost, the allow list, elastic limits, plans, the fallback
     /// policy, or limit settings that are not part of the policy.
@@ -87,7 +87,8 @@ impl RulesDiff {
 }
 
 impl RuleChange {
-    /// Returns whether the change makes the rule start to deny requests.
+    /// Returns whether the rule starts to deny requests, because its mode changes from shadow to
+    /// enforce.
     #[must_use]
     pub fn begins_to_deny(&self) -> bool {
         self.mode == Some([Mode::Shadow, Mode::Enforce])
@@ -129,8 +130,8 @@ impl RuleChange {
         let key = |rule: &Rule| rule.key().map(str::to_owned).collect::<Vec<String>>();
         let when = |rule: &Rule| rule.applies_when().to_string();
         let limits = changed([old, new].map(limits));
-        // A limit's policy does not include all of its settings. For example, `soft` and
-        // `count_denied` are missing.
+        // The policy notation does not include all settings of a limit. For example, it omits
+        // `soft` and `count_denied`.
         let has_hidden_changes = limits.is_none() && old.limits().iter().ne(new.limits().iter());
         let change = Self {
             rule: new.name().to_owned(),

@@ -6,8 +6,7 @@ use tidegate_redis::StoreError;
 
 use super::LOG_TARGET;
 
-/// The error if the blocks could not be read, so that it is unknown whether any of them are
-/// inactive.
+/// The blocks could not be read, so it is unknown whether any blocks are inactive.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot check whether each block belongs to an active rule: {0}")]
 pub struct UnknownBlocks(StoreError);

@@ -91,7 +91,7 @@ impl LoadError {
         }
     }
 
-    /// Returns whether the error may disappear without a detectable change to the file.
+    /// Returns whether a later read may succeed even if no change to the file is detected.
     fn may_pass(&self) -> bool {
         let (Self::File(error) | Self::Candidate(error)) = self else {
             return false;
@@ -187,7 +187,7 @@ impl Reloader {
         self.conclude(loaded, rules_before, &mut last, by)
     }
 
-    /// Returns those settings that differ between `config` and the running server and need a
+    /// Returns the settings in `config` that differ from the running server's settings and need a
     /// restart. Does not open the files that `config` names, because an operator with a read-only
     /// token must not be able to make the server read files.
     ///
@@ -207,8 +207,8 @@ impl Reloader {
         Ok(restart_required)
     }
 
-    /// Reloads the file if it has changed. Returns the reload's result, or `None` if there is no
-    /// new result to report.
+    /// Reloads the file if it has changed. Returns the result of the reload. Returns `None` if
+    /// there was no reload, or if its result need not be reported again.
     ///
     /// After a failed read, the file is read again at every check. The result is reported only when
     /// the file changes or can be read. A missing file is reported when two consecutive checks have
@@ -216,8 +216,8 @@ impl Reloader {
     pub fn reload_if_changed(&self) -> Option<Result<ReloadSummary, LoadError>> {
         let mut last = self.last();
         let now = stamp(&self.path);
-        // A missing file is probably being replaced, so it is reported only if the next check does
-        // not find it either.
+        // A missing file is probably being replaced, so it is reported only if it is still missing
+        // at the next check.
         let was_gone = std::mem::replace(&mut last.is_gone, now.is_none());
         let has_changed = now != last.read.seen && (now.is_some() || was_gone);
         let candidate = last.candidate.as_mut();
@@ -362,8 +362,8 @@ impl Reloader {
     }
 
     /// Activates the candidate rules in place of the rules in the rules file. If a rule with the
-    /// same name exists in both, its keys keep their counters. The next reload or restart activates
-    /// the rules in the rules file again.
+    /// same name exists in both rule sets, its keys keep their counters. The next reload or restart
+    /// activates the rules in the rules file again.
     ///
     /// # Errors
     ///
@@ -404,8 +404,8 @@ impl Reloader {
         self.last().promoted.clone()
     }
 
-    /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. Adds to
-    /// `restart_required` those settings that have changed and need a restart.
+    /// Prepares the new proxy settings. Returns `None` if there is no proxy to change. If changed
+    /// settings need a restart, adds their names to `restart_required`.
     fn prepare_proxy(
         &self,
         settings: Option<Proxy>,

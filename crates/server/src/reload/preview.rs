@@ -18,7 +18,8 @@ pub struct RulesPreview {
     pub warnings: Vec<Mistake>,
 }
 
-/// Returns the changes to the `current` rules and settings if the rules file contained `text`.
+/// Returns the changes that a reload would make to the `current` rules and settings if the rules
+/// file contained `text`.
 ///
 /// # Errors
 ///

@@ -63,7 +63,7 @@ impl RestartOnlySettings {
         }
     }
 
-    /// Returns those settings that differ between `config` and the running server and need a
+    /// Returns the settings in `config` that differ from the running server's settings and need a
     /// restart.
     ///
     /// # Errors

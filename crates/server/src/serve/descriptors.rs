@@ -16,7 +16,7 @@ const FIXED: u64 = 96;
 /// The limit that is assumed if the system has no limit.
 const UNLIMITED: u64 = 1 << 20;
 
-/// The minimum to which a connection limit is lowered.
+/// A connection limit is never lowered below this minimum.
 const LEAST: u64 = 16;
 
 /// Raises the file descriptor limit. If the limit is still too low, lowers the connection limits to
@@ -102,7 +102,7 @@ struct Bound<'a> {
     connections: &'a mut usize,
 }
 
-/// Lowers the connection limits in `bounds` proportionally until they fit into `limit` minus
+/// Lowers the connection limits in `bounds` proportionally until their sum is at most `limit` minus
 /// `reserved` descriptors. Returns a warning if a connection limit was lowered.
 fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);

@@ -32,8 +32,8 @@ pub(super) fn start(
             Ok((Arc::new(RuleSource::Files(watcher)), None))
         }
         RuleOrigin::Xds(xds) => {
-            // Without this check, an invalid path would be reported only in the log and would not
-            // prevent the start.
+            // Without this check, an invalid path would only be logged and would not prevent the
+            // server from starting.
             preflight::check_xds(&xds)?;
             let initial = if envoy.start_without_config {
                 InitialConfig::Optional
@@ -49,8 +49,8 @@ pub(super) fn start(
     }
 }
 
-/// Loads the files of Envoy's rate limit service. Invalid files prevent the start unless
-/// `start_without_config` is set.
+/// Loads the files of Envoy's rate limit service. Invalid files prevent the server from starting
+/// unless `start_without_config` is set.
 fn load_at_start(
     watcher: &ConfigWatcher,
     start_without_config: bool,

@@ -10,7 +10,7 @@ use tidegate_proxy::TrustAnchorError;
 
 use crate::{geoip::GeoIpError, redis_runtime::RedisStartError, reload::LoadError};
 
-/// The names of the listeners for which the service manager may pass a socket.
+/// The names of the listeners that can use a socket passed by the service manager.
 const NAMES: &str = "http, grpc, resp, spop, admin, metrics and proxy";
 
 /// The reason why the server could not start.

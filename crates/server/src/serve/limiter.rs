@@ -15,7 +15,7 @@ use tidegate_limiter::{
 use super::{error::ServeError, preflight, secrets::Secrets};
 use crate::{redis_runtime::RedisRuntime, reload::read_candidate};
 
-/// The maximum time that the start waits for Redis, to read the overrides.
+/// The maximum time that the server waits for Redis at startup in order to read the overrides.
 const OVERRIDES_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Creates the limiter, moves the rules from `config` into it, and restores the counters from the

@@ -51,9 +51,9 @@ pub const LOG_TARGET: &str = module_path!();
 
 /// Starts the listeners that are configured in `config`.
 ///
-/// `source` is the rules file from which the configuration was read. If it is `None`, reloads are
+/// `source` is the rules file that contains the configuration. If `source` is `None`, reloads are
 /// not possible. Call [`Signals::install`] before this function. An unreachable Redis does not
-/// prevent the start, because the fallback policy applies until Redis is reachable.
+/// prevent the server from starting: the fallback policies apply until Redis is reachable.
 ///
 /// # Errors
 ///
@@ -72,8 +72,8 @@ pub fn start(
     let lowered_connections = descriptors::fit_connections(&mut config);
     let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
     let sockets = Sockets::open(&mut config)?;
-    // This check follows `Sockets::open`, because the address may come from a socket passed by the
-    // service manager.
+    // Check this only after `Sockets::open`, because the address may come from a socket passed by
+    // the service manager.
     check_admin(config.listen.admin, &credentials)?;
     for warning in &config.warnings {
         tracing::warn!("{warning}");
@@ -82,7 +82,7 @@ pub fn start(
     let clock = Clock::real();
     let start_redis = |redis| RedisRuntime::start(redis, secrets.password.clone());
     let redis = config.redis.take().map(start_redis).transpose()?;
-    // The stamp is taken before the file is read, so that a change between the two is detected.
+    // The stamp is taken before the file is read, so that a later change to the file is detected.
     let candidate = config.candidate.clone();
     let candidate = candidate.map(|candidate| (stamp(&candidate.file), candidate));
     let limiter = limiter::build(&mut config, &secrets, redis.as_ref(), &clock)?;
@@ -119,7 +119,8 @@ pub fn start(
         proxy: proxy.clone(),
         credentials,
     };
-    // Errors in files come first, so that they are not overlooked.
+    // Log this warning only after all files have been loaded, so that it does not distract from an
+    // error in a file.
     if let Some(warning) = lowered_connections {
         tracing::warn!("{warning}");
     }

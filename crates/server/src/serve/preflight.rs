@@ -84,7 +84,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     errors
 }
 
-/// Returns a warning if the folder of the snapshot cannot be examined, for example because it is
+/// Returns a warning if the snapshot's folder cannot be accessed, for example because it is
 /// missing. A server started with `config` on this machine would log the same warning.
 #[must_use]
 pub fn preflight_warnings(config: &Config) -> Option<String> {
@@ -128,7 +128,7 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
 /// exists.
 fn can_be_written(path: &Path) -> io::Result<()> {
     if path.exists() {
-        // Opening the file for append does not change it.
+        // Opening a file for appending does not change the file.
         return OpenOptions::new().append(true).open(path).map(drop);
     }
     match folder_of(path) {
@@ -156,7 +156,7 @@ fn can_be_read(path: &Path) -> Result<(), ServeError> {
     })
 }
 
-/// Returns an error if the folder of `path` cannot be examined.
+/// Returns an error if the parent folder of `path` cannot be accessed.
 pub(super) fn lacks_folder(path: &Path) -> Option<io::Error> {
     let folder = folder_of(path)?;
     let error = fs::metadata(folder).err()?;

@@ -27,7 +27,7 @@ const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(10);
 /// The signals that the server handles.
 ///
 /// Create this value before the listeners start. Otherwise, a SIGTERM that arrives immediately
-/// after the start kills the process without a graceful shutdown.
+/// after they start kills the process without a graceful shutdown.
 #[derive(Debug)]
 pub struct Signals {
     terminate: Signal,
@@ -88,7 +88,7 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Returns the metrics, to which a program can add its own.
+    /// Returns the metrics. An embedding program can add its own metrics to them.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         self.limiter.metrics()
@@ -214,8 +214,8 @@ impl ServerHandle {
         if let Some(events) = limiter.events() {
             events.finish();
         }
-        // Publishes the last counts, so that other servers also list the requests that arrived in
-        // the last second and during the drain.
+        // Publish the last counts. Otherwise, other servers would not list the requests that
+        // arrived in the last second and during the drain.
         if let Some(top) = limiter.top_talkers() {
             top.collect_ended(limiter.now());
         }

@@ -8,7 +8,7 @@ use std::{io, net::TcpListener, time::Duration};
 use listenfd::ListenFd;
 use sd_notify::NotifyState;
 
-/// Reports that the server is ready, after the start or after a reload.
+/// Reports that the server is ready, after startup or after a reload.
 pub(super) fn ready() {
     notify(&[NotifyState::Ready]);
 }

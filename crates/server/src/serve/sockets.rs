@@ -130,7 +130,7 @@ mod tests {
 
     /// A timeout that is long enough to connect while the backlog has room. Once the backlog is
     /// full, the operating system drops the SYN packets of further connections until the listener
-    /// accepts connections. In this test, it never accepts any.
+    /// accepts connections. The listener in this test never accepts a connection.
     const TIMEOUT: Duration = Duration::from_secs(20);
 
     #[test]

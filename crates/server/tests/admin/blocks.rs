@@ -146,7 +146,8 @@ fn a_key_that_no_request_has_is_refused() {
     assert!(nothing.problem().contains("`2001:db8:1::`"), "{nothing:?}");
 }
 
-/// The rule's conditions exclude the key, even if services send raw entries.
+/// Because of the rule's conditions, no request can have the key, even if services send raw
+/// entries.
 #[test]
 fn a_key_that_the_rule_excludes_is_refused() {
     let listener = TestListener::open();
@@ -430,8 +431,8 @@ fn a_reload_that_changes_a_key_reports_its_blocks() {
     );
 }
 
-/// If a rule's key entries change but not their number, the key of an old block could match
-/// requests whose new entries have the same values.
+/// If a rule gets the same number of different key entries, the key of an old block could match
+/// requests that have the same values in the new entries.
 #[test]
 fn a_reload_that_renames_or_reorders_key_entries_reports_its_blocks() {
     let listener = TestListener::open();

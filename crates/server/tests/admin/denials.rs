@@ -8,7 +8,7 @@ use tidegate_limiter::KeyMask;
 
 use crate::listener::{KEY, RULES, START_MILLIS, TestListener};
 
-/// Returns a document without the fields that other tests cover.
+/// Removes the fields `members`, which other tests cover, from `document`.
 fn without(mut document: Value, members: &[&str]) -> Value {
     for member in members {
         document.as_object_mut().unwrap().remove(*member);
@@ -286,7 +286,7 @@ fn keys_are_listed_page_by_page_with_their_state() {
         }
     }
     assert_eq!(listed.len(), 25);
-    // A rule without key entries has a single key, so the path of that key contains no values.
+    // A rule without key entries has a single key, whose URL path contains no values.
     let only = listener.ask("GET", "/v1/keys/all%20of%20it", "").json();
     assert_eq!((&only["key"], only["keys"].is_null()), (&json!([]), true));
     let listed = listener.ask("GET", "/v1/keys/all%20of%20it?n=1", "").json();

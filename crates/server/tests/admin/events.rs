@@ -36,7 +36,7 @@ fn credential(name: &str, scope: TokenScope) -> AdminCredential {
     }
 }
 
-/// A client that follows the events.
+/// A client of the event stream.
 struct Follower(BufReader<TcpStream>);
 
 impl Follower {

@@ -247,8 +247,8 @@ fn bad_overrides_are_rejected() {
     assert_eq!(list["count"], 0, "nothing was changed");
 }
 
-/// Overrides are found by the name of their rule and by the values of its key, so a rule with
-/// another name or another key does not have them.
+/// An override is looked up by the rule name and the values of the key entries, so it does not
+/// apply to a rule with another name or other key entries.
 #[test]
 fn a_reload_reports_the_overrides_that_become_inactive() {
     let listener = TestListener::open();

@@ -238,8 +238,8 @@ fn the_history_of_a_key_has_its_requests_and_denials_in_each_time_slice() {
     // The rule admits two requests per minute.
     assert_eq!(history(&listener, "5m"), [[0, 1, 0], [1, 3, 1], [3, 2, 0]]);
     assert_eq!(history(&listener, "15m"), history(&listener, "5m"));
-    // In histories over an hour or a day, the slices are longer and begin before the start of the
-    // test.
+    // In a history over an hour or a day, the slices are longer. The first slice begins before the
+    // start of the test.
     let of_slices = |over| -> u64 {
         history(&listener, over)
             .iter()

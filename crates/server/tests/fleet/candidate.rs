@@ -11,8 +11,8 @@ use crate::{
     support::{RedisServer, eventually},
 };
 
-/// Starts a node whose active rules admit 10 requests and whose candidate rules admit only 3 of
-/// them.
+/// Starts a node. Its active rules admit 10 requests per hour, and its candidate rules admit only
+/// 3.
 fn start(redis: &RedisServer) -> Node {
     let node = Node::start(&redis.url());
     node.until_up(true);
@@ -27,7 +27,7 @@ fn start(redis: &RedisServer) -> Node {
     node
 }
 
-/// Returns the report once `count` requests have been compared or lost.
+/// Returns the comparison report once `count` requests have been compared or counted as lost.
 fn report(node: &Node, count: u64) -> Value {
     let admin = node.open_admin();
     eventually("the requests are compared", || {

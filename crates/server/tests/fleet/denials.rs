@@ -116,7 +116,8 @@ fn hashed_values_are_hashed_in_redis_too() {
         assert_eq!(keys(&list), [&*hashed]);
         assert_eq!(list["rows"][0]["entries"]["user"], &*hashed);
     }
-    // Denials are stored in a binary format, so the script searches for the strings.
+    // Denials are stored in a binary format, so the script only searches for the strings that they
+    // contain.
     let script = "local stored = table.concat(redis.call('HVALS', 'test#denials'))
 local function has(text) return tostring(stored:find(text, 1, true) ~= nil) end
 return has(ARGV[1]) .. ' ' .. has('acme')";

@@ -1,5 +1,5 @@
-//! Tests with an unreachable Redis. Each rule's fallback policy applies, is reported, and admits no
-//! extra requests.
+//! Tests that each rule's fallback policy is applied and reported while Redis is unreachable, and
+//! that a server admits no more requests than the policy allows.
 
 use serde_json::json as value;
 use tidegate_core::{FallbackShare, Source};
@@ -192,9 +192,9 @@ fn requests_admitted_by_redis_count_in_the_fallback() {
     assert_eq!(node.admitted("local", "unseen", 5), 2);
 }
 
-/// The local fallback also applies the charges and refunds that this node makes in Redis. If this
-/// node refunds another node's charge, the refund is applied only in Redis, and does not increase
-/// the local share's remaining requests.
+/// A node applies its own charges and refunds both in Redis and in its local fallback. If the node
+/// refunds another node's charge, the refund is applied only in Redis, so the local share admits no
+/// additional requests.
 #[test]
 fn refunds_in_redis_count_in_the_fallback() {
     let mut redis = RedisServer::start();
@@ -256,8 +256,8 @@ fn a_failed_admin_operation_is_reported() {
     assert!(refused.contains("cannot reach Redis"), "{refused}");
 }
 
-/// If Redis is reachable but rejects decisions, this is reported with a message that says how to
-/// fix it.
+/// If Redis is reachable but rejects decisions, the server reports the error with a message that
+/// says how to fix it.
 #[test]
 fn a_redis_error_is_shown_for_a_minute() {
     let redis = RedisServer::start();

@@ -1,4 +1,4 @@
-//! Kuadrant's reservations on servers that share a Redis.
+//! Tests of Kuadrant's reservations on servers that share a Redis.
 
 use std::sync::Arc;
 
@@ -26,11 +26,11 @@ descriptors:
   - {key: trial, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 2}}
 ";
 
-/// A service on a node.
+/// A rate limit service on a node.
 struct Server<'n> {
     node: &'n Node,
     service: Arc<RateLimitService>,
-    /// The keys of the descriptors of each call.
+    /// The keys of the descriptors in each call.
     keys: &'static [&'static str],
 }
 
@@ -87,7 +87,7 @@ impl<'n> Server<'n> {
         self.service.commit(request, None).await
     }
 
-    /// Refunds hits of each counter.
+    /// Refunds `hits_addend` hits to each counter.
     fn refund(&self, hits_addend: u32) {
         let mut descriptors = descriptors(self.keys);
         for descriptor in &mut descriptors {
@@ -101,7 +101,7 @@ impl<'n> Server<'n> {
         self.node.run(self.service.report(&request, None)).unwrap();
     }
 
-    /// Returns how many hits the counters have left, without counting.
+    /// Returns each counter's remaining hits, without counting a hit.
     fn left(&self) -> Vec<u32> {
         let mut descriptors = descriptors(self.keys);
         for descriptor in &mut descriptors {
@@ -151,7 +151,7 @@ fn two_servers_never_hold_more_than_the_limit() {
         .collect();
     assert_eq!(admitted.len(), 10);
     assert_eq!(b.left(), [0, 900]);
-    // The other server commits.
+    // Server `b` commits all reservations, including those that server `a` made.
     for id in &admitted {
         assert!(b.commit(id, 4).unwrap());
         assert!(!a.commit(id, 4).unwrap(), "a second commit counts nothing");
@@ -178,13 +178,15 @@ fn a_commit_counts_on_a_shadow_limit_that_held_nothing_in_redis() {
     let (mut a, mut b) = (Server::on(&a), Server::on(&b));
     a.keys = &["user", "trial"];
     b.keys = a.keys;
-    // The limit of `trial` is 2, so the first reservation holds 1 of it, and the third one none.
+    // A reservation holds at most half of a limit. The limit of `trial` is 2, so the first two
+    // reservations hold 1 unit each, and the third reservation holds none.
     let ids = [(); 3].map(|()| a.reserve(10).reservation_id);
     assert_eq!(a.left(), [70, 0]);
     for (id, actual) in ids.iter().zip([0, 0, 10]) {
         assert!(b.commit(id, actual).unwrap());
     }
-    // All of the 10 are counted: a refund of 8 leaves 0 of 2, and a refund of 9 leaves 1.
+    // The commit of the third reservation counts all 10 units: after a refund of 8 units, no unit
+    // remains, and after a refund of 9 units, 1 of 2 units remains.
     b.refund(8);
     assert_eq!(a.left(), [98, 0]);
     b.refund(1);
@@ -203,7 +205,8 @@ fn a_reservation_in_redis_is_settled_only_by_the_calls_of_its_own_service() {
     assert_eq!(renewed, Err(ReservationError::Invalid));
     assert!(b.commit(&id, 40).unwrap());
     assert_eq!(a.left(), [60, 960], "the amount is counted once");
-    // A commit does not settle a reservation of a request, but reports the amount.
+    // A commit with the token of a reservation that Kuadrant did not make does not settle that
+    // reservation. The amount is counted as a report.
     let entries = [("path", "/local"), ("user", "alice")];
     let request = Request::new(&entries, Cost::new(4).unwrap()).unwrap();
     let (limiter, mut scratch) = (&a.node.limiter, Scratch::default());
@@ -231,7 +234,8 @@ fn an_expired_reservation_in_redis_costs_nothing() {
     assert_eq!(b.left(), [95, 995], "a late commit is a report");
 }
 
-/// A caller that leaves early, for example because its deadline has passed, loses no amount.
+/// If the caller cancels a commit, for example because its deadline has passed, the whole amount is
+/// still counted.
 #[test]
 fn a_commit_that_is_abandoned_counts_the_whole_amount() {
     let (redis, a, b) = two_nodes();
@@ -301,7 +305,8 @@ fn an_outage_is_an_error_or_is_decided_on_the_share() {
     b.until_up(false);
     assert!(matches!(strict.try_reserve(1), Err(RlsError::Store)));
     assert!(matches!(strict.commit(&id, 5), Err(RlsError::Store)));
-    // Without Redis, a server decides on its share, and settles it.
+    // Without Redis, a server reserves units from its local share of the limits, and settles this
+    // reservation itself.
     let local = lenient.reserve(30);
     assert_eq!(local.code, Code::Ok);
     assert!(lenient.commit(&local.reservation_id, 10).unwrap());

@@ -49,8 +49,8 @@ fn settle(node: &Node, token: &str, cost: u64) -> Result<SettledReservation, Res
     node.run(limiter.settle_reservation(token, cost))
 }
 
-/// Returns the number of remaining units under the rule `log`. It is determined by making and
-/// cancelling reservations.
+/// Returns the number of remaining units under the rule `log`. Finds this number by a binary search
+/// that makes and cancels reservations.
 fn left(node: &Node, user: &str) -> u64 {
     let (mut low, mut high) = (0, 1_001);
     while high - low > 1 {
@@ -224,7 +224,8 @@ fn a_reservation_ends_once_although_a_rule_is_removed() {
     assert_eq!(window_spent(&a, "u"), 100);
 }
 
-/// Redis stores the fact that the reservation has ended until its newest token has expired.
+/// After a reservation has ended, Redis remembers this until the reservation's newest token has
+/// expired.
 #[test]
 fn an_old_token_ends_a_renewed_reservation_once() {
     let (redis, a, b) = two_nodes();

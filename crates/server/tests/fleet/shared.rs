@@ -154,7 +154,8 @@ fn the_time_left_of_a_block_is_by_the_clock_of_redis() {
     is_left(&replaced["replaced"]);
 }
 
-/// The reported result is the result of the block in Redis, not of the local copy.
+/// The call reports whether the block was set in Redis, even if the local copy of the block was not
+/// stored.
 #[test]
 fn a_block_whose_local_copy_does_not_fit_is_set() {
     let (_redis, a, b) = two();

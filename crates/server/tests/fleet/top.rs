@@ -80,7 +80,8 @@ fn any_node_answers_for_all_and_a_lost_one_loses_one_slice() {
     // If a node is killed, its counts for the current minute are lost.
     drop(b);
     assert_eq!(top(&a, "")["total"]["requests"], 19);
-    // The killed node's published slices still count in the periods that contain them.
+    // The slices that the killed node has published still count in every period that includes these
+    // slices.
     publish(&a, MINUTE_MS * 59);
     let list = top(&a, "?over=5m");
     assert_eq!(list["total"]["requests"], 0);

@@ -35,7 +35,8 @@ fn with_a_token_only_requests_with_it_are_allowed() {
             ("GET", "/nowhere"),
         ] {
             let answer = ask(method, path, &headers);
-            // In a forward-auth request, `Authorization` belongs to the original client request.
+            // In a forward-auth request, `Authorization` is a header of the original client
+            // request.
             let is_clients = header.is_some_and(|(name, _)| name == "authorization");
             let is_right = is_right && !(is_clients && path == "/v1/authorize");
             assert_access(&answer, is_right, (header, method, path));
@@ -44,8 +45,8 @@ fn with_a_token_only_requests_with_it_are_allowed() {
     assert_guesses_are_limited(|| ask("GET", "/v1/authorize", &[("tidegate-token", "guess")]));
 }
 
-/// Regression test: if a client sends ten invalid values, the proxy that forwards them must not be
-/// locked out.
+/// Regression test: if a client sends ten invalid tokens, the proxy that forwards the client's
+/// requests must not be locked out.
 #[test]
 fn clients_of_a_forward_auth_proxy_cannot_lock_it_out() {
     let listener = TestListener::open(GUARDED);

@@ -52,7 +52,7 @@ fn nginx_subrequests_are_answered() {
     assert_eq!(from("203.0.113.10").status, 200);
 }
 
-/// For example, nginx writes the rule and the key to its access log.
+/// A proxy such as nginx can then write the rule and the key to its access log.
 #[test]
 fn the_rule_and_the_key_are_named_if_the_proxy_logs_them() {
     let listener = TestListener::open(
@@ -231,7 +231,8 @@ fn headers_of_two_proxies_are_rejected() {
     );
 }
 
-/// Envoy appends the request target of its client to the URL, and copies the method and the host.
+/// Envoy appends the client's request target to the URL of the authorization request, and copies
+/// the client's method and host.
 #[test]
 fn envoy_requests_are_answered() {
     let listener = TestListener::open(RULES);
@@ -245,7 +246,8 @@ fn envoy_requests_are_answered() {
     let (status, allowed) = ask("POST", login, &client);
     assert_eq!(status, 200);
     assert_eq!(allowed.header("ratelimit"), Some(r#""login";r=0;t=3600"#));
-    // Options, headers of other proxies and other addresses of the client have no effect.
+    // The following have no effect: options in the client's target, headers that other proxies use,
+    // and additional addresses in the client's `X-Forwarded-For`.
     for (query, client) in [
         (login, "7.7.7.7,203.0.113.9"),
         (
@@ -268,14 +270,15 @@ fn envoy_requests_are_answered() {
     let api = "?proxy=envoy&deny=403&path=/api/orders";
     let customer = |value| ask("GET", api, &[("x-customer", value)]).0;
     assert_eq!(customer("acme"), 200);
-    // Envoy joins the lines of a header with a comma.
+    // If a header has several lines, Envoy joins their values with commas.
     assert_eq!(customer("acme,acme"), 403);
     assert_eq!(customer("acme,other"), 403);
     assert_eq!(customer("acme, inc"), 200);
 }
 
-/// A header line that Envoy has joined from too many lines is refused as over gRPC. If the rest of
-/// the lines were dropped, the customer would be absent, and no rule would apply.
+/// If Envoy has joined too many header lines into one, the request is rejected, as it is over gRPC.
+/// If the excess lines were dropped instead, the customer would be missing, and no rule would
+/// apply.
 #[test]
 fn an_envoy_request_with_too_many_header_lines_is_rejected() {
     let listener = TestListener::open(RULES);

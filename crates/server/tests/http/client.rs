@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::Value;
 
-/// A timeout longer than any test step, so that a hanging test fails.
+/// A timeout that is longer than any test step takes. It makes a hanging test fail.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A response.

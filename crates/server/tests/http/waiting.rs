@@ -78,7 +78,7 @@ fn waiting_requests_get_their_slots_in_order() {
         token = answer.json()["reservation"].as_str().unwrap().to_owned();
         until_waiting(&listener, left);
     }
-    // A check that had to wait also keeps its slot until its lease expires.
+    // A check that had to wait also keeps its slot until the slot's lease expires.
     let mut check = send(&listener, "/v1/check", &waiting_check(30_000));
     until_waiting(&listener, 1);
     settle(&listener, &token);

@@ -199,7 +199,7 @@ fn a_slow_upload_does_not_hold_a_slot() {
 }
 
 /// Waits until the upstream has received this many heads and no concurrency slot is in use. Returns
-/// the channel with which the test answers the last request.
+/// the channel on which the test sends the response to the last request.
 fn until_waiting(
     gated: &GatedUpstream,
     listener: &TestListener,

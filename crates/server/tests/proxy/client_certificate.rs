@@ -40,7 +40,7 @@ fn authority(folder: &Path) -> CertificateAuthority {
 }
 
 /// Opens a proxy that accepts clients with a certificate issued by the authority in `folder`. The
-/// limit is one request per hour for each name.
+/// limit is one request per hour for each certificate name.
 fn listener(folder: &Path, upstream: &Upstream) -> TestListener {
     let path = |name: &str| folder.join(name).display().to_string();
     TestListener::open(&format!(

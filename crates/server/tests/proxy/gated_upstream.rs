@@ -15,10 +15,10 @@ use crate::{
     upstream::Upstream,
 };
 
-/// A timeout longer than any test step.
+/// A timeout that is longer than any test step takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// An event for a request. Each request is identified by a number.
+/// An event in the life of a request. The number identifies the request.
 pub(crate) enum Event {
     /// The request has reached the upstream. The upstream responds with the string that is sent on
     /// this channel.

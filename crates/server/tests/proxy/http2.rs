@@ -198,7 +198,7 @@ async fn a_client_that_stalls_in_the_preface_is_disconnected() {
     }
 }
 
-/// On a connection without requests, there is nothing to finish.
+/// A connection without requests has nothing to finish, so the shutdown closes it immediately.
 #[test]
 fn a_shutdown_does_not_wait_for_silent_clients() {
     let folder = tempfile::tempdir().unwrap();
@@ -253,8 +253,9 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
     assert_eq!(client.send_request(request).await.unwrap().status(), 200);
 }
 
-/// If the client's window is one byte, hyper buffers the whole response and applies no timeout to
-/// it. However, the connection then counts as idle, so the idle timeout closes it.
+/// If the client's window is one byte, hyper buffers the whole response, and no timeout applies to
+/// the buffered data. However, the connection then counts as idle, so it is closed after the idle
+/// timeout.
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed() {
     let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
@@ -309,8 +310,8 @@ async fn header_lines_are_limited_and_content_length_is_one_number() {
 
 /// Returns whether the server ends `stream`, with a close or a reset.
 ///
-/// The wait is counted in short reads instead of total time. If the machine suspends the whole
-/// process, including the server, only one read times out, and not the whole wait.
+/// The maximum wait is a number of short reads, and not a total time. If the machine suspends the
+/// whole process, including the server, only one of these reads times out.
 async fn is_ended(stream: &mut TcpStream) -> bool {
     let mut rest = Vec::new();
     for _turn in 0..200 {

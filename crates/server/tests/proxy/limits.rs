@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{client::Client, listener::TestListener, upstream::Upstream};
 
-/// A timeout longer than any test step, so that a hanging test fails.
+/// A timeout that is longer than any test step takes. It makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, TestListener) {
@@ -224,8 +224,8 @@ const SLOTS: usize = 20;
 
 /// The state of an upstream that responds before the uploads are complete.
 struct Uploads {
-    /// The number of uploads that have begun and that the proxy has not yet ended, whether or not
-    /// the upstream has responded.
+    /// The number of uploads that have begun and that the proxy has not yet ended. It includes
+    /// uploads to which the upstream has already responded.
     open: AtomicUsize,
     /// The highest number of open uploads so far.
     peak: AtomicUsize,
@@ -291,7 +291,7 @@ fn early_answers(upstream: &Upstream, settings: &str, uploads: &Uploads) {
         for client in &mut admitted[first..] {
             assert_eq!(client.read_answer(false).body, "ok");
         }
-        // No client has ended its upload, so it is the proxy that must end the uploads.
+        // The clients do not end their uploads, so the proxy must end them.
         uploads.until_open(0);
     }
     assert_eq!(uploads.peak.load(Ordering::SeqCst), SLOTS);

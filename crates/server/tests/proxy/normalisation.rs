@@ -108,7 +108,7 @@ fn rules_see_the_requested_host() {
     assert_eq!(upstream.heads().len(), 1);
 }
 
-/// All entries that the rules in the property test use as keys.
+/// All entries that are rule keys in the property test.
 const ENTRIES: [&str; 18] = [
     "method",
     "path",
@@ -200,8 +200,8 @@ enum Wire {
     Http2,
 }
 
-/// The framing of an HTTP/1 request body. For HTTP/2, only [`Framing::Length`] is used, without the
-/// header.
+/// The framing of an HTTP/1 request body. HTTP/2 requests always use [`Framing::Length`], but
+/// without a `Content-Length` header.
 #[derive(Clone, Copy, Debug)]
 enum Framing {
     Length,
@@ -367,8 +367,8 @@ fn received(head: &str, name: &str) -> Option<String> {
     value.filter(|value| !value.is_empty())
 }
 
-/// Checks that exactly those rules are charged whose entries the upstream received. Resets the keys
-/// of these rules.
+/// Checks that a rule is charged if and only if the upstream received the rule's entry. Resets the
+/// keys of the charged rules.
 fn check(
     listener: &TestListener,
     rules: &RuleSet,
@@ -407,8 +407,8 @@ fn http2() -> (Upstream, &'static str) {
     (Upstream::over_http2(ok), "http2: true, ")
 }
 
-/// Asserts that rules see what `upstream` receives, with every value of `underscores`. The rules
-/// file contains `settings`.
+/// Asserts that rules see what `upstream` receives, for every value of the setting `underscores`.
+/// The rules file contains `settings`.
 fn entries_agree((upstream, speaks): (Upstream, &str), settings: &str) {
     for underscores in ["drop", "refuse", "pass"] {
         entries_agree_with(&upstream, speaks, settings, underscores);

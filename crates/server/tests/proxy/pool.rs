@@ -87,8 +87,8 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
     for _ in 0..3 {
         assert_eq!(client.ask("POST", "/", &[], b"once").status, 200);
         closed.recv().unwrap();
-        // When this response arrives, the worker has noticed that the upstream closed the other
-        // connection.
+        // When this response arrives, the proxy's worker has already noticed that the upstream
+        // closed the other connection.
         assert_eq!(client.ask("GET", "/other", &[], b"").status, 200);
     }
     assert_eq!(closing.connections(), 3);
@@ -118,8 +118,8 @@ fn a_retryable_request_survives_a_lost_connection() {
             "{method}"
         );
     }
-    // Each connection except the last received a second request, which was retried on the next
-    // connection.
+    // Each connection except the last one received a second request. This request was then retried
+    // on the next connection.
     assert_eq!(upstream.connections(), 5);
     let heads = upstream.heads();
     assert_eq!(heads.len(), 9);

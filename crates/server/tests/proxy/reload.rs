@@ -249,7 +249,7 @@ fn an_invalid_file_changes_nothing() {
     assert_eq!(reloaded.listener.get("/").status, 429);
 }
 
-/// A timeout longer than any test step.
+/// A timeout that is longer than any test step takes.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[test]

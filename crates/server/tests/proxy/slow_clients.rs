@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 
 use crate::{listener::TestListener, upstream::Upstream};
 
-/// A timeout longer than any test step, so that a hanging test fails.
+/// A timeout that is longer than any test step takes. It makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 client that never reads a response body.
@@ -109,8 +109,8 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
     }
 }
 
-/// The upstream sends the response in several pieces. The client reads none of them, but the proxy
-/// does.
+/// The upstream sends the response in several pieces. The proxy reads all pieces, although the
+/// client reads none.
 #[tokio::test]
 async fn a_response_is_read_ahead_of_its_client() {
     let upstream = sized(8 << 10, 7);
@@ -160,7 +160,7 @@ fn a_body_is_complete_for_every_read_ahead_size() {
 #[tokio::test]
 async fn a_response_that_is_read_too_slowly_is_aborted() {
     let upstream = sized(16 << 20, 1);
-    // The minimum rate aborts the response long before the idle timeout would.
+    // Because of the minimum rate, the response is aborted long before the idle timeout.
     let settings = "timeouts: {idle: 1h}, min_rate: {bytes_per_second: 1000, grace: 100ms},";
     let listener = single_connection(&upstream, settings);
     let greedy = ZeroWindowClient::connect(&listener).await;
@@ -214,8 +214,8 @@ async fn a_client_cannot_exceed_its_in_flight_limit() {
     while upstream.heads().len() < 2 {
         tokio::task::yield_now().await;
     }
-    // The limit is on the requests from an address over all connections and protocol versions.
-    // Rejected requests are not charged.
+    // The limit applies to all concurrent requests from an address, over all connections and
+    // protocol versions. Rejected requests are not charged.
     let answer = listener.get("/");
     assert_eq!(
         (answer.status, answer.header("retry-after")),

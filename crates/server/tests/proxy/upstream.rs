@@ -19,7 +19,7 @@ use hyper::{Request, Response, body::Incoming, server::conn::http2, service::ser
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::runtime;
 
-/// A timeout longer than any test step, so that a hanging test fails.
+/// A timeout that is longer than any test step takes. It makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A server that handles each connection with a function.
@@ -62,8 +62,7 @@ impl Upstream {
         upstream
     }
 
-    /// Responds to every request with `answer`, which is sent byte by byte, and keeps the
-    /// connection open.
+    /// Responds to every request with exactly the bytes of `answer`, and keeps the connection open.
     pub(crate) fn answering(answer: &'static str) -> Self {
         Self::start(move |connection| {
             while let Some(head) = connection.head() {
@@ -137,7 +136,7 @@ impl Upstream {
         upstream
     }
 
-    /// Returns an address on which nothing is listening.
+    /// Returns an address without a listening socket.
     pub(crate) fn closed_address() -> SocketAddr {
         // The system does not immediately reuse a port that has been released.
         TcpListener::bind("127.0.0.1:0")

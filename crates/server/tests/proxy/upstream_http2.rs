@@ -151,8 +151,8 @@ async fn forwarding_headers_are_sent_over_http2_and_request_trailers_are_not() {
     let told: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
     assert_eq!(told, ["127.0.0.1"]);
     assert!(!answer.headers().contains_key(TRAILER));
-    // If the upstream had received request trailers, it would return them in addition to its own
-    // trailers.
+    // If the upstream had received request trailers, it would have returned them in addition to its
+    // own trailers.
     let collected = answer.into_body().collect().await.unwrap();
     let trailers = collected.trailers().unwrap();
     let names: Vec<_> = trailers.keys().collect();
@@ -193,8 +193,8 @@ async fn a_bidirectional_stream_is_forwarded_message_by_message() {
     assert!(answer.frame().await.is_none());
 }
 
-/// Starts an HTTP/2 upstream. On each connection, its response to the nth request consists of the
-/// nth given number of interim responses, followed by a 200.
+/// Starts an HTTP/2 upstream. For each request on a connection, `counts` contains the number of
+/// interim responses that the upstream sends before the 200.
 fn hinting(
     counts: impl IntoIterator<Item = usize, IntoIter: Send> + Clone + Send + Sync + 'static,
 ) -> Upstream {

@@ -26,7 +26,7 @@ use tokio::{
 
 use crate::{listener::TestListener, slow_clients::ZeroWindowClient};
 
-/// A timeout longer than any test step, so that a hanging test fails.
+/// A timeout that is longer than any test step takes. It makes a hanging test fail.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An HTTP/2 upstream that counts its connections.
@@ -167,8 +167,8 @@ async fn a_first_burst_opens_one_connection() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// The upstream responds only when all requests have arrived. Therefore requests for which the
-/// first connection has no free stream must use another connection.
+/// The upstream responds only when all requests have arrived. Therefore, if the first connection
+/// has no free stream, a request must use another connection.
 #[tokio::test]
 async fn streams_over_the_limit_use_another_connection() {
     let all = Arc::new(Barrier::new(5));
@@ -222,7 +222,8 @@ async fn a_connection_without_free_streams_is_not_closed() {
     assert_eq!(upstream.connections(), 1);
 }
 
-/// Only a ping could determine whether the connection is dead. Opening a new connection is faster.
+/// The proxy could find out only with a ping whether the connection is dead. Opening a new
+/// connection is faster.
 #[tokio::test]
 async fn an_unresponsive_connection_gets_no_new_requests() {
     let upstream = Upstream::start(200, |connection, _| async move {

@@ -10,7 +10,7 @@ use crate::{
     listener::TestListener,
 };
 
-/// A timeout longer than any test step, so that a hanging test fails.
+/// A timeout that is longer than any test step takes. It makes a hanging test fail.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The maximum number of attempts, one per millisecond. In total, they take longer than any test

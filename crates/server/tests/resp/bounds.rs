@@ -12,7 +12,8 @@ use tidegate_server::listener::resp;
 
 use crate::listener::{Client, TestListener, encode};
 
-/// A timeout short enough for a fast test, but long enough that no other step times out.
+/// A timeout that is short enough for a fast test, but long enough that no other test step times
+/// out.
 const SHORT: Duration = Duration::from_millis(20);
 
 fn listener(bounds: Bounds) -> TestListener {

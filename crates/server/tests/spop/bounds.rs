@@ -6,8 +6,8 @@ use tidegate_net::Bounds;
 
 use crate::haproxy::{Argument, NOTIFY, TestListener, frame, hello, notify};
 
-/// A timeout that is short enough for a fast test, but long enough that no other step times out on
-/// a loaded machine.
+/// A timeout that is short enough for a fast test, but long enough that no other test step times
+/// out on a busy machine.
 const SHORT: Duration = Duration::from_millis(500);
 
 #[test]
@@ -16,7 +16,7 @@ fn a_frame_over_the_negotiated_length_ends_the_connection_before_it_is_read() {
     let mut client = listener.connect();
     client.send(&hello(256));
     client.frame().unwrap();
-    // Only the length is sent.
+    // The client sends only the length of the frame.
     client.send(&257_u32.to_be_bytes());
     assert!(client.expect_disconnect(3).contains("max-frame-size"));
     let mut client = listener.connect();
@@ -85,8 +85,8 @@ fn a_client_that_reads_nothing_is_disconnected() {
     );
     let mut client = listener.greet();
     let requests = notify((1, 1), &[]).repeat(1_000);
-    // The agent stops reading while its output is not read, and then closes the connection. The
-    // client's own timeout would be `WouldBlock`.
+    // The client does not read the responses, so the agent first stops reading and then closes the
+    // connection. If the client's write timed out instead, the error would be `WouldBlock`.
     let error = client.send_until_closed(&requests);
     let is_closed = [ErrorKind::BrokenPipe, ErrorKind::ConnectionReset].contains(&error);
     assert!(is_closed, "{error:?}");

@@ -1,4 +1,4 @@
-//! Tests of the handshake, of health checks, and of the end of a connection.
+//! Tests of the handshake, health checks, and closing a connection.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn a_hello_in_two_segments_is_one_frame() {
     for at in [1, 4, 5, 9, 11, hello.len() / 2, hello.len() - 1] {
         let mut client = listener.connect();
         client.send(&hello[..at]);
-        // The listener reads the first segment before the second one is sent.
+        // Wait until the listener has read the first segment.
         std::thread::park_timeout(Duration::from_millis(20));
         client.send(&hello[at..]);
         assert_eq!(client.frame().unwrap().kind, AGENT_HELLO, "split at {at}");
@@ -184,7 +184,8 @@ fn a_shutdown_disconnects_idle_clients_after_their_answers() {
     assert_eq!(stopping.join().unwrap(), 0, "no connection was dropped");
 }
 
-/// A pipelining client may never be idle, because each read ends in the middle of a frame.
+/// If a client pipelines its frames, each read may end in the middle of a frame, so the connection
+/// may never be idle.
 #[test]
 fn a_shutdown_disconnects_a_client_after_its_answers_in_the_middle_of_a_frame() {
     let listener = TestListener::open("");

@@ -15,7 +15,7 @@ use tidegate_limiter::ServerLimiter;
 use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::listener::spop::{self, SpopContext};
 
-/// A timeout that is longer than any step takes, so that a hanging test fails.
+/// A timeout that is longer than any test step takes. It makes a hanging test fail.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) const HELLO: u8 = 1;
@@ -74,7 +74,7 @@ impl TestListener {
     }
 }
 
-/// A frame of the agent.
+/// A frame sent by the agent, which is the listener.
 #[derive(Debug)]
 pub(crate) struct AgentFrame {
     pub(crate) kind: u8,
@@ -89,7 +89,7 @@ impl AgentFrame {
         self.length
     }
 
-    /// Returns the items of a list of names and values, as text.
+    /// Decodes the payload as a list of names and values, and returns the values as strings.
     pub(crate) fn items(&self) -> BTreeMap<String, String> {
         let (mut items, mut rest) = (BTreeMap::new(), &self.payload[..]);
         while !rest.is_empty() {
@@ -99,7 +99,7 @@ impl AgentFrame {
         items
     }
 
-    /// Returns the variables of an ACK, without those that are unset.
+    /// Returns the variables that an ACK sets.
     pub(crate) fn variables(&self) -> BTreeMap<String, String> {
         let actions = self.actions().into_iter();
         actions
@@ -107,14 +107,15 @@ impl AgentFrame {
             .collect()
     }
 
-    /// Returns the variables that an ACK sets and unsets. An unset variable has no value.
+    /// Returns the variables that an ACK sets or unsets. The value of a variable is `None` if the
+    /// ACK unsets the variable.
     pub(crate) fn actions(&self) -> BTreeMap<String, Option<String>> {
         assert_eq!(self.kind, ACK);
         let (mut variables, mut rest) = (BTreeMap::new(), &self.payload[..]);
         while let Some((head, after)) = rest.split_first_chunk::<3>() {
             rest = after;
             let name = text(&mut rest);
-            // Set or unset a variable of the transaction.
+            // Each action sets or unsets a variable in the scope of the transaction.
             let value = match head {
                 [1, 3, 2] => Some(value(&mut rest)),
                 [2, 2, 2] => None,
@@ -135,7 +136,7 @@ impl Client {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Sends `bytes` repeatedly until the connection fails, and returns the kind of the error.
+    /// Sends `bytes` repeatedly until the connection fails, and returns the kind of error.
     pub(crate) fn send_until_closed(&mut self, bytes: &[u8]) -> ErrorKind {
         loop {
             if let Err(error) = self.stream.write_all(bytes) {
@@ -144,7 +145,7 @@ impl Client {
         }
     }
 
-    /// Returns a second handle of the connection.
+    /// Returns a second handle to the connection.
     pub(crate) fn handle(&self) -> Self {
         let stream = self.stream.try_clone().unwrap();
         Self { stream }
@@ -176,7 +177,8 @@ impl Client {
         self.frame().unwrap()
     }
 
-    /// Expects that the agent disconnects with this status, and returns the message.
+    /// Asserts that the agent sends an AGENT-DISCONNECT frame with this status and closes the
+    /// connection. Returns the message in the frame.
     pub(crate) fn expect_disconnect(&mut self, status: u32) -> String {
         let frame = self.frame().expect("an AGENT-DISCONNECT");
         assert_eq!((frame.kind, frame.ids), (AGENT_DISCONNECT, (0, 0)));
@@ -191,7 +193,7 @@ impl Client {
     }
 }
 
-/// An argument of a message, as HAProxy encodes it.
+/// A typed value, such as an argument of a message, as HAProxy encodes it.
 #[derive(Clone, Copy)]
 pub(crate) enum Argument<'a> {
     Null,
@@ -212,7 +214,8 @@ pub(crate) fn frame(kind: u8, flags: u32, ids: (u64, u64), payload: &[u8]) -> Ve
     bytes
 }
 
-/// Returns the payload of a HAPROXY-HELLO.
+/// Encodes a list of names and values, such as the payload of a HAPROXY-HELLO frame or the
+/// arguments of a message.
 pub(crate) fn items(items: &[(&str, Argument<'_>)]) -> Vec<u8> {
     items
         .iter()
@@ -240,7 +243,7 @@ pub(crate) fn items(items: &[(&str, Argument<'_>)]) -> Vec<u8> {
         })
 }
 
-/// Returns the HAPROXY-HELLO of HAProxy 2.6 with this maximum length of a frame.
+/// Returns the HAPROXY-HELLO frame that HAProxy 2.6 sends, with this maximum frame length.
 pub(crate) fn hello(max_frame_bytes: u32) -> Vec<u8> {
     let mut payload = items(&[("supported-versions", Argument::Text(b"2.0"))]);
     payload.extend(max_frame_size(max_frame_bytes));
@@ -251,14 +254,15 @@ pub(crate) fn hello(max_frame_bytes: u32) -> Vec<u8> {
     frame(HELLO, 1, (0, 0), &payload)
 }
 
-/// Returns the item `max-frame-size`, which has a type of its own.
+/// Encodes the item `max-frame-size`. Its type, an unsigned 32-bit integer, is not used for
+/// arguments.
 pub(crate) fn max_frame_size(bytes: u32) -> Vec<u8> {
     let mut item = b"\x0emax-frame-size\x03".to_vec();
     item.extend(encoded(bytes.into()));
     item
 }
 
-/// Returns a NOTIFY with one message.
+/// Returns a NOTIFY frame with one message.
 pub(crate) fn notify(ids: (u64, u64), arguments: &[(&str, Argument<'_>)]) -> Vec<u8> {
     let mut payload = b"\x05check".to_vec();
     payload.push(arguments.len().try_into().unwrap());
@@ -266,7 +270,7 @@ pub(crate) fn notify(ids: (u64, u64), arguments: &[(&str, Argument<'_>)]) -> Vec
     frame(NOTIFY, 1, ids, &payload)
 }
 
-/// Encodes a number as the specification describes it, one case after the other.
+/// Encodes a number as a variable-length integer, as described in the SPOP specification.
 fn encoded(number: u64) -> Vec<u8> {
     if number < 240 {
         return vec![number.try_into().unwrap()];

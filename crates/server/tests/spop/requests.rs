@@ -1,4 +1,4 @@
-//! Tests of the requests that messages describe, and of the variables that answer them.
+//! Tests of the requests in SPOP messages, and of the variables in the responses.
 
 use crate::haproxy::{Argument, NOTIFY, TestListener, frame, hello, items, notify};
 
@@ -99,7 +99,7 @@ fn the_messages_of_a_notify_are_one_request() {
     assert_eq!(variables["remaining"], "0", "the cost was 2");
 }
 
-/// Returns a NOTIFY with one message for each list of arguments.
+/// Returns a NOTIFY frame with one message for each list of arguments.
 fn messages(messages: &[&[(&str, Argument<'_>)]]) -> Vec<u8> {
     let mut payload = Vec::new();
     for arguments in messages {
@@ -174,7 +174,7 @@ fn a_full_service_is_503() {
     assert_eq!(client.notify(&export).variables()["status"], "503");
 }
 
-/// Without an answer, HAProxy would admit the request.
+/// If the agent did not respond, HAProxy would admit the request.
 #[test]
 fn a_request_that_cannot_be_counted_is_denied() {
     let listener = TestListener::open(RULES);
@@ -210,7 +210,7 @@ fn a_request_that_cannot_be_counted_is_denied() {
             "{said} does not begin with {problem}"
         );
     }
-    // Bytes that are not UTF-8 are counted.
+    // A value that is not valid UTF-8 is accepted and counted.
     let variables = client.notify(&api(Argument::Text(b"a\xff"))).variables();
     assert_eq!(variables["rule"], "customers");
     let exposition = listener.limiter.exposition();

@@ -1,10 +1,11 @@
 //! Access control of the admin listener.
 //!
-//! If tokens are configured, requests must include one of them. Liveness and the console files are
-//! exempt. On a loopback address, readiness and metrics are exempt too. Without a configured token,
-//! the server listens only on loopback addresses. Even there, a web page in a browser on this
-//! machine could send requests. Therefore `Host` must be a loopback address or `localhost`, which
-//! prevents DNS rebinding, and the request must not come from another site's page.
+//! If tokens are configured, each request must include one of these tokens. Liveness and the
+//! console files are exempt. On a loopback address, readiness and metrics are exempt too. Without a
+//! configured token, the server listens only on loopback addresses. Even on a loopback address, a
+//! web page in a browser on this machine could send requests. Therefore `Host` must be a loopback
+//! address or `localhost`, which prevents DNS rebinding, and the request must not come from another
+//! site's page.
 
 use std::{
     fmt, io,
@@ -182,15 +183,14 @@ impl Access {
     }
 }
 
-/// Returns whether the request uses a host name that no attacker controls, and was not caused by
+/// Returns true if the request uses a host name that no attacker controls, and was not caused by
 /// another site's page.
 fn is_local(headers: &HeaderMap) -> bool {
     let is_ours = |value: &HeaderValue, scheme: &str| {
         let text = value.to_str();
         text.is_ok_and(|text| is_loopback_name(&format!("{scheme}{text}")))
     };
-    // All header lines must match, because with several lines it is unclear which line the browser
-    // sent.
+    // All header lines must match, because it is unclear which of several lines the browser sent.
     headers
         .get_all(HOST)
         .iter()

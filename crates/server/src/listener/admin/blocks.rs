@@ -19,7 +19,7 @@ use super::{audit::Auditor, path::KeyTarget, store_problem};
 const NO_BLOCK: &str = "this key is not blocked";
 
 /// The minimum default duration of a block. The default duration is the longest window of the
-/// rule's limits, which can be as short as a fraction of a second.
+/// rule's limits, but this window can be shorter than a second.
 const MIN_DEFAULT_BLOCK: Span = Span::from_secs(60);
 
 /// The parsed body of a request to block a key.
@@ -139,8 +139,8 @@ pub(super) async fn put(
 }
 
 /// Refuses a block for `span` if the block `current` lasts longer. The remaining time of `current`
-/// is measured by the store's clock. Otherwise, a repeated request could fail if this server's
-/// clock differs from the store's clock.
+/// is measured by the store's clock, because a repeated request could otherwise fail if this
+/// server's clock differs from the store's clock.
 async fn refuse_shorter(
     limiter: &ServerLimiter,
     current: &Block,
@@ -287,7 +287,7 @@ impl BlockView<'_> {
     }
 }
 
-/// Serialises the end of a block. All fields are null for a block without an end.
+/// Serialises the end of a block. If the block has no end, all fields are null.
 fn end_document(block: &Block, now: Timestamp) -> Value {
     let remaining = block.until.map(|until| until.since(now));
     json!({

@@ -23,7 +23,7 @@ use crate::reload::{PromoteError, Reloader};
 const MAX_KEYS: usize = 1_000;
 const DEFAULT_KEYS: usize = 20;
 
-/// The note on a rule that is omitted from the response.
+/// The note that the response contains for an omitted rule.
 const LEFT_OUT: &str = "not evaluated: the rule has concurrency slots, a queue, or a cost that depends on the response";
 
 pub(super) fn show(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Problem> {

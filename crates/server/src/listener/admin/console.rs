@@ -108,8 +108,8 @@ pub(super) fn has_file(path: &str) -> bool {
 }
 
 /// Returns whether the browser opens the page because the user followed a link or entered the
-/// address. Another site's page may link to the console, because the console does nothing until the
-/// operator uses it. It may not load the console in a frame or with a script.
+/// address. A page of another site may link to the console, because the console does nothing until
+/// the operator uses it. Such a page may not load the console in a frame or with a script.
 pub(super) fn is_opened(request: &Request<Incoming>) -> bool {
     let is = |name: &'static str, expected: &str| {
         let mut lines = request.headers().get_all(name).iter();
@@ -152,7 +152,7 @@ fn entity_tag(content: &str) -> HeaderValue {
     let mut hasher = DefaultHasher::new();
     content.hash(&mut hasher);
     let tag = format!("\"{:016x}\"", hasher.finish());
-    // Digits and quotes are valid in a header.
+    // The tag consists of hexadecimal digits and quotes, which are valid in a header.
     HeaderValue::from_str(&tag).unwrap_or(HeaderValue::from_static("\"\""))
 }
 

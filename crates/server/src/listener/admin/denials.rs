@@ -27,7 +27,7 @@ use super::{
 const MAX_ROWS: usize = 1_000;
 const DEFAULT_ROWS: usize = 100;
 
-/// The filter in the request: which denials it selects.
+/// The filter in the request, which determines which denials are listed.
 #[derive(Clone, Debug)]
 struct DenialQuery {
     rule: Option<String>,
@@ -73,13 +73,14 @@ pub(super) async fn list(
     };
     let shutting_down =
         |failure: top::Failure| Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
-    // Like reading top talkers, reading other servers' denials takes megabytes of memory and
-    // several Redis calls, so the number of concurrent reads is limited.
+    // Reading other servers' denials takes megabytes of memory and several Redis calls. Therefore
+    // the number of concurrent reads is limited, as for top talkers.
     let _permit = top::permit().await.map_err(shutting_down)?;
     let own = own_denials(limiter, wanted.clone()).await?;
     let key = wanted.key();
     let mut filter = wanted.filter(&key);
-    // If this server alone has enough denials, `merge` would drop other servers' older denials.
+    // If this server alone has enough denials to fill the list, `merge` would drop all older
+    // denials of other servers, so they are not read.
     if own.denials.len() >= most
         && let Some(oldest) = own.denials.last()
     {
@@ -88,7 +89,7 @@ pub(super) async fn list(
     let others = top::in_time(limiter.denials_of_others(&filter, most)).await;
     let others = others.unwrap_or_else(OtherDenials::unknown);
     let listed = merge(own, others.list, most);
-    // Denials by a rule that no longer exists are listed until newer denials overwrite them.
+    // If a rule no longer exists, its denials are still listed until newer denials overwrite them.
     match name {
         Some(name) if rule.is_none() && listed.denials.is_empty() => {
             Err(no_rule(&rules, name, &[]))
@@ -105,7 +106,7 @@ pub(super) async fn list(
     }
 }
 
-/// Checks that the request has as many values as the rule has key entries.
+/// Checks that the request contains one value for each key entry of the rule.
 fn check_key(rule: &Rule, key: &[String]) -> Result<(), Problem> {
     let names: Vec<&str> = rule.key().collect();
     if key.is_empty() || key.len() == names.len() {
@@ -131,7 +132,8 @@ fn key_hint(rules: &RuleSet, name: Option<&str>, key: &[&str], trust: &Trust) ->
     if let Some(rule) = name.and_then(|name| rules.rule(name)) {
         return target(rule.name()).lookup_hint(rule);
     }
-    // If no rule is given, the values can belong to any rule with as many key entries.
+    // If no rule is given, the values can belong to any rule that has as many key entries as there
+    // are values.
     let possible = rules.iter().filter(|rule| rule.key().len() == key.len());
     possible
         .filter_map(|rule| target(rule.name()).normalized_form_hint(rule))
@@ -144,7 +146,8 @@ async fn own_denials(
     wanted: DenialQuery,
 ) -> Result<DenialList, Problem> {
     let limiter = Arc::clone(limiter);
-    // Searching a full list takes milliseconds, which would delay the decisions of this worker.
+    // Searching a full list takes milliseconds. On this thread, the search would delay the
+    // decisions of this worker.
     let listed = tokio::task::spawn_blocking(move || {
         let key = wanted.key();
         let filter = wanted.filter(&key);

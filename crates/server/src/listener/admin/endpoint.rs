@@ -52,7 +52,7 @@ impl Operation {
     }
 }
 
-/// The kind of variable segments that follow a path's fixed segments.
+/// The kind of the variable path segments, which follow the fixed segments.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     None,

@@ -1,9 +1,9 @@
 //! `GET /v1/events`: events as they happen, as server-sent events, or the recent events as JSON.
 //!
 //! The format is defined by the [HTML standard]. A client that reconnects with `Last-Event-ID`
-//! receives the events after that event, as long as they are still in memory. After a server
+//! receives the events after that event, if these events are still in memory. After a server
 //! restart, it receives all events of the new process. While there are no events, the server sends
-//! comments to detect lost connections.
+//! comments, so that lost connections are detected.
 //!
 //! [HTML standard]: https://html.spec.whatwg.org/multipage/server-sent-events.html
 
@@ -33,7 +33,7 @@ use tidegate_net::{Phase, Problem, ResponsePhase, Shutdown, response::json};
 
 use super::{super::http::serve::ResponseBody, query::Query};
 
-/// The time without an event after which a comment is sent.
+/// If there is no event for this long, a comment is sent.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
 /// The body of an admin listener response.
@@ -95,8 +95,9 @@ impl ResponseBody for AdminBody {
     }
 }
 
-/// Responds with the events that follow the client's last received event. A client that sends no
-/// event ID receives all recent events. With the parameter `n`, the response is a JSON list.
+/// Responds with the events that follow the last event that the client received. A client that
+/// sends no event ID receives all recent events. With the parameter `n`, the response is a JSON
+/// list.
 pub(super) fn serve(
     limiter: &Arc<ServerLimiter>,
     request: &Request<Incoming>,

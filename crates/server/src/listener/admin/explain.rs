@@ -69,8 +69,8 @@ pub(super) async fn explain(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns a hint about the entries that no rule uses, with similar names that the operator may
-/// have meant.
+/// Returns a hint about the entries that no rule uses. The hint suggests similar names that the
+/// operator may have meant.
 fn unknown_entries(request: &Request<'_>, rules: &RuleSet) -> Option<String> {
     let known: Vec<&str> = rules.entry_names().collect();
     let unknown = request.entries().iter().map(|(name, _)| *name);
@@ -95,8 +95,8 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// Serialises the explanation. Lists every rule that applies and up to `most` rules that do
-    /// not. If `only` is given, lists only the rule with that name.
+    /// Serialises the explanation. Lists every rule that applies, and up to `most` rules that do
+    /// not apply. If `only` is given, lists only the rule with that name.
     fn document(&self, only: Option<&str>, most: usize) -> Value {
         let (mut rows, mut others, mut omitted) = (Vec::new(), 0, 0_u64);
         let is_listed = |rule: &&Rule| only.is_none_or(|only| only == rule.name());
@@ -192,8 +192,8 @@ impl View<'_> {
         let because = match (failed, explanation.allowed_by) {
             (Some(failed), _) => failed.to_string(),
             (None, Some(when)) => format!("the request matches the allow list: {when}"),
-            // This case does not occur. The rules and the time are the same as for the decision, so
-            // either a condition failed or the allow list matched.
+            // This case does not occur. The decision was made with the same rules at the same time,
+            // so either a condition failed or the allow list matched.
             (None, None) => "it does not apply".to_owned(),
         };
         json!({"rule": rule.name(), "applies": false, "because": because})

@@ -109,7 +109,7 @@ pub(super) async fn reset_throttle(auditor: &Auditor<'_>, key: &str) -> Result<A
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
-/// Returns the time until `block` ends.
+/// Returns the time from `now` until `block` ends.
 pub(super) fn blocked_for(block: &Block, now: Timestamp) -> RetryAfter {
     match block.until {
         Some(until) => RetryAfter::After(until.since(now)),
@@ -119,11 +119,11 @@ pub(super) fn blocked_for(block: &Block, now: Timestamp) -> RetryAfter {
 
 /// Serialises the limits of a key. `next` contains, for each limit, the outcome that the next
 /// request would have; it is empty for a blocked key. In the document, `retry_after_ms` is the time
-/// until a request would be admitted: 0 means now, and null means never.
+/// until the limit would admit a request: 0 means now, and null means never.
 ///
-/// For a blocked key, `retry_after_ms` is the time until the block ends. One case differs: if an
-/// exhausted limit is full only after the block ends, `retry_after_ms` is the time until the limit
-/// is full. A blocked key is not charged, so its limits only recover.
+/// For a blocked key, `retry_after_ms` is the time until the block ends. There is one exception: if
+/// an exhausted limit is full only after the block ends, `retry_after_ms` is the time until the
+/// limit is full. While the key is blocked, it is not charged, so its limits only refill.
 pub(super) fn limit_documents<'p>(
     policies: impl Iterator<Item = &'p str>,
     current: &[Outcome],
@@ -151,8 +151,8 @@ fn state(policy: &str, current: &Outcome) -> Value {
     })
 }
 
-/// Returns the time until a limit admits a request with cost 1, provided that nothing is charged
-/// earlier.
+/// Returns the time until an exhausted limit is full, provided that nothing is charged earlier.
+/// Returns zero if the limit is not exhausted.
 fn recovery(current: &Outcome) -> RetryAfter {
     match current.remaining {
         0 => RetryAfter::After(current.reset_after),
@@ -178,8 +178,8 @@ pub(super) async fn list(
         ListError::Store(error) => store_problem(error),
     })?;
     let documents = stream::iter(&page.keys).map(|key| row(limiter, &rules, rule, key));
-    // With Redis, reading a key's state takes two calls. The calls for several keys are sent in one
-    // batch.
+    // With Redis, two calls are needed to read a key's state. The calls for several keys are sent
+    // in one batch.
     let rows: Vec<Option<Value>> = documents
         .buffered(KEYS_AT_ONCE)
         .try_collect()

@@ -311,7 +311,7 @@ impl Admin {
                 let known: &[&str] = if is_list { &["after", "n"] } else { &[] };
                 let query = Query::parse(query, known, None)?;
                 // A rule without key entries has a single key. The path of that key contains no
-                // values, so it is the same as the path of the list.
+                // values, so the same path stands for the key and for the list of keys.
                 if is_list && !(query.is_empty() && target.is_complete(&limiter.rules())) {
                     return keys::list(limiter, rule, &query).await;
                 }

@@ -171,8 +171,8 @@ pub(super) async fn remove(
     ))
 }
 
-/// Serialises the override that applies to a key, for a document that contains the rule. Returns
-/// `None` if no override applies.
+/// Serialises the override that applies to a key, for a document that already contains the rule.
+/// Returns `None` if no override applies.
 pub(super) fn applied(
     limiter: &ServerLimiter,
     rules: &RuleSet,
@@ -183,7 +183,8 @@ pub(super) fn applied(
     Some(document(limiter, &target, &found))
 }
 
-/// Serialises an override that applies to a key, for a document that contains the rule and the key.
+/// Serialises an override that applies to a key, for a document that already contains the rule and
+/// the key.
 pub(super) fn document(
     limiter: &ServerLimiter,
     target: &OverrideTarget,
@@ -201,7 +202,7 @@ fn find_rule<'r>(rules: &'r RuleSet, target: KeyTarget<'_>) -> Result<&'r Rule, 
     rule.ok_or_else(|| no_rule(rules, target.rule, target.key))
 }
 
-/// Builds the 404 response for a key or a pattern without an override of its own.
+/// Builds the 404 response for a key or a pattern that has no override of its own.
 fn none(limiter: &ServerLimiter, rules: &RuleSet, rule: &Rule, target: KeyTarget<'_>) -> Problem {
     let applied = rule.encode_key(target.key).ok();
     let applied = applied.and_then(|key| rules.overrides(rule)?.find(rule, &key, limiter.now()));

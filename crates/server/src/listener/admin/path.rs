@@ -45,7 +45,7 @@ pub(super) struct KeyTarget<'a> {
 }
 
 impl KeyTarget<'_> {
-    /// Returns the rule with the name in the path, and the encoded key.
+    /// Returns the rule that the path names, and the encoded key.
     pub(super) fn find<'r>(&self, rules: &'r RuleSet) -> Result<(&'r Rule, Vec<u8>), Problem> {
         let rule = rules.rule(self.rule);
         let rule = rule.ok_or_else(|| no_rule(rules, self.rule, self.key))?;
@@ -53,8 +53,8 @@ impl KeyTarget<'_> {
     }
 
     /// Works like [`Self::find`], for the key of a block. If no active rule has such a key, returns
-    /// the problem and the key as encoded for a former rule with this name. A block on that key can
-    /// still be lifted.
+    /// the problem, and encodes the key for a former rule with this name. With this key, a block
+    /// from the former rule can still be lifted.
     pub(super) fn find_or_former<'r>(
         &self,
         rules: &'r RuleSet,
@@ -98,7 +98,7 @@ impl KeyTarget<'_> {
         foreign.has_normalized_form.then(|| foreign.lookup_hint())
     }
 
-    /// Returns a hint if no request can have the requested key.
+    /// Returns a hint for a lookup if requests with this key are impossible or unlikely.
     pub(super) fn lookup_hint(&self, rule: &Rule) -> Option<String> {
         self.hint(rule, ForeignValue::lookup_hint)
     }
@@ -119,7 +119,8 @@ impl KeyTarget<'_> {
         ))
     }
 
-    /// Describes a value in the key that the listeners never produce, because they normalise it.
+    /// Describes a value in the key that the listeners never produce, because they normalise or
+    /// reject it.
     fn foreign_value(&self, rule: &Rule) -> Option<ForeignValue> {
         self.pairs(rule).find_map(|(name, value)| {
             if KeyMask::is_hash(value) {
@@ -164,7 +165,7 @@ impl KeyTarget<'_> {
         })
     }
 
-    /// Describes a value in the key that is possible only if a service sends its own entries.
+    /// Describes a value in the key that can occur only if a service sends its own entries.
     fn unlikely_value(&self, rule: &Rule) -> Option<String> {
         self.pairs(rule).find_map(|(name, value)| {
             let usual = value.to_ascii_uppercase();
@@ -178,7 +179,7 @@ impl KeyTarget<'_> {
         })
     }
 
-    /// Adds the hint about the requested key, if there is one, to `document`.
+    /// Adds the hint for a lookup of the key, if there is one, to `document`.
     pub(super) fn hinted(&self, document: Value, rule: &Rule) -> Value {
         Self::with_hint(document, self.lookup_hint(rule))
     }
@@ -208,7 +209,7 @@ impl KeyTarget<'_> {
     }
 }
 
-/// A value that the listeners never produce in a key. Only a service that sends its entries with
+/// A value in a key that the listeners never produce. Only a service that sends its entries with
 /// `raw` can produce such a value.
 struct ForeignValue {
     problem: String,
@@ -229,13 +230,14 @@ impl ForeignValue {
         )
     }
 
-    /// Returns the hint about a key with this value that the operator has blocked with `raw`.
+    /// Returns the hint for the case that the operator has blocked a key with this value by setting
+    /// `raw`.
     fn block_hint(self) -> String {
         let problem = self.problem;
         format!("{problem}: only requests that services send with `raw` have this key")
     }
 
-    /// Returns the hint about a requested key with this value.
+    /// Returns the hint for a lookup of a key with this value.
     fn lookup_hint(self) -> String {
         let Self {
             problem, instead, ..

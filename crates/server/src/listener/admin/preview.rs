@@ -1,4 +1,4 @@
-//! `POST /v1/rules/preview`: what another rules file would change.
+//! `POST /v1/rules/preview`: the changes that another rules file would make.
 
 use std::sync::Arc;
 
@@ -18,8 +18,8 @@ use super::{
 };
 use crate::reload::{Reloader, RuleChange, RulesDiff, RulesPreview, preview as preview_rules};
 
-/// The maximum number of rules for which requests in the last hour are counted. With Redis,
-/// counting a rule's requests reads the counts of all servers.
+/// The requests in the last hour are counted for at most this many rules. With Redis, the count for
+/// each rule needs the counts of all servers.
 const MAX_QUERIES: usize = 20;
 
 /// Returns the changes that the rules file in the body would make. For each rule that would start
@@ -78,8 +78,9 @@ pub(super) async fn preview(
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Counts the requests in the last hour to which this rule applied, and how many of them it would
-/// have denied. Returns `None` if top talkers are disabled or the rule has no top talkers.
+/// Counts the requests in the last hour to which this rule applied, and how many of these requests
+/// the rule would have denied. Returns `None` if top talkers are disabled or the rule has no top
+/// talkers.
 async fn shadow_denials(limiter: &Arc<ServerLimiter>, rule: &str) -> Option<Tally> {
     let query = TopQuery {
         rule: Some(rule.to_owned()),

@@ -127,7 +127,7 @@ pub(super) async fn add_inactive_overrides(
     let by_rule = found.0.iter();
     let by_rule = by_rule.map(|(rule, count)| json!({"rule": rule, "overrides": count}));
     members.insert("inactive_overrides".into(), by_rule.collect());
-    // The hint about inactive blocks comes first.
+    // If there is already a hint, it is about inactive blocks, and stays first.
     members.entry("hint").or_insert_with(|| advice.into());
 }
 

@@ -1,4 +1,4 @@
-//! Lists the active rules, in the order and notation of the rules file.
+//! Lists the active rules in the same order and notation as in the rules file.
 
 use hyper::StatusCode;
 use serde_json::{Value, json};

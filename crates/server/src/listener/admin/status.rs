@@ -14,7 +14,7 @@ use crate::{geoip::GeoIp, reload::Reloader};
 #[derive(Debug)]
 struct Readiness {
     is_ready: bool,
-    /// Whether the server is waiting for its first configuration from a control plane.
+    /// Whether the server is still waiting for its first configuration from a control plane.
     is_waiting: bool,
     last_reload: &'static str,
     mistakes: Vec<String>,
@@ -24,7 +24,7 @@ struct Readiness {
 
 impl Admin {
     /// Returns 200 as long as the server can make decisions, even if it is degraded. A degraded
-    /// server still limits requests, so it should continue to receive traffic.
+    /// server still enforces limits, so it should continue to receive traffic.
     pub(super) fn readyz(&self) -> Answer {
         let readiness = self.readiness();
         let status = if readiness.is_ready {
@@ -149,8 +149,8 @@ impl Readiness {
 }
 
 /// Serialises the state of Redis. A node that cannot reach Redis stays ready, because it still
-/// decides by each rule's `on_failure` policy. If such a node were not ready, a Redis outage would
-/// take all nodes out of service at the same time.
+/// decides requests according to the `on_failure` policies of the rules. If such a node were not
+/// ready, a Redis outage would take all nodes out of service at the same time.
 fn redis(health: &Health, refusal: Option<String>) -> Value {
     let state = match (health.up, health.up == health.servers, &refusal) {
         (0, _, _) => "unreachable; the rules' `on_failure` policies apply",

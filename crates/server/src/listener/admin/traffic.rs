@@ -32,8 +32,8 @@ pub(super) fn show(limiter: &ServerLimiter, uri: &Uri) -> Result<Answer, Problem
     Ok(json(StatusCode::OK, &document))
 }
 
-/// Returns the number of buckets, rounded up, that cover the duration `over` in the query. Without
-/// `over`, returns the total number of buckets.
+/// Returns the number of traffic buckets that cover the duration `over` from the query, rounded up.
+/// Without `over`, returns the total number of buckets.
 fn bucket_count(query: Option<&str>) -> Result<usize, Problem> {
     let query = Query::parse(query, &["over"], None)?;
     let over = query.span("over")?.unwrap_or_else(whole_ring);

@@ -33,15 +33,17 @@ use super::{
     status,
 };
 
-/// Options in the query of the forward-auth URL in the proxy's configuration.
+/// The options that an operator sets in the query of the forward-auth URL, in the proxy's
+/// configuration.
 #[derive(Debug)]
 struct Options<'q> {
     /// The status code that replaces the default status of every denial.
     deny: Option<StatusCode>,
     dialect: HeaderDialect,
-    /// The original request target, if the proxy is Envoy. Envoy appends it to its `path_prefix`.
+    /// The original request target, if the proxy is Envoy. Envoy appends the target to its
+    /// `path_prefix`.
     envoy_target: Option<&'q str>,
-    /// The number of trusted proxies in front of the calling proxy. If set, `clients.proxies` of
+    /// The number of trusted proxies in front of the calling proxy. If set, `clients.proxies` in
     /// the rules file is ignored for this request.
     hops: Option<usize>,
     /// Whether the response names the rule, for the proxy's log.
@@ -53,22 +55,22 @@ struct Options<'q> {
     reserve: Option<Span>,
 }
 
-/// The rule in the verdict. This is the rule that denied the request, or otherwise the rule whose
-/// limit is closest to being exhausted.
+/// The header with the verdict's rule. For a denial, this is the rule that denied the request.
+/// Otherwise, it is the rule whose limit is closest to being exhausted.
 const RULE: HeaderName = HeaderName::from_static("tidegate-rule");
 
-/// The values of the rule's key, separated by commas.
+/// The header with the values of the rule's key, separated by commas.
 const KEY: HeaderName = HeaderName::from_static("tidegate-key");
 
-/// The maximum length of a reservation token, in bytes. By default, nginx accepts at most 4 KiB for
-/// all response headers.
+/// The maximum length of a reservation token, in bytes. By default, nginx accepts a response only
+/// if all its headers together have at most 4 KiB.
 const MAX_TOKEN_BYTES: usize = 2_048;
 
 /// The bytes that are percent-encoded when a rule name or a key value is written to a header.
 const ENCODED: AsciiSet = CONTROLS.add(b' ').add(b'"').add(b'%').add(b',').add(b'\\');
 
-/// The maximum length of each of these headers in bytes. By default, nginx accepts at most 4 KiB
-/// for the whole response head.
+/// The maximum length of each header value in bytes, for [`RULE`] and [`KEY`]. By default, nginx
+/// accepts a response only if its whole head has at most 4 KiB.
 const MAX_HEADER_BYTES: usize = 1_024;
 
 /// The end of a truncated header: the percent-encoded `…`.
@@ -138,7 +140,7 @@ pub(super) async fn authorize(
     let options = options(request.uri().query().unwrap_or_default())?;
     let decided = decide(context, request, &options).await;
     // A malformed client request must be rejected with a status that the proxy passes on to the
-    // client. For example, nginx does not pass on a 400.
+    // client. For example, nginx does not pass on a 400 response.
     decided.map_err(|problem| match options.deny {
         Some(deny) if problem.is_bad_request() => problem.with_status(deny),
         _ => problem,
@@ -169,7 +171,7 @@ async fn decide(
         Some(target) => {
             split = split_joined_headers(request.headers())
                 .map_err(|error| Problem::new(StatusCode::BAD_REQUEST, error.to_string()))?;
-            // Envoy sends the method and the host of the original request as its own.
+            // Envoy's own request has the method and the host of the original request.
             let described = DescribedRequest {
                 headers: &split,
                 method: Some(request.method().as_str()),
@@ -249,8 +251,8 @@ async fn limit<'a>(
     }
 }
 
-/// Adds a reservation token to `answer`. If the token is too long for the proxy, it could never be
-/// settled, so the reservation is cancelled.
+/// Adds a reservation token to `answer`. If the token is too long for the proxy, the reservation
+/// could never be settled, so it is cancelled.
 async fn add_token(
     answer: &mut Answer,
     token: &str,
@@ -268,7 +270,8 @@ async fn add_token(
     Ok(())
 }
 
-/// Returns the problem for a request that cannot be reserved because its rules' keys are too long.
+/// Returns the problem for a request that cannot be reserved because the keys of its rules are too
+/// long.
 fn too_long_token(bytes: usize) -> Problem {
     let detail = format!(
         "the keys of the rules are too long to be reserved: the token has {bytes} bytes, which \
@@ -277,7 +280,7 @@ fn too_long_token(bytes: usize) -> Problem {
     Problem::new(StatusCode::BAD_REQUEST, detail)
 }
 
-/// Warns once if the proxy sends no path or no client address, which usually means that its
+/// Warns once if the proxy sends no path or no client address, which usually means that the proxy's
 /// configuration is incomplete.
 fn warn_of_gaps(forwarded: &ForwardAuthRequest<'_>, rules: &RuleSet) {
     static NO_PATH: Once = Once::new();
@@ -303,8 +306,8 @@ fn warn_of_gaps(forwarded: &ForwardAuthRequest<'_>, rules: &RuleSet) {
     }
 }
 
-/// Splits the query at the option `path`, whose value is the rest of the query. The value comes
-/// from the client, so it is not searched for options.
+/// Splits the query at the option `path`, whose value is the rest of the query. The path comes from
+/// the client, so it is not searched for options.
 fn split_target(query: &str) -> (&str, Option<&str>) {
     const PATH: &str = "path=";
     if let Some(target) = query.strip_prefix(PATH) {
@@ -413,7 +416,7 @@ mod tests {
 
     use super::*;
 
-    /// Regardless of where the string is cut, the result consists of whole characters and the
+    /// Wherever the string is cut, the result consists of complete characters followed by the
     /// truncation mark.
     #[test]
     fn a_long_key_is_truncated_between_characters() {

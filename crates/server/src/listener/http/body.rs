@@ -20,7 +20,8 @@ pub(crate) async fn read_up_to(body: Incoming, most: usize) -> Result<Bytes, Pro
     body.read().await.map_err(|error| {
         let why = match error {
             BodyReadError::TooLarge => return Problem::too_large(most),
-            // hyper's error says where reading failed, and the error's source says why.
+            // hyper's error only says where reading failed. The source of the error contains the
+            // reason.
             BodyReadError::Aborted(error) => match error.source() {
                 Some(cause) => cause.to_string(),
                 None => error.to_string(),

@@ -68,7 +68,7 @@ pub(super) async fn check(
     .await
 }
 
-/// Normalises the entries of the request in `check`, and runs `decide` with this request.
+/// Normalises the request entries in `check`, and calls `decide` with the resulting request.
 pub(super) async fn with_request<T>(
     context: &ConnectionContext,
     check: CheckRequest<'_>,
@@ -98,7 +98,7 @@ pub(crate) fn read<'j>(members: &'j Members<'_>) -> Result<CheckRequest<'j>, Pro
 }
 
 /// Parses a body that may contain the `known` fields, or reports all errors in it. `read_field`
-/// reads the fields that a check does not have.
+/// reads those fields that do not occur in a check.
 pub(super) fn read_with<'j>(
     members: &'j Members<'_>,
     known: &[&str],

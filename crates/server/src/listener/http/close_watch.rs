@@ -1,6 +1,6 @@
 //! Detects when a client disconnects while its request is waiting.
 //!
-//! While hyper handles a request, it does not read from the connection, because half-closed
+//! While a request is handled, hyper does not read from the connection, because half-closed
 //! connections are permitted. But a request must not keep waiting for a concurrency slot after its
 //! client has disconnected. hyper flushes the stream after each poll of the request's future. While
 //! a request is waiting, each of these flushes also checks the connection.
@@ -18,12 +18,12 @@ use std::{
 use tidegate_net::{PeerClosed, TimedStream};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// The interval between periodic connection checks. They do not depend on socket events. They are
-/// needed if the client has sent further bytes before closing the connection, because these unread
-/// bytes hide the end of the stream.
+/// The interval between periodic connection checks. These checks do not depend on socket events.
+/// They are needed if the client has sent further bytes before it closed the connection: while
+/// these bytes are unread, they hide the end of the stream.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// A handle with which requests watch their client's connection.
+/// A handle that a request uses to detect that its client has closed the connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CloseWatch(Rc<WatchState>);
 
@@ -36,8 +36,9 @@ struct WatchState {
 
 impl CloseWatch {
     /// Returns the result of `waiting`, or `None` if the client closes or half-closes the
-    /// connection before the result is ready. If the client does so, `cancel` is called after each
-    /// poll, and `waiting` is polled further as long as `cancel` returns true.
+    /// connection before the result is ready. Once the client has closed the connection, `cancel`
+    /// is called after each poll of `waiting`. As long as `cancel` returns true, `waiting` is still
+    /// polled.
     pub(super) async fn unless_closed<T>(
         &self,
         waiting: impl Future<Output = T>,
@@ -131,7 +132,8 @@ impl<S: AsyncWrite + PeerClosed + Unpin> AsyncWrite for WatchedStream<S> {
             && self.stream.get_ref().poll_peer_closed(cx).is_ready()
         {
             state.is_closed.set(true);
-            // The request's future has been polled before, so it must be polled again.
+            // The request's future has already been polled, so it must be polled again to see that
+            // the connection is closed.
             cx.waker().wake_by_ref();
         }
         Pin::new(&mut self.stream).poll_flush(cx)

@@ -12,7 +12,8 @@ pub(super) enum FieldLocation {
     Limit(usize),
 }
 
-/// Writes the prefix of the field's path: for example `limits[2].`, or nothing for the body itself.
+/// Writes the prefix of a field's path, for example `limits[2].`. For a field of the body itself,
+/// the prefix is empty.
 impl fmt::Display for FieldLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -95,7 +96,7 @@ impl<'j> Field<'j, '_> {
         }
     }
 
-    /// Returns the value to which `choices` maps the field's string.
+    /// Looks up the field's string in `choices`, and returns the corresponding value.
     pub(super) fn choice<T: Copy>(
         self,
         choices: &[(&str, T)],

@@ -12,10 +12,10 @@ use tidegate_net::{
 
 use super::fields::{Field, FieldLocation};
 
-/// The description of a rate in error messages.
+/// How error messages describe a rate.
 const RATE: &str = "a rate such as \"20/min\"";
 
-/// The description of a duration in error messages.
+/// How error messages describe a duration.
 const SPAN: &str = "a duration such as \"1min\"";
 
 /// Sets the value of `field` in `spec`. Returns false if limits have no field of that name.
@@ -55,7 +55,7 @@ pub(super) fn is_field(name: &str) -> bool {
     LimitSpec::FIELDS.contains(&name)
 }
 
-/// Reports a field that is neither a field of a limit nor one of `others`.
+/// Reports an error if the field is neither a field of a limit nor one of `others`.
 pub(super) fn unknown(field: Field<'_, '_>, others: &[&str], problems: &mut Vec<Problem>) {
     let known: Vec<&str> = others.iter().chain(&LimitSpec::FIELDS).copied().collect();
     let path = format!("{}{}", field.location, shown(field.name));
@@ -154,7 +154,7 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
                     .map(str::to_owned)
             }
             // A day that is too large for the integer type becomes 127. No month has this day, so
-            // it is rejected with a message that gives the valid range.
+            // the value is rejected with a message that states the valid range.
             "day" => {
                 day = part
                     .number(problems)
@@ -173,7 +173,7 @@ fn calendar(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Calenda
         field.wrong::<()>("needs `calendar`: day, week or month", problems);
     }
     // If the unit is invalid, `month` is assumed, because it permits the widest ranges. This way,
-    // values that are invalid for every unit are reported too.
+    // other values that would be invalid for every unit are reported too.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
     for LimitError {
         field: part,

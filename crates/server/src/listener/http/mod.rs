@@ -270,8 +270,8 @@ impl ConnectionContext {
     /// Rejects cross-site and unauthenticated requests.
     fn admit(&self, request: &Request<Incoming>) -> Result<(), Problem> {
         let path = request.uri().path();
-        // In a forward-auth request, the browser headers belong to the client's original request to
-        // another server.
+        // In a forward-auth request, the headers from a browser belong to the client's original
+        // request, which was sent to another server.
         if path != "/v1/authorize" {
             cross_site::check(request.headers(), &self.hosts)?;
         }
@@ -291,9 +291,9 @@ impl ConnectionContext {
         let mut lines = headers.get_all(TIDEGATE_TOKEN).iter();
         let own = lines.next().map(HeaderValue::as_bytes);
         // In a forward-auth request, the client chooses the `Authorization` value. If the proxy
-        // appends its own `Tidegate-Token` line instead of replacing the client's, a client can
-        // send such a line too. Invalid values that the client chose do not count as wrong guesses
-        // by the proxy. Otherwise, a client could lock out the proxy.
+        // appends its own `Tidegate-Token` line instead of replacing the client's line, the client
+        // chooses one of the lines. An invalid value from the client must not count as a wrong
+        // guess by the proxy. Otherwise, a client could lock out the proxy.
         let token = if is_forward_auth {
             own.filter(|_| lines.next().is_none())
         } else {
@@ -345,8 +345,8 @@ impl ConnectionContext {
         problem.answer()
     }
 
-    /// Counts `verdict`, which was reached at `now`, and audits the entries in the calling
-    /// service's `request`.
+    /// Counts `verdict`, which was reached at `now`, and audits the entries of `request`, which a
+    /// calling service has sent.
     fn observe(
         &self,
         rules: &RuleSet,
@@ -398,7 +398,7 @@ impl ConnectionContext {
 
 /// Returns the status for `verdict`. All HTTP endpoints use this mapping. A denial has status 429.
 /// If the store could not decide, or if the service is at its capacity, the status is 503, because
-/// neither is the client's fault.
+/// the client has not caused the problem.
 pub(super) fn status(verdict: &Verdict<'_>) -> StatusCode {
     match (verdict.allowed, verdict.reason) {
         (true, _) => StatusCode::OK,

@@ -67,7 +67,7 @@ fn add_reservation(body: &mut Vec<u8>, reservation: &Reservation) {
     body.extend_from_slice(reservation_members(reservation).as_bytes());
 }
 
-/// Returns the JSON fields of a reservation, followed by the closing brace of the object.
+/// Returns a reservation's JSON fields, followed by the closing brace of the object.
 fn reservation_members(reservation: &Reservation) -> String {
     let Reservation { token, expires_in } = reservation;
     let millis = expires_in.as_millis_ceil();

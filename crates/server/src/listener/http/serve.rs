@@ -21,7 +21,7 @@ use super::close_watch::{CloseWatch, WatchedStream};
 
 /// The body of a response.
 pub(crate) trait ResponseBody: Body<Data = Bytes, Error = Infallible> {
-    /// Begins the phase of the connection in which this body is sent.
+    /// Marks the beginning of the connection phase in which this body is sent.
     fn begin(&mut self, phase: &Phase);
 }
 
@@ -33,7 +33,8 @@ impl ResponseBody for Full<Bytes> {
     }
 }
 
-/// The maximum size of a request head in bytes. The last read may exceed this maximum slightly.
+/// The maximum size of a request head in bytes. The actual size may exceed this maximum slightly,
+/// because of the last read.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
 /// Serves one connection. Returns when the client has closed the connection and all responses are
@@ -86,11 +87,11 @@ pub(super) async fn serve_watched<S, F, B>(
         // A client that half-closes its connection after its request still gets a response. The
         // server cannot distinguish such a client from one that has disconnected entirely.
         // Therefore a disconnected client is still charged, and occupies its connection until the
-        // decision is made. If half-closing is allowed, hyper does not watch for the end of the
-        // stream during each decision. Watching would need a new 8 KiB buffer.
+        // decision is made. In return, hyper does not watch for the end of the stream during each
+        // decision, which would need a new 8 KiB buffer.
         .half_close(true)
-        // The maximum number of header lines is hyper's default, `net::MAX_HEADERS`; an explicit
-        // setting would be slower.
+        // The maximum number of header lines is hyper's default, which equals `net::MAX_HEADERS`.
+        // Setting it explicitly would be slower.
         //
         // Head and body are small, so hyper copies both into one buffer and sends them with a
         // single write.
@@ -102,8 +103,8 @@ pub(super) async fn serve_watched<S, F, B>(
         .serve(serving, |serving| serving.graceful_shutdown())
         .await;
     if let Err(error) = ended {
-        // Clients may abort connections at any time, and operators need not act, so this is logged
-        // at debug level only.
+        // Clients may abort connections at any time, and operators do not have to act. Therefore
+        // this is logged only at debug level.
         tracing::debug!(peer = %connection.peer, "connection ended: {error}");
     }
 }
@@ -157,8 +158,8 @@ mod tests {
         }
     }
 
-    /// The interim response does not end the request timeout, because the request is not complete
-    /// when the interim response is written.
+    /// The request is not complete when the interim response is written, so the interim response
+    /// must not end the request timeout.
     #[tokio::test(start_paused = true)]
     async fn the_timeout_of_a_request_includes_a_body_after_100_continue() {
         let connection = connection();

@@ -1,10 +1,10 @@
-//! A cache of parsed throttle bodies. A client that uses a single limit sends the same body again
-//! and again, with different keys.
+//! A cache of parsed throttle bodies. If a client uses a single limit, all its bodies are the same
+//! except for the key.
 //!
 //! A cache entry (`Template`) consists of the bytes before the key, the bytes after it, and the
 //! parsed request. A body matches a cache entry if it has the same bytes before and after its key,
-//! and if the key contains no escapes. JSON is parsed from left to right, so a matching body is the
-//! same request for another key and need not be parsed.
+//! and if the key contains no escapes. Because JSON is parsed from left to right, such a body is
+//! the same request with another key. Therefore it need not be parsed.
 //!
 //! If the body matches a cache entry, an HTTP request takes 16,700 user-space instructions. If
 //! costs vary from 1 to 500, most bodies miss the cache, and a request takes 21,800 instructions
@@ -52,8 +52,8 @@ impl TemplateCache {
             .find_map(|template| Some((template.key_of(body)?, &template.parameters)))
     }
 
-    /// Caches the parsed `body`. Does nothing if `key` contained escapes and therefore is not a
-    /// slice of `body`.
+    /// Caches the parsed `body`. Does nothing if `key` is not a slice of `body`, because the key
+    /// contained escapes.
     pub(super) fn remember(&mut self, body: &[u8], key: &str, parameters: &ThrottleParameters) {
         // The offset of `key` in `body`. If `key` is a copy of an escaped string, the offset is out
         // of range or the bytes there differ.
@@ -75,7 +75,7 @@ impl TemplateCache {
             });
             return;
         }
-        // Overwrites the oldest entry and reuses its memory, so that constantly changing bodies
+        // Overwrites the oldest entry and reuses its memory, so that bodies that change constantly
         // cause no allocations.
         let template = &mut self.templates[self.next];
         self.next = (self.next + 1) % Self::CAPACITY;
@@ -142,7 +142,8 @@ mod tests {
             (r#"{"key": "", "cost": 2}"#, Some(("", 2))),
             (r#"{"key": "käse:1", "cost": 2}"#, Some(("käse:1", 2))),
             (r#"{"cost": 3, "key": "b"}"#, Some(("b", 3))),
-            // These bodies do not match a cache entry, or cannot be matched without parsing.
+            // These bodies do not match the cache entry, or only parsing can show whether they
+            // match.
             (r#"{"key":  "a", "cost": 2}"#, None),
             (r#"{"key": "a", "cost": 22}"#, None),
             (r#"{"key": "a\n", "cost": 2}"#, None),
@@ -190,8 +191,8 @@ mod tests {
     }
 
     proptest! {
-        /// Regardless of the string that replaces the key, a cache hit must give the same result as
-        /// parsing the body.
+        /// Whatever string replaces the key, a cache hit must give the same result as parsing the
+        /// body.
         #[test]
         fn a_template_match_equals_a_full_parse(
             body in r#"\{("x": ("[a\"]{0,3}"|1|\[\]), ?)?"key": ?"[a-c]{0,2}"(, "x": ?"[a,]{0,2}")?\}"#,

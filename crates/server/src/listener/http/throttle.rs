@@ -23,7 +23,7 @@ use super::{
     template_cache::{TemplateCache, ThrottleParameters},
 };
 
-/// The request fields that are not limit fields.
+/// The request fields that are not fields of a limit.
 const OWN_NAMES: [&str; 4] = ["key", "cost", "peek", "limits"];
 
 /// The maximum number of parsed limits that each worker caches. Callers rarely use more than a few
@@ -203,9 +203,9 @@ fn read_peek(field: Field<'_, '_>, problems: &mut Vec<Problem>) -> Option<Effect
     Some(if peek { Effect::Peek } else { Effect::Charge })
 }
 
-/// Parses the limits in `list`. The field `algorithm` beside `limits` sets the default algorithm of
-/// the limits in `list`. Every other limit field beside `limits`, listed in `beside`, is reported
-/// as an error.
+/// Parses the limits in `list`. `beside` contains the limit fields that the body has next to
+/// `limits`. Of these, `algorithm` sets the default algorithm of the limits in `list`. Every other
+/// field in `beside` is reported as an error.
 fn specs_of(
     list: Field<'_, '_>,
     beside: &[Field<'_, '_>],

@@ -1,7 +1,7 @@
 //! Serialises a verdict as JSON.
 //!
-//! The serialiser is written by hand, because serialising two dozen fields with serde takes longer
-//! than making the decision.
+//! The serialiser is written by hand, because serde would take longer to serialise two dozen fields
+//! than the decision takes.
 
 use tidegate_core::{Line, Outcome, RetryAfter, Source, Verdict};
 use tidegate_tower::RuleNames;
@@ -80,7 +80,7 @@ fn write_line(json: &mut Writer, line: &Line<'_>) {
 /// A JSON field that marks the preceding `retry_after_ms` as an estimate.
 const ESTIMATED: &str = r#","retry_after_estimated":true"#;
 
-/// Returns the milliseconds until a retry would succeed; `None` means never.
+/// Returns the number of milliseconds until a retry would succeed; `None` means never.
 pub(crate) fn millis(retry: RetryAfter) -> Option<u64> {
     retry.span().map(tidegate_core::Span::as_millis_ceil)
 }
@@ -111,8 +111,8 @@ impl Writer {
         };
     }
 
-    /// Writes a quoted string without escaping. The string must not need escaping: it is a fixed
-    /// word or a policy. A policy may contain a time zone name.
+    /// Writes a quoted string without escaping. The string must not contain characters that need
+    /// escaping. It is a fixed word or a policy, which may contain a time zone name.
     fn plain(&mut self, text: &str) {
         let is_plain = |c: char| !matches!(c, '"' | '\\') && !c.is_control();
         debug_assert!(text.chars().all(is_plain), "{text:?}");
@@ -125,7 +125,7 @@ impl Writer {
             self.raw("null");
             return;
         };
-        // Writing text to memory does not fail.
+        // Writing to a buffer in memory does not fail.
         let _ = serde_json::to_writer(&mut self.0, text);
     }
 }
@@ -149,7 +149,7 @@ mod tests {
         Limits::new(texts.iter().map(limit).collect()).unwrap()
     }
 
-    /// Parses the document with serde_json, which is independent of the writer.
+    /// Parses the document with serde_json, so that the test does not depend on the writer.
     fn read(decision: Decision, charges: &[Charge<'_>], outcomes: &[Outcome]) -> serde_json::Value {
         let decided = StoreDecision::in_memory(decision);
         serde_json::from_slice(&body(&decided.verdict(charges, outcomes), RuleNames::Shown))
@@ -184,7 +184,8 @@ mod tests {
         assert_eq!(read(decision, &charge, &outcomes), expected);
     }
 
-    /// A slot becomes free when the request that holds it completes, and that time is unknown.
+    /// A slot becomes free when the request that holds it completes. It is unknown when this
+    /// happens.
     #[test]
     fn the_wait_for_a_concurrency_slot_is_marked_as_an_estimate() {
         let slots = LimitSpec {

@@ -9,40 +9,42 @@ pub const MAX_BULK_BYTES: usize = 65_536;
 /// The maximum length of an inline command in bytes, excluding its line terminator.
 pub const MAX_INLINE_BYTES: usize = 65_536;
 
-/// The maximum length of a command on the wire, in bytes. It is enough for 64 entries with the
-/// longest names and values. The total length of a transaction's commands must not exceed this
-/// maximum either.
+/// The maximum length of a command on the wire, in bytes. A command with 64 entries fits, even if
+/// all names and values have the maximum length. The maximum also applies to the total length of a
+/// transaction's commands.
 pub const MAX_COMMAND_BYTES: usize = 786_432;
 
-/// The maximum number of commands that are parsed before the first of them is run. It equals the
-/// number of keys that the store prefetches. It also keeps a worker's argument list below 512 KiB.
+/// The maximum number of commands that are parsed before the first of these commands is run. This
+/// is also the number of keys that the store prefetches. With this maximum, a worker's argument
+/// list stays below 512 KiB.
 pub const MAX_TOGETHER: usize = tidegate_core::MemoryStore::PREFETCHED;
 
 /// The size of the read buffer, in bytes.
 pub const READ_BYTES: usize = 32_768;
 
-/// The output size in bytes above which no more commands are read or run until the client has read
-/// the output. A response that crosses this limit is still written completely.
+/// If the pending output has at least this many bytes, no more commands are read or run until the
+/// output has been written. A response that begins below this size is written completely.
 pub const OUTPUT_BYTES: usize = 65_536;
 
-/// The maximum length in bytes of an incomplete command that does not count towards
-/// [`MAX_HELD_BYTES`].
+/// The maximum length in bytes of an incomplete command that is copied to the front of the next
+/// read. A connection that holds at most `SMALL_BYTES + READ_BYTES` stays open even if its worker
+/// exceeds [`MAX_HELD_BYTES`].
 pub const SMALL_BYTES: usize = 4_096;
 
-/// The maximum memory in bytes that all connections of a worker may hold in total: incomplete
-/// commands, open transactions, pending Redis decisions and unread responses. A connection that
-/// would exceed this maximum is closed.
+/// The maximum total memory in bytes for the connections of a worker: incomplete commands, open
+/// transactions, pending decisions and unsent replies. If the total exceeds this maximum, and a
+/// connection holds more than `SMALL_BYTES + READ_BYTES`, the connection is closed.
 pub const MAX_HELD_BYTES: usize = 64 << 20;
 
 /// The maximum length in bytes of a connection name, library name or library version.
 pub const MAX_NAME_BYTES: usize = 256;
 
-/// The maximum number of bytes that the server reads and discards after its last response. Without
-/// these reads, the operating system could reset the connection before the client has read the
-/// response.
+/// The maximum number of bytes that the server reads and discards after its last response. If the
+/// server did not read these bytes, the operating system could reset the connection before the
+/// client has read the response.
 pub const LINGER_BYTES: usize = 1 << 20;
 
 /// The maximum number of concurrent Redis decisions for one client. Further commands are read only
-/// when the replies to the batch are complete. If a transaction contains more commands, the excess
-/// commands wait.
+/// when the replies to the batch are complete. If a transaction needs more decisions, the excess
+/// decisions wait.
 pub const MAX_WAITING: usize = 1_024;

@@ -2,9 +2,9 @@
 //! client.
 //!
 //! A command passes through several modules. `connection` does I/O and enforces timeouts, `worker`
-//! handles all complete commands, and `parse` splits a few commands at a time into arguments
-//! without copying. Then `command` runs one command, `reply` writes the reply, and `pending` holds
-//! the decisions that Redis has to make.
+//! runs the complete commands, and `parse` splits a few commands at a time into arguments without
+//! copying them. Then `command` runs one command, `reply` writes the reply, and `pending` holds
+//! decisions that cannot be made immediately, for example because Redis has to make them.
 //!
 //! Commands that are read together form a batch, which is parsed, evaluated and answered together,
 //! with one `read` and one `write`. The store prefetches the batch's keys before the first
@@ -36,8 +36,8 @@ use tidegate_net::{
 use self::session::Session;
 
 /// Returns the default bounds of this listener. They equal the general defaults, except that the
-/// idle timeout is one hour, because client connection pools keep connections open and handle lost
-/// connections badly.
+/// idle timeout is one hour, because the connection pools of clients keep connections open for a
+/// long time and do not handle lost connections well.
 #[must_use]
 pub fn default_bounds() -> Bounds {
     Bounds {
@@ -135,9 +135,8 @@ pub fn listen_guarded(
     })
 }
 
-/// Returns the replies to a client that sends `input`, without a socket. The client has the
-/// connection ID 1. This function is for tests and fuzzing, and does not support a Redis-backed
-/// limiter.
+/// Returns the replies to `input` from a client with the connection ID 1. This function uses no
+/// socket. It is for tests and fuzzing, and does not support a Redis-backed limiter.
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub fn transcript(limiter: &ServerLimiter, input: &[u8]) -> Vec<u8> {

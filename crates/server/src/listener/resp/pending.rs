@@ -1,11 +1,12 @@
-//! Pending decisions. The replies to a batch are held until all decisions in the batch are made.
+//! Pending decisions. The replies to a batch are held back until all decisions in the batch are
+//! made.
 //!
 //! With Redis, all decisions in a batch are requested at the same time, so that they share a
 //! pipeline. No more commands are read from the client until all of these decisions are made. With
 //! the memory store, decisions are made immediately. With either store, a request waiting for a
 //! concurrency slot is pending. If its client disconnects during the wait, the batch is dropped. A
 //! transaction may need more than [`MAX_WAITING`] decisions. The excess decisions wait in this
-//! module, so that no single client can fill the queue to Redis.
+//! module, so that a single client cannot fill the queue of requests to Redis.
 
 use std::{fmt, pin::Pin, sync::Arc, task};
 
@@ -24,14 +25,14 @@ use super::{
 /// The replies to a batch. They are complete once all decisions in the batch are made.
 pub(super) struct PendingBatch {
     answers: Pin<Box<dyn Future<Output = Vec<u8>>>>,
-    /// The memory of the pending decisions, in bytes.
+    /// The memory that the pending decisions use, in bytes.
     pub(super) heap_bytes: usize,
     /// Whether any request in the batch can wait for a concurrency slot.
     pub(super) can_wait: bool,
     /// The signals that cancel the waiting requests in the batch.
     signals: Vec<Arc<CancelSignal>>,
-    /// Marks the connection as in use while a request is waiting. Otherwise, it would be treated as
-    /// idle.
+    /// Marks the connection as in use while a request is waiting. Otherwise, the connection would
+    /// be treated as idle.
     in_flight: Option<InFlight>,
 }
 
@@ -72,8 +73,8 @@ impl PendingBatch {
         self.in_flight = Some(in_flight);
     }
 
-    /// Cancels the waiting requests. Returns true if one of them has a store call in progress; in
-    /// this case, the batch must not be dropped yet.
+    /// Cancels the waiting requests. Returns true if one of these requests has a store call in
+    /// progress; in this case, the batch must not be dropped yet.
     pub(super) fn cancel(&self) -> bool {
         let calling = self.signals.iter().filter(|signal| signal.cancel());
         calling.count() > 0

@@ -1,4 +1,4 @@
-//! The state of a connection that commands can read and change.
+//! The part of a connection's state that commands can read and change.
 
 use std::{
     net::SocketAddr,
@@ -16,7 +16,7 @@ use super::{reply::Protocol, transaction::Transaction};
 /// The default user name, for clients that send none.
 pub(super) const DEFAULT_USER: &str = "default";
 
-/// The state of one connection that commands can read and change.
+/// The part of a connection's state that commands can read and change.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
@@ -25,7 +25,7 @@ pub(super) struct Session {
     pub(super) replies: Replies,
     /// The selected database. It separates the keys of limits that are sent with commands.
     pub(super) database: Database,
-    /// Whether and why the connection must be closed after the current command.
+    /// Whether the connection must be closed after the current command, and why.
     pub(super) ending: Ending,
     pub(super) names: Option<Box<Names>>,
     /// The authenticator and the configured user name; `None` if no authentication is required.
@@ -55,7 +55,7 @@ pub(super) enum Replies {
     SkipNext,
 }
 
-/// Whether and why the connection is closed after the last reply.
+/// Whether the connection is closed after the last reply, and why.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Ending {
     #[default]
@@ -129,7 +129,7 @@ impl Session {
         outcome
     }
 
-    /// Returns the user name that `AUTH` with only a password uses.
+    /// Returns the user name that `AUTH` uses if the client sends only a password.
     pub(super) fn default_user(&self) -> Vec<u8> {
         let user = self.authenticator.as_ref();
         let user = user.map_or(DEFAULT_USER, |(_, user)| user);
@@ -152,7 +152,7 @@ impl Session {
         self.transaction = None;
     }
 
-    /// Returns the number of heap bytes that commands have made this session use.
+    /// Returns the heap memory that this session uses because of the client's commands, in bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         self.transaction
             .as_ref()

@@ -1,4 +1,5 @@
-//! The commands between `MULTI` and `EXEC`, which many clients add to a pipeline by default.
+//! Transactions: the commands between `MULTI` and `EXEC`. Many clients send pipelines as
+//! transactions by default.
 //!
 //! ```text
 //! none --MULTI--> open --EXEC--> none     the commands are run, one reply for all of them
@@ -41,7 +42,8 @@ impl Transaction {
         self.queued = Vec::new();
     }
 
-    /// Returns the number of commands and their bytes; `None` if the transaction has failed.
+    /// Returns the number of queued commands and their encoded bytes; `None` if the transaction has
+    /// failed.
     pub(super) fn end(self) -> Option<(usize, Vec<u8>)> {
         (!self.spoilt).then_some((self.count, self.queued))
     }

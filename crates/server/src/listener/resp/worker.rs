@@ -1,8 +1,8 @@
 //! `CommandExecutor`: a worker's buffers, and the loop that handles commands.
 //!
 //! Each worker has one `CommandExecutor`, which all its connections share. A worker handles one
-//! batch at a time, so the buffers stay in the CPU cache. A connection without a current batch
-//! needs no buffers and therefore little memory.
+//! batch at a time, so the buffers stay in the CPU cache. A connection needs no buffers of its own
+//! between batches, and therefore little memory.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(super) struct CommandExecutor {
     /// The replies to the current batch.
     pub(super) output: Vec<u8>,
     /// Pending decisions, such as those that Redis has to make. The replies to the batch are
-    /// complete when they are made.
+    /// complete when all of these decisions are made.
     pending: Vec<PendingReply>,
     parser: Parser,
     buffers: CommandBuffers,
@@ -34,8 +34,8 @@ pub(super) struct CommandExecutor {
 pub(super) struct Progress {
     /// The number of input bytes that have been consumed.
     pub(super) used: usize,
-    /// Whether the remaining input may contain complete commands, because the batch stopped at the
-    /// output limit.
+    /// Whether the remaining input may contain complete commands, because the batch stopped at
+    /// [`OUTPUT_BYTES`] or at [`MAX_WAITING`].
     pub(super) more: bool,
 }
 
@@ -50,16 +50,16 @@ impl Progress {
 }
 
 impl CommandExecutor {
-    /// Runs the complete commands in `input` and writes their replies to `output`, until
-    /// [`OUTPUT_BYTES`] of replies are pending.
+    /// Runs the complete commands in `input` and writes their replies to `output`, until there are
+    /// [`OUTPUT_BYTES`] of replies or [`MAX_WAITING`] pending decisions.
     pub(super) fn answer(
         &mut self,
         limiter: &ServerLimiter,
         session: &mut Session,
         input: &[u8],
     ) -> Progress {
-        // The buffers are cleared first, because after a panic they may contain replies to another
-        // connection.
+        // The buffers are cleared first, because after a panic, they may still contain replies for
+        // another connection.
         self.output.clear();
         self.pending.clear();
         let now = limiter.now();
@@ -109,8 +109,8 @@ impl CommandExecutor {
         Progress { used, more: true }
     }
 
-    /// Takes the pending decisions together with the replies so far. Returns `None` if no decision
-    /// is pending.
+    /// Takes the pending decisions, together with the replies that have been written so far.
+    /// Returns `None` if no decision is pending.
     pub(super) fn take_pending(&mut self, limiter: &Arc<ServerLimiter>) -> Option<PendingBatch> {
         (!self.pending.is_empty()).then(|| {
             let pending = std::mem::take(&mut self.pending);
@@ -134,8 +134,8 @@ fn execute(mut context: Context<'_>, arguments: super::parse::Arguments<'_>, out
     let (start, before) = (out.len(), context.session.replies);
     command::run(&mut context, arguments, out);
     let after = &mut context.session.replies;
-    // The command itself may be a `CLIENT REPLY`, so the reply is discarded depending on the mode
-    // before the command and the mode after it.
+    // The command itself may be a `CLIENT REPLY`, so both the mode before the command and the mode
+    // after it determine whether the reply is discarded.
     let muted = match (before, *after) {
         (_, Replies::Off) => true,
         (Replies::SkipNext, _) => {

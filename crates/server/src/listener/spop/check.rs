@@ -1,12 +1,12 @@
-//! Decides the request that a NOTIFY describes, and writes the ACK.
+//! Decides the request in a NOTIFY frame, and writes the ACK frame.
 //!
-//! All messages of a NOTIFY belong to one event of one stream, so their arguments are the entries
-//! of one request, which is decided once. The argument `cost` is the cost of the request. An
-//! argument without a value, such as an absent header, is no entry.
+//! All messages in a NOTIFY belong to one event of one stream. Therefore their arguments together
+//! are the entries of a single request, and a NOTIFY gets a single decision. The argument `cost`
+//! sets the request's cost. An argument without a value, such as an absent header, is ignored.
 //!
-//! An ACK is sent for each NOTIFY whose payload can be decoded. A request that cannot be counted is
-//! denied: if the agent gave no answer, HAProxy would admit the request, and a client could send an
-//! ambiguous path to evade its limit.
+//! An ACK is sent for each NOTIFY whose payload can be decoded. An invalid request is denied. If
+//! the agent did not answer, HAProxy would admit the request, so a client could evade its limit
+//! with an ambiguous path.
 
 use std::borrow::Cow;
 
@@ -27,21 +27,21 @@ use super::{
     frame::{Actions, Disconnect, Frame, MALFORMED, Reader, Value, put_ack},
 };
 
-/// The argument that is the cost of the request.
+/// The name of the argument that sets the request's cost.
 const COST: &str = "cost";
 
-/// The arguments of a NOTIFY.
+/// The arguments of all messages in a NOTIFY.
 #[derive(Debug)]
 struct Arguments<'b> {
-    /// The entries, at most one more than the maximum.
+    /// The entries. At most [`MAX_ENTRIES`] + 1 entries are kept.
     entries: Vec<(Cow<'b, str>, Cow<'b, str>)>,
     cost: Option<Value<'b>>,
-    /// Whether messages have different costs.
+    /// Whether the messages contain different costs.
     has_two_costs: bool,
 }
 
 impl<'b> Arguments<'b> {
-    /// Decodes a list of messages.
+    /// Decodes the list of messages in `payload`.
     fn read(payload: &'b [u8]) -> Option<Self> {
         let mut arguments = Self {
             entries: Vec::new(),
@@ -50,7 +50,7 @@ impl<'b> Arguments<'b> {
         };
         let mut reader = Reader(payload);
         while !reader.is_at_end() {
-            // The name of the message has no effect.
+            // The message name is ignored.
             reader.bytes()?;
             for _ in 0..reader.byte()? {
                 let name = String::from_utf8_lossy(reader.bytes()?);
@@ -77,8 +77,9 @@ impl<'b> Arguments<'b> {
             Cow::Borrowed(_) => name,
         };
         let entry = (name, text);
-        // Two messages of an event may repeat an argument. An entry with two values is rejected
-        // later. One entry above the maximum is enough to reject the request.
+        // Two messages may contain the same argument. If the two values differ, the request is
+        // rejected later. A request with too many entries is also rejected later, so one excess
+        // entry is enough.
         if self.entries.len() <= MAX_ENTRIES && !self.entries.contains(&entry) {
             self.entries.push(entry);
         }
@@ -102,7 +103,7 @@ impl<'b> Arguments<'b> {
     }
 }
 
-/// Returns a value as text; `None` if it is absent or empty.
+/// Converts a value to a string; returns `None` if the value is absent or empty.
 fn text(value: Value<'_>) -> Option<Cow<'_, str>> {
     Some(match value {
         Value::Null | Value::Bytes(b"") => return None,
@@ -110,12 +111,13 @@ fn text(value: Value<'_>) -> Option<Cow<'_, str>> {
         Value::Signed(number) => number.to_string().into(),
         Value::Unsigned(number) => number.to_string().into(),
         Value::Ip(ip) => ip.to_string().into(),
-        // A client may send any bytes. Invalid UTF-8 becomes U+FFFD, so that it can be counted.
+        // A client may send any bytes. Invalid UTF-8 is replaced with U+FFFD, because an entry must
+        // be a valid string.
         Value::Bytes(bytes) => String::from_utf8_lossy(bytes),
     })
 }
 
-/// Decides the request of `notify`, and returns the encoded ACK.
+/// Decides the request in `notify`, and returns the encoded ACK.
 pub(super) async fn answer(
     limiter: &ServerLimiter,
     writer: &HeaderWriter,
@@ -165,7 +167,8 @@ pub(super) async fn answer(
     Ok(out)
 }
 
-/// The variables that describe one outcome and not the other.
+/// The variables that only some outcomes set. Each outcome unsets the variables that it does not
+/// set.
 const OPTIONAL: [&str; 6] = [
     "retry_after",
     "remaining",
@@ -175,7 +178,7 @@ const OPTIONAL: [&str; 6] = [
     "problem",
 ];
 
-/// The variables that contain response headers. A verdict may have any of them.
+/// The variables that contain response headers. A verdict may set any subset of these variables.
 const FIELDS: [&str; 5] = [
     "ratelimit",
     "ratelimit_policy",
@@ -184,8 +187,8 @@ const FIELDS: [&str; 5] = [
     "x_ratelimit_reset",
 ];
 
-/// Sets the variables for a verdict with these headers. The most important variables come first,
-/// because HAProxy may accept only short frames.
+/// Sets the variables for `verdict` and its response headers. The most important variables come
+/// first, because variables that do not fit into the frame are left out.
 fn set_verdict(
     actions: &mut Actions<'_>,
     verdict: &tidegate_core::Verdict<'_>,
@@ -227,7 +230,7 @@ fn variable(name: &HeaderName) -> String {
     name.as_str().replace('-', "_")
 }
 
-/// Sets the variables for a request that cannot be counted, which is denied.
+/// Sets the variables that deny an invalid request.
 fn set_problem(actions: &mut Actions<'_>, problem: &str) {
     actions.set("allowed", Value::Bool(false));
     actions.set("status", Value::Unsigned(400));

@@ -1,4 +1,4 @@
-//! Serves one connection: reads frames and writes the answers, with bounds on memory and time.
+//! Serves one connection: reads frames and writes the answers, with bounds on memory and timeouts.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,13 +19,14 @@ use super::{
 };
 
 thread_local! {
-    /// The read buffer of this worker, which one connection uses at a time.
+    /// This worker's read buffer. Only one connection uses it at a time.
     static READ_BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-    /// The number of bytes that the incomplete frames of all connections of this worker hold.
+    /// The total size of the buffers that hold incomplete frames, over all connections of this
+    /// worker.
     static HELD_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Serves one HAProxy until either side closes the connection.
+/// Serves one connection from HAProxy until either side closes it.
 pub(super) async fn serve<S>(
     mut session: Session,
     stream: S,
@@ -82,8 +83,9 @@ where
             Next::Write => continue,
             Next::Close => return stream.shutdown().await,
         }
-        // With pipelining, a read usually ends in the middle of a frame, so that the connection is
-        // never idle. During a shutdown, it ends after the frames that have been answered.
+        // With pipelining, a read usually ends in the middle of a frame, so a busy connection is
+        // never idle. Therefore, during a shutdown, the connection is closed as soon as the
+        // complete frames have been answered.
         if progress.used > 0 && connection.shutdown.has_begun() {
             put_disconnect(&mut out, NORMAL);
             stream.write_all(&out).await?;
@@ -112,16 +114,16 @@ where
     }
 }
 
-/// The bytes of a connection that have been read and not been answered.
+/// The received bytes that belong to frames without an answer yet.
 #[derive(Debug, Default)]
 struct Input {
     bytes: Vec<u8>,
-    /// The part of [`HELD_BYTES`] that belongs to this connection.
+    /// This connection's share of [`HELD_BYTES`].
     counted: usize,
 }
 
 impl Input {
-    /// Reads once. Returns the number of bytes, which is 0 at the end of the stream.
+    /// Reads once. Returns the number of bytes read, which is 0 at the end of the stream.
     async fn read(&mut self, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<usize> {
         poll_fn(|cx| {
             READ_BUFFER.with_borrow_mut(|buffer| {
@@ -135,7 +137,7 @@ impl Input {
         .await
     }
 
-    /// Removes the first `count` bytes. An idle connection keeps no buffer.
+    /// Removes the first `count` bytes. If no bytes remain, frees the buffer.
     fn remove(&mut self, count: usize) {
         self.bytes.drain(..count);
         if self.bytes.is_empty() {
@@ -144,7 +146,8 @@ impl Input {
         self.count();
     }
 
-    /// Updates the total of the worker. Returns false if the worker holds too much.
+    /// Updates the worker's total. Returns false if the total exceeds [`MAX_HELD_BYTES`] and this
+    /// connection's buffer exceeds [`SMALL_BYTES`].
     fn fits(&mut self) -> bool {
         self.count() <= MAX_HELD_BYTES || self.counted <= SMALL_BYTES
     }

@@ -1,31 +1,31 @@
-//! The frames of SPOP 2.0: decodes the frames of HAProxy, and encodes those of the agent.
+//! SPOP 2.0 frames: decodes the frames from HAProxy, and encodes the frames from the agent.
 //!
 //! ```text
 //! | length, 4 bytes | type, 1 byte | flags, 4 bytes | stream id | frame id | payload |
 //! ```
 //!
-//! Numbers have a variable length of 1 to 10 bytes. Decoding borrows from the input and allocates
-//! nothing.
+//! The IDs are variable-length integers of 1 to 10 bytes, and so are most numbers in a payload.
+//! Decoding borrows from the input and allocates nothing.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The types of frames.
+/// The frame types.
 pub(super) const HAPROXY_HELLO: u8 = 1;
 pub(super) const HAPROXY_DISCONNECT: u8 = 2;
 pub(super) const NOTIFY: u8 = 3;
 const AGENT_HELLO: u8 = 101;
 const AGENT_DISCONNECT: u8 = 102;
 const ACK: u8 = 103;
-/// The type of all fragments of a payload but the first.
+/// The type of a fragment that continues the payload of an earlier frame.
 pub(super) const UNSET: u8 = 0;
 
-/// The flag of the last fragment of a payload.
+/// The flag that marks the last fragment of a payload.
 const FIN: u32 = 1;
 
 /// The length of the length prefix, in bytes.
 pub(super) const PREFIX_BYTES: usize = 4;
 
-/// The reason for which the agent closes a connection, with the status code of the protocol.
+/// The reason why the agent closes a connection, with the SPOP status code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Disconnect {
     pub(super) status: u32,
@@ -70,7 +70,7 @@ pub(super) struct Frame<'b> {
     is_last: bool,
 }
 
-/// The ids of a frame, which an ACK repeats.
+/// The IDs of a frame. An ACK repeats the IDs of the NOTIFY that it answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FrameId {
     pub(super) stream: u64,
@@ -78,8 +78,8 @@ pub(super) struct FrameId {
 }
 
 impl<'b> Frame<'b> {
-    /// Decodes the first frame of `input`. Returns the frame and its length with the prefix, or
-    /// `None` if the frame is incomplete.
+    /// Decodes the first frame of `input`. Returns the frame and its length including the prefix,
+    /// or `None` if the frame is incomplete.
     pub(super) fn first(
         input: &'b [u8],
         max_bytes: usize,
@@ -88,8 +88,8 @@ impl<'b> Frame<'b> {
             return Ok(None);
         };
         let length = usize::try_from(u32::from_be_bytes(*prefix)).unwrap_or(usize::MAX);
-        // The length is checked before the frame is awaited, so that a client cannot make the
-        // listener buffer more.
+        // The length is checked before the whole frame has arrived, so that the listener never
+        // buffers more than the maximum.
         if length > max_bytes {
             return Err(TOO_BIG);
         }
@@ -116,13 +116,13 @@ impl<'b> Frame<'b> {
         })
     }
 
-    /// Returns whether the frame is a part of a payload.
+    /// Returns whether the frame contains only a fragment of a payload.
     pub(super) const fn is_fragment(&self) -> bool {
         !self.is_last || self.kind == UNSET
     }
 }
 
-/// A value with a type.
+/// A typed value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Value<'b> {
     Null,
@@ -133,7 +133,8 @@ pub(super) enum Value<'b> {
     Bytes(&'b [u8]),
 }
 
-/// A reader of a payload. Each method returns `None` if the bytes are malformed or too few.
+/// Reads the values of a payload. A read method returns `None` if the bytes are malformed or
+/// incomplete.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader<'b>(pub(super) &'b [u8]);
 
@@ -154,8 +155,9 @@ impl<'b> Reader<'b> {
         Some(chunk)
     }
 
-    /// Reads a number. The first byte has 8 bits, of which four set bits mean that more bytes
-    /// follow. Each further byte has 7 bits, and its highest bit means that another byte follows.
+    /// Reads a variable-length integer. The first byte contributes 8 bits. If its four highest bits
+    /// are set, more bytes follow. Each further byte contributes 7 bits; its highest bit is set if
+    /// another byte follows.
     fn number(&mut self) -> Option<u64> {
         let first = self.byte()?;
         let mut number = u64::from(first);
@@ -177,7 +179,7 @@ impl<'b> Reader<'b> {
         None
     }
 
-    /// Reads bytes with their length in front.
+    /// Reads a length-prefixed byte string.
     pub(super) fn bytes(&mut self) -> Option<&'b [u8]> {
         let length = usize::try_from(self.number()?).ok()?;
         let (bytes, rest) = self.0.split_at_checked(length)?;
@@ -189,7 +191,7 @@ impl<'b> Reader<'b> {
         let kind = self.byte()?;
         Some(match kind & 0x0f {
             0 => Value::Null,
-            // The flags of a truth value contain the value.
+            // A boolean is stored in the flag bits of its type byte.
             1 => Value::Bool(kind & 0x10 != 0),
             2 | 4 => Value::Signed(self.number()?.cast_signed()),
             3 | 5 => Value::Unsigned(self.number()?),
@@ -203,7 +205,7 @@ impl<'b> Reader<'b> {
 
 /// Appends a number in the encoding that [`Reader::number`] describes.
 fn put_number(out: &mut Vec<u8>, number: u64) {
-    // The low byte of a number, without a conversion that could lose bits unnoticed.
+    // Returns the lowest byte. An `as` cast could truncate a number unnoticed.
     let low = |number: u64| number.to_le_bytes()[0];
     if number < 0xf0 {
         out.push(low(number));
@@ -250,7 +252,7 @@ fn put_value(out: &mut Vec<u8>, value: Value<'_>) {
     }
 }
 
-/// Appends a frame to `out`. `payload` appends the payload.
+/// Appends a frame to `out`. The closure `payload` appends the frame's payload.
 fn put_frame(out: &mut Vec<u8>, kind: u8, id: FrameId, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; PREFIX_BYTES]);
@@ -259,7 +261,7 @@ fn put_frame(out: &mut Vec<u8>, kind: u8, id: FrameId, payload: impl FnOnce(&mut
     put_number(out, id.stream);
     put_number(out, id.frame);
     payload(out);
-    // A frame of the agent is shorter than the maximum length of a frame, which fits in 32 bits.
+    // The agent's frames do not exceed the maximum frame length, which fits in 32 bits.
     let length = u32::try_from(out.len() - start - PREFIX_BYTES).unwrap_or(u32::MAX);
     out[start..start + PREFIX_BYTES].copy_from_slice(&length.to_be_bytes());
 }
@@ -271,7 +273,7 @@ fn put_pairs(out: &mut Vec<u8>, pairs: &[(&str, Value<'_>)]) {
     }
 }
 
-/// Appends an AGENT-HELLO with this maximum length of a frame.
+/// Appends an AGENT-HELLO frame with this maximum frame length.
 pub(super) fn put_hello(out: &mut Vec<u8>, max_frame_bytes: u32, capabilities: &str) {
     let pairs = [
         ("version", Value::Bytes(b"2.0")),
@@ -284,7 +286,7 @@ pub(super) fn put_hello(out: &mut Vec<u8>, max_frame_bytes: u32, capabilities: &
     });
 }
 
-/// Appends an AGENT-DISCONNECT.
+/// Appends an AGENT-DISCONNECT frame.
 pub(super) fn put_disconnect(out: &mut Vec<u8>, reason: Disconnect) {
     put_frame(out, AGENT_DISCONNECT, FrameId::default(), |out| {
         put_bytes(out, b"status-code");
@@ -293,21 +295,22 @@ pub(super) fn put_disconnect(out: &mut Vec<u8>, reason: Disconnect) {
     });
 }
 
-/// Appends a number of 32 bits. The protocol requires this type for some items.
+/// Appends an unsigned 32-bit integer. The protocol requires this type for some items.
 fn put_number_32(out: &mut Vec<u8>, number: u32) {
     out.push(3);
     put_number(out, number.into());
 }
 
-/// Writes the actions of an ACK, which set variables of the transaction.
+/// Writes the actions in an ACK. The actions set and unset variables in HAProxy's transaction scope
+/// (`txn`).
 #[derive(Debug)]
 pub(super) struct Actions<'o> {
     out: &'o mut Vec<u8>,
-    /// The length of `out` that the frame must not exceed.
+    /// The maximum length of `out`, so that the frame does not exceed its maximum length.
     end: usize,
 }
 
-/// The scope of a transaction.
+/// The protocol's number for the transaction scope (`txn`).
 const TRANSACTION: u8 = 2;
 
 impl Actions<'_> {
@@ -316,7 +319,7 @@ impl Actions<'_> {
         self.put(&[1, 3, TRANSACTION], name, |out| put_value(out, value));
     }
 
-    /// Removes the variable `name`, which may be left over from another event of the transaction.
+    /// Removes the variable `name`, which an earlier event of the same transaction may have set.
     pub(super) fn unset(&mut self, name: &str) {
         self.put(&[2, 2, TRANSACTION], name, |_| {});
     }
@@ -332,7 +335,8 @@ impl Actions<'_> {
     }
 }
 
-/// Appends an ACK to the NOTIFY with this id. The frame has at most `max_bytes`.
+/// Appends the ACK for the NOTIFY with this ID. The frame has at most `max_bytes`, without its
+/// length prefix.
 pub(super) fn put_ack(
     out: &mut Vec<u8>,
     id: FrameId,
@@ -411,7 +415,7 @@ mod tests {
             let mut reader = Reader(read.payload);
             prop_assert_eq!(reader.value(), Some(value));
             prop_assert!(reader.is_at_end());
-            // A part of a frame is incomplete, and never an error.
+            // A truncated frame is reported as incomplete, never as an error.
             if cut < out.len() {
                 prop_assert_eq!(Frame::first(&out[..cut], 400), Ok(None));
             }

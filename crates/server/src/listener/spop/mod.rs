@@ -1,12 +1,12 @@
 //! The SPOP listener: an agent for HAProxy's Stream Processing Offload Engine (SPOE).
 //!
-//! HAProxy sends a NOTIFY frame for each event, and continues when it has the ACK frame, which sets
-//! variables of the transaction. `frame` decodes and encodes frames, `session` handles the
-//! handshake and the order of frames, `check` decides the request of a NOTIFY, and `connection`
-//! does I/O and enforces timeouts.
+//! HAProxy sends a NOTIFY frame for each event, and waits for the ACK frame. The ACK sets variables
+//! of the HAProxy transaction. `frame` decodes and encodes frames, `session` handles the handshake
+//! and the order of frames, `check` decides the request in a NOTIFY, and `connection` does I/O and
+//! enforces timeouts.
 //!
-//! The agent supports version 2.0 and pipelining. It does not support fragmentation, so the length
-//! of a frame bounds the memory of a request. All bounds are in [`bounds`].
+//! The agent supports version 2.0 and pipelining. It does not support fragmentation, so the maximum
+//! frame length bounds the memory for a request. All bounds are in [`bounds`].
 
 pub mod bounds;
 
@@ -28,7 +28,7 @@ use self::session::Session;
 pub struct SpopContext {
     /// The limiter.
     pub limiter: Arc<ServerLimiter>,
-    /// The rate limit headers, which become variables.
+    /// The settings for rate limit headers. HAProxy receives each header as a variable.
     pub headers: Headers,
     /// The listener's TLS configuration; without one, connections are plaintext.
     pub tls: Option<Arc<Tls>>,
@@ -38,7 +38,7 @@ pub struct SpopContext {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system if `socket` is not a listening socket.
+/// Returns the operating system error if `socket` is not a listening socket.
 pub fn listen(
     server: &Server,
     socket: TcpListener,
@@ -60,8 +60,8 @@ pub fn listen(
     })
 }
 
-/// Returns the frames that the agent sends to a HAProxy that sends `input`, without a socket. This
-/// function is for tests and fuzzing, and does not support a Redis-backed limiter.
+/// Returns the frames that the agent sends in response to `input` from HAProxy. This function uses
+/// no socket. It is for tests and fuzzing, and does not support a Redis-backed limiter.
 #[cfg(any(test, fuzzing))]
 #[must_use]
 pub fn transcript(limiter: &ServerLimiter, headers: Headers, input: &[u8]) -> Vec<u8> {

@@ -1,4 +1,4 @@
-//! The state of a connection: the handshake, and the answers to frames.
+//! The SPOP session of a connection: performs the handshake and answers frames.
 
 use futures_util::{StreamExt as _, stream};
 use tidegate_limiter::{ServerLimiter, metrics::ListenerKind};
@@ -18,12 +18,13 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Session {
     writer: HeaderWriter,
-    /// The maximum length of a frame in both directions, once it is negotiated.
+    /// The maximum frame length in both directions. Before the handshake, this is
+    /// [`MAX_FRAME_BYTES`].
     max_frame_bytes: usize,
     has_begun: bool,
 }
 
-/// The part of the input that has been answered.
+/// How much of the input has been answered, and the next action on the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The number of input bytes that have been consumed.
@@ -42,7 +43,7 @@ pub(super) enum Next {
     Close,
 }
 
-/// The items of a HAPROXY-HELLO.
+/// The content of a HAPROXY-HELLO frame.
 #[derive(Debug, PartialEq, Eq)]
 struct Hello {
     max_frame_bytes: u32,
@@ -59,7 +60,7 @@ impl Session {
         }
     }
 
-    /// Answers the complete frames in `input` until [`OUTPUT_BYTES`] of output are pending.
+    /// Answers the complete frames in `input`, until `out` contains [`OUTPUT_BYTES`] or more.
     pub(super) async fn answer(
         &mut self,
         limiter: &ServerLimiter,
@@ -77,7 +78,7 @@ impl Session {
                     let next = Next::Read;
                     return Progress { used, next };
                 }
-                // A step consumes whole frames of the input.
+                // A step consumes only complete frames.
                 Ok(length) => used += length,
                 Err(End::HealthCheck) => break None,
                 Err(End::Disconnect(reason)) => break Some(reason),
@@ -95,8 +96,8 @@ impl Session {
         }
     }
 
-    /// Answers the first frame of `input`, or several NOTIFY frames at once. Returns their length,
-    /// which is 0 if no frame is complete.
+    /// Answers the first frame in `input`, or several NOTIFY frames at once. Returns the number of
+    /// bytes consumed, which is 0 if no frame is complete.
     async fn step(
         &mut self,
         limiter: &ServerLimiter,
@@ -104,7 +105,8 @@ impl Session {
         out: &mut Vec<u8>,
     ) -> Result<usize, End> {
         let first = Frame::first(input, self.max_frame_bytes).map_err(|reason| match reason {
-            // The first bytes of HTTP and of TLS would be the length of a very long frame.
+            // If a client sends HTTP or TLS instead of SPOP, its first four bytes look like the
+            // length of a very long frame.
             TOO_BIG if !self.has_begun => NOT_SPOP,
             reason => reason,
         });
@@ -143,8 +145,8 @@ impl Session {
         put_hello(out, max, capabilities);
     }
 
-    /// Answers the NOTIFY frames at the beginning of `input`, and returns their length. The
-    /// decisions run at the same time, so that they share the round trip to Redis.
+    /// Answers the NOTIFY frames at the beginning of `input`, and returns their total length. The
+    /// decisions run concurrently, so that they share a round trip to Redis.
     async fn notified(
         &self,
         limiter: &ServerLimiter,
@@ -153,7 +155,7 @@ impl Session {
     ) -> Result<usize, End> {
         let (mut frames, mut length) = (Vec::new(), 0);
         while frames.len() < MAX_TOGETHER {
-            // The next step reports a frame that cannot be decoded.
+            // If the next frame cannot be decoded, the next step reports the error.
             let next = Frame::first(&input[length..], self.max_frame_bytes);
             let Ok(Some((frame, bytes))) = next else {
                 break;
@@ -174,10 +176,10 @@ impl Session {
     }
 }
 
-/// The reason for the end of a connection.
+/// The reason why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// A health check ends with the AGENT-HELLO.
+    /// The connection was a health check, which is complete after the AGENT-HELLO.
     HealthCheck,
     Disconnect(Disconnect),
 }
@@ -204,7 +206,7 @@ impl Hello {
             }
         }
         let mut versions = items(versions.ok_or(NO_VERSION)?);
-        // A peer that supports a version supports all earlier minor versions.
+        // A peer that lists 2.x also supports all earlier minor versions, so it supports 2.0.
         if !versions.any(|version| version.starts_with(b"2.")) {
             return Err(OTHER_VERSION);
         }
@@ -222,7 +224,7 @@ impl Hello {
     }
 }
 
-/// Returns the items of a list that is separated by commas and optional spaces.
+/// Returns the items of a comma-separated list with optional spaces.
 fn items(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
 }

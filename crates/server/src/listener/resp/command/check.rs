@@ -19,9 +19,10 @@ use super::{
 /// Runs `TIDEGATE.CHECK [PEEK] [RAW] [COST n] [WAIT ms] name value [name value …]`. Replies with
 /// `[allowed, rule or null, limit, remaining, reset_after_ms, retry_after_ms]`.
 ///
-/// The options come first, in any order and each at most once, so an entry may have the same name
-/// as an option. A `retry_after_ms` of -1 means that a retry can never succeed. `limit` and
-/// `remaining` are -1 if no limit was evaluated, because no rule applies or the key is blocked.
+/// The options come before the entries, so an entry may have the same name as an option. They can
+/// be in any order, each at most once. A `retry_after_ms` of -1 means that a retry can never
+/// succeed. `limit` and `remaining` are -1 if no limit was evaluated, because no rule applies or
+/// the key is blocked.
 pub(super) fn check(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let decided = CheckCommand::read(arguments.skip(1), CommandKind::Check)
         .and_then(|command| command.decide(context, reply));
@@ -39,10 +40,10 @@ pub(super) enum CommandKind {
     Reserve,
 }
 
-/// The reason why a command is rejected.
+/// The reason why a check or a reservation is rejected.
 #[derive(Debug)]
 pub(super) enum CheckRefusal {
-    /// The arguments after the options are not name-value pairs, or are missing.
+    /// There are no arguments after the options, or these arguments are not name-value pairs.
     NoPairs,
     Request(RequestError),
 }
@@ -332,7 +333,7 @@ fn render(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
 /// The number of reply elements that encode a verdict.
 pub(super) const VERDICT_PARTS: usize = 6;
 
-/// Writes the elements of a verdict into an array whose header has been written.
+/// Writes the elements of a verdict. The caller has already written the array header.
 pub(super) fn render_parts(verdict: &Verdict<'_>, reply: &mut Reply<'_>) {
     let millis = |span: Span| i64::try_from(span.as_millis_ceil()).unwrap_or(i64::MAX);
     let retry_after = verdict.retry_after.span().map_or(-1, millis);

@@ -24,8 +24,9 @@ pub(super) fn readonly(_: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<
     reply.ok();
 }
 
-/// Runs `SELECT index`. Clients with a URL such as `redis://host/1` send this command to keep their
-/// keys separate from the keys of other applications. Therefore each database has its own keys.
+/// Runs `SELECT index`. A client with a URL such as `redis://host/1` sends this command so that its
+/// keys stay separate from the keys of other applications. Therefore each database has its own
+/// keys.
 pub(super) fn select(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Reply<'_>) {
     let index = std::str::from_utf8(arguments.get(1).unwrap_or_default()).ok();
     let Some(index) = index.and_then(|index| index.parse::<i64>().ok()) else {

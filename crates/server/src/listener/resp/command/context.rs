@@ -1,4 +1,4 @@
-//! The data that a command needs, and the buffers that commands reuse.
+//! The context in which a command runs, and the buffers that commands reuse.
 
 use std::sync::Arc;
 
@@ -16,8 +16,7 @@ const CACHED_LIMITS: usize = 64;
 /// Buffers and caches that commands reuse.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct CommandBuffers {
-    /// The parsed limits that were sent with commands. Applications use the same few limits
-    /// repeatedly.
+    /// A cache of the parsed limits from commands. Applications use the same few limits repeatedly.
     pub(in crate::listener::resp) limits: BuildCache<LimitParameters, Arc<Limits>>,
     pub(in crate::listener::resp) outcomes: Vec<Outcome>,
     pub(in crate::listener::resp) key: Vec<u8>,

@@ -45,14 +45,14 @@ pub(super) enum PendingCommand {
 pub(super) struct PendingReply {
     pub(super) command: PendingCommand,
     pub(super) protocol: Protocol,
-    /// The byte offset in the batch's output at which the reply is inserted; `None` if the client
-    /// has turned replies off (`CLIENT REPLY`).
+    /// The byte offset of the reply in the batch's output; `None` if the client has turned replies
+    /// off (`CLIENT REPLY`).
     pub(super) offset: Option<usize>,
 }
 
 impl PendingCommand {
     /// Returns the signal that cancels the command's wait for a concurrency slot. A check has no
-    /// such signal, because cancelling a check releases nothing.
+    /// such signal, because it has nothing to release when it is cancelled.
     pub(super) fn signal(&self) -> Option<&Arc<CancelSignal>> {
         match self {
             Self::Reservation(reservation) => reservation.signal(),
@@ -379,16 +379,17 @@ fn find(name: &[u8]) -> Option<&'static Command> {
         .find(|command| command.name.as_bytes().eq_ignore_ascii_case(name))
 }
 
-/// Returns the key of a command so that the store can prefetch it. The result is only a hint: the
-/// command may still be rejected, and the few keys that are stored in an escaped form are returned
-/// unescaped.
+/// Returns the key of a command so that the store can prefetch it. The result is only a hint,
+/// because the command may still be rejected. Also, a few keys are stored in an escaped form, but
+/// are returned unescaped.
 pub(super) fn key<'a>(arguments: Arguments<'a>) -> Option<&'a [u8]> {
     find(arguments.get(0)?).filter(|command| command.keyed)?;
     let key = arguments.get(1)?;
     (key.len() <= MAX_THROTTLE_KEY_BYTES).then_some(key)
 }
 
-/// Runs the command that the first argument names, or queues it if a transaction is open.
+/// Runs the command whose name is the first argument. If a transaction is open, queues the command
+/// instead.
 pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut Vec<u8>) {
     let mut reply = Reply {
         out,
@@ -417,7 +418,7 @@ pub(super) fn run(context: &mut Context<'_>, arguments: Arguments<'_>, out: &mut
     }
 }
 
-/// Marks the open transaction as failed, if there is one, because one of its commands cannot run.
+/// If a transaction is open, marks it as failed, because one of its commands cannot run.
 fn spoil(context: &mut Context<'_>) {
     if let Some(open) = &mut context.session.transaction {
         open.spoil();
@@ -463,7 +464,7 @@ fn unknown(context: &mut Context<'_>, arguments: Arguments<'_>, reply: &mut Repl
     refuse(context, reply, error);
 }
 
-/// The maximum number of bytes of an argument that an error quotes.
+/// An error message quotes at most this many bytes of an argument.
 const QUOTED_BYTES: usize = 128;
 
 /// Returns the first bytes of an argument, for use in an error.

@@ -1,5 +1,5 @@
-//! Error messages for the throttle commands. They have the same wording as in redis-cell and
-//! throttlecrab, which introduced these commands.
+//! Error messages for the throttle commands. The wording is that of redis-cell and throttlecrab,
+//! which introduced these commands.
 
 use std::fmt;
 

@@ -45,7 +45,7 @@ pub(super) fn reset(context: &mut Context<'_>, arguments: Arguments<'_>, reply: 
     reply.count(count);
 }
 
-/// A reset of keys that Redis has to execute.
+/// A reset of keys that are stored in Redis.
 #[derive(Debug)]
 pub(in crate::listener::resp) struct PendingReset {
     keys: Vec<Box<[u8]>>,

@@ -69,7 +69,8 @@ fn run<'a>(
 struct ThrottleCommand<'a> {
     key: &'a [u8],
     parameters: LimitParameters,
-    /// The cost of the request; `None` for a quantity of 0, which only reads the current state.
+    /// The cost of the request; `None` if the quantity is 0, so that the command only reads the
+    /// current state.
     cost: Option<Cost>,
 }
 
@@ -171,8 +172,8 @@ pub(in crate::listener::resp) struct PendingThrottle {
 }
 
 impl PendingThrottle {
-    /// Returns the memory of the pending command, in bytes. The limits are not counted, because
-    /// they are shared.
+    /// Returns the memory of the pending command, in bytes. The limits are not included, because
+    /// other commands share them.
     pub(in crate::listener::resp) fn heap_bytes(&self) -> usize {
         self.key.len()
     }

@@ -10,9 +10,9 @@ use super::{
     Command, Context, refuse, run,
 };
 
-/// The commands that are allowed in a transaction in addition to those that make decisions. All
-/// other commands either change the connection state or have large replies, with which a
-/// transaction could turn a few bytes of input into megabytes of output.
+/// The commands that are allowed in a transaction in addition to the commands that make decisions.
+/// All other commands either change the connection state or have large replies. With large replies,
+/// a transaction could turn a few bytes of input into megabytes of output.
 const ALSO: [&str; 5] = ["ping", "echo", "select", "del", "unlink"];
 
 pub(super) fn multi(context: &mut Context<'_>, _: Arguments<'_>, reply: &mut Reply<'_>) {

@@ -1,8 +1,10 @@
-//! Serves one connection: reads commands and writes replies, with bounds on the memory of both.
+//! Serves one connection: reads commands and writes replies, with bounds on the memory for commands
+//! and replies.
 //!
-//! The connection is a hand-written `poll` function instead of `async` code. If each packet
-//! contains only one request, `async` code would add more overhead than the request itself costs.
-//! The `poll` function needs only one `read`, one `write` and two clock reads per request.
+//! The connection is implemented as a hand-written `poll` function instead of `async` code. If each
+//! packet contains only one request, the overhead of `async` code would exceed the cost of the
+//! request itself. The `poll` function needs only one `read`, one `write` and two clock reads per
+//! request.
 
 #[cfg(test)]
 mod tests;
@@ -28,16 +30,17 @@ use super::{
     worker::CommandExecutor,
 };
 
-/// The time for which a client can still read the final error before the connection is closed.
+/// How long the server waits before it closes a connection, so that the client can read the final
+/// error.
 const LINGER: Duration = Duration::from_secs(1);
 
 thread_local! {
     static BUFFERS: RefCell<WorkerBuffers> = RefCell::default();
-    /// The total number of bytes that all connections of this worker hold.
+    /// The total size of the buffers of all connections of this worker, in bytes.
     static BUFFERED_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Buffers that the connections of a worker share, and that only one connection uses at a time.
+/// Buffers that the connections of a worker share. Only one connection uses the buffers at a time.
 #[derive(Debug, Default)]
 struct WorkerBuffers {
     input: Vec<u8>,
@@ -80,16 +83,16 @@ struct Client<S> {
     connection: Connection,
     limiter: Arc<ServerLimiter>,
     session: Session,
-    /// An incomplete command, or complete commands that are run after `unsent` is written.
+    /// An incomplete command, or complete commands that are run once `unsent` has been written.
     unread: Vec<u8>,
     /// Whether `unread` may contain complete commands.
     more: bool,
     /// The current batch, while its decisions are pending.
     pending: Option<PendingBatch>,
-    /// Replies that the client has not read yet.
+    /// Replies that have not been written to the stream yet.
     unsent: Vec<u8>,
     sent: usize,
-    /// Whether the stream may still hold written bytes in its buffer, as a TLS stream does.
+    /// Whether the stream may still hold written bytes in a buffer, as TLS streams do.
     must_flush: bool,
     counted_bytes: usize,
 }
@@ -146,7 +149,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
                     return Poll::Pending;
                 }
                 Poll::Ready(Err(ConnectionClosed)) => return Poll::Ready(()),
-                // The client has disconnected, so its waiting request is removed from the queue.
+                // If the client has disconnected, its waiting request is cancelled.
                 Poll::Pending if self.is_waiting() && self.is_peer_closed(cx) => {
                     let calls_store = self.pending.as_ref().is_some_and(PendingBatch::cancel);
                     return if calls_store {
@@ -157,7 +160,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
                 }
                 // The store has its own timeout for decisions, so this loop needs none.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
-                // An idle connection does not delay the shutdown.
+                // An idle connection is closed, so that it does not delay the shutdown.
                 Poll::Pending if self.is_idle() && self.connection.shutdown.has_begun() => {
                     return Poll::Ready(());
                 }
@@ -201,9 +204,10 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         }
         self.send(cx, &mut worker.executor.output)?;
         self.account()?;
-        // The number of bytes read per turn is bounded. Without a bound, a client that sends faster
-        // than it gets replies would occupy the worker, because every read would succeed. The bound
-        // applies to the sum of several reads, because with TLS one read returns at most 16 KiB.
+        // The number of bytes read per turn is bounded. Otherwise, a client that sends commands
+        // faster than the worker replies could occupy the worker without end, because every read
+        // would succeed. The bound applies to the sum of several reads, because with TLS one read
+        // returns at most 16 KiB.
         let is_over = self.more || turn.read_bytes >= READ_BYTES;
         Poll::Ready(Ok(if is_over { Step::Yield } else { Step::Go }))
     }
@@ -297,8 +301,8 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Frees unused memory and updates the worker's total. Fails if this connection would exceed
-    /// the limit.
+    /// Frees unused memory and updates the worker's total. Fails if the total exceeds
+    /// [`MAX_HELD_BYTES`] and this connection holds more than `SMALL_BYTES + READ_BYTES`.
     fn account(&mut self) -> Result<(), ConnectionClosed> {
         if self.unread.is_empty() && self.unread.capacity() > 0 {
             self.unread = Vec::new();
@@ -331,15 +335,15 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         self.stream.get_ref().poll_peer_closed(cx).is_ready()
     }
 
-    /// Returns whether the connection is idle: the client has sent no incomplete command and has
-    /// read all replies.
+    /// Returns whether the connection is idle: there is no unprocessed input, and all replies have
+    /// been written.
     const fn is_idle(&self) -> bool {
         self.unsent.is_empty() && !self.must_flush && self.unread.is_empty()
     }
 
     /// Reads and discards input for a while before the connection is closed, so that the client can
-    /// read the last reply. Closing a socket with unread input would send a RST, which may discard
-    /// the reply.
+    /// read the last reply. If a socket with unread input were closed, the kernel would send a RST,
+    /// and the client could lose the reply.
     async fn linger(mut self) {
         // The response phase has no read timeout; the timeout `LINGER` below limits the time.
         let _response = self.stream.phase().begin_response();
@@ -363,7 +367,7 @@ impl<S> Drop for Client<S> {
     }
 }
 
-/// The work that a connection has done since its worker last polled it.
+/// What a connection has done since the current poll began.
 #[derive(Debug, Default)]
 struct PollProgress {
     has_answered: bool,

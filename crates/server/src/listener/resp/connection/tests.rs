@@ -14,7 +14,8 @@ use tokio::{io::DuplexStream, time::Instant};
 use super::*;
 use crate::listener::resp::{bounds::OUTPUT_BYTES, transcript};
 
-/// One command of each kind, and one error of each kind that does not close the connection.
+/// One command of each kind. Also one error of each kind, except for errors that close the
+/// connection.
 const PIPELINE: &[u8] = b"*1\r\n$4\r\nPING\r\n\
     *5\r\n$11\r\nCL.THROTTLE\r\n$3\r\nk\r\n\r\n$2\r\n15\r\n$2\r\n30\r\n$2\r\n60\r\n\
     *6\r\n$8\r\nthrottle\r\n$1\r\nk\r\n$1\r\n3\r\n$1\r\n1\r\n$1\r\n1\r\n$1\r\n2\r\n\
@@ -49,8 +50,8 @@ fn open(pipe_bytes: usize, connection: Connection) -> (impl Future<Output = ()>,
     (serve(session, ours, connection, limiter()), theirs)
 }
 
-/// Returns the replies to a client that sends `pieces` one by one. Each piece is sent after the
-/// server has read the previous piece.
+/// Sends `pieces` one by one, and returns the replies. Each piece is sent after the server has read
+/// the previous piece.
 fn answers(pieces: &[&[u8]], pipe_bytes: usize) -> Vec<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -295,7 +296,7 @@ async fn a_million_commands_in_one_pipeline_are_answered_in_bounded_memory() {
     );
 }
 
-/// A client that sends commands without a pause until `left` is 0, and reads all replies.
+/// A client that sends commands without a pause until `left` is 0. It reads all replies.
 struct Flood {
     /// The number of bytes that the server has not yet read.
     left: Rc<Cell<usize>>,
@@ -402,7 +403,7 @@ async fn large_replies_do_not_accumulate() {
 
 #[tokio::test(start_paused = true)]
 async fn the_buffer_for_slow_clients_is_limited_per_worker() {
-    // Sets the total as if other connections held all of the permitted memory.
+    // Sets the worker's total as if other connections held all of the permitted memory.
     BUFFERED_BYTES.set(MAX_HELD_BYTES);
     let start = Instant::now();
     let (served, mut theirs) = open(1 << 20, connection(Bounds::default()));
@@ -410,8 +411,8 @@ async fn the_buffer_for_slow_clients_is_limited_per_worker() {
         theirs.write_all(b"PING\r\n").await.unwrap();
         let mut answer = [0; 7];
         theirs.read_exact(&mut answer).await.unwrap();
-        // A short incomplete command does not count towards the total, but a command that needs
-        // much memory closes the connection.
+        // With a short incomplete command, the connection stays open. If the command needs much
+        // memory, the connection is closed.
         theirs
             .write_all(b"*2\r\n$4\r\nECHO\r\n$65536\r\n")
             .await

@@ -1,6 +1,7 @@
-//! Inline commands: a line of words, as typed into telnet.
+//! Inline commands. An inline command is a line of words, as a user types it into telnet.
 //!
-//! Words are split and unquoted as in Redis: `"…"` with escapes, `'…'` with only the escape `\'`.
+//! Words are split and unquoted as in Redis: `"…"` can contain all escapes, and `'…'` can contain
+//! only the escape `\'`.
 
 use super::{ByteRange, ProtocolError};
 
@@ -13,8 +14,8 @@ pub(super) fn split(
 ) -> Result<(), ProtocolError> {
     unquoted.clear();
     let mut rest = line.trim_ascii_start();
-    // HTTP requests are rejected. A web page can make a browser send HTTP requests to any port, and
-    // the lines of the request body would run as commands.
+    // HTTP requests are rejected. A web page can make a browser send an HTTP request to any port.
+    // If the request were accepted, the lines of its body would run as commands.
     let is_http = |beginning: &[u8]| {
         rest.get(..beginning.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(beginning))

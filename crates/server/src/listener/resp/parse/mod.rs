@@ -24,7 +24,7 @@ pub(super) enum ProtocolError {
     ForAnotherProtocol,
 }
 
-/// Formats the error. Errors that Redis has too have the same wording as in Redis.
+/// Formats the error. If Redis reports the same error, the wording is that of Redis.
 impl fmt::Display for ProtocolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -72,7 +72,8 @@ pub(super) struct Parser {
     is_inline: bool,
 }
 
-/// A parsed command: its end in the input, and the end of its ranges in `ranges`.
+/// A parsed command: the position of its end in the input, and the end of its argument ranges in
+/// `ranges`.
 #[derive(Clone, Copy, Debug)]
 struct ParsedCommand {
     end: usize,
@@ -125,7 +126,8 @@ impl Parser {
         Ok(self.parsed.len())
     }
 
-    /// Returns the arguments of parsed command `index` and its end in `input`.
+    /// Returns the arguments of the parsed command with this index, and the position of its end in
+    /// `input`.
     pub(super) fn command<'a>(
         &'a self,
         index: usize,
@@ -194,8 +196,8 @@ impl Parser {
     }
 }
 
-/// Parses the bulk string whose `$` is at `at`, in a command that must end by `end_at_most`.
-/// Returns `None` if the bulk string is incomplete.
+/// Parses the bulk string whose `$` is at `at`. The command that contains the bulk string must not
+/// end after `end_at_most`. Returns `None` if the bulk string is incomplete.
 fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>, ProtocolError> {
     match input.get(at) {
         None => return Ok(None),
@@ -207,7 +209,8 @@ fn bulk(input: &[u8], at: usize, end_at_most: usize) -> Result<Option<ByteRange>
         Header::Malformed | Header::Negative { .. } => return Err(ProtocolError::BulkLength),
         Header::Length { value, end } => (value, end),
     };
-    // An argument that is too long is rejected when its length is read, before its bytes arrive.
+    // An argument that is too long is rejected as soon as its length has been read, before its
+    // bytes arrive.
     if length > MAX_BULK_BYTES {
         return Err(ProtocolError::BulkTooLong);
     }
