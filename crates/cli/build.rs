@@ -2,7 +2,7 @@
 
 use std::{env, fs, path::Path, process::Command};
 
-/// The number of hexadecimal digits of a commit ID that are printed.
+/// The length of the printed commit ID, in hexadecimal digits.
 const DIGITS: usize = 12;
 
 /// The file that `cargo package` adds to a release's sources.
@@ -11,8 +11,8 @@ const VCS_INFO: &str = ".cargo_vcs_info.json";
 fn main() {
     println!("cargo::rerun-if-env-changed=TIDEGATE_COMMIT");
     println!("cargo::rerun-if-changed=build.rs");
-    // A packager can set the variable. A release from crates.io contains the file. In all other
-    // cases, the sources are a Git clone.
+    // A packager can set `TIDEGATE_COMMIT`. A release from crates.io contains `VCS_INFO`.
+    // Otherwise, the sources are usually a Git clone.
     let commit = variable().or_else(packaged).or_else(cloned);
     if let Some(commit) = commit {
         println!("cargo::rustc-env=TIDEGATE_BUILD_COMMIT={commit}");
@@ -37,10 +37,10 @@ fn packaged() -> Option<String> {
 }
 
 fn cloned() -> Option<String> {
-    // If the sources were unpacked inside another repository, that repository does not track this
-    // file, and its commit must not be used.
+    // The sources may have been unpacked inside another Git repository. That repository does not
+    // track `build.rs`, and its commit must not be used.
     git(&["ls-files", "--error-unmatch", "build.rs"])?;
-    // Git appends a line to this file when the checked-out commit changes.
+    // Git appends a line to `logs/HEAD` when the checked-out commit changes.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
     if Path::new(&log).exists() {
         println!("cargo::rerun-if-changed={log}");
@@ -54,7 +54,7 @@ fn git(arguments: &[&str]) -> Option<String> {
     output.status.success().then(|| printed.trim().to_owned())
 }
 
-/// Returns the first digits of a commit; `None` if `commit` is not a commit.
+/// Returns the first `DIGITS` digits of `commit`; `None` if `commit` is not a commit ID.
 fn shortened(commit: &str) -> Option<String> {
     let is_commit = commit.len() >= DIGITS && commit.chars().all(|digit| digit.is_ascii_hexdigit());
     is_commit.then(|| commit[..DIGITS].to_owned())

@@ -13,13 +13,13 @@ const DEFAULT_PORT: u16 = 8082;
 /// The address of the admin listener. It is displayed as `HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AdminAddress {
-    /// A name or an IP address, without the brackets of an IPv6 address.
+    /// A host name or an IP address. An IPv6 address is stored without brackets.
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) scheme: Option<Scheme>,
 }
 
-/// The scheme of an address that is a URL.
+/// The scheme of an admin address that is given as a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scheme {
     Http,
@@ -27,10 +27,11 @@ pub(crate) enum Scheme {
 }
 
 impl AdminAddress {
-    /// Parses `PORT`, `HOST`, `HOST:PORT`, or an HTTP URL with no path but `/`.
+    /// Parses `PORT`, `HOST`, `HOST:PORT`, or an HTTP or HTTPS URL. The URL's path must be empty or
+    /// `/`.
     ///
-    /// Without a scheme, the default host is 127.0.0.1 and the default port 8082. A URL has its
-    /// scheme's default port.
+    /// Without a scheme, the default host is 127.0.0.1 and the default port 8082. For a URL, the
+    /// default port is the default port of its scheme.
     pub(crate) fn parse(given: &str) -> Result<Self, String> {
         let (scheme, rest) = match given.split_once("://") {
             None => (None, given),
@@ -43,8 +44,8 @@ impl AdminAddress {
             Some(_) => return Err(not_an_address(given)),
         };
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // These characters may be part of a password instead of a path, but an address cannot have
-        // a password either.
+        // These characters start a path, a query or a fragment. They can also occur in a password,
+        // but an address with a password is invalid too.
         if rest.contains(['/', '?', '#']) {
             return Err(format!(
                 "\"{}\" is not an address; remove everything after the host and port; {FORMS}",
@@ -103,9 +104,9 @@ fn split(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns a host without brackets; `None` if it is neither an IP address nor a name. Numbers such
-/// as `8082` and `127.1` are not names. Resolvers would interpret them as IPv4 addresses, which the
-/// user never intends.
+/// Returns the host without brackets; `None` if the host is neither an IP address nor a name.
+/// Numbers such as `8082` and `127.1` are rejected, because resolvers would interpret them as IPv4
+/// addresses, which the user never intends.
 fn parse_host(host: &str) -> Option<String> {
     let in_brackets = host
         .strip_prefix('[')
@@ -143,7 +144,7 @@ fn not_an_address(given: &str) -> String {
     format!("\"{}\" is not an address; {FORMS}", shown(given))
 }
 
-/// Returns the address for messages, without a user name and a password.
+/// Returns the address in the form for messages, which hides a user name and password.
 fn shown(given: &str) -> String {
     match given.rsplit_once('@') {
         Some((_, rest)) => format!("…@{}", print::printable(rest)),

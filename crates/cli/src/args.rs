@@ -48,7 +48,7 @@ envoy, haproxy, JSON lines, and CSV with a header. Files may be compressed with 
 Exit codes: 0 if the logs were simulated, 2 if the rules or a log cannot be read, 3 if more
 requests are denied than --fail-over allows, 130 after Ctrl-C.";
 
-/// The help text on key arguments, for all commands that take a key.
+/// The help text about key arguments, which all commands that take a key share.
 macro_rules! key_help {
     ($examples:literal) => {
         concat!(
@@ -376,8 +376,8 @@ pub(crate) struct OverridesOptions {
     pub(crate) after: Option<String>,
 }
 
-/// Returns the usage line of a command that takes a key. The line that clap generates would show
-/// every option that has a value, even if the value is from an environment variable.
+/// Returns the usage line of a command that takes a key. The usage line that clap generates would
+/// list every option with a value, even if that value comes from an environment variable.
 fn key_usage(command: &str) -> String {
     format!("tidegate {command} {KEY_USAGE}")
 }
@@ -647,8 +647,8 @@ pub(crate) struct Serve {
     /// The rules file; without one, only limits sent with requests apply
     #[arg(long, short, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// `check` takes the file without an option, so users expect the same here. This argument is
-    /// always rejected, with an error that names the option.
+    /// `check` takes the file as a positional argument, so users expect the same here. This
+    /// argument is always rejected, with an error that recommends `--config`.
     #[arg(hide = true, value_parser = name_the_option)]
     pub(crate) file: Option<Infallible>,
     /// Read the settings from the environment variables of envoyproxy/ratelimit

@@ -17,8 +17,8 @@ use crate::{
     serve::secret_problems,
 };
 
-/// The result of a check, from best to worst. The combined result of several checks is the worst
-/// one.
+/// The result of a check, ordered from best to worst. The combined result of several checks is the
+/// worst of their results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum CheckResult {
     Valid,
@@ -64,8 +64,8 @@ struct Findings {
 #[derive(Clone, Copy, Debug, Default)]
 struct FileFindings {
     warnings: usize,
-    /// The number of reasons why the server would not start on this machine. They change the exit
-    /// code only with `--this-machine`.
+    /// The number of problems that would prevent the server from starting on this machine. They are
+    /// counted only with `--this-machine`.
     obstacles: usize,
 }
 
@@ -119,9 +119,9 @@ pub(crate) fn check(args: &Check) -> ExitCode {
 }
 
 impl Findings {
-    /// Checks a rules file, and the Envoy rules that it refers to. If the rules file names a
-    /// certificate or another file that is missing on this machine, this is reported only as a
-    /// note, unless the server is meant to run on this machine.
+    /// Checks a rules file, and the Envoy rules that it refers to. A certificate or other file that
+    /// is missing on this machine is reported only as a note, unless the server is meant to run on
+    /// this machine.
     fn check_file(&mut self, file: &Path) {
         let config = match Config::read(file) {
             Ok(config) => config,
@@ -231,8 +231,8 @@ impl Findings {
         }
     }
 
-    /// Reports a file or variable that `file` requires and that is missing on this machine. If the
-    /// server is meant to run on this machine, the check's result becomes at least `result`.
+    /// Reports a problem with a file or variable that `file` requires on this machine. If the
+    /// server is meant to run on this machine, the check's result becomes `result` or worse.
     fn note(&mut self, file: &str, text: &str, result: CheckResult) {
         let severity = match (self.is_this_machine, result) {
             (false, _) => Severity::Note,
@@ -280,7 +280,7 @@ impl Findings {
     }
 
     /// Prints the summary line for a file without errors. `content` describes what the file
-    /// contains. The line must be consistent with the exit code.
+    /// contains. The summary must be consistent with the exit code.
     fn conclude(&mut self, file: &str, content: &str) {
         let FileFindings {
             warnings,
@@ -323,7 +323,7 @@ fn as_json(file: &str, mistake: &Mistake, severity: Severity) -> Value {
     })
 }
 
-/// Returns the key of the rules file that names these files.
+/// Returns the key in the rules file whose value is the path of these files.
 fn key_of(files: &ConfigFiles) -> &'static str {
     match files.format {
         FileFormat::Ratelimit => "envoy.config",
@@ -335,7 +335,7 @@ fn of_envoy(mistake: &FileMistake, severity: Severity) -> Value {
     as_json(&mistake.file, &mistake.mistake, severity)
 }
 
-/// Returns a finding in `file` that has no line.
+/// Returns a finding in `file` as a JSON object, for a finding without a line number.
 fn plain(file: &str, code: &str, message: &str, severity: Severity) -> Value {
     json!({
         "file": file,

@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The maximum size of a secret file, in bytes.
+/// The maximum size of a file that contains a secret, in bytes.
 const MAX_SECRET_BYTES: u64 = 64 << 10;
 
 /// The variable that systemd sets to the path of this process's credentials folder.
@@ -41,7 +41,7 @@ fn find(
         return read_file(Path::new(&path))
             .map_err(|problem| format!("{field}: {file_variable}: {path}: {problem}"));
     }
-    // A name must not refer to a file outside the credentials folder.
+    // A name such as `../x` must not lead to a file outside the credentials folder.
     let credential = variable(CREDENTIALS_DIRECTORY)
         .filter(|_| !name.contains('/') && name != "..")
         .map(|folder| PathBuf::from(folder).join(name));

@@ -23,9 +23,9 @@ use crate::args::LogFormatName;
 #[cfg(feature = "telemetry")]
 use crate::telemetry::Telemetry;
 
-/// Libraries that log peer input at `warn` and above. Such a library is silent unless the
-/// operator's filter names it. Otherwise, a client could cause one record for every 17 bytes that
-/// it sends.
+/// Libraries that log at `warn` or above in response to input from a peer. Each library is silenced
+/// unless the operator's filter names it. Otherwise, a client could cause one log record with every
+/// 17 bytes that it sends.
 const QUIET: [&str; 7] = [
     "h2",
     "hyper",
@@ -36,8 +36,8 @@ const QUIET: [&str; 7] = [
     "tower",
 ];
 
-/// Starts logging with this `filter`: to standard error in this `format`, and to the exporters in
-/// `telemetry`.
+/// Starts logging. Records that pass `filter` are written to standard error in this `format`, and
+/// passed to the exporters in `telemetry`.
 pub(crate) fn start(
     filter: &str,
     format: LogFormatName,
@@ -92,8 +92,8 @@ where
     }
 }
 
-/// Returns `filter` with directives that silence each library in [`QUIET`] that `filter` does not
-/// name.
+/// Returns `filter` with additional directives, which silence the libraries in [`QUIET`] that
+/// `filter` does not name.
 fn with_quiet_libraries(filter: &str) -> String {
     let is_named = |library: &str| {
         filter.split(',').any(|directive| {
@@ -172,8 +172,8 @@ mod tests {
         }
     }
 
-    /// Logs 100 records at once and one more later, to two outputs in `format`. Checks that both
-    /// logs are equal, and returns the log.
+    /// Logs 100 records at once, a record from another call site, and a late record, to two outputs
+    /// in `format`. Checks that both logs are equal, and returns one of them.
     fn flooded(format: LogFormatName) -> String {
         let at_secs = |secs: u64| Timestamp::from_micros(secs * 1_000_000);
         let clock = Clock::manual(at_secs(1_000));

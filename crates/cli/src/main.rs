@@ -29,8 +29,8 @@ use clap::{CommandFactory as _, Parser};
 
 use crate::args::{Args, Command};
 
-/// The exit code for a negative result. As in `grep`, the exit codes are 0 for success, 1 for a
-/// negative result and 2 for errors.
+/// The exit code for a negative result. The exit codes have the same meaning as those of `grep`: 0
+/// is success, 1 is a negative result, and 2 is an error.
 const NO: u8 = 1;
 const TROUBLE: u8 = 2;
 
@@ -42,7 +42,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 /// Whether writing a result to standard output has failed.
 static IS_OUTPUT_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether the reader of standard output has closed it.
+/// Whether standard output is a pipe whose reader has closed it.
 static IS_OUTPUT_CLOSED: AtomicBool = AtomicBool::new(false);
 
 fn main() -> ExitCode {
@@ -108,8 +108,9 @@ fn main() -> ExitCode {
     code
 }
 
-/// Returns the arguments of this program. If this program is called as `ratelimit`, it acts as a
-/// replacement for envoyproxy/ratelimit: it runs the server with the settings in the environment.
+/// Returns the arguments to parse. If this program is called as `ratelimit`, it replaces
+/// envoyproxy/ratelimit: the returned arguments run the server with settings from the environment
+/// variables.
 fn arguments(given: Vec<OsString>) -> Vec<OsString> {
     let name = given.first().map(|program| Path::new(program).file_name());
     if name.flatten() != Some("ratelimit".as_ref()) {
@@ -122,7 +123,7 @@ fn arguments(given: Vec<OsString>) -> Vec<OsString> {
         .collect()
 }
 
-/// Returns whether standard output is closed or has failed, so that further output would be lost.
+/// Returns whether further output would be lost, because standard output is closed or has failed.
 fn is_output_closed() -> bool {
     IS_OUTPUT_CLOSED.load(Ordering::Relaxed) || IS_OUTPUT_LOST.load(Ordering::Relaxed)
 }
@@ -133,8 +134,8 @@ fn complain(problem: &str) {
     let _ = writeln!(io::stderr(), "tidegate: {problem}");
 }
 
-/// Prints a result to standard output. A closed pipe, as with `head`, is not an error, but a full
-/// disk is an error.
+/// Prints a result to standard output. A pipe that its reader (for example `head`) has closed is
+/// not an error. Any other failure, such as a full disk, is an error.
 fn answer(text: &str) {
     let mut out = io::stdout();
     let written = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());

@@ -19,7 +19,7 @@ use crate::{
     unreachable::{TIMEOUT, describe, unreachable},
 };
 
-/// The interval at which `top --watch` repeats its list.
+/// The interval at which `top --watch` updates its list.
 const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The value of `--over` that selects the lists of all periods.
@@ -34,9 +34,9 @@ const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(30);
 /// The terminal control sequences that clear the screen and move the cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[3J\x1b[H";
 
-/// The maximum size of a response in bytes. Without a maximum, a response from a wrong address
-/// could exhaust the memory. For comparison, a list of 100,000 blocks, the maximum, is about 20 MB
-/// long.
+/// The maximum size of a response in bytes. Without a maximum, a response from a server at a wrong
+/// address could exhaust the memory. For comparison, a list of 100,000 blocks, which is the maximum
+/// number of blocks, takes about 20 MB.
 const MAX_RESPONSE_BYTES: u64 = 1 << 30;
 
 /// The maximum number of keys that the server returns in one response.
@@ -45,7 +45,7 @@ const MAX_KEYS_PER_PAGE: usize = 1_000;
 /// A request to the admin endpoint.
 struct AdminRequest<'a> {
     admin: &'a Admin,
-    /// The task of the command, for messages: "list the rules".
+    /// What the command does, as a phrase for messages, such as "list the rules".
     task: String,
     method: Method,
     path: String,
@@ -62,7 +62,7 @@ pub(crate) struct BlockOptions {
 
 /// The server's response.
 enum AdminResponse {
-    /// Success, with the document.
+    /// Success, with the JSON document from the response.
     Document(Value),
     /// Failure, with one message per line: for example, a key was not found, or a file has errors.
     Problems(Vec<String>),
@@ -276,7 +276,7 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
     }
 }
 
-/// Returns the lists of all periods, and the blocks.
+/// Returns the top talkers of every period, and the blocks.
 fn overview(
     admin: &Admin,
     list: impl Fn(&str) -> Result<AdminResponse, String>,
@@ -327,7 +327,7 @@ pub(crate) fn candidate(
     }
 }
 
-/// Waits until it is time for the next list.
+/// Waits between two requests of `top --watch` or `events --follow`.
 #[expect(
     clippy::disallowed_methods,
     reason = "the command has no other work while it waits"
@@ -493,7 +493,7 @@ fn get<'a>(admin: &'a Admin, task: &str, path: &str) -> AdminRequest<'a> {
     }
 }
 
-/// Builds a request about a rule's key. The path is under `/v1/{what}`.
+/// Builds a request about one key of a rule. The request's path starts with `/v1/{what}/`.
 fn of_key<'a>(admin: &'a Admin, verb: &str, what: &str, key: &Key) -> AdminRequest<'a> {
     let values = key.values.iter();
     let segments: String = values.map(|value| format!("/{}", encoded(value))).collect();
@@ -509,11 +509,11 @@ fn encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Prints the response: as JSON with `--json`, and otherwise in the format of `print`.
+/// Prints the response: as JSON with `--json`, and otherwise as formatted by `print`.
 fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> String) -> ExitCode {
     match response {
         AdminResponse::Document(document) if admin.json => {
-            // Serialization to memory fails only for maps with keys that are not strings.
+            // Serializing to a string fails only for a map with a key that is not a string.
             answer(&serde_json::to_string_pretty(&document).unwrap_or_default());
             ExitCode::SUCCESS
         }
@@ -529,8 +529,7 @@ fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> St
 }
 
 impl AdminRequest<'_> {
-    /// Sends the request. The error message contains the task, the problem and a suggested
-    /// solution.
+    /// Sends the request. The error message contains the task, the problem and a suggested fix.
     fn send(self) -> Result<AdminResponse, String> {
         let task = self.task.clone();
         self.exchange()

@@ -347,7 +347,7 @@ pub(crate) fn overrides(overrides: &Value) -> String {
     out
 }
 
-/// Formats the rule of a block and, if the block is inactive, the reason.
+/// Formats the rule of a block. If the block is inactive, adds the reason.
 fn rule_of(block: &Value) -> String {
     match (block["rule"].as_str(), block["inactive"].as_str()) {
         (None, Some(inactive)) => format!("({})", printable(inactive)),
@@ -510,13 +510,13 @@ pub(crate) fn explained(explained: &Value) -> String {
     out
 }
 
-/// Formats a rule that applies to the request: its verdict and its limits.
+/// Formats a rule that applies to the request: the rule's verdict and its limits.
 fn explained_rule(rule: &Value) -> String {
     let is_shadow = rule["mode"] == "shadow";
     let verdict = match (&rule["allowed"], is_shadow, rule["reason"].as_str()) {
         (Value::Bool(true), ..) => "allows".to_owned(),
-        // This line is only about limits, because a block on a shadow rule's key actually denies
-        // requests.
+        // "Would deny" is correct only if the reason is a limit. A block denies requests even if
+        // its rule is in shadow mode.
         (_, true, Some("limit")) => format!("would deny, {}", passes(&rule["retry_after_ms"])),
         (_, _, reason) => format!(
             "denies ({}), {}",
@@ -588,10 +588,10 @@ fn wait_or_never(wait_ms: &Value) -> String {
     }
 }
 
-/// The columns of [`limit_cells`].
+/// The headings of the columns that [`limit_cells`] fills.
 const LIMIT_COLUMNS: [&str; 5] = ["LIMIT", "REMAINING", "OF", "NEXT REQUEST", "FULL AGAIN"];
 
-/// Returns the table cells of a limit. `block` is the block on the limit's key, or null.
+/// Returns a limit's cells in the table. `block` is the block on the limit's key, or null.
 fn limit_cells(limit: &Value, block: &Value) -> Vec<String> {
     let is_blocked = !block.is_null();
     let ends_with_block = |wait_ms: &Value| match (wait_ms.as_u64(), block["left_ms"].as_u64()) {
@@ -669,7 +669,7 @@ fn counted(number: u64, noun: &str) -> String {
     format!("{number} {noun}{ending}")
 }
 
-/// Formats the top talkers in all periods, and the blocks.
+/// Formats the top talkers of every period, and the blocks.
 pub(crate) fn overview(document: &Value) -> String {
     let lists = list(&document["periods"]).map(top);
     let end = hint(document).unwrap_or_else(|| blocks(document));
@@ -830,7 +830,7 @@ fn moment(millis: &Value) -> String {
     }
 }
 
-/// Formats a duration in its two largest units, or as `-` if there is none.
+/// Formats a duration as in [`wait_ms`]; null is formatted as `-`.
 fn wait(millis: &Value) -> String {
     millis.as_u64().map_or_else(|| "-".to_owned(), wait_ms)
 }
@@ -842,7 +842,7 @@ pub(crate) fn instant(millis: u64) -> String {
     instant.map_or_else(|| "-".to_owned(), |instant| instant.to_string())
 }
 
-/// Formats a duration in its two largest units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
+/// Formats a duration with at most two units, rounded up: `2d 3h`, `1min 30s`, `250ms`.
 pub(crate) fn wait_ms(millis: u64) -> String {
     const UNITS: [(u64, &str); 4] = [
         (86_400_000, "d"),

@@ -72,7 +72,7 @@ struct StartSettings {
     config: Config,
     log: String,
     log_format: LogFormatName,
-    /// The settings that have no effect, each with a reason.
+    /// The settings that have no effect, each with the reason.
     ignored: Vec<String>,
 }
 
@@ -192,7 +192,8 @@ fn admin_token(field: &str, token: &AdminToken) -> Result<Option<String>, String
     }
 }
 
-/// Returns the hash secret that `privacy` configures, if any.
+/// Returns the secret that `privacy` configures for hashing keys; `None` if no secret is
+/// configured.
 pub(crate) fn key_secret(privacy: &KeyPrivacy) -> Result<Option<String>, String> {
     match privacy {
         KeyPrivacy::Plain => Ok(None),

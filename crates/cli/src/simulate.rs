@@ -131,9 +131,9 @@ fn undecided(report: &SimulationReport) -> Option<String> {
     Some(format!("--fail-over cannot be evaluated: {problem}"))
 }
 
-/// Returns a message if a larger share of requests is denied than `--fail-over` allows, or if no
-/// request could be evaluated. A request that can be evaluated only with the other rules file
-/// counts as newly denied.
+/// Returns a message if the share of denied requests exceeds the share in `--fail-over`, or if no
+/// request was decided. In a comparison, a request that could be decided only with the other rules
+/// file counts as newly denied.
 fn excess(args: &Simulate, report: &SimulationReport) -> Option<String> {
     let most = args.fail_over?;
     let (what, denied, all) = match &report.comparison {
@@ -172,13 +172,14 @@ fn read_rules(file: &Path) -> Result<RulesUnderTest, String> {
     Ok(RulesUnderTest::new(file.display().to_string(), config))
 }
 
-/// How keys are hashed in the output, and a note about it.
+/// How keys appear in the output. If keys are hashed, `note` tells the user with which secret.
 struct KeyHash {
     mask: KeyMask,
     note: Option<String>,
 }
 
-/// Returns a mask that hashes keys if `--hash-keys` or one of the rules files requires this.
+/// Returns a mask that hashes keys if `--hash-keys` is given or one of the rules files requires
+/// hashed keys.
 fn key_hash(
     args: &Simulate,
     rules: &RulesUnderTest,
@@ -234,8 +235,8 @@ fn without_keys(mut error: SimulateError, mask: &KeyMask) -> SimulateError {
     error
 }
 
-/// Makes Ctrl-C end the simulation and report the results so far. If the handler cannot be
-/// installed, Ctrl-C ends the program.
+/// Installs a handler for Ctrl-C, after which the simulation ends early and the results so far are
+/// reported. If the handler cannot be installed, Ctrl-C ends the program.
 fn interrupt_on_signal(control: &Arc<Control>) {
     let control = Arc::clone(control);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -522,7 +523,7 @@ fn sweep(report: &SimulationReport) -> String {
     )
 }
 
-/// Formats suggested limits as a table and as part of a rules file.
+/// Formats the suggested limits, both as a table and as YAML for a rules file.
 fn suggestions(report: &SimulationReport) -> String {
     if report.suggestions.is_empty() {
         return String::new();
@@ -560,7 +561,8 @@ fn suggestions(report: &SimulationReport) -> String {
     )
 }
 
-/// Formats the smallest bursts of token buckets for several rates.
+/// Formats the suggestions for token buckets: several rates, each with its smallest sufficient
+/// burst.
 fn frontier(report: &SimulationReport) -> String {
     let Some(first) = report.frontier.first() else {
         return String::new();

@@ -7,7 +7,7 @@ use ureq::tls::{Certificate, ClientCert, PemItem, PrivateKey, RootCerts, TlsConf
 
 use crate::args::Admin;
 
-/// Returns the TLS configuration for the admin listener, or `None` for plaintext.
+/// Returns the TLS configuration for connecting to the admin listener; `None` means plaintext.
 pub(crate) fn config(admin: &Admin) -> Result<Option<TlsConfig>, String> {
     let Some(authorities) = &admin.admin_ca else {
         return Ok(None);

@@ -16,10 +16,10 @@ const OTHER_ADDRESS: &str =
 /// The timeout of a request.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The timeout of the connection that probes whether a listener uses TLS.
+/// The timeout of the probe that finds out whether a listener uses TLS.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns the reason why there was no response from `address`, and what to do.
+/// Returns a message that says why there was no response from `address`, and what to do about it.
 pub(crate) fn unreachable(address: &AdminAddress, error: &ureq::Error, is_tls: bool) -> String {
     let (problem, advice) = explain(address, error, is_tls);
     format!("cannot reach the admin endpoint at {address}: {problem}; {advice}")
@@ -62,7 +62,7 @@ fn explain(address: &AdminAddress, error: &ureq::Error, is_tls: bool) -> (String
     (describe(error), advice)
 }
 
-/// Describes what happened, in plain words.
+/// Describes the error without technical terms.
 pub(crate) fn describe(error: &ureq::Error) -> String {
     match (kind(error), error) {
         (Some(ErrorKind::ConnectionRefused), _) => {
@@ -92,7 +92,7 @@ pub(crate) fn describe(error: &ureq::Error) -> String {
     .to_owned()
 }
 
-/// Returns the message of an operating system error, without the error number.
+/// Returns a message with the description of an operating system error, without its error number.
 fn system_error(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or_default();
@@ -107,8 +107,8 @@ fn kind(error: &ureq::Error) -> Option<ErrorKind> {
     }
 }
 
-/// Returns whether the host has no address. Resolver errors do not have a specific `ErrorKind`, so
-/// this function resolves the host again.
+/// Returns whether the host name cannot be resolved. Resolver errors do not have a specific
+/// `ErrorKind`, so this function tries to resolve the host name again.
 fn is_unknown(address: &AdminAddress, error: &ureq::Error) -> bool {
     let is_of_resolver = match error {
         ureq::Error::HostNotFound => return true,

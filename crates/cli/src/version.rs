@@ -1,6 +1,6 @@
 //! The program version, with the build's commit and features.
 
-/// The commit of the sources, if `build.rs` found it.
+/// The source commit that `build.rs` found, if any.
 const COMMIT: Option<&str> = option_env!("TIDEGATE_BUILD_COMMIT");
 
 /// The Cargo features of this build, in alphabetical order.

@@ -1,4 +1,4 @@
-//! A rate limit on log records that clients can cause, in front of all log outputs.
+//! A rate limit on log records that clients can cause. It applies before all log outputs.
 
 use tidegate_net::log_throttle::{LogThrottle, ThrottleDecision};
 use tracing::{
@@ -21,8 +21,8 @@ const UNTHROTTLED: [&str; 3] = [
 
 const SUPPRESSED: &str = "suppressed records similar to the next one";
 
-/// The record that reports suppressed records. It bypasses the operator's filter, so it is
-/// constructed here instead of by a logging macro.
+/// The metadata of the record that reports suppressed records. That record must bypass the
+/// operator's filter, so it is constructed here instead of by a logging macro.
 static NOTE: Metadata<'static> = tracing::metadata! {
     name: "suppressed records",
     target: "tidegate::log",
@@ -44,8 +44,7 @@ impl Callsite for NoteCallsite {
     }
 }
 
-/// A layer that passes on only the records that a [`LogThrottle`] admits. All outputs share the
-/// same limit.
+/// A layer that drops records that its [`LogThrottle`] does not admit. All outputs share one limit.
 pub(super) struct ThrottledLayer<L> {
     inner: L,
     throttle: LogThrottle<Identifier>,

@@ -37,19 +37,18 @@ pub(crate) struct ExportCounts {
 /// The record counts of one signal.
 #[derive(Debug, Default)]
 pub(super) struct SignalCounts {
-    /// Records that were passed to the queue.
+    /// The number of records that were passed to the export queue.
     recorded: AtomicU64,
-    /// Records that a collector has accepted.
+    /// The number of records that a collector has accepted.
     sent: AtomicU64,
-    /// Records that could not be sent.
+    /// The number of records that could not be sent or that a collector has rejected.
     failed: AtomicU64,
     is_failing: AtomicBool,
-    /// Information about the records that the collector has rejected from the current export.
+    /// The collector's rejection of some records of the current export, if there was one.
     rejection: Mutex<Option<Rejection>>,
 }
 
-/// Information about a partial success, where the collector has rejected some of an export's
-/// records.
+/// A partial success: the collector has accepted an export, but rejected some of its records.
 #[derive(Debug)]
 struct Rejection {
     records: u64,
@@ -57,8 +56,8 @@ struct Rejection {
 }
 
 impl SignalCounts {
-    /// Counts an export of `records` records. Logs when exports start to fail, and when they
-    /// succeed again.
+    /// Counts an export of `records` records. Writes to the log when exports begin to fail, and
+    /// when exports succeed again.
     fn count_export<E: fmt::Display>(&self, signal: &str, records: usize, error: Option<&E>) {
         let records = u64::try_from(records).unwrap_or(u64::MAX);
         let rejection = self.rejection().take();
@@ -84,8 +83,8 @@ impl SignalCounts {
         self.sent.fetch_add(records - failed, Ordering::Relaxed);
     }
 
-    /// Records a partial success: the collector has accepted an export, except for `records` of its
-    /// records.
+    /// Notes a partial success: the collector has accepted the current export, but rejected
+    /// `records` of its records.
     pub(super) fn note_rejection(&self, records: u64, message: String) {
         *self.rejection() = Some(Rejection { records, message });
     }
@@ -114,7 +113,7 @@ impl ExportCounts {
     }
 }
 
-/// Adds the counts to `page`.
+/// Adds the record counts to the metrics page.
 pub(crate) fn collect(counts: &ExportCounts, page: &mut Page<'_>) {
     let signals = [
         ("traces", &counts.traces),

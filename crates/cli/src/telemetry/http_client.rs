@@ -13,7 +13,7 @@ use super::{counts::ExportCounts, variables::Signal};
 /// The maximum size of a collector's response, in bytes.
 const MAX_RESPONSE_BYTES: u64 = 64 << 10;
 
-/// A blocking client, which is acceptable because the exporters run on their own threads.
+/// A blocking HTTP client. Blocking is acceptable, because the exporters run on their own threads.
 #[derive(Debug)]
 pub(super) struct UreqClient {
     agent: Agent,
@@ -44,7 +44,8 @@ impl UreqClient {
 
     /// Records the number of rejected records, if the response reports a partial success.
     fn note_rejection(&self, response: &[u8]) {
-        // The responses of all signals have the same fields.
+        // The responses for traces, logs and metrics have the same fields, so all of them can be
+        // decoded as this type.
         let Ok(response) = ExportMetricsServiceResponse::decode(response) else {
             return;
         };

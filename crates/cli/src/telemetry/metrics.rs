@@ -1,6 +1,6 @@
 //! Metrics export: the Prometheus page, converted to OTLP.
 //!
-//! The page is the only source of metrics, so Prometheus and OTLP have the same names and values.
+//! The page is the only source of metrics, so names and values are the same in Prometheus and OTLP.
 
 use std::{
     sync::{Arc, mpsc},
@@ -39,7 +39,7 @@ pub(super) struct MetricsSettings {
 #[derive(Debug)]
 pub(super) struct MetricsExporter {
     stop: mpsc::Sender<()>,
-    /// The channel is disconnected when the thread has finished.
+    /// This channel is disconnected when the thread finishes, and never carries a message.
     ended: mpsc::Receiver<()>,
 }
 
@@ -71,8 +71,8 @@ impl MetricsExporter {
         Self { stop, ended }
     }
 
-    /// Exports the metrics once more, and waits at most `time` until the thread has finished.
-    /// Returns whether it has finished.
+    /// Makes the thread export the metrics once more and finish, and waits for at most `time`.
+    /// Returns whether the thread has finished.
     pub(super) fn stop(self, time: Duration) -> bool {
         let _ = self.stop.send(());
         self.ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Disconnected)
@@ -142,8 +142,8 @@ fn points(metric: &Metric) -> usize {
     }
 }
 
-/// Converts a page in the Prometheus text format. The counters started at `start`, and the values
-/// were read at `now`. Both times are in nanoseconds since the Unix epoch.
+/// Converts a page in the Prometheus text format to OTLP metrics. Counting began at `start`, and
+/// the values were read at `now`. Both times are in nanoseconds since the Unix epoch.
 fn metrics(page: &str, start: u64, now: u64) -> Vec<Metric> {
     let mut metrics: Vec<Metric> = Vec::new();
     let mut help = "";
@@ -165,7 +165,7 @@ fn metrics(page: &str, start: u64, now: u64) -> Vec<Metric> {
     metrics
 }
 
-/// Returns metric data of this kind without data points.
+/// Returns OTLP data of this Prometheus metric type, without data points.
 fn empty(kind: &str) -> Data {
     let aggregation_temporality = AggregationTemporality::Cumulative.into();
     match kind {
@@ -244,8 +244,8 @@ impl<'p> Sample<'p> {
         }
     }
 
-    /// Adds a histogram line to its data point. A data point consists of adjacent lines: the sum,
-    /// the count and the buckets.
+    /// Adds this line to the data point of its histogram. A data point is created from adjacent
+    /// lines: the sum, the count and the buckets.
     fn add_to_histogram(&self, points: &mut Vec<HistogramDataPoint>, start: u64, now: u64) {
         let attributes = self.attributes();
         if points

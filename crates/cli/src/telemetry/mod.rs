@@ -44,7 +44,7 @@ use self::{
     variables::{Signal, Variables},
 };
 
-/// The maximum time for flushing the queues when the server stops.
+/// The maximum time that the server spends on flushing the export queues when it stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The running exporters.
@@ -56,7 +56,7 @@ pub(crate) struct Telemetry {
     metrics: Option<MetricsSettings>,
     exporter: Option<MetricsExporter>,
     counts: Arc<ExportCounts>,
-    /// The warnings about variables, kept until logging has started.
+    /// The warnings about environment variables. They are kept here until logging has started.
     warnings: Vec<String>,
 }
 
@@ -150,7 +150,7 @@ impl Telemetry {
         self.logs.as_ref().map(OpenTelemetryTracingBridge::new)
     }
 
-    /// Logs the warnings about variables.
+    /// Logs the warnings about environment variables.
     pub(crate) fn log_warnings(&mut self) {
         for warning in self.warnings.drain(..) {
             tracing::warn!("{warning}");
@@ -193,7 +193,7 @@ impl Telemetry {
             let others = threads.map(|thread| thread.join().unwrap_or(false));
             others.fold(metrics, |any, one| any | one)
         });
-        // The exporters have already logged any other error.
+        // The exporters have already logged all errors except timeouts.
         if has_timed_out {
             tracing::warn!(
                 "shutdown: not all telemetry could be exported within {} s, and the rest is lost; check the collector",
@@ -203,8 +203,9 @@ impl Telemetry {
     }
 }
 
-/// Returns the OpenTelemetry resource of all records. It contains the attributes in
-/// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, and the program version.
+/// Returns the OpenTelemetry resource to which all records belong. Its attributes come from
+/// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`. The program version and an instance ID are
+/// added.
 fn resource(variables: &Variables) -> Resource {
     let mut resource = Resource::builder()
         .with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")));
@@ -227,7 +228,7 @@ fn unusable(signal: Signal, error: &dyn std::error::Error) -> String {
     )
 }
 
-/// The trace context in the headers `traceparent` and `tracestate`.
+/// Reads and writes the trace context in the headers `traceparent` and `tracestate`.
 #[derive(Debug, Default)]
 struct TraceContext(TraceContextPropagator);
 

@@ -9,7 +9,7 @@ use percent_encoding::percent_decode_str;
 /// The default of `OTEL_EXPORTER_OTLP_TIMEOUT`.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A kind of telemetry.
+/// A telemetry signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Signal {
     Traces,
@@ -30,7 +30,7 @@ impl Signal {
 /// The default of `OTEL_METRIC_EXPORT_INTERVAL`.
 const DEFAULT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The environment variables.
+/// Access to the environment variables.
 #[derive(Debug)]
 pub(super) struct Variables(fn(&str) -> Option<String>);
 
@@ -54,7 +54,8 @@ impl Variables {
     }
 
     /// Returns the name and the value of the variable for `signal`, such as
-    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`. If it is unset, returns the variable for all signals.
+    /// `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`. If that variable is unset, returns the one for all
+    /// signals, such as `OTEL_EXPORTER_OTLP_ENDPOINT`.
     fn of_signal(&self, signal: Signal, name: &str) -> Option<(String, String)> {
         let own = format!(
             "OTEL_EXPORTER_OTLP_{}_{name}",
@@ -99,12 +100,12 @@ impl Variables {
         }
     }
 
-    /// Returns whether the environment names the service.
+    /// Returns whether an environment variable sets the service name.
     pub(super) fn has_service_name(&self) -> bool {
         self.get("OTEL_SERVICE_NAME").is_some() || self.has_resource_attribute("service.name")
     }
 
-    /// Returns whether the environment sets this resource attribute.
+    /// Returns whether `OTEL_RESOURCE_ATTRIBUTES` sets this resource attribute.
     pub(super) fn has_resource_attribute(&self, name: &str) -> bool {
         let attributes = self.get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
         let mut names = attributes
@@ -158,8 +159,8 @@ impl Variables {
         })
     }
 
-    /// Returns the trace sampler, and a warning if a sampler variable is ignored. For an
-    /// unsupported value, the specification requires a warning and the default sampler.
+    /// Returns the trace sampler, and a warning if a sampler variable has an unsupported value. In
+    /// this case, the OpenTelemetry specification requires the default sampler and a warning.
     pub(super) fn sampler(&self) -> (Sampler, Option<String>) {
         let default = || Sampler::ParentBased(Box::new(Sampler::AlwaysOn));
         let Some(name) = self.get("OTEL_TRACES_SAMPLER") else {
@@ -191,7 +192,8 @@ impl Variables {
         }
     }
 
-    /// Returns the fraction of traces to sample, and a warning if the variable is ignored.
+    /// Returns the fraction of traces to sample, and a warning if the variable is ignored because
+    /// its value is invalid.
     fn sampled_ratio(&self) -> (f64, Option<String>) {
         let name = "OTEL_TRACES_SAMPLER_ARG";
         let Some(text) = self.get(name) else {
@@ -317,7 +319,7 @@ mod tests {
         );
     }
 
-    /// Returns the sampler and the warning for the variables that `read` reads.
+    /// Returns the sampler and the warning for the environment variables that `read` returns.
     fn sampler(read: fn(&str) -> Option<String>) -> (String, Option<String>) {
         let (sampler, warning) = Variables::of(read).sampler();
         (format!("{sampler:?}"), warning)

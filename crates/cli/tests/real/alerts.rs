@@ -1,6 +1,6 @@
 //! Tests of `contrib/prometheus` and `contrib/grafana`: the syntax, the alerts' unit tests, the
-//! metric names, and the documentation links. `contrib/prometheus/verify` runs the alerts and the
-//! dashboards with real servers.
+//! metric names, and the documentation links. A separate script, `contrib/prometheus/verify`, tests
+//! the alerts and the dashboards with real servers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -25,7 +25,7 @@ const DASHBOARDS: [&str; 2] = [
 /// The base URL of the documentation links in the rules and the dashboards.
 const DOCUMENTS: &str = "https://github.com/tidegate/tidegate/blob/main/";
 
-/// The suffixes that Prometheus and the recording rules add to metric names.
+/// The suffixes that the names of a histogram's series have in addition to the metric's name.
 const SUFFIXES: [&str; 3] = ["_bucket", "_count", "_sum"];
 
 fn read(path: &str) -> String {
@@ -65,7 +65,7 @@ fn the_generated_files_are_current() {
     }
 }
 
-/// Every alert must be in the page's table, and the table must contain no other alerts.
+/// The table in `docs/alerts.md` must list exactly the alerts in the rules file.
 #[test]
 fn the_page_lists_exactly_the_alerts() {
     let rules = read(RULES);
@@ -104,13 +104,15 @@ fn the_metrics_of_rules_and_dashboards_are_documented() {
     }
 }
 
-/// Returns the metric names in `text`, except for names with a colon, which recording rules create.
+/// Returns the names of Tidegate's metrics in `text`. Skips names with a colon, which belong to
+/// recording rules.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     text.split(|char: char| !(char.is_ascii_alphanumeric() || "_:".contains(char)))
         .filter(|word| word.starts_with("tidegate_") && !word.contains(':'))
 }
 
-/// Returns all queries in a dashboard, as if all values of the dashboard's variables were selected.
+/// Returns all queries in a dashboard. Each variable is replaced as if all of its values were
+/// selected.
 fn queries(dashboard: &str) -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&read(dashboard)).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();

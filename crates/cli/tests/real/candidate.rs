@@ -15,8 +15,8 @@ rules:
   - {name: api, when: {path: /api/**}, key: [customer], limits: [1/h], algorithm: fixed_window}
 ";
 
-/// Starts a server whose active rules admit two requests an hour and whose candidate rules would
-/// admit one.
+/// Starts a server. The active rules admit two requests an hour, and the candidate rules would
+/// admit one request an hour.
 fn start() -> Server {
     let scratch = Scratch::new();
     let candidate = scratch.write("candidate.yaml", CANDIDATE);
@@ -88,7 +88,7 @@ fn a_changed_candidate_is_read_and_an_invalid_one_is_not() {
     let file = server.directory().join("candidate.yaml");
     std::fs::write(&file, CANDIDATE.replace("1/h", "3/h")).unwrap();
     server.wait_for(&["reloaded the rules"]);
-    // The candidate rules' counters keep their values: one of three units is used.
+    // The counters of the candidate rules keep their values: one of the three units is used.
     assert_eq!(report(&server)["compared"], 0);
     assert_eq!([(); 3].map(|()| ask(&server, "a")), [200, 429, 429]);
     let compared = report(&server);
@@ -116,7 +116,7 @@ fn a_promoted_candidate_is_in_force_until_the_next_reload() {
     let said = printed(&server.operate(&["candidate", "promote"]));
     assert!(said.starts_with("promoted: 1 rules of "), "{said}");
     assert!(said.contains("replace the sections"), "{said}");
-    // The unit that was used before the promotion counts under the promoted limit of 1.
+    // The unit that was used before the promotion also counts against the promoted limit of 1.
     assert_eq!([ask(&server, "a"), ask(&server, "b")], [429, 200]);
     let status = printed(&server.operate(&["status"]));
     assert!(status.contains("1 active, promoted from "), "{status}");
@@ -155,8 +155,8 @@ fn upstream() -> SocketAddr {
     address
 }
 
-/// The proxy also extracts the entries that only the candidate rules use. If such an entry is
-/// invalid, the request must not be rejected.
+/// The proxy also extracts entries that are used only by the candidate rules. A request must not be
+/// rejected because such an entry is invalid.
 #[test]
 fn the_proxy_extracts_the_entries_of_the_candidate() {
     let scratch = Scratch::new();
@@ -221,8 +221,8 @@ fn a_missing_candidate_is_reported_once() {
     server.wait_for(&["reloaded the rules"]);
 }
 
-/// A promotion activates exactly the compared rules, and never the rules in a file that has not
-/// been compared.
+/// A promotion activates exactly the rules that have been compared. A candidate file that was
+/// rejected must not be promoted.
 #[test]
 fn a_candidate_with_other_entries_is_rejected() {
     let mut server = start();

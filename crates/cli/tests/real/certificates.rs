@@ -1,4 +1,4 @@
-//! Tests the hot reload of the gRPC listener's certificate with a client.
+//! Tests that the gRPC listener presents its new certificate after a hot reload.
 
 use std::{net::SocketAddr, process::Command};
 

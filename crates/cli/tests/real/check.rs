@@ -88,8 +88,8 @@ fn invalid_arguments_exit_with_2() {
     }
 }
 
-/// If the file has another format, the message contains the command that checks files of this
-/// format.
+/// If the file was written for envoyproxy/ratelimit, the message contains the command that checks
+/// such files.
 #[test]
 fn an_envoyproxy_ratelimit_file_is_recognized() {
     let scratch = Scratch::new();
@@ -120,8 +120,8 @@ fn text_of(output: &Output) -> &str {
     text(&output.stderr)
 }
 
-/// The file may be checked on a different machine from the server, so missing files are neither
-/// errors nor warnings.
+/// The file may be checked on a machine other than the server, so missing files are neither errors
+/// nor warnings.
 #[test]
 fn missing_files_and_variables_are_notes() {
     let scratch = Scratch::new();
@@ -237,7 +237,7 @@ fn a_snapshot_in_a_missing_folder_is_a_note() {
 #[test]
 fn unusable_files_are_notes() {
     let scratch = Scratch::new();
-    // A directory can be neither read nor appended to, even as root.
+    // Use a directory as an unusable file: even root can neither read it nor append to it.
     let folder = scratch.join("folder");
     std::fs::create_dir_all(&folder).unwrap();
     let folder = folder.display();
@@ -281,7 +281,7 @@ fn strict_exits_with_1_on_warnings() {
     assert_eq!(strict("nowhere.yaml").status.code(), Some(2));
 }
 
-/// Regression test: the last line must not be "no mistakes" if the exit code is 1.
+/// Regression test: the last line must not report success if the exit code is 1.
 #[test]
 fn the_last_line_agrees_with_the_exit_code() {
     let scratch = Scratch::new();
@@ -320,7 +320,7 @@ fn the_last_line_agrees_with_the_exit_code() {
         let file = file.to_str().unwrap();
         let output = run(&mut tidegate(&[&["check", file], options].concat()));
         assert_eq!(output.status.code(), Some(code), "{output:?}");
-        // Only a success is reported on standard output.
+        // The summary is on standard output only if the check succeeded.
         let (said, prefix) = if code == 0 {
             (text(&output.stdout), "")
         } else {

@@ -7,8 +7,8 @@ use crate::support::{Server, repository};
 #[path = "../../../client/examples/client/calls.rs"]
 mod calls;
 
-/// The example must print the output that its README shows. It waits exactly as long as the server
-/// tells it to.
+/// The example must print the output that its README shows. The example waits exactly as long as
+/// the server tells it to wait.
 #[tokio::test]
 async fn the_client_retries_when_allowed() {
     let server = Server::quickstart();

@@ -96,7 +96,7 @@ fn an_operator_logs_in_and_blocks_a_top_talker() {
     assert_eq!(browser.eval("document.cookie"), "");
     assert_eq!(browser.eval("location.href.includes('s3cret')"), false);
 
-    // A rule's name that has the focus keeps it while the rows change.
+    // If a rule's name has the focus, it keeps the focus while the rows are updated.
     browser.eval("document.querySelector('button.link').focus()");
     for denied in [false, false, true] {
         assert_eq!(server.check(&login_request()).status == 429, denied);
@@ -134,7 +134,7 @@ fn an_operator_logs_in_and_blocks_a_top_talker() {
     browser.wait_for("0 of 2");
     assert_eq!(server.check(&login_request()).status, 200);
 
-    // A page reload keeps the token. Logging out discards it.
+    // The page keeps the token across a reload, and discards it on logout.
     browser.call("Page.reload", &json!({}));
     browser.wait_for("1 of 2");
     browser.click("Log out");
@@ -183,7 +183,7 @@ fn keys_with_markup_stay_text() {
     for _ in 0..3 {
         assert_eq!(server.check(&request).status, 200);
     }
-    // The key is shown twice, as a top talker and as the busiest key.
+    // The page shows the key twice: among the top talkers, and as the rule's busiest key.
     browser.wait_until(&format!(
         "document.body.innerText.split({}).length > 2",
         json!(shown)
@@ -205,8 +205,8 @@ fn keys_with_markup_stay_text() {
     assert_no_errors(&mut browser);
 }
 
-/// A new denial appears without a page reload, even if it is by a shadow rule. It can be explained
-/// with the entries of the denied request.
+/// A new denial appears without a page reload, even a denial by a shadow rule. From the denial, the
+/// operator can open an explanation of the denied request.
 #[test]
 fn a_denial_appears_and_is_explained() {
     let server = server_with_token();
@@ -248,7 +248,8 @@ fn serve_page(page: String) -> SocketAddr {
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
             let head = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close";
-            // The browser may open a connection that it does not use. A request fits in the buffer.
+            // The browser may open a connection without sending a request on it. A request fits in
+            // the buffer, so one read is sufficient.
             if stream.read(&mut [0; 16_384]).unwrap_or_default() == 0 {
                 continue;
             }
@@ -300,7 +301,8 @@ fn a_page_of_another_origin_can_do_nothing() {
     browser.open(&format!("http://localhost:{}/", evil.port()));
     browser.wait_until("window.framed");
     assert_eq!(browser.eval("window.results"), json!(vec!["failed"; 6]));
-    // The frame contains the browser's error page, and the browser has logged the reason.
+    // Instead of the console, the frame shows the browser's error page. The browser has logged the
+    // reason.
     let logged = browser.take_logged().join("\n");
     assert!(
         logged.contains("frame-ancestors") || logged.contains("403"),
@@ -319,7 +321,8 @@ fn a_page_of_another_origin_can_do_nothing() {
         "the counters are kept"
     );
 
-    // The user can follow a link on that page to the console, which needs no login here.
+    // A link from that page to the console still works. The console needs no login, because this
+    // server has no token.
     browser.eval(&format!("location.href = {}", json!(admin)));
     browser.wait_for("Latest denials");
     assert!(!browser.text().contains("Log out"));

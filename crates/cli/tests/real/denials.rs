@@ -26,7 +26,7 @@ fn answer(output: &Output) -> Value {
     serde_json::from_str(&printed(output)).unwrap()
 }
 
-/// Returns the words of each line.
+/// Splits each line into words.
 fn words(text: &str) -> Vec<Vec<&str>> {
     text.lines()
         .map(|line| line.split_whitespace().collect())
@@ -102,7 +102,8 @@ fn denials_are_listed_as_a_table() {
     }
 }
 
-/// A limit that was sent with a request belongs to no rule.
+/// A limit that was sent with a request belongs to no rule, so its denials are listed without a
+/// rule.
 #[test]
 fn the_denial_of_a_limit_of_the_request_is_listed_with_its_key() {
     let server = Server::start(RULES);
@@ -207,7 +208,8 @@ fn keys_are_listed_with_what_remains() {
     }
     let table = printed(&server.operate(&["keys", "api", "-n", "1000"]));
     let lines = words(&table);
-    // Each key has two limits.
+    // The table has a heading, and two lines for each of the 30 keys, because each key has two
+    // limits.
     assert_eq!(lines.len(), 61, "{table}");
     assert_eq!(lines[0][..4], ["KEY", "LIMIT", "REMAINING", "OF"]);
     assert_eq!(
@@ -248,7 +250,7 @@ fn keys_are_listed_with_what_remains() {
     );
 }
 
-/// `denials: {log: 100%}` logs each denial, up to the rate limit of the log.
+/// With `denials: {log: 100%}`, every denial is logged, up to the rate limit on log records.
 #[test]
 fn denials_are_logged_if_that_is_set() {
     let mut server = Server::start(RULES);
@@ -266,8 +268,8 @@ fn denials_are_logged_if_that_is_set() {
     }
 }
 
-/// Event IDs begin with the server's start time, so the command can tell that the new process's
-/// events are new.
+/// Event IDs begin with the start time of the server process. Thus, events of a restarted server
+/// are recognised as new.
 #[test]
 fn followed_events_survive_a_restart_of_the_server() {
     let port = free_port();

@@ -14,7 +14,7 @@ use crate::{
     support::{Ask, EVERY_LISTENER, Process, Scratch, Server},
 };
 
-/// Sends `asked` and returns the response or the beginning of it.
+/// Sends `asked` and returns the beginning of the response.
 fn answer(address: SocketAddr, asked: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).unwrap();
     stream
@@ -49,8 +49,8 @@ fn silent_clients_do_not_block_other_clients_or_the_admin_listener() {
             .find_map(|word| word.strip_prefix("address="));
         address.unwrap().parse::<SocketAddr>().unwrap()
     });
-    // The number of connections to each listener exceeds the number of files that the server may
-    // open.
+    // Open more connections to each listener than the number of file descriptors that the server
+    // may use.
     let silent: Vec<TcpStream> = [http, resp, grpc]
         .iter()
         .flat_map(|listener| (0..120).map(move |_| TcpStream::connect(listener).unwrap()))
@@ -81,7 +81,8 @@ fn the_start_raises_the_soft_limit_to_the_hard_limit() {
     let mut server = Process::start(&mut command);
     server.wait_for(&["listening", "listener=\"http\""]);
     assert_eq!(server.soft_file_limit(), 2_048);
-    // The connection limit fits in the hard limit, but not in the soft limit.
+    // The hard limit on open files is high enough for `max_connections`, although the soft limit is
+    // not.
     assert!(!server.has_said(&["lowered"]), "{}", server.said());
 }
 
@@ -91,7 +92,7 @@ fn endpoint() -> SocketAddr {
     let address = socket.local_addr().unwrap();
     spawn(move || {
         for mut stream in socket.incoming().map_while(Result::ok) {
-            // The head of a GET arrives in a single read.
+            // A single read is sufficient for the head of a GET request.
             let _ = stream.read(&mut [0; 4_096]);
             let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
             let _ = stream.write_all(answer);
@@ -100,8 +101,9 @@ fn endpoint() -> SocketAddr {
     address
 }
 
-/// A lack of descriptors does not mean that the endpoints are unhealthy. If endpoints were ejected
-/// because of it, requests would still fail after descriptors have become available again.
+/// If the proxy has no free file descriptors, this does not mean that the endpoints are unhealthy.
+/// If endpoints were ejected in this case, requests would still fail after descriptors have become
+/// available again.
 #[test]
 fn without_descriptors_for_upstreams_the_answer_is_503_and_no_endpoint_is_ejected() {
     let (one, other, named) = (endpoint(), endpoint(), endpoint().port());
@@ -172,7 +174,8 @@ fn a_client_cannot_exceed_its_connection_limit_on_any_listener() {
             stream
         };
         let open = [connect(), connect()];
-        // The kernel passes connections to the listener in order, so this connection is the third.
+        // The kernel passes connections to the listener in order, so this one is the third
+        // connection, which exceeds the limit of two.
         let refused = connect().read(&mut [0; 64]);
         let is_closed = match &refused {
             Ok(count) => *count == 0,

@@ -1,9 +1,9 @@
 //! Runs every `console` block in the README, in `docs/` and in the examples, in order, against a
 //! server with the quickstart file. Compares the output with the documented output.
 //!
-//! Documented ports are replaced by the server's ports. A line `...` matches any number of lines. A
-//! time in milliseconds may differ by up to [`SLOWNESS_MS`], because a slow machine causes delays.
-//! Dates and durations in tables may have any value.
+//! Documented ports are replaced by the server's ports. A line `...` matches any number of lines.
+//! Because slow machines cause delays, a time in milliseconds may differ from the documented time
+//! by up to [`SLOWNESS_MS`]. Dates, and durations in tables, may have any value.
 
 use std::{
     collections::BTreeSet,
@@ -29,7 +29,7 @@ use crate::{
 /// The tolerance for times in milliseconds.
 const SLOWNESS_MS: u64 = 60_000;
 
-/// The strings that precede absolute times, which differ in every run.
+/// The strings before absolute times. Absolute times differ in every run, so they are not compared.
 const INSTANTS: [&str; 2] = ["until_ms\":", "at_ms\":"];
 
 #[test]
@@ -203,7 +203,8 @@ fn the_fleet_example_matches_the_output() {
     let redis = RedisServer::start();
     let [first, second] = ["first.yaml", "second.yaml"].map(|name| {
         let text = fs::read_to_string(repository().join("examples/fleet").join(name)).unwrap();
-        // Use the test's own listeners, and a longer timeout than the default for busy machines.
+        // Replace the example's listeners, and use a longer timeout than the default, because the
+        // machine may be busy.
         let (_, store) = text.split_once("\nstore:\n").unwrap();
         let store = store.replace("redis://127.0.0.1:6379", &redis.url());
         let config = format!("{EVERY_LISTENER}store:\n  timeout: 2s\n{store}");
@@ -267,12 +268,13 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
         "contrib/kubernetes/memory",
     ] {
         for file in files(folder, "yaml") {
-            // The other files are for Envoy and Kubernetes.
+            // Skip the files for Envoy and Kubernetes.
             let name = file.file_name().unwrap().to_str().unwrap();
             if name == "envoy.yaml" || folder.starts_with("contrib/") && name != "rules.yaml" {
                 continue;
             }
-            // A container has to listen on all of its addresses, which causes a warning.
+            // In a container, the server has to listen on all addresses. Listening on all addresses
+            // would cause a warning here.
             let text = fs::read_to_string(&file).unwrap();
             let said = strictly_checked(&text.replace("0.0.0.0:", "127.0.0.1:"));
             wrong.extend(said.map(|said| format!("{}: {said}\n", file.display())));
@@ -316,7 +318,8 @@ fn strictly_checked(text: &str) -> Option<String> {
         "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: hour, requests_per_unit: 1}}]\n";
     const LIMITS: &str = "- {namespace: shop, max_value: 1, seconds: 60}\n";
     let scratch = Scratch::new();
-    // The files in `envoy.config` and `envoy.limitador` do not exist on this machine.
+    // Replace the paths in `envoy.config` and `envoy.limitador`, because the documented files do
+    // not exist on this machine.
     let domain = scratch.write("domain.yaml", DOMAIN);
     let limits = scratch.write("limits.yaml", LIMITS);
     let config = |line: &str| {
@@ -379,8 +382,8 @@ fn assert_true(document: &str) {
     assert_true_with(document, &Server::quickstart(), &[]);
 }
 
-/// Runs the blocks in a document against `server`. `more` maps additional documented ports to
-/// addresses.
+/// Runs the console blocks in a document against `server`, and compares the output. `more` contains
+/// additional documented ports, each with the address that replaces it.
 fn assert_true_with(document: &str, server: &Server, more: &[(&str, SocketAddr)]) {
     let text = fs::read_to_string(repository().join(document)).unwrap();
     let steps = steps(&text);
@@ -473,7 +476,7 @@ fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<Strin
         .env("PATH", path)
         .env("TIDEGATE_ADMIN", server.admin.to_string())
         .env("NO_COLOR", "1")
-        // Makes redis-cli format its output as for a terminal.
+        // Make redis-cli format its output as if standard output were a terminal.
         .env("FAKETTY", "1");
     let printed = String::from_utf8(run(&mut shell).stdout).unwrap();
     let usual = ports.iter().fold(printed, |text, (usual, real)| {
@@ -571,8 +574,9 @@ fn is_digit(line: &str, at: usize) -> bool {
     line.as_bytes()[at].is_ascii_digit()
 }
 
-/// Returns whether `number`, which follows `before`, is a time. It is a time if the field's name
-/// indicates milliseconds, or if it is an integer in a Redis reply that is too large to be a count.
+/// Returns whether `number` is a time, judging by `before`, the text before the number. It is a
+/// time if the field's name ends with `_ms`, or if it is a number in a Redis reply and is too large
+/// to be a count.
 fn is_time(before: &str, number: &str) -> bool {
     let named = before.ends_with("_ms\":") || before.ends_with("_ms\": ");
     let reply = before.ends_with("(integer) ") || before.ends_with(',');

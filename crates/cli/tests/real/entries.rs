@@ -30,7 +30,7 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
         "{line}"
     );
     assert!(!line.contains("acme"), "{line}");
-    // Further requests within a minute are counted but not logged.
+    // Within a minute, further requests with this entry are counted but not logged.
     for _ in 0..20 {
         assert_eq!(server.check(&misspelt).status, 200);
     }

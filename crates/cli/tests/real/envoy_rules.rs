@@ -113,8 +113,8 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
     }
 }
 
-/// `check` must not report success for a configuration that `serve` cannot read, or for one without
-/// limits.
+/// `check` must not report success for a configuration that `serve` cannot read, or for a
+/// configuration without limits.
 #[test]
 fn an_empty_or_missing_folder_is_an_error() {
     let scratch = Scratch::new();
@@ -454,7 +454,7 @@ fn a_limits_file_of_limitador_is_served_and_reloaded() {
     let raised = LIMITADOR.replace("max_value: 2", "max_value: 3");
     std::fs::write(server.directory().join("limits.yaml"), raised).unwrap();
     server.wait_for(&["reloaded the configuration of the rate limit service"]);
-    // The count of 2 is kept.
+    // The two hits that were counted before the reload still count.
     assert_eq!(ask("/check_and_report"), 200);
     assert_eq!(ask("/check"), 429);
 }

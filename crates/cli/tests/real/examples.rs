@@ -23,14 +23,14 @@ impl Proxy {
         Self::start_nginx(Server::quickstart(), "examples/nginx/nginx.conf")
     }
 
-    /// Starts nginx in front of a login service where only failed logins are limited.
+    /// Starts nginx in front of a login service. Only failed logins are charged.
     pub(crate) fn nginx_login() -> Self {
         let rules = fs::read_to_string(repository().join("examples/nginx-login/rules.yaml"));
         let rules = rules.unwrap().replace("listen: {grpc: off, resp: off}", "");
         Self::start_nginx(Server::start(&rules), "examples/nginx-login/nginx.conf")
     }
 
-    /// nginx with Lua, which speaks the Redis protocol.
+    /// Starts nginx with a Lua script that calls Tidegate over the Redis protocol.
     pub(crate) fn nginx_lua() -> Self {
         Self::start_nginx(Server::quickstart(), "examples/nginx-lua/nginx.conf")
     }
@@ -128,7 +128,7 @@ fn nginx_logs_the_rule_and_the_key() {
         "\"GET /api/orders HTTP/1.1\" 429 rule=\"api-per-customer\" key=\"acme\"",
         "\"GET /about HTTP/1.1\" 200 rule=\"\" key=\"\"",
     ];
-    // nginx writes a line after it has sent the response.
+    // nginx writes a log line only after it has sent the response, so the last line may be delayed.
     let lines = || fs::read_to_string(&log).unwrap_or_default();
     for _ in 0..3_000 {
         if lines().lines().count() == expected.len() {
@@ -148,8 +148,8 @@ fn caddy_denies_with_429_and_retry_after() {
     assert_limits(&Proxy::caddy());
 }
 
-/// Sends ten logins from one address. Logins with a forged address must be counted for the same
-/// client.
+/// Sends ten logins from one client, each with the same forged `X-Forwarded-For` address. The
+/// logins must be counted for the client's real address.
 fn assert_limits(proxy: &Proxy) {
     let login = || Ask::new("POST", proxy.front, "/login").header("x-forwarded-for", "6.6.6.6");
     for number in 1..=10 {
@@ -255,7 +255,8 @@ fn nginx_with_lua_fails_open_without_tidegate() {
     assert_eq!(Ask::get(front, "/api/orders").send().status, 200);
 }
 
-/// An error that is not about the request must not refuse all requests.
+/// If Tidegate responds with an error that has nothing to do with the request, nginx must forward
+/// the request.
 #[test]
 fn nginx_with_lua_fails_open_without_the_password() {
     let listen = EVERY_LISTENER.replace(

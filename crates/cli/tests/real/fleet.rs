@@ -62,8 +62,8 @@ fn four_servers_on_a_cluster_together_admit_one_limit() {
 }
 
 /// Runs `scripts/hammer/run` briefly. On a busy machine, the requests may not exhaust the limits
-/// within a few seconds. Therefore it is sufficient if half as many requests are admitted as the
-/// limits allow.
+/// within a few seconds. Therefore, it is sufficient if the number of admitted requests is half of
+/// what the limits allow.
 fn hammer(topology: &[&str]) {
     let program = tidegate(&[]);
     let mut script = Command::new("python3");
@@ -82,8 +82,8 @@ fn hammer(topology: &[&str]) {
     );
 }
 
-/// Ten failed requests exhaust the limit, regardless of which proxies handled them. The charges for
-/// successful requests are refunded in Redis.
+/// Ten failed requests exhaust the limit, regardless of which proxies handled the requests.
+/// Successful requests are refunded in Redis.
 #[test]
 fn proxies_on_one_redis_count_failures_together() {
     let (redis, upstream) = (RedisServer::start(), Server::start(""));

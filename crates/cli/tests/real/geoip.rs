@@ -8,7 +8,7 @@ const RULES: &str = "geoip: {country: country.mmdb}
 rules: [{name: british, when: {country: GB}, limits: [{algorithm: fixed_window, limit: 0, window: 1h}]}]
 ";
 
-/// Replaces the current database with the database `name`.
+/// Atomically replaces the server's database with the test database `name`.
 fn provide(folder: &Path, name: &str) {
     let source = repository()
         .join("crates/identity/tests/maxmind")

@@ -1,4 +1,4 @@
-//! HAProxy with the example configuration, in front of a real server.
+//! Tests HAProxy with the example configuration and a real Tidegate server.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ const STARTS: u32 = 5;
 const CONNECTS: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// A HAProxy with the configuration of the example, and its Tidegate.
+/// A HAProxy with the example's configuration, and the Tidegate server that it calls.
 #[derive(Debug)]
 pub(crate) struct Haproxy {
     pub(crate) server: Server,
@@ -35,14 +35,15 @@ impl Haproxy {
         Self::with(&format!("rules:\n{rules}"), "path=path")
     }
 
-    /// Starts HAProxy with these rules. `path` are the arguments for the path.
+    /// Starts HAProxy, and a Tidegate server with these rules. `path` replaces the example's SPOE
+    /// message argument `path=path`.
     fn with(rules: &str, path: &str) -> Self {
         let listen = EVERY_LISTENER.replace("admin:", "spop: '127.0.0.1:0', admin:");
         let server = Server::start_in(Scratch::new(), &format!("{listen}{rules}"));
         let example = repository().join("examples/haproxy");
         let read = |name| {
             let text = fs::read_to_string(example.join(name)).unwrap();
-            // A loaded machine may be slow, and a timeout would admit requests.
+            // The machine may be busy. After a timeout, HAProxy would admit the request.
             text.replace("examples/haproxy/", "")
                 .replace("250ms", "10s")
                 .replace("path=path", path)
@@ -157,8 +158,8 @@ fn a_client_cannot_evade_its_limit() {
     assert_eq!(twice.send().status, 400, "two keys");
 }
 
-/// With two copies of the path, the description of a request does not fit into a frame, so HAProxy
-/// does not ask Tidegate.
+/// With two copies of a long path, the SPOE message does not fit into a frame, so HAProxy does not
+/// call Tidegate.
 #[test]
 fn a_request_that_is_too_long_for_a_frame_does_not_pass() {
     let haproxy = Haproxy::with("rules: []\n", "path=path copy=path");

@@ -1,4 +1,4 @@
-//! Tests that the log records that clients can cause are rate limited.
+//! Tests the rate limit on log records that clients can cause.
 
 use std::{
     io::{Read, Write},
@@ -78,7 +78,8 @@ fn wrong_admin_tokens_are_logged() {
 
 #[test]
 fn all_warnings_of_the_rules_file_are_logged() {
-    // Up to 20 warnings of each kind are reported.
+    // These rules cause warnings of several kinds, and up to 20 of each kind are reported. In
+    // total, the warnings exceed the burst that the rate limit on log records allows.
     let rule = |number: usize| {
         format!("  - {{name: r{number}, key: header.x, limits: [1/s], when: {{method: get}}}}\n")
     };
@@ -99,7 +100,7 @@ fn all_warnings_of_the_rules_file_are_logged() {
 
 #[test]
 fn all_warnings_of_envoys_configuration_are_logged() {
-    // `shadow_mode` belongs to a descriptor and has no effect in a limit.
+    // `shadow_mode` is a setting of a descriptor. In a limit, it has no effect.
     let descriptor = |number: usize| {
         format!(
             "  - {{key: k{number}, rate_limit: {{unit: second, requests_per_unit: 1, shadow_mode: true}}}}\n"

@@ -15,7 +15,7 @@ use crate::{
     support::{Ask, EVERY_LISTENER, Scratch, Server, authority, repository, run, signed},
 };
 
-/// A configuration with every kind of component that has its own metrics.
+/// A configuration that enables every component with its own metrics.
 const EVERYTHING: &str = r#"grpc: {tls: {certificate: server.pem, key: server.key}}
 geoip: {country: country.mmdb}
 envoy: {config: envoy.yaml}
@@ -38,7 +38,7 @@ descriptors: [{key: api_key, rate_limit: {unit: hour, requests_per_unit: 2}}]
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The `Accept` header of Prometheus 2.42.
+/// The `Accept` header that Prometheus 2.42 sends.
 const ACCEPT: &str = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
 
 /// A Python program that prints the metrics on a page as JSON.
@@ -55,7 +55,8 @@ print(json.dumps([
 ]))
 ";
 
-/// A metric as parsed by Prometheus. In `name`, counters have no suffix `_total`.
+/// A metric as the Prometheus client library parses it. The `name` of a counter does not include
+/// the suffix `_total`.
 #[derive(Debug, Deserialize)]
 struct Metric {
     name: String,
@@ -72,14 +73,15 @@ struct Sample {
 }
 
 impl Metric {
-    /// Returns the name that is used in the text format, in queries and in the documentation.
+    /// Returns the name with the suffix `_total` for counters, as in the text format, in queries
+    /// and in the documentation.
     fn full_name(&self) -> String {
         let suffix = if self.kind == "counter" { "_total" } else { "" };
         format!("{}{suffix}", self.name)
     }
 }
 
-/// A server with every component that has metrics, and its Redis.
+/// A server with every component that has metrics, and the server's Redis.
 struct Everything {
     server: Server,
     _redis: RedisServer,
@@ -167,7 +169,8 @@ fn prometheus_reads_the_same_metrics_in_both_formats() {
     assert_eq!(samples[0].labels["rule"], RULE);
 }
 
-/// The documentation's tables and the page must contain the same metrics with the same labels.
+/// The tables in the documentation and the metrics page must contain the same metrics with the same
+/// labels.
 #[test]
 fn the_page_has_exactly_the_documented_metrics() {
     let everything = Everything::start();
@@ -178,7 +181,7 @@ fn the_page_has_exactly_the_documented_metrics() {
         let documented = documented.unwrap_or_else(|| panic!("{name} is not documented"));
         assert!(!metric.samples.is_empty(), "{name} has no sample");
         for Sample { labels, .. } in &metric.samples {
-            // The label `le` is added by histogram buckets.
+            // Every histogram bucket has the label `le`, which the documentation does not list.
             let labels = labels.keys().filter(|label| *label != "le");
             let labels: BTreeSet<String> = labels.cloned().collect();
             match &documented {
@@ -214,8 +217,8 @@ pub(crate) fn documented() -> BTreeMap<String, Column> {
             match cells[..] {
                 ["", "metric", column, ..] => second_column = column,
                 ["", names, second, ..] => {
-                    // A name with a selector stands for some series of a metric that is in another
-                    // table.
+                    // A name with a label selector describes some series of a metric. The metric
+                    // itself is in another table.
                     for name in quoted(names).filter(|name| !name.contains('{')) {
                         let column = match second_column {
                             "labels" => Column::Labels(labels(second)),

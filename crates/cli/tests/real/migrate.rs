@@ -1,6 +1,6 @@
 //! Checks the tables in `docs/migrate`. Each row contains a limit in another program's notation and
 //! the equivalent Tidegate limit. It also contains a number of concurrent requests, and how many of
-//! them are admitted with either limit. The tests send the requests to both programs.
+//! these requests each of the two limits admits. The tests send the requests to both programs.
 
 #![expect(
     clippy::disallowed_methods,
@@ -25,7 +25,7 @@ use crate::support::{Ask, Process, Scratch, Server, free_port, repository, run, 
 /// The maximum number of start attempts, if another process takes the port first.
 const STARTS: u32 = 5;
 
-/// A row in a page's table.
+/// A table row from a documentation page.
 #[derive(Debug)]
 struct Row {
     /// The strings in backticks in each cell.
@@ -36,21 +36,22 @@ struct Row {
 }
 
 impl Row {
-    /// Returns the Tidegate limit, which is the first string in backticks in the last cell that has
-    /// such a string.
+    /// Returns the Tidegate limit. The limit is the first string in backticks in the last element
+    /// of `cells`.
     fn limit(&self) -> &str {
         &self.cells.last().unwrap()[0]
     }
 
-    /// Returns the cost of a request, which is 1 unless Tidegate's cell has another cost.
+    /// Returns the cost of a request. The cost is 1 unless the cell with the Tidegate limit
+    /// specifies another cost.
     fn cost(&self) -> u64 {
         let parts = self.cells.last().unwrap().iter();
         let mut costs = parts.filter_map(|part| part.strip_prefix("cost: "));
         costs.next().map_or(1, |cost| cost.parse().unwrap())
     }
 
-    /// Asserts that `admitted` is the documented number. The requests were sent within `elapsed`.
-    /// In that time, the limits in these tables may admit one additional request per second.
+    /// Asserts that `admitted` is the documented number. Sending the requests took `elapsed`. For
+    /// each second of that time, the limits in these tables may admit one additional request.
     fn assert_admitted(&self, by: &str, admitted: usize, elapsed: Duration) {
         let late = usize::try_from(elapsed.as_secs()).unwrap();
         let expected = self.admitted..=self.admitted + late;
@@ -62,7 +63,8 @@ impl Row {
     }
 }
 
-/// Returns the rows of those tables on the page whose last column has the form "of N at once".
+/// Returns the rows of the tables on the page, but only of tables whose last column is headed "of N
+/// at once".
 fn rows(page: &str) -> Vec<Row> {
     let path = repository().join("docs/migrate").join(page);
     let text = fs::read_to_string(path).unwrap();
@@ -102,8 +104,8 @@ fn rows(page: &str) -> Vec<Row> {
 /// Sends all requests of a row at the same time. Returns the number of admitted requests, and the
 /// time that sending took.
 fn at_once(count: usize, send: impl Fn() -> u16 + Sync) -> (usize, Duration) {
-    /// The number of client threads: enough for concurrency, and few enough for any server's
-    /// connection limit.
+    /// The number of client threads. It is high enough for concurrent requests, and does not exceed
+    /// any server's connection limit.
     const THREADS: usize = 32;
     let start = Instant::now();
     let send = &send;
@@ -189,7 +191,8 @@ fn start(
     panic!("the program did not start with:\n{configuration}");
 }
 
-/// Starts nginx with these zones and locations. Each location serves `/ok.txt`.
+/// Starts nginx with these `limit_req_zone` and `location` directives. The locations serve
+/// `/ok.txt`.
 fn start_nginx(zones: &str, locations: &str) -> (Process, Scratch, SocketAddr) {
     let configuration = format!(
         "daemon off; master_process off; pid nginx.pid; error_log stderr notice;
@@ -212,8 +215,8 @@ http {{
     })
 }
 
-/// For each row, sends the requests to nginx, which is configured with the parameters in the cell
-/// `column`.
+/// For each row, sends the requests to nginx. The row's limit is configured with the parameters in
+/// the cell with the index `column`.
 fn assert_nginx_admits(rows: &[Row], column: usize) {
     let mut zones = String::new();
     let mut locations = String::new();
@@ -228,8 +231,8 @@ fn assert_nginx_admits(rows: &[Row], column: usize) {
     for (number, row) in rows.iter().enumerate() {
         let path = format!("/{number}");
         let (admitted, elapsed) = at_once(row.sent, || Ask::get(front, &path).send().status);
-        // Without `nodelay`, nginx delays its responses. Nevertheless, it receives all requests at
-        // once.
+        // Without `nodelay`, nginx delays its responses, so `elapsed` includes these delays. But it
+        // receives all requests at once, so it admits no additional requests.
         let mut bursts = row.cells[column].iter().skip(1);
         let is_delayed = bursts.any(|burst| !burst.contains("nodelay"));
         let elapsed = if is_delayed { Duration::ZERO } else { elapsed };
@@ -272,13 +275,14 @@ location /large {{ {large} try_files /ok.txt =404; }}"
     }
 }
 
-/// ingress-nginx generates `nodelay`, and a burst that is the count times the multiplier.
+/// ingress-nginx generates `nodelay`, and a burst that equals the limit's count times the burst
+/// multiplier.
 #[test]
 fn annotations_of_ingress_nginx_admit_the_same() {
     let rows = rows("ingress-nginx.md");
     for row in &rows {
         let number = |text: &str| text.trim_matches('"').parse::<u32>().unwrap();
-        // `limit-rps: "1"` or `limit-rpm: "30"`
+        // The annotation is, for example, `limit-rps: "1"` or `limit-rpm: "30"`.
         let limit = row.cells[0][0].strip_prefix("limit-rp").unwrap();
         let (unit, count) = limit.split_once(": ").unwrap();
         let multiplier = row.cells[0].get(1).map_or(5, |multiplier| {
@@ -447,7 +451,7 @@ fn commands_of_throttlecrab_admit_the_same() {
         let (admitted, elapsed) = admitted_by_command(&server, row, &format!("k{number}"), "1");
         row.assert_admitted("THROTTLE", admitted, elapsed);
     }
-    // Checks the page's statement about a burst of 1.
+    // Check the page's statement about a burst of 1.
     let mut limiter = throttlecrab::RateLimiter::new(throttlecrab::PeriodicStore::new());
     let mut decide = || limiter.rate_limit("u1", 1, 1, 3_600, 1, SystemTime::now());
     assert!((0..30).all(|_| decide().unwrap().0));

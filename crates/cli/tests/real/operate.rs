@@ -57,8 +57,9 @@ fn a_block_denies_until_it_is_lifted() {
     );
 }
 
-/// A renamed rule does not enforce the blocks that were set under its former name. Regression test:
-/// such blocks must be listed with a rule and a key, and it must be possible to lift them.
+/// After a rule is renamed, blocks that were set under its former name are no longer enforced.
+/// Regression test: such blocks must be listed with their rule and key, and operators must be able
+/// to lift them.
 #[test]
 fn blocks_of_a_renamed_rule_are_named_and_can_be_lifted() {
     let server = Server::start(RULES);
@@ -279,7 +280,7 @@ fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
 }
 
 /// Errors must not contain messages from libraries or the operating system, which mean nothing to
-/// an operator. They must not contain advice about TLS if the problem is a different one.
+/// an operator. They must contain advice about TLS only if the problem is about TLS.
 #[test]
 fn connection_errors_are_in_plain_words() {
     let is_it = "does the admin listener have this address? if the admin listener has another address, pass that \
@@ -635,8 +636,8 @@ note: changes to listen, top take effect after a server restart
 fn reload_and_status_name_the_settings_that_need_a_restart() {
     let server = Server::start(RULES);
     let more = "shutdown: {drain: 3s}\n";
-    // A file without `listen` has the default listener addresses, which differ from this server's
-    // addresses.
+    // Without `listen`, the file has the default listener addresses. They differ from the addresses
+    // of this server.
     std::fs::write(server.rules_file(), format!("{more}{RULES}")).unwrap();
     let expected = "note: changes to listen, shutdown take effect after a server restart\n";
     let reloaded = printed(&server.operate(&["reload"]));
@@ -658,7 +659,7 @@ fn status_says_why_the_snapshot_fails_and_what_to_do() {
     ] {
         assert!(status.contains(part), "no {part:?} in {status}");
     }
-    // The setting is already present, so the output must not recommend it.
+    // `store.memory.snapshot` is already set, so the output must not recommend this setting.
     assert!(!status.contains("set store.memory.snapshot"), "{status}");
     assert!(
         server
@@ -688,7 +689,7 @@ fn a_block_that_can_never_deny_is_refused() {
     let raw = printed(&server.operate(&["block", "login", "unix", "--raw"]));
     assert!(raw.starts_with("blocked login unix until"), "{raw}");
     assert!(raw.contains("note: \"unix\" is not an IP address"), "{raw}");
-    // The block has just been created, so the note must not say that it cannot exist.
+    // The block has just been created, so the note must not claim that such a block cannot exist.
     let network = printed(&server.operate(&["block", "login", "10.0.0.0/8", "--raw"]));
     let note = "note: the listeners keep no counter and no block for a network of this size: only requests that \
         services send with `raw` have this key; ";

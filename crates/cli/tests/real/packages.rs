@@ -42,8 +42,8 @@ fn published() -> BTreeMap<String, Value> {
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     let packages = metadata["packages"].as_array().unwrap().iter();
     packages
-        // `publish = false` is represented as an empty list of registries, and a published package
-        // as null.
+        // In this output, `publish` is an empty list for a package with `publish = false`, and null
+        // for a published package.
         .filter(|package| package["publish"].is_null())
         .map(|package| (text(&package["name"]).to_owned(), package.clone()))
         .collect()
@@ -88,8 +88,8 @@ fn every_published_crate_has_complete_metadata() {
     }
 }
 
-/// A path dependency also needs a version. A dev-dependency may have no version. In this case, it
-/// is omitted from the published crate, which avoids a dependency cycle.
+/// A path dependency also needs a version, unless it is a dev-dependency. A dev-dependency without
+/// a version is omitted from the published crate, which avoids a dependency cycle.
 #[test]
 fn the_crates_can_be_published_in_an_order() {
     let packages = published();
@@ -191,8 +191,8 @@ fn files_for_users_name_the_version_of_the_crates() {
     }
 }
 
-/// Collects the packages for two architectures, where the program and the checksums have the same
-/// file names.
+/// Collects the packages for two architectures. For both architectures, the files with the program
+/// and the checksums have the same names.
 #[test]
 fn the_files_of_a_release_have_checksums_and_notes() {
     let scratch = Scratch::new();

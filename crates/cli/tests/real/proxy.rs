@@ -92,13 +92,13 @@ fn curl(args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Returns a response with its header lines sorted, and without the headers that vary between
-/// requests or connections.
+/// Returns a response in a form that can be compared: its header lines are sorted, and headers that
+/// vary between requests or connections are removed.
 fn lasting(answer: &str) -> String {
     let of_the_moment = ["date:", "connection:", "ratelimit"];
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let mut head: Vec<String> = head.lines().map(str::to_ascii_lowercase).collect();
-    // The reason phrase is informational, and nginx uses its own.
+    // Ignore the reason phrase, which has no meaning and differs in nginx.
     head[0].truncate("http/1.1 200".len());
     head.retain(|line| !of_the_moment.iter().any(|name| line.starts_with(name)));
     head.sort();

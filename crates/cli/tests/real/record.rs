@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::support::{Ask, EVERY_LISTENER, Scratch, Server, run, tidegate};
 
-/// A rule for each algorithm whose decisions do not depend on responses.
+/// One rule for each algorithm, except for algorithms whose decisions depend on responses.
 const RULES: &str = "
 rules:
   - {name: gcra, key: [user], limits: [{algorithm: gcra, rate: 60/min, burst: 30}]}

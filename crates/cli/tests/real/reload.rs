@@ -126,7 +126,8 @@ fn a_reload_that_renames_a_rule_logs_its_blocks() {
     assert!(said.contains(named), "{said}");
 }
 
-/// Some programs truncate a file before they write to it.
+/// Some programs truncate a file before they write its new content. The server may read the file in
+/// between.
 #[test]
 fn an_empty_file_removes_no_limits() {
     let mut server = Server::start(&rules(5));
@@ -139,7 +140,7 @@ fn an_empty_file_removes_no_limits() {
     }
 }
 
-/// If a file is truncated before the section `rules`, it may still be valid, but has no rules.
+/// A file that is cut off before its section `rules` may still be valid, but then has no rules.
 #[test]
 fn removing_all_rules_is_logged() {
     let mut server = Server::start(&rules(5));

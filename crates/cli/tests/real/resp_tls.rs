@@ -4,8 +4,8 @@ use std::process::{Command, Output};
 
 use crate::support::{Scratch, Server, authority, run, signed, tool};
 
-/// Starts a server whose listener has a certificate from the authority `ours`, and the additional
-/// TLS settings `more`.
+/// Starts a server whose RESP listener has a certificate issued by the CA `ours`. `more` contains
+/// additional TLS settings.
 fn start(more: &str) -> Server {
     let scratch = Scratch::new();
     for name in ["ours", "other"] {
@@ -44,14 +44,14 @@ fn redis_cli_is_answered_over_tls() {
     let tls = "--tls --cacert ours.pem";
     let throttle = format!("{tls} CL.THROTTLE user123 15 30 60");
     assert_eq!(answer(&server, &throttle), "0\n16\n15\n-1\n2\n");
-    // Neither a plaintext client nor a client that trusts another authority gets a reply.
+    // Neither a plaintext client nor a client that trusts a different CA gets a reply.
     assert_eq!(answer(&server, "PING"), "");
     assert_eq!(answer(&server, "--tls --cacert other.pem PING"), "");
     assert_eq!(answer(&server, &format!("{tls} PING")), "PONG\n");
     server.stop();
 }
 
-/// Tests long pipelines, whose commands and replies are split over many TLS records.
+/// Tests long command pipelines. Their commands and replies are split across many TLS records.
 #[test]
 fn redis_benchmark_is_answered_over_tls() {
     let server = start("");

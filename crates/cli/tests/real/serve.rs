@@ -63,7 +63,8 @@ fn the_service_manager_is_notified() {
     let socket = notify_socket(&path);
     let received = || notification(&socket);
     let variable = ("NOTIFY_SOCKET", path.display().to_string());
-    // The interval is long enough that no watchdog report arrives between the other notifications.
+    // The watchdog interval is so long that no watchdog notification arrives between the other
+    // notifications.
     let watchdog = ("WATCHDOG_USEC", (600 * 1_000_000).to_string());
     let config = format!("{EVERY_LISTENER}{FIVE_AN_HOUR}");
     let server = Server::start_with(scratch, &config, &[variable, watchdog]);
@@ -177,8 +178,8 @@ fn a_socket_that_cannot_be_used_prevents_the_start() {
     );
 }
 
-/// A process may inherit the variables that were set for another process. It must not use sockets
-/// in this case.
+/// A process may inherit systemd's variables although they were set for another process
+/// (`LISTEN_PID`). In this case, it must not use the sockets.
 #[test]
 fn sockets_for_another_process_are_not_used() {
     let scratch = Scratch::new();
@@ -305,8 +306,8 @@ fn requests_in_progress_finish_before_the_exit() {
     let (begun, rest) = request.split_at(request.len() - 5);
     let mut stream = connect(server.http);
     stream.write_all(begun.as_bytes()).unwrap();
-    // When this request on another connection of the same listener is answered, the listener has
-    // read the first connection.
+    // Send another request to the same listener on a new connection. When the listener responds to
+    // it, it has already read from the first connection.
     server.check(&json!({"user": "u2"}));
     server.signal("TERM");
     server.wait_for(&["shutting down"]);
@@ -362,7 +363,7 @@ proxy:
         for beginning in beginnings {
             let mut client = connect(listener);
             client.write_all(beginning).unwrap();
-            // The client is idle after it has read a response or the HTTP/2 SETTINGS frame.
+            // Wait for the response or the HTTP/2 SETTINGS frame. After that, the client is idle.
             if beginning.len() > 5 && !beginning.ends_with(b"HT") {
                 client.read_exact(&mut [0; 7]).unwrap();
             }
@@ -396,7 +397,8 @@ fn a_client_that_never_reads_stops_being_read() {
     assert_eq!(server.check(&json!({"user": "u2"})).status, 200);
 }
 
-/// Measures the fastest of several starts, because concurrent tests slow down the machine.
+/// Measures several starts and uses the fastest, because concurrent tests can slow down the
+/// machine.
 #[test]
 #[expect(
     clippy::disallowed_methods,

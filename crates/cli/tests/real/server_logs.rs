@@ -21,8 +21,8 @@ rules:
   - {name: short, mode: shadow, key: [ip], limits: [1000/s]}
 ";
 
-/// The requested paths, and the number of requests for each path. The rule `planted` admits three
-/// requests for each of its three paths, so it denies 2 + 1 + 0 requests.
+/// The requested paths, each with its number of requests. The rule `planted` applies to three of
+/// the paths and admits three requests for each path, so it denies 2 + 1 + 0 requests.
 const LOAD: [(&str, usize); 4] = [
     ("/api/a", 5),
     ("/api/b?page=%22", 4),
@@ -44,12 +44,12 @@ struct LogServer {
     logs: &'static [AccessLog],
 }
 
-/// An access log, and what the report is expected to say about it.
+/// An access log, and the information about this log that the report must contain.
 struct AccessLog {
     file: &'static str,
     /// The value of `--format`, if the format is not detected.
     format: Option<&'static str>,
-    /// The beginning of the format's name in the report.
+    /// The beginning of the format's name that the report must contain.
     reported: &'static str,
     precision: &'static str,
 }
@@ -118,7 +118,7 @@ impl LogServer {
                 "{context}"
             );
             assert_eq!(planted["worst"][0]["key"][1], "/api/a", "{context}");
-            // The report's notes list the limits for which the log's precision is too low.
+            // If the log's timestamps are too imprecise for a limit, the notes on the rule say so.
             let notes = report["rules"][1]["notes"].to_string();
             assert_eq!(
                 notes.contains("imprecise"),
@@ -175,14 +175,14 @@ fn wait_until_complete(log: &Path) {
     panic!("{} does not contain the whole load", log.display());
 }
 
-/// Returns whether a socket is listening on this port, on any IPv4 address. The test must not find
-/// out by connecting, because HAProxy would log the connection.
+/// Returns whether a socket is listening on this port, on any IPv4 address. This function does not
+/// try to connect, because HAProxy would log the connection.
 fn is_listening(port: u16) -> bool {
     let sockets = fs::read_to_string("/proc/net/tcp").unwrap();
     let local = format!(":{port:04X}");
     sockets.lines().any(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // The state 0A is LISTEN.
+        // The socket state 0A is `LISTEN`.
         fields
             .get(1)
             .is_some_and(|address| address.ends_with(&local))
@@ -225,7 +225,8 @@ RedirectMatch 410 ^/
 "#,
         )],
         command: || {
-            // A relative path would refer to the system's configuration.
+            // Use an absolute path, because Apache would resolve a relative path in the system's
+            // configuration directory.
             shell(
                 tool("apache2"),
                 "exec \"$0\" -f \"$PWD/apache.conf\" -DFOREGROUND",

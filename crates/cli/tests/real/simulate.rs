@@ -92,8 +92,8 @@ fn the_report_counts_denials_by_rule_and_key() {
     assert_eq!(worst["first_ms"], 1_795_328_703_000_u64);
     assert_eq!(worst["last_ms"], 1_795_328_705_000_u64);
     assert_eq!(api["limits"][0]["denied"], 3);
-    // A request that another rule denies is not charged, so the shadow rule's limit is not
-    // exhausted.
+    // A request that another rule denies is not charged to any rule, so the limit of this shadow
+    // rule is not exhausted.
     let watched = &report["rules"][1];
     assert_eq!(
         (&watched["mode"], &watched["asked"]),
@@ -226,8 +226,8 @@ fn damaged_lines_are_counted_and_shown() {
     assert!(!printed.contains('\u{1b}'), "{printed}");
 }
 
-/// With a limit of one request per second, another request in the same second is denied. It would
-/// be admitted one second later.
+/// The log has a precision of one second. With a limit of one request per second, a second request
+/// with the same timestamp is denied, but its wait is at most one second.
 #[test]
 fn denials_within_the_precision_of_the_log_are_counted() {
     let scratch = Scratch::new();
@@ -470,7 +470,7 @@ fn an_unusable_log_is_an_error_that_says_what_to_do() {
     assert!(said.contains("rules.yaml has 1 error"), "{said}");
 }
 
-/// If a file is cut off, the report first warns that the rest of the file is missing.
+/// If a log file is cut off, the first warning says that the rest of the file is missing.
 #[test]
 fn a_truncated_compressed_file_is_reported() {
     let scratch = Scratch::new();
@@ -503,8 +503,8 @@ fn an_interruption_prints_the_results_so_far() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // The log has more lines than the pipe and the buffers hold. When all lines have been written,
-    // the program must have started reading.
+    // The log does not fit in the pipe and the buffers. Therefore, when all lines have been
+    // written, the program must have started to read.
     for _ in 0..100_000 {
         writeln!(stdin, "{}", line(1, "203.0.113.9", "/api/x")).unwrap();
     }
@@ -726,7 +726,7 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
         "rules.yaml",
         "rules: [{name: api, key: [ip], limits: [1/min]}]\n",
     );
-    // Client number n sends n requests in one minute, and one more request an hour later.
+    // The n-th client sends n requests within one minute, and one more request an hour later.
     let mut lines = Vec::new();
     for client in 1..=10_u32 {
         for request in 0..client {
@@ -747,7 +747,8 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
         (10, 10, 1)
     );
     assert_eq!(suggestion["limit"], "9/min");
-    // Simulating the suggested limit must deny the number of keys that the suggestion predicts.
+    // In a simulation with the suggested limit, as many keys must be denied as the suggestion
+    // predicts.
     let tried = json(
         &scratch,
         &["--log", "access.log", "--what-if", "api.limit=9/min"],
@@ -761,8 +762,8 @@ fn suggested_limits_deny_at_most_the_share_of_keys() {
     );
 }
 
-/// Without hashing, key values would occur in the table, the JSON report, the HTML report, damaged
-/// lines and errors.
+/// Key values must be hashed wherever they can occur: in the table, the JSON report, the HTML
+/// report, damaged lines and errors.
 #[test]
 fn hashed_keys_occur_nowhere_in_the_reports() {
     let scratch = Scratch::new();
@@ -799,7 +800,7 @@ fn hashed_keys_occur_nowhere_in_the_reports() {
     );
     assert!(printed.contains("203.0.113.9"), "{printed}");
 
-    // The secret is random, but equal values have equal hashes in the same report.
+    // The hash secret is random, but within a report, equal values have equal hashes.
     let (hashed, printed) = simulated(&["--hash-keys"]);
     let of_run = keys(&hashed);
     assert!(
@@ -823,7 +824,8 @@ fn hashed_keys_occur_nowhere_in_the_reports() {
         );
     }
 
-    // printf %s 203.0.113.9 | openssl dgst -sha256 -hmac the-secret-of-the-hash
+    // The expected hash is the output of this command: printf %s 203.0.113.9 | openssl dgst -sha256
+    // -hmac the-secret-of-the-hash
     let privacy = "privacy: {keys: hashed, secret: the-secret-of-the-hash}";
     scratch.write("rules.yaml", &format!("{privacy}{RULES}"));
     let (hashed, printed) = simulated(&[]);
@@ -866,7 +868,7 @@ rules:
   - {name: window, key: [ip], limits: [5/min]}
 ",
     );
-    // Client number n sends n requests at the same time, and n more requests a minute later.
+    // The n-th client sends n requests at the same time, and n more requests a minute later.
     let mut lines = Vec::new();
     for client in 1..=10_u32 {
         let ip = format!("203.0.113.{client}");
@@ -901,9 +903,9 @@ rules:
             &10.into()
         )
     );
-    // One of the ten keys may be denied, which is the key with 10 requests at a time. The key with
-    // 9 requests at a time must be admitted. At 5/min, its backlog after a minute is 9 - 5 + 9 = 13
-    // units, so it needs a burst of 12.
+    // One of the ten keys may be denied: the key that sends 10 requests at a time. The key that
+    // sends 9 requests at a time must be admitted. At 5/min, its backlog after a minute is 9 - 5 +
+    // 9 = 13 units, so it needs a burst of 12.
     let points = frontier["points"].as_array().unwrap();
     let limits: Vec<&str> = points
         .iter()
@@ -1070,8 +1072,7 @@ fn start(scratch: &Scratch, config: &str, ready: &str) -> (Process, SocketAddr) 
     panic!("{config} did not start");
 }
 
-/// Simulating the same rules with the proxy's access log must give the same decisions as in the
-/// proxy.
+/// A simulation with the proxy's rules and access log must make the same decisions as the proxy.
 #[test]
 fn the_access_log_of_the_proxy_gets_the_same_decisions() {
     let rules = "

@@ -35,8 +35,8 @@ fn an_unwritable_snapshot_is_named_in_the_log() {
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
 }
 
-/// A repeated failure is logged only once. The readiness response and the metrics report that the
-/// failure persists.
+/// A repeated failure is logged only once. While the failure persists, the readiness response and
+/// the metrics report it.
 #[test]
 fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
     let rules =
@@ -103,7 +103,7 @@ rules: [{name: api, key: [user], limits: [5/h], algorithm: fixed_window}]
 #[test]
 fn an_unwritable_snapshot_is_logged_at_the_start() {
     let scratch = Scratch::new();
-    // A directory cannot be written to, even as root.
+    // Create a directory in place of the file: even root cannot write to a directory.
     let trial = scratch.join("counters.snapshot.trial");
     fs::create_dir_all(&trial).unwrap();
     let server = start(scratch);

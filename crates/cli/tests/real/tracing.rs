@@ -38,7 +38,7 @@ const RULES: &str = "rules: [{name: login, when: {path: /login}, key: [ip], limi
 /// A key value, which must not be exported.
 const SECRET: &str = "203.0.113.77";
 
-/// The paths and the bodies of received requests.
+/// The path and the body of each received request.
 type Received = Mutex<Vec<(String, Vec<u8>)>>;
 
 /// An OTLP collector.
@@ -87,7 +87,7 @@ impl Collector {
         messages.map(|(_, body)| body.clone()).collect()
     }
 
-    /// Returns the spans, each with the name of its service.
+    /// Returns the received spans, each with its service name.
     fn spans(&self) -> Vec<(String, Span)> {
         let messages = self.messages("/v1/traces");
         let requests = messages
@@ -113,7 +113,7 @@ impl Collector {
         spans
     }
 
-    /// Waits for the span `name` from `service` in the trace `trace`.
+    /// Waits for the span `name` from `service` in the trace with the ID `trace`.
     fn span(&self, service: &str, name: &str, trace: &str) -> Span {
         eventually("the span has arrived", || {
             let mut spans = self.spans().into_iter();
@@ -346,7 +346,7 @@ fn records_that_the_collector_rejects_count_as_failed() {
     server.wait_for(&["cannot export", "the collector rejected 2 of", "too old"]);
 }
 
-/// The exporters wait for the collector concurrently, for at most 5 seconds.
+/// The exporters wait for the collector concurrently, so that the total wait is at most 5 seconds.
 #[test]
 fn a_collector_that_hangs_delays_the_shutdown_by_5_seconds_at_most() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -394,7 +394,7 @@ fn the_latency_has_the_traces_of_its_slowest_decisions() {
     let collector = Collector::start();
     let config = format!("{EVERY_LISTENER}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &collector.variables());
-    // Only one in 64 decisions is measured, so send enough requests.
+    // Only one in 64 decisions is measured, so send enough requests for several measurements.
     for _ in 0..300 {
         let answer = Ask::new("POST", server.http, "/v1/check")
             .header("traceparent", &traceparent())
@@ -679,7 +679,7 @@ fn metrics_are_exported_with_the_names_of_the_page() {
             names.collect::<BTreeSet<String>>()
         })
     });
-    // The metrics page contains the same metrics.
+    // The metrics page must contain the same metrics as the export.
     let page = server.metrics();
     let on_page = page.lines().filter_map(|line| {
         let (name, _) = line.strip_prefix("# TYPE ")?.split_once(' ')?;

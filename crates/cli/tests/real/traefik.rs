@@ -1,4 +1,4 @@
-//! Traefik with the example configuration, in front of a real server.
+//! Tests Traefik with the example configuration and a real Tidegate server.
 
 use std::{
     fs,
@@ -15,11 +15,12 @@ use crate::support::{Ask, Process, Scratch, Server, free_port, repository};
 /// The maximum number of start attempts, if another process takes Traefik's port first.
 const STARTS: u32 = 5;
 
-/// The maximum number of requests until Traefik forwards one, with a pause after each.
+/// The maximum number of requests that the test sends until Traefik forwards a request. It pauses
+/// after each request.
 const REQUESTS: u32 = 1_000;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// A Traefik with the configuration of the example, and its Tidegate.
+/// A Traefik with the example's configuration, and the Tidegate server that it calls.
 #[derive(Debug)]
 pub(crate) struct Traefik {
     pub(crate) server: Server,
@@ -30,7 +31,7 @@ pub(crate) struct Traefik {
 }
 
 impl Traefik {
-    /// Starts Traefik with the rules of the quickstart.
+    /// Starts Traefik, and a Tidegate server with the quickstart file.
     pub(crate) fn start() -> Self {
         let server = Server::quickstart();
         let application = Application::start();
@@ -69,7 +70,7 @@ impl Traefik {
 #[derive(Debug)]
 struct Application {
     address: SocketAddr,
-    /// The heads of the requests that it has received, in lower case.
+    /// The heads of the requests that the application has received, in lower case.
     received: Arc<Mutex<Vec<String>>>,
 }
 
@@ -99,7 +100,7 @@ impl Application {
 fn forwards(front: SocketAddr) -> bool {
     (0..REQUESTS).any(|_| {
         let is_open = TcpStream::connect(front).is_ok();
-        // Before Traefik has read its routes, it answers 404.
+        // Until Traefik has read its routes, it responds with 404.
         let is_ready = is_open && Ask::get(front, "/ready").send().status == 200;
         if !is_ready {
             thread::park_timeout(PAUSE);

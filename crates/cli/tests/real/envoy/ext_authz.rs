@@ -5,11 +5,12 @@ use std::{fs, net::SocketAddr, thread};
 
 use crate::support::{Answer, Ask, Envoy, Server, repository};
 
-/// An Envoy with the configuration of the example, and its Tidegate.
+/// An Envoy with the example's configuration, and the Tidegate server that it calls.
 #[derive(Debug)]
 pub(crate) struct Authorized {
     pub(crate) server: Server,
-    /// The listener that asks over gRPC, and the listener that asks over HTTP.
+    /// The addresses of two Envoy listeners. The first calls Tidegate over gRPC, and the second
+    /// over HTTP.
     pub(crate) fronts: [SocketAddr; 2],
     _envoy: Envoy,
 }
@@ -26,7 +27,7 @@ impl Authorized {
         let bootstrap = fs::read_to_string(file)
             .unwrap()
             .replace("port_value: 8080}", &http)
-            // A loaded machine may be slow, and a timeout would admit requests.
+            // The machine may be busy. After a timeout, Envoy would admit the request.
             .replace("timeout: 0.25s", "timeout: 10s");
         let envoy = Envoy::start(&bootstrap, server.grpc);
         let fronts = ["grpc", "http"].map(|name| envoy.listener(name));
@@ -38,7 +39,7 @@ impl Authorized {
     }
 }
 
-/// The status, the state of the limit and the body.
+/// Returns the status, the `RateLimit` header and the body.
 fn shown(answer: &Answer) -> (u16, &str, &str) {
     (answer.status, answer.header("ratelimit"), &answer.body)
 }

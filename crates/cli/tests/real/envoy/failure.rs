@@ -3,8 +3,8 @@
 use super::{BOOTSTRAP, LIMITS};
 use crate::support::{Ask, Envoy, Scratch, Server, free_port};
 
-/// The maximum number of requests to send until Envoy has reconnected. Envoy waits up to half a
-/// second between two attempts to connect.
+/// The maximum number of requests that the test sends while it waits for Envoy to reconnect. Envoy
+/// waits for up to half a second between two connection attempts.
 const TRIES: u32 = 100_000;
 
 #[test]

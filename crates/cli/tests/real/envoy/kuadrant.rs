@@ -1,4 +1,4 @@
-//! Kuadrant's rate limit service, called by a client in Python.
+//! Tests Tidegate's implementation of Kuadrant's rate limit service with a Python client.
 
 use std::process::Command;
 
@@ -11,12 +11,13 @@ domain: llm
 descriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 100}}]
 ";
 
-/// The same limit in Limitador's format.
+/// An equivalent limit in Limitador's format, but per day.
 const LIMITADOR: &str = "\
 - {namespace: llm, max_value: 100, seconds: 86400, variables: [\"descriptors[0].user\"]}
 ";
 
-/// Runs the client with a server that reads this file of limits, and returns its results.
+/// Starts a server with these limits, and runs the client against this server. Returns the client's
+/// results.
 fn results(key: &str, limits: &str) -> Value {
     let scratch = Scratch::new();
     let file = scratch.write("limits.yaml", limits);

@@ -12,7 +12,8 @@ mod xds;
 pub(crate) use self::ext_authz::Authorized;
 use crate::support::{Ask, EVERY_LISTENER, Envoy, Scratch, Server};
 
-/// Two listeners, `open` and `closed`, and the routes that the tests use.
+/// An Envoy bootstrap with two listeners, `open` (fails open) and `closed` (fails closed), and the
+/// tests' routes.
 const BOOTSTRAP: &str = include_str!("bootstrap.yaml");
 
 /// The windows are a year long and aligned to the Unix epoch, so in practice no window ends during

@@ -2,13 +2,16 @@
 
 use crate::support::{Ask, EVERY_LISTENER, Envoy, Scratch, Server, repository};
 
-/// A yearly budget, so that its window does not end during the test.
+/// The quota's number of requests per year. With such a long window, the window does not end during
+/// the test.
 const LIMIT: usize = 500;
 
-/// The number of requests that may be admitted between a report and the resulting assignment.
+/// The number of requests beyond the limit that Envoy may admit between its usage report and the
+/// resulting quota assignment.
 const SLACK: usize = LIMIT / 100;
 
-/// The number of seconds without an allowed request after which both Envoys have reported twice.
+/// If no request is allowed for this number of seconds, both Envoys have sent two reports in the
+/// meantime.
 const QUIET_SECONDS: u64 = 12;
 
 #[test]
@@ -23,7 +26,8 @@ fn two_envoys_share_a_budget_to_the_last_request() {
     let tidegate = Server::start_in(Scratch::new(), &quotas);
     let bootstrap =
         std::fs::read_to_string(repository().join("examples/envoy/envoy.yaml")).unwrap();
-    // The example configures Envoy to allow all requests until its first assignment.
+    // In the example, Envoy allows all requests until it receives its first quota assignment. In
+    // this test, it denies them.
     let before = "no_assignment_behavior: {fallback_rate_limit: {blanket_rule: ";
     let bootstrap = bootstrap.replace(&format!("{before}ALLOW_ALL"), &format!("{before}DENY_ALL"));
     let envoys = [(); 2].map(|()| Envoy::start(&bootstrap, tidegate.grpc));

@@ -3,7 +3,7 @@
 use super::{LIMITS, Pair};
 use crate::support::Answer;
 
-/// The limits of both descriptors, in the format in which Envoy lists them.
+/// The limits of both descriptors, in the format of Envoy's header `x-ratelimit-limit`.
 const BOTH: &str = ", 1000;w=31536000, 3;w=31536000;name=\"per-key\"";
 
 fn remaining(answer: &Answer) -> (u16, &str, &str) {

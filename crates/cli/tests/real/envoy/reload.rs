@@ -15,8 +15,8 @@ fn limits(requests: u32) -> String {
     )
 }
 
-/// One client sends requests continuously. Each response must match one of the two configurations,
-/// and its count must be one higher than in the previous response.
+/// One client sends requests continuously. Each response must have the limit of one of the two
+/// configurations, and a count that is one higher than in the previous response.
 #[test]
 fn responses_are_correct_during_a_reload() {
     const SIZES: [u32; 2] = [1_000_000, 2_000_000];

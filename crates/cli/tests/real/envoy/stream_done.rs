@@ -1,24 +1,27 @@
-//! Tests costs that Envoy reports at the end of a response, with the configurations of
-//! `docs/envoy.md`. The application says in its response that a request cost 7 tokens of at most 10.
+//! Tests costs that Envoy reports at the end of a response, with the configurations in
+//! `docs/envoy.md`. The application's response says that the request used 7 tokens of at most 10.
 
 use std::{fs, thread, time::Duration};
 
 use super::{BOOTSTRAP, LIMITS, Pair};
 use crate::support::{EVERY_LISTENER, Envoy, Scratch, Server, repository};
 
-/// The route in front of which the routes of this test are inserted.
+/// The first line of an existing route in the bootstrap file. The test inserts its routes before
+/// this line.
 const FIRST_ROUTE: &str = "                        - match: {prefix: /override}\n";
 
-/// The end of the application's route.
+/// The last line of the application's route in the bootstrap file.
 const RESPONSE: &str = "body: {inline_string: \"Here you are\\n\"}}";
 
-/// How often the remaining hits are read until they are as expected. Envoy calls the service after
-/// it has sent the response.
+/// The maximum number of times that the test reads the remaining hits until they have the expected
+/// value. Several reads may be necessary, because Envoy calls the service after it has sent the
+/// response.
 const READS: u32 = 500;
 
 impl Pair {
-    /// Starts an Envoy with the routes `/tokens` and `/budget`, whose `rate_limits` are the blocks
-    /// of the document, and the routes `/left/tokens` and `/left/budget`, which only read.
+    /// Starts an Envoy with the routes `/tokens` and `/budget`, whose `rate_limits` are the YAML
+    /// blocks in the document. Requests to the additional routes `/left/tokens` and `/left/budget`
+    /// return the remaining hits and are not charged.
     fn of_the_document() -> Self {
         let page = fs::read_to_string(repository().join("docs/envoy.md")).unwrap();
         let blocks = page
@@ -72,7 +75,7 @@ impl Pair {
     }
 }
 
-/// Returns a route of the bootstrap file with these `rate_limits`.
+/// Returns a route for the bootstrap file, with these `rate_limits`.
 fn route(prefix: &str, limits: &str) -> String {
     let indent = " ".repeat(24);
     let limits: String = limits

@@ -14,11 +14,11 @@ use crate::{
     },
 };
 
-/// The environment of the container that Envoy Gateway deploys.
+/// The environment variables of the rate limit container that Envoy Gateway deploys.
 const ENVIRONMENT: &str = include_str!("../../../../envoy/tests/envoy/envoy_gateway.env");
 
-/// Creates the folder `certs` in `scratch`, with the same files as in the secret that Envoy Gateway
-/// mounts.
+/// Creates the folder `certs` in `scratch`, with files named as in the Kubernetes secret that Envoy
+/// Gateway mounts.
 fn certificates(scratch: &Scratch) {
     let certs = scratch.join("certs");
     fs::create_dir(&certs).unwrap();
@@ -48,8 +48,8 @@ fn control_plane(scratch: &Scratch, port: u16) -> (Process, u16) {
 }
 
 /// Starts Tidegate as `ratelimit`, with Envoy Gateway's environment variables. There are two
-/// differences: paths and addresses, because the test runs without a container, and shorter
-/// reconnection delays.
+/// differences. Paths and addresses differ, because the test runs without a container. Reconnection
+/// delays are shorter.
 fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
     let program = scratch.join("ratelimit");
     symlink(env!("CARGO_BIN_EXE_tidegate"), &program).unwrap();
@@ -70,8 +70,8 @@ fn ratelimit(scratch: &Scratch, control_plane: u16, redis: &str) -> Process {
         ("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "50ms"),
         ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "50ms"),
         ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "200ms"),
-        // Tidegate also requires client certificates from Envoys. Envoy Gateway's Envoys present a
-        // certificate.
+        // Tidegate requires a client certificate from every Envoy. The Envoys that Envoy Gateway
+        // deploys present one.
         ("GRPC_CLIENT_TLS_CACERT", "certs/ca.crt"),
         ("REDIS_URL", &redis),
         ("PROMETHEUS_ADDR", "127.0.0.1:0"),
@@ -119,14 +119,15 @@ fn bootstrap(scratch: &Scratch) -> String {
     BOOTSTRAP.replacen(cluster, &with_tls, 1)
 }
 
-/// Replaces the resources atomically.
+/// Atomically replaces the control plane's resources.
 fn publish(folder: &Path, resources: &Value) {
     let draft = folder.join("resources.draft");
     fs::write(&draft, resources.to_string()).unwrap();
     fs::rename(draft, folder.join("resources.json")).unwrap();
 }
 
-/// A limit for each API key. The window is a year long, so that it does not end during the test.
+/// Returns resources with a limit for each API key. The limit's window is a year long, so that it
+/// does not end during the test.
 fn per_key(requests: u32) -> Value {
     let limit = json!({"unit": "YEAR", "requests_per_unit": requests});
     let descriptors = json!([{"key": "api_key", "rate_limit": limit}]);
@@ -151,8 +152,8 @@ fn the_deployment_of_envoy_gateway_works_unchanged() {
     };
     plane.wait_for(&["SUBSCRIBE", "envoy-ratelimit", "version="]);
 
-    // With FORCE_START_WITHOUT_INITIAL_CONFIG, the server is ready before it has a configuration,
-    // but responds to every request with an error.
+    // With `FORCE_START_WITHOUT_INITIAL_CONFIG`, the server is ready before it has a configuration.
+    // Until then, it responds to every request with an error.
     assert_eq!(Ask::get(http, "/healthcheck").send().status, 200);
     assert_eq!((ask("open"), ask("closed")), (200, 500));
 

@@ -57,7 +57,8 @@ impl Browser {
             output
                 .split(0)
                 .map_while(Result::ok)
-                // The last message is incomplete if the browser is killed while it is writing.
+                // If the browser is killed while it writes a message, this last message is
+                // incomplete.
                 .map_while(|message| serde_json::from_slice(&message).ok())
                 .take_while(|message: &Value| send.send(message.clone()).is_ok())
                 .for_each(drop);
@@ -117,7 +118,8 @@ impl Browser {
 
     /// Takes and returns the messages that the page has logged so far.
     pub(crate) fn take_logged(&mut self) -> Vec<String> {
-        // When the result of this expression arrives, all earlier events have arrived.
+        // Events and results arrive in order. When this result has arrived, all earlier events have
+        // arrived too.
         self.eval("0");
         std::mem::take(&mut self.logged)
     }

@@ -4,7 +4,8 @@ use std::{net::SocketAddr, path::PathBuf, process::Command};
 
 use super::{Ask, Process, Scratch, repository, tool};
 
-/// The admin interface that replaces the admin interface in the bootstrap file.
+/// The admin interface setting, which replaces the setting in the bootstrap file. Port 0 selects a
+/// free port.
 const ADMIN: &str = "admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}";
 
 /// A running Envoy with its own directory.
@@ -16,8 +17,9 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// Starts an Envoy that uses Tidegate's gRPC listener at `tidegate`. In `bootstrap`, that port
-    /// must be 8081, the application's port 8001, and the ports of Envoy's listeners 8000 and 8002.
+    /// Starts an Envoy that uses Tidegate's gRPC listener at `tidegate`. `bootstrap` must use the
+    /// following ports, which are replaced: 8081 for Tidegate, 8001 for the application, and 8000
+    /// and 8002 for Envoy's listeners.
     pub(crate) fn start(bootstrap: &str, tidegate: SocketAddr) -> Self {
         let port = |number: u16| format!("port_value: {number}}}");
         let application = "{pipe: {path: application.sock}}";

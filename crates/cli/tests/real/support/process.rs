@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-/// The timeout for operations that take milliseconds on an idle machine.
+/// The timeout for all waits. On an idle machine, each wait takes only milliseconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A program and its standard error. The program is stopped when the test ends.
@@ -62,13 +62,13 @@ impl Process {
         None
     }
 
-    /// Returns whether a line that has been read so far contains all of `words`.
+    /// Returns whether any line that has been read so far contains all of `words`.
     pub(crate) fn has_said(&self, words: &[&str]) -> bool {
         let has_them = |line: &String| words.iter().all(|word| line.contains(word));
         self.seen.iter().any(has_them)
     }
 
-    /// Returns the peak resident memory of the program, in bytes.
+    /// Returns the program's peak resident memory, in bytes.
     pub(crate) fn peak_bytes(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -76,7 +76,7 @@ impl Process {
         kilobytes.parse::<u64>().unwrap() * 1_024
     }
 
-    /// Returns the program's soft limit for open files.
+    /// Returns the program's soft limit on the number of open files.
     pub(crate) fn soft_file_limit(&self) -> u64 {
         let limits = std::fs::read_to_string(format!("/proc/{}/limits", self.child.id())).unwrap();
         let line = limits
@@ -104,8 +104,8 @@ impl Process {
 
     /// Waits until the program has ended. Returns the exit status and the rest of the log.
     pub(crate) fn wait(&mut self) -> (ExitStatus, Vec<String>) {
-        // Standard error is closed when the program ends. Unlike `Child::wait`, waiting for this
-        // has a timeout.
+        // Wait until standard error is closed, which happens when the program ends. Unlike
+        // `Child::wait`, this wait has a timeout.
         let mut rest = Vec::new();
         loop {
             match self.lines.recv_timeout(PATIENCE) {

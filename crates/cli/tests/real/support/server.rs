@@ -80,7 +80,8 @@ impl Server {
         self.optional("\"spop\"")
     }
 
-    /// Returns the address of the listener with this quoted name, which not every server has.
+    /// Returns the address of an optional listener. `name` is the listener's name in quotes, as in
+    /// the log.
     fn optional(&self, name: &str) -> SocketAddr {
         let said = self.said();
         let mut lines = said.lines();
@@ -135,7 +136,7 @@ impl Server {
         self.process.wait_for(words)
     }
 
-    /// Returns whether a line that has been read so far contains all of `words`.
+    /// Returns whether any line that has been read so far contains all of `words`.
     pub(crate) fn has_said(&self, words: &[&str]) -> bool {
         self.process.has_said(words)
     }
