@@ -224,8 +224,8 @@ def operators():
                   "it is used. One decision in 64 is measured.", "s",
                   *((quantile(number, "tidegate_decision_duration_seconds"), name)
                     for number, name in ((0.5, "median"), (0.9, "90 %"), (0.99, "99 %")))),
-            graph("Latency by rule", "99 % of the measured decisions to which a rule applied took "
-                  "at most this long. The 20 slowest rules.", "s",
+            graph("Latency by rule", "99 % of the measured decisions about requests to which the rule "
+                  "applied took at most this long. The 20 slowest rules.", "s",
                   (f"topk(20, {quantile(0.99, 'tidegate_rule_decision_duration_seconds', RULE, 'rule')})",
                    "{{rule}}")),
         ]),

@@ -74,7 +74,7 @@ impl RequestSender for MiddlewareSender<'_> {
 
     async fn send(&mut self) -> std::result::Result<Response, BoxError> {
         let copy = self.request.as_ref().and_then(Request::try_clone);
-        // A request that cannot be copied is sent itself, so it can be sent only once.
+        // If a request cannot be copied, the original is sent, and it cannot be sent again.
         let request = copy.or_else(|| self.request.take());
         let request = request
             .ok_or("the request body is a stream, so the request cannot be sent a second time")?;

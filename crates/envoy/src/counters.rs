@@ -33,7 +33,7 @@ pub struct ConfigLoads {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     missing_docs,
-    reason = "each is the counter of its name in envoyproxy/ratelimit"
+    reason = "each variant has the name of a counter of envoyproxy/ratelimit"
 )]
 pub enum HitCounter {
     TotalHits,

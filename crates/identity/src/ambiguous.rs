@@ -32,7 +32,8 @@ pub enum AmbiguousRequest {
     DotSegments,
     /// The value of this entry is not a single IP address. The string is the entry name.
     NotAnAddress(Box<str>),
-    /// The request has the headers of two proxy dialects, one of which may come from the client.
+    /// The request has the forwarding headers of two kinds of proxies, and the client may have sent
+    /// one kind.
     MixedDialects {
         /// The header of the nginx dialect.
         original: &'static str,

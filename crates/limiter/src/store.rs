@@ -125,8 +125,8 @@ impl ServerLimiter {
         if original.len() == evaluated.len() {
             return self.record_keys(now, original, decided, outcomes);
         }
-        // A fallback policy decided the other charges. They have no outcomes, so they are placed
-        // after the evaluated charges.
+        // The other charges were decided by a fallback policy (`on_failure`). They have no
+        // outcomes, so they are placed after the evaluated charges.
         let is_evaluated = |charge: &&Charge<'_>| evaluated.iter().any(|one| one.key == charge.key);
         let others = original.iter().filter(|charge| !is_evaluated(charge));
         let ordered: SmallVec<[Charge<'_>; 4]> = evaluated.iter().chain(others).copied().collect();

@@ -173,8 +173,8 @@ fn run(texts: &[&str], calls: &[Option<Call>]) -> Run {
     })
 }
 
-/// Returns the time of call `number`. If an earlier call is left out, the caller must have added
-/// its pause to the following call.
+/// Returns the time of call `number`. A caller that leaves out a call must add the call's
+/// `pause_ms` to that of the following call.
 fn at_ms(calls: &[Option<Call>], number: usize) -> u64 {
     let pauses = calls[..=number].iter().flatten().map(|call| call.pause_ms);
     pauses.sum()

@@ -87,7 +87,7 @@ fn legend(svg: &mut String) -> fmt::Result {
         Point::new(175, 50),
         12,
         FAINT,
-        &format!("requests in {millis} ms, over {SECONDS} s"),
+        &format!("requests per {millis} ms, for {SECONDS} s"),
     )
 }
 

@@ -255,7 +255,7 @@ impl Gcra {
         let (units, rest) = (scaled / u128::from(old.p), scaled % u128::from(old.p));
         let rest = (rest * u128::from(self.p)).div_ceil(u128::from(old.p));
         // If an earlier conversion did not know the old limit, it preserved the drain time of the
-        // used units instead of their number. Under `old`, that time can correspond to a huge
+        // used units instead of their number. At the rate of `old`, that time can be worth a huge
         // number of units, so the product can overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
         let latest = self.brim(now).max(ExactMicros::at(ends.ceil()));

@@ -16,13 +16,13 @@
 //!   a leaky bucket, in which charges drain one after another as time passes. Only the part of a
 //!   charge that has not drained can be refunded. Two lower bounds for this part are known. The
 //!   larger of the two is refunded. Costs are expressed as durations. The first bound is `cost -
-//!   (now - time of the charge)`, because at most the elapsed time can have drained. The second
-//!   bound is `min(cost, TAT after the charge - later refunds of other charges - now)`. Here, `TAT
-//!   after the charge` is the TAT computed right after the charge. If nothing is refunded, the
-//!   charge has drained completely at this instant. Only refunds of earlier charges make the charge
-//!   drain earlier. A refund of the last charge affects no other charge. In a queue that delays
-//!   requests, only the last request can be refunded, because a refund must not change the start
-//!   times of later requests.
+//!   (now - time of the charge)`, because a charge drains at most at the speed of the clock. The
+//!   second bound is `min(cost, TAT after the charge - later refunds of other charges - now)`.
+//!   Here, `TAT after the charge` is the TAT computed right after the charge. If nothing is
+//!   refunded, the charge has drained completely at this instant. Only refunds of earlier charges
+//!   make the charge drain earlier. A refund of the last charge affects no other charge. In a queue
+//!   that delays requests, only the last request can be refunded, because a refund must not change
+//!   the start times of later requests.
 //! - **Buckets refilled at intervals.** Tokens that refills may have added back since the charge
 //!   are not refunded again.
 //! - **Changed limits.** If the state has been converted to other limits since the charge, only

@@ -70,8 +70,8 @@ pub struct Parents<'a> {
     children: Vec<Child<'a>>,
 }
 
-/// The charge of an elastic rule: its index, the percentage of its parent's limits that must be
-/// unused, and its raised limits.
+/// A charge of an elastic rule: the rule's index, the percentage of the parent's limits that must
+/// be unused, and the limits that apply while it is.
 #[derive(Debug)]
 struct Child<'a> {
     place: usize,

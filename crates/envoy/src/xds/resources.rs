@@ -1,6 +1,6 @@
 //! Reads the resources from a control plane.
 //!
-//! Each resource is converted to the same document as a configuration file with the same rules. The
+//! A resource and a configuration file with equal rules are converted to equal documents. The
 //! documents are then read like files, so that rules from files and from a control plane have the
 //! same checks, messages and meaning.
 

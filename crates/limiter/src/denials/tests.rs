@@ -201,7 +201,11 @@ fn the_memory_is_bounded_and_every_lost_denial_is_counted() {
         log_percent: 0,
     };
     let log = DenialLog::with_shards(&settings, 4);
-    assert_eq!(log.heap_bytes(), 0, "no memory before the first denial");
+    assert_eq!(
+        log.heap_bytes(),
+        0,
+        "no memory is allocated before the first denial"
+    );
     let denied = |number: u64, key: &str| {
         let denied = NewDenial {
             at: START.after(Span::from_micros(number)),

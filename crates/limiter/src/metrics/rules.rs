@@ -57,7 +57,7 @@ const UTILIZATION: Metric<1> = Metric::histogram(
 const LATENCY: Metric<1> = Metric::histogram(
     "tidegate_rule_decision_duration_seconds",
     ["rule"],
-    "Latency of the decisions to which a rule applied. Each thread measures one in 64 of its decisions.",
+    "Latency of the decisions about requests to which a rule applied. Each thread measures one in 64 of its decisions.",
 );
 const LIMIT: Metric<2> = Metric::gauge(
     "tidegate_limit",

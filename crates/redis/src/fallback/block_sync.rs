@@ -220,8 +220,8 @@ mod tests {
         Arc::new(local)
     }
 
-    /// A node that has more copies than fit into one call lifts the remaining copies after the next
-    /// call.
+    /// If a node has more copied blocks than one call can check, it removes the remaining ones
+    /// after the next call.
     #[tokio::test(start_paused = true)]
     async fn each_call_lifts_a_thousand_copies() {
         let (redis, local) = (Arc::new(AllLifted::default()), local(BLOCKS_PER_CALL + 1));

@@ -221,7 +221,7 @@ impl Pair<'_> {
         (String::new(), String::new())
     }
 
-    /// Changes the limits of rule `at`.
+    /// Changes the limits of the rule with the index `at`.
     fn change(&mut self, at: usize, limits: Vec<Limit>) {
         let old = Arc::clone(&self.rules[at].limits);
         let new = elastic(limits).in_shadow(old.is_shadow());

@@ -263,7 +263,7 @@ fn keys_are_bounded() {
     );
     assert_eq!(
         refused(&listener, "/v1/throttle", r#"{"key": "k"}"#),
-        "limits: is missing; give limits such as [\"20/min\"], or an algorithm with its numbers"
+        "limits: is missing; give limits such as [\"20/min\"], or an algorithm with its parameters"
     );
     assert_eq!(
         refused(&listener, "/v1/throttle", &with_key("\"\"")),

@@ -324,7 +324,7 @@ fn sweep_chart(out: &mut String, title: &str, sweep: &SweepReport) {
         title,
         horizontal: &match &sweep.axis {
             Axis::Count(unit) => format!("limit ({unit})"),
-            Axis::Order => "limit (in the given order, evenly spaced)".to_owned(),
+            Axis::Order => "limits, in the order in which they were given".to_owned(),
         },
         vertical: "share denied (percent)",
         points: points.collect(),

@@ -85,8 +85,8 @@ async fn twenty_at_work_and_two_seconds_of_patience_serve_sixty_arrivals_in_orde
     assert_eq!(start.elapsed(), Duration::from_millis(1_800));
 }
 
-/// The status is 503 instead of 429, because the client has not caused the service to be at its
-/// capacity.
+/// The status is 503 instead of 429, because the service is at capacity, which is not the client's
+/// fault.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_in_vain_is_answered_503() {
     let limiter = limiter_on(memory(), waiting_rule(1, Span::from_millis(400)));

@@ -22,8 +22,7 @@ pub(in crate::rules) enum Effort {
 }
 
 impl Effort {
-    /// Returns the number by which the counter increases for one evaluation with this effort, on a
-    /// value of `bytes` bytes.
+    /// Returns how much work one evaluation of a value of `bytes` bytes counts as.
     fn of(self, bytes: usize) -> usize {
         match self {
             Self::Constant => 1,

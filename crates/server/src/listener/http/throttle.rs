@@ -181,7 +181,7 @@ fn read<'j>(members: &'j Members<'_>) -> Result<ThrottleRequest<'j>, Problem> {
         None if has_limit_fields => vec![spec],
         None => {
             let problem =
-                "is missing; give limits such as [\"20/min\"], or an algorithm with its numbers";
+                "is missing; give limits such as [\"20/min\"], or an algorithm with its parameters";
             problems.push(Problem::bad("limits", problem));
             Vec::new()
         }

@@ -227,8 +227,8 @@ impl Index {
 }
 
 /// Returns the sort key for one way to file an item; the way with the smallest sort key is used.
-/// The key consists of the largest number of items that share one of the hooks, the least specific
-/// hook, and the number of hooks, in this order.
+/// The sort key has three parts, in this order: the largest number of items that share a hook; the
+/// least specific hook; the number of hooks.
 fn crowd<'a>(filing: &Filing<'a>, crowds: &HashMap<&Hook<'a>, usize>) -> impl Ord + use<> {
     let largest = filing.iter().filter_map(|hook| crowds.get(hook)).max();
     let vaguest = filing.iter().map(|hook| hook.on.vagueness()).max();
