@@ -285,15 +285,15 @@ fn annotations_of_ingress_nginx_admit_the_same() {
         // The annotation is, for example, `limit-rps: "1"` or `limit-rpm: "30"`.
         let limit = row.cells[0][0].strip_prefix("limit-rp").unwrap();
         let (unit, count) = limit.split_once(": ").unwrap();
-        let multiplier = row.cells[0].get(1).map_or(5, |multiplier| {
-            number(multiplier.strip_prefix("limit-burst-multiplier: ").unwrap())
-        });
+        let multiplier = row.cells[1]
+            .first()
+            .map_or(5, |multiplier| number(multiplier));
         let burst = number(count) * multiplier;
         let rate = format!("rate={}r/{unit}", number(count));
-        assert_eq!(row.cells[1], [rate, format!("burst={burst} nodelay")]);
+        assert_eq!(row.cells[2], [rate, format!("burst={burst} nodelay")]);
     }
     assert_tidegate_admits(&rows);
-    assert_nginx_admits(&rows, 1);
+    assert_nginx_admits(&rows, 2);
 }
 
 #[test]
@@ -344,10 +344,9 @@ fn descriptors_of_envoyproxy_ratelimit_admit_the_same() {
     assert_tidegate_admits(&rows);
     let scratch = Scratch::new();
     let descriptor = |(number, row): (usize, &Row)| {
-        format!(
-            "  - {{key: row, value: 'r{number}', rate_limit: {}}}\n",
-            row.cells[0][0]
-        )
+        let [unit, requests] = [0, 1].map(|column| &row.cells[column][0]);
+        let limit = format!("{{unit: {unit}, requests_per_unit: {requests}}}");
+        format!("  - {{key: row, value: 'r{number}', rate_limit: {limit}}}\n")
     };
     let descriptors: String = rows.iter().enumerate().map(descriptor).collect();
     let domain = scratch.write(
@@ -374,7 +373,8 @@ fn limits_of_limitador_admit_the_same() {
     assert_tidegate_admits(&rows);
     let scratch = Scratch::new();
     let limit = |(number, row): (usize, &Row)| {
-        let limit = row.cells[0][0].trim_matches(['{', '}']);
+        let [max_value, seconds] = [0, 1].map(|column| &row.cells[column][0]);
+        let limit = format!("max_value: {max_value}, seconds: {seconds}");
         format!("- {{namespace: n{number}, {limit}, variables: [\"descriptors[0]['row']\"]}}\n")
     };
     let limits: String = rows.iter().enumerate().map(limit).collect();
