@@ -1,6 +1,7 @@
 """Runs the load generators, and parses their reports."""
 
 import csv
+import glob
 import io
 import os
 import random
@@ -12,6 +13,8 @@ from clients import Resp
 from limits import KEYS
 
 LUA = os.path.join(os.path.dirname(__file__), "throttle.lua")
+# The LuaJIT for wrk, which bench/setup unpacks.
+LUAJIT = os.path.join(os.path.dirname(__file__), "../target/luajit/usr/lib/*")
 
 
 class Measured:
@@ -96,9 +99,15 @@ def wrk(server, port, body, mode, seconds):
         str(KEYS),
         mode,
     ]
+    environment = {**os.environ, "LD_LIBRARY_PATH": ":".join(glob.glob(LUAJIT))}
     before = server.cpu_seconds()
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL
+        command,
+        capture_output=True,
+        text=True,
+        timeout=seconds + 60,
+        stdin=subprocess.DEVNULL,
+        env=environment,
     )
     used = server.cpu_seconds() - before
     requests = re.search(r"(\d+) requests in", done.stdout)
