@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use tidegate_core::{ActiveHours, Condition, Days, Hours, Pattern, RuleError, When};
 
 use super::{
-    report::Report,
+    report::{Report, renamed_entry},
     source_span::{Scalar, SourceSpan},
     value::{Shape, Value},
 };
@@ -138,6 +138,8 @@ pub(super) fn when_of<'n>(
             let message = "is not part of a schedule, which has only `time`, `days` and `zone`; to match an \
                 entry of this name, write {is: …}";
             value.wrong_key(report, message);
+        } else if let Some(new) = renamed_entry(entry) {
+            value.wrong_key(report, format!("was renamed to `{new}`"));
         } else if is_schedule(entry, &value) {
             scheduled.push((entry, value));
         } else {
@@ -427,7 +429,7 @@ fn all<'r>(
     }
 }
 
-/// Converts an error about a pattern to a problem at `place`. Returns a valid pattern unchanged.
+/// Converts an error about a pattern to a problem at `span`. Returns a valid pattern unchanged.
 fn accept(
     converted: Result<Pattern, RuleError>,
     span: &SourceSpan,

@@ -80,6 +80,12 @@ pub(crate) fn renamed<'k>(key: &str, known: &[&'k str]) -> Option<&'k str> {
     known.iter().copied().find(|name| name == new)
 }
 
+/// Returns the new name of `entry`, if the entry was renamed before the first release.
+pub(crate) fn renamed_entry(entry: &str) -> Option<String> {
+    let upstream = entry.strip_prefix("room.")?;
+    Some(format!("headroom.{upstream}"))
+}
+
 /// Returns the message for a key that is not in `known`.
 pub(crate) fn unknown_key(key: &str, known: &[&str]) -> String {
     if let Some(new) = renamed(key, known) {

@@ -21,6 +21,20 @@ impl fmt::Display for LimitError {
 impl std::error::Error for LimitError {}
 
 impl LimitError {
+    const MISSING: &'static str = "is missing";
+
+    /// Creates an error about a required field that is absent.
+    #[must_use]
+    pub fn missing(field: &'static str) -> Self {
+        Self::new(field, Self::MISSING)
+    }
+
+    /// Returns whether the field is required and absent.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.problem == Self::MISSING
+    }
+
     /// Creates an error about `field`.
     #[must_use]
     pub fn new(field: &'static str, problem: impl Into<String>) -> Self {

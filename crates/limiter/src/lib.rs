@@ -579,7 +579,7 @@ impl ServerLimiter {
 
     /// Returns the start time in nanoseconds if this decision is sampled for the latency metric.
     fn sample_start(&self) -> Option<u64> {
-        Metrics::is_sampled().then(|| self.clock.nanos())
+        Metrics::take_sample().then(|| self.clock.nanos())
     }
 
     /// Returns the latency in nanoseconds of a decision that began at `began`; `None` if the

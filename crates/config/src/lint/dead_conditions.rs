@@ -114,7 +114,7 @@ impl Warnings<'_> {
         }
     }
 
-    /// Adds a warning about the key of the value at `place`.
+    /// Adds a warning about the key of the value at `span`.
     fn of_key(&mut self, span: &SourceSpan, message: Option<String>) {
         if let Some(message) = message.filter(|_| self.take_room()) {
             span.warn_of_key(self.report, message);

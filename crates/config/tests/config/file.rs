@@ -77,6 +77,10 @@ fn a_renamed_key_is_reported_with_its_present_name() {
             format!("{elastic}{{by: 50%, when: {{headroom.app: 'yes'}}}}"),
             "rules[0].elastic.by (line 4): was renamed to `extra`",
         ),
+        (
+            format!("{elastic}{{extra: 50%, when: {{room.app: 'yes'}}}}"),
+            "rules[0].elastic.when.room.app (line 4): was renamed to `headroom.app`",
+        ),
     ] {
         let mistakes = mistakes(&file);
         assert!(

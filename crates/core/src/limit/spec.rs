@@ -667,7 +667,7 @@ fn fields_of(name: AlgorithmName) -> &'static [&'static str] {
 
 fn need<T>(field: &'static str, value: Option<T>, problems: &mut Vec<LimitError>) -> Option<T> {
     if value.is_none() {
-        problems.push(LimitError::new(field, "is missing"));
+        problems.push(LimitError::missing(field));
     }
     value
 }

@@ -362,9 +362,9 @@ impl Metrics {
         self.traffic.traffic(now, buckets)
     }
 
-    /// Returns whether the latency of the next decision is measured.
-    pub(crate) fn is_sampled() -> bool {
-        shard::is_sampled()
+    /// Counts a decision of this thread. Returns whether to measure its latency.
+    pub(crate) fn take_sample() -> bool {
+        shard::take_sample()
     }
 
     /// Records a sampled decision that took `nanos` nanoseconds.

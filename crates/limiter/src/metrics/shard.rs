@@ -59,7 +59,7 @@ pub(crate) fn index() -> usize {
 
 /// Returns true for the first decision of a thread, and from then on for every [`SAMPLE_EVERY`]th
 /// decision.
-pub(super) fn is_sampled() -> bool {
+pub(super) fn take_sample() -> bool {
     UNTIL_SAMPLE.with(|left| {
         let sampled = left.get() == 0;
         left.set(if sampled {

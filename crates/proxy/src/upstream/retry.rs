@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | not accepted: its pooled connection was stale | send it again |
 //! | possibly processed on a stale pooled connection, but repeatable | send it again |
-//! | either of these, after [`MAX_STALE`] stale connections | send it to another endpoint |
+//! | either of these, after more than [`MAX_STALE`] stale connections | send it to another endpoint |
 //! | not accepted by a new connection | send it to another endpoint; the endpoint has failed |
 //! | possibly processed, and not repeatable | respond with an error |
 //! | failed because the client's body failed | respond with the body's error |
@@ -108,12 +108,13 @@ mod tests {
         const FAILED: fn() -> SendError<()> = || SendError::Failed(ProxyError::HeadTimeout);
         let upload = Some(ProxyError::BodyAborted);
         for (send_error, is_pooled, stale, upload_error, expected) in [
-            (UNSENT, true, 0, None, ANY),
+            (UNSENT, true, 1, None, ANY),
             (UNSENT, true, MAX_STALE, None, ANY),
             (UNSENT, true, MAX_STALE + 1, None, other(None)),
             (UNSENT, false, 0, None, other(Some(ProxyError::BadResponse))),
             (UNSENT, true, 1, upload, ANY),
             (LOST, true, 1, None, never(ProxyError::BadResponse, None)),
+            (LOST, false, 0, None, never(ProxyError::BadResponse, None)),
             (LOST, true, 1, upload, never(ProxyError::BodyAborted, None)),
             (
                 FAILED,

@@ -77,7 +77,7 @@ impl CandidateFile {
     /// Checks the file. Returns whether it has changed since the last check. A missing file is
     /// probably being replaced, so it counts as changed only if two consecutive checks find it
     /// missing.
-    pub(super) fn has_changed(&mut self) -> bool {
+    pub(super) fn detect_change(&mut self) -> bool {
         let now = stamp(&self.config.file);
         let was_gone = std::mem::replace(&mut self.is_gone, now.is_none());
         if now.is_none() && !was_gone {

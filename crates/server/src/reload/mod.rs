@@ -221,7 +221,7 @@ impl Reloader {
         let was_gone = std::mem::replace(&mut last.is_gone, now.is_none());
         let has_changed = now != last.read.seen && (now.is_some() || was_gone);
         let candidate = last.candidate.as_mut();
-        let has_changed = candidate.is_some_and(CandidateFile::has_changed) || has_changed;
+        let has_changed = candidate.is_some_and(CandidateFile::detect_change) || has_changed;
         if !has_changed && !last.read.is_unread {
             return None;
         }

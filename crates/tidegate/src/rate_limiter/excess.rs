@@ -10,6 +10,7 @@ use tidegate_core::{
 pub fn excess_costs(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
     let excess = |(at, (charge, due)): (usize, (&Charge<'_>, &u64))| {
         let more = due.saturating_sub(charge.cost.units());
+        // A cost of 0 is invalid, so charges without an excess are omitted.
         Some((at, Cost::new(more).ok()?))
     };
     charges
