@@ -62,6 +62,13 @@ impl<T, F> MaybeReady<T, F> {
             Self::Pending(future) => MaybeReady::Pending(wrap(future)),
         }
     }
+
+    /// Moves the future of a pending operation to the heap. An async function that awaits the result
+    /// then does not contain this future, so its own future is small and cheap to move.
+    #[inline]
+    pub fn boxed(self) -> MaybeReady<T, Pin<Box<F>>> {
+        self.map_pending(Box::pin)
+    }
 }
 
 impl<T, F: Future<Output = T>> MaybeReady<T, F> {
@@ -183,5 +190,19 @@ mod tests {
         let pending = MaybeReady::Pending(future::ready(7));
         let wrapped = pending.map_pending(async |result| 2 * result.await);
         assert_eq!(poll(wrapped.map(|result| result + 1)), Poll::Ready(15));
+    }
+
+    #[test]
+    fn a_boxed_future_takes_no_space_in_the_caller() {
+        let pending = || {
+            MaybeReady::Pending(async {
+                let large = [1_u8; 4_096];
+                future::ready(()).await;
+                large.iter().map(|byte| usize::from(*byte)).sum::<usize>()
+            })
+        };
+        let awaiting = async || pending().boxed().await;
+        assert!(size_of_val(&awaiting()) < 128);
+        assert_eq!(poll(awaiting()), Poll::Ready(4_096));
     }
 }

@@ -134,7 +134,7 @@ async fn decide(
     let now = limiter.now();
     let checked = with_scratch(async |scratch| {
         let checked = limiter.check(&rules, scratch, &request, Effect::Charge);
-        checked.await.map(|verdict| {
+        checked.boxed().await.map(|verdict| {
             let audited = AuditedRequest {
                 listener: ListenerKind::Grpc,
                 origin: Origin::Listener,

@@ -241,8 +241,8 @@ async fn limit<'a>(
     let limiter = &context.limiter;
     match options.reserve {
         None => {
-            let verdict = limiter.check(rules, scratch, request, Effect::Charge).await;
-            Ok((verdict?, None))
+            let decision = limiter.check(rules, scratch, request, Effect::Charge);
+            Ok((decision.boxed().await?, None))
         }
         // This future is boxed because it is large, and because reservations are rarer than checks.
         Some(ttl) => {
@@ -260,7 +260,7 @@ async fn add_token(
 ) -> Result<(), Problem> {
     if token.len() > MAX_TOKEN_BYTES {
         // If Redis does not respond, the reservation expires.
-        let _ = context.limiter.settle_reservation(token, 0).await;
+        let _ = Box::pin(context.limiter.settle_reservation(token, 0)).await;
         return Err(too_long_token(token.len()));
     }
     // A token is always a valid header value.

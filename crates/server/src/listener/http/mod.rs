@@ -184,6 +184,10 @@ pub(super) fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"Bearer ").then_some(token)
 }
 
+/// The maximum size of the future that answers a request. hyper moves this future for each request,
+/// so the futures of rare operations, and of calls to Redis, are boxed.
+const MAX_FUTURE_BYTES: usize = 3 << 10;
+
 /// The context for handling the requests of one connection.
 #[derive(Debug)]
 struct ConnectionContext {
@@ -208,6 +212,7 @@ impl ConnectionContext {
         };
         let answer = self.route(request);
         let answer = answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)));
+        debug_assert!(size_of_val(&answer) <= MAX_FUTURE_BYTES, "box the rare futures");
         answer.instrument(span)
     }
 

@@ -128,7 +128,8 @@ async fn answer(
         now = limiter.now();
         turn.decided
     } else {
-        context.limiter.decide(request, &mut buffers.outcomes).await
+        let decision = context.limiter.decide(request, &mut buffers.outcomes);
+        decision.boxed().await
     };
     if parameters.effect == Effect::Charge {
         let throttled = ThrottledRequest {

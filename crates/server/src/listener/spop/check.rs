@@ -140,6 +140,7 @@ pub(super) async fn answer(
         let now = limiter.now();
         let verdict = limiter
             .check(&rules, scratch, &request, Effect::Charge)
+            .boxed()
             .await?;
         let audited = AuditedRequest {
             listener: ListenerKind::Spop,
