@@ -26,7 +26,7 @@ pub enum ReservationExpiry {
     #[default]
     Refund,
     /// `charge`: the charges are kept.
-    Keep,
+    Charge,
 }
 
 /// The settings for reservations.
@@ -101,7 +101,7 @@ pub(super) fn reservations(
     if let Some(value) = fields.get("on_expiry") {
         let choices = [
             ("refund", ReservationExpiry::Refund),
-            ("charge", ReservationExpiry::Keep),
+            ("charge", ReservationExpiry::Charge),
         ];
         settings.on_expiry = value.choice(report, &choices).unwrap_or_default();
     }
@@ -158,7 +158,7 @@ mod tests {
         let expected = ReservationsConfig {
             max: 5,
             max_ttl: Span::from_secs(3_600),
-            on_expiry: ReservationExpiry::Keep,
+            on_expiry: ReservationExpiry::Charge,
             credential: Password::Env("S".to_owned()),
         };
         assert_eq!(settings(written), expected);

@@ -192,7 +192,7 @@ fn run(algorithm: &str, steps: &[Step]) -> Result<(), TestCaseError> {
             Step::Pass(time) => {
                 model.now += time * 1_000;
                 clock.set(Timestamp::from_micros(model.now));
-                limiter.end_expired_reservations().now_or_never().unwrap();
+                limiter.expire_reservations().now_or_never().unwrap();
                 model.expire();
             }
         }

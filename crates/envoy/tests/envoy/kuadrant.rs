@@ -201,8 +201,8 @@ impl Service {
     fn pass(&mut self, seconds: u64) {
         self.model.pass(seconds);
         self.started.set(START + self.model.now);
-        let refunds = self.started.limiter.end_expired_reservations();
-        refunds.now_or_never().unwrap();
+        let expiry = self.started.limiter.expire_reservations();
+        expiry.now_or_never().unwrap();
     }
 
     fn left(&self) -> u64 {

@@ -409,6 +409,6 @@ async fn kuadrant_reserves_by_the_limits_file() {
         "80 and 50 of 100"
     );
     started.set(START + 30);
-    started.limiter.end_expired_reservations().await;
+    started.limiter.expire_reservations().await;
     assert_eq!(api.get("/counters/llm")[0]["remaining"], 20);
 }

@@ -318,10 +318,10 @@ async fn an_expired_reservation_costs_nothing() {
         .await
         .reservation_id;
     listener.at_seconds(19);
-    listener.limiter.end_expired_reservations().await;
+    listener.limiter.expire_reservations().await;
     assert_eq!(caller.left("user").await, 60);
     listener.at_seconds(20);
-    listener.limiter.end_expired_reservations().await;
+    listener.limiter.expire_reservations().await;
     assert_eq!(caller.left("user").await, 100);
     assert!(!caller.commit(&["user"], &id, 30).await);
     assert_eq!(caller.left("user").await, 70, "a late commit is a report");
@@ -348,10 +348,10 @@ async fn the_time_of_a_reservation_is_clamped() {
     let windows = caller.reserve_for(&["user", "team"], 10, Some(60)).await;
     assert_eq!(caller.left("team").await, 100);
     listener.at_seconds(59);
-    listener.limiter.end_expired_reservations().await;
+    listener.limiter.expire_reservations().await;
     assert_eq!(caller.left("team").await, 100);
     listener.at_seconds(60);
-    listener.limiter.end_expired_reservations().await;
+    listener.limiter.expire_reservations().await;
     assert_eq!(caller.left("team").await, 150);
     // The commit is counted in the window in which it arrives.
     assert!(

@@ -140,7 +140,7 @@ impl ServerLimiter {
             receipt: Some(receipt),
             since,
             expires,
-            refund_at: expires,
+            due_at: expires,
             _permit: permit,
         };
         self.reservations.insert(contents.id, outstanding, since);
@@ -225,7 +225,7 @@ impl ServerLimiter {
         }
         drop(table);
         if is_expired {
-            self.end_expired_locally(outstanding, now);
+            self.expire_locally(outstanding, now);
             return CounterSettlement::NotOutstanding;
         }
         let is_charged = |at| {

@@ -1,4 +1,4 @@
-//! Refunds of expired reservations.
+//! The end of expired reservations: they are refunded, unless `on_expiry` is `charge`.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -13,8 +13,8 @@ use super::{
 };
 use crate::ServerLimiter;
 
-/// The maximum delay between the expiry of a reservation and its refund. After a longer delay, the
-/// reservation is not refunded.
+/// The maximum delay between the expiry of a reservation and its end in Redis. After a longer
+/// delay, the reservation is not refunded.
 const MAX_LATENESS: Span = Span::from_secs(30);
 
 const _: () = assert!(
@@ -22,48 +22,49 @@ const _: () = assert!(
     "Redis knows whether a reservation has ended for longer than a server refunds it"
 );
 
-/// The maximum number of concurrent refunds.
-const REFUND_BATCH: usize = 64;
+/// The maximum number of expired reservations that are ended concurrently.
+const EXPIRY_BATCH: usize = 64;
 
-/// The delay before a refund is retried because Redis did not respond.
+/// The delay before a reservation is ended again because Redis did not respond.
 const RETRY_DELAY: Span = Span::from_secs(1);
 
-/// The maximum sleep time of the task that refunds expired reservations.
+/// The maximum sleep time of the task that ends expired reservations.
 pub(super) const MAX_SLEEP: Span = Span::from_secs(1);
 
 impl ServerLimiter {
-    /// Refunds the expired reservations. Returns the instant of the next refund.
-    pub async fn end_expired_reservations(&self) -> Option<Timestamp> {
+    /// Ends the expired reservations, and refunds them unless `on_expiry` is `charge`. Returns the
+    /// instant at which the next reservation is due.
+    pub async fn expire_reservations(&self) -> Option<Timestamp> {
         loop {
             let now = self.now();
             let batch: Vec<(ReservationId, OutstandingReservation)> = {
                 let mut table = self.reservations.table();
                 let due = std::iter::from_fn(|| table.remove_due(now));
-                due.take(REFUND_BATCH).collect()
+                due.take(EXPIRY_BATCH).collect()
             };
-            let is_full = batch.len() == REFUND_BATCH;
+            let is_full = batch.len() == EXPIRY_BATCH;
             let mut in_redis = Vec::new();
             for (id, outstanding) in batch {
                 if redis_receipt(outstanding.receipt.as_ref()).is_some() {
-                    in_redis.push(self.end_expired_in_redis(id, outstanding, now));
+                    in_redis.push(self.expire_in_redis(id, outstanding, now));
                 } else {
-                    self.end_expired_locally(outstanding, now);
+                    self.expire_locally(outstanding, now);
                 }
             }
             join_all(in_redis).await;
             if !is_full {
-                return self.reservations.table().next_refund();
+                return self.reservations.table().next_due_time();
             }
-            // The refunds above may complete without ever suspending this task, so it must yield to
+            // The calls above may complete without ever suspending this task, so it must yield to
             // other tasks.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Refunds reservations as they expire, until the future is dropped.
-    pub async fn keep_refunding_reservations(&self) {
+    /// Ends reservations as they expire, until the future is dropped.
+    pub async fn keep_expiring_reservations(&self) {
         loop {
-            let next = self.end_expired_reservations().await;
+            let next = self.expire_reservations().await;
             let now = self.now();
             let sleep = next.map_or(MAX_SLEEP, |next| next.since(now).min(MAX_SLEEP));
             let sleep = Duration::from_micros(sleep.as_micros());
@@ -72,7 +73,7 @@ impl ServerLimiter {
     }
 
     /// Ends an expired reservation in Redis, unless it was settled or renewed.
-    async fn end_expired_in_redis(
+    async fn expire_in_redis(
         &self,
         id: ReservationId,
         mut outstanding: OutstandingReservation,
@@ -122,13 +123,13 @@ impl ServerLimiter {
             }
             Ok(ReservationStatus::Outstanding(until)) => {
                 outstanding.expires = until;
-                outstanding.refund_at = until;
+                outstanding.due_at = until;
             }
             Err(error) => {
                 tracing::debug!(
                     "refund of an expired reservation failed, and will be retried: {error}"
                 );
-                outstanding.refund_at = now.after(RETRY_DELAY);
+                outstanding.due_at = now.after(RETRY_DELAY);
             }
         }
         self.reservations.insert(id, outstanding, now);

@@ -26,7 +26,7 @@ impl FinalCharges {
     /// Returns the final charges of a request whose reservation has expired.
     pub(super) fn of_expired(charges: &OwnedCharges, on_expiry: ReservationExpiry) -> Self {
         let due = |(charge, rule): (&OwnedCharge, Option<&Rule>)| match (rule, on_expiry) {
-            (Some(_), ReservationExpiry::Keep) => charge.cost.units(),
+            (Some(_), ReservationExpiry::Charge) => charge.cost.units(),
             // A counter without a rule is always refunded, because a late `Commit` charges it
             // again.
             (Some(_), ReservationExpiry::Refund) | (None, _) => 0,

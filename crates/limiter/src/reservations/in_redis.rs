@@ -163,7 +163,7 @@ impl ServerLimiter {
         let mut table = self.reservations.table();
         if let Some(mut own) = table.remove(&id) {
             own.expires = until;
-            own.refund_at = until;
+            own.due_at = until;
             if let Some(LimiterReceipt::Redis(own)) = &mut own.receipt {
                 own.set_redis(shared.receipt.clone());
             }

@@ -38,7 +38,7 @@ impl ServerLimiter {
     }
 
     /// Ends an expired reservation.
-    pub(super) fn end_expired_locally(&self, outstanding: OutstandingReservation, now: Timestamp) {
+    pub(super) fn expire_locally(&self, outstanding: OutstandingReservation, now: Timestamp) {
         let on_expiry = self.reservations.settings.on_expiry;
         let final_charges = FinalCharges::of_expired(&outstanding.charges, on_expiry);
         self.end_locally(outstanding, &final_charges, now);
@@ -57,7 +57,7 @@ impl ServerLimiter {
         let mut outstanding = table.remove(id).ok_or(UNKNOWN)?;
         if outstanding.expires <= now {
             drop(table);
-            self.end_expired_locally(outstanding, now);
+            self.expire_locally(outstanding, now);
             return Err(EXPIRED);
         }
         let lease = outstanding.charges.lease();
@@ -72,8 +72,8 @@ impl ServerLimiter {
             renewal = renewed.unwrap_or(Renewal::Unknown);
         }
         outstanding.expires = now.after(ttl);
-        outstanding.refund_at = outstanding.expires;
-        self.reservations.wake_refunds(outstanding.refund_at, now);
+        outstanding.due_at = outstanding.expires;
+        self.reservations.wake_expiry(outstanding.due_at, now);
         table.insert(*id, outstanding);
         drop(table);
         if renewal == Renewal::Lost {

@@ -5,7 +5,8 @@
 //! reserve ─▶ admitted: charged, and a token ─┬─▶ settle: the unused part is refunded, or
 //!                                            │           the excess is charged
 //!                                            ├─▶ renew:  the reservation expires later
-//!                                            └─▶ expired: everything is refunded
+//!                                            └─▶ expired: everything is refunded,
+//!                                                unless `on_expiry` is `charge`
 //! ```
 //!
 //! The reserved units are charged when the reservation is made. Therefore the reserved units and
@@ -80,7 +81,7 @@ pub struct Reservations {
     keys: TokenKeys,
     table: Mutex<OutstandingTable>,
     permits: Arc<AtomicUsize>,
-    /// Wakes the task that refunds expired reservations.
+    /// Wakes the task that ends expired reservations.
     added: Notify,
     settled: AtomicU64,
     expired: AtomicU64,
@@ -138,16 +139,16 @@ impl Reservations {
 
     /// Adds a reservation at `now`.
     fn insert(&self, id: ReservationId, outstanding: OutstandingReservation, now: Timestamp) {
-        let refund_at = outstanding.refund_at;
+        let due_at = outstanding.due_at;
         self.table().insert(id, outstanding);
-        self.wake_refunds(refund_at, now);
+        self.wake_expiry(due_at, now);
     }
 
-    /// Wakes the task that refunds expired reservations if it could otherwise sleep beyond
-    /// `refund_at`. The task sleeps at most [`MAX_SLEEP`], so a later refund needs no wake-up.
+    /// Wakes the task that ends expired reservations if it could otherwise sleep beyond `due_at`.
+    /// The task sleeps at most [`MAX_SLEEP`], so a later reservation needs no wake-up.
     /// Waking the task takes longer than making a reservation.
-    fn wake_refunds(&self, refund_at: Timestamp, now: Timestamp) {
-        if refund_at.since(now) < MAX_SLEEP {
+    fn wake_expiry(&self, due_at: Timestamp, now: Timestamp) {
+        if due_at.since(now) < MAX_SLEEP {
             self.added.notify_one();
         }
     }
@@ -184,7 +185,7 @@ pub struct SettledReservation {
     /// The final cost of the request, minus the units that the limits did not admit.
     pub settled: u64,
     /// The number of unused reserved units. They are refunded if the limits still count them.
-    pub released: u64,
+    pub unused: u64,
     /// The number of units by which the final cost exceeds the reserved units.
     pub over: u64,
 }
@@ -251,7 +252,7 @@ impl ServerLimiter {
                 receipt,
                 since,
                 expires,
-                refund_at: expires,
+                due_at: expires,
                 _permit: permit,
             };
             self.reservations.insert(contents.id, outstanding, since);
@@ -297,7 +298,7 @@ impl ServerLimiter {
             TokenCharges::OnServer => {
                 let outstanding = self.reservations.table().remove(&id).ok_or(UNKNOWN)?;
                 if outstanding.expires <= now {
-                    self.end_expired_locally(outstanding, now);
+                    self.expire_locally(outstanding, now);
                     return Err(EXPIRED);
                 }
                 let final_charges = FinalCharges::new(&outstanding.charges, cost);
@@ -313,7 +314,7 @@ impl ServerLimiter {
         self.count_settled();
         Ok(SettledReservation {
             settled: cost - uncharged,
-            released: reserved.saturating_sub(cost),
+            unused: reserved.saturating_sub(cost),
             over: cost.saturating_sub(reserved),
         })
     }

@@ -24,9 +24,9 @@ pub(super) struct OutstandingReservation {
     pub(super) since: Timestamp,
     /// The instant at which the reservation expires.
     pub(super) expires: Timestamp,
-    /// The instant at which the reservation is refunded: when it expires, or later if a refund
-    /// failed.
-    pub(super) refund_at: Timestamp,
+    /// The instant at which the server ends the reservation: when it expires, or later if an
+    /// attempt failed.
+    pub(super) due_at: Timestamp,
     /// Counts the reservation until it is dropped.
     pub(super) _permit: ReservationSlot,
 }
@@ -51,11 +51,11 @@ impl Drop for ReservationSlot {
     }
 }
 
-/// Outstanding reservations, indexed by ID and ordered by refund time.
+/// Outstanding reservations, indexed by ID and ordered by due time.
 #[derive(Debug, Default)]
 pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
-    by_refund: BTreeSet<(Timestamp, ReservationId)>,
+    by_due_time: BTreeSet<(Timestamp, ReservationId)>,
     settled: SettledIds,
 }
 
@@ -72,13 +72,13 @@ pub(super) type CounterKeys = Box<[Box<[u8]>]>;
 
 impl OutstandingTable {
     pub(super) fn insert(&mut self, id: ReservationId, outstanding: OutstandingReservation) {
-        self.by_refund.insert((outstanding.refund_at, id));
+        self.by_due_time.insert((outstanding.due_at, id));
         self.by_id.insert(id, outstanding);
     }
 
     pub(super) fn remove(&mut self, id: &ReservationId) -> Option<OutstandingReservation> {
         let outstanding = self.by_id.remove(id)?;
-        self.by_refund.remove(&(outstanding.refund_at, *id));
+        self.by_due_time.remove(&(outstanding.due_at, *id));
         Some(outstanding)
     }
 
@@ -116,20 +116,20 @@ impl OutstandingTable {
         self.settled.counters.get(id)
     }
 
-    /// Removes a reservation that is due for a refund at `now`, if there is one.
+    /// Removes a reservation that is due to be ended at `now`, if there is one.
     pub(super) fn remove_due(
         &mut self,
         now: Timestamp,
     ) -> Option<(ReservationId, OutstandingReservation)> {
-        let (refund_at, id) = *self.by_refund.first()?;
-        if refund_at > now {
+        let (due_at, id) = *self.by_due_time.first()?;
+        if due_at > now {
             return None;
         }
         self.remove(&id).map(|outstanding| (id, outstanding))
     }
 
-    /// Returns the instant of the next refund.
-    pub(super) fn next_refund(&self) -> Option<Timestamp> {
-        self.by_refund.first().map(|(refund_at, _)| *refund_at)
+    /// Returns the instant at which the next reservation is due.
+    pub(super) fn next_due_time(&self) -> Option<Timestamp> {
+        self.by_due_time.first().map(|(due_at, _)| *due_at)
     }
 }

@@ -120,7 +120,7 @@ impl ServerHandle {
         // down.
         self.report_inactive();
         let limiter = Arc::clone(&self.limiter);
-        let refunds = tokio::spawn(async move { limiter.keep_refunding_reservations().await });
+        let expiry = tokio::spawn(async move { limiter.keep_expiring_reservations().await });
         let limiter = Arc::clone(&self.limiter);
         let overrides = tokio::spawn(async move { limiter.sync_overrides().await });
         service_manager::ready();
@@ -136,7 +136,7 @@ impl ServerHandle {
             self.serve(&mut signals, Some(Instant::now() + delay)).await;
         }
         let stopped = self.stop().await;
-        refunds.abort();
+        expiry.abort();
         overrides.abort();
         stopped
     }

@@ -227,7 +227,7 @@ fn an_expired_reservation_in_redis_costs_nothing() {
     let id = a.reserve(40).reservation_id;
     assert_eq!(b.left(), [60, 960]);
     a.node.at_millis(30_000);
-    a.node.run(a.node.limiter.end_expired_reservations());
+    a.node.run(a.node.limiter.expire_reservations());
     assert_eq!(b.left(), [100, 1_000]);
     b.node.at_millis(30_000);
     assert!(!b.commit(&id, 5).unwrap());

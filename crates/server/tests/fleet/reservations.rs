@@ -86,7 +86,7 @@ fn any_server_settles_a_reservation_once() {
     assert_eq!(left(&b, "u"), 400, "the reservation counts on every server");
     let settled = settle(&b, &reservation.token, 100).unwrap();
     assert_eq!(
-        (settled.settled, settled.released, settled.over),
+        (settled.settled, settled.unused, settled.over),
         (100, 500, 0)
     );
     for node in [&a, &b] {
@@ -102,7 +102,7 @@ fn any_server_settles_a_reservation_once() {
     }
     // The server that made the reservation must not refund it again.
     a.at_millis(61_000);
-    a.run(a.limiter.end_expired_reservations());
+    a.run(a.limiter.expire_reservations());
     assert_eq!(left(&b, "u"), 900);
 }
 
@@ -115,7 +115,7 @@ fn an_expired_reservation_costs_nothing() {
     assert_eq!(late.reason(), "has expired");
     assert_eq!(left(&b, "u"), 400);
     a.at_millis(10_000);
-    a.run(a.limiter.end_expired_reservations());
+    a.run(a.limiter.expire_reservations());
     assert_eq!(left(&b, "u"), 1_000);
 }
 
@@ -129,10 +129,10 @@ fn a_renewal_by_another_server_is_respected() {
     let renewed = b.run(b.limiter.renew_reservation(&reservation.token, ttl));
     let renewed = renewed.unwrap();
     a.at_millis(18_999);
-    a.run(a.limiter.end_expired_reservations());
+    a.run(a.limiter.expire_reservations());
     assert_eq!(left(&b, "u"), 400);
     a.at_millis(19_000);
-    a.run(a.limiter.end_expired_reservations());
+    a.run(a.limiter.expire_reservations());
     assert_eq!(left(&b, "u"), 1_000);
     b.at_millis(19_000);
     assert!(settle(&b, &renewed.token, 1).is_err());
@@ -185,7 +185,7 @@ fn a_reservation_without_redis_belongs_to_its_server() {
             .reason()
             .starts_with("is not outstanding on this server")
     );
-    assert_eq!(settle(&a, &reservation.token, 1).unwrap().released, 99);
+    assert_eq!(settle(&a, &reservation.token, 1).unwrap().unused, 99);
 }
 
 /// If a reservation is made while Redis is unreachable, the excess cost is charged after Redis is
@@ -219,7 +219,7 @@ fn a_reservation_ends_once_although_a_rule_is_removed() {
     b.limiter.swap_rules(gone);
     assert!(settle(&b, &reservation.token, 0).is_err());
     a.at_millis(10_000);
-    a.run(a.limiter.end_expired_reservations());
+    a.run(a.limiter.expire_reservations());
     assert!(settle(&a, &reservation.token, 0).is_err());
     assert_eq!(window_spent(&a, "u"), 100);
 }
@@ -248,7 +248,7 @@ fn an_old_token_ends_a_renewed_reservation_once() {
 fn any_server_settles_a_reservation_without_charges() {
     let (_redis, a, b) = two_nodes();
     let reservation = reserve(&a, &[("other", "x")], 5, 10).unwrap();
-    assert_eq!(settle(&b, &reservation.token, 2).unwrap().released, 3);
+    assert_eq!(settle(&b, &reservation.token, 2).unwrap().unused, 3);
     b.at_millis(10_000);
     assert!(settle(&b, &reservation.token, 2).is_err());
 }
@@ -279,12 +279,12 @@ rules:
         "the address has spent 600"
     );
     let settled = settle(&b, &reservation.token, 100).unwrap();
-    assert_eq!(settled.released, 500);
+    assert_eq!(settled.unused, 500);
     assert!(settle(&a, &reservation.token, 0).is_err());
     let other = reserve(&a, &entries("other"), 900, 10).unwrap();
     assert!(reserve(&b, &entries("third"), 1, 60).is_none());
     a.at_millis(10_000);
-    a.run(a.limiter.end_expired_reservations());
+    a.run(a.limiter.expire_reservations());
     assert!(settle(&b, &other.token, 900).is_err());
     assert!(reserve(&b, &entries("third"), 900, 60).is_some());
 }

@@ -50,10 +50,10 @@ fn remaining(listener: &TestListener) -> [u64; 2] {
     [left("tokens"), left("requests")]
 }
 
-fn refund_expired(listener: &TestListener) {
+fn expire_reservations(listener: &TestListener) {
     // With the memory store, the future is ready at the first poll.
-    let refunds = listener.limiter.end_expired_reservations();
-    refunds.now_or_never().unwrap();
+    let expiry = listener.limiter.expire_reservations();
+    expiry.now_or_never().unwrap();
 }
 
 #[test]
@@ -121,10 +121,10 @@ fn an_expired_reservation_costs_nothing() {
     let listener = TestListener::open(RULES);
     let (_, verdict) = reserve(&listener, 2_000, "10s");
     listener.at_millis(9_999);
-    refund_expired(&listener);
+    expire_reservations(&listener);
     assert_eq!(remaining(&listener)[1], 99);
     listener.at_millis(10_000);
-    refund_expired(&listener);
+    expire_reservations(&listener);
     assert_eq!(remaining(&listener), [10_000, 100]);
     assert_eq!(settle(&listener, token_of(&verdict), 1).0, 404);
 }
@@ -153,7 +153,7 @@ fn an_expired_reservation_stays_charged_on_request() {
     assert_eq!(listener.verdict("/v1/reserve", slow).0, 200);
     assert_eq!(listener.verdict("/v1/reserve", slow).0, 429);
     listener.at_millis(1_000);
-    refund_expired(&listener);
+    expire_reservations(&listener);
     assert_eq!(remaining(&listener)[1], 98);
     assert_eq!(
         listener.verdict("/v1/reserve", slow).0,
@@ -171,7 +171,7 @@ fn a_renewed_reservation_expires_later() {
     let (status, renewed) = listener.verdict("/v1/renew", &body);
     assert_eq!((status, &renewed["expires_in_ms"]), (200, &json!(10_000)));
     listener.at_millis(18_999);
-    refund_expired(&listener);
+    expire_reservations(&listener);
     assert_eq!(settle(&listener, token_of(&renewed), 2_000).0, 200);
     assert_eq!(listener.verdict("/v1/renew", &body).0, 404);
 }
@@ -198,7 +198,7 @@ fn a_reservation_holds_a_concurrency_slot() {
     listener.at_millis(34_000);
     assert_eq!(ask().0, 429, "the lease was renewed with the reservation");
     listener.at_millis(35_000);
-    refund_expired(&listener);
+    expire_reservations(&listener);
     assert_eq!(ask().0, 200);
 }
 

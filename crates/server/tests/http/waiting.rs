@@ -156,8 +156,8 @@ fn an_expired_reservation_wakes_the_next_request() {
     let mut waiting = send(&listener, "/v1/check", &waiting_check(30_000));
     until_waiting(&listener, 1);
     listener.at_millis(5_000);
-    let refunds = listener.limiter.end_expired_reservations();
-    futures_util::FutureExt::now_or_never(refunds).unwrap();
+    let expiry = listener.limiter.expire_reservations();
+    futures_util::FutureExt::now_or_never(expiry).unwrap();
     assert_eq!(waiting.read_answer(false).status, 200);
 }
 

@@ -96,10 +96,10 @@ pub(super) async fn settle(
         .map_err(problem)?;
     let SettledReservation {
         settled,
-        released,
+        unused,
         over,
     } = settled;
-    let body = format!("{{\"settled\":{settled},\"released\":{released},\"over\":{over}}}");
+    let body = format!("{{\"settled\":{settled},\"released\":{unused},\"over\":{over}}}");
     Ok(response::json_document(StatusCode::OK, body))
 }
 

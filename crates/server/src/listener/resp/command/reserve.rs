@@ -183,7 +183,7 @@ impl ReservationCommand {
                 Ok(settled) => {
                     reply.array(3);
                     reply.count(settled.settled);
-                    reply.count(settled.released);
+                    reply.count(settled.unused);
                     reply.count(settled.over);
                 }
                 Err(error) => reject_token(limiter, reply, &error),
