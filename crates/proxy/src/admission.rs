@@ -86,7 +86,7 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (mut head, body) = request.into_parts();
         let span = trace::request_span(ListenerKind::Proxy, "proxy", &head.headers);
-        let answering: Either<S::Future, LocalReply<R>> = match self.context.check(&mut head) {
+        let response: Either<S::Future, LocalReply<R>> = match self.context.check(&mut head) {
             Some(reply) => {
                 let reply = ready(reply);
                 Either::Right(reply.map(|reply| Ok(reply.map(LimitedBody::denial))))
@@ -96,7 +96,7 @@ where
                 Either::Left(span.in_scope(|| self.inner.call(request)))
             }
         };
-        answering.instrument(span)
+        response.instrument(span)
     }
 }
 

@@ -276,12 +276,12 @@ impl HandlerContext {
             let (mut head, _) = response.into_parts();
             hop_by_hop::strip_response(&mut head.headers);
             hop_by_hop::set_upgrade(&mut head.headers, protocol);
-            let lasting = LongLivedPermit::default();
-            head.extensions.insert(lasting.clone());
+            let rate_limit_permit = LongLivedPermit::default();
+            head.extensions.insert(rate_limit_permit.clone());
             let session = UpgradedSession::default();
             head.extensions.insert(session.clone());
             self.pending_tunnel.set(Tunnel {
-                lasting,
+                rate_limit_permit,
                 session,
                 client,
                 checkout,

@@ -16,7 +16,7 @@ pub(crate) struct StreamSlots {
     /// Whether the connection is suspect: a response has timed out, and no data has arrived since.
     pub(crate) is_suspect: AtomicBool,
     /// Whether any response has ever arrived.
-    pub(crate) has_answered: AtomicBool,
+    pub(crate) has_responded: AtomicBool,
 }
 
 /// A reservation of one stream. Dropping it releases the stream.

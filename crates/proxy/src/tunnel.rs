@@ -54,7 +54,7 @@ pub(crate) struct Tunnel {
     pub(crate) session: UpgradedSession,
     /// The request's rate limit permit. It keeps renewing the leases of the request's concurrency
     /// slots until the tunnel ends.
-    pub(crate) lasting: LongLivedPermit,
+    pub(crate) rate_limit_permit: LongLivedPermit,
     /// Counts this tunnel as one of the client's requests in flight, if these are limited.
     pub(crate) in_flight: Option<ClientRequest>,
 }
@@ -67,7 +67,7 @@ impl Tunnel {
             client,
             mut checkout,
             session,
-            lasting: _held,
+            rate_limit_permit: _held,
             in_flight: _in_flight,
         } = self;
         let client = client.await.map_err(io::Error::other)?;

@@ -43,16 +43,16 @@ impl ClientConnection {
         let stream = RejectionStream::new(stream, Arc::clone(&self.bad_requests));
         // The requests of a connection arrive one at a time, so they can share one service.
         let service = RefCell::new(service);
-        let answering = service_fn(|mut request: Request<Incoming>| {
+        let handler = service_fn(|mut request: Request<Incoming>| {
             let guards = (
                 phase.begin_response(),
                 self.count_request(&mut request),
                 self.connection.activity.begin(),
             );
             let is_chunked = request.body().size_hint().exact().is_none();
-            let answering = service.borrow_mut().call(request);
+            let response = service.borrow_mut().call(request);
             // The response phase ends when the response body is sent or dropped.
-            answering.map_ok(move |mut response| {
+            response.map_ok(move |mut response| {
                 if is_chunked {
                     close_unless_complete(&mut response);
                 }
@@ -69,7 +69,7 @@ impl ClientConnection {
             .max_buf_size(self.settings.max_head)
             // Copying the first bytes of a body after the head is cheaper than a vectored write.
             .writev(false)
-            .serve_connection(TokioIo::new(stream), answering)
+            .serve_connection(TokioIo::new(stream), handler)
             .with_upgrades();
         let serving = pin!(serving);
         let shutdown = &self.connection.shutdown;

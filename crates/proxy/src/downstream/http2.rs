@@ -64,16 +64,16 @@ impl ClientConnection {
         let activity = self.connection.activity.clone();
         let stream = Http2Stream::new(stream, stream_timeouts, activity);
         let requests = Rc::new(ConnectionRequests::default());
-        let answering = service_fn(|mut request: Request<Incoming>| {
+        let handler = service_fn(|mut request: Request<Incoming>| {
             requests.count.set(requests.count.get() + 1);
             let in_flight = (
                 StreamRequest::new(&requests),
                 self.count_request(&mut request),
                 self.connection.activity.begin(),
             );
-            let answered = |body| WatchedBody::waiting_from_now(GuardedBody::new(body, in_flight));
-            let answering = service.clone().call(request);
-            answering.map_ok(|response| response.map(answered))
+            let watched = |body| WatchedBody::waiting_from_now(GuardedBody::new(body, in_flight));
+            let response = service.clone().call(request);
+            response.map_ok(|response| response.map(watched))
         });
         let max_head = u32::try_from(self.settings.max_head).unwrap_or(u32::MAX);
         let serving = http2::Builder::new(StreamExecutor(timeouts.idle))
@@ -85,7 +85,7 @@ impl ClientConnection {
             .initial_connection_window_size(CONNECTION_WINDOW)
             .keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)
-            .serve_connection(TokioIo::new(stream), answering);
+            .serve_connection(TokioIo::new(stream), handler);
         let mut serving = pin!(serving);
         let mut is_shutdown = false;
         tokio::select! {

@@ -205,7 +205,7 @@ impl UpstreamConnection {
             }
             (Protocol::Http2(connection), OutgoingRequest::New(request)) => {
                 let again = connection
-                    .has_answered()
+                    .has_responded()
                     .then(|| copy_for_retry(&request))
                     .flatten();
                 let result = self.send_on_stream(*request, progress, timeouts).await;
@@ -241,7 +241,7 @@ impl UpstreamConnection {
         };
         // After its first response on a connection, the upstream may close the connection at any
         // time.
-        let was_used = connection.has_answered();
+        let was_used = connection.has_responded();
         request.body_mut().set_stream(self.stream.clone());
         self.timer.set(timeouts.head);
         let sender = BodySender::OtherTask;

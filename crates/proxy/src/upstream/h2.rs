@@ -107,7 +107,7 @@ impl Http2Connection {
             max_streams,
             streams: AtomicUsize::new(0),
             is_suspect: AtomicBool::new(false),
-            has_answered: AtomicBool::new(false),
+            has_responded: AtomicBool::new(false),
         };
         Ok(Self {
             sender,
@@ -156,15 +156,15 @@ impl Http2Connection {
         if self.is_suspect() {
             self.slots.is_suspect.store(false, Ordering::Relaxed);
         }
-        if !self.has_answered() {
-            self.slots.has_answered.store(true, Ordering::Relaxed);
+        if !self.has_responded() {
+            self.slots.has_responded.store(true, Ordering::Relaxed);
         }
     }
 
     /// Returns whether any response has ever arrived. After the first response, the upstream may
     /// close the connection at any time.
-    pub(crate) fn has_answered(&self) -> bool {
-        self.slots.has_answered.load(Ordering::Relaxed)
+    pub(crate) fn has_responded(&self) -> bool {
+        self.slots.has_responded.load(Ordering::Relaxed)
     }
 
     /// Returns whether the response has at most `max_headers` header lines and at most one

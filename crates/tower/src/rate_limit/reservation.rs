@@ -47,7 +47,7 @@ struct ReservedCharges {
     _renewed: Option<KeepaliveTicket>,
     stage: Stage,
     /// The permit for work that continues after the response body, if there is any.
-    lasting: Option<LongLivedPermit>,
+    long_lived_permit: Option<LongLivedPermit>,
 }
 
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl RequestReservation {
             guard,
             _renewed: renewed,
             stage: Stage::Waiting,
-            lasting: None,
+            long_lived_permit: None,
         })))
     }
 
@@ -111,7 +111,7 @@ impl RequestReservation {
         }
         reserved.stage = Stage::Responded(state);
         if has_slots {
-            reserved.lasting = response.extensions().get().cloned();
+            reserved.long_lived_permit = response.extensions().get().cloned();
         }
         if is_settled { Self::default() } else { self }
     }
@@ -130,8 +130,8 @@ impl Drop for RequestReservation {
         let Some(mut reserved) = self.0.take() else {
             return;
         };
-        if let Some(lasting) = reserved.lasting.take() {
-            return lasting.keep(Self(Some(reserved)));
+        if let Some(permit) = reserved.long_lived_permit.take() {
+            return permit.keep(Self(Some(reserved)));
         }
         let due = reserved.final_charges();
         reserved.guard.release(due);

@@ -25,7 +25,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 use crate::{
     settlement::{left, places},
     stores::Far,
-    support::{Limiter, get, lasting_for, limiter, limiter_on},
+    support::{Limiter, get, limiter, limiter_on, with_permit},
 };
 
 /// Advances the clocks of the limiter and of the runtime by `seconds`.
@@ -87,13 +87,13 @@ async fn an_unanswered_request_keeps_its_slot() {
 #[tokio::test(start_paused = true)]
 async fn a_handle_that_outlives_the_body_keeps_its_slot() {
     let limiter = limiter(vec![places(1)]);
-    let lasting = LongLivedPermit::default();
-    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(lasting_for(&lasting));
+    let permit = LongLivedPermit::default();
+    let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(with_permit(&permit));
     let answer = service.ready().await.unwrap().call(get("/")).await.unwrap();
     drop((answer, service));
     pass(&limiter, 150).await;
     assert_eq!(left(&limiter).await, 0);
-    drop(lasting);
+    drop(permit);
     assert_eq!(left(&limiter).await, 1);
 }
 

@@ -25,7 +25,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
     stores::Far,
-    support::{Limiter, Notes, fixed, get, lasting_for, limiter, limiter_on, rule, statuses},
+    support::{Limiter, Notes, fixed, get, limiter, limiter_on, rule, statuses, with_permit},
 };
 
 /// A service that calls a function with the path and responds immediately with the result.
@@ -206,12 +206,12 @@ async fn a_slot_is_released_from_a_thread_without_a_runtime() {
 #[tokio::test]
 async fn a_handle_that_outlives_the_body_holds_the_slot() {
     let limiter = limiter(vec![places(2)]);
-    let lasting = LongLivedPermit::default();
-    let mut service = layered(&limiter, lasting_for(&lasting));
+    let permit = LongLivedPermit::default();
+    let mut service = layered(&limiter, with_permit(&permit));
     assert_eq!(statuses(&mut service, "/", 3).await, [200, 200, 503]);
     drop(service);
     assert_eq!(left(&limiter).await, 0);
-    drop(lasting);
+    drop(permit);
     assert_eq!(left(&limiter).await, 2);
 }
 

@@ -23,15 +23,15 @@ pub(crate) type Limiter<S = MemoryStore> = tidegate::Limiter<S, tidegate::Rules>
 /// The start time of the tests. It is midnight UTC, so that epoch-aligned windows start at it.
 const START: Timestamp = Timestamp::from_micros(1_700_006_400_000_000);
 
-/// Creates a service that responds with an empty body and a clone of `lasting`. A service that
+/// Creates a service that responds with an empty body and a clone of `permit`. A service that
 /// upgrades connections responds in the same way.
-pub(crate) fn lasting_for(
-    lasting: &LongLivedPermit,
+pub(crate) fn with_permit(
+    permit: &LongLivedPermit,
 ) -> BoxCloneService<Request<()>, Response<Full<Bytes>>, Infallible> {
-    let lasting = lasting.clone();
+    let permit = permit.clone();
     BoxCloneService::new(service_fn(move |_| {
         let mut response = Response::new(Full::default());
-        response.extensions_mut().insert(lasting.clone());
+        response.extensions_mut().insert(permit.clone());
         ready(Ok(response))
     }))
 }

@@ -90,7 +90,7 @@ pub(crate) struct Http1Connection {
     keeps_alive: bool,
     /// Whether any response has arrived on this connection. After the first response, the upstream
     /// may close the connection at any time between requests.
-    has_answered: bool,
+    has_responded: bool,
     /// Whether no byte has arrived since the last request was started.
     is_silent: bool,
     /// The number of interim responses that the last request may still receive.
@@ -126,7 +126,7 @@ impl Http1Connection {
             read_bytes: *READ_BYTES.start(),
             state: ReadState::Nothing,
             keeps_alive: true,
-            has_answered: false,
+            has_responded: false,
             is_silent: true,
             interim_allowance: InterimAllowance::FULL,
             limits: head::HeadLimits::of(settings),
@@ -189,7 +189,7 @@ impl Http1Connection {
     /// last request. If such a connection turns out to be closed, the upstream probably closed it
     /// before the request arrived.
     pub(crate) const fn is_stale(&self) -> bool {
-        self.has_answered && self.is_silent
+        self.has_responded && self.is_silent
     }
 
     /// Takes the last request for a retry on another connection, if a retry is safe.
@@ -231,7 +231,7 @@ impl Http1Connection {
 
     fn await_body(&mut self, mut response: Response<()>) -> io::Result<Response<()>> {
         let has_no_body = matches!(self.state, ReadState::Head { has_no_body: true });
-        self.has_answered = true;
+        self.has_responded = true;
         let framing = Framing::of_response(&mut response, has_no_body).map_err(malformed)?;
         self.keeps_alive &= framing::is_keep_alive(&response);
         self.state = match framing {

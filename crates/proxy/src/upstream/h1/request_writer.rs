@@ -197,12 +197,12 @@ mod tests {
     use super::*;
 
     /// A stream that accepts `room` bytes and then fails like a closed stream.
-    struct Closing {
+    struct ClosingStream {
         room: usize,
         received: Vec<u8>,
     }
 
-    impl AsyncWrite for Closing {
+    impl AsyncWrite for ClosingStream {
         fn poll_write(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -228,9 +228,9 @@ mod tests {
 
     /// A stream that accepts one TLS record of 16 KiB. If there is more to write, the stream
     /// reports an error after the record, as a TLS stream does.
-    struct Recording(Vec<u8>);
+    struct OneRecordStream(Vec<u8>);
 
-    impl AsyncWrite for Recording {
+    impl AsyncWrite for OneRecordStream {
         fn poll_write(
             mut self: Pin<&mut Self>,
             _: &mut Context<'_>,
@@ -267,7 +267,7 @@ mod tests {
     /// Sends the request of `writer` on a stream that accepts `room` bytes, and returns the bytes
     /// that the stream received.
     fn sent(writer: &mut RequestWriter, room: usize) -> String {
-        let mut stream = Closing {
+        let mut stream = ClosingStream {
             room,
             received: Vec::new(),
         };
@@ -289,7 +289,7 @@ mod tests {
         let long = "x".repeat(20 << 10);
         let request = Request::builder().method(Method::POST).header("x", long);
         let mut writer = writer_with(request);
-        let mut stream = Recording(Vec::new());
+        let mut stream = OneRecordStream(Vec::new());
         let sent = writer.poll_send(&mut stream, &mut Context::from_waker(Waker::noop()));
         assert!(matches!(sent, Poll::Ready(Err(WriteError::Stream(_)))));
         assert!(stream.0.starts_with(b"POST /p "));
