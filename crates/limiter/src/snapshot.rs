@@ -62,14 +62,14 @@ struct Failure {
     attempts: u64,
     logged_at: Timestamp,
     /// Whether only the check at startup has failed, and no write has failed yet.
-    is_trial: bool,
+    is_startup_check: bool,
 }
 
 /// The log record to write about a failed snapshot.
 #[derive(Debug, PartialEq, Eq)]
 enum FailureRecord {
     /// The first failure, or an error that differs from the previous error.
-    News,
+    NewError,
     /// The same error has persisted for an hour since it was last logged.
     Reminder { attempts: u64, since: Timestamp },
 }
@@ -83,8 +83,8 @@ impl SnapshotHealth {
     /// Records a failure to write the snapshot at `now`. Logs the failure if the error is new, and
     /// once an hour while the error persists.
     pub fn fail(&self, error: &str, now: Timestamp) {
-        match self.note_failure(error, now) {
-            Some(FailureRecord::News) => tracing::error!(
+        match self.record_failure(error, now) {
+            Some(FailureRecord::NewError) => tracing::error!(
                 "{error}; keeping the previous snapshot; a restart now would lose the changes since that snapshot; next report in an hour"
             ),
             Some(FailureRecord::Reminder { attempts, since }) => {
@@ -97,31 +97,31 @@ impl SnapshotHealth {
 
     /// Records that the check at startup failed. The caller has logged this failure. The first
     /// failed write will still be logged.
-    pub fn fail_at_start(&self, error: String, now: Timestamp) {
+    pub fn fail_startup_check(&self, error: String, now: Timestamp) {
         self.lock().failure = Some(Failure {
             error,
             since: now,
             attempts: 1,
             logged_at: now,
-            is_trial: true,
+            is_startup_check: true,
         });
     }
 
-    fn note_failure(&self, error: &str, now: Timestamp) -> Option<FailureRecord> {
+    fn record_failure(&self, error: &str, now: Timestamp) -> Option<FailureRecord> {
         let mut health = self.lock();
         let failure = health.failure.get_or_insert_with(|| Failure {
             error: String::new(),
             since: now,
             attempts: 0,
             logged_at: now,
-            is_trial: false,
+            is_startup_check: false,
         });
         failure.attempts = failure.attempts.saturating_add(1);
-        let is_first = std::mem::take(&mut failure.is_trial);
+        let is_first = std::mem::take(&mut failure.is_startup_check);
         if is_first || failure.error != error {
             error.clone_into(&mut failure.error);
             failure.logged_at = now;
-            return Some(FailureRecord::News);
+            return Some(FailureRecord::NewError);
         }
         if now.since(failure.logged_at) < REMIND_EVERY {
             return None;
@@ -205,10 +205,10 @@ pub fn save(store: &MemoryStore, path: &Path, now: Timestamp) -> io::Result<()> 
 /// # Errors
 ///
 /// Returns the file system error.
-pub fn try_out(path: &Path) -> io::Result<()> {
-    let trial = beside(path, ".trial");
-    create_private(&trial)?;
-    fs::remove_file(trial)
+pub fn check_writable(path: &Path) -> io::Result<()> {
+    let probe = beside(path, ".trial");
+    create_private(&probe)?;
+    fs::remove_file(probe)
 }
 
 /// Restores the file at `path` into `store`. If the clock was far ahead of `now` when the file was
@@ -313,21 +313,21 @@ mod tests {
         assert!(health.is_kept());
         let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
         assert_eq!(
-            health.note_failure("full", at(0)),
-            Some(FailureRecord::News)
+            health.record_failure("full", at(0)),
+            Some(FailureRecord::NewError)
         );
-        assert_eq!(health.note_failure("full", at(30)), None);
+        assert_eq!(health.record_failure("full", at(30)), None);
         assert_eq!(
-            health.note_failure("gone", at(60)),
-            Some(FailureRecord::News)
+            health.record_failure("gone", at(60)),
+            Some(FailureRecord::NewError)
         );
-        assert_eq!(health.note_failure("gone", at(3_659)), None);
+        assert_eq!(health.record_failure("gone", at(3_659)), None);
         let reminder = FailureRecord::Reminder {
             attempts: 5,
             since: at(0),
         };
-        assert_eq!(health.note_failure("gone", at(3_660)), Some(reminder));
-        assert_eq!(health.note_failure("gone", at(3_690)), None);
+        assert_eq!(health.record_failure("gone", at(3_660)), Some(reminder));
+        assert_eq!(health.record_failure("gone", at(3_690)), None);
         let problem = health.problem(at(3_700)).unwrap();
         assert!(
             problem.starts_with("gone (since 2023-11-14T22:13:20Z, 6 attempts in 3700 s)"),
@@ -337,8 +337,8 @@ mod tests {
         health.record_success();
         assert!(health.is_kept() && health.problem(at(3_700)).is_none());
         assert_eq!(
-            health.note_failure("full", at(3_720)),
-            Some(FailureRecord::News)
+            health.record_failure("full", at(3_720)),
+            Some(FailureRecord::NewError)
         );
     }
 }

@@ -148,7 +148,7 @@ proptest! {
 const LIVE: &str = "rules: [{name: api, key: [user], limits: [2/h], algorithm: fixed_window}]";
 
 #[test]
-fn a_rule_whose_decisions_depend_on_the_response_is_left_out() {
+fn a_rule_whose_decisions_depend_on_the_response_is_excluded() {
     let clock = Clock::manual(START);
     let candidate = "rules:
   - {name: api, key: [user], limits: [1/h], algorithm: fixed_window}
@@ -162,7 +162,7 @@ fn a_rule_whose_decisions_depend_on_the_response_is_left_out() {
     let rules: Vec<_> = report
         .rules
         .iter()
-        .map(|rule| (&*rule.rule, rule.is_left_out, rule.asked, rule.denied))
+        .map(|rule| (&*rule.rule, rule.is_excluded, rule.requests, rule.denied))
         .collect();
     assert_eq!(rules, [("api", false, 3, 2), ("slots", true, 0, 0)]);
     assert_eq!((report.newly_denied, report.no_longer_denied), (1, 0));

@@ -1,9 +1,8 @@
 //! Candidate rules: a second rule set, which is evaluated on the same requests as the active rules.
-//! In the diagram, the active rules are called the rules in force. The candidate rules never deny a
-//! request.
+//! The candidate rules never deny a request.
 //!
 //! ```text
-//! request ─▶ rules in force ─▶ answer
+//! request ─▶ active rules ─▶ response
 //!                 └─▶ candidate rules ─▶ comparison, counters
 //! ```
 //!
@@ -109,10 +108,10 @@ impl Drop for InFlight {
 
 #[derive(Debug, Default)]
 struct RuleCounts {
-    asked: AtomicU64,
+    requests: AtomicU64,
     denied: AtomicU64,
     /// Whether the rule is not evaluated, because its decisions depend on responses.
-    is_left_out: bool,
+    is_excluded: bool,
 }
 
 #[derive(Debug, Default)]
@@ -130,7 +129,7 @@ struct RuleKey {
 
 /// The decision on a request under the active rules.
 #[derive(Debug)]
-enum LiveAnswer {
+enum ActiveDecision {
     Admitted,
     /// The rule that denied the request, and its key.
     Denied(RuleKey),
@@ -163,7 +162,7 @@ pub struct CandidateReport {
     pub no_longer_denied: u64,
     /// The number of denied requests that were not compared, because they were denied by a block,
     /// by the fallback policy, or by a rule of a kind that is not evaluated (see
-    /// [`CandidateRule::is_left_out`]).
+    /// [`CandidateRule::is_excluded`]).
     pub not_compared: u64,
     /// The number of requests that the candidate rules reject as invalid, for example because their
     /// cost entry is missing.
@@ -189,9 +188,9 @@ pub struct CandidateRule {
     pub mode: Mode,
     /// Whether the rule is not evaluated, because it has concurrency slots, a queue, or a cost that
     /// depends on the response.
-    pub is_left_out: bool,
+    pub is_excluded: bool,
     /// The number of requests to which the rule applies.
-    pub asked: u64,
+    pub requests: u64,
     /// The number of requests that the rule's limits deny (in shadow mode, would deny).
     pub denied: u64,
 }
@@ -222,7 +221,7 @@ impl Candidate {
             (Backend::Memory(_), _) => CandidateStore::Memory(Arc::new(MemoryStore::new(bounds))),
         };
         let counts = |rule: &Rule| RuleCounts {
-            is_left_out: rule.wants_receipt(),
+            is_excluded: rule.wants_receipt(),
             ..RuleCounts::default()
         };
         let names = rules.iter().map(|rule| Box::from(rule.name()));
@@ -268,14 +267,14 @@ impl Candidate {
         if self.has_ended(decided.now) {
             return;
         }
-        let Some(live) = LiveAnswer::new(decided, verdict) else {
+        let Some(active) = ActiveDecision::new(decided, verdict) else {
             count(&self.not_compared);
             return;
         };
         match &self.store {
             CandidateStore::Memory(store) => {
                 let decision = self.decide_in_memory(store, decided);
-                self.compare(live, decision, decided.now);
+                self.compare(active, decision, decided.now);
             }
             CandidateStore::Redis { in_flight, .. } => {
                 let Some(redis) = limiter.redis_store() else {
@@ -290,7 +289,7 @@ impl Candidate {
                 let slot = InFlight(Arc::clone(in_flight));
                 let candidate = Arc::clone(self);
                 redis.runtime().spawn(async move {
-                    candidate.decide_in_redis(live, request).await;
+                    candidate.decide_in_redis(active, request).await;
                     drop(slot);
                 });
             }
@@ -333,14 +332,14 @@ impl Candidate {
         })
     }
 
-    async fn decide_in_redis(&self, live: LiveAnswer, request: OwnedRequest) {
+    async fn decide_in_redis(&self, active: ActiveDecision, request: OwnedRequest) {
         let CandidateStore::Redis { store, .. } = &self.store else {
             return;
         };
         let now = request.now;
         let decision = self.charge_in_redis(store, &request).await;
         match decision {
-            Some(decision) => self.compare(live, decision, now),
+            Some(decision) => self.compare(active, decision, now),
             None => count(&self.lost),
         }
     }
@@ -370,7 +369,7 @@ impl Candidate {
         Some(Ok(self.count_charges(&charges, &decision, &outcomes)))
     }
 
-    /// Returns the charges of the rules that are evaluated. A rule with `is_left_out` is not
+    /// Returns the charges of the rules that are evaluated. A rule with `is_excluded` is not
     /// evaluated.
     fn charges<'a>(
         &'a self,
@@ -381,7 +380,7 @@ impl Candidate {
         let mut charges = self.rules.charges(request, now, scratch)?;
         charges.retain(|charge| {
             self.counts_of(charge.limits)
-                .is_some_and(|counts| !counts.is_left_out)
+                .is_some_and(|counts| !counts.is_excluded)
         });
         Ok(charges)
     }
@@ -409,7 +408,7 @@ impl Candidate {
             let Some(counts) = self.counts_of(charge.limits) else {
                 continue;
             };
-            count(&counts.asked);
+            count(&counts.requests);
             if own.iter().all(|outcome| outcome.allowed) {
                 continue;
             }
@@ -429,7 +428,7 @@ impl Candidate {
 
     fn compare(
         &self,
-        live: LiveAnswer,
+        active: ActiveDecision,
         decision: Result<CandidateDecision, RequestError>,
         now: Timestamp,
     ) {
@@ -441,14 +440,14 @@ impl Candidate {
         if decision.is_denied {
             count(&self.denied);
         }
-        match live {
-            LiveAnswer::Admitted if decision.is_denied => {
+        match active {
+            ActiveDecision::Admitted if decision.is_denied => {
                 self.changes().newly_denied.count(decision.denied_by, now);
             }
-            LiveAnswer::Denied(key) if !decision.is_denied => {
+            ActiveDecision::Denied(key) if !decision.is_denied => {
                 self.changes().no_longer_denied.count([key], now);
             }
-            LiveAnswer::Admitted | LiveAnswer::Denied(_) => {}
+            ActiveDecision::Admitted | ActiveDecision::Denied(_) => {}
         }
     }
 
@@ -460,8 +459,8 @@ impl Candidate {
         let rule = |(rule, counts): (&Rule, &RuleCounts)| CandidateRule {
             rule: rule.name().to_owned(),
             mode: rule.mode(),
-            is_left_out: counts.is_left_out,
-            asked: counts.asked.load(Ordering::Relaxed),
+            is_excluded: counts.is_excluded,
+            requests: counts.requests.load(Ordering::Relaxed),
             denied: counts.denied.load(Ordering::Relaxed),
         };
         let changes = self.changes();
@@ -522,7 +521,7 @@ impl Candidate {
     }
 }
 
-impl LiveAnswer {
+impl ActiveDecision {
     /// Returns the active rules' decision, for the comparison. Returns `None` if the verdict cannot
     /// be compared.
     fn new(decided: DecidedRequest<'_>, verdict: &Verdict<'_>) -> Option<Self> {

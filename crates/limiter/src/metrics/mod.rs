@@ -198,17 +198,17 @@ const NAMING_LISTENERS: [ListenerKind; 3] =
 
 /// The result of a decision: `None` if the request was allowed, otherwise the reason for the
 /// denial.
-type Answer = Option<Reason>;
+type VerdictKind = Option<Reason>;
 
-const ANSWERS: [Answer; 4] = [
+const VERDICT_KINDS: [VerdictKind; 4] = [
     None,
     Some(Reason::Limit),
     Some(Reason::Blocked),
     Some(Reason::Store),
 ];
 
-const fn answer_index(answer: Answer) -> usize {
-    match answer {
+const fn verdict_kind_index(kind: VerdictKind) -> usize {
+    match kind {
         None => 0,
         Some(Reason::Limit) => 1,
         Some(Reason::Blocked) => 2,
@@ -216,8 +216,8 @@ const fn answer_index(answer: Answer) -> usize {
     }
 }
 
-fn answer_label(answer: Answer) -> &'static str {
-    answer.map_or("allowed", Reason::as_str)
+fn verdict_kind_label(kind: VerdictKind) -> &'static str {
+    kind.map_or("allowed", Reason::as_str)
 }
 
 /// The metrics of one server.
@@ -283,7 +283,7 @@ impl Metrics {
     ) {
         self.shards
             .mine()
-            .count(listener.index(), answer_index(verdict.reason));
+            .count(listener.index(), verdict_kind_index(verdict.reason));
         if !verdict.lines.is_empty() || verdict.rule.is_some() {
             self.rules.count(decided, verdict);
         }
@@ -291,14 +291,14 @@ impl Metrics {
 
     /// Counts a response of Envoy's rate limit service.
     pub fn observe_answer(&self, listener: ListenerKind, is_over_limit: bool) {
-        let answer = is_over_limit.then_some(Reason::Limit);
+        let kind = is_over_limit.then_some(Reason::Limit);
         self.shards
             .mine()
-            .count(listener.index(), answer_index(answer));
+            .count(listener.index(), verdict_kind_index(kind));
     }
 
     pub(crate) fn observe_throttle(&self, listener: ListenerKind, decided: &StoreDecision) {
-        let answer = match decided.decision {
+        let kind = match decided.decision {
             Decision::Admitted => None,
             Decision::Limited => Some(Reason::Limit),
             Decision::Blocked { .. } => Some(Reason::Blocked),
@@ -306,7 +306,7 @@ impl Metrics {
         };
         self.shards
             .mine()
-            .count(listener.index(), answer_index(answer));
+            .count(listener.index(), verdict_kind_index(kind));
     }
 
     /// Adds the decisions since the last sample to the 15-minute traffic history.
@@ -321,10 +321,12 @@ impl Metrics {
     pub(crate) fn total_traffic(&self) -> TrafficCounts {
         let mut total = TrafficCounts::default();
         for listener in ListenerKind::ALL {
-            for answer in ANSWERS {
-                let count = self.shards.verdicts(listener.index(), answer_index(answer));
+            for kind in VERDICT_KINDS {
+                let count = self
+                    .shards
+                    .verdicts(listener.index(), verdict_kind_index(kind));
                 total.requests += count;
-                total.denied += if answer.is_some() { count } else { 0 };
+                total.denied += if kind.is_some() { count } else { 0 };
             }
         }
         total
@@ -334,10 +336,10 @@ impl Metrics {
     #[must_use]
     pub fn requests(&self, listener: ListenerKind) -> u64 {
         let index = listener.index();
-        let answers = ANSWERS
+        let counts = VERDICT_KINDS
             .into_iter()
-            .map(|answer| self.shards.verdicts(index, answer_index(answer)));
-        answers.sum::<u64>() + self.shards.bad_requests(index)
+            .map(|kind| self.shards.verdicts(index, verdict_kind_index(kind)));
+        counts.sum::<u64>() + self.shards.bad_requests(index)
     }
 
     /// Returns the latency of the sampled decisions, in seconds.
@@ -537,9 +539,11 @@ impl Metrics {
 
     fn collect_requests(&self, page: &mut Page<'_>) {
         let decisions = ListenerKind::ALL.into_iter().flat_map(|listener| {
-            ANSWERS.map(|answer| {
-                let count = self.shards.verdicts(listener.index(), answer_index(answer));
-                ([listener.as_str(), answer_label(answer)], count)
+            VERDICT_KINDS.map(|kind| {
+                let count = self
+                    .shards
+                    .verdicts(listener.index(), verdict_kind_index(kind));
+                ([listener.as_str(), verdict_kind_label(kind)], count)
             })
         });
         page.family(&DECISIONS, decisions);

@@ -12,8 +12,9 @@ use tidegate_core::{Charge, Cost, Limit, Outcome, Reason, RuleSet, Verdict};
 use tidegate_net::prometheus::{Metric, Page};
 
 use super::{
-    Answer, TrafficCounts, answer_index, answer_label,
+    TrafficCounts, VerdictKind,
     histogram::{Histogram, nanos_to_seconds},
+    verdict_kind_index, verdict_kind_label,
 };
 
 /// The maximum number of rules with their own label, in the order of the rules file. All further
@@ -23,7 +24,7 @@ pub const MAX_RULE_LABELS: usize = 1_000;
 
 /// The outcomes that are counted per rule. A denial because the store is full or unreachable is not
 /// counted for a rule.
-const OUTCOMES: [Answer; 3] = [None, Some(Reason::Limit), Some(Reason::Blocked)];
+const OUTCOMES: [VerdictKind; 3] = [None, Some(Reason::Limit), Some(Reason::Blocked)];
 
 /// The label of the rules without their own label.
 const OTHER: &str = "other";
@@ -130,7 +131,10 @@ impl RuleMetrics {
     pub(super) fn count(&self, decided: DecidedRequest<'_>, verdict: &Verdict<'_>) {
         let table = self.0.load();
         if let Some(rule) = verdict.rule
-            && let Some(count) = table.of(rule).verdicts.get(answer_index(verdict.reason))
+            && let Some(count) = table
+                .of(rule)
+                .verdicts
+                .get(verdict_kind_index(verdict.reason))
         {
             count.fetch_add(1, Ordering::Relaxed);
             if !verdict.allowed {
@@ -197,9 +201,12 @@ impl RuleMetrics {
     pub(super) fn collect(&self, rules: &RuleSet, page: &mut Page<'_>) {
         let table = self.0.load();
         let decisions = table.labelled().flat_map(|(rule, counters)| {
-            OUTCOMES.map(|answer| {
-                let count = &counters.verdicts[answer_index(answer)];
-                ([rule, answer_label(answer)], count.load(Ordering::Relaxed))
+            OUTCOMES.map(|kind| {
+                let count = &counters.verdicts[verdict_kind_index(kind)];
+                (
+                    [rule, verdict_kind_label(kind)],
+                    count.load(Ordering::Relaxed),
+                )
             })
         });
         page.family(&DECISIONS, decisions);
@@ -262,11 +269,11 @@ fn percent_to_ratio(percent: u64) -> f64 {
 
 impl Counters {
     fn traffic(&self) -> TrafficCounts {
-        let verdicts = OUTCOMES.map(|answer| {
-            let count = self.verdicts[answer_index(answer)].load(Ordering::Relaxed);
-            (answer, count)
+        let verdicts = OUTCOMES.map(|kind| {
+            let count = self.verdicts[verdict_kind_index(kind)].load(Ordering::Relaxed);
+            (kind, count)
         });
-        let denied = verdicts.iter().filter(|(answer, _)| answer.is_some());
+        let denied = verdicts.iter().filter(|(kind, _)| kind.is_some());
         TrafficCounts {
             requests: verdicts.iter().map(|(_, count)| count).sum(),
             denied: denied.map(|(_, count)| count).sum(),

@@ -12,7 +12,7 @@ use tidegate_core::Timestamp;
 use tidegate_net::prometheus::{Exemplar, HistogramSample, Metric, Page};
 
 use super::{
-    ANSWERS, ListenerKind, SAMPLE_EVERY,
+    ListenerKind, SAMPLE_EVERY, VERDICT_KINDS,
     histogram::{Histogram, bucket_of, nanos_to_seconds},
 };
 
@@ -75,7 +75,7 @@ pub(super) fn take_sample() -> bool {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(super) struct Shard {
-    verdicts: [[AtomicU64; ANSWERS.len()]; LISTENERS],
+    verdicts: [[AtomicU64; VERDICT_KINDS.len()]; LISTENERS],
     bad_requests: [AtomicU64; LISTENERS],
     unmatched: [AtomicU64; LISTENERS],
     unknown_entries: [AtomicU64; LISTENERS],
@@ -83,8 +83,8 @@ pub(super) struct Shard {
 }
 
 impl Shard {
-    pub(super) fn count(&self, listener: usize, answer: usize) {
-        self.verdicts[listener][answer].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count(&self, listener: usize, kind: usize) {
+        self.verdicts[listener][kind].fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn observe_latency(&self, nanos: u64) {
@@ -131,8 +131,8 @@ impl Shards {
         }
     }
 
-    pub(super) fn verdicts(&self, listener: usize, answer: usize) -> u64 {
-        self.sum(|shard| &shard.verdicts[listener][answer])
+    pub(super) fn verdicts(&self, listener: usize, kind: usize) -> u64 {
+        self.sum(|shard| &shard.verdicts[listener][kind])
     }
 
     pub(super) fn bad_requests(&self, listener: usize) -> u64 {

@@ -174,12 +174,16 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
 /// the status page is correct even before the first snapshot is written.
 fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
     let path = &snapshot.path;
-    if let Some(error) = preflight::lacks_folder(path).or_else(|| snapshot::try_out(path).err()) {
+    if let Some(error) =
+        preflight::lacks_folder(path).or_else(|| snapshot::check_writable(path).err())
+    {
         tracing::error!(
             file = %path.display(), "a restart will lose the counters: {error}; make the path writable, or fix `store.memory.snapshot`"
         );
         let problem = format!("cannot write the snapshot {}: {error}", path.display());
-        limiter.snapshots().fail_at_start(problem, limiter.now());
+        limiter
+            .snapshots()
+            .fail_startup_check(problem, limiter.now());
         limiter.metrics().note_snapshot_failure();
     }
 }

@@ -111,9 +111,9 @@ fn rule(rule: &CandidateRule) -> Value {
     let mut members = Map::new();
     members.insert("rule".to_owned(), json!(rule.rule));
     members.insert("mode".to_owned(), json!(rule.mode.as_str()));
-    members.insert("asked".to_owned(), json!(rule.asked));
+    members.insert("asked".to_owned(), json!(rule.requests));
     members.insert("denied".to_owned(), json!(rule.denied));
-    if rule.is_left_out {
+    if rule.is_excluded {
         members.insert("note".to_owned(), json!(LEFT_OUT));
     }
     Value::Object(members)
