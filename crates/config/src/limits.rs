@@ -305,7 +305,7 @@ fn calendar(value: &Value<'_>, report: &mut Report) -> Option<Calendar> {
     // If the calendar unit is missing or invalid, assume the longest unit. In this way, values that
     // are invalid for every unit are reported as well.
     let assumed = unit.unwrap_or(CalendarUnit::Month);
-    for error in Calendar::mistakes(assumed, zone.unwrap_or("UTC"), day) {
+    for error in Calendar::errors(assumed, zone.unwrap_or("UTC"), day) {
         fields.wrong(report, error.field, error.problem);
     }
     if report.count() > before {

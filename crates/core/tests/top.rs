@@ -411,7 +411,7 @@ fn a_reload_keeps_the_counts_of_the_rules_that_stay() {
     let (request, charges) = one(&key);
     recorder.record(BASE, request, charges);
     assert_eq!(count(&recorder, scopes[2]), 2);
-    recorder.forget(scopes[2]);
+    recorder.reset_rule(scopes[2]);
     assert_eq!(count(&recorder, scopes[2]), 0);
     assert_eq!(recorder.total().requests, 4);
 

@@ -4,7 +4,7 @@
 //! ```text
 //! CheckRateLimit   peek      would one more hit be admitted?
 //! Report           charge    on limits that count everything, one counter at a time
-//! Reserve          reserve   on limits that forget denied hits, all counters or none
+//! Reserve          reserve   on limits that count no denied hits, all counters or none
 //! Commit           settle    the reserved units, then report the rest of the actual amount
 //! ```
 //!

@@ -63,7 +63,7 @@ pub(super) fn fixed_window(
     })?;
     let limit = match denied {
         DeniedHits::InFull => limit.counting_in_full()?,
-        DeniedHits::Forgotten => limit,
+        DeniedHits::NotCounted => limit,
     };
     Ok(RuleLimits {
         limits: Arc::new(Limits::new(vec![limit])?),

@@ -134,7 +134,7 @@ impl AdmissionContext {
     fn add_headroom_entries(&self, current: &RuntimeConfig, head: &mut Parts) {
         let rules = self.limiter.rules();
         for concurrency in current.upstreams.concurrency_limits() {
-            if rules.looks_at(&concurrency.entry) {
+            if rules.uses_entry(&concurrency.entry) {
                 let value = if concurrency.has_headroom() {
                     "yes"
                 } else {

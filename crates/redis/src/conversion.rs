@@ -3,7 +3,7 @@
 
 use tidegate_core::{
     Charge, Effect, Limit, Outcome, Span, Timestamp, Window,
-    remote_eval::{self, CLOCK_JUMP, ExceededLimits, Numbers, RemoteState, Replay, Terms},
+    remote_eval::{self, CLOCK_JUMP, DrainTimes, Numbers, RemoteState, Replay, Terms},
 };
 
 use crate::{
@@ -33,8 +33,8 @@ pub(crate) struct Conversion {
     /// state exceeds the charge's limits, because the excess would be lost in the conversion. Such
     /// a state is not replaced until the excess has drained, not even to count a denied request.
     pub(crate) keep_until: Option<Timestamp>,
-    /// The limits that the state exceeds.
-    pub(crate) exceeded: ExceededLimits,
+    /// When the state has drained, if it exceeds a limit.
+    pub(crate) drain_times: DrainTimes,
 }
 
 impl Conversion {
@@ -64,7 +64,7 @@ impl Conversions {
 
     /// If a stored state exceeds a limit, sets this limit's `reset_after` and `retry_after` in
     /// `outcomes` to the time that the stored state takes to drain.
-    pub(crate) fn report_exceeded(
+    pub(crate) fn report_drain_times(
         &self,
         charges: &[Charge<'_>],
         values: &[Vec<u8>],
@@ -76,7 +76,7 @@ impl Conversions {
             if let Some(conversion) = conversion
                 && conversion.converted == *value
             {
-                conversion.exceeded.report(own);
+                conversion.drain_times.correct(own);
             }
             rest = others;
         }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tidegate_core::{Charge, remote_eval::fingerprint};
+use tidegate_core::{Charge, remote_eval::parameters_digest};
 
 /// After a denial, this many consecutive requests are peeked (evaluated without a charge) before
 /// they are charged.
@@ -28,7 +28,7 @@ impl DenialHints {
     /// Returns the counter for requests on the same limits as `charges`.
     pub(crate) fn hint_for(&self, charges: &[Charge<'_>]) -> DenialHint<'_> {
         let hash = charges.iter().fold(0_u32, |hash, charge| {
-            hash.rotate_left(5) ^ fingerprint(charge.limits)
+            hash.rotate_left(5) ^ parameters_digest(charge.limits)
         });
         // A `usize` has at least 32 bits on all supported platforms.
         let hash = usize::try_from(hash).unwrap_or(0);

@@ -116,7 +116,7 @@ pub(crate) fn program(charge: &Charge<'_>, around: Timestamp) -> Vec<u8> {
 /// Returns whether any limit of `charge` counts denied requests.
 pub(crate) fn counts_denials(charge: &Charge<'_>) -> bool {
     remote_eval::numbers(charge.limits, charge.cost)
-        .any(|member| member.denials != DenialCounting::Forgotten)
+        .any(|member| member.denials != DenialCounting::NotCounted)
 }
 
 /// Encodes `states`, one per member of `charge`, as the value of a key without a block or a ledger.
@@ -251,7 +251,7 @@ fn put_member(
 ) {
     put(program, number_of(&member.numbers).into(), 1);
     let denials = match member.denials {
-        DenialCounting::Forgotten => 0,
+        DenialCounting::NotCounted => 0,
         DenialCounting::Counted => 1,
         DenialCounting::InFull => 2,
     };

@@ -194,7 +194,7 @@ impl<'p> Replay<'p> {
                 counts.windows = windows(rule.limits());
                 // A cost that depends on the response is partly refunded later, so the computed
                 // backlog would be too high.
-                if rule.response_cost().is_settled() {
+                if rule.response_cost().is_independent_of_response() {
                     counts.tried_rates = tried_rates(rule.limits());
                 }
             }
@@ -319,12 +319,12 @@ fn settle(
     request: &LogRequest,
     now: Timestamp,
 ) {
-    let is_settled = |charge: &Charge<'_>| {
+    let is_final = |charge: &Charge<'_>| {
         rules
             .rule_of(charge.key)
-            .is_none_or(|rule| rule.response_cost().is_settled())
+            .is_none_or(|rule| rule.response_cost().is_independent_of_response())
     };
-    if receipt.is_empty() || charges.iter().all(is_settled) {
+    if receipt.is_empty() || charges.iter().all(is_final) {
         return;
     }
     let response = request.response.iter();
@@ -333,21 +333,21 @@ fn settle(
         return;
     };
     let is_known = |name: &str| response.entry(name).is_some();
-    let due = |charge: &Charge<'_>| {
+    let final_charge = |charge: &Charge<'_>| {
         let Some(rule) = rules.rule_of(charge.key) else {
             return charge.cost.units();
         };
         rule.response_cost()
-            .due_so_far(charge.cost, &response, is_known)
+            .final_charge_if_aborted(charge.cost, &response, is_known)
     };
-    let due: Vec<u64> = charges.iter().map(due).collect();
-    let settlement = |(charge, due): (&Charge<'_>, &u64)| Settlement {
-        unused: charge.cost.units().saturating_sub(*due),
+    let final_charges: Vec<u64> = charges.iter().map(final_charge).collect();
+    let settlement = |(charge, final_charge): (&Charge<'_>, &u64)| Settlement {
+        unused: charge.cost.units().saturating_sub(*final_charge),
     };
-    let settlements: Vec<Settlement> = charges.iter().zip(&due).map(settlement).collect();
+    let settlements: Vec<Settlement> = charges.iter().zip(&final_charges).map(settlement).collect();
     store.settle(charges, receipt, &settlements, now);
-    for (charge, due) in charges.iter().zip(&due) {
-        if let Ok(cost) = Cost::new(due.saturating_sub(charge.cost.units())) {
+    for (charge, final_charge) in charges.iter().zip(&final_charges) {
+        if let Ok(cost) = Cost::new(final_charge.saturating_sub(charge.cost.units())) {
             let is_ready = charge_excess(store, Charge { cost, ..*charge }, now).is_ready();
             debug_assert!(is_ready, "the memory store never waits");
         }

@@ -437,7 +437,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
         ));
     }
     let cost = rule.response_cost();
-    if !cost.is_settled() {
+    if !cost.is_independent_of_response() {
         let mut missing: Vec<&str> = cost.entry_names().collect();
         missing.retain(|name| !replay.seen_response.iter().any(|seen| **seen == **name));
         notes.push(if missing.is_empty() {
@@ -450,7 +450,10 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
             )
         });
     }
-    if replay.is_suggesting && !cost.is_settled() && !tried_rates(rule.limits()).is_empty() {
+    if replay.is_suggesting
+        && !cost.is_independent_of_response()
+        && !tried_rates(rule.limits()).is_empty()
+    {
         notes.push(
             "no burst is suggested, because the response changes what a request costs".to_owned(),
         );

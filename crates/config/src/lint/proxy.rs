@@ -41,7 +41,7 @@ pub(crate) fn warn(proxy: &Proxy, raw: &[RawUpstream<'_>], rules: &RuleSet, repo
             span.warn(report, message);
         }
         let entry = upstream.headroom_entry();
-        if upstream.adaptive.is_none() && rules.looks_at(&entry) {
+        if upstream.adaptive.is_none() && rules.uses_entry(&entry) {
             let message = format!(
                 "{UNKNOWN_HEADROOM}: a rule uses `{entry}`, which the proxy provides only for an upstream with `adaptive`; add `adaptive: {{}}`"
             );

@@ -157,7 +157,7 @@ fn settings(method: Method, fields: &Fields<'_>, report: &mut Report) -> Option<
     if report.count() > before {
         return None;
     }
-    for error in settings.mistakes() {
+    for error in settings.errors() {
         fields.wrong(report, error.field, error.problem);
     }
     (report.count() == before).then_some(settings)

@@ -14,9 +14,9 @@ fn count_and_settle_are_read() {
     ));
     let rules = config.unwrap().rules;
     let due = |rule: &str, entries: &[(&str, &str)]| {
-        let bill = rules.rule(rule).map(Rule::response_cost).unwrap();
+        let response_cost = rules.rule(rule).map(Rule::response_cost).unwrap();
         let answer = Request::new(entries, Cost::ONE).unwrap();
-        bill.due(Cost::new(5).unwrap(), &answer)
+        response_cost.final_charge(Cost::new(5).unwrap(), &answer)
     };
     for (status, charged) in [("200", 0), ("401", 5), ("403", 5), ("404", 0), ("503", 5)] {
         assert_eq!(due("failed", &[("status", status)]), charged, "{status}");

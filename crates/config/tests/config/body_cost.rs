@@ -69,7 +69,8 @@ fn a_formula_settles_the_cost() {
     let rule = rule("settle: {usage: 2*output}, count: {status: '2*'}");
     let due = |answer: &[(&str, &str)]| {
         let answer = Request::new(answer, Cost::ONE).unwrap();
-        rule.response_cost().due(Cost::new(50).unwrap(), &answer)
+        rule.response_cost()
+            .final_charge(Cost::new(50).unwrap(), &answer)
     };
     assert_eq!(due(&[("status", "200"), ("usage.output", "12")]), 24);
     assert_eq!(due(&[("status", "200"), ("usage.input", "12")]), 0);

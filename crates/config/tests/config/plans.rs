@@ -32,7 +32,7 @@ rules:
     assert_eq!(plans("exports"), ["free 5/d"]);
     assert_eq!(rules.rule("api").unwrap().plan_entry(), Some("Tier"));
     assert_eq!(rules.rule("exports").unwrap().plan_entry(), None);
-    assert!(rules.looks_at("Tier"), "listeners extract the entry");
+    assert!(rules.uses_entry("Tier"), "listeners extract the entry");
 }
 
 #[test]

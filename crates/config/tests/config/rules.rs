@@ -176,7 +176,7 @@ fn an_elastic_rule_expands_while_its_condition_holds() {
   - {name: api, key: [user], limits: [2/h], elastic: {extra: 50%, when: {headroom.app: 'yes'}}}
 ";
     let rules = Config::parse(file).unwrap().rules;
-    assert!(rules.looks_at("headroom.app") && !rules.looks_at("headroom.other"));
+    assert!(rules.uses_entry("headroom.app") && !rules.uses_entry("headroom.other"));
     let store = MemoryStore::new(MemoryBounds::default());
     let admitted = |room: &'static str| {
         let entries = [("user", "u"), ("headroom.app", room)];

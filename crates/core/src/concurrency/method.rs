@@ -71,8 +71,8 @@ impl Default for Gradient {
 }
 
 impl Method {
-    pub(super) fn mistakes(&self) -> impl Iterator<Item = LimitError> {
-        let mistakes = match self {
+    pub(super) fn errors(&self) -> impl Iterator<Item = LimitError> {
+        let errors = match self {
             Self::Aimd(aimd) => {
                 let problem = "must be longer than zero";
                 let at_once = aimd.too_slow == Span::ZERO;
@@ -88,7 +88,7 @@ impl Method {
                 check("smoothing", gradient.smoothing, (1, 100), "%"),
             ],
         };
-        mistakes.into_iter().flatten()
+        errors.into_iter().flatten()
     }
 
     /// Converts the result of a completed request to a sample for the measurement window. Returns

@@ -138,8 +138,8 @@ impl AdaptiveLimit {
     /// Returns an error for the first field that is out of the range documented in
     /// [`AdaptiveSettings`] and [`Method`].
     pub fn new(settings: AdaptiveSettings) -> Result<Self, LimitError> {
-        if let Some(mistake) = settings.mistakes().into_iter().next() {
-            return Err(mistake);
+        if let Some(error) = settings.errors().into_iter().next() {
+            return Err(error);
         }
         Ok(Self {
             settings,
@@ -228,27 +228,27 @@ impl AdaptiveLimit {
 impl AdaptiveSettings {
     /// Returns an error for each field outside its documented range.
     #[must_use]
-    pub fn mistakes(&self) -> Vec<LimitError> {
+    pub fn errors(&self) -> Vec<LimitError> {
         let (min, max) = (self.min, self.max);
-        let mut mistakes = Vec::new();
+        let mut errors = Vec::new();
         let impossible = check("min", min, (1, MAX_ADAPTIVE), "");
         let is_possible = impossible.is_none();
-        mistakes.extend(impossible);
-        mistakes.extend(check("max", max, (1, MAX_ADAPTIVE), ""));
+        errors.extend(impossible);
+        errors.extend(check("max", max, (1, MAX_ADAPTIVE), ""));
         if is_possible && min > max {
             let problem = format!("must be at most `max`, which is {max}, got {min}");
-            mistakes.push(LimitError::new("min", problem));
+            errors.push(LimitError::new("min", problem));
         } else if min <= max {
-            mistakes.extend(check("initial", self.initial, (min, max), ""));
+            errors.extend(check("initial", self.initial, (min, max), ""));
         }
-        mistakes.extend(check("samples", self.samples, (1, 1_000_000), ""));
+        errors.extend(check("samples", self.samples, (1, 1_000_000), ""));
         let (least, most) = (Span::from_millis(1), Span::from_secs(60));
         if self.window < least || self.window > most {
             let problem = format!("must be {least} to {most}, got {}", self.window);
-            mistakes.push(LimitError::new("window", problem));
+            errors.push(LimitError::new("window", problem));
         }
-        mistakes.extend(self.method.mistakes());
-        mistakes
+        errors.extend(self.method.errors());
+        errors
     }
 }
 

@@ -330,13 +330,13 @@ fn invalid_settings_are_refused_by_field() {
         }),
         ..AdaptiveSettings::default()
     };
-    let fields: Vec<_> = all.mistakes().iter().map(|mistake| mistake.field).collect();
+    let fields: Vec<_> = all.errors().iter().map(|error| error.field).collect();
     assert_eq!(fields, ["min", "samples", "window", "backoff", "too_slow"]);
     let once = AdaptiveSettings {
         min: 2_000_000,
         ..AdaptiveSettings::default()
     };
-    assert_eq!(once.mistakes().len(), 1, "and not of `max` again");
+    assert_eq!(once.errors().len(), 1, "and not of `max` again");
     let gradient = |change: fn(&mut Gradient)| {
         let mut gradient = Gradient::default();
         change(&mut gradient);

@@ -31,7 +31,7 @@ const _: () = assert!(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DenialCounting {
     /// A denied request is not counted.
-    Forgotten,
+    NotCounted,
     /// The cost of a denied request is counted up to the limit, no matter which limit denied the
     /// request.
     Counted,
@@ -44,7 +44,7 @@ impl DenialCounting {
         match (limit.counts_in_full(), limit.count_denied()) {
             (true, _) => Self::InFull,
             (false, true) => Self::Counted,
-            (false, false) => Self::Forgotten,
+            (false, false) => Self::NotCounted,
         }
     }
 }

@@ -16,7 +16,7 @@ pub use self::{
     decision::Decision,
     fallback::{FallbackShare, OnFailure},
     limit_group::DenialCounting,
-    limits::{ExceededLimits, Limits},
+    limits::{DrainTimes, Limits},
     receipt::{Receipt, Renewal, Settlement},
     verdict::{Exactness, Line, Lines, Reason, Source, Verdict},
 };

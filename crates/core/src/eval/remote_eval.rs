@@ -20,7 +20,7 @@ use crate::{
 };
 pub use crate::{
     algorithm::{ExactMicros, Numbers, Terms},
-    eval::{DenialCounting, ExceededLimits},
+    eval::{DenialCounting, DrainTimes},
     time::CLOCK_JUMP,
 };
 
@@ -51,8 +51,8 @@ pub fn numbers(limits: &Limits, cost: Cost) -> impl ExactSizeIterator<Item = Gro
 /// Returns a 28-bit digest of `limits`. Limits that can lead to different decisions have different
 /// digests, except for rare collisions. Equal limits have the same digest in every process.
 #[must_use]
-pub fn fingerprint(limits: &Limits) -> u32 {
-    limits.numbers_fingerprint()
+pub fn parameters_digest(limits: &Limits) -> u32 {
+    limits.parameters_digest()
 }
 
 /// The state of a key for one limit group, as plain numbers. Instants are in microseconds since the
@@ -120,7 +120,7 @@ pub struct Replay<'a> {
     evaluation: Evaluation<'a>,
     /// If the conversion of the state lost spent units, the times after which the unconverted state
     /// has drained; otherwise empty.
-    exceeded: ExceededLimits,
+    drain_times: DrainTimes,
 }
 
 impl<'a> Replay<'a> {
@@ -135,8 +135,8 @@ impl<'a> Replay<'a> {
         effect: Effect,
     ) -> Self {
         let limits = charge.limits;
-        let (key_state, exceeded) = match states {
-            None => (limits.fresh(), ExceededLimits::default()),
+        let (key_state, drain_times) = match states {
+            None => (limits.fresh(), DrainTimes::default()),
             Some(states) => {
                 let (terms, states): (Vec<Terms>, Vec<State>) = states
                     .into_iter()
@@ -151,13 +151,13 @@ impl<'a> Replay<'a> {
             }
         };
         // A refund is applied to the converted state, which then replaces the former state.
-        let exceeded = match effect {
-            Effect::Refund => ExceededLimits::default(),
-            _ => exceeded,
+        let drain_times = match effect {
+            Effect::Refund => DrainTimes::default(),
+            _ => drain_times,
         };
         Self {
             evaluation: Evaluation::open(charge, key_state, now, effect),
-            exceeded,
+            drain_times,
         }
     }
 
@@ -180,14 +180,14 @@ impl<'a> Replay<'a> {
         limits.clamp(&mut key_state, now);
         Self {
             evaluation: Evaluation::open(charge, key_state, now, effect),
-            exceeded: ExceededLimits::default(),
+            drain_times: DrainTimes::default(),
         }
     }
 
     /// Returns true if the states did not have to be converted or were converted without loss.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.exceeded.is_empty()
+        self.drain_times.is_empty()
     }
 
     /// Evaluates the limits. Returns true if the limits admit the request. In shadow mode, the
@@ -205,13 +205,13 @@ impl<'a> Replay<'a> {
     pub fn report(&self, now: Timestamp, outcomes: &mut Vec<Outcome>) {
         let first = outcomes.len();
         self.evaluation.report(now, outcomes);
-        self.exceeded.report(&mut outcomes[first..]);
+        self.drain_times.correct(&mut outcomes[first..]);
     }
 
-    /// Returns the limits that the state exceeds.
+    /// Returns the times after which the unconverted state has drained.
     #[must_use]
-    pub fn exceeded(&self) -> &ExceededLimits {
-        &self.exceeded
+    pub fn drain_times(&self) -> &DrainTimes {
+        &self.drain_times
     }
 
     /// Returns the current states, one for each limit group, and when they expire. From then on,

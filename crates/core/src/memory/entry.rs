@@ -141,7 +141,7 @@ impl Entry {
             // clamped later. The times until the former state has drained were computed before
             // clamping, so drop these times.
             former.fingerprint = self.fingerprint;
-            former.exceeded.clear();
+            former.drain_times.clear();
         }
         loaded
     }

@@ -308,7 +308,7 @@ impl MemoryStore {
     /// had a state for `key`. A block on the key remains.
     pub fn reset(&self, key: &[u8]) -> bool {
         let hash = hash_with(&self.hasher, key);
-        self.lock_of(hash).forget(hash, key)
+        self.lock_of(hash).reset(hash, key)
     }
 
     /// Blocks `key` for `span`, or until it is unblocked if `span` is `None`. Replaces an earlier

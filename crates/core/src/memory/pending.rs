@@ -65,7 +65,7 @@ impl PendingCharge<'_> {
         }
         // A state that exceeds a limit is kept until it has drained below that limit, even if
         // denied requests are counted.
-        let is_replaced = |former: &FormerState| former.exceeded.is_empty();
+        let is_replaced = |former: &FormerState| former.drain_times.is_empty();
         if self.former.as_deref().is_some_and(is_replaced) && self.evaluation.is_written(admitted) {
             self.former = None;
         }
@@ -92,7 +92,7 @@ impl PendingCharge<'_> {
         let first = outcomes.len();
         self.evaluation.report(now, outcomes);
         if let Some(former) = &self.former {
-            former.exceeded.report(&mut outcomes[first..]);
+            former.drain_times.correct(&mut outcomes[first..]);
         }
         let mut reported = self.charge.limits.iter().zip(&outcomes[first..]);
         // A key is hot if a limit denied the request or if more than half of a limit is used.

@@ -23,10 +23,10 @@ pub(super) struct RefundLedger {
     keys: HashMap<Box<[u8]>, LedgerEntry, RandomState>,
     bytes: usize,
     /// When shifts were last dropped because the ledger was full.
-    forgot: Option<Timestamp>,
+    dropped_at: Option<Timestamp>,
     /// When the ledger was last cleared although it contained records of conversions that a refund
     /// could still need.
-    forgot_conversion: Option<Timestamp>,
+    cleared_at: Option<Timestamp>,
     /// The ID of the latest conversion.
     conversions: u64,
 }
@@ -59,7 +59,7 @@ const ENTRY_BYTES: usize = 72;
 
 /// The maximum age of a charge for which the ledger reports the refunds made since that charge. The
 /// Redis store keeps its ledgers for the same time.
-const REMEMBERED: Span = Span::from_secs(60);
+const MAX_CHARGE_AGE: Span = Span::from_secs(60);
 
 impl RefundLedger {
     /// Returns the information that a receipt for a charge on `key` must contain. Shifts beyond the
@@ -83,8 +83,8 @@ impl RefundLedger {
             .map_or(0, |entry| entry.refunds.conversion);
         conversion != 0 && conversion != charged.conversion
             || self
-                .forgot_conversion
-                .is_some_and(|forgot| charged.at <= forgot)
+                .cleared_at
+                .is_some_and(|cleared_at| charged.at <= cleared_at)
     }
 
     /// Records that the state of `key` was converted to other limits at `now`. All units charged
@@ -114,15 +114,17 @@ impl RefundLedger {
 
     /// Returns by how many microseconds the state with index `number` of `key` has been shifted
     /// since the charge `charged`. Returns `None` if this is unknown.
-    pub(super) fn since(
+    pub(super) fn shift_since(
         &self,
         key: &[u8],
         number: usize,
         charged: &ChargeRecord,
         now: Timestamp,
     ) -> Option<u64> {
-        let is_forgotten = self.forgot.is_some_and(|forgot| charged.at <= forgot);
-        if is_forgotten || now.since(charged.at) >= REMEMBERED {
+        let is_unknown = self
+            .dropped_at
+            .is_some_and(|dropped_at| charged.at <= dropped_at);
+        if is_unknown || now.since(charged.at) >= MAX_CHARGE_AGE {
             return None;
         }
         let shift = |shifts: &[u64]| shifts.get(number).copied().unwrap_or_default();
@@ -134,7 +136,7 @@ impl RefundLedger {
     }
 
     /// Removes the entry of `key`. The store calls this function when the key's state is reset.
-    pub(super) fn forget(&mut self, key: &[u8]) {
+    pub(super) fn remove(&mut self, key: &[u8]) {
         if let Some(entry) = self.keys.remove(key) {
             self.bytes -= entry_bytes(key, &entry);
         }
@@ -171,16 +173,16 @@ impl RefundLedger {
     /// Drops all shifts, and the records of conversions that refunds no longer need. If the ledger
     /// is still more than half full, clears it.
     fn make_room(&mut self, now: Timestamp) {
-        self.forgot = Some(now);
+        self.dropped_at = Some(now);
         self.keys.retain(|_, entry| entry.converted_until > now);
         self.bytes = 0;
         for (key, entry) in &mut self.keys {
-            // Because `forgot` was set, the dropped shifts are treated as unknown, not as zero.
+            // Because `dropped_at` was set, the dropped shifts are treated as unknown, not as zero.
             entry.refunds.shifts = Box::default();
             self.bytes += entry_bytes(key, entry);
         }
         if self.bytes > MAX_BYTES / 2 {
-            self.forgot_conversion = Some(now);
+            self.cleared_at = Some(now);
             self.keys = HashMap::default();
             self.bytes = 0;
         }
@@ -218,19 +220,19 @@ mod tests {
         let before = charged(&ledger, 2);
         ledger.enter(b"key", &[0, 7], Timestamp::from_micros(3));
         let now = Timestamp::from_micros(4);
-        assert_eq!(ledger.since(b"key", 0, &before, now), Some(0));
-        assert_eq!(ledger.since(b"key", 1, &before, now), Some(7));
-        let later = now.after(REMEMBERED);
-        assert_eq!(ledger.since(b"key", 1, &before, later), None);
+        assert_eq!(ledger.shift_since(b"key", 0, &before, now), Some(0));
+        assert_eq!(ledger.shift_since(b"key", 1, &before, now), Some(7));
+        let later = now.after(MAX_CHARGE_AGE);
+        assert_eq!(ledger.shift_since(b"key", 1, &before, later), None);
         for number in 0..2_000_u64 {
             ledger.enter(&number.to_le_bytes(), &[1], now);
             assert!(ledger.bytes <= MAX_BYTES);
         }
-        assert_eq!(ledger.since(b"key", 1, &before, now), None);
+        assert_eq!(ledger.shift_since(b"key", 1, &before, now), None);
         let after = charged(&ledger, 5);
         ledger.enter(b"key", &[2], Timestamp::from_micros(6));
         let now = Timestamp::from_micros(7);
-        assert_eq!(ledger.since(b"key", 0, &after, now), Some(2));
+        assert_eq!(ledger.shift_since(b"key", 0, &after, now), Some(2));
     }
 
     #[test]
@@ -239,11 +241,11 @@ mod tests {
         let before = charged(&ledger, 1);
         ledger.enter(b"key", &[5], Timestamp::from_micros(2));
         let between = charged(&ledger, 3);
-        ledger.forget(b"key");
+        ledger.remove(b"key");
         let now = Timestamp::from_micros(4);
         assert_eq!(ledger.bytes(), 0);
-        assert_eq!(ledger.since(b"key", 0, &before, now), Some(0));
-        assert_eq!(ledger.since(b"key", 0, &between, now), None);
+        assert_eq!(ledger.shift_since(b"key", 0, &before, now), Some(0));
+        assert_eq!(ledger.shift_since(b"key", 0, &between, now), None);
     }
 
     #[test]
@@ -260,7 +262,7 @@ mod tests {
         ledger.enter_conversion(b"key", Timestamp::from_micros(1), LATER);
         assert!(ledger.is_converted_since(b"key", &between, NOW));
         // After a reset, the ledger treats the key like a new key.
-        ledger.forget(b"key");
+        ledger.remove(b"key");
         assert_eq!(ledger.bytes(), 0);
         assert!(!ledger.is_converted_since(b"key", &between, NOW));
     }
@@ -279,7 +281,7 @@ mod tests {
                 ledger.enter(&number.to_le_bytes(), &[1], Timestamp::from_micros(3));
                 assert!(ledger.bytes <= MAX_BYTES);
             }
-            assert!(ledger.forgot.is_some());
+            assert!(ledger.dropped_at.is_some());
             assert_eq!(ledger.is_converted_since(b"key", &before, NOW), converted);
             assert!(!ledger.is_converted_since(b"key", &charged(&ledger, 4), NOW));
         }
@@ -321,6 +323,6 @@ mod tests {
         assert!(!ledger.is_converted_since(b"key", &before, LATER));
         fill(&mut ledger, LATER);
         assert_eq!(ledger.of_key(b"key").conversion, 0, "not needed any more");
-        assert_eq!(ledger.forgot_conversion, None);
+        assert_eq!(ledger.cleared_at, None);
     }
 }

@@ -196,7 +196,7 @@ impl Shard {
         let is_same = fingerprint == charged.fingerprint
             && !ledger.is_converted_since(charge.key, charged, now);
         if is_same {
-            let shift = |number| ledger.since(charge.key, number, charged, now);
+            let shift = |number| ledger.shift_since(charge.key, number, charged, now);
             let shifts = limits.refund_unused(&mut key_state, now, charged, settlement, shift);
             ledger.enter(charge.key, &shifts, now);
         } else {

@@ -163,11 +163,11 @@ impl Table {
     }
 
     /// Returns whether the run of occupied slots from the home slot of `hash` on is too long to
-    /// insert another key. `others` is the number of keys that one decision inserts, including this
-    /// key. Each of them can extend the run by one slot.
-    pub(super) fn is_crowded(&self, hash: u64, others: usize) -> bool {
+    /// insert another key. `new_keys` is the number of keys that one decision inserts, including
+    /// this key. Each of them can extend the run by one slot.
+    pub(super) fn is_crowded(&self, hash: u64, new_keys: usize) -> bool {
         let home = self.home(hash);
-        self.ctrl.vacant(home) - home + others > FARTHEST
+        self.ctrl.vacant(home) - home + new_keys > FARTHEST
     }
 
     /// Inserts an entry for a key that is not in the table. If the table must grow, `hash_of`

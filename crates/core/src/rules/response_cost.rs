@@ -22,10 +22,12 @@ use crate::{eval::Cost, limit::bounds};
 /// let cost = ResponseCost::default().counting(When::all(vec![refused])).costing("tokens").unwrap();
 ///
 /// let charged = Cost::new(100).unwrap();
-/// let due = |answer: &[(&str, &str)]| cost.due(charged, &Request::new(answer, Cost::ONE).unwrap());
-/// assert_eq!(due(&[("status", "200"), ("tokens", "12")]), 0);
-/// assert_eq!(due(&[("status", "401"), ("tokens", "12")]), 12);
-/// assert_eq!(due(&[("status", "401")]), 100);
+/// let final_charge = |response: &[(&str, &str)]| {
+///     cost.final_charge(charged, &Request::new(response, Cost::ONE).unwrap())
+/// };
+/// assert_eq!(final_charge(&[("status", "200"), ("tokens", "12")]), 0);
+/// assert_eq!(final_charge(&[("status", "401"), ("tokens", "12")]), 12);
+/// assert_eq!(final_charge(&[("status", "401")]), 100);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResponseCost {
@@ -77,9 +79,9 @@ impl ResponseCost {
     ///
     /// let formula = TokenFormula::parse("input + 4*output").unwrap();
     /// let cost = ResponseCost::default().costing_usage(formula);
-    /// let answer = [("usage.input", "12"), ("usage.output", "5")];
-    /// let answer = Request::new(&answer, Cost::ONE).unwrap();
-    /// assert_eq!(cost.due(Cost::new(1_000).unwrap(), &answer), 32);
+    /// let response = [("usage.input", "12"), ("usage.output", "5")];
+    /// let response = Request::new(&response, Cost::ONE).unwrap();
+    /// assert_eq!(cost.final_charge(Cost::new(1_000).unwrap(), &response), 32);
     /// ```
     #[must_use]
     pub fn costing_usage(mut self, formula: TokenFormula) -> Self {
@@ -98,7 +100,7 @@ impl ResponseCost {
 
     /// Returns true if the charge does not depend on the response.
     #[must_use]
-    pub fn is_settled(&self) -> bool {
+    pub fn is_independent_of_response(&self) -> bool {
         self.counts.is_always() && self.cost.is_none()
     }
 
@@ -124,10 +126,10 @@ impl ResponseCost {
     }
 
     /// Returns the final charge, from 0 to [`bounds::MAX_COUNT`], for a request whose initial
-    /// charge was `charged`. `answer` contains the entries of the response.
+    /// charge was `charged`. `response` contains the entries of the response.
     #[must_use]
-    pub fn due(&self, charged: Cost, answer: &Request<'_>) -> u64 {
-        self.due_so_far(charged, answer, |_| true)
+    pub fn final_charge(&self, charged: Cost, response: &Request<'_>) -> u64 {
+        self.final_charge_if_aborted(charged, response, |_| true)
     }
 
     /// Returns the final charge for an aborted response. Only entries for which `is_final` returns
@@ -135,28 +137,28 @@ impl ResponseCost {
     /// final value of that entry is unknown. Otherwise, a client could avoid the charge by aborting
     /// the response.
     #[must_use]
-    pub fn due_so_far(
+    pub fn final_charge_if_aborted(
         &self,
         charged: Cost,
-        answer: &Request<'_>,
+        response: &Request<'_>,
         is_final: impl Fn(&str) -> bool,
     ) -> u64 {
         let mut known = self.counts.iter();
-        if known.any(|condition| is_final(condition.entry()) && !condition.holds(answer)) {
+        if known.any(|condition| is_final(condition.entry()) && !condition.holds(response)) {
             return 0;
         }
-        let cost = self.cost.as_ref().and_then(|cost| cost.of(answer));
+        let cost = self.cost.as_ref().and_then(|cost| cost.of(response));
         cost.unwrap_or_else(|| charged.units())
     }
 }
 
 impl FinalCost {
     /// Returns the final charge, if the response contains it.
-    fn of(&self, answer: &Request<'_>) -> Option<u64> {
+    fn of(&self, response: &Request<'_>) -> Option<u64> {
         match self {
-            Self::Entry(name) => answer.entry(name).and_then(units),
+            Self::Entry(name) => response.entry(name).and_then(units),
             Self::Usage(formula) => {
-                let tokens = USAGE_ENTRIES.map(|name| answer.entry(name).and_then(units));
+                let tokens = USAGE_ENTRIES.map(|name| response.entry(name).and_then(units));
                 tokens.iter().flatten().next()?;
                 let [input, cached, output] = tokens.map(Option::unwrap_or_default);
                 Some(formula.cost(TokenUsage {
@@ -190,26 +192,29 @@ mod tests {
         time::Span,
     };
 
-    fn due(value: &str) -> u64 {
+    fn final_charge(value: &str) -> u64 {
         let response_cost = ResponseCost::default().costing("tokens").unwrap();
-        let answer = [("tokens", value)];
-        response_cost.due(
+        let response = [("tokens", value)];
+        response_cost.final_charge(
             Cost::new(9).unwrap(),
-            &Request::new(&answer, Cost::ONE).unwrap(),
+            &Request::new(&response, Cost::ONE).unwrap(),
         )
     }
 
     #[test]
     fn an_invalid_cost_is_ignored_and_a_large_cost_is_capped() {
         for value in ["", "-1", "+1", " 1", "1e3", "1.5", "0x10", "\u{661}"] {
-            assert_eq!(due(value), 9, "{value:?}");
+            assert_eq!(final_charge(value), 9, "{value:?}");
         }
-        assert_eq!((due("0"), due("007")), (0, 7));
-        assert_eq!(due("99999999999999999999999999"), bounds::MAX_COUNT);
+        assert_eq!((final_charge("0"), final_charge("007")), (0, 7));
+        assert_eq!(
+            final_charge("99999999999999999999999999"),
+            bounds::MAX_COUNT
+        );
     }
 
     #[test]
-    fn incompatible_limits_and_bills_are_refused() {
+    fn incompatible_limits_and_response_costs_are_refused() {
         let limit = |algorithm| Limit::new(algorithm).unwrap();
         let rule = |limit| Rule::new("rule", vec![limit]).unwrap();
         let second = Span::from_secs(1);
@@ -248,15 +253,15 @@ mod tests {
         let condition = |entry, text| Condition::new(entry, Pattern::text(text).unwrap()).unwrap();
         let conditions = vec![condition("status", "200"), condition("grpc-status", "0")];
         let response_cost = ResponseCost::default().counting(When::all(conditions));
-        let due = |answer: &[(&str, &str)]| {
-            let answer = Request::new(answer, Cost::ONE).unwrap();
-            let is_final = |name: &str| answer.entry(name).is_some();
-            response_cost.due_so_far(Cost::new(9).unwrap(), &answer, is_final)
+        let final_charge = |response: &[(&str, &str)]| {
+            let response = Request::new(response, Cost::ONE).unwrap();
+            let is_final = |name: &str| response.entry(name).is_some();
+            response_cost.final_charge_if_aborted(Cost::new(9).unwrap(), &response, is_final)
         };
-        assert_eq!(due(&[("status", "200")]), 9);
-        assert_eq!(due(&[("status", "500")]), 0);
-        assert_eq!(due(&[("status", "200"), ("grpc-status", "13")]), 0);
-        assert_eq!(due(&[]), 9);
+        assert_eq!(final_charge(&[("status", "200")]), 9);
+        assert_eq!(final_charge(&[("status", "500")]), 0);
+        assert_eq!(final_charge(&[("status", "200"), ("grpc-status", "13")]), 0);
+        assert_eq!(final_charge(&[]), 9);
     }
 
     #[test]
@@ -280,12 +285,12 @@ mod tests {
             ResponseCost::default().costing("").unwrap_err().field,
             "settle"
         );
-        assert!(ResponseCost::default().is_settled());
+        assert!(ResponseCost::default().is_independent_of_response());
         assert!(
             !ResponseCost::default()
                 .costing("bytes")
                 .unwrap()
-                .is_settled()
+                .is_independent_of_response()
         );
     }
 }

@@ -600,7 +600,7 @@ impl Rule {
 
     /// Returns the requirement on the unused share of another rule's limits, if this elastic rule
     /// has one.
-    pub(super) fn unused(&self) -> Option<&UnusedShare> {
+    pub(super) fn unused_share(&self) -> Option<&UnusedShare> {
         match &self.headroom {
             Some(Headroom::Unused(unused)) => Some(unused),
             Some(Headroom::When(_)) | None => None,
@@ -799,7 +799,9 @@ impl Rule {
     /// Returns an error if the rule has a response-based cost and one of `limits` counts denied
     /// requests.
     fn check_refundable(&self, limits: &[Limit]) -> Result<(), RuleError> {
-        if self.response_cost.is_settled() || !limits.iter().any(Limit::count_denied) {
+        if self.response_cost.is_independent_of_response()
+            || !limits.iter().any(Limit::count_denied)
+        {
             return Ok(());
         }
         let field = if self.response_cost.has_cost() {
@@ -842,6 +844,6 @@ impl Rule {
     /// receipt.
     #[must_use]
     pub fn wants_receipt(&self) -> bool {
-        self.has_slots() || self.has_queue() || !self.response_cost.is_settled()
+        self.has_slots() || self.has_queue() || !self.response_cost.is_independent_of_response()
     }
 }

@@ -139,7 +139,7 @@ impl RuleSet {
         let allow = AllowList::new(allow);
         let costliest = index.costliest().with(allow.index().costliest());
         costliest.check().map_err(|error| RuleErrors(vec![error]))?;
-        let has_parents = rules.iter().any(|rule| rule.unused().is_some());
+        let has_parents = rules.iter().any(|rule| rule.unused_share().is_some());
         let wants_receipts = rules.iter().any(Rule::wants_receipt);
         let has_body_costs = rules.iter().any(|rule| rule.body_cost().is_some());
         Ok(Self {
@@ -337,7 +337,7 @@ impl RuleSet {
     #[inline]
     pub fn parents<'a>(&'a self, charges: &[Charge<'a>]) -> Option<Parents<'a>> {
         self.has_parents
-            .then(|| Parents::of(charges, |name| self.rule(name)?.unused()))
+            .then(|| Parents::of(charges, |name| self.rule(name)?.unused_share()))
             .filter(|parents| !parents.charges.is_empty())
     }
 
@@ -379,7 +379,7 @@ impl RuleSet {
 
     /// Returns true if a rule uses the entry `name`.
     #[must_use]
-    pub fn looks_at(&self, name: &str) -> bool {
+    pub fn uses_entry(&self, name: &str) -> bool {
         self.entry_names.contains(name)
     }
 
@@ -530,7 +530,7 @@ fn check_parents(rules: &[Rule]) -> Result<(), RuleErrors> {
         .iter()
         .enumerate()
         .filter_map(|(at, rule)| {
-            let parent = rule.unused()?.rule();
+            let parent = rule.unused_share()?.rule();
             let problem = if parent == rule.name() {
                 "must name a different rule".to_owned()
             } else if names.contains(parent) {

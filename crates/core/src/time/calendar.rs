@@ -91,7 +91,7 @@ impl Calendar {
         let zone = Zone::named(zone).map_err(|problem| LimitError::new("zone", problem))?;
         let day = day.unwrap_or(1);
         match Self::wrong_day(unit, day) {
-            Some(mistake) => Err(mistake),
+            Some(error) => Err(error),
             None => Ok(Self { unit, zone, day }),
         }
     }
@@ -110,7 +110,7 @@ impl Calendar {
     /// Returns all errors in the arguments `zone` and `day`. [`Self::new`] returns only the first
     /// error.
     #[must_use]
-    pub fn mistakes(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
+    pub fn errors(unit: CalendarUnit, zone: &str, day: Option<i8>) -> Vec<LimitError> {
         let of_zone = Zone::named(zone).err();
         let of_zone = of_zone.map(|problem| LimitError::new("zone", problem));
         let of_day = Self::wrong_day(unit, day.unwrap_or(1));

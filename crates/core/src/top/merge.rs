@@ -11,16 +11,16 @@ use super::Summary;
 pub struct TopKey<'s> {
     /// The key, without the scope of its rule.
     pub key: &'s [u8],
-    /// The upper bound of the key's true sum.
+    /// The upper bound of the key's true bounds.
     pub estimate: u64,
-    /// The difference between the upper and the lower bound of the true sum.
+    /// The difference between the upper and the lower bound of the true bounds.
     pub error: u64,
 }
 
-/// A key's sums over all summaries that contain the key.
+/// A key's bounds, added over all summaries that contain the key.
 #[derive(Clone, Copy, Default)]
-struct Sums {
-    count: u64,
+struct AddedBounds {
+    estimate: u64,
     error: u64,
     floor: u64,
 }
@@ -58,25 +58,25 @@ pub fn top_keys<'s>(
 fn merged<'s>(
     summaries: impl IntoIterator<Item = &'s Summary>,
 ) -> (u64, impl Iterator<Item = TopKey<'s>>) {
-    let (mut floor, mut sums) = (0_u64, HashMap::<&'s [u8], Sums>::new());
+    let (mut floor, mut added) = (0_u64, HashMap::<&'s [u8], AddedBounds>::new());
     for summary in summaries {
         floor = floor.saturating_add(summary.floor());
-        for (key, count, error) in summary.iter() {
-            let sum = sums.entry(key).or_default();
-            sum.count = sum.count.saturating_add(count);
-            sum.error = sum.error.saturating_add(error);
-            sum.floor = sum.floor.saturating_add(summary.floor());
+        for (key, estimate, error) in summary.iter() {
+            let bounds = added.entry(key).or_default();
+            bounds.estimate = bounds.estimate.saturating_add(estimate);
+            bounds.error = bounds.error.saturating_add(error);
+            bounds.floor = bounds.floor.saturating_add(summary.floor());
         }
     }
-    let keys = sums.into_iter().map(move |(key, sum)| {
+    let keys = added.into_iter().map(move |(key, bounds)| {
         // If a summary does not contain the key, the key's sum in that part of the stream is
-        // between 0 and the summary's floor. `sum.floor` can exceed `floor`, because a damaged
+        // between 0 and the summary's floor. `bounds.floor` can exceed `floor`, because a damaged
         // summary can contain a key twice.
-        let unseen = floor.saturating_sub(sum.floor);
+        let unseen = floor.saturating_sub(bounds.floor);
         TopKey {
             key,
-            estimate: sum.count.saturating_add(unseen),
-            error: sum.error.saturating_add(unseen),
+            estimate: bounds.estimate.saturating_add(unseen),
+            error: bounds.error.saturating_add(unseen),
         }
     });
     (floor, keys)

@@ -97,7 +97,7 @@ impl Recorder {
     }
 
     /// Drops the counts of the rule with this scope.
-    pub fn forget(&mut self, scope: u64) {
+    pub fn reset_rule(&mut self, scope: u64) {
         for slice in self.closed.iter_mut().chain([&mut self.live]) {
             if let Some(group) = slice.groups.iter_mut().find(|group| group.scope == scope) {
                 *group = Group::of(scope);

@@ -539,19 +539,19 @@ fn conversions_of_keys_without_spent_units_cancel_no_refund() {
     assert!(settled.remaining >= 999, "{settled:?}");
 }
 
-/// Redis stores fingerprints of limits, and servers of different versions share them. If a value in
+/// Redis stores digests of limits, and servers of different versions share them. If a value in
 /// this test changes, increment the version in `digest.rs`.
 #[test]
-fn the_fingerprints_of_limits_are_the_same_as_in_stored_values() {
+fn the_digests_of_limits_are_the_same_as_in_stored_values() {
     let rate = Rate {
         count: 7,
         period: Span::from_secs(60),
     };
-    let fingerprint = |kind: &Kind| {
+    let digest = |kind: &Kind| {
         let limit = Limit::new(kind.algorithm(7, rate, 6)).unwrap();
-        tidegate_core::remote_eval::fingerprint(&Limits::new(vec![limit]).unwrap())
+        tidegate_core::remote_eval::parameters_digest(&Limits::new(vec![limit]).unwrap())
     };
-    let fingerprints: Vec<u32> = Kind::ALL.iter().map(fingerprint).collect();
+    let digests: Vec<u32> = Kind::ALL.iter().map(digest).collect();
     let stored = [
         259_499_772,
         211_298_948,
@@ -567,7 +567,7 @@ fn the_fingerprints_of_limits_are_the_same_as_in_stored_values() {
         14_145_577,
         131_293_954,
     ];
-    assert_eq!(fingerprints, stored, "{:?}", Kind::ALL);
+    assert_eq!(digests, stored, "{:?}", Kind::ALL);
 }
 
 /// A concurrency slot is released even if the limits have changed since it was acquired.

@@ -127,7 +127,7 @@ fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
                 continue;
             }
         }
-        limits.extend(limit(item, DeniedHits::Forgotten, report));
+        limits.extend(limit(item, DeniedHits::NotCounted, report));
     }
     (limits.len() == items.len()).then_some(())?;
     let limits = compile(limits, value, report)?;
@@ -204,7 +204,7 @@ fn limit(value: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<L
         report.count() > before,
         report,
     )?;
-    if denied == DeniedHits::Forgotten || spec.count_denied == Some(false) {
+    if denied == DeniedHits::NotCounted || spec.count_denied == Some(false) {
         return Some(limit);
     }
     // Only fixed windows count denied hits in full by default. Other algorithms count denied hits

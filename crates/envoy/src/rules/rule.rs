@@ -82,7 +82,7 @@ impl RuleLimits {
     /// Returns the limits for reports and reservations.
     pub(crate) fn variants(&self) -> &LimitVariants {
         self.variants.get_or_init(|| LimitVariants {
-            held: Arc::new(self.limits.forgetting_denials()),
+            held: Arc::new(self.limits.without_counting_denials()),
             reported: Arc::new(self.limits.counting_all()),
         })
     }

@@ -51,7 +51,7 @@ pub(crate) enum DeniedHits {
     /// Denied hits are counted in full.
     InFull,
     /// Denied hits are not counted.
-    Forgotten,
+    NotCounted,
 }
 
 /// The children of a node or of a domain in the rule tree.
@@ -124,7 +124,7 @@ impl Domain {
     pub(crate) fn denied_hits(&self) -> DeniedHits {
         match self.charging {
             ChargeMode::Each => DeniedHits::InFull,
-            ChargeMode::AllOrNothing => DeniedHits::Forgotten,
+            ChargeMode::AllOrNothing => DeniedHits::NotCounted,
         }
     }
 

@@ -552,7 +552,7 @@ struct OwnedRequest {
 impl OwnedRequest {
     fn new(decided: DecidedRequest<'_>, rules: &RuleSet) -> Self {
         let entries = decided.request.entries().iter();
-        let used = entries.filter(|(name, _)| rules.looks_at(name));
+        let used = entries.filter(|(name, _)| rules.uses_entry(name));
         Self {
             entries: used
                 .map(|(name, value)| (Box::from(*name), Box::from(*value)))

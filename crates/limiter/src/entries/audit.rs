@@ -303,7 +303,7 @@ impl UnknownEntries {
         // included in the total.
         let mut window = self.window.try_lock().ok()?;
         if !self.quiet.is_open(now) {
-            window.forget();
+            window.drop_misspelled();
             let retained = window.entries.iter().map(|entry| hash(&entry.name));
             self.quiet.begin(retained, now);
         }
@@ -345,7 +345,7 @@ impl DueNames {
 impl UnknownWindow {
     /// Drops the entries that resemble a known entry, so that they are logged again in the next
     /// period.
-    fn forget(&mut self) {
+    fn drop_misspelled(&mut self) {
         self.entries.retain(|entry| entry.nearest.is_none());
         self.entries.truncate(MAX_UNRELATED);
     }

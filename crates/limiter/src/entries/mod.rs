@@ -55,7 +55,7 @@ pub fn normalize<'e>(
             Spelling::Raw => Cow::Borrowed(value),
             Spelling::Normalized => match trust.normalize(&name, value) {
                 Ok(value) => value,
-                Err(ambiguous) if rules.looks_at(&name) => return Err(refused(sent, &ambiguous)),
+                Err(ambiguous) if rules.uses_entry(&name) => return Err(refused(sent, &ambiguous)),
                 Err(_) => Cow::Borrowed(value),
             },
         };

@@ -74,7 +74,7 @@ impl ServerLimiter {
             // page follows.
             let most = filter.most + 1 - page.overrides.len();
             let select = |target: &OverrideTarget, found: &Override| {
-                found.is_active(now)
+                found.is_unexpired(now)
                     && filter
                         .search
                         .is_none_or(|text| contains(target, found, text))

@@ -9,7 +9,7 @@ use crate::ServerLimiter;
 /// The final charges of a reservation.
 pub(super) struct FinalCharges {
     /// The final amount of each charge.
-    pub(super) due: Vec<u64>,
+    pub(super) amounts: Vec<u64>,
     /// The settlement of each charge.
     pub(super) settlements: Vec<Settlement>,
 }
@@ -19,28 +19,36 @@ impl FinalCharges {
     pub(super) fn new(charges: &OwnedCharges, cost: u64) -> Self {
         let final_charge =
             |(charge, rule): (&OwnedCharge, _)| final_charge(rule, charge.cost.units(), cost);
-        let due = charges.with_rules().map(final_charge).collect();
-        Self::due(charges, due)
+        let amounts = charges.with_rules().map(final_charge).collect();
+        Self::from_amounts(charges, amounts)
     }
 
     /// Returns the final charges of a request whose reservation has expired.
     pub(super) fn of_expired(charges: &OwnedCharges, on_expiry: ReservationExpiry) -> Self {
-        let due = |(charge, rule): (&OwnedCharge, Option<&Rule>)| match (rule, on_expiry) {
+        let amount = |(charge, rule): (&OwnedCharge, Option<&Rule>)| match (rule, on_expiry) {
             (Some(_), ReservationExpiry::Charge) => charge.cost.units(),
             // A counter without a rule is always refunded, because a late `Commit` charges it
             // again.
             (Some(_), ReservationExpiry::Refund) | (None, _) => 0,
         };
-        let due = charges.with_rules().map(due).collect();
-        Self::due(charges, due)
+        let amounts = charges.with_rules().map(amount).collect();
+        Self::from_amounts(charges, amounts)
     }
 
-    fn due(charges: &OwnedCharges, due: Vec<u64>) -> Self {
-        let settlement = |(charge, due): (&OwnedCharge, &u64)| Settlement {
-            unused: charge.cost.units().saturating_sub(*due),
+    fn from_amounts(charges: &OwnedCharges, amounts: Vec<u64>) -> Self {
+        let settlement = |(charge, amount): (&OwnedCharge, &u64)| Settlement {
+            unused: charge.cost.units().saturating_sub(*amount),
         };
-        let settlements = charges.list().iter().zip(&due).map(settlement).collect();
-        Self { due, settlements }
+        let settlements = charges
+            .list()
+            .iter()
+            .zip(&amounts)
+            .map(settlement)
+            .collect();
+        Self {
+            amounts,
+            settlements,
+        }
     }
 }
 
@@ -72,7 +80,7 @@ impl ServerLimiter {
     ) -> u64 {
         let charges = charges.as_charges();
         let mut uncharged = 0;
-        for (at, excess) in excess_costs(&charges, &final_charges.due) {
+        for (at, excess) in excess_costs(&charges, &final_charges.amounts) {
             let charge = Charge {
                 cost: excess,
                 ..charges[at]

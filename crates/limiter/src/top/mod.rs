@@ -245,7 +245,7 @@ impl TopTalkers {
             let mut recorder = shard.lock();
             recorder.set_scopes(&listed);
             for scope in listed.iter().filter(|scope| !kept.contains(scope)) {
-                recorder.forget(*scope);
+                recorder.reset_rule(*scope);
             }
         }
         let listed: BTreeSet<u64> = listed.into_iter().collect();

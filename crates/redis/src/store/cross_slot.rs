@@ -318,7 +318,7 @@ impl RedisStore {
             } => {
                 let replayed = self.replay(&group.charges, values, *now, intent)?;
                 let decision = replayed.report(*now, &mut outcomes);
-                conversions.report_exceeded(&group.charges, values, &mut outcomes);
+                conversions.report_drain_times(&group.charges, values, &mut outcomes);
                 decision
             }
         };

@@ -229,7 +229,7 @@ impl RedisStore {
                     }
                     let replayed = self.replay(charges, &values, now, intent)?;
                     let decision = replayed.report(now, outcomes);
-                    conversions.report_exceeded(charges, &values, outcomes);
+                    conversions.report_drain_times(charges, &values, outcomes);
                     return Ok(decision);
                 }
                 CheckReply::Outdated { now, values } => {
@@ -278,7 +278,7 @@ impl RedisStore {
                 stored: value,
                 converted,
                 keep_until: replay.is_exact().then_some(keep_until),
-                exceeded: replay.exceeded().clone(),
+                drain_times: replay.drain_times().clone(),
             }))
         });
         converted.collect::<Result<_, _>>().map(Conversions)

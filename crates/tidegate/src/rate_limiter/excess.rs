@@ -4,18 +4,18 @@ use tidegate_core::{
     Charge, Cost, Decision, MaybeReady, Outcome, Store, StoreDecision, StoreRequest, Timestamp,
 };
 
-/// Returns the index of each charge whose final amount in `due` exceeds its cost, together with the
-/// excess.
+/// Returns the index and the excess of each charge whose amount in `final_charges` exceeds its
+/// cost.
 #[must_use]
-pub fn excess_costs(charges: &[Charge<'_>], due: &[u64]) -> Vec<(usize, Cost)> {
-    let excess = |(at, (charge, due)): (usize, (&Charge<'_>, &u64))| {
-        let more = due.saturating_sub(charge.cost.units());
+pub fn excess_costs(charges: &[Charge<'_>], final_charges: &[u64]) -> Vec<(usize, Cost)> {
+    let excess = |(at, (charge, final_charge)): (usize, (&Charge<'_>, &u64))| {
+        let more = final_charge.saturating_sub(charge.cost.units());
         // A cost of 0 is invalid, so charges without an excess are omitted.
         Some((at, Cost::new(more).ok()?))
     };
     charges
         .iter()
-        .zip(due)
+        .zip(final_charges)
         .enumerate()
         .filter_map(excess)
         .collect()

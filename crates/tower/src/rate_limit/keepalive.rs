@@ -51,7 +51,7 @@ struct Schedule {
     due: BTreeSet<(Instant, u64)>,
     numbers: u64,
     /// The time at which the task wakes up next; `None` if there is no task.
-    looks_at: Option<Instant>,
+    wakes_at: Option<Instant>,
 }
 
 struct LeaseHolder {
@@ -91,10 +91,10 @@ impl LeaseKeepalive {
                 every,
             },
         );
-        let begins = schedule.looks_at.is_none();
-        match schedule.looks_at {
-            None => schedule.looks_at = Some(due),
-            Some(looks_at) if due < looks_at => self.sooner.notify_one(),
+        let begins = schedule.wakes_at.is_none();
+        match schedule.wakes_at {
+            None => schedule.wakes_at = Some(due),
+            Some(wakes_at) if due < wakes_at => self.sooner.notify_one(),
             Some(_) => {}
         }
         drop(schedule);
@@ -112,7 +112,7 @@ impl LeaseKeepalive {
     fn next(&self) -> Option<Instant> {
         let mut schedule = self.schedule();
         let next = schedule.due.first().map(|(due, _)| *due);
-        schedule.looks_at = next;
+        schedule.wakes_at = next;
         next
     }
 
@@ -162,7 +162,7 @@ struct TaskGuard(Option<Arc<LeaseKeepalive>>);
 impl Drop for TaskGuard {
     fn drop(&mut self) {
         if let Some(keepalive) = &self.0 {
-            keepalive.schedule().looks_at = None;
+            keepalive.schedule().wakes_at = None;
         }
     }
 }

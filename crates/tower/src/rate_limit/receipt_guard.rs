@@ -26,8 +26,8 @@ pub(super) trait ChargeGuard: Send + Sync {
     /// Returns the charges.
     fn charges(&self) -> &OwnedCharges;
 
-    /// Settles the charges. `due` contains the final amount of each charge.
-    fn release(self: Arc<Self>, due: Vec<u64>);
+    /// Settles the charges. `final_charges` contains the final amount of each charge.
+    fn release(self: Arc<Self>, final_charges: Vec<u64>);
 
     /// Renews the leases of the concurrency slots, unless the request has ended.
     fn renew(self: Arc<Self>) -> Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -77,15 +77,16 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         self.receipt.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Settles the charges. `due` contains the final amount of each charge. If the final amount is
-    /// less than the cost, the difference is refunded. If it is more, the difference is charged.
-    fn settle(self: Arc<Self>, receipt: ReceiptOf<L>, due: &[u64]) {
+    /// Settles the charges. `final_charges` contains the final amount of each charge. If the final
+    /// amount is less than the cost, the difference is refunded. If it is more, the difference is
+    /// charged.
+    fn settle(self: Arc<Self>, receipt: ReceiptOf<L>, final_charges: &[u64]) {
         let now = self.limiter.now();
         let costs = self.charges.list().iter().map(|charge| charge.cost.units());
         let settlements: Vec<Settlement> = costs
-            .zip(due)
-            .map(|(cost, due)| Settlement {
-                unused: cost.saturating_sub(*due),
+            .zip(final_charges)
+            .map(|(cost, final_charge)| Settlement {
+                unused: cost.saturating_sub(*final_charge),
             })
             .collect();
         let (store, charges) = (self.limiter.store(), self.charges.as_charges());
@@ -93,7 +94,7 @@ impl<L: RateLimiter + 'static> ReceiptGuard<L> {
         let is_settled = store
             .settle(&charges, &mut receipt, &settlements, now)
             .is_ready();
-        let mut excess = excess_costs(&charges, due);
+        let mut excess = excess_costs(&charges, final_charges);
         let held = Some(now.since(self.since));
         if is_settled {
             release_slots(self.limiter.wait_queues(), &self.charges, held);
@@ -140,14 +141,14 @@ impl<L: RateLimiter + 'static> ChargeGuard for ReceiptGuard<L> {
         &self.charges
     }
 
-    fn release(self: Arc<Self>, due: Vec<u64>) {
+    fn release(self: Arc<Self>, final_charges: Vec<u64>) {
         let mut receipt = self.receipt();
         match mem::replace(&mut *receipt, ReceiptState::Settled) {
             ReceiptState::Present(found) => {
                 drop(receipt);
-                self.settle(found, &due);
+                self.settle(found, &final_charges);
             }
-            ReceiptState::Renewing => *receipt = ReceiptState::Ended(due),
+            ReceiptState::Renewing => *receipt = ReceiptState::Ended(final_charges),
             ReceiptState::Ended(_) | ReceiptState::Settled => {}
         }
     }
@@ -200,9 +201,11 @@ impl<L: RateLimiter + 'static> Drop for ReceiptLoan<L> {
             return;
         };
         let mut receipt = self.guard.receipt();
-        if let ReceiptState::Ended(due) = mem::replace(&mut *receipt, ReceiptState::Settled) {
+        if let ReceiptState::Ended(final_charges) =
+            mem::replace(&mut *receipt, ReceiptState::Settled)
+        {
             drop(receipt);
-            return Arc::clone(&self.guard).settle(back, &due);
+            return Arc::clone(&self.guard).settle(back, &final_charges);
         }
         *receipt = ReceiptState::Present(back);
     }

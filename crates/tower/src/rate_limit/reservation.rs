@@ -87,7 +87,8 @@ impl RequestReservation {
     pub(super) fn begin(&mut self) {
         let Some(reserved) = &mut self.0 else { return };
         reserved.stage = Stage::Running;
-        let depends = |rule: &Rule| rule.has_slots() || !rule.response_cost().is_settled();
+        let depends =
+            |rule: &Rule| rule.has_slots() || !rule.response_cost().is_independent_of_response();
         if !reserved.guard.charges().rules().any(depends) {
             // The charges are final: the request no longer waits in a queue, and the charges do not
             // depend on slots or on the response.
@@ -133,8 +134,8 @@ impl Drop for RequestReservation {
         if let Some(permit) = reserved.long_lived_permit.take() {
             return permit.keep(Self(Some(reserved)));
         }
-        let due = reserved.final_charges();
-        reserved.guard.release(due);
+        let final_charges = reserved.final_charges();
+        reserved.guard.release(final_charges);
     }
 }
 
@@ -149,14 +150,14 @@ fn response_entries(charges: &OwnedCharges) -> Vec<&str> {
 impl ReservedCharges {
     /// Returns the final amount of each charge, given the current stage of the request.
     fn final_charges(&self) -> Vec<u64> {
-        let due = |(charge, rule): (&OwnedCharge, &Rule)| match &self.stage {
+        let final_charge = |(charge, rule): (&OwnedCharge, &Rule)| match &self.stage {
             Stage::Waiting => 0,
             Stage::Running => charge.cost.units(),
             Stage::Responded(state) => state.final_charge(rule.response_cost(), charge.cost),
         };
         let owned = self.guard.charges();
         let charges = owned.list().iter().zip(owned.rules());
-        charges.map(due).collect()
+        charges.map(final_charge).collect()
     }
 }
 

@@ -124,9 +124,10 @@ impl ResponseState {
         self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
     }
 
-    /// Returns the final charge according to `bill`, given the response and the initial charge.
-    pub(super) fn final_charge(&self, bill: &ResponseCost, charged: Cost) -> u64 {
-        let mut names: Vec<&str> = bill.entry_names().collect();
+    /// Returns the final charge according to `response_cost`, given the response and the initial
+    /// charge.
+    pub(super) fn final_charge(&self, response_cost: &ResponseCost, charged: Cost) -> u64 {
+        let mut names: Vec<&str> = response_cost.entry_names().collect();
         names.sort_unstable();
         names.dedup();
         let values: Vec<(&str, Cow<'_, str>)> = names
@@ -142,7 +143,10 @@ impl ResponseState {
         let response = Request::new(&entries, Cost::ONE);
         response.map_or_else(
             |_| charged.units(),
-            |response| bill.due_so_far(charged, &response, |name| self.is_final(name)),
+            |response| {
+                response_cost
+                    .final_charge_if_aborted(charged, &response, |name| self.is_final(name))
+            },
         )
     }
 

@@ -103,8 +103,8 @@ pub(crate) fn places(limit: u64) -> Rule {
 
 pub(crate) fn counting(rule: Rule, entry: &str, pattern: &str) -> Rule {
     let condition = Condition::new(entry, Pattern::text(pattern).unwrap()).unwrap();
-    let bill = ResponseCost::default().counting(When::all(vec![condition]));
-    rule.with_response_cost(bill).unwrap()
+    let response_cost = ResponseCost::default().counting(When::all(vec![condition]));
+    rule.with_response_cost(response_cost).unwrap()
 }
 
 fn costing(rule: Rule, entry: &str) -> Rule {

@@ -33,7 +33,7 @@ impl Limits {
         if self
             .groups
             .iter()
-            .any(|group| group.denials != DenialCounting::Forgotten)
+            .any(|group| group.denials != DenialCounting::NotCounted)
         {
             let problem = "cannot be combined with count_denied; remove one of the two";
             return Err(LimitError::new("elastic", problem));
@@ -81,14 +81,14 @@ impl Limits {
     /// not be counted, even if the limits count denied requests. In addition, most limits that
     /// count denied requests do not support refunds by receipt.
     #[must_use]
-    pub fn forgetting_denials(&self) -> Self {
-        let mut forgetting = self.clone();
-        for group in &mut forgetting.groups {
-            group.denials = DenialCounting::Forgotten;
+    pub fn without_counting_denials(&self) -> Self {
+        let mut limits = self.clone();
+        for group in &mut limits.groups {
+            group.denials = DenialCounting::NotCounted;
         }
-        forgetting.forgets_denials = true;
-        forgetting.stretched = OnceLock::new();
-        forgetting
+        limits.skips_denials = true;
+        limits.stretched = OnceLock::new();
+        limits
     }
 
     /// Returns a copy of these limits that also counts denied costs. The copy is used for a cost
@@ -190,8 +190,8 @@ impl Limits {
             ..scaled
         };
         let scaled = scaled.joining(&self.history);
-        if self.forgets_denials {
-            scaled.forgetting_denials()
+        if self.skips_denials {
+            scaled.without_counting_denials()
         } else {
             scaled
         }
@@ -258,14 +258,14 @@ mod tests {
     }
 
     #[test]
-    fn limits_that_forget_denials_share_the_state_and_can_be_refunded() {
+    fn limits_without_denial_counting_share_the_state_and_can_be_refunded() {
         let original = in_full("100/min");
-        let forgetting = original.forgetting_denials();
+        let uncounted = original.without_counting_denials();
         let store = MemoryStore::new(MemoryBounds::default());
-        let held = [charge(&forgetting, 60)];
+        let held = [charge(&uncounted, 60)];
         let (decision, receipt) = store.reserve(&held, NOW, &mut Vec::new());
         assert_eq!(decision, Decision::Admitted);
-        assert!(!spend(&store, &forgetting, 41));
+        assert!(!spend(&store, &uncounted, 41));
         assert_eq!(state(&store, &original), [(40, 0)]);
         assert!(!spend(&store, &original, 50), "counted in full");
         assert_eq!(state(&store, &original), [(0, 10)]);
@@ -274,9 +274,9 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_limits_that_forget_denials_forgets_them_too() {
-        let forgetting = in_full("100/min").forgetting_denials();
-        let share = forgetting.share(FallbackShare::one_of(2).unwrap());
+    fn a_share_of_limits_without_denial_counting_does_not_count_denials() {
+        let uncounted = in_full("100/min").without_counting_denials();
+        let share = uncounted.share(FallbackShare::one_of(2).unwrap());
         let store = MemoryStore::new(MemoryBounds::default());
         assert!(!spend(&store, &share, 51));
         assert_eq!(state(&store, &share), [(50, 0)]);

@@ -6,7 +6,7 @@ mod history;
 mod shares;
 mod state;
 
-pub use self::state::ExceededLimits;
+pub use self::state::DrainTimes;
 pub(crate) use self::state::{FormerState, LoadedState, UndoRecord};
 
 use std::sync::{Arc, OnceLock};
@@ -58,7 +58,7 @@ pub struct Limits {
     /// The original limits, if these limits are stretched limits.
     unstretched: Option<Arc<Self>>,
     /// Whether denied requests are not counted, even if the options of a limit say that they are.
-    forgets_denials: bool,
+    skips_denials: bool,
 }
 
 impl Limits {
@@ -114,7 +114,7 @@ impl Limits {
             stretch: 0,
             stretched: OnceLock::new(),
             unstretched: None,
-            forgets_denials: false,
+            skips_denials: false,
         })
     }
 
@@ -238,8 +238,8 @@ impl Limits {
 
     /// Returns a digest of all parameters. Limits that can lead to different decisions have
     /// different digests, except for rare collisions.
-    pub(crate) fn numbers_fingerprint(&self) -> u32 {
-        fingerprint(&self.limits)
+    pub(crate) fn parameters_digest(&self) -> u32 {
+        parameters_digest(&self.limits)
     }
 
     /// Returns the groups of limits that share a state.
@@ -272,7 +272,7 @@ fn sole_gcra(limits: &[Limit], groups: &[LimitGroup]) -> Option<Gcra> {
         return None;
     };
     let is_plain = limit.soft_allowance() == 0
-        && group.denials == DenialCounting::Forgotten
+        && group.denials == DenialCounting::NotCounted
         && group.kernel.is_small();
     is_plain.then_some(*gcra)
 }
@@ -286,7 +286,7 @@ fn terms_digest(groups: &[LimitGroup]) -> u32 {
 }
 
 /// Returns a digest of all parameters of these limits.
-fn fingerprint(limits: &[Limit]) -> u32 {
+fn parameters_digest(limits: &[Limit]) -> u32 {
     let digest = limits
         .iter()
         .fold(Digest::new(), |digest, limit| limit.digest(digest));

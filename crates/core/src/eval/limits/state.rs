@@ -38,8 +38,8 @@ pub(crate) struct FormerState {
     pub(crate) key_state: KeyState,
     /// The fingerprint of the limits under which the state was written.
     pub(crate) fingerprint: u32,
-    /// The limits that the state exceeds.
-    pub(crate) exceeded: ExceededLimits,
+    /// When the state has drained, if it exceeds a limit.
+    pub(crate) drain_times: DrainTimes,
     /// Whether the conversion lost all spent units.
     pub(crate) is_lost: bool,
 }
@@ -49,17 +49,17 @@ impl FormerState {
     /// converted state, which normally replaces the former state. If the conversion lost everything
     /// that could be refunded, the former state is kept.
     pub(crate) fn after_refund(mut self: Box<Self>) -> Option<Box<Self>> {
-        self.exceeded.clear();
+        self.drain_times.clear();
         self.is_lost.then_some(self)
     }
 }
 
-/// The limits that a key's state exceeds because the state was written under limits with a larger
-/// capacity or a faster rate, with the time until the state has drained. A conversion would lose
-/// the excess, so the state keeps its former terms until it exceeds no limit. The list is empty if
-/// the state exceeds no limit.
+/// The times until a key's state has drained, if the state exceeds a limit because it was written
+/// under limits with a larger capacity or a faster rate. A conversion would lose the excess, so the
+/// state keeps its former terms until it exceeds no limit. The list contains every limit whose
+/// state keeps its former terms. It is empty if the state exceeds no limit.
 #[derive(Clone, Debug, Default)]
-pub struct ExceededLimits(Vec<LimitDrain>);
+pub struct DrainTimes(Vec<LimitDrain>);
 
 #[derive(Clone, Copy, Debug)]
 struct LimitDrain {
@@ -68,20 +68,20 @@ struct LimitDrain {
     drain: Drain,
 }
 
-impl ExceededLimits {
+impl DrainTimes {
     /// Returns whether the state exceeds no limit.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Removes all limits, so that [`Self::report`] changes nothing.
+    /// Removes all limits, so that [`Self::correct`] changes nothing.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
     }
 
     /// Corrects the times in `outcomes`, which were computed from the converted state. `outcomes`
     /// contains the outcomes of all limits of the rule.
-    pub fn report(&self, outcomes: &mut [Outcome]) {
+    pub fn correct(&self, outcomes: &mut [Outcome]) {
         for drain in &self.0 {
             if let Some(outcome) = outcomes.get_mut(drain.limit) {
                 outcome.reset_after = drain.drain.reset_after;
@@ -175,7 +175,7 @@ impl Limits {
     /// Returns whether one of the limits counts denied requests.
     pub(crate) fn counts_denials(&self) -> bool {
         let mut groups = self.groups.iter();
-        groups.any(|group| group.denials != DenialCounting::Forgotten)
+        groups.any(|group| group.denials != DenialCounting::NotCounted)
     }
 
     /// Returns whether a read-only decision should charge `key_state` itself and then undo the
@@ -186,7 +186,7 @@ impl Limits {
         let mut groups = self.groups.iter();
         self.is_compatible(key_state)
             && key_state.states().iter().any(has_log)
-            && groups.all(|group| group.denials == DenialCounting::Forgotten)
+            && groups.all(|group| group.denials == DenialCounting::NotCounted)
     }
 
     /// Returns the information that [`Self::undo`] needs: a copy of each state except sliding
@@ -229,7 +229,7 @@ impl Limits {
     /// Refunds `units` to every limit.
     pub(crate) fn refund(&self, key_state: &mut KeyState, now: Timestamp, units: u64) {
         for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
-            if group.denials != DenialCounting::Forgotten {
+            if group.denials != DenialCounting::NotCounted {
                 group.kernel.trim(state, now);
             }
             group.kernel.refund(state, now, units);
@@ -353,7 +353,7 @@ impl Limits {
         let mut charged = false;
         for (group, state) in self.groups.iter().zip(key_state.states_mut()) {
             let counts = match group.denials {
-                DenialCounting::Forgotten => false,
+                DenialCounting::NotCounted => false,
                 DenialCounting::Counted => true,
                 DenialCounting::InFull => group.parts.iter().any(|part| denied & (1 << part) != 0),
             };
@@ -441,10 +441,10 @@ impl Limits {
         terms: &[Terms],
         now: Timestamp,
         cost: u64,
-    ) -> (KeyState, ExceededLimits) {
+    ) -> (KeyState, DrainTimes) {
         let own = self.groups.iter().map(|group| group.kernel.terms());
         if own.eq(terms.iter().copied()) && self.is_compatible(&key_state) {
-            return (key_state, ExceededLimits::default());
+            return (key_state, DrainTimes::default());
         }
         let (mut drains, mut is_exceeded) = (Vec::new(), false);
         let kernels = self.groups.iter().map(|group| &group.kernel);
@@ -477,7 +477,7 @@ impl Limits {
         if !is_exceeded {
             drains.clear();
         }
-        (key_state, ExceededLimits(drains))
+        (key_state, DrainTimes(drains))
     }
 
     /// Converts a state written under other limits, identified by `fingerprint`.
@@ -496,9 +496,9 @@ impl Limits {
         // The shard is locked during the conversion. To keep this time short, first convert a copy
         // in which each sliding window log has only its newest entry. The copy expires at the same
         // instant as the whole state.
-        let (key_state, exceeded) = self.convert(with_short_logs(&former), terms, now, cost);
+        let (key_state, drain_times) = self.convert(with_short_logs(&former), terms, now, cost);
         let is_lost = key_state.expires() <= now && former.expires() > now;
-        if !is_lost && exceeded.is_empty() {
+        if !is_lost && drain_times.is_empty() {
             let (key_state, _) = self.convert(former, terms, now, cost);
             return LoadedState {
                 key_state,
@@ -513,7 +513,7 @@ impl Limits {
         let former = FormerState {
             key_state: former,
             fingerprint,
-            exceeded,
+            drain_times,
             is_lost,
         };
         LoadedState {

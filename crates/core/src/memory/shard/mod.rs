@@ -358,13 +358,13 @@ impl Shard {
     }
 
     /// Drops a key's state and its entry in the refund ledger. Returns true if the key had a state.
-    pub(super) fn forget(&mut self, hash: u64, key: &[u8]) -> bool {
+    pub(super) fn reset(&mut self, hash: u64, key: &[u8]) -> bool {
         let found = self.find(hash, key);
         if let Some(number) = found {
             self.remove(number);
             self.shrink();
         }
-        self.cold.ledger.forget(key);
+        self.cold.ledger.remove(key);
         found.is_some()
     }
 

@@ -78,9 +78,9 @@ pub struct Override {
 }
 
 impl Override {
-    /// Returns whether the override is unexpired at `now`.
+    /// Returns whether the override has not expired at `now`.
     #[must_use]
-    pub fn is_active(&self, now: Timestamp) -> bool {
+    pub fn is_unexpired(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| until > now)
     }
 }
@@ -292,7 +292,7 @@ impl Overrides {
     /// Removes the overrides that have expired at `now` to free their memory. Expired overrides
     /// have no effect.
     pub fn remove_ended(&self, now: Timestamp) {
-        self.retain(|stored| stored.is_active(now));
+        self.retain(|stored| stored.is_unexpired(now));
     }
 
     /// Removes all overrides.

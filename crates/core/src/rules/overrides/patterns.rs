@@ -106,7 +106,7 @@ impl PatternOverrides {
         // The items are sorted by rank, so the first match has the longest pattern.
         let mut candidates = found.items.iter().map(|at| &self.items[*at]);
         let item = candidates
-            .find(|item| item.stored.is_active(now) && item.pattern.matches(values, buffers))
+            .find(|item| item.stored.is_unexpired(now) && item.pattern.matches(values, buffers))
             .map(|item| (&item.pattern.texts[..], &item.stored));
         buffers.allowed = found;
         item

@@ -143,7 +143,7 @@ impl RuleOverrides {
             && let Some(shards) = self.keys.get()
         {
             let shard = read(&shards[shard_index(hash)]);
-            if let Some(stored) = shard.get(bytes).filter(|stored| stored.is_active(now)) {
+            if let Some(stored) = shard.get(bytes).filter(|stored| stored.is_unexpired(now)) {
                 return Some(Arc::clone(&stored.compiled));
             }
         }
@@ -174,7 +174,7 @@ impl RuleOverrides {
         let (_, bytes) = key::split(key)?;
         let values = rule.decode_values(bytes)?;
         let own = OverrideTarget::Key(values.iter().map(|value| Box::from(*value)).collect());
-        if let Some(found) = self.get(&own).filter(|found| found.is_active(now)) {
+        if let Some(found) = self.get(&own).filter(|found| found.is_unexpired(now)) {
             return Some((own, found));
         }
         let patterns = read(&self.patterns);

@@ -21,7 +21,7 @@ pub(super) struct StoredOverride {
 }
 
 impl StoredOverride {
-    pub(super) fn is_active(&self, now: Timestamp) -> bool {
+    pub(super) fn is_unexpired(&self, now: Timestamp) -> bool {
         self.until > now
     }
 

@@ -22,7 +22,7 @@ use arc_swap::ArcSwapOption;
 
 use tidegate_core::{
     Algorithm, Charge, Limit, Limits, Outcome, RetryAfter, Span, Timestamp,
-    remote_eval::fingerprint,
+    remote_eval::parameters_digest,
 };
 
 /// Number of cached denials, a power of two.
@@ -100,7 +100,7 @@ struct LimitsIdentity {
 impl LimitsIdentity {
     fn of(limits: &Limits) -> Self {
         Self {
-            numbers: fingerprint(limits),
+            numbers: parameters_digest(limits),
             stretched: limits.is_stretched(),
             shadow: limits.is_shadow(),
         }

@@ -74,7 +74,7 @@ pub(super) async fn explain(
 fn unknown_entries(request: &Request<'_>, rules: &RuleSet) -> Option<String> {
     let known: Vec<&str> = rules.entry_names().collect();
     let unknown = request.entries().iter().map(|(name, _)| *name);
-    let unknown = unknown.filter(|name| !rules.looks_at(name));
+    let unknown = unknown.filter(|name| !rules.uses_entry(name));
     let meant = unknown.filter_map(|name| {
         let nearest = nearest(name, &known)?;
         let (name, nearest) = (shown(name), shown(nearest));

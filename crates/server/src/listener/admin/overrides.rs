@@ -103,7 +103,7 @@ pub(super) fn show(limiter: &ServerLimiter, target: KeyTarget<'_>) -> Result<Ans
     let found = rules
         .overrides(rule)
         .and_then(|overrides| overrides.get(&of));
-    let found = found.filter(|found| found.is_active(limiter.now()));
+    let found = found.filter(|found| found.is_unexpired(limiter.now()));
     match found {
         Some(found) => {
             let document = View::new(limiter).document(rule, &of, &found);
@@ -131,7 +131,7 @@ pub(super) async fn put(
     }
     let replaced = limiter.set_override(rule, &of, new.clone()).await;
     let replaced = replaced.map_err(change_problem)?;
-    let replaced = replaced.filter(|replaced| replaced.is_active(now));
+    let replaced = replaced.filter(|replaced| replaced.is_unexpired(now));
     let view = View::new(limiter);
     let mut document = view.document(rule, &of, &new);
     let before = replaced.as_ref().map(|replaced| view.change(replaced));
