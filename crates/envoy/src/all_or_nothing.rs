@@ -25,7 +25,7 @@ use tidegate_core::{Charge, Cost, Decision, Effect, Exactness, Limit, Limits, Ou
 use super::{
     RlsError,
     applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult},
-    evaluate::{Evaluator, limited},
+    evaluate::{Evaluator, applied_limits},
 };
 
 /// The maximum number of attempts with a leading quota. If concurrent requests exhaust the leading
@@ -145,7 +145,7 @@ impl Evaluator<'_> {
 
     fn group<'a, 'd>(&self, matches: &'a mut [DescriptorMatch<'d>]) -> GroupedDescriptors<'a, 'd> {
         let mut grouped = GroupedDescriptors::default();
-        for applied in limited(matches) {
+        for applied in applied_limits(matches) {
             let cached_until = self.cached_over_until(applied);
             match (applied.hits, cached_until) {
                 (Hits::Charge(_), Some(until)) => {
@@ -206,7 +206,7 @@ impl Evaluator<'_> {
         for ((applied, _), number) in together.iter_mut().zip(count_of) {
             let (result, exactness) = results[number];
             applied.result = result;
-            self.remember(applied, exactness);
+            self.cache_over_limit(applied, exactness);
         }
         Ok(())
     }

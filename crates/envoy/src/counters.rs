@@ -35,7 +35,7 @@ pub struct ConfigLoads {
     missing_docs,
     reason = "each variant has the name of a counter of envoyproxy/ratelimit"
 )]
-pub enum HitCounter {
+pub enum HitCounterKind {
     TotalHits,
     WithinLimit,
     NearLimit,
@@ -45,7 +45,7 @@ pub enum HitCounter {
     TotalNegativeHits,
 }
 
-impl HitCounter {
+impl HitCounterKind {
     /// All kinds of counters, each with the name of the equivalent counter in envoyproxy/ratelimit.
     pub const ALL: [(&'static str, Self); 7] = [
         ("total_hits", Self::TotalHits),
@@ -72,16 +72,16 @@ impl HitCounter {
 
 /// The counters of one descriptor path.
 #[derive(Debug, Default)]
-pub(crate) struct Counters([AtomicU64; HitCounter::ALL.len()]);
+pub(crate) struct Counters([AtomicU64; HitCounterKind::ALL.len()]);
 
 impl Counters {
-    pub(super) fn add(&self, counter: HitCounter, hits: u64) {
+    pub(super) fn add(&self, counter: HitCounterKind, hits: u64) {
         if hits > 0 {
             self.0[counter.index()].fetch_add(hits, Ordering::Relaxed);
         }
     }
 
-    pub(super) fn read(&self, counter: HitCounter) -> u64 {
+    pub(super) fn read(&self, counter: HitCounterKind) -> u64 {
         self.0[counter.index()].load(Ordering::Relaxed)
     }
 }
@@ -186,15 +186,15 @@ mod tests {
         for number in 0..MAX_PATHS + 10 {
             registry
                 .counters(&domain, &format!("user_{number}"))
-                .add(HitCounter::TotalHits, 1);
+                .add(HitCounterKind::TotalHits, 1);
         }
         let (mut paths, mut hits) = (0, 0);
         for ((_, path), counters) in registry.all() {
             paths += 1;
-            hits += counters.read(HitCounter::TotalHits);
+            hits += counters.read(HitCounterKind::TotalHits);
             assert_eq!(
                 &*path == OTHER,
-                counters.read(HitCounter::TotalHits) == 10,
+                counters.read(HitCounterKind::TotalHits) == 10,
                 "{path}"
             );
         }

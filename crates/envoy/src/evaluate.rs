@@ -41,7 +41,7 @@ impl Evaluator<'_> {
         &self,
         matches: &mut [DescriptorMatch<'_>],
     ) -> Result<(), RlsError> {
-        let decided = self.evaluate_separately(limited(matches)).await;
+        let decided = self.evaluate_separately(applied_limits(matches)).await;
         self.count(matches, &decided);
         decided
     }
@@ -124,7 +124,7 @@ impl Evaluator<'_> {
                 }
             }
         };
-        self.remember(applied, exactness);
+        self.cache_over_limit(applied, exactness);
         Ok(())
     }
 
@@ -171,20 +171,20 @@ impl Evaluator<'_> {
     ///
     /// A refund on another node does not invalidate the cache entry, so the entry stays in the
     /// cache until it expires. envoyproxy/ratelimit has the same limitation.
-    pub(super) fn remember(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
+    pub(super) fn cache_over_limit(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
             && applied.result.over
             && exactness == Exactness::Exact
             && outcome.excess > 0
         {
             let until = self.now.after(outcome.reset_after);
-            cache.remember(&applied.key, until, applied.epoch);
+            cache.insert(&applied.key, until, applied.epoch);
         }
     }
 }
 
 /// Returns the request's descriptors that have a limit.
-pub(super) fn limited<'s, 'd>(
+pub(super) fn applied_limits<'s, 'd>(
     matches: &'s mut [DescriptorMatch<'d>],
 ) -> impl Iterator<Item = &'s mut AppliedLimit<'d>> {
     matches.iter_mut().filter_map(|matched| match matched {

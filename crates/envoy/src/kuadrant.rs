@@ -33,10 +33,11 @@ use tokio::sync::oneshot;
 use tracing::Instrument as _;
 
 use super::{
-    Code, Descriptor, HitCounter, RateLimitAnswer, RateLimitRequest, RateLimitService, RlsError,
+    Code, Descriptor, HitCounterKind, RateLimitAnswer, RateLimitRequest, RateLimitService,
+    RlsError,
     all_or_nothing::split_by_charge,
     applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult},
-    evaluate::{Evaluator, limited},
+    evaluate::{Evaluator, applied_limits},
     over_limit_cache::OverLimitCache,
     rules::Domains,
     service::{drop_replaced, hits as hits_of, trace_outcome},
@@ -131,7 +132,7 @@ impl RateLimitService {
         let domains = self.loaded_domains()?;
         let mut matches = self.counters_in(&domains, request, Some(hits))?;
         let evaluator = self.evaluator(within);
-        let each = limited(&mut matches).map(|applied| evaluator.peek_one(applied));
+        let each = applied_limits(&mut matches).map(|applied| evaluator.peek_one(applied));
         join_all(each)
             .await
             .into_iter()
@@ -240,7 +241,7 @@ impl RateLimitService {
             Ok(amount) => self.hold(&evaluator, &mut matches, amount, ttl).await?,
             // Nothing is held for an amount of 0.
             Err(_) => {
-                let each = limited(&mut matches).map(|applied| evaluator.look_at(applied));
+                let each = applied_limits(&mut matches).map(|applied| evaluator.look_at(applied));
                 join_all(each)
                     .await
                     .into_iter()
@@ -248,7 +249,7 @@ impl RateLimitService {
                 let denies = |applied: &mut AppliedLimit<'_>| {
                     applied.result.over && !applied.limits().is_shadow()
                 };
-                (!limited(&mut matches).any(denies), String::new())
+                (!applied_limits(&mut matches).any(denies), String::new())
             }
         };
         let answer = self.answer(request, &matches, evaluator.now);
@@ -275,7 +276,7 @@ impl RateLimitService {
         ttl: Span,
     ) -> Result<(bool, String), RlsError> {
         let mut charges = Vec::new();
-        for applied in limited(matches) {
+        for applied in applied_limits(matches) {
             let cost = held_cost(applied.limits(), amount);
             applied.hits = Hits::Charge(cost);
             charges.push(CounterCharge {
@@ -311,7 +312,7 @@ impl RateLimitService {
             return Err(RlsError::Store);
         }
         let list: Vec<Charge<'_>> = charges.iter().map(CounterCharge::as_charge).collect();
-        for (applied, own) in limited(matches).zip(split_by_charge(&list, &outcomes)) {
+        for (applied, own) in applied_limits(matches).zip(split_by_charge(&list, &outcomes)) {
             applied.result = LimitResult::of_charge(&decided.decision, own);
         }
         let is_admitted = decided.decision == Decision::Admitted;
@@ -394,10 +395,10 @@ impl RateLimitService {
             .flatten()
             .map(|SettledCounter { key, charged }| (key, charged))
             .collect();
-        for applied in limited(&mut matches) {
+        for applied in applied_limits(&mut matches) {
             let charged = charged.get(applied.key.as_slice()).copied().unwrap_or(0);
-            applied.counters.add(HitCounter::TotalHits, charged);
-            applied.counters.add(HitCounter::WithinLimit, charged);
+            applied.counters.add(HitCounterKind::TotalHits, charged);
+            applied.counters.add(HitCounterKind::WithinLimit, charged);
             let rest = Cost::new(actual.saturating_sub(charged));
             applied.hits = rest.map_or(Hits::None, Hits::Charge);
         }
@@ -415,7 +416,7 @@ impl RateLimitService {
         if reservation_id.is_empty() {
             return Ok(CounterSettlement::NotOutstanding);
         }
-        let held: HashMap<&[u8], &Arc<Limits>> = limited(matches)
+        let held: HashMap<&[u8], &Arc<Limits>> = applied_limits(matches)
             .map(|applied| (applied.key.as_slice(), &applied.limits.variants().held))
             .collect();
         // As with a refund, guards remove the keys from the over-limit cache, even if the call is
@@ -472,7 +473,7 @@ impl RateLimitService {
             }
         }
         if let Some(hits) = hits {
-            limited(&mut matches).for_each(|applied| applied.hits = hits);
+            applied_limits(&mut matches).for_each(|applied| applied.hits = hits);
         }
         Ok(matches)
     }
@@ -512,7 +513,7 @@ impl Evaluator<'_> {
 
     /// Charges each counter with its hits, even beyond its limit.
     async fn report_each(&self, matches: &mut [DescriptorMatch<'_>]) -> Result<(), RlsError> {
-        let each = limited(matches).map(|applied| self.report_one(applied));
+        let each = applied_limits(matches).map(|applied| self.report_one(applied));
         let reported = join_all(each).await.into_iter().collect();
         self.count(matches, &reported);
         reported

@@ -54,7 +54,7 @@ pub use self::{
     answer::{Code, CurrentLimit, DescriptorStatus, RateLimitAnswer, ResponseHeader, RlsError},
     config::{File, FileMistake, LoadedConfig, read, read_limitador},
     config_watcher::{CONFIG_LOG_TARGET, ConfigFilesError, ConfigWatcher, MAX_FILES, load_files},
-    counters::{ConfigLoads, HitCounter, MAX_PATHS},
+    counters::{ConfigLoads, HitCounterKind, MAX_PATHS},
     environment::{ADMIN_TOKEN, FromEnvironment, from_environment},
     kuadrant::{CommitRequest, ReserveRequest, Reserved},
     metadata::Metadata,

@@ -10,7 +10,7 @@ use tidegate_limiter::metrics::ListenerKind;
 use super::{
     Code, Descriptor, RateLimitAnswer, RateLimitRequest, RateLimitService, RlsError,
     applied_limit::{AppliedLimit, DescriptorMatch, Hits, Source},
-    evaluate::limited,
+    evaluate::applied_limits,
     key,
     rules::{Allowance, Domain, RuleLimits, limitador::LimitadorLimit},
     service::trace_outcome,
@@ -104,7 +104,7 @@ impl RateLimitService {
             let registered = || self.registry.counters(&domain.name, &limit.path());
             let counters = limit.rule.counters.get_or_init(registered).clone();
             let source = Source::Rule(&limit.rule, limits);
-            matches.push(self.limited(source, key, counters, hits, cleared));
+            matches.push(self.match_limit(source, key, counters, hits, cleared));
         }
         matches
     }
@@ -159,7 +159,7 @@ impl RateLimitService {
         let answer = self.decide_by_limits(listener, &request, &mut matches, None);
         let code = answer.await?.overall_code;
         trace_outcome(listener, code, matches.len());
-        let applied = limited(&mut matches);
+        let applied = applied_limits(&mut matches);
         let mut limits: Vec<LimitStatus> = applied.map(|applied| status(applied)).collect();
         limits.sort_by_key(|limit| limit.remaining);
         Ok(HttpAnswer { code, limits })

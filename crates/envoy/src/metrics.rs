@@ -1,10 +1,10 @@
 //! Updates the metrics of a request's descriptors.
 
 use super::{
-    HitCounter, RlsError,
+    HitCounterKind, RlsError,
     applied_limit::DescriptorMatch,
     applied_limit::{AppliedLimit, Hits, LimitResult},
-    evaluate::{Evaluator, limited},
+    evaluate::{Evaluator, applied_limits},
 };
 
 impl Evaluator<'_> {
@@ -15,17 +15,19 @@ impl Evaluator<'_> {
         matches: &mut [DescriptorMatch<'_>],
         decided: &Result<(), RlsError>,
     ) {
-        for applied in limited(matches) {
+        for applied in applied_limits(matches) {
             let hits = match applied.hits {
                 Hits::None => 0,
                 Hits::Charge(cost) => cost.units(),
                 Hits::Refund(cost) => {
                     let refunds = decided.as_ref().map_or(0, |()| cost.units());
-                    applied.counters.add(HitCounter::TotalNegativeHits, refunds);
+                    applied
+                        .counters
+                        .add(HitCounterKind::TotalNegativeHits, refunds);
                     continue;
                 }
             };
-            applied.counters.add(HitCounter::TotalHits, hits);
+            applied.counters.add(HitCounterKind::TotalHits, hits);
             if decided.is_ok() {
                 self.count_split(applied, hits);
             }
@@ -35,14 +37,14 @@ impl Evaluator<'_> {
     fn count_split(&self, applied: &AppliedLimit<'_>, hits: u64) {
         let (counters, result) = (&applied.counters, &applied.result);
         let split = self.split(result, hits);
-        counters.add(HitCounter::WithinLimit, split.within);
-        counters.add(HitCounter::NearLimit, split.near);
-        counters.add(HitCounter::OverLimit, split.over);
+        counters.add(HitCounterKind::WithinLimit, split.within);
+        counters.add(HitCounterKind::NearLimit, split.near);
+        counters.add(HitCounterKind::OverLimit, split.over);
         if result.cached_until.is_some() {
-            counters.add(HitCounter::OverLimitWithLocalCache, split.over);
+            counters.add(HitCounterKind::OverLimitWithLocalCache, split.over);
         }
         if applied.rule().is_some_and(|rule| rule.shadow) {
-            counters.add(HitCounter::ShadowMode, split.over);
+            counters.add(HitCounterKind::ShadowMode, split.over);
         }
     }
 

@@ -7,7 +7,7 @@
 //! the result is not cached.
 //!
 //! ```text
-//! decision  ├─ record state ─ the store says: over ─────── not cached
+//! decision  ├─ record epoch ─ the store denies ─────────── not cached
 //! refund               the store refunds ────── invalidate ┘
 //! ```
 
@@ -93,7 +93,7 @@ impl OverLimitCache {
 
     /// Adds an entry that `key` is over its limit. The entry expires at `until`. Does nothing if
     /// entries were invalidated after `epoch`.
-    pub(super) fn remember(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
+    pub(super) fn insert(&self, key: &[u8], until: Timestamp, epoch: CacheEpoch) {
         let class = self.class(key);
         let mut generations = self.lock();
         let now = CacheEpoch {
@@ -183,13 +183,13 @@ mod tests {
         let is_over = || cache.over_until(b"a", Timestamp::from_micros(9)).is_some();
         let before = epoch(&cache, b"a");
         drop(cache.invalidate_on_drop(b"a"));
-        cache.remember(b"a", until, before);
+        cache.insert(b"a", until, before);
         assert!(!is_over(), "a refund happened in between");
         let before = epoch(&cache, b"a");
         cache.clear();
-        cache.remember(b"a", until, before);
+        cache.insert(b"a", until, before);
         assert!(!is_over(), "the limits changed in between");
-        cache.remember(b"a", until, epoch(&cache, b"a"));
+        cache.insert(b"a", until, epoch(&cache, b"a"));
         assert!(is_over());
     }
 
@@ -197,12 +197,12 @@ mod tests {
     fn old_entries_are_evicted_within_the_memory_bound() {
         let cache = OverLimitCache::new(1_000).unwrap();
         let at = Timestamp::from_micros;
-        cache.remember(b"a", at(10), CacheEpoch::default());
+        cache.insert(b"a", at(10), CacheEpoch::default());
         assert_eq!(cache.over_until(b"a", at(9)), Some(at(10)));
         assert_eq!(cache.over_until(b"a", at(10)), None);
         let is_over = |key: &[u8]| cache.over_until(key, at(9)).is_some();
         for number in 0..1_000_u32 {
-            cache.remember(&number.to_be_bytes(), at(10), CacheEpoch::default());
+            cache.insert(&number.to_be_bytes(), at(10), CacheEpoch::default());
         }
         let generations = cache.lock();
         assert!(generations.young.len() + generations.old.len() <= 1_000 / (4 + ENTRY_BYTES));

@@ -2,13 +2,13 @@
 
 use tidegate_net::prometheus::{Metric, Page, count};
 
-use super::{ConfigLoads, ConfigWatcher, HitCounter, RateLimitService, XdsClient};
+use super::{ConfigLoads, ConfigWatcher, HitCounterKind, RateLimitService, XdsClient};
 
 /// The metric of each counter. The documentation maps these metrics to the names in
 /// envoyproxy/ratelimit.
-const HITS: [(HitCounter, Metric<2>); 7] = [
+const HITS: [(HitCounterKind, Metric<2>); 7] = [
     (
-        HitCounter::TotalHits,
+        HitCounterKind::TotalHits,
         Metric::counter(
             "tidegate_envoy_hits_total",
             ["domain", "descriptor"],
@@ -16,7 +16,7 @@ const HITS: [(HitCounter, Metric<2>); 7] = [
         ),
     ),
     (
-        HitCounter::WithinLimit,
+        HitCounterKind::WithinLimit,
         Metric::counter(
             "tidegate_envoy_within_limit_total",
             ["domain", "descriptor"],
@@ -24,7 +24,7 @@ const HITS: [(HitCounter, Metric<2>); 7] = [
         ),
     ),
     (
-        HitCounter::NearLimit,
+        HitCounterKind::NearLimit,
         Metric::counter(
             "tidegate_envoy_near_limit_total",
             ["domain", "descriptor"],
@@ -32,7 +32,7 @@ const HITS: [(HitCounter, Metric<2>); 7] = [
         ),
     ),
     (
-        HitCounter::OverLimit,
+        HitCounterKind::OverLimit,
         Metric::counter(
             "tidegate_envoy_over_limit_total",
             ["domain", "descriptor"],
@@ -40,7 +40,7 @@ const HITS: [(HitCounter, Metric<2>); 7] = [
         ),
     ),
     (
-        HitCounter::OverLimitWithLocalCache,
+        HitCounterKind::OverLimitWithLocalCache,
         Metric::counter(
             "tidegate_envoy_over_limit_cached_total",
             ["domain", "descriptor"],
@@ -48,7 +48,7 @@ const HITS: [(HitCounter, Metric<2>); 7] = [
         ),
     ),
     (
-        HitCounter::ShadowMode,
+        HitCounterKind::ShadowMode,
         Metric::counter(
             "tidegate_envoy_shadow_over_limit_total",
             ["domain", "descriptor"],
@@ -56,7 +56,7 @@ const HITS: [(HitCounter, Metric<2>); 7] = [
         ),
     ),
     (
-        HitCounter::TotalNegativeHits,
+        HitCounterKind::TotalNegativeHits,
         Metric::counter(
             "tidegate_envoy_hits_refunded_total",
             ["domain", "descriptor"],

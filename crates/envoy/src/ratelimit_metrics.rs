@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use tidegate_limiter::metrics::ListenerKind;
 use tidegate_net::prometheus::{Metric, Page};
 
-use super::{ConfigLoads, HitCounter, RateLimitService};
+use super::{ConfigLoads, HitCounterKind, RateLimitService};
 
 const LABELS: [&str; 3] = ["domain", "key1", "key2"];
 
-const HITS: [(HitCounter, Metric<3>); 5] = [
+const HITS: [(HitCounterKind, Metric<3>); 5] = [
     (
-        HitCounter::TotalHits,
+        HitCounterKind::TotalHits,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_total_hits",
             LABELS,
@@ -20,7 +20,7 @@ const HITS: [(HitCounter, Metric<3>); 5] = [
         ),
     ),
     (
-        HitCounter::WithinLimit,
+        HitCounterKind::WithinLimit,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_within_limit",
             LABELS,
@@ -28,7 +28,7 @@ const HITS: [(HitCounter, Metric<3>); 5] = [
         ),
     ),
     (
-        HitCounter::NearLimit,
+        HitCounterKind::NearLimit,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_near_limit",
             LABELS,
@@ -36,7 +36,7 @@ const HITS: [(HitCounter, Metric<3>); 5] = [
         ),
     ),
     (
-        HitCounter::OverLimit,
+        HitCounterKind::OverLimit,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_over_limit",
             LABELS,
@@ -44,7 +44,7 @@ const HITS: [(HitCounter, Metric<3>); 5] = [
         ),
     ),
     (
-        HitCounter::ShadowMode,
+        HitCounterKind::ShadowMode,
         Metric::foreign_counter(
             "ratelimit_service_rate_limit_shadow_mode",
             LABELS,

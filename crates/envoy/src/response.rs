@@ -41,11 +41,11 @@ fn status(matched: &DescriptorMatch<'_>, now: Timestamp) -> DescriptorStatus {
             limit_remaining: u32::MAX,
             ..DescriptorStatus::UNLIMITED
         },
-        DescriptorMatch::Limited(applied) => limited(applied, now),
+        DescriptorMatch::Limited(applied) => limited_status(applied, now),
     }
 }
 
-fn limited(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
+fn limited_status(applied: &AppliedLimit<'_>, now: Timestamp) -> DescriptorStatus {
     let result = applied.result;
     let rule = applied.rule();
     let limit = applied.limits.limits.iter().nth(result.limit);

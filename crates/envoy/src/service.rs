@@ -21,7 +21,7 @@ use tidegate_limiter::{
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    Code, Descriptor, HitCounter, LoadedConfig, RateLimitAnswer, RateLimitRequest, RlsError,
+    Code, Descriptor, HitCounterKind, LoadedConfig, RateLimitAnswer, RateLimitRequest, RlsError,
     applied_limit::{AppliedLimit, DescriptorMatch, Hits, LimitResult, Source},
     counters::{Counters, DomainAndPath, Registry, UnknownDomains},
     evaluate::Evaluator,
@@ -289,7 +289,7 @@ impl RateLimitService {
                 .registry
                 .counters(&domain.name, &stat_names::full_path(descriptor, &[]));
             let limits = Source::Request(limits);
-            let matched = self.limited(limits, key, counters, hits, cleared);
+            let matched = self.match_limit(limits, key, counters, hits, cleared);
             return Ok(matched.of_descriptor(at));
         }
         let Some(MatchedRule { rule, path }) = domain.find(&descriptor.entries) else {
@@ -305,12 +305,12 @@ impl RateLimitService {
         key::write(&mut key, &domain.name, limits.window_seconds, counted);
         let counters = self.counters_of(domain, rule, &path, descriptor);
         let limits = Source::Rule(rule, limits);
-        let matched = self.limited(limits, key, counters, hits, cleared);
+        let matched = self.match_limit(limits, key, counters, hits, cleared);
         Ok(matched.of_descriptor(at))
     }
 
     /// Creates a match of a limit with the descriptor at index 0.
-    pub(super) fn limited<'d>(
+    pub(super) fn match_limit<'d>(
         &self,
         limits: Source<'d>,
         key: Vec<u8>,
@@ -448,9 +448,9 @@ impl RateLimitService {
     }
 
     /// Calls `each` with every domain, path and counter, in sorted order.
-    pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, HitCounter, u64)) {
+    pub fn for_each_counter(&self, mut each: impl FnMut(&str, &str, HitCounterKind, u64)) {
         for ((domain, path), counters) in self.counters() {
-            for (_, counter) in HitCounter::ALL {
+            for (_, counter) in HitCounterKind::ALL {
                 each(&domain, &path, counter, counters.read(counter));
             }
         }

@@ -47,7 +47,7 @@ impl HealthService {
     fn status(&self, service: &str) -> ServingStatus {
         if !SERVICES.contains(&service) {
             ServingStatus::ServiceUnknown
-        } else if self.shutdown.is_announced() || !self.decides(service) {
+        } else if self.shutdown.is_announced() || !self.has_healthy_dependencies(service) {
             ServingStatus::NotServing
         } else {
             ServingStatus::Serving
@@ -55,7 +55,7 @@ impl HealthService {
     }
 
     /// Returns whether all dependencies of `service` are healthy.
-    fn decides(&self, service: &str) -> bool {
+    fn has_healthy_dependencies(&self, service: &str) -> bool {
         let depends = !matches!(service, "" | super::QUOTA);
         let rate_limits = self.rate_limits.as_ref().filter(|_| depends);
         rate_limits.is_none_or(|service| service.is_healthy())

@@ -224,7 +224,7 @@ impl Routes {
         match &result {
             Ok(answer) => {
                 if let Some(code) = code_of(answer) {
-                    metrics.observe_answer(ListenerKind::Grpc, code == Code::OverLimit);
+                    metrics.observe_response(ListenerKind::Grpc, code == Code::OverLimit);
                 }
             }
             // Do not count a store failure as a bad request, because it is not the caller's fault.

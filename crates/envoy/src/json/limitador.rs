@@ -80,7 +80,7 @@ pub async fn answer_limitador(
         LimitadorEndpoint::Check => {
             let (request, _) = read(body)?;
             let checked = service.limitador_check(request).await;
-            checked.map(|code| decided(limiter, code, checked_body(code)))
+            checked.map(|code| count_and_set_status(limiter, code, checked_body(code)))
         }
         LimitadorEndpoint::Report => {
             let (request, _) = read(body)?;
@@ -197,11 +197,11 @@ fn decoded(namespace: &str) -> Result<String, Problem> {
 }
 
 /// Counts a decision in the metrics, and sets the status of its response.
-fn decided(limiter: &ServerLimiter, code: Code, mut answer: Answer) -> Answer {
+fn count_and_set_status(limiter: &ServerLimiter, code: Code, mut answer: Answer) -> Answer {
     let is_over = code == Code::OverLimit;
     limiter
         .metrics()
-        .observe_answer(ListenerKind::Http, is_over);
+        .observe_response(ListenerKind::Http, is_over);
     if is_over {
         *answer.status_mut() = StatusCode::TOO_MANY_REQUESTS;
     }
@@ -217,7 +217,7 @@ fn checked_body(code: Code) -> Answer {
 
 fn checked_and_reported(limiter: &ServerLimiter, answer: &HttpAnswer, headers: Headers) -> Answer {
     let body = response::json(StatusCode::OK, &Value::Null);
-    let mut response = decided(limiter, answer.code, body);
+    let mut response = count_and_set_status(limiter, answer.code, body);
     if headers == Headers::Draft03 {
         add_headers(response.headers_mut(), &answer.limits);
     }

@@ -44,7 +44,7 @@ pub async fn decide(limiter: &ServerLimiter, service: &RateLimitService, body: &
             let is_over = answer.overall_code == Code::OverLimit;
             limiter
                 .metrics()
-                .observe_answer(ListenerKind::Http, is_over);
+                .observe_response(ListenerKind::Http, is_over);
             let status = match answer.overall_code {
                 Code::Ok => StatusCode::OK,
                 Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,

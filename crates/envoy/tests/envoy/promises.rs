@@ -6,7 +6,7 @@ use std::{sync::Arc, thread};
 use proptest::prelude::*;
 use tidegate_config::envoy::DomainFiles;
 use tidegate_envoy::{
-    self as envoy, Code, Descriptor, File, HitCounter, LimitOverride, MAX_DESCRIPTOR_BYTES,
+    self as envoy, Code, Descriptor, File, HitCounterKind, LimitOverride, MAX_DESCRIPTOR_BYTES,
     MAX_DESCRIPTOR_ENTRIES, MAX_DESCRIPTORS, MAX_DOMAIN_BYTES, RateLimitAnswer, RateLimitRequest,
     RateLimitService, RlsError, Unit, Variables,
 };
@@ -223,7 +223,7 @@ async fn envoy_metrics_are_bounded() {
     }
     let (mut paths, mut hits, mut domains) = (0, 0, 0);
     started.service.for_each_counter(|_, _, counter, count| {
-        if counter == HitCounter::TotalHits {
+        if counter == HitCounterKind::TotalHits {
             paths += 1;
             hits += count;
         }
@@ -266,7 +266,7 @@ fn envoy_requests_do_not_wait_for_a_reader_of_the_metrics() {
         send(&format!("after {domain}"), "first");
         read += 1;
     });
-    assert_eq!(read, HitCounter::ALL.len() + 1);
+    assert_eq!(read, HitCounterKind::ALL.len() + 1);
     assert_eq!(started.service.domain_not_found("after unknown"), 1);
 }
 

@@ -4,7 +4,7 @@ use std::{fs, path::Path, sync::Arc};
 
 use serde_json::Value;
 use tidegate_envoy::{
-    Descriptor, HitCounter, LimitOverride, RateLimitRequest, RateLimitService, Unit, Variables,
+    Descriptor, HitCounterKind, LimitOverride, RateLimitRequest, RateLimitService, Unit, Variables,
 };
 use tidegate_redis::Redis;
 
@@ -153,7 +153,7 @@ fn stat(service: &RateLimitService, name: &str) -> Option<u64> {
     if counter == "domain_not_found" {
         return Some(service.domain_not_found(path));
     }
-    let (_, wanted) = HitCounter::ALL
+    let (_, wanted) = HitCounterKind::ALL
         .into_iter()
         .find(|(known, _)| *known == counter)?;
     let mut found = 0;

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tidegate_config::envoy::{DomainFiles, RlsSettings, StoreFailure};
-use tidegate_envoy::{Code, Descriptor, HitCounter, RateLimitRequest, RlsError};
+use tidegate_envoy::{Code, Descriptor, HitCounterKind, RateLimitRequest, RlsError};
 use tidegate_limiter::metrics::ListenerKind;
 use tidegate_redis::{Address, Redis, RedisSettings, Topology};
 use tokio::{runtime::Handle, time::Instant};
@@ -77,7 +77,7 @@ fn request() -> RateLimitRequest {
     }
 }
 
-fn counted(started: &Started, wanted: HitCounter) -> u64 {
+fn counted(started: &Started, wanted: HitCounterKind) -> u64 {
     let mut found = 0;
     started.service.for_each_counter(|_, _, counter, hits| {
         if counter == wanted {
@@ -104,12 +104,12 @@ async fn a_store_failure_is_an_error_if_configured() {
         }
         assert_eq!(started.service.errors(), 3);
         assert_eq!(
-            counted(&started, HitCounter::TotalHits),
+            counted(&started, HitCounterKind::TotalHits),
             3,
             "as in envoyproxy/ratelimit"
         );
-        assert_eq!(counted(&started, HitCounter::WithinLimit), 0);
-        assert_eq!(counted(&started, HitCounter::TotalNegativeHits), 0);
+        assert_eq!(counted(&started, HitCounterKind::WithinLimit), 0);
+        assert_eq!(counted(&started, HitCounterKind::TotalNegativeHits), 0);
         let local = started.limiter.local_store().stats();
         assert_eq!(local.keys, 0, "no fallback policy decided");
     }

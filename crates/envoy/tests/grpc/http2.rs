@@ -30,7 +30,7 @@ async fn a_silent_client_is_disconnected() {
         request: Duration::from_millis(1),
         ..Bounds::default()
     };
-    let listener = TestListener::with("", bounds);
+    let listener = TestListener::open_with_bounds("", bounds);
     let stream = TcpStream::connect(listener.listener.local_addr())
         .await
         .unwrap();
@@ -44,7 +44,7 @@ async fn a_slow_or_incomplete_preface_times_out() {
         idle: Duration::from_secs(3_600),
         ..Bounds::default()
     };
-    let listener = TestListener::with("", bounds);
+    let listener = TestListener::open_with_bounds("", bounds);
     let beginning = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0";
     for cut in [1, 12, 24, beginning.len()] {
         let mut stream = TcpStream::connect(listener.listener.local_addr())
@@ -178,7 +178,7 @@ async fn a_slow_call_ends_at_the_server_deadline() {
         request: Duration::from_millis(50),
         ..Bounds::default()
     };
-    let listener = TestListener::with("", bounds);
+    let listener = TestListener::open_with_bounds("", bounds);
     let mut client = listener.connect().await;
     // The request never completes, because its only message is never sent.
     let never = futures_util::stream::pending::<HealthCheckRequest>();

@@ -35,14 +35,14 @@ pub(crate) struct TestListener {
 impl TestListener {
     /// Opens a listener with the rules file `rules`.
     pub(crate) fn open(rules: &str) -> Self {
-        Self::with(rules, Bounds::default())
+        Self::open_with_bounds(rules, Bounds::default())
     }
 
     /// Opens a listener with a rate limit service. The service uses `settings` and the
     /// configuration `file` in envoyproxy/ratelimit's format.
     pub(crate) fn for_envoy(settings: RlsSettings, file: &str) -> Self {
         let loaded = loaded(file);
-        Self::serving("", Bounds::default(), |limiter| {
+        Self::start_with_rate_limits("", Bounds::default(), |limiter| {
             let service = RateLimitService::new(limiter, settings);
             service.load(loaded);
             Some(Arc::new(service))
@@ -53,7 +53,7 @@ impl TestListener {
     /// the limiter uses `reservations`.
     pub(crate) fn with_reservations(file: &str, reservations: Reservations) -> Self {
         let loaded = loaded(file);
-        Self::reserving("", Bounds::default(), reservations, |limiter| {
+        Self::start_with_reservations("", Bounds::default(), reservations, |limiter| {
             let service = RateLimitService::new(limiter, RlsSettings::default());
             service.load(loaded);
             Some(Arc::new(service))
@@ -62,25 +62,25 @@ impl TestListener {
 
     /// Opens a listener whose rate limit service does not have a configuration.
     pub(crate) fn without_a_domain(settings: RlsSettings) -> Self {
-        Self::serving("", Bounds::default(), |limiter| {
+        Self::start_with_rate_limits("", Bounds::default(), |limiter| {
             Some(Arc::new(RateLimitService::new(limiter, settings)))
         })
     }
 
-    pub(crate) fn with(rules: &str, bounds: Bounds) -> Self {
-        Self::serving(rules, bounds, |_| None)
+    pub(crate) fn open_with_bounds(rules: &str, bounds: Bounds) -> Self {
+        Self::start_with_rate_limits(rules, bounds, |_| None)
     }
 
-    fn serving(
+    fn start_with_rate_limits(
         rules: &str,
         bounds: Bounds,
         rate_limits: impl FnOnce(Arc<ServerLimiter>) -> Option<Arc<RateLimitService>>,
     ) -> Self {
         let reservations = Reservations::new(ReservationsConfig::default(), None).unwrap();
-        Self::reserving(rules, bounds, reservations, rate_limits)
+        Self::start_with_reservations(rules, bounds, reservations, rate_limits)
     }
 
-    fn reserving(
+    fn start_with_reservations(
         rules: &str,
         bounds: Bounds,
         reservations: Reservations,

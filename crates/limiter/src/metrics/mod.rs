@@ -290,7 +290,7 @@ impl Metrics {
     }
 
     /// Counts a response of Envoy's rate limit service.
-    pub fn observe_answer(&self, listener: ListenerKind, is_over_limit: bool) {
+    pub fn observe_response(&self, listener: ListenerKind, is_over_limit: bool) {
         let kind = is_over_limit.then_some(Reason::Limit);
         self.shards
             .mine()
