@@ -18,8 +18,8 @@ use std::{
 use tidegate_config::{Config, KeyMask, KeyPrivacy, Password};
 use tidegate_server::geoip::GeoIp;
 use tidegate_simulate::{
-    ComparedKey, Control, LogFormat, LogSource, Logs, RuleReport, RulesUnderTest, SimulateError,
-    Simulation, SimulationReport, as_html, as_yaml, percent,
+    ComparedKey, LogFormat, LogSource, Logs, RuleReport, RulesUnderTest, SimulateError, Simulation,
+    SimulationHandle, SimulationReport, as_html, as_yaml, percent,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -71,16 +71,16 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
         mask,
         note: key_note,
     } = key_hash(args, &rules, against.as_ref())?;
-    let control = Arc::new(Control::default());
-    interrupt_on_signal(&control);
-    let progress = Progress::start(&logs, &control);
+    let handle = Arc::new(SimulationHandle::default());
+    interrupt_on_signal(&handle);
+    let progress = Progress::start(&logs, &handle);
     let simulation = Simulation {
         rules: &rules,
         against: against.as_ref(),
         suggest: args.suggest,
         sweep: sweep.as_ref(),
     };
-    let report = simulation.run(&logs, &control);
+    let report = simulation.run(&logs, &handle);
     drop(progress);
     let mut report = report
         .map_err(|error| printable_lines(&without_keys(error, &mask).to_string()))?
@@ -123,7 +123,7 @@ fn undecided(report: &SimulationReport) -> Option<String> {
         "a log could not be read completely; repair the file"
     } else if lines.damaged * 20 >= lines.read.max(1) {
         "at least 5 % of the lines are damaged; check --format"
-    } else if report.rules.iter().all(|rule| rule.asked == 0) {
+    } else if report.rules.iter().all(|rule| rule.requests == 0) {
         "no rule applies to any request; check --format, --entry and the conditions of the rules"
     } else {
         return None;
@@ -237,8 +237,8 @@ fn without_keys(mut error: SimulateError, mask: &KeyMask) -> SimulateError {
 
 /// Installs a handler for Ctrl-C, after which the simulation ends early and the results so far are
 /// reported. If the handler cannot be installed, Ctrl-C ends the program.
-fn interrupt_on_signal(control: &Arc<Control>) {
-    let control = Arc::clone(control);
+fn interrupt_on_signal(handle: &Arc<SimulationHandle>) {
+    let handle = Arc::clone(handle);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();
@@ -250,7 +250,7 @@ fn interrupt_on_signal(control: &Arc<Control>) {
         .name("signals".to_owned())
         .spawn(move || {
             runtime.block_on(signals.recv());
-            control.interrupt();
+            handle.interrupt();
         });
 }
 
@@ -264,20 +264,20 @@ impl Progress {
         clippy::disallowed_methods,
         reason = "the clock is used only to show the progress"
     )]
-    fn start(logs: &Logs, control: &Arc<Control>) -> Self {
+    fn start(logs: &Logs, handle: &Arc<SimulationHandle>) -> Self {
         if !io::stderr().is_terminal() {
             return Self { thread: None };
         }
         let sizes: Option<Vec<u64>> = logs.sources.iter().map(LogSource::size).collect();
         let total = sizes.map(|sizes| sizes.iter().sum());
-        let (control, ended) = (Arc::clone(control), Arc::<AtomicBool>::default());
+        let (handle, ended) = (Arc::clone(handle), Arc::<AtomicBool>::default());
         let is_ended = Arc::clone(&ended);
         let thread = std::thread::Builder::new().name("progress".to_owned());
         let thread = thread.spawn(move || {
             let start = Instant::now();
             while !is_ended.load(Ordering::Relaxed) {
                 std::thread::park_timeout(PROGRESS_INTERVAL);
-                let shown = progress(control.bytes_read(), total, start.elapsed());
+                let shown = progress(handle.bytes_read(), total, start.elapsed());
                 let _ = write!(io::stderr(), "\r\u{1b}[K{shown}");
             }
             let _ = write!(io::stderr(), "\r\u{1b}[K");
@@ -401,9 +401,9 @@ fn rules_table(report: &SimulationReport) -> String {
         vec![
             printable(&rule.rule),
             rule.mode.to_owned(),
-            rule.asked.to_string(),
+            rule.requests.to_string(),
             rule.denied.to_string(),
-            percent(rule.denied, rule.asked),
+            percent(rule.denied, rule.requests),
             rule.keys.to_string(),
             rule.keys_denied.to_string(),
             percent(rule.keys_denied, rule.keys),
@@ -502,7 +502,7 @@ fn sweep(report: &SimulationReport) -> String {
     let rows = sweep.values.iter().map(|value| {
         let mut row = vec![value.limit.clone()];
         for (part, whole) in [
-            (value.denied, sweep.asked),
+            (value.denied, sweep.requests),
             (value.keys_denied, sweep.keys),
             (value.all_denied, sweep.decided),
             (value.all_keys_denied, sweep.all_keys),

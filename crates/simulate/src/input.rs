@@ -31,12 +31,12 @@ const BLOCKS_AHEAD: usize = 4;
 
 /// A handle for monitoring and interrupting a simulation from other threads.
 #[derive(Debug, Default)]
-pub struct Control {
+pub struct SimulationHandle {
     is_interrupted: AtomicBool,
     bytes_read: AtomicU64,
 }
 
-impl Control {
+impl SimulationHandle {
     /// Ends the simulation. The report contains the results so far.
     pub fn interrupt(&self) {
         self.is_interrupted.store(true, Ordering::Relaxed);
@@ -98,7 +98,7 @@ impl LogSource {
         }
     }
 
-    fn open(&self, control: &Arc<Control>) -> io::Result<Box<dyn Read + Send>> {
+    fn open(&self, handle: &Arc<SimulationHandle>) -> io::Result<Box<dyn Read + Send>> {
         match self {
             Self::File(path) => {
                 let file = File::open(path)?;
@@ -107,7 +107,7 @@ impl LogSource {
                 }
                 Ok(Box::new(file))
             }
-            Self::Stdin => Ok(Box::new(InterruptibleStdin::start(Arc::clone(control))?)),
+            Self::Stdin => Ok(Box::new(InterruptibleStdin::start(Arc::clone(handle))?)),
         }
     }
 }
@@ -152,15 +152,18 @@ pub(crate) struct LogReader {
 
 impl LogReader {
     /// Opens a log, and decompresses it if it is compressed.
-    pub(crate) fn open(source: &LogSource, control: &Arc<Control>) -> Result<Self, InputError> {
-        let raw = source.open(control).map_err(InputError::Unreadable)?;
-        Self::new(raw, control)
+    pub(crate) fn open(
+        source: &LogSource,
+        handle: &Arc<SimulationHandle>,
+    ) -> Result<Self, InputError> {
+        let raw = source.open(handle).map_err(InputError::Unreadable)?;
+        Self::new(raw, handle)
     }
 
-    fn new(raw: Box<dyn Read + Send>, control: &Arc<Control>) -> Result<Self, InputError> {
+    fn new(raw: Box<dyn Read + Send>, handle: &Arc<SimulationHandle>) -> Result<Self, InputError> {
         let counting = CountingReader {
             inner: raw,
-            control: Arc::clone(control),
+            handle: Arc::clone(handle),
         };
         let mut stored = BufReader::with_capacity(BUFFER_BYTES, counting);
         let start = fill(&mut stored).map_err(InputError::Unreadable)?;
@@ -236,14 +239,14 @@ fn fill<R: BufRead>(reader: &mut R) -> io::Result<&[u8]> {
 /// A reader that counts the bytes read.
 struct CountingReader {
     inner: Box<dyn Read + Send>,
-    control: Arc<Control>,
+    handle: Arc<SimulationHandle>,
 }
 
 impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.inner.read(buffer)?;
         // The length of a buffer in memory fits in 64 bits.
-        self.control
+        self.handle
             .bytes_read
             .fetch_add(read as u64, Ordering::Relaxed);
         Ok(read)
@@ -309,11 +312,11 @@ fn skip_frame(stored: &mut impl BufRead) -> io::Result<bool> {
 struct InterruptibleStdin {
     blocks: Receiver<io::Result<Vec<u8>>>,
     block: io::Cursor<Vec<u8>>,
-    control: Arc<Control>,
+    handle: Arc<SimulationHandle>,
 }
 
 impl InterruptibleStdin {
-    fn start(control: Arc<Control>) -> io::Result<Self> {
+    fn start(handle: Arc<SimulationHandle>) -> io::Result<Self> {
         let (send, blocks) = sync_channel(BLOCKS_AHEAD);
         std::thread::Builder::new()
             .name("stdin".to_owned())
@@ -339,7 +342,7 @@ impl InterruptibleStdin {
         Ok(Self {
             blocks,
             block: io::Cursor::default(),
-            control,
+            handle,
         })
     }
 }
@@ -353,7 +356,7 @@ impl Read for InterruptibleStdin {
             }
             match self.blocks.recv_timeout(POLL) {
                 Ok(block) => self.block = io::Cursor::new(block?),
-                Err(RecvTimeoutError::Timeout) if !self.control.is_interrupted() => {}
+                Err(RecvTimeoutError::Timeout) if !self.handle.is_interrupted() => {}
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return Ok(0),
             }
         }

@@ -51,7 +51,7 @@ pub use self::{
     format::LogFormat,
     frontier::{Frontier, FrontierPoint},
     html::as_html,
-    input::{Control, InputError, LogSource, MAX_LINE_BYTES},
+    input::{InputError, LogSource, MAX_LINE_BYTES, SimulationHandle},
     replay::RulesUnderTest,
     report::{
         LimitReport, LogLineCounts, Requests, RuleReport, SimulationReport, WorstKey, percent,
@@ -157,9 +157,9 @@ impl<'r> Simulation<'r> {
     pub fn run(
         self,
         logs: &Logs,
-        control: &Arc<Control>,
+        handle: &Arc<SimulationHandle>,
     ) -> Result<SimulationReport, SimulateError> {
-        let mut stream = LogStream::open(&logs.sources, &logs.format, &logs.mappings, control)?;
+        let mut stream = LogStream::open(&logs.sources, &logs.format, &logs.mappings, handle)?;
         let files = [Some(self.rules), self.against];
         let files = files.into_iter().flatten();
         let names = files.clone().flat_map(RulesUnderTest::response_names);
@@ -201,7 +201,7 @@ impl<'r> Simulation<'r> {
         let LogStream {
             counts, formats, ..
         } = stream;
-        let mut report = SimulationReport::new(&replay, counts, formats, control.is_interrupted());
+        let mut report = SimulationReport::new(&replay, counts, formats, handle.is_interrupted());
         report.comparison = self
             .against
             .map(|other| differences.report(self.rules, other));

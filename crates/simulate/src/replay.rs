@@ -95,7 +95,7 @@ pub(crate) const PRECISIONS: [Span; 2] = [Span::from_secs(1), Span::from_millis(
 #[derive(Debug, Default)]
 pub(crate) struct RuleCounts {
     /// The number of requests to which the rule applies.
-    pub(crate) asked: u64,
+    pub(crate) requests: u64,
     /// The number of requests that the rule's limits deny (in shadow mode, would deny).
     pub(crate) denied: u64,
     /// For each of [`PRECISIONS`], the number of these requests that would have been admitted if
@@ -127,7 +127,7 @@ pub(crate) struct Replay<'p> {
     by_name: HashMap<&'p str, usize>,
     pub(crate) rules: Vec<RuleCounts>,
     /// For each rule, whether it is excluded from the simulation.
-    pub(crate) is_left_out: Vec<bool>,
+    pub(crate) is_excluded: Vec<bool>,
     /// For each entry that the rules use, whether any request had it.
     pub(crate) has_seen: Vec<bool>,
     pub(crate) seen_response: Vec<Box<str>>,
@@ -173,7 +173,7 @@ impl<'p> Replay<'p> {
             rules: rules.iter().map(counts).collect(),
             // Rules with concurrency limits are excluded, because a log does not contain enough
             // information about which requests were in flight at the same time.
-            is_left_out: rules.iter().map(Rule::has_slots).collect(),
+            is_excluded: rules.iter().map(Rule::has_slots).collect(),
             has_seen: vec![false; plan.extractor.names().len()],
             seen_response: Vec::new(),
             decided: 0,
@@ -269,7 +269,7 @@ impl<'p> Replay<'p> {
             let name = charge.limits.name().unwrap_or_default();
             self.by_name.get(name).copied()
         };
-        charges.retain(|charge| index_of(charge).is_some_and(|at| !self.is_left_out[at]));
+        charges.retain(|charge| index_of(charge).is_some_and(|at| !self.is_excluded[at]));
         if charges.is_empty() {
             return Ok(ReplayDecision::default());
         }
@@ -357,7 +357,7 @@ fn settle(
 impl RuleCounts {
     /// Counts a charge, given its limits' outcomes. Returns whether a limit denies the charge.
     fn count(&mut self, charge: &Charge<'_>, outcomes: &[Outcome], now: Timestamp) -> bool {
-        self.asked += 1;
+        self.requests += 1;
         let is_denied = outcomes.iter().any(|outcome| !outcome.allowed);
         for (denied, outcome) in self.denied_by.iter_mut().zip(outcomes) {
             *denied += u64::from(!outcome.allowed);

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use tidegate_config::KeyMask;
-use tidegate_core::{CostSource, Mode, RuleSet, Span, Timestamp};
+use tidegate_core::{CostSource, Mode, Rule, RuleSet, Span, Timestamp};
 
 use crate::{
     backlog::tried_rates,
@@ -113,7 +113,8 @@ pub struct RuleReport {
     /// Whether the rule was simulated.
     pub simulated: bool,
     /// The number of requests to which the rule applies.
-    pub asked: u64,
+    #[serde(rename = "asked")]
+    pub requests: u64,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,
     /// The number of these denials that depend on the precision of the log. These requests would
@@ -353,8 +354,8 @@ fn rule_report(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Rule
             Mode::Enforce => "enforce",
             Mode::Shadow => "shadow",
         },
-        simulated: !replay.is_left_out[at],
-        asked: counts.asked,
+        simulated: !replay.is_excluded[at],
+        requests: counts.requests,
         denied: counts.denied,
         denied_within_precision: denied_within(counts, precision),
         delayed: counts.delayed,
@@ -403,12 +404,21 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
     let Some(rule) = replay.plan.rules().iter().nth(at) else {
         return Vec::new();
     };
-    if replay.is_left_out[at] {
+    if replay.is_excluded[at] {
         return vec![
             "not simulated: a concurrency limit depends on how long requests are in flight, which the simulation does not model; its lease is not simulated either"
                 .to_owned(),
         ];
     }
+    let mut notes = entry_notes(replay, rule);
+    notes.extend(response_cost_note(replay, rule));
+    notes.extend(suggestion_note(replay, rule));
+    notes.extend(precision_notes(rule, &replay.rules[at], precision));
+    notes
+}
+
+/// Returns notes on entries that the rule uses and no request has.
+fn entry_notes(replay: &Replay<'_>, rule: &Rule) -> Vec<String> {
     let names = replay.plan.extractor.names();
     let is_missing = |entry: &str| {
         let known = names.iter().position(|name| **name == *entry);
@@ -436,35 +446,50 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
             "no request has the entry `{entry}` with the cost, so the server would reject all requests of this rule"
         ));
     }
+    notes
+}
+
+/// Returns a note if the rule's charges depend on the response.
+fn response_cost_note(replay: &Replay<'_>, rule: &Rule) -> Option<String> {
     let cost = rule.response_cost();
-    if !cost.is_independent_of_response() {
-        let mut missing: Vec<&str> = cost.entry_names().collect();
-        missing.retain(|name| !replay.seen_response.iter().any(|seen| **seen == **name));
-        notes.push(if missing.is_empty() {
-            "charged by the response values in the log; a live request holds its whole cost until its response, so more concurrent requests may be denied"
-                .to_owned()
-        } else {
-            format!(
-                "the log does not contain {} of the response, so the initial cost stays charged",
-                missing.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
-            )
-        });
+    if cost.is_independent_of_response() {
+        return None;
     }
-    if replay.is_suggesting
-        && !cost.is_independent_of_response()
-        && !tried_rates(rule.limits()).is_empty()
-    {
-        notes.push(
-            "no burst is suggested, because the response changes what a request costs".to_owned(),
-        );
-    }
-    let (within, denied) = (
-        denied_within(&replay.rules[at], precision),
-        replay.rules[at].denied,
-    );
+    let mut missing: Vec<&str> = cost.entry_names().collect();
+    missing.retain(|name| !replay.seen_response.iter().any(|seen| **seen == **name));
+    Some(if missing.is_empty() {
+        "charged by the response values in the log; a live request holds its whole cost until its response, so more concurrent requests may be denied"
+            .to_owned()
+    } else {
+        format!(
+            "the log does not contain {} of the response, so the initial cost stays charged",
+            missing
+                .iter()
+                .map(|name| format!("`{name}`"))
+                .collect::<Vec<_>>()
+                .join(", ")
+        )
+    })
+}
+
+/// Returns a note if no burst is suggested because the rule's charges depend on the response.
+fn suggestion_note(replay: &Replay<'_>, rule: &Rule) -> Option<String> {
+    let is_independent = rule.response_cost().is_independent_of_response();
+    let is_omitted =
+        replay.is_suggesting && !is_independent && !tried_rates(rule.limits()).is_empty();
+    is_omitted.then(|| {
+        "no burst is suggested, because the response changes what a request costs".to_owned()
+    })
+}
+
+/// Returns notes on counts that depend on the precision of the log times.
+fn precision_notes(rule: &Rule, counts: &RuleCounts, precision: TimePrecision) -> Vec<String> {
+    let mut notes = Vec::new();
+    let within = denied_within(counts, precision);
     if within > 0 {
         notes.push(format!(
-            "{within} of {denied} denials are within the resolution of the log's timestamps: up to a {} later, the same request would have been admitted",
+            "{within} of {} denials are within the resolution of the log's timestamps: up to a {} later, the same request would have been admitted",
+            counts.denied,
             if precision == TimePrecision::Second { "second" } else { "millisecond" }
         ));
     }
@@ -474,7 +499,7 @@ fn rule_notes(replay: &Replay<'_>, at: usize, precision: TimePrecision) -> Vec<S
         .iter()
         .filter(|limit| is_short(limit.window()));
     let coarse: Vec<&str> = coarse.map(|limit| &**limit.policy()).collect();
-    if precision == TimePrecision::Second && !coarse.is_empty() && replay.rules[at].asked > 0 {
+    if precision == TimePrecision::Second && !coarse.is_empty() && counts.requests > 0 {
         notes.push(format!(
             "imprecise: {} with timestamps in whole seconds; all requests within a second seem to arrive at once",
             coarse.join(", ")

@@ -20,7 +20,7 @@ use crate::{
     SimulateError,
     field::EntryMapping,
     format::{Format, LogFormat, SAMPLE_LINES},
-    input::{Control, InputError, Line, LogReader, LogSource, MAX_LINE_BYTES},
+    input::{InputError, Line, LogReader, LogSource, MAX_LINE_BYTES, SimulationHandle},
     request::{EntryExtractor, EntryValues},
 };
 
@@ -141,7 +141,7 @@ impl TimePrecision {
 /// All logs, merged by time.
 pub(crate) struct LogStream {
     logs: Vec<Log>,
-    control: Arc<Control>,
+    handle: Arc<SimulationHandle>,
     pub(crate) counts: LineCounts,
     /// The formats of the logs, in the order of the logs, without duplicates.
     pub(crate) formats: Vec<String>,
@@ -208,12 +208,12 @@ impl LogStream {
         sources: &[LogSource],
         wanted: &LogFormat,
         mappings: &[EntryMapping],
-        control: &Arc<Control>,
+        handle: &Arc<SimulationHandle>,
     ) -> Result<Self, SimulateError> {
         let mut logs = Vec::new();
         let mut empty = Vec::new();
         for source in sources {
-            match Log::open(source, wanted, mappings, control)? {
+            match Log::open(source, wanted, mappings, handle)? {
                 Some(log) => logs.push(log),
                 None => empty.push(source.name()),
             }
@@ -238,7 +238,7 @@ impl LogStream {
         };
         Ok(Self {
             logs,
-            control: Arc::clone(control),
+            handle: Arc::clone(handle),
             counts,
             formats,
         })
@@ -247,12 +247,12 @@ impl LogStream {
     /// Returns the next request; `None` at the end, and after an interruption.
     pub(crate) fn next(&mut self, extraction: &Extraction<'_>) -> Option<LogRequest> {
         loop {
-            if self.control.is_interrupted() {
+            if self.handle.is_interrupted() {
                 return None;
             }
             let mut first: Option<(Timestamp, usize)> = None;
             for (at, log) in self.logs.iter_mut().enumerate() {
-                log.fill(extraction, &self.control, &mut self.counts);
+                log.fill(extraction, &self.handle, &mut self.counts);
                 let time = log.head();
                 // If several requests have the same time, they are returned in the order of their
                 // logs.
@@ -265,7 +265,7 @@ impl LogStream {
             let (_, at) = first?;
             let log = &mut self.logs[at];
             if log.reader.is_none() && !log.has_ended {
-                log.start(&self.control, &mut self.counts);
+                log.start(&self.handle, &mut self.counts);
                 continue;
             }
             let Reverse(BufferedRequest { request, .. }) = log.held.pop()?;
@@ -287,11 +287,11 @@ impl Log {
         source: &LogSource,
         wanted: &LogFormat,
         mappings: &[EntryMapping],
-        control: &Arc<Control>,
+        handle: &Arc<SimulationHandle>,
     ) -> Result<Option<Self>, SimulateError> {
         let name = || source.name();
         let mut reader =
-            LogReader::open(source, control).map_err(|problem| SimulateError::Input {
+            LogReader::open(source, handle).map_err(|problem| SimulateError::Input {
                 file: name(),
                 problem,
             })?;
@@ -360,8 +360,8 @@ impl Log {
         }))
     }
 
-    fn start(&mut self, control: &Arc<Control>, counts: &mut LineCounts) {
-        match LogReader::open(&self.source, control) {
+    fn start(&mut self, handle: &Arc<SimulationHandle>, counts: &mut LineCounts) {
+        match LogReader::open(&self.source, handle) {
             Ok(reader) => self.reader = Some(reader),
             Err(error) => {
                 counts.is_cut_off = true;
@@ -383,8 +383,13 @@ impl Log {
     }
 
     /// Reads lines until the log's earliest remaining request is known.
-    fn fill(&mut self, extraction: &Extraction<'_>, control: &Control, counts: &mut LineCounts) {
-        while !control.is_interrupted() {
+    fn fill(
+        &mut self,
+        extraction: &Extraction<'_>,
+        handle: &SimulationHandle,
+        counts: &mut LineCounts,
+    ) {
+        while !handle.is_interrupted() {
             // No later line can precede the earliest held-back request, or the maximum is reached,
             // so this request is next.
             if let Some(Reverse(first)) = self.held.peek()

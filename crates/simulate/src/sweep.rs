@@ -148,7 +148,8 @@ pub struct SweepReport {
     /// `enforce` or `shadow`.
     pub mode: &'static str,
     /// The number of requests to which the rule applies.
-    pub asked: u64,
+    #[serde(rename = "asked")]
+    pub requests: u64,
     /// The number of the rule's keys.
     pub keys: u64,
     /// The number of decided requests.
@@ -224,7 +225,7 @@ impl Candidates {
         SweepReport {
             rule: self.rule.to_string(),
             mode: mode_name(mode),
-            asked: of_rule.map_or(0, |counts| counts.asked),
+            requests: of_rule.map_or(0, |counts| counts.requests),
             keys: of_rule.map_or(0, |counts| counts.keys.len() as u64),
             decided: first.map_or(0, |replay| replay.decided),
             all_keys: first.map_or(0, |replay| {

@@ -8,7 +8,8 @@ use tidegate::{Clock, Limiter, RateLimiter};
 use tidegate_config::Config;
 use tidegate_core::{Cost, Effect, MemoryStore, Request, Scratch, Span, Timestamp};
 use tidegate_simulate::{
-    Control, EntryMapping, LogFormat, LogSource, Logs, RulesUnderTest, Simulation, SimulationReport,
+    EntryMapping, LogFormat, LogSource, Logs, RulesUnderTest, Simulation, SimulationHandle,
+    SimulationReport,
 };
 
 /// One rule for each algorithm, and for each option that changes what is counted.
@@ -70,7 +71,7 @@ fn a_replayed_trace_gets_the_decisions_of_the_live_limiter() {
         let replayed: Tally = report
             .rules
             .iter()
-            .map(|rule| (rule.rule.clone(), (rule.asked, rule.denied)))
+            .map(|rule| (rule.rule.clone(), (rule.requests, rule.denied)))
             .collect();
         assert_eq!(replayed, live, "{file}");
         if file == RULES {
@@ -160,6 +161,6 @@ fn replay(file: &str, log: &str) -> SimulationReport {
             .into(),
     };
     Simulation::of(&rules)
-        .run(&logs, &Arc::new(Control::default()))
+        .run(&logs, &Arc::new(SimulationHandle::default()))
         .unwrap()
 }

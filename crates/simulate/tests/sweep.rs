@@ -62,9 +62,9 @@ proptest! {
                 "{}", limit
             );
             prop_assert_eq!(
-                (sweep.asked, sweep.keys, sweep.decided, sweep.all_keys),
+                (sweep.requests, sweep.keys, sweep.decided, sweep.all_keys),
                 (
-                    rule.asked,
+                    rule.requests,
                     rule.keys,
                     changed.requests.decided,
                     enforced.map(|rule| rule.keys).sum::<u64>(),

@@ -24,8 +24,8 @@ use crate::{
 /// The number of lines that are used to detect a format.
 pub(crate) const SAMPLE_LINES: usize = 64;
 
-/// A format is detected only if it matches at least one of every `MIN_MATCHES` lines.
-const MIN_MATCHES: usize = 10;
+/// A format is detected only if it matches at least one of every `LINES_PER_MATCH` lines.
+const LINES_PER_MATCH: usize = 10;
 
 const COMBINED: &str = r#"$remote_addr - $remote_user [$time_local] "$request" $status $body_bytes_sent "$http_referer" "$http_user_agent""#;
 
@@ -212,7 +212,7 @@ impl Format {
         }
         // A few lines may match an incorrect format by chance.
         let least = match wanted {
-            LogFormat::Detect => sample.len().div_ceil(MIN_MATCHES),
+            LogFormat::Detect => sample.len().div_ceil(LINES_PER_MATCH),
             LogFormat::Named(_) | LogFormat::Nginx(_) | LogFormat::Apache(_) => 1,
         };
         let Some((_, mut format)) = best.filter(|(matching, _)| *matching >= least) else {

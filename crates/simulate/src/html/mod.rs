@@ -187,9 +187,9 @@ fn rules(out: &mut String, report: &SimulationReport) {
             out,
             "<tr><td>{name}</td><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
             rule.mode,
-            rule.asked,
+            rule.requests,
             rule.denied,
-            escaped(&percent(rule.denied, rule.asked)),
+            escaped(&percent(rule.denied, rule.requests)),
             rule.keys,
             rule.keys_denied
         );
@@ -272,7 +272,7 @@ fn sweep(out: &mut String, report: &SimulationReport) {
     for value in &sweep.values {
         let _ = write!(out, "<tr><td>{}</td>", escaped(&value.limit));
         for (part, whole) in [
-            (value.denied, sweep.asked),
+            (value.denied, sweep.requests),
             (value.keys_denied, sweep.keys),
             (value.all_denied, sweep.decided),
             (value.all_keys_denied, sweep.all_keys),
@@ -309,7 +309,7 @@ fn sweep_chart(out: &mut String, title: &str, sweep: &SweepReport) {
         }
     };
     let series = vec![
-        series("requests of the rule", sweep.asked, |value| value.denied),
+        series("requests of the rule", sweep.requests, |value| value.denied),
         series("keys of the rule", sweep.keys, |value| value.keys_denied),
         series("all requests", sweep.decided, |value| value.all_denied),
     ];

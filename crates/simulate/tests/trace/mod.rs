@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, fs, sync::Arc};
 
 use tidegate_simulate::{
-    Control, EntryMapping, LogFormat, LogSource, Logs, Simulation, SimulationReport,
+    EntryMapping, LogFormat, LogSource, Logs, Simulation, SimulationHandle, SimulationReport,
 };
 
 /// A request: the delay after the previous request, the client ID, and the cost.
@@ -35,6 +35,6 @@ pub(crate) fn simulate(simulation: Simulation<'_>, log: &str) -> SimulationRepor
         format: LogFormat::Detect,
         mappings: vec![EntryMapping::parse("units=units").unwrap()],
     };
-    let control = Arc::new(Control::default());
-    simulation.run(&logs, &control).unwrap()
+    let handle = Arc::new(SimulationHandle::default());
+    simulation.run(&logs, &handle).unwrap()
 }
