@@ -242,8 +242,8 @@ pub(crate) fn merge(added: HeaderMap, headers: &mut HeaderMap) {
     let remaining = |headers: &HeaderMap| -> Option<u64> {
         headers.get(X_REMAINING)?.to_str().ok()?.parse().ok()
     };
-    let is_tighter =
-        remaining(&added).is_none_or(|adds| remaining(headers).is_none_or(|said| adds < said));
+    let is_tighter = remaining(&added)
+        .is_none_or(|adds| remaining(headers).is_none_or(|existing| adds < existing));
     // Replace these three headers together: if the new limit has no reset time, the old reset time
     // must not remain.
     if is_tighter && added.contains_key(X_REMAINING) {
@@ -290,7 +290,7 @@ impl<'v, 'r> Shown<'v, 'r> {
 
     fn insert(&mut self, index: usize, line: &Line<'_>) {
         let before = self.order[..self.count]
-            .partition_point(|other| slack(&self.lines[*other]) <= slack(line));
+            .partition_point(|other| sort_key(&self.lines[*other]) <= sort_key(line));
         if before == MAX_SHOWN {
             return;
         }
@@ -386,7 +386,7 @@ pub(crate) fn policy_text(lines: &[Line<'_>], at: usize, names: RuleNames) -> St
 /// Returns the sort key of a line. The limits that deny the request come first, starting with the
 /// longest retry time. Then follow the other limits, starting with the fewest remaining units. The
 /// verdict uses the same order.
-fn slack(line: &Line<'_>) -> impl Ord {
+fn sort_key(line: &Line<'_>) -> impl Ord {
     let Outcome {
         allowed,
         retry_after,

@@ -179,7 +179,7 @@ impl AdaptiveLimit {
     /// without queueing. Returns `None` if either latency is unknown. With [`Method::Aimd`], the
     /// result is always `None`, because AIMD does not measure the latency without queueing.
     #[must_use]
-    pub fn slowness(&self) -> Option<u64> {
+    pub fn latency_percent(&self) -> Option<u64> {
         let percent = u128::from(self.recent?) * 100 / u128::from(self.min_latency.micros()?);
         Some(u64::try_from(percent).unwrap_or(u64::MAX))
     }

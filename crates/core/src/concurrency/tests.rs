@@ -277,22 +277,28 @@ fn new_settings_keep_the_learned_limit_within_their_bounds() {
     let mut service = Service::new(20, 10_000);
     let learnt = run(&mut limit, &mut service, 250, 20, &[]).limits[19];
     assert_ne!(learnt, 20);
-    let slowness = limit.slowness();
-    assert!(slowness.is_some());
+    let latency_percent = limit.latency_percent();
+    assert!(latency_percent.is_some());
     let same = AdaptiveSettings {
         initial: 7,
         window: Span::from_millis(50),
         ..AdaptiveSettings::default()
     };
     limit.change(same).unwrap();
-    assert_eq!((limit.limit(), limit.slowness()), (learnt, slowness));
+    assert_eq!(
+        (limit.limit(), limit.latency_percent()),
+        (learnt, latency_percent)
+    );
     let fewer = AdaptiveSettings {
         initial: 3,
         max: 3,
         ..same
     };
     limit.change(fewer).unwrap();
-    assert_eq!((limit.limit(), limit.slowness()), (3, slowness));
+    assert_eq!(
+        (limit.limit(), limit.latency_percent()),
+        (3, latency_percent)
+    );
     let more = AdaptiveSettings {
         method: Method::Aimd(Aimd::default()),
         min: 40,
@@ -300,7 +306,7 @@ fn new_settings_keep_the_learned_limit_within_their_bounds() {
         ..same
     };
     limit.change(more).unwrap();
-    assert_eq!((limit.limit(), limit.slowness()), (40, None));
+    assert_eq!((limit.limit(), limit.latency_percent()), (40, None));
     let refused = AdaptiveSettings { min: 0, ..same };
     assert_eq!(limit.change(refused).unwrap_err().field, "min");
     assert_eq!(limit.limit(), 40);

@@ -66,7 +66,7 @@ pub struct ConcurrencyLimiter {
     limit: AtomicU32,
     /// The recent latency in percent of the baseline, which is the latency without queueing. The
     /// value is `u64::MAX` while the latency is unknown.
-    slowness: AtomicU64,
+    latency_percent: AtomicU64,
     in_flight: AtomicU32,
     shed: AtomicU64,
     clock: Clock,
@@ -83,7 +83,7 @@ impl ConcurrencyLimiter {
         Ok(Self {
             limit: AtomicU32::new(adaptive.limit()),
             adaptive: Mutex::new(adaptive),
-            slowness: AtomicU64::new(u64::MAX),
+            latency_percent: AtomicU64::new(u64::MAX),
             in_flight: AtomicU32::new(0),
             shed: AtomicU64::new(0),
             clock,
@@ -140,7 +140,7 @@ impl ConcurrencyLimiter {
                 u64::from(load.in_flight) * 100 < u64::from(load.limit) * u64::from(percent)
             }
             HeadroomCondition::Latency(percent) => {
-                self.slowness.load(Ordering::Relaxed) < u64::from(percent)
+                self.latency_percent.load(Ordering::Relaxed) < u64::from(percent)
             }
         }
     }
@@ -178,8 +178,9 @@ impl ConcurrencyLimiter {
 
     fn publish(&self, adaptive: &AdaptiveLimit) {
         self.limit.store(adaptive.limit(), Ordering::Relaxed);
-        let slowness = adaptive.slowness().unwrap_or(u64::MAX);
-        self.slowness.store(slowness, Ordering::Relaxed);
+        let latency_percent = adaptive.latency_percent().unwrap_or(u64::MAX);
+        self.latency_percent
+            .store(latency_percent, Ordering::Relaxed);
     }
 
     /// Locks the measurements. A poisoned lock is safe to use, because the measurements are always

@@ -206,9 +206,9 @@ mod tests {
     #[test]
     fn a_denial_has_the_format_of_the_api() {
         let spent = denial(Cause::Spent, Some(34));
-        let told = |format| body(&spent, format);
+        let rendered = |format| body(&spent, format);
         assert_eq!(
-            told(ErrorFormat::OpenAi),
+            rendered(ErrorFormat::OpenAi),
             (
                 429,
                 Some("true".to_owned()),
@@ -219,13 +219,13 @@ mod tests {
             )
         );
         assert_eq!(
-            told(ErrorFormat::Anthropic).2,
+            rendered(ErrorFormat::Anthropic).2,
             json!({"type": "error", "error": {
                 "type": "rate_limit_error", "message": "100/min exceeded",
             }})
         );
         assert_eq!(
-            told(ErrorFormat::Gemini).2,
+            rendered(ErrorFormat::Gemini).2,
             json!({"error": {
                 "code": 429, "message": "100/min exceeded", "status": "RESOURCE_EXHAUSTED",
                 "details": [{
@@ -269,12 +269,18 @@ mod tests {
             ),
         ] {
             let denial = denial(cause, None);
-            let told = |format| body(&denial, format);
-            assert_eq!(told(ErrorFormat::OpenAi).0, status);
-            assert_eq!(told(ErrorFormat::OpenAi).2["error"]["type"], openai);
-            assert_eq!(told(ErrorFormat::Anthropic).2["error"]["type"], anthropic);
-            assert_eq!(told(ErrorFormat::Gemini).2["error"]["status"], gemini);
-            assert_eq!(told(ErrorFormat::Gemini).2["error"].get("details"), None);
+            let rendered = |format| body(&denial, format);
+            assert_eq!(rendered(ErrorFormat::OpenAi).0, status);
+            assert_eq!(rendered(ErrorFormat::OpenAi).2["error"]["type"], openai);
+            assert_eq!(
+                rendered(ErrorFormat::Anthropic).2["error"]["type"],
+                anthropic
+            );
+            assert_eq!(rendered(ErrorFormat::Gemini).2["error"]["status"], gemini);
+            assert_eq!(
+                rendered(ErrorFormat::Gemini).2["error"].get("details"),
+                None
+            );
         }
     }
 

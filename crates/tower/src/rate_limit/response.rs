@@ -41,14 +41,14 @@ type NamedValues = Vec<(Box<str>, Box<str>)>;
 impl ResponseEntries {
     /// Sets the entry `name` to `value` and replaces any previous value.
     pub fn set(&self, name: &str, value: impl fmt::Display) {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        said.retain(|(known, _)| **known != *name);
-        said.push((name.into(), value.to_string().into()));
+        let mut values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        values.retain(|(known, _)| **known != *name);
+        values.push((name.into(), value.to_string().into()));
     }
 
-    fn said(&self, name: &str) -> Option<String> {
-        let said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let named = said.iter().find(|(known, _)| **known == *name);
+    fn value(&self, name: &str) -> Option<String> {
+        let values = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let named = values.iter().find(|(known, _)| **known == *name);
         named.map(|(_, value)| value.to_string())
     }
 }
@@ -119,9 +119,9 @@ impl ResponseState {
 
     /// Returns true if the entry `name` can no longer change.
     fn is_final(&self, name: &str) -> bool {
-        let is_said = || self.report.as_ref().and_then(|report| report.said(name));
-        let is_told = name == GRPC_STATUS.as_str() && self.grpc_status.is_some();
-        self.has_ended || Self::is_of_head(name) || is_told || is_said().is_some()
+        let value = || self.report.as_ref().and_then(|report| report.value(name));
+        let is_known_status = name == GRPC_STATUS.as_str() && self.grpc_status.is_some();
+        self.has_ended || Self::is_of_head(name) || is_known_status || value().is_some()
     }
 
     /// Returns the final charge according to `response_cost`, given the response and the initial
@@ -151,8 +151,8 @@ impl ResponseState {
     }
 
     fn entry(&self, name: &str) -> Option<Cow<'_, str>> {
-        if let Some(said) = self.report.as_ref().and_then(|report| report.said(name)) {
-            return Some(Cow::Owned(said));
+        if let Some(value) = self.report.as_ref().and_then(|report| report.value(name)) {
+            return Some(Cow::Owned(value));
         }
         match name {
             "status" => Some(Cow::Borrowed(self.status.as_str())),

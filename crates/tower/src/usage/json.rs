@@ -9,16 +9,16 @@ use super::{Member, UsageCounts};
 /// The maximum length of a field name in bytes. Longer names do not match any known name.
 const MAX_NAME: usize = 32;
 
-/// The maximum number of nested [`Place`]s. The deepest nesting is array, document, wrapper, usage,
-/// details.
-const MAX_PLACES: usize = 5;
+/// The maximum number of nested [`Container`]s. The deepest nesting is array, document, wrapper,
+/// usage, details.
+const MAX_CONTAINERS: usize = 5;
 
 /// Replaces an escaped character in a field name if no known name contains such a character.
 const UNKNOWN: u8 = 0xFF;
 
 /// A container on the path to the usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Container {
     /// An array of documents, which Gemini sends without `alt=sse`.
     Array,
     /// The document itself.
@@ -37,8 +37,8 @@ enum Place {
     UsageMetadata,
 }
 
-impl Place {
-    /// Returns the place of the container that is the field `name` of `parent` and starts with
+impl Container {
+    /// Returns the kind of the container that is the field `name` of `parent` and starts with
     /// `bracket`. Returns `None` if the usage cannot be inside this container.
     fn of(parent: Option<Self>, name: &[u8], bracket: u8) -> Option<Self> {
         if bracket == b'[' {
@@ -144,10 +144,10 @@ enum Token {
 pub(super) struct JsonScanner {
     token: Token,
     /// The containers on the path to the usage.
-    places: [Option<Place>; MAX_PLACES],
-    /// The number of `places` that are in use.
+    containers: [Option<Container>; MAX_CONTAINERS],
+    /// The number of `containers` that are in use.
     depth: usize,
-    /// The number of open containers that are inside the last place but are not on the path to the
+    /// The number of open containers that are inside the last container but are not on the path to the
     /// usage.
     skipped: usize,
     /// The name of the current field.
@@ -286,14 +286,14 @@ impl JsonScanner {
     }
 
     fn open(&mut self, bracket: u8) {
-        let place = if self.skipped == 0 {
-            Place::of(self.place(), self.name.bytes(), bracket)
+        let container = if self.skipped == 0 {
+            Container::of(self.innermost(), self.name.bytes(), bracket)
         } else {
             None
         };
-        match (place, self.places.get_mut(self.depth)) {
-            (Some(place), Some(next)) => {
-                *next = Some(place);
+        match (container, self.containers.get_mut(self.depth)) {
+            (Some(container), Some(next)) => {
+                *next = Some(container);
                 self.depth += 1;
             }
             _ => self.skipped = self.skipped.saturating_add(1),
@@ -309,9 +309,9 @@ impl JsonScanner {
     }
 
     /// Returns the innermost container on the path to the usage.
-    fn place(&self) -> Option<Place> {
+    fn innermost(&self) -> Option<Container> {
         let last = self.depth.checked_sub(1)?;
-        self.places.get(last).copied().flatten()
+        self.containers.get(last).copied().flatten()
     }
 
     fn end_scalar(&mut self, digits: Option<u64>, counts: &mut UsageCounts) {
@@ -319,10 +319,12 @@ impl JsonScanner {
         if self.skipped > 0 || !self.is_value {
             return;
         }
-        let Some(place) = self.place() else { return };
-        if let (Some(tokens), Some(member)) = (digits, place.member(self.name.bytes())) {
+        let Some(container) = self.innermost() else {
+            return;
+        };
+        if let (Some(tokens), Some(member)) = (digits, container.member(self.name.bytes())) {
             counts.set(member, tokens);
-            counts.is_final |= place != Place::FirstUsage;
+            counts.is_final |= container != Container::FirstUsage;
         }
     }
 }

@@ -24,7 +24,7 @@ use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
     settlement::{left, places},
-    stores::Far,
+    stores::RemoteStore,
     support::{Limiter, get, limiter, limiter_on, with_permit},
 };
 
@@ -67,7 +67,7 @@ async fn a_response_longer_than_its_lease_keeps_its_slot() {
 
 #[tokio::test(start_paused = true)]
 async fn a_remote_response_longer_than_its_lease_keeps_its_slot() {
-    let store = Far(MemoryStore::new(MemoryBounds::default()));
+    let store = RemoteStore(MemoryStore::new(MemoryBounds::default()));
     outlasts_its_lease(limiter_on(store, vec![places(1)])).await;
 }
 
@@ -98,16 +98,16 @@ async fn a_handle_that_outlives_the_body_keeps_its_slot() {
 }
 
 /// A memory store whose lease renewals fail or hang.
-struct Odd(MemoryStore, Oddity);
+struct FaultyStore(MemoryStore, RenewalFault);
 
-enum Oddity {
+enum RenewalFault {
     /// Every renewal fails.
-    Refuses,
+    AlwaysFails,
     /// The first renewal never completes.
     HangsOnce(AtomicBool),
 }
 
-impl Store for Odd {
+impl Store for FaultyStore {
     type Receipt = Receipt;
 
     fn decide(
@@ -146,11 +146,11 @@ impl Store for Odd {
         now: Timestamp,
     ) -> MaybeReady<Renewal, impl Future<Output = Renewal> + Send> {
         match &self.1 {
-            Oddity::Refuses => MaybeReady::Ready(Renewal::Unknown),
-            Oddity::HangsOnce(has_hung) if !has_hung.swap(true, Ordering::Relaxed) => {
+            RenewalFault::AlwaysFails => MaybeReady::Ready(Renewal::Unknown),
+            RenewalFault::HangsOnce(has_hung) if !has_hung.swap(true, Ordering::Relaxed) => {
                 MaybeReady::Pending(future::pending())
             }
-            Oddity::HangsOnce(_) => MaybeReady::Ready(self.0.renew(charges, receipt, now)),
+            RenewalFault::HangsOnce(_) => MaybeReady::Ready(self.0.renew(charges, receipt, now)),
         }
     }
 }
@@ -158,7 +158,10 @@ impl Store for Odd {
 /// A lease that cannot be renewed expires, but the request continues.
 #[tokio::test(start_paused = true)]
 async fn a_slot_without_renewal_ends_with_its_lease() {
-    let store = Odd(MemoryStore::new(MemoryBounds::default()), Oddity::Refuses);
+    let store = FaultyStore(
+        MemoryStore::new(MemoryBounds::default()),
+        RenewalFault::AlwaysFails,
+    );
     let limiter = limiter_on(store, vec![places(1)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
     let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));
@@ -202,8 +205,8 @@ async fn finished_requests_are_not_renewed() {
 /// requests.
 #[tokio::test(start_paused = true)]
 async fn a_hanging_renewal_loses_no_other_slot() {
-    let hangs = Oddity::HangsOnce(AtomicBool::new(false));
-    let store = Odd(MemoryStore::new(MemoryBounds::default()), hangs);
+    let hangs = RenewalFault::HangsOnce(AtomicBool::new(false));
+    let store = FaultyStore(MemoryStore::new(MemoryBounds::default()), hangs);
     let limiter = limiter_on(store, vec![places(2)]);
     let streaming = |_: Request<()>| future::ready(Ok::<_, Infallible>(endless()));
     let mut service = RateLimitLayer::new(Arc::clone(&limiter)).layer(service_fn(streaming));

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower::{Layer, Service, ServiceExt};
 
 use crate::{
-    stores::Far,
+    stores::RemoteStore,
     support::{Notes, get, limited, limiter, limiter_on, read, send},
 };
 
@@ -70,8 +70,8 @@ async fn a_cancelled_request_never_reaches_the_service() {
 #[tokio::test(start_paused = true)]
 async fn the_last_queued_request_frees_its_turn_when_cancelled() {
     let (notes, mut service) = limited(queue(2));
-    let far = Far(MemoryStore::new(MemoryBounds::default()));
-    let mut elsewhere = RateLimitLayer::new(limiter_on(far, queue(2))).layer(notes.clone());
+    let remote = RemoteStore(MemoryStore::new(MemoryBounds::default()));
+    let mut elsewhere = RateLimitLayer::new(limiter_on(remote, queue(2))).layer(notes.clone());
     give_up(&mut service, Duration::from_millis(500)).await;
     // The store needs one second to decide. The request would be served a second after the
     // decision.
@@ -104,8 +104,8 @@ where
 /// queue would fill with denied requests.
 #[tokio::test(start_paused = true)]
 async fn a_wait_over_the_maximum_leaves_the_queue_unchanged() {
-    let far = Far(MemoryStore::new(MemoryBounds::default()));
-    let limiter = limiter_on(far, queue(100));
+    let remote = RemoteStore(MemoryStore::new(MemoryBounds::default()));
+    let limiter = limiter_on(remote, queue(100));
     let notes = Notes::default();
     let mut service = RateLimitLayer::new(Arc::clone(&limiter))
         .longest_wait(Span::from_secs(2))

@@ -147,7 +147,7 @@ async fn several_layers_and_the_service_combine_their_headers() {
 
 /// The tighter limit's `X-RateLimit-*` headers replace all three headers of the other limit.
 #[tokio::test]
-async fn a_concurrency_limit_around_another_leaves_no_reset_of_that() {
+async fn a_concurrency_limit_in_another_layer_removes_the_reset_header() {
     let legacy = |limiter| {
         let headers = HeaderWriter::new(true, Legacy::Delta);
         RateLimitLayer::new(limiter).headers(headers)

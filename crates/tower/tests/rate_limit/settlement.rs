@@ -24,7 +24,7 @@ use tidegate_tower::{LongLivedPermit, RateLimit, RateLimitLayer, ResponseEntries
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 use crate::{
-    stores::Far,
+    stores::RemoteStore,
     support::{Limiter, Notes, fixed, get, limiter, limiter_on, rule, statuses, with_permit},
 };
 
@@ -140,8 +140,11 @@ fn layered<S: Store + 'static, I>(limiter: &Arc<Limiter<S>>, inner: I) -> RateLi
     RateLimitLayer::new(Arc::clone(limiter)).layer(inner)
 }
 
-fn far(rules: Vec<Rule>) -> Arc<Limiter<Far>> {
-    limiter_on(Far(MemoryStore::new(MemoryBounds::default())), rules)
+fn limiter_on_remote_store(rules: Vec<Rule>) -> Arc<Limiter<RemoteStore>> {
+    limiter_on(
+        RemoteStore(MemoryStore::new(MemoryBounds::default())),
+        rules,
+    )
 }
 
 #[tokio::test]
@@ -428,7 +431,7 @@ async fn shadow_charges_are_settled() {
 /// dropped.
 #[tokio::test(start_paused = true)]
 async fn a_remote_store_is_settled_in_the_background() {
-    let limiter = far(vec![places(1)]);
+    let limiter = limiter_on_remote_store(vec![places(1)]);
     let mut service = layered(&limiter, Answering(|_| Response::new(Frames::endless(&[]))));
     let answer = ask(&mut service, "/").await;
     assert_eq!(answer.status(), 200);
@@ -452,7 +455,7 @@ fn a_runtime_shutdown_drops_pending_refunds() {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_time().start_paused(true).build().unwrap()
     };
-    let limiter = far(vec![places(2)]);
+    let limiter = limiter_on_remote_store(vec![places(2)]);
     let endless = Answering(|_| Response::new(Frames::endless(&[])));
     let mut service = layered(&limiter, endless);
     let first = runtime();
@@ -471,7 +474,7 @@ fn a_runtime_shutdown_drops_pending_refunds() {
 
 #[tokio::test(start_paused = true)]
 async fn a_remote_store_is_charged_the_excess() {
-    let limiter = far(vec![costing(
+    let limiter = limiter_on_remote_store(vec![costing(
         rule("bytes", AlgorithmName::SlidingWindowLog, "20/h"),
         "bytes",
     )]);

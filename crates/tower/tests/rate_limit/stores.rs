@@ -14,9 +14,9 @@ use tower::{Layer, Service, ServiceExt};
 use crate::support::{Notes, fixed, get, limiter_on, send, statuses};
 
 /// A memory store with a latency of one second.
-pub(crate) struct Far(pub(crate) MemoryStore);
+pub(crate) struct RemoteStore(pub(crate) MemoryStore);
 
-impl Store for Far {
+impl Store for RemoteStore {
     type Receipt = Receipt;
 
     fn decide(
@@ -128,7 +128,7 @@ impl Store for Closed {
 
 #[tokio::test(start_paused = true)]
 async fn a_remote_store_is_awaited_and_called_once() {
-    let store = Far(MemoryStore::new(MemoryBounds::default()));
+    let store = RemoteStore(MemoryStore::new(MemoryBounds::default()));
     let notes = Notes::default();
     let limiter = limiter_on(
         store,

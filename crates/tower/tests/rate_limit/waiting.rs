@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use tower::{Layer, Service, ServiceExt, service_fn, util::BoxCloneService};
 
 use crate::{
-    stores::Far,
+    stores::RemoteStore,
     support::{Answer, Limiter, get, read},
 };
 
@@ -168,7 +168,7 @@ async fn a_cancelled_request_gives_its_turn_on() {
 async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
     // The first request holds the slot for 1.6 s: 0.6 s for the service and 1 s for the settlement.
     // A call to the store is shorter, so the other requests wait.
-    let store = Far(memory());
+    let store = RemoteStore(memory());
     let limiter = limiter_on(store, waiting_rule(1, Span::from_secs(30)));
     let came = Arc::default();
     let (layer, inner) = (

@@ -121,7 +121,7 @@ impl Counter for Lease {
             return RetryAfter::Never;
         };
         let (held, age) = match state.stamps.front() {
-            Some(oldest) => (state.places[0].sum, now.since(oldest.at())),
+            Some(oldest) => (state.cursors[0].sum, now.since(oldest.at())),
             None => (0, Span::ZERO),
         };
         let short = (held + cost).saturating_sub(self.0.largest);

@@ -39,7 +39,7 @@ mod state;
 
 use std::collections::VecDeque;
 
-use self::state::{Place, grown, stamps_for};
+use self::state::{WindowCursor, grown, stamps_for};
 pub(crate) use self::{
     lease::Lease,
     state::{LogState, Stamp},
@@ -102,23 +102,23 @@ impl Log {
     /// Moves the start position of every window past the entries that have left the window by
     /// `now`, and drops the entries that have left all windows.
     fn expire(&self, state: &mut LogState, now: Timestamp) {
-        for (window, place) in self.windows.iter().zip(&mut state.places) {
-            while let Some(stamp) = state.stamps.get(place.head)
+        for (window, cursor) in self.windows.iter().zip(&mut state.cursors) {
+            while let Some(stamp) = state.stamps.get(cursor.head)
                 && now.since(stamp.at()) >= window.span
             {
-                place.sum -= stamp.cost();
-                place.head += 1;
+                cursor.sum -= stamp.cost();
+                cursor.head += 1;
             }
         }
         let expired = state
-            .places
+            .cursors
             .iter()
-            .map(|place| place.head)
+            .map(|cursor| cursor.head)
             .min()
             .unwrap_or(0);
         state.stamps.drain(..expired);
-        for place in &mut state.places {
-            place.head -= expired;
+        for cursor in &mut state.cursors {
+            cursor.head -= expired;
         }
     }
 }
@@ -146,7 +146,7 @@ impl Counter for Log {
         let stamps = grown(0, stamps_for(cost.min(self.largest)));
         size_of::<LogState>()
             + stamps * size_of::<Stamp>()
-            + self.windows.len() * size_of::<Place>()
+            + self.windows.len() * size_of::<WindowCursor>()
     }
 
     /// Returns the maximum number of bytes by which the log grows when `cost` is charged. At most
@@ -158,13 +158,13 @@ impl Counter for Log {
     fn fresh(&self) -> LogState {
         LogState {
             stamps: VecDeque::new(),
-            places: vec![Place::default(); self.windows.len()].into(),
+            cursors: vec![WindowCursor::default(); self.windows.len()].into(),
             longest: self.longest,
         }
     }
 
     fn is_compatible(&self, state: &LogState) -> bool {
-        state.places.len() == self.windows.len() && state.longest == self.longest
+        state.cursors.len() == self.windows.len() && state.longest == self.longest
     }
 
     /// Converts a state written with other windows. Keeps the entries within the longest old
@@ -180,7 +180,7 @@ impl Counter for Log {
         }
         state.longest = self.longest;
         let sum = state.stamps.iter().map(|stamp| stamp.cost()).sum();
-        state.places = vec![Place { head: 0, sum }; self.windows.len()].into();
+        state.cursors = vec![WindowCursor { head: 0, sum }; self.windows.len()].into();
         self.expire(state, now);
     }
 
@@ -191,8 +191,8 @@ impl Counter for Log {
     fn denied(&self, state: &mut LogState, now: Timestamp, cost: u64) -> u16 {
         self.expire(state, now);
         let mut denied = 0;
-        for (part, (window, place)) in self.windows.iter().zip(&state.places).enumerate() {
-            if cost > window.limit || place.sum > window.limit - cost {
+        for (part, (window, cursor)) in self.windows.iter().zip(&state.cursors).enumerate() {
+            if cost > window.limit || cursor.sum > window.limit - cost {
                 denied |= 1 << part;
             }
         }
@@ -231,9 +231,9 @@ impl Counter for Log {
                 continue;
             }
             *oldest = Stamp::new(oldest.at(), cost - beyond);
-            for place in &mut state.places {
-                if place.head == 0 {
-                    place.sum -= beyond;
+            for cursor in &mut state.cursors {
+                if cursor.head == 0 {
+                    cursor.sum -= beyond;
                 }
             }
             beyond = 0;
@@ -276,24 +276,24 @@ impl Counter for Log {
     }
 
     fn status(&self, state: &LogState, now: Timestamp, part: usize) -> LimitStatus {
-        let (window, place) = (self.windows[part], state.places[part]);
+        let (window, cursor) = (self.windows[part], state.cursors[part]);
         let empty_at = match state.stamps.back() {
-            Some(last) if place.sum.min(window.limit) > 0 => last.at().after(window.span),
+            Some(last) if cursor.sum.min(window.limit) > 0 => last.at().after(window.span),
             _ => now,
         };
         LimitStatus {
-            remaining: window.limit.saturating_sub(place.sum),
+            remaining: window.limit.saturating_sub(cursor.sum),
             reset_after: empty_at.since(now),
         }
     }
 
     fn retry(&self, state: &LogState, now: Timestamp, part: usize, cost: u64) -> RetryAfter {
-        let (window, place) = (self.windows[part], state.places[part]);
+        let (window, cursor) = (self.windows[part], state.cursors[part]);
         if cost > window.limit {
             return RetryAfter::Never;
         }
-        let mut short = (place.sum + cost).saturating_sub(window.limit);
-        for stamp in state.stamps.range(place.head..) {
+        let mut short = (cursor.sum + cost).saturating_sub(window.limit);
+        for stamp in state.stamps.range(cursor.head..) {
             if short <= stamp.cost() {
                 return RetryAfter::After(stamp.at().after(window.span).since(now));
             }

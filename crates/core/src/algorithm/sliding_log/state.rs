@@ -56,7 +56,7 @@ impl Stamp {
 /// A window over the log: the position of its first entry (`head`), and the sum of the units from
 /// that entry on (`sum`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct WindowCursor {
     pub(super) head: usize,
     pub(super) sum: u64,
 }
@@ -64,7 +64,7 @@ pub(super) struct Place {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogState {
     pub(super) stamps: VecDeque<Stamp>,
-    pub(super) places: Box<[Place]>,
+    pub(super) cursors: Box<[WindowCursor]>,
     /// The length of the longest window of the limits under which the log was last used.
     pub(super) longest: Span,
 }
@@ -86,7 +86,7 @@ impl CounterState for LogState {
     fn heap_bytes(&self) -> usize {
         size_of::<Self>()
             + self.stamps.capacity() * size_of::<Stamp>()
-            + self.places.len() * size_of::<Place>()
+            + self.cursors.len() * size_of::<WindowCursor>()
     }
 
     fn log_growth_bytes(&self) -> usize {
@@ -114,7 +114,7 @@ impl LogState {
     pub(crate) fn from_stamps(stamps: VecDeque<Stamp>, longest: Span) -> Self {
         Self {
             stamps,
-            places: Box::default(),
+            cursors: Box::default(),
             longest,
         }
     }
@@ -224,22 +224,22 @@ impl LogState {
             }
         }
         let sum = self.stamps.iter().map(|stamp| stamp.cost()).sum();
-        self.places.fill(Place { head: 0, sum });
+        self.cursors.fill(WindowCursor { head: 0, sum });
     }
 
     /// Returns the number of units in the whole log. The longest window starts at the front of the
     /// log, so the largest window sum is the total. If the log has no window positions, the costs
     /// of all entries are added up.
     pub(super) fn units(&self) -> u64 {
-        let longest = self.places.iter().map(|place| place.sum).max();
+        let longest = self.cursors.iter().map(|cursor| cursor.sum).max();
         longest.unwrap_or_else(|| self.stamps.iter().map(|stamp| stamp.cost()).sum())
     }
 
     /// Adds `units` at `now` to the log and to the sum of every window.
     pub(super) fn enter(&mut self, now: Timestamp, units: u64) {
         self.push(now, units);
-        for place in &mut self.places {
-            place.sum += units;
+        for cursor in &mut self.cursors {
+            cursor.sum += units;
         }
     }
 
@@ -269,18 +269,18 @@ impl LogState {
         let stamp = self.stamps[number];
         let left = Stamp::new(stamp.at(), stamp.cost() - units);
         self.stamps[number] = left;
-        for place in &mut self.places {
-            if place.head <= number {
-                place.sum -= units;
+        for cursor in &mut self.cursors {
+            if cursor.head <= number {
+                cursor.sum -= units;
             }
         }
         if left.cost() > 0 {
             return;
         }
         self.stamps.remove(number);
-        for place in &mut self.places {
-            if place.head > number {
-                place.head -= 1;
+        for cursor in &mut self.cursors {
+            if cursor.head > number {
+                cursor.head -= 1;
             }
         }
     }
@@ -291,11 +291,11 @@ impl LogState {
         let Some(oldest) = self.stamps.pop_front() else {
             return;
         };
-        for place in &mut self.places {
-            if place.head == 0 {
-                place.sum -= oldest.cost();
+        for cursor in &mut self.cursors {
+            if cursor.head == 0 {
+                cursor.sum -= oldest.cost();
             } else {
-                place.head -= 1;
+                cursor.head -= 1;
             }
         }
     }

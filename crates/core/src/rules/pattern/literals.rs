@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     /// Returns the required literals of the regular expression `source`, formatted as strings.
-    fn told(source: &str) -> Vec<String> {
+    fn literals_of(source: &str) -> Vec<String> {
         let hir = regex_syntax::parse(source).unwrap();
         let text = |literals: &[Box<[u8]>]| {
             let texts = literals
@@ -147,14 +147,17 @@ mod tests {
 
     #[test]
     fn a_regular_expression_is_indexed_by_its_required_literals() {
-        assert_eq!(told("GET|POST"), ["= GET POST"]);
-        assert_eq!(told(".*bot.*"), ["~ bot"]);
-        assert_eq!(told("/v[12]+/c17/.*"), ["^ /v1 /v2", "~ /c17/"]);
-        assert_eq!(told(".*[.](php|asp)"), ["$ .php .asp", "~ .php .asp"]);
-        assert_eq!(told("(?i).*a-b.*"), ["~ A-B A-b a-B a-b"]);
-        assert_eq!(told(".*(foo|ba+r).*"), ["~ foo ba"]);
-        assert!(told(".*").is_empty());
-        assert!(told(r"\w+x?").is_empty());
-        assert!(told("(foo)?.*").is_empty());
+        assert_eq!(literals_of("GET|POST"), ["= GET POST"]);
+        assert_eq!(literals_of(".*bot.*"), ["~ bot"]);
+        assert_eq!(literals_of("/v[12]+/c17/.*"), ["^ /v1 /v2", "~ /c17/"]);
+        assert_eq!(
+            literals_of(".*[.](php|asp)"),
+            ["$ .php .asp", "~ .php .asp"]
+        );
+        assert_eq!(literals_of("(?i).*a-b.*"), ["~ A-B A-b a-B a-b"]);
+        assert_eq!(literals_of(".*(foo|ba+r).*"), ["~ foo ba"]);
+        assert!(literals_of(".*").is_empty());
+        assert!(literals_of(r"\w+x?").is_empty());
+        assert!(literals_of("(foo)?.*").is_empty());
     }
 }
