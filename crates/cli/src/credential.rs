@@ -140,7 +140,7 @@ mod tests {
     fn an_error_names_the_setting_and_the_file() {
         let folder = Folder::new("credential-errors");
         let large = usize::try_from(MAX_SECRET_BYTES).unwrap() + 1;
-        for (file, said) in [
+        for (file, expected) in [
             (
                 folder.write("empty", "\n"),
                 "is empty; write the secret to it",
@@ -157,7 +157,7 @@ mod tests {
                 error.starts_with("admin.token_env: TOKEN_FILE: "),
                 "{error}"
             );
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
         let missing = found(&[("CREDENTIALS_DIRECTORY", "/missing")]).unwrap_err();
         assert!(

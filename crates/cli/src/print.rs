@@ -104,9 +104,9 @@ pub(crate) fn reloaded(reloaded: &Value) -> String {
                 "restart_required" | "warnings" | "inactive_blocks" | "inactive_overrides" | "hint"
             )
         })
-        .map(|(what, came)| match came {
+        .map(|(what, value)| match value {
             Value::Number(count) => format!("{count} {what}"),
-            came => format!("{what} {}", text(came)),
+            value => format!("{what} {}", text(value)),
         })
         .collect();
     let mut out = format!("reloaded: {}\n", parts.join(", "));

@@ -234,9 +234,12 @@ mod tests {
             // ureq returns a TLS error either directly or inside an I/O error.
             let inside = io::Error::new(ErrorKind::InvalidData, error.clone());
             for error in [ureq::Error::Rustls(error), ureq::Error::Io(inside)] {
-                let said = unreachable(&address, &error, true);
+                let message = unreachable(&address, &error, true);
                 let begins = "cannot reach the admin endpoint at limits.internal:8082: ";
-                assert!(said.starts_with(&format!("{begins}{expected}")), "{said}");
+                assert!(
+                    message.starts_with(&format!("{begins}{expected}")),
+                    "{message}"
+                );
             }
         }
     }
@@ -263,12 +266,15 @@ mod tests {
             ),
         ] {
             let error = ureq::Error::Io(io::Error::from_raw_os_error(number));
-            let said = unreachable(&address, &error, true);
+            let message = unreachable(&address, &error, true);
             let begins = "cannot reach the admin endpoint at 127.0.0.1:9: ";
-            assert!(said.starts_with(&format!("{begins}{expected}")), "{said}");
             assert!(
-                !said.contains("os error") && !said.contains("TLS"),
-                "{said}"
+                message.starts_with(&format!("{begins}{expected}")),
+                "{message}"
+            );
+            assert!(
+                !message.contains("os error") && !message.contains("TLS"),
+                "{message}"
             );
         }
     }

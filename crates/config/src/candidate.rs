@@ -142,18 +142,18 @@ mod tests {
             "1960-01-01",
         ] {
             let text = format!("candidate:\n  rules: a.yaml\n  until: {bad}\n");
-            let said = mistakes(&text);
-            assert_eq!(said.len(), 1, "{said:?}");
+            let messages = mistakes(&text);
+            assert_eq!(messages.len(), 1, "{messages:?}");
             assert!(
-                said[0].starts_with("candidate.until (line 3): "),
-                "{said:?}"
+                messages[0].starts_with("candidate.until (line 3): "),
+                "{messages:?}"
             );
-            assert!(said[0].contains(until), "{said:?}");
+            assert!(messages[0].contains(until), "{messages:?}");
         }
-        let said = mistakes("candidate: next.yaml");
+        let messages = mistakes("candidate: next.yaml");
         assert!(
-            said[0].starts_with("candidate (line 1): expected a map such as {rules:"),
-            "{said:?}"
+            messages[0].starts_with("candidate (line 1): expected a map such as {rules:"),
+            "{messages:?}"
         );
     }
 }

@@ -34,16 +34,19 @@ mod tests {
 
     #[test]
     fn every_mistake_is_reported_with_its_line() {
-        let said = |text: &str| {
+        let errors = |text: &str| {
             let mistakes = Config::parse(text).unwrap_err();
             mistakes.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         let advice = "names no database; set `country`, `asn` or both";
-        assert_eq!(said("geoip: {}"), [format!("geoip (line 1): {advice}")]);
+        assert_eq!(errors("geoip: {}"), [format!("geoip (line 1): {advice}")]);
         let expected = [
             "geoip.city (line 2): unknown key `city`; expected one of country, asn",
             "geoip.asn (line 3): expected the path of a database in MaxMind's format, got a list",
         ];
-        assert_eq!(said("geoip:\n  city: a.mmdb\n  asn: [b.mmdb]\n"), expected);
+        assert_eq!(
+            errors("geoip:\n  city: a.mmdb\n  asn: [b.mmdb]\n"),
+            expected
+        );
     }
 }

@@ -124,25 +124,25 @@ mod tests {
 
     #[test]
     fn every_mistake_is_reported_with_its_line() {
-        let said = |text: &str| {
+        let errors = |text: &str| {
             let mistakes = Config::parse(text).unwrap_err();
             mistakes.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(
-            said("record: {sample: 0%}"),
+            errors("record: {sample: 0%}"),
             [
                 "record.sample (line 1): must be 1% to 100%",
                 "record.to (line 1): is missing; name the file for the recorded requests",
             ]
         );
-        let hidden = said("privacy: {keys: hashed}\nrecord: {to: a.jsonl}");
+        let hidden = errors("privacy: {keys: hashed}\nrecord: {to: a.jsonl}");
         assert_eq!(hidden.len(), 1, "{hidden:?}");
         assert!(
             hidden[0].starts_with("record.hash (line 2): is missing; because"),
             "{hidden:?}"
         );
         assert_eq!(
-            said("record: {to: a.jsonl, max_bytes: 1KiB}"),
+            errors("record: {to: a.jsonl, max_bytes: 1KiB}"),
             ["record.max_bytes (line 1): must be 1MiB to 1024GiB"]
         );
         assert!(Config::parse("privacy: {keys: hashed}\nrecord: {to: a.jsonl, hash: []}").is_ok());

@@ -166,12 +166,12 @@ mod tests {
 
     #[test]
     fn every_mistake_is_reported_with_its_line() {
-        let said = |text: &str| {
+        let errors = |text: &str| {
             let mistakes = Config::parse(text).unwrap_err();
             mistakes.iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(
-            said("reservations: {max: 0, max_ttl: 25h, secret: short}"),
+            errors("reservations: {max: 0, max_ttl: 25h, secret: short}"),
             [
                 "reservations.max (line 1): must be 1 to 10000000; to reject reservations, write `reservations: off`",
                 "reservations.max_ttl (line 1): must be 1s to 24h",
@@ -180,7 +180,7 @@ mod tests {
         );
         let redis = "store: {redis: 'redis://127.0.0.1'}\nreservations: {max: 5}";
         assert_eq!(
-            said(redis),
+            errors(redis),
             [
                 "reservations.secret_env (line 2): is missing; servers that share a Redis settle each other's reservations, so name the environment variable with their common secret",
             ]

@@ -115,10 +115,10 @@ mod tests {
                 "  - {{name: r{at}, when: {{path: {{route: /{at}}}}}, key: key_id, limits: [1/s]}}\n"
             )
         };
-        let said = warnings(&(0..50).map(rule).collect::<String>());
-        assert_eq!(said.len(), 21);
+        let messages = warnings(&(0..50).map(rule).collect::<String>());
+        assert_eq!(messages.len(), 21);
         let last = "rules[20].key (line 23): empty-key: a client can also bypass this rule by omitting key_id; \
             later rules with the same problem are not listed";
-        assert_eq!(said[20], last);
+        assert_eq!(messages[20], last);
     }
 }

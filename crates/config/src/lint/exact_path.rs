@@ -136,10 +136,16 @@ mod tests {
             assert_eq!(warnings(&rule("/login", rest)), [expected]);
         }
         // A regular expression without operators also matches only an exact path.
-        let said = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
+        let messages = warnings(&rule("{regex: ^/login$}", "key: [ip]"));
         let begins = "rules[0].when.path.regex (line 2): exact-path: /login/, /LOGIN, ";
-        assert!(said.len() == 1 && said[0].starts_with(begins), "{said:?}");
-        assert!(said[0].contains("write {route: /login}, "), "{said:?}");
+        assert!(
+            messages.len() == 1 && messages[0].starts_with(begins),
+            "{messages:?}"
+        );
+        assert!(
+            messages[0].contains("write {route: /login}, "),
+            "{messages:?}"
+        );
     }
 
     #[test]
@@ -164,10 +170,10 @@ mod tests {
                 [": /LOGIN/, /login, /LOGIN;x", "write {route: /LOGIN}, or"],
             ),
         ] {
-            let said = warnings(&rule(path, "key: [ip]"));
-            assert_eq!(said.len(), 1, "{said:?}");
+            let messages = warnings(&rule(path, "key: [ip]"));
+            assert_eq!(messages.len(), 1, "{messages:?}");
             for part in parts {
-                assert!(said[0].contains(part), "no {part:?} in {said:?}");
+                assert!(messages[0].contains(part), "no {part:?} in {messages:?}");
             }
         }
     }
@@ -182,9 +188,9 @@ mod tests {
             "//login",
             "\"/login#top\"",
         ] {
-            let said = warnings(&rule(once, "key: [ip]"));
-            assert_eq!(said.len(), 1, "{said:?}");
-            assert!(!said[0].contains("exact-path"), "{said:?}");
+            let messages = warnings(&rule(once, "key: [ip]"));
+            assert_eq!(messages.len(), 1, "{messages:?}");
+            assert!(!messages[0].contains("exact-path"), "{messages:?}");
         }
     }
 
@@ -211,17 +217,17 @@ mod tests {
             rule("/e", "key: customer"),
         ]
         .concat();
-        let said = warnings(&three);
-        assert_eq!(said.len(), 3, "{said:?}");
+        let messages = warnings(&three);
+        assert_eq!(messages.len(), 3, "{messages:?}");
         let of_list =
             "rules[1].when.path[1] (line 3): exact-path: /b/, /B, /b;x and /b%20 bypass the rule";
-        assert!(said[1].starts_with(of_list), "{said:?}");
+        assert!(messages[1].starts_with(of_list), "{messages:?}");
         let others =
             "like /b (2 more paths of the rule have the same problem); write {route: /b}, or";
-        assert!(said[1].contains(others), "{said:?}");
+        assert!(messages[1].contains(others), "{messages:?}");
         assert!(
-            said[2].starts_with("rules[2].when.path (line 4): "),
-            "{said:?}"
+            messages[2].starts_with("rules[2].when.path (line 4): "),
+            "{messages:?}"
         );
     }
 
@@ -232,14 +238,14 @@ mod tests {
             warnings(&rules.collect::<String>())
         };
         assert_eq!(rules(20).len(), 20);
-        let last = |said: Vec<String>| said.last().cloned().unwrap();
+        let last = |messages: Vec<String>| messages.last().cloned().unwrap();
         let expected = "rules[20].when.path (line 22): exact-path: a client can also bypass this rule with other \
             spellings of its path";
         assert_eq!(last(rules(21)), expected);
-        let said = rules(50);
-        assert_eq!(said.len(), 21);
+        let messages = rules(50);
+        assert_eq!(messages.len(), 21);
         let expected = "exact-path: a client can also bypass this rule and 29 later rules with other spellings of \
             their paths";
-        assert!(last(said).ends_with(expected));
+        assert!(last(messages).ends_with(expected));
     }
 }

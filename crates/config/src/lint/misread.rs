@@ -321,10 +321,10 @@ mod tests {
     }
 
     fn assert_warned(entry: &str, pattern: &str, parts: &[&str]) {
-        let said = warnings(entry, pattern);
-        assert_eq!(said.len(), 1, "{pattern}: {said:?}");
+        let messages = warnings(entry, pattern);
+        assert_eq!(messages.len(), 1, "{pattern}: {messages:?}");
         for part in parts {
-            assert!(said[0].contains(part), "no {part:?} in {said:?}");
+            assert!(messages[0].contains(part), "no {part:?} in {messages:?}");
         }
     }
 
@@ -459,9 +459,9 @@ mod tests {
             let expected = format!(
                 "no-match: `{modifier}` is a modifier of nginx's `location`, and no path begins with it; write {advice}"
             );
-            let said = warnings("path", pattern);
-            assert_eq!(said.len(), 1, "{pattern}: {said:?}");
-            assert!(said[0].ends_with(&expected), "{said:?}");
+            let messages = warnings("path", pattern);
+            assert_eq!(messages.len(), 1, "{pattern}: {messages:?}");
+            assert!(messages[0].ends_with(&expected), "{messages:?}");
             if !advice.contains(" or ") {
                 assert_eq!(warnings("path", advice), [""; 0], "{advice}");
             }

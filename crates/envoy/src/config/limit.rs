@@ -234,7 +234,7 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
         None
     };
     let requests = requests.or_else(|| is_original.then_some(0));
-    let said = match (requests, unit, spec.algorithm) {
+    let original = match (requests, unit, spec.algorithm) {
         (Some(count), Some(period), Some(algorithm)) => {
             LimitSpec::shorthand(Rate { count, period }, algorithm)
         }
@@ -244,31 +244,31 @@ fn with_unit(value: &Value<'_>, spec: LimitSpec, report: &mut Report) -> Option<
             ..LimitSpec::default()
         },
     };
-    check_said_once(value, &said, &spec, report);
+    check_set_once(value, &original, &spec, report);
     Some(LimitSpec {
-        rate: spec.rate.or(said.rate),
-        capacity: spec.capacity.or(said.capacity),
-        refill: spec.refill.or(said.refill),
-        leak: spec.leak.or(said.leak),
-        limit: spec.limit.or(said.limit),
-        window: spec.window.or(said.window),
+        rate: spec.rate.or(original.rate),
+        capacity: spec.capacity.or(original.capacity),
+        refill: spec.refill.or(original.refill),
+        leak: spec.leak.or(original.leak),
+        limit: spec.limit.or(original.limit),
+        window: spec.window.or(original.window),
         ..spec
     })
 }
 
 /// Reports the fields of `spec` that set the same property as `unit` or `requests_per_unit`.
-fn check_said_once(value: &Value<'_>, said: &LimitSpec, spec: &LimitSpec, report: &mut Report) {
+fn check_set_once(value: &Value<'_>, original: &LimitSpec, spec: &LimitSpec, report: &mut Report) {
     let has_window = spec.window.is_some() || is_calendar(spec);
     let twice = [
-        ("rate", said.rate.is_some() && spec.rate.is_some()),
+        ("rate", original.rate.is_some() && spec.rate.is_some()),
         (
             "capacity",
-            said.capacity.is_some() && spec.capacity.is_some(),
+            original.capacity.is_some() && spec.capacity.is_some(),
         ),
-        ("refill", said.refill.is_some() && spec.refill.is_some()),
-        ("leak", said.leak.is_some() && spec.leak.is_some()),
-        ("limit", said.limit.is_some() && spec.limit.is_some()),
-        ("window", said.window.is_some() && has_window),
+        ("refill", original.refill.is_some() && spec.refill.is_some()),
+        ("leak", original.leak.is_some() && spec.leak.is_some()),
+        ("limit", original.limit.is_some() && spec.limit.is_some()),
+        ("window", original.window.is_some() && has_window),
     ];
     for (name, _) in twice.into_iter().filter(|(_, twice)| *twice) {
         let message = "has the same meaning as unit or requests_per_unit; remove one of the two";

@@ -106,14 +106,14 @@ fn an_open_listener_causes_a_warning() {
         format!("{variable}: open-listener: other machines can reach {address}, and any client")
     };
     // By default, the listeners accept connections on all addresses, as in envoyproxy/ratelimit.
-    let said = warnings(&[]);
-    assert_eq!(said.len(), 2, "{said:?}");
+    let messages = warnings(&[]);
+    assert_eq!(messages.len(), 2, "{messages:?}");
     assert!(
-        said[0].starts_with(&open("HOST", "0.0.0.0:8080")),
-        "{said:?}"
+        messages[0].starts_with(&open("HOST", "0.0.0.0:8080")),
+        "{messages:?}"
     );
     let grpc = open("GRPC_HOST", "0.0.0.0:8081");
-    assert!(said[1].starts_with(&grpc), "{said:?}");
+    assert!(messages[1].starts_with(&grpc), "{messages:?}");
     let loopback = ("HOST", "127.0.0.1");
     let tls = [
         loopback,

@@ -107,10 +107,10 @@ fn unit(field: &str, value: &Json<'_>) -> Result<Unit, Problem> {
 
 /// Returns the fields whose value is not null. Null has the same meaning as an absent field.
 fn set<'m, 'b>(members: &'m Members<'b>) -> impl Iterator<Item = (&'m str, &'m Json<'b>)> {
-    let said = members
+    let set = members
         .iter()
         .filter(|(_, value)| !matches!(value, Json::Null));
-    said.map(|(name, value)| (&**name, value))
+    set.map(|(name, value)| (&**name, value))
 }
 
 fn object<'m, 'b>(path: &str, value: &'m Json<'b>) -> Result<&'m Members<'b>, Problem> {

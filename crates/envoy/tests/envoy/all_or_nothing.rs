@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     format::ConfigFile,
-    subject::{Place, Started},
+    subject::{Started, StoreKind},
     support::RedisServer,
 };
 
@@ -83,7 +83,7 @@ impl Shop {
 fn node(redis: &Arc<Redis>, settings: &[(&str, &str)]) -> Started {
     let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
     let variables: Variables = settings.iter().map(own).collect();
-    let started = Started::on(Place::Redis(redis, "t"), &variables, 1_700_000_040).unwrap();
+    let started = Started::on(StoreKind::Redis(redis, "t"), &variables, 1_700_000_040).unwrap();
     let files = [("shop.yaml", SHOP), ("one.yaml", ONE)].map(|(name, yaml)| ConfigFile {
         name: name.into(),
         yaml: yaml.into(),

@@ -21,7 +21,7 @@ use crate::{
     format::{ConfigFile, HttpCase},
     runner::{self, Report},
     store::gone,
-    subject::{Place, Started, Subject},
+    subject::{Started, StoreKind, Subject},
 };
 
 /// The configuration of the HTTP cases.
@@ -265,8 +265,8 @@ async fn with_unavailable_store(variables: &Variables) -> Started {
     let mut settings = settings_from_variables(variables).unwrap();
     settings.store_failure = StoreFailure::Error;
     let redis = gone().await;
-    let place = Place::Redis(&redis, "gone");
-    Started::with(place, settings, DomainFiles::One, 1_700_000_040)
+    let store_kind = StoreKind::Redis(&redis, "gone");
+    Started::with(store_kind, settings, DomainFiles::One, 1_700_000_040)
 }
 
 fn differences(case: &HttpCase, answer: &Answer) -> Vec<String> {

@@ -10,7 +10,7 @@ use tidegate_envoy::{
 };
 use tidegate_limiter::metrics::ListenerKind;
 
-use crate::subject::{Place, Started};
+use crate::subject::{Started, StoreKind};
 
 /// The first second of a minute.
 const START: u64 = 1_700_000_040;
@@ -108,7 +108,7 @@ struct Service {
 impl Service {
     fn new() -> Self {
         let settings = RlsSettings::default();
-        let started = Started::with(Place::Memory, settings, DomainFiles::One, START);
+        let started = Started::with(StoreKind::Memory, settings, DomainFiles::One, START);
         let file = File {
             name: "llm.yaml".to_owned(),
             text: LLM.to_owned(),

@@ -12,7 +12,7 @@ use tidegate_limiter::metrics::ListenerKind;
 use crate::{
     client::Answer,
     http::OverHttp,
-    subject::{Place, Started, Subject as _},
+    subject::{Started, StoreKind, Subject as _},
 };
 
 const LIMITS: &str = "
@@ -37,7 +37,7 @@ const START: u64 = 1_700_000_047;
 fn started() -> Started {
     let mut settings = RlsSettings::default();
     settings.limitador_api = true;
-    let started = Started::with(Place::Memory, settings, DomainFiles::One, START);
+    let started = Started::with(StoreKind::Memory, settings, DomainFiles::One, START);
     load(&started, LIMITS);
     started
 }
@@ -258,7 +258,7 @@ fn wrong_requests_are_rejected_with_the_reason() {
 #[test]
 fn the_api_belongs_to_the_limits_file() {
     let started = Started::with(
-        Place::Memory,
+        StoreKind::Memory,
         RlsSettings::default(),
         DomainFiles::One,
         START,

@@ -12,7 +12,7 @@ use crate::{
     compare::compare,
     corrected,
     format::{self, Case, Cases, DescriptorFields, LoadErrorCase, Step},
-    subject::{Place, Started, Subject},
+    subject::{Started, StoreKind, Subject},
 };
 
 /// The result of running the cases.
@@ -50,8 +50,8 @@ pub(crate) async fn run<S: Subject>(cases: &Cases, redis: Option<&Arc<Redis>>) -
     let mut report = Report::default();
     for case in &cases.cases {
         report.ran += 1;
-        let place = redis.map_or(Place::Memory, |redis| Place::Redis(redis, &case.id));
-        let failures = run_case::<S>(case, place).await;
+        let store_kind = redis.map_or(StoreKind::Memory, |redis| StoreKind::Redis(redis, &case.id));
+        let failures = run_case::<S>(case, store_kind).await;
         report.failures.extend(
             failures
                 .into_iter()
@@ -61,8 +61,8 @@ pub(crate) async fn run<S: Subject>(cases: &Cases, redis: Option<&Arc<Redis>>) -
     report
 }
 
-pub(crate) async fn run_case<S: Subject>(case: &Case, place: Place<'_>) -> Vec<String> {
-    let started = match Started::on(place, &variables(&case.settings), case.t0) {
+pub(crate) async fn run_case<S: Subject>(case: &Case, store_kind: StoreKind<'_>) -> Vec<String> {
+    let started = match Started::on(store_kind, &variables(&case.settings), case.t0) {
         Ok(started) => started,
         Err(error) => return vec![format!("settings: {error}")],
     };

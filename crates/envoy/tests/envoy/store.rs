@@ -11,8 +11,8 @@ use tokio::{runtime::Handle, time::Instant};
 
 use crate::{
     format::ConfigFile,
-    subject::{Place, Started},
-    support::{PATIENCE, RedisServer, free_port},
+    subject::{Started, StoreKind},
+    support::{RedisServer, TIMEOUT, free_port},
 };
 
 const SHOP: &str = "
@@ -48,8 +48,8 @@ fn started(redis: &Arc<Redis>, store_failure: StoreFailure, with: fn(&mut RlsSet
     let mut settings = RlsSettings::default();
     settings.store_failure = store_failure;
     with(&mut settings);
-    let place = Place::Redis(redis, "t");
-    let started = Started::with(place, settings, DomainFiles::One, 1_700_000_040);
+    let store_kind = StoreKind::Redis(redis, "t");
+    let started = Started::with(store_kind, settings, DomainFiles::One, 1_700_000_040);
     let file = ConfigFile {
         name: "shop.yaml".into(),
         yaml: SHOP.into(),
@@ -136,7 +136,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
         (StoreFailure::Answer, Ok(1)),
         (StoreFailure::Error, Err(RlsError::Store)),
     ] {
-        let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
+        let redis = Arc::new(waiting(&server.url(), 10 * TIMEOUT));
         redis.wait_for_first_attempt().await.unwrap();
         let started = started(&redis, store_failure, |_| {});
         server.pause();
@@ -144,7 +144,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
         let asked = started
             .service
             .should_rate_limit_on(ListenerKind::Grpc, &request, within);
-        let answered = tokio::time::timeout(PATIENCE, asked).await;
+        let answered = tokio::time::timeout(TIMEOUT, asked).await;
         server.resume();
         let left =
             answered.map(|answered| answered.map(|answer| answer.statuses[0].limit_remaining));
@@ -156,7 +156,7 @@ async fn a_slow_store_does_not_exceed_the_deadline() {
 #[tokio::test]
 async fn many_store_requests_do_not_exceed_the_deadline() {
     let server = RedisServer::start();
-    let redis = Arc::new(waiting(&server.url(), 10 * PATIENCE));
+    let redis = Arc::new(waiting(&server.url(), 10 * TIMEOUT));
     redis.wait_for_first_attempt().await.unwrap();
     let started = started(&redis, StoreFailure::Answer, |settings| {
         settings.stop_increment = true;
@@ -222,7 +222,7 @@ async fn decisions_are_exact_again_after_the_store_recovers() {
             }
         }
     };
-    let answered = tokio::time::timeout(PATIENCE, back).await.unwrap();
+    let answered = tokio::time::timeout(TIMEOUT, back).await.unwrap();
     // The counters were lost with the Redis server.
     assert_eq!(answered.statuses[0].limit_remaining, 3);
 }

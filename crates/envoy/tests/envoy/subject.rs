@@ -49,7 +49,7 @@ impl Subject for InProcess {
 
 /// The store for a service's counters.
 #[derive(Clone, Copy)]
-pub(crate) enum Place<'r> {
+pub(crate) enum StoreKind<'r> {
     Memory,
     /// Redis, with a key prefix that is unique to the case.
     Redis(&'r Arc<Redis>, &'r str),
@@ -65,11 +65,11 @@ pub(crate) struct Started {
 
 impl Started {
     pub(crate) fn new(variables: &Variables, seconds: u64) -> Result<Self, String> {
-        Self::on(Place::Memory, variables, seconds)
+        Self::on(StoreKind::Memory, variables, seconds)
     }
 
     pub(crate) fn on(
-        place: Place<'_>,
+        store_kind: StoreKind<'_>,
         variables: &Variables,
         seconds: u64,
     ) -> Result<Self, String> {
@@ -83,25 +83,25 @@ impl Started {
         } else {
             DomainFiles::One
         };
-        Ok(Self::with(place, settings, merging, seconds))
+        Ok(Self::with(store_kind, settings, merging, seconds))
     }
 
     pub(crate) fn with(
-        place: Place<'_>,
+        store_kind: StoreKind<'_>,
         settings: RlsSettings,
         merging: DomainFiles,
         seconds: u64,
     ) -> Self {
         let clock = Clock::manual(at(seconds));
         let store = MemoryStore::new(MemoryBounds::default());
-        let backend = match place {
-            Place::Redis(redis, prefix) => {
+        let backend = match store_kind {
+            StoreKind::Redis(redis, prefix) => {
                 let settings = FallbackSettings::default();
                 let redis_store = FallbackStore::new(Arc::clone(redis), prefix, store, settings);
                 redis_store.store().pin_clock(at(seconds));
                 Backend::Redis(redis_store)
             }
-            Place::Memory => Backend::Memory(store),
+            StoreKind::Memory => Backend::Memory(store),
         };
         let reservations = Reservations::new(ReservationsConfig::default(), None).unwrap();
         let limiter = ServerLimiter::new(RuleSet::default(), backend, clock.clone());

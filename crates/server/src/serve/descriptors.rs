@@ -11,13 +11,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_config::{Config, ListenerSettings};
 
 /// The number of descriptors reserved for listening sockets, epoll, files, pipes and DNS lookups.
-const FIXED: u64 = 96;
+const RESERVED_DESCRIPTORS: u64 = 96;
 
 /// The limit that is assumed if the system has no limit.
 const UNLIMITED: u64 = 1 << 20;
 
 /// A connection limit is never lowered below this minimum.
-const LEAST: u64 = 16;
+const MIN_CONNECTIONS: u64 = 16;
 
 /// Raises the file descriptor limit. If the limit is still too low, lowers the connection limits to
 /// fit, and returns a warning with the lowered limits.
@@ -107,7 +107,7 @@ struct Bound<'a> {
 fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
     let count = |bound: &Bound<'_>| u64::try_from(*bound.connections).unwrap_or(u64::MAX);
     let wanted = bounds.iter().map(count).fold(0, u64::saturating_add);
-    let reserved = reserved.saturating_add(FIXED);
+    let reserved = reserved.saturating_add(RESERVED_DESCRIPTORS);
     if wanted.saturating_add(reserved) <= limit {
         return None;
     }
@@ -119,7 +119,9 @@ fn fit(bounds: &mut [Bound<'_>], reserved: u64, limit: u64) -> Option<String> {
         // Each listener's share is proportional to its configured limit. The product may overflow
         // u64, so it is computed in u128.
         let share = u128::from(count(bound)) * u128::from(room) / u128::from(wanted.max(1));
-        let share = u64::try_from(share).unwrap_or(u64::MAX).max(LEAST);
+        let share = u64::try_from(share)
+            .unwrap_or(u64::MAX)
+            .max(MIN_CONNECTIONS);
         let share = usize::try_from(share).unwrap_or(usize::MAX);
         *bound.connections = share.min(*bound.connections);
         lowered.push(format!("{} {}", bound.listener, bound.connections));
@@ -142,24 +144,24 @@ mod tests {
             listener,
             connections,
         });
-        let said = fit(&mut listeners, reserved, limit);
-        (bounds, said)
+        let warning = fit(&mut listeners, reserved, limit);
+        (bounds, warning)
     }
 
     #[test]
     fn limits_that_fit_are_unchanged() {
-        let (bounds, said) = fitted([10_000, 500], 128, 10_724);
-        assert_eq!((bounds, said), ([10_000, 500], None));
+        let (bounds, warning) = fitted([10_000, 500], 128, 10_724);
+        assert_eq!((bounds, warning), ([10_000, 500], None));
     }
 
     #[test]
     fn limits_are_lowered_in_proportion_and_never_to_zero() {
-        let (bounds, said) = fitted([10_000, 5_000], 128, 1_024);
+        let (bounds, warning) = fitted([10_000, 5_000], 128, 1_024);
         assert_eq!(bounds, [533, 266]);
-        let said = said.unwrap();
-        assert!(said.contains("need 15224 open files"), "{said}");
-        assert!(said.contains("allows 1024"), "{said}");
-        assert!(said.contains("http 533, resp 266"), "{said}");
+        let warning = warning.unwrap();
+        assert!(warning.contains("need 15224 open files"), "{warning}");
+        assert!(warning.contains("allows 1024"), "{warning}");
+        assert!(warning.contains("http 533, resp 266"), "{warning}");
         assert_eq!(fitted([10_000, 10], 128, 1_024).0, [799, 10]);
         let with_large_pools = fitted([10_000, 10_000], 1_000_000, 1_024).0;
         assert_eq!(with_large_pools, [170, 170]);

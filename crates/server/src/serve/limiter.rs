@@ -16,7 +16,7 @@ use super::{error::ServeError, preflight, secrets::Secrets};
 use crate::{redis_runtime::RedisRuntime, reload::read_candidate};
 
 /// The maximum time that the server waits for Redis at startup in order to read the overrides.
-const OVERRIDES_PATIENCE: Duration = Duration::from_secs(1);
+const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Creates the limiter, moves the rules from `config` into it, and restores the counters from the
 /// snapshot and the overrides from Redis.
@@ -68,7 +68,7 @@ pub(super) fn build(
     }
     if let Some(redis) = redis {
         let limiter = Arc::clone(&limiter);
-        redis.run(async move { limiter.read_overrides_at_start(OVERRIDES_PATIENCE).await });
+        redis.run(async move { limiter.read_overrides_at_start(OVERRIDES_TIMEOUT).await });
     }
     Ok(limiter)
 }
@@ -175,7 +175,7 @@ fn restore(store: &MemoryStore, snapshot: &Snapshot, clock: &Clock) -> Result<()
 fn try_snapshot(snapshot: &Snapshot, limiter: &ServerLimiter) {
     let path = &snapshot.path;
     if let Some(error) =
-        preflight::lacks_folder(path).or_else(|| snapshot::check_writable(path).err())
+        preflight::folder_error(path).or_else(|| snapshot::check_writable(path).err())
     {
         tracing::error!(
             file = %path.display(), "a restart will lose the counters: {error}; make the path writable, or fix `store.memory.snapshot`"

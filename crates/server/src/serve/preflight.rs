@@ -62,7 +62,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
             .map(ServeError::from),
     );
     errors.extend(config.record.as_ref().and_then(|record| {
-        let source = can_be_written(&record.to).err()?;
+        let source = check_writable(&record.to).err()?;
         let path = record.to.clone();
         Some(ServeError::Record { path, source })
     }));
@@ -70,7 +70,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
     let files = events.map(|events| [("file", &events.file), ("audit", &events.audit)]);
     for (field, file) in files.into_iter().flatten() {
         errors.extend(file.as_ref().and_then(|file| {
-            let source = can_be_written(&file.to).err()?;
+            let source = check_writable(&file.to).err()?;
             let path = file.to.clone();
             Some(ServeError::Events(EventsError::File {
                 field,
@@ -80,7 +80,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
         }));
     }
     let snapshot = config.snapshot.as_ref();
-    errors.extend(snapshot.and_then(|snapshot| can_be_read(&snapshot.path).err()));
+    errors.extend(snapshot.and_then(|snapshot| check_readable(&snapshot.path).err()));
     errors
 }
 
@@ -89,7 +89,7 @@ pub fn preflight_errors(config: &Config) -> Vec<ServeError> {
 #[must_use]
 pub fn preflight_warnings(config: &Config) -> Option<String> {
     let path = &config.snapshot.as_ref()?.path;
-    let error = lacks_folder(path)?;
+    let error = folder_error(path)?;
     let file = path.display();
     Some(format!(
         "a restart would lose the counters: cannot write the snapshot {file}: {error}; create the folder, or fix `store.memory.snapshot`"
@@ -118,7 +118,7 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
         .collect();
     let log = proxy.access_log.as_ref();
     errors.extend(log.and_then(|log| {
-        let source = can_be_written(log.to.as_deref()?).err()?;
+        let source = check_writable(log.to.as_deref()?).err()?;
         Some(ServeError::access_log(log, source))
     }));
     errors
@@ -126,7 +126,7 @@ fn of_proxy(proxy: &Proxy) -> Vec<ServeError> {
 
 /// Checks that the log file can be appended to. If the file does not exist, checks that its folder
 /// exists.
-fn can_be_written(path: &Path) -> io::Result<()> {
+fn check_writable(path: &Path) -> io::Result<()> {
     if path.exists() {
         // Opening a file for appending does not change the file.
         return OpenOptions::new().append(true).open(path).map(drop);
@@ -144,7 +144,7 @@ fn folder_of(path: &Path) -> Option<&Path> {
 }
 
 /// Checks that the snapshot can be read, if it exists.
-fn can_be_read(path: &Path) -> Result<(), ServeError> {
+fn check_readable(path: &Path) -> Result<(), ServeError> {
     let read = File::open(path).and_then(|mut file| file.read(&mut [0]));
     let is_there = |error: &io::Error| error.kind() != io::ErrorKind::NotFound;
     let wrong = read.err().filter(is_there);
@@ -157,7 +157,7 @@ fn can_be_read(path: &Path) -> Result<(), ServeError> {
 }
 
 /// Returns an error if the parent folder of `path` cannot be accessed.
-pub(super) fn lacks_folder(path: &Path) -> Option<io::Error> {
+pub(super) fn folder_error(path: &Path) -> Option<io::Error> {
     let folder = folder_of(path)?;
     let error = fs::metadata(folder).err()?;
     let problem = format!("its folder {}: {error}", folder.display());

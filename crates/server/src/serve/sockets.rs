@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_socket_that_no_listener_can_use_is_an_error() {
         let socket = || listening(local()).unwrap();
-        for (name, said) in [
+        for (name, expected) in [
             (
                 "tidegate.socket",
                 "set FileDescriptorName= in the socket unit to one of http, grpc",
@@ -186,7 +186,7 @@ mod tests {
             ("proxy", "this listener is off; give it an address"),
         ] {
             let error = passed(name, socket(), &mut config()).unwrap_err();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
         let mut config = config();
         let mut sockets = passed("http", socket(), &mut config).unwrap();

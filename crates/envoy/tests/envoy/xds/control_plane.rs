@@ -34,7 +34,7 @@ use crate::proto::{
 };
 
 /// A timeout that is longer than any step takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A control plane on an ephemeral port.
 pub(super) struct ControlPlane {
@@ -91,7 +91,7 @@ impl ControlPlane {
 
     /// Returns the next stream.
     pub(super) async fn accept(&mut self) -> AdsStream {
-        let stream = timeout(PATIENCE, self.streams.recv()).await;
+        let stream = timeout(TIMEOUT, self.streams.recv()).await;
         stream.expect("the client opens a stream").unwrap()
     }
 
@@ -186,7 +186,7 @@ impl AggregatedDiscoveryService for Acceptor {
 impl AdsStream {
     /// Returns the next request of the client.
     pub(super) async fn request(&mut self) -> DiscoveryRequest {
-        let request = timeout(PATIENCE, self.requests.message()).await;
+        let request = timeout(TIMEOUT, self.requests.message()).await;
         let request = request.expect("the client sends a request").unwrap();
         request.expect("the stream is open")
     }

@@ -13,7 +13,7 @@ use crate::{
     proto::ratelimit::config::ratelimit::v3::{
         RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
     },
-    subject::{Place, Started},
+    subject::{Started, StoreKind},
 };
 
 /// Returns a resource with one limit per minute for the key `user`.
@@ -194,7 +194,7 @@ async fn the_metrics_have_the_names_of_envoyproxy_ratelimit_on_request() {
     let mut plane = ControlPlane::start().await;
     let mut settings = RlsSettings::default();
     settings.ratelimit_metrics = true;
-    let started = Started::with(Place::Memory, settings, DomainFiles::One, 1_700_000_040);
+    let started = Started::with(StoreKind::Memory, settings, DomainFiles::One, 1_700_000_040);
     let client = RunningClient::start(plane.config(), &started.service);
     let mut stream = plane.accept().await;
     stream.subscription("").await;
