@@ -15,7 +15,7 @@ use tidegate::{
 };
 use tokio::{runtime::Handle, time::sleep};
 
-use support::{PATIENCE, RedisServer};
+use support::{RedisServer, TIMEOUT};
 
 fn limit(text: &str) -> Limit {
     text.parse().expect("a limit")
@@ -29,7 +29,7 @@ async fn limiter<P>(
 ) -> Limiter<FallbackStore, P> {
     let (address, _) = Address::parse(&server.url()).unwrap();
     let settings = RedisSettings {
-        timeout: PATIENCE,
+        timeout: TIMEOUT,
         ..RedisSettings::new(Topology::Standalone(address))
     };
     let redis = Redis::start(settings, &Handle::current());
@@ -104,7 +104,7 @@ async fn a_wait_that_is_cancelled_during_a_call_costs_nothing() {
     task.abort();
     assert!(task.await.unwrap_err().is_cancelled());
     server.resume();
-    for _ in 0..PATIENCE.as_millis() / 10 {
+    for _ in 0..TIMEOUT.as_millis() / 10 {
         let peek = limiter.peek_async("alice").await;
         if peek.remaining() == Some(2) {
             return;
@@ -119,7 +119,7 @@ async fn a_url_is_all_that_a_limiter_in_redis_needs() {
     let server = RedisServer::start();
     let limiter = Limiter::in_redis(limit("1/d burst 3"), &server.url(), "test").unwrap();
     // The connection is opened in the background.
-    for _ in 0..PATIENCE.as_millis() / 10 {
+    for _ in 0..TIMEOUT.as_millis() / 10 {
         if limiter.peek_async("alice").await.source == tidegate::Source::Redis {
             return;
         }

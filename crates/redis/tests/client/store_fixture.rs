@@ -6,7 +6,7 @@ use tidegate_core::{AlgorithmName, Charge, Cost, Decision, Effect, LimitSpec, Li
 use tidegate_redis::{Address, Health, Redis, RedisSettings, RedisStore, StoreError, Topology};
 use tokio::runtime::Handle;
 
-use crate::support::PATIENCE;
+use crate::support::TIMEOUT;
 
 /// A store and its connections, for tests.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl StoreFixture {
 
     /// Waits until the health of the servers satisfies `wanted`.
     pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Health) -> bool) -> Health {
-        let waited = tokio::time::timeout(PATIENCE, async {
+        let waited = tokio::time::timeout(TIMEOUT, async {
             loop {
                 let health = self.redis.health();
                 if wanted(&health) {
@@ -86,7 +86,7 @@ impl StoreFixture {
 
     /// Waits until Redis decides a request on `key`, and returns the decision.
     pub(crate) async fn until_decided(&self, key: &str) -> Decision {
-        let waited = tokio::time::timeout(PATIENCE, async {
+        let waited = tokio::time::timeout(TIMEOUT, async {
             loop {
                 if let Ok(decision) = self.spend(key).await {
                     return decision;

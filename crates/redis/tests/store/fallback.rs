@@ -15,7 +15,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     START,
-    support::{PATIENCE, RedisServer},
+    support::{RedisServer, TIMEOUT},
 };
 
 /// Returns a limit of four concurrent requests. In a fleet of two nodes, this node's share is two
@@ -66,7 +66,7 @@ async fn until(what: &str, wanted: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let waited = tokio::time::timeout(PATIENCE, waited).await;
+    let waited = tokio::time::timeout(TIMEOUT, waited).await;
     waited.unwrap_or_else(|_| panic!("the condition was never met: {what}"));
 }
 

@@ -36,7 +36,7 @@ pub const SERVER: &str = match env!("CARGO_CRATE_NAME").as_bytes() {
 };
 
 /// Timeout of operations that take milliseconds on an idle machine.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns a port that is currently free. Another process may take the port before it is used; the
 /// caller must then retry.
@@ -45,10 +45,10 @@ pub fn free_port() -> u16 {
     socket.local_addr().unwrap().port()
 }
 
-/// Repeats `attempt` until it succeeds; panics after [`PATIENCE`].
+/// Repeats `attempt` until it succeeds; panics after [`TIMEOUT`].
 pub fn eventually<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let pause = Duration::from_millis(10);
-    let attempts = PATIENCE.as_millis() / pause.as_millis();
+    let attempts = TIMEOUT.as_millis() / pause.as_millis();
     for _ in 0..attempts {
         if let Some(done) = attempt() {
             return done;

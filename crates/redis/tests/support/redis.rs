@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{PATIENCE, SERVER, Scratch, eventually, free_port};
+use super::{SERVER, Scratch, TIMEOUT, eventually, free_port};
 
 /// A Redis server, which is killed at the end of the test.
 #[derive(Debug)]
@@ -195,7 +195,7 @@ fn spawn(program: &str, port: u16, options: &[String], scratch: &Scratch) -> Chi
 /// Sends a command to the server on `port`; `None` if there is no reply.
 pub(super) fn ask(port: u16, words: &[&str]) -> Option<String> {
     let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     let mut question = format!("*{}\r\n", words.len());
     for word in words {
         question.push_str(&format!("${}\r\n{word}\r\n", word.len()));

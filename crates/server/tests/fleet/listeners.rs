@@ -11,12 +11,12 @@ use tidegate_core::Timestamp;
 use crate::{
     client::Client,
     node::Node,
-    support::{PATIENCE, RedisServer, free_port},
+    support::{RedisServer, TIMEOUT, free_port},
 };
 
 fn converse(address: SocketAddr, input: &str) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.write_all(input.as_bytes()).unwrap();
     stream.shutdown(Shutdown::Write).unwrap();
     let mut answer = String::new();

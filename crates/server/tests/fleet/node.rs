@@ -22,7 +22,7 @@ use tidegate_redis::{
 use tidegate_server::listener::{admin, http, resp};
 use tokio::runtime::Runtime;
 
-use crate::support::{PATIENCE, eventually};
+use crate::support::{TIMEOUT, eventually};
 
 /// The initial time of every node's clock. Redis uses its own clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
@@ -178,7 +178,7 @@ impl Node {
     /// Runs a future on the runtime of the node's Redis connections.
     pub(crate) fn run<T>(&self, future: impl IntoFuture<Output = T>) -> T {
         self.runtime
-            .block_on(async { tokio::time::timeout(PATIENCE, future).await.unwrap() })
+            .block_on(async { tokio::time::timeout(TIMEOUT, future).await.unwrap() })
     }
 
     /// Runs a future on the runtime of the node's Redis connections until the node is dropped.

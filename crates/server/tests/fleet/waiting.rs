@@ -54,7 +54,7 @@ fn a_slot_that_another_server_releases_ends_a_wait() {
     });
     let settled = a.limiter.settle_reservation(&held.token, 1);
     a.run(settled).unwrap();
-    let reservation = admitted.recv_timeout(crate::support::PATIENCE).unwrap();
+    let reservation = admitted.recv_timeout(crate::support::TIMEOUT).unwrap();
     assert!(reservation.is_some());
     assert_eq!(b.limiter.wait_queues().count(), 0);
 }

@@ -9,7 +9,7 @@ use std::{
 use serde_json::Value;
 
 /// A timeout that is longer than any test step takes. It makes a hanging test fail.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A response.
 #[derive(Clone, Debug)]
@@ -54,8 +54,8 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Self {
             stream,
@@ -174,7 +174,7 @@ impl Client {
                 read > 0
             }
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => false,
-            Err(error) => panic!("waited {PATIENCE:?}: {error}"),
+            Err(error) => panic!("waited {TIMEOUT:?}: {error}"),
         }
     }
 }

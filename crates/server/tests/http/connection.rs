@@ -141,10 +141,10 @@ fn invalid_http_closes_the_connection() {
     ] {
         let mut client = listener.connect();
         client.send(bytes);
-        let said = client.until_closed();
+        let response = client.until_closed();
         assert!(
-            said.is_empty() || said.starts_with("HTTP/1.1 400 "),
-            "{bytes:?}: {said}"
+            response.is_empty() || response.starts_with("HTTP/1.1 400 "),
+            "{bytes:?}: {response}"
         );
     }
     // A request with two lengths, or with both a length and chunking, would be ambiguous and would
@@ -185,8 +185,8 @@ fn a_stalled_request_is_disconnected() {
     for cut in [1, 20, request.len() - BODY.len() - 2, request.len() - 1] {
         let mut client = listener.connect();
         client.send(&request[..cut]);
-        let said = client.until_closed();
-        assert!(!said.contains("200 OK"), "{cut}: {said}");
+        let response = client.until_closed();
+        assert!(!response.contains("200 OK"), "{cut}: {response}");
     }
     assert!(
         listener.limiter.local_store().stats().keys == 0,
@@ -204,8 +204,8 @@ fn a_client_that_never_reads_is_disconnected() {
     for _ in 0..200 {
         client.send_what_fits(&requests);
     }
-    let said = client.until_closed();
-    assert!(said.len() < 200 * 1_000 * 300, "{}", said.len());
+    let response = client.until_closed();
+    assert!(response.len() < 200 * 1_000 * 300, "{}", response.len());
     assert_eq!(
         listener.post("/v1/throttle", BODY).header("content-type"),
         Some("application/json")

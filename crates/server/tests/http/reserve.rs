@@ -270,7 +270,7 @@ fn mistakes_name_their_field() {
     forged.replace_range(forged.len() - 1.., last);
     let other = TestListener::open(RULES);
     let too_much = format!(r#"{{"reservation": "{token}", "cost": 1000000000000000}}"#);
-    for (path, body, status, said) in [
+    for (path, body, status, expected) in [
         ("/v1/settle", "{}", 400, "reservation: is missing"),
         (
             "/v1/settle",
@@ -330,7 +330,7 @@ fn mistakes_name_their_field() {
         let answer = listener.post(path, body);
         assert_eq!(answer.status, status, "{body}: {answer:?}");
         let detail = answer.problem();
-        assert!(detail.starts_with(said), "{body}: {detail}");
+        assert!(detail.starts_with(expected), "{body}: {detail}");
     }
     assert_eq!(
         settle(&other, token, 5).0,

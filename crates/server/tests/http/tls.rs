@@ -75,13 +75,13 @@ async fn answer(
     let Ok(mut stream) = connected.await else {
         return String::new();
     };
-    let asked = b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    let mut said = Vec::new();
+    let request = b"GET /nowhere HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+    let mut received = Vec::new();
     // With TLS 1.3, the client notices a rejected handshake only when it reads.
-    if stream.write_all(asked).await.is_ok() {
-        let _ = stream.read_to_end(&mut said).await;
+    if stream.write_all(request).await.is_ok() {
+        let _ = stream.read_to_end(&mut received).await;
     }
-    String::from_utf8(said).unwrap()
+    String::from_utf8(received).unwrap()
 }
 
 #[tokio::test]

@@ -229,7 +229,7 @@ fn a_limit_sent_with_the_request_can_wait() {
 #[test]
 fn mistakes_name_their_field() {
     let listener = TestListener::open(RULES);
-    for (path, wait, said) in [
+    for (path, wait, expected) in [
         (
             "/v1/check",
             "60001",
@@ -242,6 +242,6 @@ fn mistakes_name_their_field() {
         let answer = listener.post(path, &format!("{{{ENTRIES}, \"wait_ms\": {wait}}}"));
         assert_eq!(answer.status, 400);
         let problem = answer.problem();
-        assert!(problem.starts_with(said), "{path} {wait}: {problem}");
+        assert!(problem.starts_with(expected), "{path} {wait}: {problem}");
     }
 }

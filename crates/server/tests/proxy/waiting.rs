@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// A timeout that is longer than any test step takes. It makes a hanging test fail.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The maximum number of attempts, one per millisecond. In total, they take longer than any test
 /// step.
@@ -47,7 +47,7 @@ fn send(listener: &TestListener, number: usize) -> Client {
 /// Waits for the next request to reach the upstream. Returns its number, and the channel for its
 /// response.
 fn arrival(upstream: &GatedUpstream) -> (usize, Sender<&'static str>) {
-    match upstream.events.recv_timeout(PATIENCE).unwrap() {
+    match upstream.events.recv_timeout(TIMEOUT).unwrap() {
         Event::Arrived(number, answer) => (number, answer),
         Event::Responded(number, answer) => panic!("{number}: {answer:?}"),
     }

@@ -17,7 +17,7 @@ use tidegate_server::listener::resp;
 use crate::value::{Value, read_value};
 
 /// A timeout that is longer than any test step takes. It makes a hanging test fail.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The initial time of every test's clock.
 const START_MICROS: u64 = 1_700_000_000_000_000;
@@ -84,8 +84,8 @@ pub(crate) struct Client {
 impl Client {
     pub(crate) fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Self {
             stream,

@@ -22,7 +22,7 @@ fn a_frame_over_the_negotiated_length_ends_the_connection_before_it_is_read() {
     let mut client = listener.connect();
     client.send(&u32::MAX.to_be_bytes());
     client.expect_disconnect(3);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let long = [b'x'; 16_000];
     let ack = client.notify(&[("unused", Argument::Text(&long))]);
     assert_eq!(ack.variables()["status"], "400", "an entry is too long");
@@ -31,7 +31,7 @@ fn a_frame_over_the_negotiated_length_ends_the_connection_before_it_is_read() {
 #[test]
 fn a_frame_with_a_wrong_inner_length_ends_only_its_connection() {
     let listener = TestListener::open("");
-    let mut other = listener.greet();
+    let mut other = listener.connect_and_handshake();
     for payload in [
         &b"\x05che"[..],
         b"\x05check\x01",
@@ -40,11 +40,11 @@ fn a_frame_with_a_wrong_inner_length_ends_only_its_connection() {
         b"\x05check\xff\x02ip\x00",
         b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
     ] {
-        let mut client = listener.greet();
+        let mut client = listener.connect_and_handshake();
         client.send(&frame(NOTIFY, 1, (1, 1), payload));
         client.expect_disconnect(4);
     }
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     client.send(b"\0\0\0\x01\x03");
     client.expect_disconnect(4);
     assert_eq!(other.notify(&[]).variables()["allowed"], "true");
@@ -59,7 +59,7 @@ fn a_silent_client_is_disconnected() {
             ..Bounds::default()
         },
     );
-    assert!(listener.greet().frame().is_none());
+    assert!(listener.connect_and_handshake().frame().is_none());
     let listener = TestListener::with(
         "",
         Bounds {
@@ -68,7 +68,7 @@ fn a_silent_client_is_disconnected() {
         },
     );
     assert!(listener.connect().frame().is_none(), "without a hello");
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let notify = notify((1, 1), &[]);
     client.send(&notify[..notify.len() - 1]);
     assert!(client.frame().is_none(), "a frame without its end");
@@ -83,7 +83,7 @@ fn a_client_that_reads_nothing_is_disconnected() {
             ..Bounds::default()
         },
     );
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let requests = notify((1, 1), &[]).repeat(1_000);
     // The client does not read the responses, so the agent first stops reading and then closes the
     // connection. If the client's write timed out instead, the error would be `WouldBlock`.
@@ -95,7 +95,7 @@ fn a_client_that_reads_nothing_is_disconnected() {
 #[test]
 fn a_client_that_half_closes_gets_its_answers() {
     let listener = TestListener::open("");
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     client.send(&notify((1, 1), &[]));
     client.half_close();
     assert_eq!(client.frame().unwrap().ids, (1, 1));

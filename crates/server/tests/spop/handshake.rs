@@ -120,7 +120,7 @@ fn frames_out_of_order_end_the_connection() {
     let mut client = listener.connect();
     client.send(&notify((1, 1), &[]));
     client.expect_disconnect(4);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     client.send(&hello(16_380));
     client.expect_disconnect(4);
     // An HTTP request and a TLS ClientHello are not frames.
@@ -145,7 +145,7 @@ fn fragments_are_rejected() {
         frame(NOTIFY, 0, (1, 1), b"\x05check\x00"),
         frame(0, 1, (1, 1), b""),
     ] {
-        let mut client = listener.greet();
+        let mut client = listener.connect_and_handshake();
         client.send(&bytes);
         assert!(client.expect_disconnect(10).contains("fragmentation"));
     }
@@ -154,7 +154,7 @@ fn fragments_are_rejected() {
 #[test]
 fn unknown_frames_are_ignored() {
     let listener = TestListener::open("");
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     client.send(&frame(99, 1, (1, 1), b"anything"));
     assert_eq!(client.notify(&[]).ids, (7, 1));
 }
@@ -162,7 +162,7 @@ fn unknown_frames_are_ignored() {
 #[test]
 fn a_disconnect_is_answered() {
     let listener = TestListener::open("");
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let payload = items(&[("message", Argument::Text(b"bye"))]);
     client.send(&frame(DISCONNECT, 1, (0, 0), &payload));
     assert_eq!(client.expect_disconnect(0), "normal");
@@ -171,7 +171,7 @@ fn a_disconnect_is_answered() {
 #[test]
 fn a_shutdown_disconnects_idle_clients_after_their_answers() {
     let listener = TestListener::open("");
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     client.send(&notify((1, 1), &[]));
     assert_eq!(client.frame().unwrap().ids, (1, 1));
     let server = listener.server;
@@ -189,7 +189,7 @@ fn a_shutdown_disconnects_idle_clients_after_their_answers() {
 #[test]
 fn a_shutdown_disconnects_a_client_after_its_answers_in_the_middle_of_a_frame() {
     let listener = TestListener::open("");
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let request = notify((1, 1), &[]);
     let (start, end) = request.split_at(request.len() - 1);
     client.send(start);

@@ -16,7 +16,7 @@ use tidegate_net::{Bounds, Listener, Server};
 use tidegate_server::listener::spop::{self, SpopContext};
 
 /// A timeout that is longer than any test step takes. It makes a hanging test fail.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) const HELLO: u8 = 1;
 pub(crate) const DISCONNECT: u8 = 2;
@@ -59,14 +59,14 @@ impl TestListener {
 
     pub(crate) fn connect(&self) -> Client {
         let stream = TcpStream::connect(self.listener.local_addr()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         stream.set_nodelay(true).unwrap();
         Client { stream }
     }
 
     /// Connects and completes the handshake.
-    pub(crate) fn greet(&self) -> Client {
+    pub(crate) fn connect_and_handshake(&self) -> Client {
         let mut client = self.connect();
         client.send(&hello(16_380));
         assert_eq!(client.frame().unwrap().kind, AGENT_HELLO);

@@ -25,7 +25,7 @@ fn login(path: &str) -> [(&'static str, Argument<'_>); 3] {
 #[test]
 fn an_ack_sets_the_variables_of_the_verdict() {
     let listener = TestListener::open(RULES);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     for remaining in ["1", "0"] {
         let ack = client.notify(&login("//login?x"));
         assert_eq!(ack.ids, (7, 1));
@@ -66,7 +66,7 @@ fn an_ack_sets_the_variables_of_the_verdict() {
 fn values_of_every_type_are_entries() {
     let rules = "rules: [{name: all, when: {tls: 'true', port: '443', absent: {present: false}}, key: [ip], limits: [1/min]}]";
     let listener = TestListener::open(rules);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let arguments = [
         ("tls", Argument::Bool(true)),
         ("port", Argument::Int(443)),
@@ -86,7 +86,7 @@ fn values_of_every_type_are_entries() {
 #[test]
 fn the_messages_of_a_notify_are_one_request() {
     let listener = TestListener::open(RULES);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let first = [("path", text("/api/orders"))];
     let second = [("customer", text("acme")), ("cost", Argument::Int(2))];
     let mut payload = b"\x05where\x01".to_vec();
@@ -114,7 +114,7 @@ fn messages(messages: &[&[(&str, Argument<'_>)]]) -> Vec<u8> {
 fn two_messages_may_repeat_an_argument_with_the_same_value() {
     let rules = "rules: [{name: customers, key: [customer], limits: [9/min]}]";
     let listener = TestListener::open(rules);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let mut ask = |first: &[(&str, Argument<'_>)], second: &[(&str, Argument<'_>)]| {
         client.send(&messages(&[first, second]));
         client.frame().unwrap().variables()
@@ -141,7 +141,7 @@ fn two_messages_may_repeat_an_argument_with_the_same_value() {
 fn a_second_event_keeps_no_variable_of_the_first() {
     let rules = format!("headers: {{legacy: delta}}\n{RULES}");
     let listener = TestListener::open(&rules);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let set = client.notify(&login("/login")).variables();
     for arguments in [&[("path", text("/about"))][..], &login("/../login")] {
         let second = client.notify(arguments).actions();
@@ -158,7 +158,7 @@ fn a_second_event_keeps_no_variable_of_the_first() {
 #[test]
 fn a_request_without_a_rule_is_allowed() {
     let listener = TestListener::open(RULES);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let variables = client.notify(&[("path", text("/about"))]).variables();
     let names: Vec<&str> = variables.keys().map(|name| &**name).collect();
     assert_eq!(names, ["allowed", "status"]);
@@ -168,7 +168,7 @@ fn a_request_without_a_rule_is_allowed() {
 #[test]
 fn a_full_service_is_503() {
     let listener = TestListener::open(RULES);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let export = [("path", text("/export"))];
     assert_eq!(client.notify(&export).variables()["status"], "200");
     assert_eq!(client.notify(&export).variables()["status"], "503");
@@ -178,7 +178,7 @@ fn a_full_service_is_503() {
 #[test]
 fn a_request_that_cannot_be_counted_is_denied() {
     let listener = TestListener::open(RULES);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let long = "x".repeat(5_000);
     let many: Vec<String> = (0..100).map(|number| format!("n{number}")).collect();
     let many: Vec<(&str, Argument<'_>)> = many.iter().map(|name| (&**name, text("1"))).collect();
@@ -221,7 +221,7 @@ fn a_request_that_cannot_be_counted_is_denied() {
 #[test]
 fn header_names_are_compared_in_lower_case() {
     let listener = TestListener::open(RULES);
-    let mut client = listener.greet();
+    let mut client = listener.connect_and_handshake();
     let variables = client
         .notify(&[("header.X-Kind", text("upload"))])
         .variables();

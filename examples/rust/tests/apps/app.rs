@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use crate::support::{PATIENCE, RedisServer, eventually};
+use crate::support::{RedisServer, TIMEOUT, eventually};
 
 pub(crate) struct App {
     process: Child,
@@ -36,7 +36,7 @@ impl App {
     /// Sends an HTTP/1.1 request and returns the raw response.
     pub(crate) fn ask(&self, method: &str, path: &str, headers: &str) -> String {
         let mut stream = TcpStream::connect(self.address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let head =
             format!("{method} {path} HTTP/1.1\r\nhost: example.org\r\nconnection: close\r\n");
         write!(stream, "{head}{headers}\r\n").unwrap();

@@ -33,7 +33,7 @@ use tonic::{
     transport::server::{Server, TcpIncoming},
 };
 
-use crate::support::{PATIENCE, RedisServer};
+use crate::support::{RedisServer, TIMEOUT};
 
 const SHORT: &str = "short";
 const LONG: &str = "long";
@@ -103,7 +103,7 @@ impl<S: Store + 'static> App<S> {
     /// denied.
     async fn until(&self, allowed: bool, source: Source) {
         let pause = Duration::from_millis(10);
-        for _ in 0..PATIENCE.as_millis() / pause.as_millis() {
+        for _ in 0..TIMEOUT.as_millis() / pause.as_millis() {
             if self.would_pass().await == (allowed, source) {
                 return;
             }
@@ -148,7 +148,7 @@ async fn greet(address: SocketAddr, name: &str) -> Result<(), Code> {
 /// Sends a request on a new connection, and returns the connection.
 fn ask(address: SocketAddr, name: &str) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let headers = "host: example.org\r\nconnection: close\r\n";
     write!(stream, "GET /{name} HTTP/1.1\r\n{headers}\r\n").unwrap();
     stream
@@ -264,7 +264,7 @@ fn in_redis(url: &str) -> FallbackStore {
     let (address, login) = Address::parse(url).unwrap();
     let settings = RedisSettings {
         login,
-        timeout: PATIENCE,
+        timeout: TIMEOUT,
         ..RedisSettings::new(Topology::Standalone(address))
     };
     let redis = Arc::new(Redis::start(settings, &Handle::current()));

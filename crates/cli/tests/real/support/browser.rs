@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Scratch, tool};
 
 /// The timeout for conditions that, on an idle machine, become true within a second.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A browser with one open page. The browser is stopped when the test ends.
 #[derive(Debug)]
@@ -94,7 +94,7 @@ impl Browser {
             .write_all(format!("{message}\0").as_bytes())
             .unwrap();
         loop {
-            let received = self.messages.recv_timeout(PATIENCE);
+            let received = self.messages.recv_timeout(TIMEOUT);
             let mut received = received.unwrap_or_else(|_| panic!("no result of {message}"));
             if received["id"] == id {
                 assert_eq!(received["error"], Value::Null, "{message}");
@@ -158,7 +158,7 @@ impl Browser {
         reason = "a browser has its own clock, and cannot be waited for otherwise"
     )]
     pub(crate) fn wait_until(&mut self, expression: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         // During navigation, the page or the element may not exist yet, so an exception is treated
         // as false.
         let tried = format!(

@@ -10,7 +10,7 @@ use std::{
 };
 
 /// The timeout for all waits. On an idle machine, each wait takes only milliseconds.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A program and its standard error. The program is stopped when the test ends.
 #[derive(Debug)]
@@ -51,9 +51,9 @@ impl Process {
     }
 
     /// Returns the next line that contains all of `words`. Returns `None` if the program ends or
-    /// writes nothing for [`PATIENCE`].
+    /// writes nothing for [`TIMEOUT`].
     pub(crate) fn next_line_with(&mut self, words: &[&str]) -> Option<String> {
-        while let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             self.seen.push(line.clone());
             if words.iter().all(|word| line.contains(word)) {
                 return Some(line);
@@ -108,7 +108,7 @@ impl Process {
         // `Child::wait`, this wait has a timeout.
         let mut rest = Vec::new();
         loop {
-            match self.lines.recv_timeout(PATIENCE) {
+            match self.lines.recv_timeout(TIMEOUT) {
                 Ok(line) => rest.push(line),
                 Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => break,
                 Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
