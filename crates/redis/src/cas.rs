@@ -91,9 +91,10 @@ impl RedisStore {
             let mut changes = Vec::with_capacity(charges.len());
             let mut replays = Vec::with_capacity(charges.len());
             for (charge, stored) in charges.iter().zip(stored) {
-                let had_spent = stored.states.is_some() && !loses_everything(charge, &stored, now);
+                let is_refundable =
+                    stored.states.is_some() && !loses_everything(charge, &stored, now);
                 let replay = stored.replay(charge, now, Effect::Refund);
-                changes.push(if had_spent {
+                changes.push(if is_refundable {
                     updated_value(charge, &replay, &stored, now)
                 } else {
                     ValueChange::Keep
@@ -115,14 +116,14 @@ impl RedisStore {
     pub async fn reset(&self, key: &[u8]) -> Result<bool, StoreError> {
         let compute = |now: Timestamp, mut stored: Vec<StoredValue>| {
             let stored = stored.pop().unwrap_or_default();
-            let had_spent = stored
+            let had_counts = stored
                 .remote_states()
                 .is_some_and(|states| expires(&states) > now);
             let change = match stored.active_block(now) {
-                Some(until) => ValueChange::Write(encode::sealed(Some(until), &[], &[]), until),
+                Some(until) => ValueChange::Write(encode::assemble(Some(until), &[], &[]), until),
                 None => ValueChange::Write(Vec::new(), Some(now)),
             };
-            (vec![change], had_spent)
+            (vec![change], had_counts)
         };
         let keys = vec![self.key(key)];
         match self.compare_and_set(keys.clone(), compute).await {
@@ -148,14 +149,14 @@ impl RedisStore {
                 .remote_states()
                 .map_or(now, |states| expires(&states));
             let keep_until = spent_until.max(stored.ledger_until());
-            let sealed = |block| encode::sealed(block, &stored.ledger, &stored.encoded_states);
+            let assemble = |block| encode::assemble(block, &stored.ledger, &stored.encoded_states);
             let change = match block {
                 None if stored.block.is_none() => ValueChange::Keep,
                 None if keep_until <= now => ValueChange::Write(Vec::new(), Some(now)),
-                None => ValueChange::Write(sealed(None), Some(keep_until)),
+                None => ValueChange::Write(assemble(None), Some(keep_until)),
                 Some(until) => {
                     let expires_at = until.map(|until| until.max(keep_until));
-                    ValueChange::Write(sealed(Some(until)), expires_at)
+                    ValueChange::Write(assemble(Some(until)), expires_at)
                 }
             };
             (vec![change], was_blocked)
@@ -199,5 +200,5 @@ fn updated_value(
         None => Some(keep_until),
         Some(until) => until.map(|until| until.max(keep_until)),
     };
-    ValueChange::Write(encode::sealed(block, &ledger, &state), expires_at)
+    ValueChange::Write(encode::assemble(block, &ledger, &state), expires_at)
 }

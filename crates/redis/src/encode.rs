@@ -36,7 +36,7 @@ pub(crate) fn head(charge: &Charge<'_>) -> Head {
         head.extend([SEVERAL, count]);
     }
     for (member, terms) in members.zip(remote_eval::terms(charge.limits)) {
-        put_terms(&mut head, number_of(&member.numbers), &terms);
+        put_terms(&mut head, algorithm_id(&member.numbers), &terms);
     }
     head
 }
@@ -131,7 +131,7 @@ pub(crate) fn value(charge: &Charge<'_>, states: &[RemoteState], now: Timestamp)
 
 /// Builds a value from the block and the ledger, if there are any, and from `state`, which is the
 /// rest of the value. `state` is empty if no units are charged.
-pub(crate) fn sealed(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u8]) -> Vec<u8> {
+pub(crate) fn assemble(block: Option<Option<Timestamp>>, ledger: &[u8], state: &[u8]) -> Vec<u8> {
     let (first, rest) = state.split_first().unwrap_or((&0, &[]));
     let mut value = vec![*first];
     if let Some(until) = block {
@@ -223,14 +223,14 @@ pub(crate) fn put_all(bytes: &mut Vec<u8>, numbers: &[u64]) {
 /// [`kernel`].
 pub(crate) fn kernels(charge: &Charge<'_>) -> u8 {
     let members = remote_eval::numbers(charge.limits, charge.cost);
-    members.fold(0, |bits, member| match number_of(&member.numbers) {
+    members.fold(0, |bits, member| match algorithm_id(&member.numbers) {
         kernel::LEASE => bits | 1 << kernel::LEASE | 1 << kernel::LOG,
         number => bits | 1 << number,
     })
 }
 
 /// Returns the algorithm's ID in the scripts.
-pub(crate) fn number_of(numbers: &Numbers<'_>) -> u8 {
+pub(crate) fn algorithm_id(numbers: &Numbers<'_>) -> u8 {
     match numbers {
         Numbers::Gcra { .. } => kernel::GCRA,
         Numbers::Interval { .. } => kernel::INTERVAL,
@@ -249,7 +249,7 @@ fn put_member(
     charge: &Charge<'_>,
     around: Timestamp,
 ) {
-    put(program, number_of(&member.numbers).into(), 1);
+    put(program, algorithm_id(&member.numbers).into(), 1);
     let denials = match member.denials {
         DenialCounting::NotCounted => 0,
         DenialCounting::Counted => 1,

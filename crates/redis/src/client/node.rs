@@ -88,7 +88,7 @@ pub(super) struct NodeState {
     error: Mutex<Option<ConnectError>>,
     /// A warning about a Redis setting that will eventually cause counts to be lost.
     warning: Mutex<Option<String>>,
-    circuit_opened: Notify,
+    marked_down: Notify,
     circuit_opens: AtomicU64,
     batches: AtomicU64,
 }
@@ -199,7 +199,7 @@ impl Node {
 
     /// Stops using the server for now, because a reply showed that the server has lost its role.
     pub(super) fn mark_down(&self) {
-        self.state.open_circuit();
+        self.state.mark_down();
     }
 
     /// Returns how many times the server has changed from up to down.
@@ -225,15 +225,15 @@ impl NodeState {
         self.batches.fetch_add(1, Ordering::Relaxed);
         let opens = self.breaker.record(outcome != BatchOutcome::Answered);
         if outcome == BatchOutcome::ConnectionLost || opens {
-            self.open_circuit();
+            self.mark_down();
         }
     }
 
     /// Takes the connections out of service.
-    fn open_circuit(&self) {
+    fn mark_down(&self) {
         if self.connections.swap(None).is_some() {
             self.circuit_opens.fetch_add(1, Ordering::Relaxed);
-            self.circuit_opened.notify_one();
+            self.marked_down.notify_one();
         }
     }
 }
@@ -295,7 +295,7 @@ async fn connect(
     let mut connections = Vec::new();
     for _ in 0..settings.connections.max(1) {
         let state = Arc::clone(state);
-        let on_disconnect = move || state.open_circuit();
+        let on_disconnect = move || state.mark_down();
         connections.push(handshake::connect(settings, &address, kind, on_disconnect).await?);
     }
     if let Some(connection) = connections.first_mut() {
@@ -349,7 +349,7 @@ async fn serve(
     state.connections.store(Some(Arc::new(open)));
     on_up();
     tokio::select! {
-        () = state.circuit_opened.notified() => {}
+        () = state.marked_down.notified() => {}
         () = source.wait_until_replaced(address) => {
             tracing::warn!(%address, "Sentinels report a new primary; connecting to the new primary");
             state.connections.store(None);

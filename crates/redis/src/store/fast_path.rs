@@ -99,7 +99,7 @@ fn select_script(charge: &Charge<'_>) -> Option<(&'static Script, Vec<Vec<u8>>)>
     let mut kernels = Vec::with_capacity(scripts::MAX_MEMBERS);
     for member in &members {
         put_numbers(&mut arg, &member.numbers, charge)?;
-        kernels.push(encode::number_of(&member.numbers));
+        kernels.push(encode::algorithm_id(&member.numbers));
     }
     let (script, expected_head_bytes) = match kernels.as_slice() {
         [kernel::GCRA] => (&*scripts::SINGLE_KEY_GCRA, GCRA_HEAD_BYTES),

@@ -273,7 +273,7 @@ impl RedisStore {
             } else {
                 expires
             };
-            let converted = encode::sealed(None, &ledger, &encode::value(charge, &states, now));
+            let converted = encode::assemble(None, &ledger, &encode::value(charge, &states, now));
             Ok(Some(Conversion {
                 stored: value,
                 converted,
