@@ -8,12 +8,12 @@ use crate::time::Timestamp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     /// For GCRA: the theoretical arrival time right after the charge.
-    Before(ExactMicros),
+    TatAfter(ExactMicros),
     /// For a bucket refilled at intervals: the instant at which the bucket would be full again,
     /// computed right after the charge.
     FullAt(u64),
     /// For a fixed window: the end of the window that contains the charge.
-    Ending(u64),
+    WindowEnd(u64),
     /// For a sliding window log: the charge is found by its timestamp, which is stored in the log
     /// entry.
     Stamped,
@@ -22,7 +22,7 @@ pub(crate) enum Mark {
     HeldSince(Timestamp),
     /// For a sliding window counter: the index of the window or sub-window that contains the
     /// charge.
-    Numbered(u64),
+    WindowIndex(u64),
 }
 
 /// The position of a charge in a state, adjusted for refunds made since the charge.

@@ -217,7 +217,7 @@ impl Counter for FixedWindow {
     }
 
     fn mark(state: &WindowState) -> Mark {
-        Mark::Ending(state.end)
+        Mark::WindowEnd(state.end)
     }
 
     fn refund_charge(
@@ -227,7 +227,7 @@ impl Counter for FixedWindow {
         position: &ChargePosition,
         units: u64,
     ) -> u64 {
-        if position.mark == Mark::Ending(state.end) {
+        if position.mark == Mark::WindowEnd(state.end) {
             self.refund(state, now, units);
         }
         0

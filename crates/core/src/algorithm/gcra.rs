@@ -171,15 +171,15 @@ impl Gcra {
     // is 1.
     #[inline(always)]
     fn decide_exactly(&self, tat: ExactMicros, now: Timestamp, cost: u64) -> Step {
-        let (base, brim) = (self.base(tat, now), self.brim(now));
+        let (base, latest_tat) = (self.base(tat, now), self.latest_tat(now));
         let end = if cost <= self.capacity {
             self.plus(base, self.span_of(cost))
         } else {
             ExactMicros::NEVER
         };
-        let allowed = end <= brim;
+        let allowed = end <= latest_tat;
         let spent = if allowed { end } else { base };
-        let room = self.minus(brim, spent);
+        let room = self.minus(latest_tat, spent);
         let outcome = Outcome {
             allowed,
             over_limit: false,
@@ -195,7 +195,7 @@ impl Gcra {
             } else if end == ExactMicros::NEVER {
                 RetryAfter::Never
             } else {
-                RetryAfter::After(self.minus(end, brim).as_span())
+                RetryAfter::After(self.minus(end, latest_tat).as_span())
             },
             delay: if self.queue && allowed {
                 base.ceil().since(now)
@@ -214,20 +214,20 @@ impl Gcra {
     /// Returns a lower bound for the part of a charge that has not drained yet, as a duration.
     /// `ends` is a lower bound for the instant at which the charge has drained completely; `None`
     /// if there is no known bound. Refunds of other charges can make that instant earlier.
-    fn unserved(
+    fn undrained(
         &self,
         tat: ExactMicros,
         now: Timestamp,
         position: &ChargePosition,
         ends: Option<ExactMicros>,
-        duration_of: ExactMicros,
+        duration: ExactMicros,
     ) -> ExactMicros {
         let passed = ExactMicros {
             whole: now.since(position.at).as_micros(),
             part: 0,
         };
         // The part that has drained cannot be longer than the time since the charge.
-        let by_time = self.minus(duration_of, passed);
+        let by_time = self.minus(duration, passed);
         match ends {
             None => by_time,
             // If the TAT is before `ends`, the key has been reset since the charge.
@@ -258,7 +258,7 @@ impl Gcra {
         // used units instead of their number. At the rate of `old`, that time can be worth a huge
         // number of units, so the product can overflow.
         let scaled = units.saturating_mul(self.p.into()).saturating_add(rest);
-        let latest = self.brim(now).max(ExactMicros::at(ends.ceil()));
+        let latest = self.latest_tat(now).max(ExactMicros::at(ends.ceil()));
         (self.plus(ExactMicros::at(now), self.exact(scaled)), latest)
     }
 
@@ -277,7 +277,7 @@ impl Gcra {
     }
 
     /// Returns the latest TAT that is allowed at `now`.
-    fn brim(&self, now: Timestamp) -> ExactMicros {
+    fn latest_tat(&self, now: Timestamp) -> ExactMicros {
         self.plus(ExactMicros::at(now), self.tau)
     }
 
@@ -424,20 +424,20 @@ impl Counter for Gcra {
 
     fn admits(&self, tat: &mut ExactMicros, now: Timestamp, cost: u64) -> bool {
         cost <= self.capacity
-            && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.brim(now)
+            && self.plus(self.base(*tat, now), self.span_of(cost)) <= self.latest_tat(now)
     }
 
     fn charge(&self, tat: &mut ExactMicros, now: Timestamp, cost: u64) {
         let cost = cost.min(self.capacity);
         let base = self.base(*tat, now);
-        let brim = self.brim(now).max(base);
-        *tat = self.plus(base, self.span_of(cost)).min(brim);
+        let latest_tat = self.latest_tat(now).max(base);
+        *tat = self.plus(base, self.span_of(cost)).min(latest_tat);
     }
 
     /// Sets `TAT = min(TAT, at + tau)`. `at + tau` is the TAT of a token bucket that becomes empty
     /// at `at`.
     fn clamp(&self, tat: &mut ExactMicros, at: Timestamp) {
-        *tat = (*tat).min(self.brim(at));
+        *tat = (*tat).min(self.latest_tat(at));
     }
 
     fn refund(&self, tat: &mut ExactMicros, now: Timestamp, units: u64) {
@@ -460,27 +460,27 @@ impl Counter for Gcra {
         position: &ChargePosition,
         units: u64,
     ) -> u64 {
-        let Mark::Before(end) = position.mark else {
+        let Mark::TatAfter(end) = position.mark else {
             return 0;
         };
-        let duration_of = self.duration_of(position.cost.min(self.capacity));
+        let duration = self.duration_of(position.cost.min(self.capacity));
         let ends = position
             .shift
             .map(|whole| self.minus(end, ExactMicros { whole, part: 0 }));
         let is_last = ends == Some(*tat);
         // In a queue, the start times of all admitted requests are already fixed, so only the last
         // charge can be refunded.
-        let unserved = if self.queue {
+        let undrained = if self.queue {
             if end == *tat {
                 self.minus(end, ExactMicros::at(now))
             } else {
                 ExactMicros::default()
             }
         } else {
-            self.unserved(*tat, now, position, ends, duration_of)
+            self.undrained(*tat, now, position, ends, duration)
         };
-        let given = unserved
-            .min(duration_of)
+        let given = undrained
+            .min(duration)
             .min(self.duration_of(units.min(self.capacity)));
         *tat = self.minus(*tat, given).max(ExactMicros::at(now));
         if is_last {
@@ -491,12 +491,12 @@ impl Counter for Gcra {
     }
 
     fn mark(tat: &ExactMicros) -> Mark {
-        Mark::Before(*tat)
+        Mark::TatAfter(*tat)
     }
 
     fn status(&self, tat: &ExactMicros, now: Timestamp, _part: usize) -> LimitStatus {
         let base = self.base(*tat, now);
-        let room = self.minus(self.brim(now), base);
+        let room = self.minus(self.latest_tat(now), base);
         let remaining = if room < self.unit {
             0
         } else {
@@ -513,7 +513,7 @@ impl Counter for Gcra {
             return RetryAfter::Never;
         }
         let end = self.plus(self.base(*tat, now), self.span_of(cost));
-        let wait = self.minus(end, self.brim(now));
+        let wait = self.minus(end, self.latest_tat(now));
         RetryAfter::After(wait.as_span())
     }
 

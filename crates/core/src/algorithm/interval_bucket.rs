@@ -123,10 +123,10 @@ impl Interval {
             .next_refill
             .min(now.as_micros().saturating_add(self.every));
         let kept = self.state_of(missing.tokens, next_refill);
-        let brim = self.state_of(self.capacity.into(), next_refill);
+        let empty = self.state_of(self.capacity.into(), next_refill);
         let latest = IntervalState {
-            full_at: brim.full_at.max(state.full_at),
-            last: brim.last.max(state.last),
+            full_at: empty.full_at.max(state.full_at),
+            last: empty.last.max(state.last),
         };
         (kept, latest)
     }
@@ -152,9 +152,9 @@ impl Interval {
     fn state_of(&self, missing: u128, next_refill: u64) -> IntervalState {
         let refill = u128::from(self.refill);
         let before_the_last = missing.div_ceil(refill).max(1) - 1;
-        let duration_of = narrow(before_the_last).saturating_mul(self.every);
+        let duration = narrow(before_the_last).saturating_mul(self.every);
         IntervalState {
-            full_at: next_refill.saturating_add(duration_of),
+            full_at: next_refill.saturating_add(duration),
             last: narrow(missing - before_the_last * refill),
         }
     }

@@ -299,7 +299,7 @@ impl Counter for Buckets {
     }
 
     fn mark(state: &BucketsState) -> Mark {
-        Mark::Numbered(state.newest)
+        Mark::WindowIndex(state.newest)
     }
 
     /// Removes up to `units` from the charge's bucket, if this bucket is still in the ring buffer.
@@ -310,7 +310,7 @@ impl Counter for Buckets {
         position: &ChargePosition,
         units: u64,
     ) -> u64 {
-        let Mark::Numbered(bucket) = position.mark else {
+        let Mark::WindowIndex(bucket) = position.mark else {
             return 0;
         };
         state.advance(now);

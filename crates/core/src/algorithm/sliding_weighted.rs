@@ -246,7 +246,7 @@ impl Counter for WeightedWindow {
     }
 
     fn mark(state: &WeightedState) -> Mark {
-        Mark::Numbered(state.index)
+        Mark::WindowIndex(state.index)
     }
 
     /// Removes `units` from the window that contains the charge, if that window is the current or
@@ -258,7 +258,7 @@ impl Counter for WeightedWindow {
         position: &ChargePosition,
         units: u64,
     ) -> u64 {
-        let Mark::Numbered(window) = position.mark else {
+        let Mark::WindowIndex(window) = position.mark else {
             return 0;
         };
         state.advance(now);
