@@ -11,9 +11,9 @@ use tidegate_envoy::{ConfigFilesError, FileMistake, LoadedConfig, load_files};
 use tidegate_server::serve::{preflight_errors, preflight_warnings};
 
 use crate::{
-    NO, TROUBLE, answer,
+    NO, TROUBLE,
     args::{Check, Format},
-    complain,
+    eprint_message, print_result,
     serve::secret_problems,
 };
 
@@ -107,7 +107,7 @@ pub(crate) fn check(args: &Check) -> ExitCode {
         findings.check_envoy(load_files(&file), &file.path, "");
     }
     if findings.format == Format::Json {
-        answer(&format!("{:#}", Value::Array(findings.collected)));
+        print_result(&format!("{:#}", Value::Array(findings.collected)));
     }
     match findings.worst {
         CheckResult::Valid => ExitCode::SUCCESS,
@@ -125,7 +125,7 @@ impl Findings {
     fn check_file(&mut self, file: &Path) {
         let config = match Config::read(file) {
             Ok(config) => config,
-            Err(error) => return self.refused(&error, file),
+            Err(error) => return self.report_read_error(&error, file),
         };
         let name = file.display().to_string();
         for warning in &config.warnings {
@@ -145,8 +145,8 @@ impl Findings {
                         self.warn(warning, as_json(&name, warning, Severity::Warning));
                     }
                 }
-                Err(error @ ReadError::Mistaken { .. }) => {
-                    return self.refused(&error, &candidate.file);
+                Err(error @ ReadError::Invalid { .. }) => {
+                    return self.report_read_error(&error, &candidate.file);
                 }
                 Err(error) => {
                     let what = format!(
@@ -169,7 +169,7 @@ impl Findings {
         // Do not report success for a rules file whose Envoy rules cannot be read.
         if let Err(error @ ConfigFilesError::Unreadable { .. }) = loaded {
             let problem = format!("{name}: {}: {error}", key_of(&folder));
-            let found = plain(&name, "unreadable", &problem, Severity::Error);
+            let found = finding_without_line(&name, "unreadable", &problem, Severity::Error);
             return self.report_failure(CheckResult::Unreadable, &problem, [found]);
         }
         self.conclude(&name, &rules);
@@ -177,21 +177,22 @@ impl Findings {
         self.check_envoy(loaded, &folder.path, &prefix);
     }
 
-    fn refused(&mut self, error: &ReadError, file: &Path) {
+    fn report_read_error(&mut self, error: &ReadError, file: &Path) {
         let name = file.display().to_string();
         match error {
-            ReadError::Mistaken { mistakes, .. } => {
+            ReadError::Invalid { mistakes, .. } => {
                 let found = mistakes.iter();
                 let found = found.map(|mistake| as_json(&name, mistake, Severity::Error));
                 self.report_failure(CheckResult::HasMistakes, error, found);
             }
             _ => {
-                let found = plain(&name, "unreadable", &error.to_string(), Severity::Error);
+                let found =
+                    finding_without_line(&name, "unreadable", &error.to_string(), Severity::Error);
                 self.report_failure(CheckResult::Unreadable, error, [found]);
             }
         }
         if file.is_dir() && self.format == Format::Text {
-            complain("to check a folder of envoyproxy/ratelimit files, pass it with --envoy");
+            eprint_message("to check a folder of envoyproxy/ratelimit files, pass it with --envoy");
         }
     }
 
@@ -208,7 +209,7 @@ impl Findings {
                 let problem = format!(
                     "{prefix}{name} contains no file that defines a domain: requests from Envoy would not be limited"
                 );
-                let found = plain(&name, "mistake", &problem, Severity::Error);
+                let found = finding_without_line(&name, "mistake", &problem, Severity::Error);
                 self.report_failure(CheckResult::HasMistakes, &problem, [found]);
             }
             Ok(loaded) => {
@@ -219,12 +220,13 @@ impl Findings {
             }
             Err(error) => {
                 let problem = format!("{prefix}{error}");
-                if let ConfigFilesError::Mistaken { mistakes, .. } = &error {
+                if let ConfigFilesError::Invalid { mistakes, .. } = &error {
                     let found = mistakes.iter();
                     let found = found.map(|mistake| of_envoy(mistake, Severity::Error));
                     self.report_failure(CheckResult::HasMistakes, &problem, found);
                 } else {
-                    let found = plain(&name, "unreadable", &problem, Severity::Error);
+                    let found =
+                        finding_without_line(&name, "unreadable", &problem, Severity::Error);
                     self.report_failure(CheckResult::Unreadable, &problem, [found]);
                 }
             }
@@ -241,13 +243,14 @@ impl Findings {
         };
         if self.format == Format::Text {
             match severity {
-                Severity::Error => complain(text),
+                Severity::Error => eprint_message(text),
                 Severity::Note | Severity::Warning => {
-                    complain(&format!("{}: {text}", severity.as_str()));
+                    eprint_message(&format!("{}: {text}", severity.as_str()));
                 }
             }
         }
-        self.collected.push(plain(file, "machine", text, severity));
+        self.collected
+            .push(finding_without_line(file, "machine", text, severity));
         if self.is_this_machine {
             self.worst = self.worst.max(result);
             match result {
@@ -259,7 +262,7 @@ impl Findings {
 
     fn warn(&mut self, text: &dyn Display, found: Value) {
         if self.format == Format::Text {
-            complain(&format!("warning: {text}"));
+            eprint_message(&format!("warning: {text}"));
         }
         self.collected.push(found);
         self.worst = self.worst.max(CheckResult::HasWarnings);
@@ -273,7 +276,7 @@ impl Findings {
         found: impl IntoIterator<Item = Value>,
     ) {
         if self.format == Format::Text {
-            complain(&text.to_string());
+            eprint_message(&text.to_string());
         }
         self.collected.extend(found);
         self.worst = self.worst.max(worst);
@@ -291,17 +294,17 @@ impl Findings {
         }
         let warned = counted(warnings, "warning");
         if obstacles > 0 {
-            complain(&format!(
+            eprint_message(&format!(
                 "{file}: {content}, no errors, but the server would not start on this machine"
             ));
         } else if warnings > 0 && self.is_strict {
-            complain(&format!(
+            eprint_message(&format!(
                 "{file}: {content}, {warned}; --strict allows no warnings"
             ));
         } else if warnings > 0 {
-            answer(&format!("{file}: {content}, no errors, {warned}"));
+            print_result(&format!("{file}: {content}, no errors, {warned}"));
         } else {
-            answer(&format!("{file}: {content}, no errors"));
+            print_result(&format!("{file}: {content}, no errors"));
         }
     }
 }
@@ -336,7 +339,7 @@ fn of_envoy(mistake: &FileMistake, severity: Severity) -> Value {
 }
 
 /// Returns a finding in `file` as a JSON object, for a finding without a line number.
-fn plain(file: &str, code: &str, message: &str, severity: Severity) -> Value {
+fn finding_without_line(file: &str, code: &str, message: &str, severity: Severity) -> Value {
     json!({
         "file": file,
         "line": null,

@@ -94,12 +94,12 @@ fn main() -> ExitCode {
         #[cfg(feature = "reference")]
         Command::Reference { folder } => reference::write(&folder),
         Command::Version => {
-            answer(&Args::command().render_version());
+            print_result(&Args::command().render_version());
             Ok(ExitCode::SUCCESS)
         }
     };
     let code = done.unwrap_or_else(|problem| {
-        complain(&problem);
+        eprint_message(&problem);
         ExitCode::from(TROUBLE)
     });
     if IS_OUTPUT_LOST.load(Ordering::Relaxed) {
@@ -130,13 +130,13 @@ fn is_output_closed() -> bool {
 
 /// Prints a problem to standard error. Write errors are ignored, because there is nowhere else to
 /// report them.
-fn complain(problem: &str) {
-    let _ = writeln!(io::stderr(), "tidegate: {problem}");
+fn eprint_message(message: &str) {
+    let _ = writeln!(io::stderr(), "tidegate: {message}");
 }
 
 /// Prints a result to standard output. A pipe that its reader (for example `head`) has closed is
 /// not an error. Any other failure, such as a full disk, is an error.
-fn answer(text: &str) {
+fn print_result(text: &str) {
     let mut out = io::stdout();
     let written = writeln!(out, "{}", text.trim_end()).and_then(|()| out.flush());
     match written {
@@ -144,7 +144,7 @@ fn answer(text: &str) {
             IS_OUTPUT_CLOSED.store(true, Ordering::Relaxed);
         }
         Err(error) => {
-            complain(&format!(
+            eprint_message(&format!(
                 "cannot write the result to standard output: {error}"
             ));
             IS_OUTPUT_LOST.store(true, Ordering::Relaxed);

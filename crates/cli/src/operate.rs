@@ -10,12 +10,11 @@ use tidegate_core::top::Period;
 use crate::{
     NO,
     admin_address::{AdminAddress, Scheme},
-    answer,
     args::{
         Admin, CandidateAction, DenialsOptions, EventsOptions, ExplainOptions, Key, KeyOrThrottle,
         KeysOptions, OverrideOptions, OverridesOptions, TopOptions,
     },
-    complain, print, tls,
+    eprint_message, print, print_result, tls,
     unreachable::{TIMEOUT, describe, unreachable},
 };
 
@@ -260,7 +259,7 @@ pub(crate) fn top(admin: &Admin, options: &TopOptions) -> Result<ExitCode, Strin
         };
         let is_problem = matches!(list, AdminResponse::Problems(_));
         if *watch && !is_problem && std::io::stdout().is_terminal() {
-            answer(CLEAR);
+            print_result(CLEAR);
         }
         let shown = show(admin, list, |list| {
             if is_overview {
@@ -393,13 +392,13 @@ fn further_events(admin: &Admin, last: Option<&str>) -> AdminResponse {
         match get(admin, "list the events", &path).send() {
             Ok(listed) => {
                 if reported.is_some() {
-                    complain("the server responds again");
+                    eprint_message("the server responds again");
                 }
                 return listed;
             }
             Err(problem) => {
                 if reported.as_ref() != Some(&problem) {
-                    complain(&format!(
+                    eprint_message(&format!(
                         "{problem}; trying again until the server responds"
                     ));
                     reported = Some(problem);
@@ -514,15 +513,15 @@ fn show(admin: &Admin, response: AdminResponse, print: impl FnOnce(&Value) -> St
     match response {
         AdminResponse::Document(document) if admin.json => {
             // Serializing to a string fails only for a map with a key that is not a string.
-            answer(&serde_json::to_string_pretty(&document).unwrap_or_default());
+            print_result(&serde_json::to_string_pretty(&document).unwrap_or_default());
             ExitCode::SUCCESS
         }
         AdminResponse::Document(document) => {
-            answer(&print(&document));
+            print_result(&print(&document));
             ExitCode::SUCCESS
         }
         AdminResponse::Problems(problems) => {
-            problems.iter().for_each(|problem| complain(problem));
+            problems.iter().for_each(|problem| eprint_message(problem));
             ExitCode::from(NO)
         }
     }

@@ -10,7 +10,7 @@ use tidegate_server::serve::{self as server, Secrets};
 use crate::telemetry::Telemetry;
 use crate::{
     args::{LogFormatName, Serve},
-    complain, credential, log,
+    credential, eprint_message, log,
 };
 
 pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
@@ -31,7 +31,7 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
     #[cfg(feature = "telemetry")]
     telemetry.log_warnings();
     for line in ignored {
-        complain(&line);
+        eprint_message(&line);
     }
     let secrets = secrets(&config)?;
     let cannot_start = |error: std::io::Error| format!("cannot start: {error}");

@@ -24,10 +24,10 @@ use tidegate_simulate::{
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
-    answer,
     args::Simulate,
-    complain,
+    eprint_message,
     print::{headed, instant, printable, wait_ms},
+    print_result,
     serve::key_secret,
 };
 
@@ -92,12 +92,12 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     }
     if args.json {
         let json = serde_json::to_string_pretty(&report);
-        answer(&json.map_err(|error| format!("cannot write the report: {error}"))?);
+        print_result(&json.map_err(|error| format!("cannot write the report: {error}"))?);
         for warning in &report.warnings {
-            complain(&format!("warning: {}", printable(warning)));
+            eprint_message(&format!("warning: {}", printable(warning)));
         }
     } else {
-        answer(&text(&report));
+        print_result(&text(&report));
     }
     if report.interrupted {
         return Ok(ExitCode::from(INTERRUPTED));
@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Simulate) -> Result<ExitCode, String> {
     }
     Ok(match excess(args, &report) {
         Some(problem) => {
-            complain(&problem);
+            eprint_message(&problem);
             ExitCode::from(OVER)
         }
         None => ExitCode::SUCCESS,

@@ -46,7 +46,7 @@ impl CandidateConfig {
             return Ok(config);
         }
         let path = self.file.clone();
-        Err(ReadError::Mistaken { path, mistakes })
+        Err(ReadError::Invalid { path, mistakes })
     }
 }
 

@@ -22,7 +22,7 @@ pub enum ReadError {
     },
     /// The file was read, but its content is invalid.
     #[error("{path} has {} error{}:\n{}{}", mistakes.len(), plural(mistakes.len()), lines(mistakes), hint(mistakes, path))]
-    Mistaken {
+    Invalid {
         /// The path of the file.
         path: PathBuf,
         /// All errors in the file.
@@ -53,11 +53,11 @@ impl Config {
             )));
         }
         let text = fs::read_to_string(path).map_err(unreadable)?;
-        let mistaken = |mistakes| ReadError::Mistaken {
+        let invalid = |mistakes| ReadError::Invalid {
             path: path.to_owned(),
             mistakes,
         };
-        Self::parse_file(&text).map_err(mistaken)
+        Self::parse_file(&text).map_err(invalid)
     }
 
     /// Parses the content of a file. Unlike [`Self::parse`], rejects content without any settings.

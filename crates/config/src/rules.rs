@@ -149,11 +149,11 @@ fn default_algorithm(
         return (None, DefaultAlgorithm::Unreadable);
     };
     let algorithm = DefaultAlgorithm::read(&fields, DefaultAlgorithm::BySize, report);
-    (place_of(&fields, "algorithm"), algorithm)
+    (span_of(&fields, "algorithm"), algorithm)
 }
 
-/// Returns the position of a field, if the file contains the field.
-fn place_of(fields: &Fields<'_>, name: &str) -> Option<SourceSpan> {
+/// Returns the span of a field, if the file contains the field.
+fn span_of(fields: &Fields<'_>, name: &str) -> Option<SourceSpan> {
     fields.get(name).map(|value| value.span().clone())
 }
 
@@ -291,7 +291,7 @@ fn parts<'n>(
         key,
         cost: raw_cost,
         mode: parts.mode,
-        algorithm: place_of(fields, "algorithm"),
+        algorithm: span_of(fields, "algorithm"),
         limits: raw_limits,
         elastic: raw_elastic,
         proxy_only: response_cost::proxy_only_field(fields),
@@ -309,7 +309,7 @@ impl Parts<'_> {
             .ok()?;
         let rule = rule.when(self.when.clone()).allowing(self.allow.clone());
         let rule = match self.elastic.clone() {
-            Some((percent, room)) => rule.elastic(percent, room).ok()?,
+            Some((percent, headroom)) => rule.elastic(percent, headroom).ok()?,
             None => rule,
         };
         let rule = rule.in_mode(self.mode);
@@ -326,24 +326,24 @@ impl Parts<'_> {
     /// Creates a rule with the limits and the `elastic` setting, to check the latter. Returns
     /// `None` if the limits are invalid. The remaining fields are valid, so an error can only be
     /// about `elastic`.
-    fn stretched(&self) -> Option<Result<Rule, RuleError>> {
-        let (percent, room) = self.elastic.clone()?;
-        let rule = Rule::new("sound", self.limits.clone()).ok()?;
-        Some(rule.elastic(percent, room))
+    fn check_elastic(&self) -> Option<Result<Rule, RuleError>> {
+        let (percent, headroom) = self.elastic.clone()?;
+        let rule = Rule::new("valid", self.limits.clone()).ok()?;
+        Some(rule.elastic(percent, headroom))
     }
 
     /// Creates a rule with the limits and the cost, to check the cost. If the limits are invalid,
     /// uses valid limits in their place.
-    fn costing(&self) -> Result<Rule, RuleError> {
-        let rule = Rule::new("sound", self.limits.clone()).or_else(|_| sound_rule())?;
+    fn check_cost(&self) -> Result<Rule, RuleError> {
+        let rule = Rule::new("valid", self.limits.clone()).or_else(|_| valid_rule())?;
         rule.costing(self.cost.clone())
     }
 
     /// Creates a rule with the limits and the response-based cost, to check the latter. Returns
     /// `None` if the limits are invalid. The remaining fields are valid, so an error can only be
     /// about the response-based cost.
-    fn with_response_cost(&self) -> Option<Result<Rule, RuleError>> {
-        let rule = Rule::new("sound", self.limits.clone()).ok()?;
+    fn check_response_cost(&self) -> Option<Result<Rule, RuleError>> {
+        let rule = Rule::new("valid", self.limits.clone()).ok()?;
         Some(rule.with_response_cost(self.response_cost.clone()))
     }
 
@@ -352,12 +352,12 @@ impl Parts<'_> {
     /// checked. They have already been reported.
     fn errors(&self) -> Vec<RuleError> {
         let tried = [
-            self.name.map(|name| Rule::new(name, sound_limits())),
-            (!self.limits.is_empty()).then(|| Rule::new("sound", self.limits.clone())),
-            Some(sound_rule().and_then(|rule| rule.keyed_by(&self.key()))),
-            Some(self.costing()),
-            self.stretched(),
-            self.with_response_cost(),
+            self.name.map(|name| Rule::new(name, valid_limits())),
+            (!self.limits.is_empty()).then(|| Rule::new("valid", self.limits.clone())),
+            Some(valid_rule().and_then(|rule| rule.keyed_by(&self.key()))),
+            Some(self.check_cost()),
+            self.check_elastic(),
+            self.check_response_cost(),
         ];
         tried
             .into_iter()
@@ -368,7 +368,7 @@ impl Parts<'_> {
 }
 
 /// Returns arbitrary valid limits.
-fn sound_limits() -> Vec<Limit> {
+fn valid_limits() -> Vec<Limit> {
     let limit = Limit::new(Algorithm::FixedWindow {
         limit: 1,
         window: Window::Epoch(Span::from_secs(1)),
@@ -377,8 +377,8 @@ fn sound_limits() -> Vec<Limit> {
 }
 
 /// Creates an arbitrary valid rule.
-fn sound_rule() -> Result<Rule, RuleError> {
-    Rule::new("sound", sound_limits())
+fn valid_rule() -> Result<Rule, RuleError> {
+    Rule::new("valid", valid_limits())
 }
 
 fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<Scalar<'n>> {
@@ -450,7 +450,7 @@ fn elastic<'n>(
         }
     };
     raw.parent = fields.get("unused").and_then(parent);
-    let room = match (fields.get("when"), fields.get("unused")) {
+    let headroom = match (fields.get("when"), fields.get("unused")) {
         (Some(when), None) => {
             let (conditions, when) = conditions::when(when, report);
             raw.when = conditions;
@@ -468,7 +468,7 @@ fn elastic<'n>(
             None
         }
     };
-    (raw, extra.zip(room))
+    (raw, extra.zip(headroom))
 }
 
 /// Returns the name in `elastic.unused.rule`, even if other fields of `unused` have errors.

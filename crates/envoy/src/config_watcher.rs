@@ -46,7 +46,7 @@ pub enum ConfigFilesError {
     },
     /// The files were read, but contain errors.
     #[error("{} has {} error{}:\n{}", path.display(), mistakes.len(), plural(mistakes.len()), lines(mistakes))]
-    Mistaken {
+    Invalid {
         /// The path of the file or folder.
         path: PathBuf,
         /// All errors in the files.
@@ -60,9 +60,7 @@ impl ConfigFilesError {
     pub fn problems(&self) -> Vec<String> {
         match self {
             Self::Unreadable { .. } => vec![self.to_string()],
-            Self::Mistaken { mistakes, .. } => {
-                mistakes.iter().map(FileMistake::to_string).collect()
-            }
+            Self::Invalid { mistakes, .. } => mistakes.iter().map(FileMistake::to_string).collect(),
         }
     }
 
@@ -85,7 +83,7 @@ pub fn load_files(folder: &ConfigFiles) -> Result<LoadedConfig, ConfigFilesError
         FileFormat::Ratelimit => read(texts, folder.merging),
         FileFormat::Limitador => read_limitador(texts),
     };
-    read.map_err(|mistakes| ConfigFilesError::Mistaken {
+    read.map_err(|mistakes| ConfigFilesError::Invalid {
         path: path.clone(),
         mistakes,
     })

@@ -47,21 +47,21 @@ pub(crate) fn warn(
     config: &Config,
     report: &mut Report,
 ) {
-    let rooms: Vec<String> = config
+    let headroom_entries: Vec<String> = config
         .proxy
         .iter()
         .flat_map(|proxy| &proxy.upstreams)
         .map(UpstreamConfig::headroom_entry)
         .collect();
-    let provided = provided(config, &rooms);
-    let known = is_closed(config).then_some(&provided);
+    let provided = provided(config, &headroom_entries);
+    let known = is_proxy_only(config).then_some(&provided);
     let (conditions, counted) = (conditions_of(raw, upstreams), counted_by(raw));
     let misspelt = match known {
         Some(_) => HashMap::new(),
         None => EntryNames::new(&provided, &counted, &conditions).misspelt(),
     };
     let mut warnings = Warnings {
-        room: MAX_WARNINGS,
+        remaining: MAX_WARNINGS,
         report,
     };
     for condition in &conditions {
@@ -77,7 +77,7 @@ pub(crate) fn warn(
             let message = text_message(entry, comparison, scalar.text);
             warnings.of_value(&scalar.span, message);
         }
-        let meant = misspelt.get(entry).filter(|_| !condition.is_signal);
+        let meant = misspelt.get(entry).filter(|_| !condition.is_in_elastic);
         let message = meant.map(|meant| misspelt_condition(entry, meant));
         warnings.of_key(span, message);
         warnings.of_key(span, wrong_case(entry));
@@ -85,7 +85,7 @@ pub(crate) fn warn(
         // about them (`unknown-headroom`).
         let known = known
             .filter(|_| wrong_case(entry).is_none())
-            .filter(|_| !rooms.iter().any(|room| room == entry));
+            .filter(|_| !headroom_entries.iter().any(|headroom| headroom == entry));
         let message = known.and_then(|known| unknown_entry(entry, known));
         warnings.of_key(span, message);
     }
@@ -103,30 +103,30 @@ pub(crate) fn warn(
 
 /// Adds warnings to a report, up to a maximum number.
 struct Warnings<'r> {
-    room: usize,
+    remaining: usize,
     report: &'r mut Report,
 }
 
 impl Warnings<'_> {
     fn of_value(&mut self, span: &SourceSpan, message: Option<String>) {
-        if let Some(message) = message.filter(|_| self.take_room()) {
+        if let Some(message) = message.filter(|_| self.take_one()) {
             span.warn(self.report, message);
         }
     }
 
     /// Adds a warning about the key of the value at `span`.
     fn of_key(&mut self, span: &SourceSpan, message: Option<String>) {
-        if let Some(message) = message.filter(|_| self.take_room()) {
+        if let Some(message) = message.filter(|_| self.take_one()) {
             span.warn_of_key(self.report, message);
         }
     }
 
     /// Counts one warning. Returns false if the maximum number of warnings had already been
     /// reached.
-    fn take_room(&mut self) -> bool {
-        let has_room = self.room > 0;
-        self.room = self.room.saturating_sub(1);
-        has_room
+    fn take_one(&mut self) -> bool {
+        let is_below_maximum = self.remaining > 0;
+        self.remaining = self.remaining.saturating_sub(1);
+        is_below_maximum
     }
 }
 
@@ -138,7 +138,7 @@ pub(super) fn text_message(entry: &str, comparison: Comparison, text: &str) -> O
 
 /// Returns whether the proxy is the only listener that applies rules, so that no client can send
 /// its own entries.
-fn is_closed(config: &Config) -> bool {
+fn is_proxy_only(config: &Config) -> bool {
     let listen = &config.listen;
     let grpc = listen.grpc.filter(|_| config.grpc.authorization);
     let others = [listen.http, listen.resp, listen.spop, grpc];
@@ -147,21 +147,22 @@ fn is_closed(config: &Config) -> bool {
 
 /// Returns the names of the entries that the proxy provides or that this file defines. Entries with
 /// a prefix in [`DERIVED_PREFIXES`] are not included.
-fn provided<'c>(config: &'c Config, rooms: &'c [String]) -> Vec<&'c str> {
+fn provided<'c>(config: &'c Config, headroom_entries: &'c [String]) -> Vec<&'c str> {
     let derived = config.identity.derived.iter().map(|(name, _)| &**name);
-    let places = config.geoip.iter().map(|(span, _)| span.as_str());
+    let geoip_entries = config.geoip.iter().map(|(span, _)| span.as_str());
     let has_names = |tls: &TlsFiles| tls.client_ca.is_some();
     let tls = config.proxy.as_ref().and_then(|proxy| proxy.tls.as_ref());
     let client = tls.is_some_and(has_names).then_some("tls.client");
     let of_proxy = PROXY_ENTRIES.iter().copied();
     let upstreams = config.proxy.iter().flat_map(|proxy| &proxy.upstreams);
-    let rooms = upstreams.zip(rooms);
-    let rooms = rooms.filter_map(|(upstream, room)| upstream.adaptive.as_ref().map(|_| &**room));
+    let headroom_entries = upstreams.zip(headroom_entries);
+    let headroom_entries = headroom_entries
+        .filter_map(|(upstream, entry)| upstream.adaptive.as_ref().map(|_| &**entry));
     of_proxy
         .chain(derived)
-        .chain(places)
+        .chain(geoip_entries)
         .chain(client)
-        .chain(rooms)
+        .chain(headroom_entries)
         .collect()
 }
 
@@ -277,7 +278,9 @@ impl<'p, 'c> EntryNames<'p, 'c> {
         counted: &[&Scalar<'c>],
         conditions: &[EntryCondition<'_, 'c>],
     ) -> Self {
-        let tested = conditions.iter().filter(|condition| !condition.is_signal);
+        let tested = conditions
+            .iter()
+            .filter(|condition| !condition.is_in_elastic);
         let names = counted
             .iter()
             .map(|scalar| scalar.text)
@@ -546,7 +549,7 @@ struct EntryCondition<'r, 'n> {
     condition: &'r RawCondition<'n>,
     /// Whether the condition is part of `elastic.when`. The entries in `elastic.when` are usually
     /// signals that an application sends.
-    is_signal: bool,
+    is_in_elastic: bool,
 }
 
 /// Returns all conditions on requests in the file. The conditions in `elastic.when` come last.
@@ -562,17 +565,17 @@ fn conditions_of<'r, 'n>(
         .iter()
         .flat_map(|upstream| std::iter::once(&upstream.when).chain(&upstream.classes));
     let of_requests = raw.allow.iter().chain(of_rules).chain(of_upstreams);
-    let signals = raw.rules.iter().map(|rule| &rule.elastic.when);
-    let conditions = |when: &'r RawWhen<'n>, is_signal| {
+    let of_elastic = raw.rules.iter().map(|rule| &rule.elastic.when);
+    let conditions = |when: &'r RawWhen<'n>, is_in_elastic| {
         let conditions = when.conditions.iter();
         conditions.map(move |condition| EntryCondition {
             condition,
-            is_signal,
+            is_in_elastic,
         })
     };
     of_requests
         .flat_map(|when| conditions(when, false))
-        .chain(signals.flat_map(|when| conditions(when, true)))
+        .chain(of_elastic.flat_map(|when| conditions(when, true)))
         .collect()
 }
 

@@ -67,8 +67,8 @@ pub(super) async fn answer(
     limiter: &Arc<ServerLimiter>,
     query: TopQuery,
 ) -> Result<TopList, Failure> {
-    let permit = permit().await?;
-    let others = in_time(limiter.top_of_others(&query)).await;
+    let permit = acquire_permit().await?;
+    let others = with_timeout(limiter.top_of_others(&query)).await;
     let others = others.unwrap_or_else(OtherServers::unknown);
     let limiter = Arc::clone(limiter);
     compute(permit, move || limiter.top(&query, &others)).await
@@ -79,22 +79,22 @@ pub(super) async fn history(
     limiter: &Arc<ServerLimiter>,
     query: HistoryQuery,
 ) -> Result<KeyHistory, Failure> {
-    let permit = permit().await?;
-    let others = in_time(limiter.history_of_others(&query)).await;
+    let permit = acquire_permit().await?;
+    let others = with_timeout(limiter.history_of_others(&query)).await;
     let others = others.unwrap_or_else(PublishedHistory::unknown);
     let limiter = Arc::clone(limiter);
     compute(permit, move || limiter.key_history(&query, &others)).await
 }
 
 /// Waits while [`MAX_QUERIES`] other queries are running.
-pub(super) async fn permit() -> Result<SemaphorePermit<'static>, Failure> {
+pub(super) async fn acquire_permit() -> Result<SemaphorePermit<'static>, Failure> {
     let permit = QUERIES.acquire().await;
     permit.map_err(|_| Failure::ShuttingDown)
 }
 
 /// Waits at most [`REDIS_TIMEOUT`] for `read`, which reads other servers' counts. After the
 /// timeout, returns an error message.
-pub(super) async fn in_time<T>(read: impl Future<Output = T>) -> Result<T, String> {
+pub(super) async fn with_timeout<T>(read: impl Future<Output = T>) -> Result<T, String> {
     let read = tokio::time::timeout(REDIS_TIMEOUT, read).await;
     read.map_err(|_| "Redis did not answer within 2 seconds".to_owned())
 }

@@ -77,10 +77,10 @@ impl LoadError {
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
         match self {
-            Self::File(ReadError::Mistaken { mistakes, .. }) => {
+            Self::File(ReadError::Invalid { mistakes, .. }) => {
                 mistakes.iter().map(Mistake::to_string).collect()
             }
-            Self::Candidate(ReadError::Mistaken { path, mistakes }) => {
+            Self::Candidate(ReadError::Invalid { path, mistakes }) => {
                 let file = path.display();
                 let problem = |mistake| format!("candidate.rules: {file}: {mistake}");
                 mistakes.iter().map(problem).collect()

@@ -230,10 +230,10 @@ fn an_invalid_file_changes_nothing() {
     let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
     let reloaded = ReloadableListener::open(&file(&old, ""));
     let rule = "rules: [{name: all, limits: [1/h]}]\n";
-    let mistaken = file(&new, &format!("  max_boddy: 1\n{rule}"));
+    let invalid = file(&new, &format!("  max_boddy: 1\n{rule}"));
     assert!(matches!(
-        reloaded.reload(&mistaken),
-        Err(LoadError::File(ReadError::Mistaken { .. }))
+        reloaded.reload(&invalid),
+        Err(LoadError::File(ReadError::Invalid { .. }))
     ));
     let stranger = format!(
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: 'https://localhost:1', ca: /nowhere.pem}}]\n{rule}"

@@ -147,7 +147,7 @@ pub(super) struct JsonScanner {
     containers: [Option<Container>; MAX_CONTAINERS],
     /// The number of `containers` that are in use.
     depth: usize,
-    /// The number of open containers that are inside the last container but are not on the path to the
+    /// The number of open containers that are inside the last container but not on the path to the
     /// usage.
     skipped: usize,
     /// The name of the current field.

@@ -75,7 +75,7 @@ pub(super) async fn list(
         |failure: top::Failure| Problem::new(StatusCode::SERVICE_UNAVAILABLE, failure.to_string());
     // Reading other servers' denials takes megabytes of memory and several Redis calls. Therefore
     // the number of concurrent reads is limited, as for top talkers.
-    let _permit = top::permit().await.map_err(shutting_down)?;
+    let _permit = top::acquire_permit().await.map_err(shutting_down)?;
     let own = own_denials(limiter, wanted.clone()).await?;
     let key = wanted.key();
     let mut filter = wanted.filter(&key);
@@ -86,7 +86,7 @@ pub(super) async fn list(
     {
         filter.since = filter.since.max(oldest.at);
     }
-    let others = top::in_time(limiter.denials_of_others(&filter, most)).await;
+    let others = top::with_timeout(limiter.denials_of_others(&filter, most)).await;
     let others = others.unwrap_or_else(OtherDenials::unknown);
     let listed = merge(own, others.list, most);
     // If a rule no longer exists, its denials are still listed until newer denials overwrite them.

@@ -130,10 +130,10 @@ impl KeyTarget<'_> {
                     has_normalized_form: false,
                 });
             }
-            let counted = match name {
+            let normalized = match name {
                 "ip" => self.trust.counted_text(value).ok_or(name),
                 _ => match self.trust.normalize(name, value) {
-                    Ok(counted) => Ok(counted.into_owned()),
+                    Ok(normalized) => Ok(normalized.into_owned()),
                     Err(_) => Err(name),
                 },
             };
@@ -141,10 +141,13 @@ impl KeyTarget<'_> {
                 "ip" | "ip.exact" => "address",
                 name => name,
             };
-            match counted {
-                Ok(counted) if counted == value => None,
-                Ok(counted) => Some(ForeignValue {
-                    problem: format!("the listeners count this {what} as `{}`", shown(&counted)),
+            match normalized {
+                Ok(normalized) if normalized == value => None,
+                Ok(normalized) => Some(ForeignValue {
+                    problem: format!(
+                        "the listeners count this {what} as `{}`",
+                        shown(&normalized)
+                    ),
                     instead: "use the normalised form".to_owned(),
                     has_normalized_form: true,
                 }),

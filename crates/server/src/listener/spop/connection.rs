@@ -68,8 +68,8 @@ where
             stream.flush().await?;
             out = Vec::new();
         }
-        input.remove(progress.used);
-        if progress.used > 0 {
+        input.remove(progress.consumed);
+        if progress.consumed > 0 {
             let phase = stream.phase();
             if input.bytes.is_empty() {
                 phase.await_request();
@@ -86,7 +86,7 @@ where
         // With pipelining, a read usually ends in the middle of a frame, so a busy connection is
         // never idle. Therefore, during a shutdown, the connection is closed as soon as the
         // complete frames have been answered.
-        if progress.used > 0 && connection.shutdown.has_begun() {
+        if progress.consumed > 0 && connection.shutdown.has_begun() {
             put_disconnect(&mut out, NORMAL);
             stream.write_all(&out).await?;
             return stream.shutdown().await;

@@ -79,7 +79,7 @@ pub fn transcript(limiter: &ServerLimiter, headers: Headers, input: &[u8]) -> Ve
             return output;
         };
         output.append(&mut out);
-        at += progress.used;
+        at += progress.consumed;
         if progress.next != Next::Write {
             return output;
         }

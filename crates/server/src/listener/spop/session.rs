@@ -21,14 +21,14 @@ pub(super) struct Session {
     /// The maximum frame length in both directions. Before the handshake, this is
     /// [`MAX_FRAME_BYTES`].
     max_frame_bytes: usize,
-    has_begun: bool,
+    is_established: bool,
 }
 
 /// How much of the input has been answered, and the next action on the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
     /// The number of input bytes that have been consumed.
-    pub(super) used: usize,
+    pub(super) consumed: usize,
     pub(super) next: Next,
 }
 
@@ -56,7 +56,7 @@ impl Session {
         Self {
             writer,
             max_frame_bytes: MAX_FRAME_BYTES,
-            has_begun: false,
+            is_established: false,
         }
     }
 
@@ -67,19 +67,19 @@ impl Session {
         input: &[u8],
         out: &mut Vec<u8>,
     ) -> Progress {
-        let mut used = 0;
+        let mut consumed = 0;
         let reason = loop {
             if out.len() >= OUTPUT_BYTES {
                 let next = Next::Write;
-                return Progress { used, next };
+                return Progress { consumed, next };
             }
-            match self.step(limiter, &input[used..], out).await {
+            match self.step(limiter, &input[consumed..], out).await {
                 Ok(0) => {
                     let next = Next::Read;
-                    return Progress { used, next };
+                    return Progress { consumed, next };
                 }
                 // A step consumes only complete frames.
-                Ok(length) => used += length,
+                Ok(length) => consumed += length,
                 Err(End::HealthCheck) => break None,
                 Err(End::Disconnect(reason)) => break Some(reason),
             }
@@ -91,7 +91,7 @@ impl Session {
             put_disconnect(out, reason);
         }
         Progress {
-            used: input.len(),
+            consumed: input.len(),
             next: Next::Close,
         }
     }
@@ -107,14 +107,14 @@ impl Session {
         let first = Frame::first(input, self.max_frame_bytes).map_err(|reason| match reason {
             // If a client sends HTTP or TLS instead of SPOP, its first four bytes look like the
             // length of a very long frame.
-            TOO_BIG if !self.has_begun => NOT_SPOP,
+            TOO_BIG if !self.is_established => NOT_SPOP,
             reason => reason,
         });
         let Some((frame, length)) = first? else {
             return Ok(0);
         };
         match frame.kind {
-            HAPROXY_HELLO if !self.has_begun && !frame.is_fragment() => {
+            HAPROXY_HELLO if !self.is_established && !frame.is_fragment() => {
                 let hello = Hello::read(frame.payload)?;
                 self.begin(&hello, out);
                 if hello.is_health_check {
@@ -122,7 +122,7 @@ impl Session {
                 }
             }
             HAPROXY_DISCONNECT => return Err(NORMAL.into()),
-            _ if !self.has_begun => return Err(UNEXPECTED.into()),
+            _ if !self.is_established => return Err(UNEXPECTED.into()),
             HAPROXY_HELLO => return Err(UNEXPECTED.into()),
             _ if frame.is_fragment() => return Err(FRAGMENTED.into()),
             NOTIFY => return self.notified(limiter, input, out).await,
@@ -136,7 +136,7 @@ impl Session {
         let own = u32::try_from(MAX_FRAME_BYTES).unwrap_or(u32::MAX);
         let max = hello.max_frame_bytes.min(own);
         self.max_frame_bytes = usize::try_from(max).unwrap_or(MAX_FRAME_BYTES);
-        self.has_begun = true;
+        self.is_established = true;
         let capabilities = if hello.has_pipelining {
             "pipelining"
         } else {
