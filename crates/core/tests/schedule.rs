@@ -115,13 +115,13 @@ fn an_invalid_schedule_is_refused_with_advice() {
         assert_eq!(hours(text), expected);
     }
     for text in ["1-6", "1:00-6:00"] {
-        let said = hours(text);
-        assert!(said.ends_with("; write 01:00-06:00"), "{said}");
+        let message = hours(text);
+        assert!(message.ends_with("; write 01:00-06:00"), "{message}");
     }
     assert!(hours("06:00-06:00").starts_with("begins and ends at the same time"));
     for text in ["", "monday", "Mon", "mon-", "mon-tue-wed", "1"] {
-        let said = Days::parse(text).unwrap_err().to_string();
-        assert!(said.starts_with("expected one of mon, tue"), "{said}");
+        let message = Days::parse(text).unwrap_err().to_string();
+        assert!(message.starts_with("expected one of mon, tue"), "{message}");
     }
     let zone = ActiveHours::new(Vec::new(), Days::ALL, "Europe/Berlln").unwrap_err();
     assert_eq!(zone.field, "zone");

@@ -128,9 +128,9 @@ fn a_client_cannot_choose_its_path() {
         forwarded: "x-forwarded-uri",
     };
     assert_eq!(refused, mixed);
-    let told = |dialect| entries(&lines, ForwardAuthContext { dialect, ..PEER }, &["path"]);
-    assert_eq!(told(HeaderDialect::Nginx), some(&["/login"]));
-    assert_eq!(told(HeaderDialect::XForwarded), some(&["/harmless"]));
+    let path_for = |dialect| entries(&lines, ForwardAuthContext { dialect, ..PEER }, &["path"]);
+    assert_eq!(path_for(HeaderDialect::Nginx), some(&["/login"]));
+    assert_eq!(path_for(HeaderDialect::XForwarded), some(&["/harmless"]));
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn an_invalid_database_is_refused_and_the_old_one_kept() {
     let geoip = geoip();
     let whole = bytes(COUNTRIES);
     let cut = whole[whole.len() / 2..].to_vec();
-    for (place, bytes, said) in [
+    for (place, bytes, expected) in [
         (
             GeoIpField::Country,
             Vec::new(),
@@ -80,7 +80,7 @@ fn an_invalid_database_is_refused_and_the_old_one_kept() {
         (GeoIpField::Country, cut, "it is "),
     ] {
         let error = geoip.put(place, bytes).unwrap_err().to_string();
-        assert!(error.contains(said) && !error.contains('\n'), "{error}");
+        assert!(error.contains(expected) && !error.contains('\n'), "{error}");
     }
     assert_eq!(
         geoip.country("2.125.160.216".parse().unwrap()).as_deref(),

@@ -191,11 +191,11 @@ async fn offer(app: App) -> Vec<Served> {
             for _ in 0..rate / 500 {
                 let (app, served) = (app.clone(), Arc::clone(&served));
                 tokio::spawn(async move {
-                    let came = now();
+                    let arrival = now();
                     let Ok(status) = app.oneshot(Request::new(())).await;
                     if status == StatusCode::OK {
                         let mut served = served.lock().expect("no thread panics");
-                        served.push((came - began, came.elapsed()));
+                        served.push((arrival - began, arrival.elapsed()));
                     }
                 });
             }
@@ -242,7 +242,7 @@ fn panel(svg: &mut String, (x, y): (f64, f64), name: &str, served: &[Served]) {
     let mut times = String::new();
     for point in 0..points {
         let from = POINT * u32::try_from(point).unwrap_or(u32::MAX);
-        let within = |(came, _): &&Served| (from..from + POINT).contains(came);
+        let within = |(arrival, _): &&Served| (from..from + POINT).contains(arrival);
         let mut took: Vec<Duration> = served
             .iter()
             .filter(within)

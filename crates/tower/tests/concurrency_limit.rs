@@ -205,7 +205,7 @@ async fn there_is_room_while_latency_is_normal() {
     let layer = ConcurrencyLimitLayer::new(settings, clock.clone()).unwrap();
     let layer = layer.export_headroom("headroom.app", HeadroomCondition::Latency(120));
     let service = layer.layer(holding(&held));
-    let told = async |takes: Span| {
+    let saw_headroom = async |takes: Span| {
         let mut one = Box::pin(service.clone().oneshot(request("/")));
         assert!((&mut one).now_or_never().is_none());
         clock.set(clock.now().after(takes));
@@ -215,17 +215,17 @@ async fn there_is_room_while_latency_is_normal() {
         entries.unwrap().get("headroom.app") == Some("yes")
     };
     let (usual, slow) = (Span::from_millis(100), Span::from_millis(130));
-    assert!(!told(usual).await, "nothing is known yet");
-    told(usual).await;
-    assert!(told(usual).await);
+    assert!(!saw_headroom(usual).await, "nothing is known yet");
+    saw_headroom(usual).await;
+    assert!(saw_headroom(usual).await);
     for _ in 0..4 {
-        told(slow).await;
+        saw_headroom(slow).await;
     }
-    assert!(!told(slow).await, "they wait for something");
+    assert!(!saw_headroom(slow).await, "they wait for something");
     for _ in 0..4 {
-        told(usual).await;
+        saw_headroom(usual).await;
     }
-    assert!(told(usual).await);
+    assert!(saw_headroom(usual).await);
 }
 
 #[tokio::test]

@@ -105,27 +105,27 @@ fn a_changed_candidate_is_read_and_an_invalid_one_is_not() {
         server.rules_file().to_str().unwrap(),
     ]));
     assert_eq!(checked.status.code(), Some(1), "{checked:?}");
-    let said = String::from_utf8(checked.stderr).unwrap();
-    assert!(said.contains("candidate.yaml has 1 error"), "{said}");
+    let message = String::from_utf8(checked.stderr).unwrap();
+    assert!(message.contains("candidate.yaml has 1 error"), "{message}");
 }
 
 #[test]
 fn a_promoted_candidate_is_in_force_until_the_next_reload() {
     let mut server = start();
     assert_eq!(ask(&server, "a"), 200);
-    let said = printed(&server.operate(&["candidate", "promote"]));
-    assert!(said.starts_with("promoted: 1 rules of "), "{said}");
-    assert!(said.contains("replace the sections"), "{said}");
+    let message = printed(&server.operate(&["candidate", "promote"]));
+    assert!(message.starts_with("promoted: 1 rules of "), "{message}");
+    assert!(message.contains("replace the sections"), "{message}");
     // The unit that was used before the promotion also counts against the promoted limit of 1.
     assert_eq!([ask(&server, "a"), ask(&server, "b")], [429, 200]);
     let status = printed(&server.operate(&["status"]));
     assert!(status.contains("1 active, promoted from "), "{status}");
     let none = server.operate(&["candidate"]);
     assert_eq!(none.status.code(), Some(1));
-    let said = String::from_utf8(none.stderr).unwrap();
+    let message = String::from_utf8(none.stderr).unwrap();
     assert!(
-        said.contains("there are no candidate rules; name their file"),
-        "{said}"
+        message.contains("there are no candidate rules; name their file"),
+        "{message}"
     );
     assert!(server.operate(&["reload"]).status.success());
     server.wait_for(&["reloaded the rules"]);
@@ -235,6 +235,6 @@ fn a_candidate_with_other_entries_is_rejected() {
     ]);
     let refused = server.operate(&["candidate", "promote"]);
     assert!(!refused.status.success());
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(said.contains("run `tidegate check"), "{said}");
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains("run `tidegate check"), "{message}");
 }

@@ -33,12 +33,12 @@ fn shown(address: SocketAddr) -> String {
         "-alpn",
         "h2",
     ]));
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let subject = said
+    let message = String::from_utf8_lossy(&output.stdout).into_owned();
+    let subject = message
         .lines()
         .find_map(|line| line.strip_prefix("subject=CN = "));
     subject
-        .unwrap_or_else(|| panic!("no subject in:\n{said}"))
+        .unwrap_or_else(|| panic!("no subject in:\n{message}"))
         .to_owned()
 }
 

@@ -41,26 +41,26 @@ fn an_invalid_file_exits_with_1_and_lists_every_mistake() {
     let file = scratch.write("bad.yaml", BAD);
     let output = check(file.to_str().unwrap());
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     for mistake in [
         "lisen (line 1): ",
         "did you mean `listen`?",
         "rules[0].limits[0] (line 4): expected a rate such as 20/min",
         "rules[1].limits[0].capacity (line 8): must be at least 1, got 0",
     ] {
-        assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
+        assert!(printed.contains(mistake), "no {mistake:?} in:\n{printed}");
     }
-    assert!(said.contains("3 errors"), "{said}");
+    assert!(printed.contains("3 errors"), "{printed}");
 }
 
 #[test]
 fn a_missing_file_exits_with_2_and_is_named() {
     let output = check("nowhere.yaml");
     assert_eq!(output.status.code(), Some(2));
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     assert!(
-        said.starts_with("tidegate: cannot read nowhere.yaml: "),
-        "{said}"
+        printed.starts_with("tidegate: cannot read nowhere.yaml: "),
+        "{printed}"
     );
 }
 
@@ -99,21 +99,21 @@ fn an_envoyproxy_ratelimit_file_is_recognized() {
     let file = file.to_str().unwrap();
     let hint = format!("check it with `tidegate check --envoy {file}`");
     let output = check(file);
-    let said = text_of(&output);
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains(&hint), "{said}");
+    let printed = text_of(&output);
+    assert_eq!(output.status.code(), Some(1), "{printed}");
+    assert!(printed.contains(&hint), "{printed}");
     let output = run(&mut tidegate(&["serve", "--config", file]));
     assert!(text_of(&output).contains(&hint), "{output:?}");
     let output = run(&mut tidegate(&["check", "--envoy", file]));
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     // A directory is not a valid rules file either.
     let output = check(scratch.path().to_str().unwrap());
-    let said = text_of(&output);
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("pass it with --envoy"), "{said}");
+    let printed = text_of(&output);
+    assert_eq!(output.status.code(), Some(2), "{printed}");
+    assert!(printed.contains("pass it with --envoy"), "{printed}");
     let other = scratch.write("other.yaml", "domain: shop\n");
-    let said = text_of(&check(other.to_str().unwrap())).to_owned();
-    assert!(!said.contains("--envoy"), "{said}");
+    let printed = text_of(&check(other.to_str().unwrap())).to_owned();
+    assert!(!printed.contains("--envoy"), "{printed}");
 }
 
 fn text_of(output: &Output) -> &str {
@@ -140,9 +140,9 @@ proxy:
     );
     let file = scratch.write("elsewhere.yaml", &file);
     let output = check(file.to_str().unwrap());
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    let lines: Vec<&str> = said.lines().collect();
+    let printed = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    let lines: Vec<&str> = printed.lines().collect();
     for (line, names) in lines.iter().zip([
         "grpc.tls.certificate: cannot use /nowhere/crt.pem",
         "proxy.tls.certificate: cannot use /nowhere/crt.pem",
@@ -155,10 +155,10 @@ proxy:
         let begins = "tidegate: note: the server would not start on this machine: ";
         assert!(
             line.starts_with(begins) && line.contains(names),
-            "{names}: {said}"
+            "{names}: {printed}"
         );
     }
-    assert_eq!(lines.len(), 7, "{said}");
+    assert_eq!(lines.len(), 7, "{printed}");
 }
 
 /// `--strict` must also work on continuous integration machines, which do not have the server's
@@ -175,17 +175,17 @@ rules: [{name: login, when: {path: {route: /login}}, key: [ip], limits: [5/min]}
     let file = file.to_str().unwrap();
     let check = |arguments: &[&str]| run(&mut tidegate(&[&["check", file], arguments].concat()));
     let output = check(&["--strict"]);
-    let said = text_of(&output);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    for (line, name) in said.lines().zip([
+    let printed = text_of(&output);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    for (line, name) in printed.lines().zip([
         "admin.token_env: the environment variable TIDEGATE_TEST_UNSET is not set",
         "listen.resp.password_env: the environment variable TIDEGATE_TEST_UNSET_TOO is not set",
         "a restart would lose the counters",
     ]) {
         let is_note = line.starts_with("tidegate: note: ");
-        assert!(is_note && line.contains(name), "{name}: {said}");
+        assert!(is_note && line.contains(name), "{name}: {printed}");
     }
-    assert_eq!(said.lines().count(), 3, "{said}");
+    assert_eq!(printed.lines().count(), 3, "{printed}");
     let json = check(&["--strict", "--format", "json"]);
     let found: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     for found in found.as_array().unwrap() {
@@ -224,14 +224,14 @@ fn a_snapshot_in_a_missing_folder_is_a_note() {
     );
     let file = scratch.write("nowhere.yaml", &rules);
     let output = check(file.to_str().unwrap());
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     let folder = scratch.join("nowhere");
     let expected = format!(
         "note: on this machine a restart would lose the counters: cannot write the snapshot {}: its folder {}: No such file",
         path.display(),
         folder.display()
     );
-    assert!(said.contains(&expected), "{said}");
+    assert!(printed.contains(&expected), "{printed}");
 }
 
 #[test]
@@ -248,18 +248,18 @@ proxy: {{listen: 127.0.0.1:0, access_log: {folder}, upstreams: [{{name: app, url
     );
     let file = scratch.write("unusable.yaml", &file);
     let output = check(file.to_str().unwrap());
-    let said = text(&output.stderr);
+    let printed = text(&output.stderr);
     assert!(
-        said.contains(&format!(
+        printed.contains(&format!(
             "proxy.access_log: cannot open {folder}: Is a directory"
         )),
-        "{said}"
+        "{printed}"
     );
     assert!(
-        said.contains(&format!(
+        printed.contains(&format!(
             "cannot read the snapshot {folder}: Is a directory"
         )),
-        "{said}"
+        "{printed}"
     );
 }
 
@@ -321,14 +321,14 @@ fn the_last_line_agrees_with_the_exit_code() {
         let output = run(&mut tidegate(&[&["check", file], options].concat()));
         assert_eq!(output.status.code(), Some(code), "{output:?}");
         // The summary is on standard output only if the check succeeded.
-        let (said, prefix) = if code == 0 {
+        let (printed, prefix) = if code == 0 {
             (text(&output.stdout), "")
         } else {
             assert_eq!(text(&output.stdout), "");
             (text_of(&output), "tidegate: ")
         };
         let last = format!("{prefix}{file}: {last}");
-        assert_eq!(said.lines().last(), Some(&*last), "{output:?}");
+        assert_eq!(printed.lines().last(), Some(&*last), "{output:?}");
     }
 }
 

@@ -94,10 +94,10 @@ fn denials_are_listed_as_a_table() {
         ),
     ] {
         let refused = server.operate(&[&["denials"], arguments].concat());
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
-            !refused.status.success() && said.contains(expected),
-            "{said}"
+            !refused.status.success() && message.contains(expected),
+            "{message}"
         );
     }
 }
@@ -190,10 +190,10 @@ fn explain_says_what_denies_and_why_rules_do_not_apply() {
         (&["ip=::", "--rule", "x"], "there is no rule \"x\""),
     ] {
         let refused = server.operate(&[&["explain"], arguments].concat());
-        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
-            !refused.status.success() && said.contains(expected),
-            "{said}"
+            !refused.status.success() && message.contains(expected),
+            "{message}"
         );
     }
 }
@@ -243,10 +243,10 @@ fn keys_are_listed_with_what_remains() {
         "{first}"
     );
     let refused = server.operate(&["keys", "api", "--after", "1.2.3"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(
-        said.contains("after: is not a `next` value of this list"),
-        "{said}"
+        message.contains("after: is not a `next` value of this list"),
+        "{message}"
     );
 }
 
@@ -258,7 +258,7 @@ fn denials_are_logged_if_that_is_set() {
         login(&server, "203.0.113.9");
     }
     server.wait_for(&["request denied", "enforce"]);
-    let log = server.said();
+    let log = server.log_text();
     let line = log
         .lines()
         .find(|line| line.contains("request denied") && line.contains("enforce"));

@@ -83,7 +83,7 @@ fn the_start_raises_the_soft_limit_to_the_hard_limit() {
     assert_eq!(server.soft_file_limit(), 2_048);
     // The hard limit on open files is high enough for `max_connections`, although the soft limit is
     // not.
-    assert!(!server.has_said(&["lowered"]), "{}", server.said());
+    assert!(!server.has_logged(&["lowered"]), "{}", server.log_text());
 }
 
 /// Starts an endpoint that answers one request per connection with an empty 200.

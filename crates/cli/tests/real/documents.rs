@@ -251,8 +251,10 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
                 continue;
             }
             checked.insert(name.to_owned());
-            let said = strictly_checked(&lines.join("\n"));
-            wrong.extend(said.map(|said| format!("{name}: {said}\n{}\n\n", lines.join("\n"))));
+            let message = strictly_checked(&lines.join("\n"));
+            wrong.extend(
+                message.map(|message| format!("{name}: {message}\n{}\n\n", lines.join("\n"))),
+            );
         }
     }
     for folder in [
@@ -276,8 +278,8 @@ fn every_rules_file_in_the_documentation_passes_a_strict_check() {
             // In a container, the server has to listen on all addresses. Listening on all addresses
             // would cause a warning here.
             let text = fs::read_to_string(&file).unwrap();
-            let said = strictly_checked(&text.replace("0.0.0.0:", "127.0.0.1:"));
-            wrong.extend(said.map(|said| format!("{}: {said}\n", file.display())));
+            let message = strictly_checked(&text.replace("0.0.0.0:", "127.0.0.1:"));
+            wrong.extend(message.map(|message| format!("{}: {message}\n", file.display())));
         }
     }
     assert!(wrong.is_empty(), "{wrong}");
@@ -340,8 +342,8 @@ fn strictly_checked(text: &str) -> Option<String> {
         check.arg(file)
     };
     let output = run(check.current_dir(repository()));
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    (!output.status.success()).then_some(said)
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    (!output.status.success()).then_some(message)
 }
 
 /// Returns the files with this extension in a repository folder, sorted by name.
@@ -399,12 +401,12 @@ fn assert_true_with(document: &str, server: &Server, more: &[(&str, SocketAddr)]
         .collect();
     let mut wrong = String::new();
     for Step { command, printed } in &steps {
-        let came = output(server, &ports, command);
-        if !matches(printed, &came) {
+        let actual = output(server, &ports, command);
+        if !matches(printed, &actual) {
             wrong += &format!(
                 "$ {command}\ndocumented:\n{}\nactual:\n{}\n\n",
                 printed.join("\n"),
-                came.join("\n")
+                actual.join("\n")
             );
         }
     }
@@ -488,21 +490,21 @@ fn output(server: &Server, ports: &[(&str, String)], command: &str) -> Vec<Strin
         .collect()
 }
 
-fn matches(printed: &[String], came: &[String]) -> bool {
+fn matches(printed: &[String], actual: &[String]) -> bool {
     match printed.split_first() {
-        None => came.is_empty(),
+        None => actual.is_empty(),
         Some((line, rest)) if line.trim() == "..." => {
-            (0..=came.len()).any(|skipped| matches(rest, &came[skipped..]))
+            (0..=actual.len()).any(|skipped| matches(rest, &actual[skipped..]))
         }
-        Some((line, rest)) => came
+        Some((line, rest)) => actual
             .split_first()
             .is_some_and(|(first, others)| alike(line.trim_end(), first) && matches(rest, others)),
     }
 }
 
 /// Compares two lines, ignoring differences due to time.
-fn alike(printed: &str, came: &str) -> bool {
-    let (dated, now) = (undated(printed), undated(came));
+fn alike(printed: &str, actual: &str) -> bool {
+    let (dated, now) = (undated(printed), undated(actual));
     is_alike(&dated, &now) || words(&dated).eq(words(&now))
 }
 
@@ -540,11 +542,11 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
         .filter(move |word| !is_duration(word))
 }
 
-fn is_alike(printed: &str, came: &str) -> bool {
-    let (mut printed, mut came) = (pieces(printed), pieces(came));
+fn is_alike(printed: &str, actual: &str) -> bool {
+    let (mut printed, mut actual) = (pieces(printed), pieces(actual));
     let mut before = "";
     loop {
-        match (printed.next(), came.next()) {
+        match (printed.next(), actual.next()) {
             (None, None) => return true,
             (Some(one), Some(other)) if one == other => before = one,
             (Some(_), Some(_)) if is_instant(before) => before = "",

@@ -36,7 +36,7 @@ fn a_misspelt_entry_is_logged_with_the_intended_one() {
     }
     server.signal("HUP");
     server.wait_for(&["reload"]);
-    let lines = server.said();
+    let lines = server.log_text();
     assert_eq!(lines.matches("matched no rule").count(), 1, "{lines}");
     assert_eq!(lines.matches("entries that no rule").count(), 1, "{lines}");
     assert!(

@@ -56,7 +56,7 @@ fn an_envoy_folder_is_checked() {
         "config/b.yaml",
         "domain: shop\ndescriptors: [{key: a, rate_limit: {unit: moon}}, {value: v}]",
     );
-    let (code, said) = check(&scratch, &["check", "--envoy", "config"]);
+    let (code, message) = check(&scratch, &["check", "--envoy", "config"]);
     assert_eq!(code, Some(1));
     for mistake in [
         "config has 3 errors:",
@@ -64,13 +64,13 @@ fn an_envoy_folder_is_checked() {
         "  b.yaml: descriptors[1] (line 2): descriptor has empty key",
         "  shop.yaml: domain (line 1): duplicate domain 'shop' in config file; b.yaml already defines it",
     ] {
-        assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
+        assert!(message.contains(mistake), "no {mistake:?} in:\n{message}");
     }
-    let (code, said) = check(&scratch, &["check", "--envoy", "nowhere"]);
+    let (code, message) = check(&scratch, &["check", "--envoy", "nowhere"]);
     assert_eq!(code, Some(2));
     assert!(
-        said.starts_with("tidegate: cannot read nowhere: "),
-        "{said}"
+        message.starts_with("tidegate: cannot read nowhere: "),
+        "{message}"
     );
 }
 
@@ -87,20 +87,20 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
         (Some(0), good.into())
     );
     scratch.write("config/shop.yaml", "descriptors: []");
-    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    let (code, message) = check(&scratch, &["check", "rules.yaml"]);
     assert_eq!(code, Some(1));
     assert!(
-        said.contains("config file cannot have empty domain"),
-        "{said}"
+        message.contains("config file cannot have empty domain"),
+        "{message}"
     );
-    let (code, said) = check(&scratch, &["serve", "--config", "rules.yaml"]);
+    let (code, message) = check(&scratch, &["serve", "--config", "rules.yaml"]);
     assert_eq!(code, Some(2));
     assert!(
-        said.starts_with("tidegate: envoy.config: config has 1 error:"),
-        "{said}"
+        message.starts_with("tidegate: envoy.config: config has 1 error:"),
+        "{message}"
     );
     scratch.write("rules.yaml", "envoy: {confg: x, near_limit_ratio: 2, response_headers: {limit: a b}, local_cache: much}\n");
-    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    let (code, message) = check(&scratch, &["check", "rules.yaml"]);
     assert_eq!(code, Some(1));
     for mistake in [
         "envoy.confg (line 1): unknown key `confg`; did you mean `config`?",
@@ -109,7 +109,7 @@ fn checking_a_rules_file_includes_its_envoy_folder() {
         "envoy.response_headers.limit (line 1): expected a header name, got \"a b\"",
         "envoy.local_cache (line 1): expected a size such as 512MiB or 1GiB, got \"much\"",
     ] {
-        assert!(said.contains(mistake), "no {mistake:?} in:\n{said}");
+        assert!(message.contains(mistake), "no {mistake:?} in:\n{message}");
     }
 }
 
@@ -120,34 +120,34 @@ fn an_empty_or_missing_folder_is_an_error() {
     let scratch = Scratch::new();
     std::fs::create_dir(scratch.join("empty")).unwrap();
     scratch.write("empty/.hidden.yaml", SHOP);
-    let (code, said) = check(&scratch, &["check", "--envoy", "empty"]);
+    let (code, message) = check(&scratch, &["check", "--envoy", "empty"]);
     let nothing =
         "empty contains no file that defines a domain: requests from Envoy would not be limited\n";
-    assert_eq!((code, said), (Some(1), format!("tidegate: {nothing}")));
+    assert_eq!((code, message), (Some(1), format!("tidegate: {nothing}")));
 
     scratch.write("rules.yaml", "envoy: {config: empty}\n");
-    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    let (code, message) = check(&scratch, &["check", "rules.yaml"]);
     assert_eq!(code, Some(1));
     assert!(
-        said.contains(&format!("tidegate: envoy.config: {nothing}")),
-        "{said}"
+        message.contains(&format!("tidegate: envoy.config: {nothing}")),
+        "{message}"
     );
 
     scratch.write("rules.yaml", "envoy: {config: nowhere}\n");
-    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    let (code, message) = check(&scratch, &["check", "rules.yaml"]);
     assert_eq!(code, Some(2));
     assert!(
-        said.starts_with("tidegate: rules.yaml: envoy.config: cannot read nowhere: "),
-        "{said}"
+        message.starts_with("tidegate: rules.yaml: envoy.config: cannot read nowhere: "),
+        "{message}"
     );
-    assert!(!said.contains("no errors"), "{said}");
+    assert!(!message.contains("no errors"), "{message}");
 
     // Both files are checked, and the worse result determines the exit code.
     scratch.write("bad.yaml", "domain: 1.5");
-    let (code, said) = check(&scratch, &["check", "nowhere.yaml", "--envoy", "bad.yaml"]);
+    let (code, message) = check(&scratch, &["check", "nowhere.yaml", "--envoy", "bad.yaml"]);
     assert_eq!(code, Some(2));
     for part in ["cannot read nowhere.yaml: ", "bad.yaml has 1 error:"] {
-        assert!(said.contains(part), "no {part:?} in:\n{said}");
+        assert!(message.contains(part), "no {part:?} in:\n{message}");
     }
 }
 
@@ -159,14 +159,14 @@ fn the_start_logs_the_active_configuration() {
     let (domains, descriptors) = ("domains=1", "descriptors=1");
     let reloaded = "reloaded the configuration of the rate limit service";
     server.wait_for(&[reloaded, domains, descriptors]);
-    let said = server.said();
+    let message = server.log_text();
     let words = [
         "the configuration of the rate limit service is active",
         domains,
         descriptors,
     ];
     let says_it = |line: &str| words.iter().all(|word| line.contains(word));
-    assert!(said.lines().any(says_it), "{said}");
+    assert!(message.lines().any(says_it), "{message}");
 }
 
 #[test]
@@ -367,7 +367,7 @@ fn unsupported_variables_of_envoyproxy_ratelimit_are_rejected() {
     }
     let output = run(&mut command);
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     for problem in [
         "CONFIG_TYPE: expected FILE or GRPC_XDS_SOTW, got \"GRPC_XDS_DELTA\"",
         "BACKEND_TYPE: counts are kept in Redis or in the memory of this process only",
@@ -376,7 +376,7 @@ fn unsupported_variables_of_envoyproxy_ratelimit_are_rejected() {
         "GRPC_SERVER_TLS_CERT: is missing",
         "PORT: expected a port from 0 to 65535, got \"http\"",
     ] {
-        assert!(said.contains(problem), "no {problem:?} in:\n{said}");
+        assert!(message.contains(problem), "no {problem:?} in:\n{message}");
     }
 }
 
@@ -401,9 +401,9 @@ fn a_limits_file_of_limitador_is_checked() {
         "rules.yaml",
         &format!("{EVERY_LISTENER}envoy: {{limitador: limits.yaml}}\n"),
     );
-    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains(good), "{said}");
+    let (code, message) = check(&scratch, &["check", "rules.yaml"]);
+    assert_eq!(code, Some(0), "{message}");
+    assert!(message.contains(good), "{message}");
 
     let wrong = LIMITADOR.replace("== 'POST'", "> 'POST'");
     scratch.write("limits.yaml", &wrong);
@@ -411,30 +411,30 @@ fn a_limits_file_of_limitador_is_checked() {
         ["check", "--limitador", "limits.yaml"].as_slice(),
         &["check", "rules.yaml"],
     ] {
-        let (code, said) = check(&scratch, args);
-        assert_eq!(code, Some(1), "{said}");
+        let (code, message) = check(&scratch, args);
+        assert_eq!(code, Some(1), "{message}");
         let mistake = "  limits.yaml: [0].conditions[0] (line 4): this condition is not supported; \
             supported are descriptors[0]['key'] == 'value', != in place of ==, and key == value";
-        assert!(said.contains(mistake), "{said}");
+        assert!(message.contains(mistake), "{message}");
     }
-    let (code, said) = check(&scratch, &["serve", "--config", "rules.yaml"]);
+    let (code, message) = check(&scratch, &["serve", "--config", "rules.yaml"]);
     assert_eq!(code, Some(2));
     let refused = "tidegate: envoy.limitador: limits.yaml has 1 error:";
-    assert!(said.starts_with(refused), "{said}");
+    assert!(message.starts_with(refused), "{message}");
     let both = "envoy: {limitador: limits.yaml, config: shop.yaml, quota_mode: true}\n";
     scratch.write("rules.yaml", both);
-    let (code, said) = check(&scratch, &["check", "rules.yaml"]);
+    let (code, message) = check(&scratch, &["check", "rules.yaml"]);
     assert_eq!(code, Some(1));
     for name in ["config", "quota_mode"] {
         let mistake =
             format!("`{name}` cannot be combined with `limitador`; remove one of the two");
-        assert!(said.contains(&mistake), "{said}");
+        assert!(message.contains(&mistake), "{message}");
     }
-    let (code, said) = check(&scratch, &["check", "limits.yaml"]);
+    let (code, message) = check(&scratch, &["check", "limits.yaml"]);
     assert_eq!(code, Some(1));
     assert!(
-        said.contains("tidegate check --limitador limits.yaml"),
-        "{said}"
+        message.contains("tidegate check --limitador limits.yaml"),
+        "{message}"
     );
 }
 

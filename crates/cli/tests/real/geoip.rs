@@ -61,8 +61,8 @@ fn a_missing_database_aborts_the_start() {
     let file = scratch.write("rules.yaml", RULES);
     let file = file.to_str().unwrap();
     let output = run(tidegate(&["serve", "--config", file]).current_dir(scratch.path()));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{message}");
     let problem = "geoip.country: cannot use country.mmdb: No such file";
-    assert!(said.contains(problem), "{said}");
+    assert!(message.contains(problem), "{message}");
 }

@@ -45,8 +45,8 @@ fn unsolicited_ping_acknowledgements_are_not_logged() {
     }
     server.signal("TERM");
     server.wait_for(&["shutting down"]);
-    assert!(!server.has_said(&["h2"]), "{}", server.said());
-    assert!(!server.has_said(&["PING"]), "{}", server.said());
+    assert!(!server.has_logged(&["h2"]), "{}", server.log_text());
+    assert!(!server.has_logged(&["PING"]), "{}", server.log_text());
 }
 
 #[test]
@@ -62,18 +62,18 @@ fn wrong_admin_tokens_are_logged() {
     }
     server.signal("TERM");
     server.wait_for(&["shutting down"]);
-    let said = server.said();
-    let records = said
+    let log = server.log_text();
+    let records = log
         .lines()
         .filter(|line| line.contains("authentication failed: invalid secret"))
         .collect::<Vec<_>>();
-    assert_eq!(records.len(), 2, "{said}");
+    assert_eq!(records.len(), 2, "{log}");
     for record in records {
         let names_the_client =
             record.contains("listener=\"admin\"") && record.contains("peer=127.0.0.1");
         assert!(names_the_client, "{record}");
     }
-    assert!(!said.contains("guess"), "{said}");
+    assert!(!log.contains("guess"), "{log}");
 }
 
 #[test]
@@ -90,12 +90,12 @@ fn all_warnings_of_the_rules_file_are_logged() {
     assert_eq!(Ask::get(server.admin, "/healthz").send().status, 200);
     server.signal("TERM");
     server.wait_for(&["shutting down"]);
-    let said = server.said();
-    let warnings = said
+    let log = server.log_text();
+    let warnings = log
         .lines()
         .filter(|line| line.contains("WARN tidegate_server::serve: rules["))
         .count();
-    assert!(warnings > 30, "{warnings}:\n{said}");
+    assert!(warnings > 30, "{warnings}:\n{log}");
 }
 
 #[test]
@@ -117,10 +117,10 @@ fn all_warnings_of_envoys_configuration_are_logged() {
     assert_eq!(Ask::get(server.admin, "/healthz").send().status, 200);
     server.signal("TERM");
     server.wait_for(&["shutting down"]);
-    let said = server.said();
-    let warnings = said
+    let log = server.log_text();
+    let warnings = log
         .lines()
         .filter(|line| line.contains("WARN tidegate_envoy::config_watcher: "))
         .count();
-    assert!(warnings >= 40, "{warnings}:\n{said}");
+    assert!(warnings >= 40, "{warnings}:\n{log}");
 }

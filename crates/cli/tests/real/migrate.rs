@@ -420,9 +420,9 @@ fn admitted_by_command(server: &Server, row: &Row, key: &str, allowed: &str) -> 
     let output = run(Command::new(tool("redis-cli"))
         .args(["-p", &port, "-r", &count])
         .args(&words));
-    let said = String::from_utf8(output.stdout).unwrap();
-    let replies: Vec<&str> = said.lines().collect();
-    assert_eq!(replies.len(), 5 * row.sent, "{said}");
+    let message = String::from_utf8(output.stdout).unwrap();
+    let replies: Vec<&str> = message.lines().collect();
+    assert_eq!(replies.len(), 5 * row.sent, "{message}");
     let firsts = replies.chunks(5).map(|reply| reply[0]);
     (
         firsts.filter(|first| *first == allowed).count(),

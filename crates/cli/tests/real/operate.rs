@@ -107,11 +107,12 @@ fn a_shorter_block_is_refused_and_a_longer_one_names_what_it_replaced() {
     );
     let refused = block(&[]);
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    let said = String::from_utf8_lossy(&refused.stderr);
+    let message = String::from_utf8_lossy(&refused.stderr);
     assert!(
-        said.starts_with("tidegate: cannot block api u1, /x: the key is already blocked until 2")
-            && said.contains("pass --shorten"),
-        "{said}"
+        message
+            .starts_with("tidegate: cannot block api u1, /x: the key is already blocked until 2")
+            && message.contains("pass --shorten"),
+        "{message}"
     );
     let longer = printed(&block(&["--for", "forever"]));
     let mut lines = longer.lines();
@@ -181,11 +182,11 @@ fn a_key_of_the_wrong_length_is_rejected_with_the_expected_entries() {
     let server = Server::start(RULES);
     let output = server.operate(&["inspect", "api", "u1"]);
     assert!(!output.status.success());
-    let said = [output.stdout, output.stderr].concat();
+    let message = [output.stdout, output.stderr].concat();
     assert!(
-        String::from_utf8_lossy(&said).contains("route"),
+        String::from_utf8_lossy(&message).contains("route"),
         "{}",
-        String::from_utf8_lossy(&said)
+        String::from_utf8_lossy(&message)
     );
 }
 
@@ -195,12 +196,12 @@ fn an_unreachable_server_exits_with_2_and_advice() {
     let address = format!("127.0.0.1:{port}");
     let output = run(&mut tidegate(&["blocks", "--admin", &address]));
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains(&format!("cannot reach the admin endpoint at {address}")),
-        "{said}"
+        message.contains(&format!("cannot reach the admin endpoint at {address}")),
+        "{message}"
     );
-    assert!(said.contains("is the server running?"), "{said}");
+    assert!(message.contains("is the server running?"), "{message}");
 }
 
 #[test]
@@ -212,8 +213,11 @@ fn another_listener_is_recognized() {
         &server.http.to_string(),
     ]));
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.contains("is not a Tidegate admin endpoint"), "{said}");
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        message.contains("is not a Tidegate admin endpoint"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -249,9 +253,12 @@ fn errors_name_the_complete_address() {
     ] {
         let output = run(&mut tidegate(&["blocks", "--admin", &given]));
         assert_eq!(output.status.code(), Some(2));
-        let said = String::from_utf8_lossy(&output.stderr);
+        let message = String::from_utf8_lossy(&output.stderr);
         let begins = "tidegate: cannot list the blocks: cannot reach the admin endpoint ";
-        assert!(said.starts_with(&format!("{begins}{expected}")), "{said}");
+        assert!(
+            message.starts_with(&format!("{begins}{expected}")),
+            "{message}"
+        );
     }
 }
 
@@ -272,11 +279,11 @@ fn blocks_of_a_program_that_sends(response: &'static [u8]) -> String {
     });
     let output = run(&mut tidegate(&["blocks", "--admin", &address]));
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     let begins =
         format!("tidegate: cannot list the blocks: cannot reach the admin endpoint at {address}: ");
-    let problem = said.strip_prefix(&begins);
-    problem.unwrap_or_else(|| panic!("{said}")).to_owned()
+    let problem = message.strip_prefix(&begins);
+    problem.unwrap_or_else(|| panic!("{message}")).to_owned()
 }
 
 /// Errors must not contain messages from libraries or the operating system, which mean nothing to
@@ -399,10 +406,10 @@ fn a_result_that_cannot_be_written_is_an_error() {
     let asked = command.stdout(full).stderr(Stdio::piped()).spawn();
     let output = asked.unwrap().wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    let said = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.starts_with("tidegate: cannot write the result to standard output: No space left"),
-        "{said}"
+        message.starts_with("tidegate: cannot write the result to standard output: No space left"),
+        "{message}"
     );
 }
 
@@ -442,8 +449,8 @@ fn a_missing_argument_shows_a_usage_that_can_be_followed() {
         // The usage must not contain the value of an environment variable.
         let output = run(tidegate(arguments).env("TIDEGATE_ADMIN", "18082"));
         assert_eq!(output.status.code(), Some(2), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(expected), "no {expected:?} in {said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.contains(expected), "no {expected:?} in {message}");
     }
 }
 
@@ -469,9 +476,9 @@ fn the_admin_token_is_required() {
     ] {
         let output = server.operate(arguments);
         assert_eq!(output.status.code(), Some(2));
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(advice), "{said}");
-        assert!(!said.contains("wrong"), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.contains(advice), "{message}");
+        assert!(!message.contains("wrong"), "{message}");
     }
     assert!(
         server
@@ -482,10 +489,10 @@ fn the_admin_token_is_required() {
     // An empty variable is treated as no token, not as an invalid token.
     let mut empty = tidegate(&["blocks", "--admin", &server.admin.to_string()]);
     let output = run(empty.env("TIDEGATE_ADMIN_TOKEN", ""));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let message = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("--token, or in TIDEGATE_ADMIN_TOKEN"),
-        "{said}"
+        message.contains("--token, or in TIDEGATE_ADMIN_TOKEN"),
+        "{message}"
     );
 }
 
@@ -567,8 +574,11 @@ fn reload_lists_the_mistakes_of_the_file() {
     .unwrap();
     let refused = server.operate(&["reload"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(said.contains("nam") && said.contains("oops"), "{said}");
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        message.contains("nam") && message.contains("oops"),
+        "{message}"
+    );
     let status = server.operate(&["status"]);
     let status = printed(&status);
     assert!(
@@ -623,10 +633,10 @@ note: changes to listen, top take effect after a server restart
     std::fs::write(&file, "rules: [{nam: x}]").unwrap();
     let refused = server.operate(&preview);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let said = String::from_utf8(refused.stderr).unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
     assert!(
-        said.contains("cannot be used as the rules file") && said.contains("nam"),
-        "{said}"
+        message.contains("cannot be used as the rules file") && message.contains("nam"),
+        "{message}"
     );
     let missing = server.operate(&["preview", "nowhere.yaml"]);
     assert_eq!(missing.status.code(), Some(2), "{missing:?}");
@@ -754,12 +764,12 @@ fn errors_say_what_was_asked_and_what_to_do() {
         ),
     ] {
         let output = run(&mut tidegate(&[arguments, &["--admin", address]].concat()));
-        let said = String::from_utf8(output.stderr).unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
         let begins = format!("tidegate: {expected}");
-        assert!(said.starts_with(&begins), "no {expected:?} in {said}");
+        assert!(message.starts_with(&begins), "no {expected:?} in {message}");
         assert!(
-            !said.contains("/v1/") && !said.contains("status 4"),
-            "{said}"
+            !message.contains("/v1/") && !message.contains("status 4"),
+            "{message}"
         );
     }
 }
@@ -783,11 +793,11 @@ fn a_server_of_another_version_is_recognized() {
     let output = run(&mut tidegate(&["blocks", "--admin", &address]));
     other.join().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     let begins = format!(
         "tidegate: cannot list the blocks: the server at {address} does not support this command"
     );
-    assert!(said.starts_with(&begins), "{said}");
+    assert!(message.starts_with(&begins), "{message}");
 }
 
 #[test]
@@ -837,18 +847,18 @@ fn status(server: &Server, args: &str) -> (bool, String) {
         .args(args.split_whitespace())
         .current_dir(server.directory());
     let output = run(&mut command);
-    let said = [output.stdout, output.stderr].concat();
+    let message = [output.stdout, output.stderr].concat();
     (
         output.status.success(),
-        String::from_utf8_lossy(&said).into_owned(),
+        String::from_utf8_lossy(&message).into_owned(),
     )
 }
 
 #[test]
 fn the_admin_listener_speaks_tls() {
     let server = behind_tls("");
-    let (is_reached, said) = status(&server, "--admin-ca ours.pem");
-    assert!(is_reached, "{said}");
+    let (is_reached, message) = status(&server, "--admin-ca ours.pem");
+    assert!(is_reached, "{message}");
     let url = format!("https://{}/metrics", server.admin);
     let mut curl = std::process::Command::new(tool("curl"));
     curl.args(["-sS", "--cacert", "ours.pem", &url])
@@ -891,9 +901,9 @@ fn the_admin_listener_speaks_tls() {
 fn a_listener_without_tls_is_recognized() {
     let server = Server::start(RULES);
     authority(server.directory(), "ours");
-    let (is_reached, said) = status(&server, "--admin-ca ours.pem");
+    let (is_reached, message) = status(&server, "--admin-ca ours.pem");
     let expected = "the listener at this address does not use TLS; remove --admin-ca";
-    assert!(!is_reached && said.contains(expected), "{said}");
+    assert!(!is_reached && message.contains(expected), "{message}");
 }
 
 #[test]
@@ -903,8 +913,8 @@ fn a_client_ca_of_the_admin_listener_requires_a_certificate() {
         let files = format!("--admin-cert {name}.pem --admin-key {name}.key");
         status(&server, &format!("--admin-ca ours.pem {files}"))
     };
-    let (is_reached, said) = shown("operator");
-    assert!(is_reached, "{said}");
+    let (is_reached, message) = shown("operator");
+    assert!(is_reached, "{message}");
     let stranger = shown("stranger");
     let expected =
         "the listener rejected the client certificate; pass a valid certificate from the";

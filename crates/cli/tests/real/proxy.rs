@@ -78,8 +78,8 @@ fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
     let server = Server::start_in(Scratch::new(), &format!("{EVERY_LISTENER}proxy:\n{config}"));
     // The proxy listener is opened before the admin listener, so the proxy's log line has already
     // been read.
-    let said = server.said().replace('"', "");
-    let line = said.lines().find(|line| line.contains("listener=proxy"));
+    let message = server.log_text().replace('"', "");
+    let line = message.lines().find(|line| line.contains("listener=proxy"));
     let address = line.and_then(|line| line.split("address=").nth(1)).unwrap();
     (server, address.trim().parse().unwrap())
 }
@@ -87,8 +87,8 @@ fn before([one, other]: [SocketAddr; 2]) -> (Server, SocketAddr) {
 /// Runs curl and returns its output.
 fn curl(args: &[&str]) -> String {
     let output = run(Command::new(tool("curl")).args(["-sS"]).args(args));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "curl {args:?}: {said}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "curl {args:?}: {message}");
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -179,8 +179,8 @@ fn a_large_request_passes_in_bounded_memory() {
     fs::File::create(&file).unwrap().set_len(LARGE).unwrap();
     let url = format!("http://{front}/upload");
     let file = file.to_str().unwrap();
-    let came = curl(&["--http2-prior-knowledge", "-T", file, &url]);
-    assert_eq!(came, LARGE.to_string());
+    let received = curl(&["--http2-prior-knowledge", "-T", file, &url]);
+    assert_eq!(received, LARGE.to_string());
     assert_bounded(&server);
 }
 
@@ -198,16 +198,16 @@ fn swallow(stream: &mut std::net::TcpStream) {
             break at + 4;
         }
     };
-    let mut came = (head.len() - end) as u64;
+    let mut received = (head.len() - end) as u64;
     if head.starts_with(b"PUT") {
-        while came < LARGE {
+        while received < LARGE {
             match stream.read(&mut buffer) {
-                Ok(read) if read > 0 => came += read as u64,
+                Ok(read) if read > 0 => received += read as u64,
                 _ => return,
             }
         }
     }
-    let text = came.to_string();
+    let text = received.to_string();
     let _ = write!(
         stream,
         "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{text}",
@@ -244,7 +244,7 @@ fn an_upstream_outage_and_its_end_are_logged_once() {
         "Connection refused",
     ]);
     let socket = TcpListener::bind(("127.0.0.1", port)).unwrap();
-    let answering = spawn(move || {
+    let responder = spawn(move || {
         let (mut stream, _) = socket.accept().unwrap();
         let mut head = [0; 1_024];
         assert!(stream.read(&mut head).unwrap() > 0);
@@ -253,7 +253,7 @@ fn an_upstream_outage_and_its_end_are_logged_once() {
             .unwrap();
     });
     assert_eq!(Ask::get(proxy, "/").send().status, 200);
-    answering.join().unwrap();
+    responder.join().unwrap();
     let next = server.wait_for(&["endpoint"]);
     assert!(
         next.contains("endpoint recovered") && next.contains("INFO"),

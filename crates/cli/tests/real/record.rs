@@ -95,10 +95,10 @@ fn a_file_that_cannot_be_opened_prevents_the_start() {
         "record: {to: /nowhere/requests.jsonl}\nrules: []\n",
     );
     let output = run(tidegate(&["serve", "--config"]).arg(rules));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("record.to: cannot open /nowhere/requests.jsonl"),
-        "{said}"
+        message.contains("record.to: cannot open /nowhere/requests.jsonl"),
+        "{message}"
     );
     assert!(!output.status.success());
 }

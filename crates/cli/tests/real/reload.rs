@@ -121,9 +121,9 @@ fn a_reload_that_renames_a_rule_logs_its_blocks() {
     let blocked = server.operate(&["block", "api", "u1"]);
     assert!(blocked.status.success(), "{blocked:?}");
     rewrite(&server, &rules(5).replace("name: api", "name: public"));
-    let said = server.wait_for(&["WARN", "1 block is inactive"]);
+    let message = server.wait_for(&["WARN", "1 block is inactive"]);
     let named = "because its rule no longer exists or has another key: \"api\"; ";
-    assert!(said.contains(named), "{said}");
+    assert!(message.contains(named), "{message}");
 }
 
 /// Some programs truncate a file before they write its new content. The server may read the file in

@@ -32,10 +32,10 @@ fn client(server: &Server, program: &str, args: &str) -> Output {
 /// Returns the reply that redis-cli prints. It is empty if the connection is rejected.
 fn answer(server: &Server, args: &str) -> String {
     let output = client(server, "redis-cli", args);
-    let said = String::from_utf8(output.stdout).unwrap();
+    let message = String::from_utf8(output.stdout).unwrap();
     // With TLS 1.3, a client notices a rejected handshake only at its first read.
-    let is_refused = !output.status.success() || said.starts_with("Error: ");
-    if is_refused { String::new() } else { said }
+    let is_refused = !output.status.success() || message.starts_with("Error: ");
+    if is_refused { String::new() } else { message }
 }
 
 #[test]
@@ -61,9 +61,9 @@ fn redis_benchmark_is_answered_over_tls() {
         "redis-benchmark",
         &format!("{load} CL.THROTTLE one 15 30 60"),
     );
-    let said = String::from_utf8_lossy(&output.stdout);
+    let message = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
-    assert!(said.contains("requests per second"), "{said}");
+    assert!(message.contains("requests per second"), "{message}");
     let counted = r#"tidegate_decisions_total{listener="resp","#;
     let metrics = server.metrics();
     let lines = metrics

@@ -152,7 +152,7 @@ fn a_listener_uses_the_socket_of_the_service_manager() {
 fn a_socket_that_cannot_be_used_prevents_the_start() {
     let scratch = Scratch::new();
     scratch.write("rules.yaml", EVERY_LISTENER);
-    for (names, said) in [
+    for (names, expected) in [
         (
             "unknown",
             "socket \"unknown\": no listener has this name; set FileDescriptorName=",
@@ -164,7 +164,7 @@ fn a_socket_that_cannot_be_used_prevents_the_start() {
         let output = run(&mut with_sockets(&scratch, names));
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{error}");
-        assert!(error.contains(said), "{error}");
+        assert!(error.contains(expected), "{error}");
     }
     scratch.write(
         "rules.yaml",
@@ -270,11 +270,11 @@ fn an_address_in_use_exits_with_2_and_names_the_listener() {
         "--config",
         file.to_str().unwrap(),
     ]));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        said.contains(&format!("cannot listen for http on {}", server.http)),
-        "{said}"
+        message.contains(&format!("cannot listen for http on {}", server.http)),
+        "{message}"
     );
 }
 
@@ -290,9 +290,9 @@ fn a_public_admin_listener_requires_a_token() {
         "--config",
         file.to_str().unwrap(),
     ]));
-    let said = String::from_utf8(output.stderr).unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(said.contains("admin.token_env"), "{said}");
+    assert!(message.contains("admin.token_env"), "{message}");
 }
 
 #[test]

@@ -454,20 +454,20 @@ fn an_unusable_log_is_an_error_that_says_what_to_do() {
         ),
         (&[], &["--log <FILE>..."]),
     ] {
-        let said = error(&scratch, arguments);
+        let problem = error(&scratch, arguments);
         for expected in expected {
-            assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+            assert!(problem.contains(expected), "no {expected:?} in:\n{problem}");
         }
     }
     scratch.write("rules.yaml", "rules: []\n");
-    let said = error(&scratch, &["--log", "access.log"]);
+    let problem = error(&scratch, &["--log", "access.log"]);
     assert!(
-        said.contains("rules.yaml has no rules to simulate"),
-        "{said}"
+        problem.contains("rules.yaml has no rules to simulate"),
+        "{problem}"
     );
     scratch.write("rules.yaml", "rules: [{name: a}]\n");
-    let said = error(&scratch, &["--log", "access.log"]);
-    assert!(said.contains("rules.yaml has 1 error"), "{said}");
+    let problem = error(&scratch, &["--log", "access.log"]);
+    assert!(problem.contains("rules.yaml has 1 error"), "{problem}");
 }
 
 /// If a log file is cut off, the first warning says that the rest of the file is missing.
@@ -483,11 +483,11 @@ fn a_truncated_compressed_file_is_reported() {
     fs::write(scratch.join("access.log.gz"), &bytes[..bytes.len() / 2]).unwrap();
     let report = json(&scratch, &["--log", "access.log.gz"]);
     let warnings = report["warnings"].as_array().unwrap();
-    let said = warnings
+    let problem = warnings
         .iter()
         .filter_map(Value::as_str)
-        .find(|said| said.contains("cannot be read after line"));
-    assert!(said.is_some(), "{warnings:?}");
+        .find(|problem| problem.contains("cannot be read after line"));
+    assert!(problem.is_some(), "{warnings:?}");
     assert!(report["requests"]["decided"].as_u64().unwrap() > 1_000);
 }
 
@@ -568,11 +568,11 @@ fn two_rules_files_are_compared() {
         printed.contains("newly denied  strict  203.0.113.9  1         2026-11-22T06:25:02Z"),
         "{printed}"
     );
-    let said = error(
+    let problem = error(
         &scratch,
         &["--log", "access.log", "--against", "nowhere.yaml"],
     );
-    assert!(said.contains("cannot read nowhere.yaml"), "{said}");
+    assert!(problem.contains("cannot read nowhere.yaml"), "{problem}");
 }
 
 #[test]
@@ -599,8 +599,8 @@ fn a_limit_can_be_replaced_for_a_try() {
         ("flights.limit=1/s", "a concurrency limit is not simulated"),
         ("api=1/s", "expected RULE.limit=LIMIT"),
     ] {
-        let said = error(&scratch, &["--log", "access.log", "--what-if", what_if]);
-        assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+        let problem = error(&scratch, &["--log", "access.log", "--what-if", what_if]);
+        assert!(problem.contains(expected), "no {expected:?} in:\n{problem}");
     }
 }
 
@@ -678,8 +678,8 @@ fn a_sweep_counts_the_denials_under_several_limits() {
         ("api.limit=1/s,1/s", "--sweep api.limit=1/s: is given twice"),
         ("flights.limit=1/s", "a concurrency limit is not simulated"),
     ] {
-        let said = error(&scratch, &sweep(value));
-        assert!(said.contains(expected), "no {expected:?} in:\n{said}");
+        let problem = error(&scratch, &sweep(value));
+        assert!(problem.contains(expected), "no {expected:?} in:\n{problem}");
     }
 }
 
@@ -696,9 +696,9 @@ fn a_larger_share_than_allowed_exits_with_3() {
     assert_eq!(run_with(&["50%"]).status.code(), Some(0));
     let output = run_with(&["49.9%"]);
     assert_eq!(output.status.code(), Some(3));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let problem = String::from_utf8_lossy(&output.stderr);
     assert_eq!(
-        said,
+        problem,
         "tidegate: 3 of 6 requests (50%) are denied, more than --fail-over 49.9% allows\n"
     );
     // In a comparison, `--fail-over` applies only to newly denied requests.
@@ -710,13 +710,16 @@ fn a_larger_share_than_allowed_exits_with_3() {
     );
     let output = run_with(&["0%", "--what-if", "api.limit=1/min"]);
     assert_eq!(output.status.code(), Some(3));
-    let said = String::from_utf8_lossy(&output.stderr);
+    let problem = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("1 of 6 requests (16.6%) are newly denied"),
-        "{said}"
+        problem.contains("1 of 6 requests (16.6%) are newly denied"),
+        "{problem}"
     );
-    let said = error(&scratch, &["--log", "access.log", "--fail-over", "0.1"]);
-    assert!(said.contains("expected a share such as 0.1%"), "{said}");
+    let problem = error(&scratch, &["--log", "access.log", "--fail-over", "0.1"]);
+    assert!(
+        problem.contains("expected a share such as 0.1%"),
+        "{problem}"
+    );
 }
 
 #[test]
@@ -846,11 +849,11 @@ fn hashed_keys_occur_nowhere_in_the_reports() {
     );
 
     scratch.write("odd.log", "203.0.113.9 hello\n");
-    let said = error(&scratch, &["--log", "odd.log"]);
-    assert!(!said.contains("203.0.113.9"), "{said}");
+    let problem = error(&scratch, &["--log", "odd.log"]);
+    assert!(!problem.contains("203.0.113.9"), "{problem}");
     assert!(
-        said.contains("(not shown, because keys are hashed)"),
-        "{said}"
+        problem.contains("(not shown, because keys are hashed)"),
+        "{problem}"
     );
 }
 
@@ -988,13 +991,13 @@ fn the_html_report_is_one_file() {
     ] {
         assert!(!html.contains(reference), "{reference:?} in:\n{html}");
     }
-    let said = error(
+    let problem = error(
         &scratch,
         &["--log", "access.log", "--report", "nowhere/report.html"],
     );
     assert!(
-        said.contains("cannot write the report to nowhere/report.html: No such file"),
-        "{said}"
+        problem.contains("cannot write the report to nowhere/report.html: No such file"),
+        "{problem}"
     );
 }
 

@@ -31,7 +31,7 @@ fn an_unwritable_snapshot_is_named_in_the_log() {
         "a restart will lose the counters",
         "or fix `store.memory.snapshot`",
     ];
-    assert!(server.has_said(&at_the_start));
+    assert!(server.has_logged(&at_the_start));
     server.wait_for(&["cannot write the snapshot nowhere/counters.snapshot: No such file"]);
 }
 
@@ -63,12 +63,8 @@ fn a_failing_snapshot_is_logged_once_and_shown_on_readyz() {
         "the snapshot was written after earlier attempts had failed",
         "failures=",
     ]);
-    let said = server.said();
-    assert_eq!(
-        said.matches("cannot write the snapshot").count(),
-        1,
-        "{said}"
-    );
+    let log = server.log_text();
+    assert_eq!(log.matches("cannot write the snapshot").count(), 1, "{log}");
     assert_eq!(
         Ask::get(server.admin, "/readyz").send().json()["state"],
         "ready"
@@ -107,10 +103,10 @@ fn an_unwritable_snapshot_is_logged_at_the_start() {
     let trial = scratch.join("counters.snapshot.trial");
     fs::create_dir_all(&trial).unwrap();
     let server = start(scratch);
-    assert!(server.has_said(&["a restart will lose the counters", "Is a directory"]));
+    assert!(server.has_logged(&["a restart will lose the counters", "Is a directory"]));
     fs::remove_dir(trial).unwrap();
     let server = start(server.stop());
-    assert!(!server.has_said(&["a restart will lose the counters"]));
+    assert!(!server.has_logged(&["a restart will lose the counters"]));
 }
 
 #[test]

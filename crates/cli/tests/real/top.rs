@@ -110,8 +110,8 @@ fn mistakes_are_explained() {
     ] {
         let output = server.operate(&[&["top"], &arguments[..]].concat());
         assert_eq!(output.status.code(), Some(code), "{output:?}");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(said.contains(expected), "{said}");
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(message.contains(expected), "{message}");
     }
 }
 

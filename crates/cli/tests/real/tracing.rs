@@ -50,11 +50,11 @@ struct Collector {
 
 impl Collector {
     fn start() -> Self {
-        Self::answering(Vec::new())
+        Self::responding_with(Vec::new())
     }
 
     /// Starts a collector that answers every message with `answer`.
-    fn answering(answer: Vec<u8>) -> Self {
+    fn responding_with(answer: Vec<u8>) -> Self {
         let answer: Arc<[u8]> = answer.into();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -322,7 +322,7 @@ fn records_that_the_collector_rejects_count_as_failed() {
             error_message: "too old".to_owned(),
         }),
     };
-    let collector = Collector::answering(answer.encode_to_vec());
+    let collector = Collector::responding_with(answer.encode_to_vec());
     let mut variables = collector.variables();
     variables.push(("OTEL_METRIC_EXPORT_INTERVAL", "50".to_owned()));
     let config = format!("{EVERY_LISTENER}{RULES}");
@@ -383,9 +383,9 @@ fn a_sampler_that_is_not_supported_is_reported() {
     let config = format!("{EVERY_LISTENER}{RULES}");
     let server = Server::start_with(Scratch::new(), &config, &variables);
     assert!(
-        server.has_said(&["WARN", "OTEL_TRACES_SAMPLER: the sampler `jaeger_remote`"]),
+        server.has_logged(&["WARN", "OTEL_TRACES_SAMPLER: the sampler `jaeger_remote`"]),
         "{}",
-        server.said()
+        server.log_text()
     );
 }
 

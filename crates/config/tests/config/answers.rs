@@ -89,19 +89,26 @@ fn response_based_cost_needs_a_proxy() {
         ]
     );
     let proxied = format!("{rules}{PROXY}");
-    let said = warnings(&proxied);
-    assert_eq!(said.len(), 2, "{said:?}");
+    let messages = warnings(&proxied);
+    assert_eq!(messages.len(), 2, "{messages:?}");
     let blind = "requests at listen.http and listen.resp are charged in full and not refunded";
     assert!(
-        said[0].starts_with("rules[0].count (line 2): blind-listener: ") && said[0].contains(blind),
-        "{said:?}"
+        messages[0].starts_with("rules[0].count (line 2): blind-listener: ")
+            && messages[0].contains(blind),
+        "{messages:?}"
     );
-    let said = warnings(&format!("{proxied}listen: {{http: off}}\n"));
-    assert!(said[1].contains("requests at listen.resp are"), "{said:?}");
+    let messages = warnings(&format!("{proxied}listen: {{http: off}}\n"));
+    assert!(
+        messages[1].contains("requests at listen.resp are"),
+        "{messages:?}"
+    );
     let shut = format!("{proxied}listen: {{http: off, resp: off}}\n");
     assert_eq!(warnings(&shut), [""; 0]);
-    let said = warnings(&format!("{shut}grpc: {{authorization: true}}\n"));
-    assert!(said[1].contains("requests at listen.grpc are"), "{said:?}");
+    let messages = warnings(&format!("{shut}grpc: {{authorization: true}}\n"));
+    assert!(
+        messages[1].contains("requests at listen.grpc are"),
+        "{messages:?}"
+    );
     let closed = format!("{shut}grpc: {{authorization: true}}\n")
         .replace("resp: off", "resp: off, grpc: off");
     assert_eq!(warnings(&closed), [""; 0]);

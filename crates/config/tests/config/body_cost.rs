@@ -146,8 +146,8 @@ fn only_the_proxy_sees_bodies() {
     let expected =
         "rules[0].cost (line 1): depends on the request body, which only the reverse proxy sees";
     assert!(mistakes[0].starts_with(expected), "{mistakes:#?}");
-    let said = warnings(&format!("{rules}{PROXY}"));
-    assert!(said[0].contains("blind-listener"), "{said:#?}");
+    let messages = warnings(&format!("{rules}{PROXY}"));
+    assert!(messages[0].contains("blind-listener"), "{messages:#?}");
     let shut = format!("{rules}{PROXY}listen: {{http: off, resp: off}}\n");
     assert_eq!(warnings(&shut), [""; 0]);
 }

@@ -7,9 +7,12 @@ use crate::{PROXY, warnings};
 /// `fields`. The rule is on line 2.
 fn of_rule(head: &str, fields: &str) -> Vec<String> {
     let rules = format!("rules:\n  - {{name: a, {fields}, limits: [9/s]}}\n");
-    let said = warnings(&format!("{rules}{head}"));
-    let place = |said: &str| said.strip_prefix("rules[0].").map(str::to_owned);
-    said.iter().map(|said| place(said).unwrap()).collect()
+    let messages = warnings(&format!("{rules}{head}"));
+    let place = |messages: &str| messages.strip_prefix("rules[0].").map(str::to_owned);
+    messages
+        .iter()
+        .map(|messages| place(messages).unwrap())
+        .collect()
 }
 
 #[test]
@@ -114,20 +117,24 @@ fn with_the_proxy_alone_only_its_entries_exist() {
         ("when: {zone: {is: eu}}", "when.zone", "expected one of"),
     ] {
         let entries = "entries: {tenant: {of: host, split: '.'}}\n";
-        let said = of_rule(&format!("{shut}{entries}"), fields);
+        let messages = of_rule(&format!("{shut}{entries}"), fields);
         let begins = format!("{at} (line 2): no-entry: no request at the proxy has an entry \"");
-        assert_eq!(said.len(), 1, "{fields}: {said:?}");
+        assert_eq!(messages.len(), 1, "{fields}: {messages:?}");
         assert!(
-            said[0].starts_with(&begins) && said[0].contains(advice),
-            "{said:?}"
+            messages[0].starts_with(&begins) && messages[0].contains(advice),
+            "{messages:?}"
         );
         // Callers of other listeners can send any entry, but the name `pth` is probably a typo.
-        let said = of_rule(PROXY, fields);
-        assert_eq!(said.len(), usize::from(fields.contains("pth")), "{said:?}");
+        let messages = of_rule(PROXY, fields);
+        assert_eq!(
+            messages.len(),
+            usize::from(fields.contains("pth")),
+            "{messages:?}"
+        );
     }
-    let told = "key: [ip, tenant, asn], cost: header.weight, when: {query.a: x, cookie.b: y, time: '01:00-02:00'}";
+    let fields = "key: [ip, tenant, asn], cost: header.weight, when: {query.a: x, cookie.b: y, time: '01:00-02:00'}";
     let more = "entries: {tenant: {of: host, split: '.'}}\ngeoip: {asn: /x.mmdb}\n";
-    assert_eq!(of_rule(&format!("{shut}{more}"), told), [""; 0]);
+    assert_eq!(of_rule(&format!("{shut}{more}"), fields), [""; 0]);
 }
 
 #[test]
@@ -161,9 +168,12 @@ fn a_regular_expression_compared_as_text_is_a_warning() {
         ("{path: '/v[0-9]+/x'}", "/v[0-9]+/x"),
         ("{header.user-agent: '^curl'}", "^curl"),
     ] {
-        let said = of_rule("", &format!("when: {when}"));
+        let messages = of_rule("", &format!("when: {when}"));
         let expected = format!("if it is a regular expression, write {{regex: \"{written}\"}}");
-        assert!(said.len() == 1 && said[0].ends_with(&expected), "{said:?}");
+        assert!(
+            messages.len() == 1 && messages[0].ends_with(&expected),
+            "{messages:?}"
+        );
     }
     for sound in [
         "{path: '/static/*.*'}",
@@ -183,19 +193,19 @@ fn a_key_entry_that_probably_never_arrives_is_a_warning() {
         let rules = rules.chain(["  - {name: behind, limits: [9/s]}\n".to_owned()]);
         warnings(&format!("rules:\n{}", rules.collect::<String>()))
     };
-    let said = rules(&["customer", "custmer", "customer"]);
+    let messages = rules(&["customer", "custmer", "customer"]);
     let expected = "rules[1].key[0] (line 3): no-entry: no listener derives an entry \"custmer\" from requests, \
         so this rule applies only if a caller sends it; did you mean `customer`?";
-    assert_eq!(said, [expected]);
+    assert_eq!(messages, [expected]);
     for (key, meant) in [
         ("headers.x-key", "header.x-key"),
         ("contry", "country"),
         ("mehtod", "method"),
     ] {
-        let said = rules(&[key]);
+        let messages = rules(&[key]);
         assert!(
-            said.len() == 1 && said[0].ends_with(&format!("did you mean `{meant}`?")),
-            "{said:?}"
+            messages.len() == 1 && messages[0].ends_with(&format!("did you mean `{meant}`?")),
+            "{messages:?}"
         );
     }
     for keys in [
@@ -252,10 +262,10 @@ fn a_misspelt_entry_of_a_condition_is_a_warning() {
     }
     let block =
         "rules:\n  - name: a\n    limits: [9/s]\n    when:\n      pth:\n        route: /login\n";
-    let said = warnings(block);
+    let messages = warnings(block);
     assert!(
-        said.len() == 1 && said[0].starts_with("rules[0].when.pth (line 5): no-entry"),
-        "{said:?}"
+        messages.len() == 1 && messages[0].starts_with("rules[0].when.pth (line 5): no-entry"),
+        "{messages:?}"
     );
 }
 
@@ -288,10 +298,10 @@ fn a_header_and_a_name_of_other_software_are_misspelt_entries() {
             // If the proxy is the only listener, only the entries that it derives exist. With any
             // other listener, clients can send any entry.
             for head in ["", PROXY, &shut] {
-                let said = of_rule(head, &fields);
-                assert_eq!(said.len(), 1, "{fields}: {said:?}");
-                assert!(said[0].contains("no-entry: "), "{said:?}");
-                assert!(said[0].ends_with(&meant), "{said:?}");
+                let messages = of_rule(head, &fields);
+                assert_eq!(messages.len(), 1, "{fields}: {messages:?}");
+                assert!(messages[0].contains("no-entry: "), "{messages:?}");
+                assert!(messages[0].ends_with(&meant), "{messages:?}");
             }
         }
     }
@@ -311,9 +321,12 @@ fn a_name_in_another_letter_case_is_a_misspelt_entry() {
     let entries = "entries: {tenant: {of: host, split: '.'}}\n";
     let shut = format!("{PROXY}listen: {{http: off, resp: off}}\n{entries}");
     for head in [entries, &shut] {
-        let said = of_rule(head, "key: [TENANT]");
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].ends_with("; did you mean `tenant`?"), "{said:?}");
+        let messages = of_rule(head, "key: [TENANT]");
+        assert_eq!(messages.len(), 1, "{messages:?}");
+        assert!(
+            messages[0].ends_with("; did you mean `tenant`?"),
+            "{messages:?}"
+        );
     }
 }
 

@@ -89,10 +89,10 @@ fn mistakes_in_a_listener_are_reported() {
 fn a_public_listener_without_authentication_is_a_warning() {
     let open = "open-listener: other machines can reach 0.0.0.0:1, and any client there can read and consume the limits of every key";
     for name in ["http", "resp", "grpc"] {
-        let said = warnings(&format!("listen: {{{name}: '0.0.0.0:1'}}"));
+        let found = warnings(&format!("listen: {{{name}: '0.0.0.0:1'}}"));
         let expected = format!("listen.{name} (line 1): {open}; set `");
-        assert_eq!(said.len(), 1, "{said:?}");
-        assert!(said[0].starts_with(&expected), "{said:?}");
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].starts_with(&expected), "{found:?}");
     }
     let tls = "{certificate: a.pem, key: a.key, client_ca: ca.pem}";
     for guarded in [
@@ -175,8 +175,8 @@ fn an_address_without_a_host_has_advice() {
         );
     }
     for other in ["99999", "0", "'10.0.0.1'", "'a.example:80'"] {
-        let said = mistakes(&format!("listen: {{http: {other}}}"));
-        assert!(said.len() == 1 && !said[0].contains("write"), "{said:?}");
+        let found = mistakes(&format!("listen: {{http: {other}}}"));
+        assert!(found.len() == 1 && !found[0].contains("write"), "{found:?}");
     }
 }
 
@@ -228,9 +228,9 @@ fn no_message_shows_a_possible_secret() {
         "proxy: {listen: '127.0.0.1:1', upstreams: [{name: a, urls: ['http://me:hunter2@h/x']}]}",
         "'redis://:hunter2@h': 1",
     ] {
-        let said = mistakes(text).join("\n");
-        assert!(!said.contains("hunter2"), "{text}: {said}");
-        assert!(!said.is_empty());
+        let found = mistakes(text).join("\n");
+        assert!(!found.contains("hunter2"), "{text}: {found}");
+        assert!(!found.is_empty());
     }
 }
 

@@ -262,9 +262,12 @@ fn mistakes_in_elastic_rules_are_reported() {
 #[test]
 fn an_unknown_algorithm_of_a_limit_is_one_mistake() {
     let file = "rules: [{name: a, limits: [{algorithm: concurency, limit: 5, lease: 10s}]}]";
-    let said = mistakes(file);
-    assert_eq!(said.len(), 1, "{said:?}");
-    assert!(said[0].ends_with("did you mean `concurrency`?"), "{said:?}");
+    let messages = mistakes(file);
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    assert!(
+        messages[0].ends_with("did you mean `concurrency`?"),
+        "{messages:?}"
+    );
 }
 
 #[test]
@@ -274,8 +277,8 @@ fn a_wrong_period_of_a_limit_is_one_mistake() {
         "limit: 100, window: 1month",
         "rate: 5rpm",
     ] {
-        let said = mistakes(&format!("rules: [{{name: a, limits: [{{{field}}}]}}]"));
-        assert_eq!(said.len(), 1, "{said:?}");
+        let messages = mistakes(&format!("rules: [{{name: a, limits: [{{{field}}}]}}]"));
+        assert_eq!(messages.len(), 1, "{messages:?}");
     }
 }
 
@@ -355,16 +358,16 @@ fn a_wrong_limit_is_one_mistake_that_names_the_accepted_form() {
             "is not a field of fixed_window, which takes limit, window, anchor",
         ),
     ] {
-        let said = mistakes(&format!("rules: [{{name: a, limits: [{limit}]}}]"));
+        let messages = mistakes(&format!("rules: [{{name: a, limits: [{limit}]}}]"));
         assert_eq!(
-            said,
+            messages,
             [format!("rules[0].limits[0]{at} (line 1): {expected}")]
         );
     }
     // The misspelt field cannot determine the algorithm, so a missing algorithm is reported as
     // well.
-    let said = mistakes("rules: [{name: a, limits: [{limit: 10, lmit: 30s}]}]");
-    assert_eq!(said.len(), 2, "{said:?}");
+    let messages = mistakes("rules: [{name: a, limits: [{limit: 10, lmit: 30s}]}]");
+    assert_eq!(messages.len(), 2, "{messages:?}");
 }
 
 #[test]
@@ -416,7 +419,10 @@ fn a_shorthand_may_have_a_burst_or_a_capacity() {
              requests and the period: write 100/s",
         ),
     ] {
-        let said = mistakes(&format!("rules: [{{name: a, {fields}}}]"));
-        assert_eq!(said, [format!("rules[0].limits[0] (line 1): {expected}")]);
+        let messages = mistakes(&format!("rules: [{{name: a, {fields}}}]"));
+        assert_eq!(
+            messages,
+            [format!("rules[0].limits[0] (line 1): {expected}")]
+        );
     }
 }

@@ -86,7 +86,7 @@ fn an_entry_may_have_the_name_of_a_schedule_field() {
 #[test]
 fn every_mistake_in_a_schedule_is_reported_with_its_line() {
     let field = "rules[0].when";
-    let said = mistakes("{time: [1-6, 06:00-06:00], days: [monday], zone: Mars}");
+    let messages = mistakes("{time: [1-6, 06:00-06:00], days: [monday], zone: Mars}");
     let times = "expected two 24-hour times such as 22:00-06:00, got \"1-6\"; write 01:00-06:00";
     let days = "expected one of mon, tue, wed, thu, fri, sat, sun, or a range such as mon-fri, got \"monday\"; write mon";
     let expected = [
@@ -99,21 +99,21 @@ fn every_mistake_in_a_schedule_is_reported_with_its_line() {
             "{field}.zone (line 4): \"Mars\" is not an IANA time zone such as UTC or Europe/Berlin"
         ),
     ];
-    assert_eq!(said, expected);
-    let said = mistakes("{time: [], days: , zone: [UTC]}");
+    assert_eq!(messages, expected);
+    let messages = mistakes("{time: [], days: , zone: [UTC]}");
     let expected = [
         format!("{field}.time (line 4): is empty; write a value such as 22:00-06:00, or remove it"),
         format!("{field}.days (line 4): is empty; write a value such as mon, or remove it"),
         format!("{field}.zone (line 4): expected a time zone such as Europe/Berlin, got a list"),
     ];
-    assert_eq!(said, expected);
-    let said = mistakes("{zone: eu}");
+    assert_eq!(messages, expected);
+    let messages = mistakes("{zone: eu}");
     let advice = "requires `time` or `days`; to match an entry of this name, write {is: …}";
-    assert_eq!(said, [format!("{field}.zone (line 4): {advice}")]);
+    assert_eq!(messages, [format!("{field}.zone (line 4): {advice}")]);
     let many = vec!["01:00-02:00"; 17].join(", ");
-    let said = mistakes(&format!("{{time: [{many}]}}"));
+    let messages = mistakes(&format!("{{time: [{many}]}}"));
     assert_eq!(
-        said,
+        messages,
         [format!(
             "{field}.time (line 4): 17 times exceed the maximum of 16"
         )]
@@ -125,11 +125,11 @@ fn unsupported_schedule_fields_are_rejected() {
     for name in ["until", "since", "hours", "weekdays", "timezone"] {
         let file =
             |value: &str| format!("rules: [{{name: r, limits: [1/s], when: {{{name}: {value}}}}}]");
-        let said = crate::mistakes(&file("'2026-12-31'"));
-        assert_eq!(said.len(), 1, "{said:?}");
+        let messages = crate::mistakes(&file("'2026-12-31'"));
+        assert_eq!(messages.len(), 1, "{messages:?}");
         assert!(
-            said[0].contains("which has only `time`, `days` and `zone`"),
-            "{said:?}"
+            messages[0].contains("which has only `time`, `days` and `zone`"),
+            "{messages:?}"
         );
         assert!(Config::parse(&file("{is: x}")).is_ok(), "{name}");
     }

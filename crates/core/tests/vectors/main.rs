@@ -57,9 +57,15 @@ fn wrong_waits_fail() {
     let text = "[{id: lie, start: 2026-01-01T00:00:00Z, limits: [{algorithm: gcra, rate: 1, period_ms: 1000}],
         generate: {every_ms: 100, for_ms: 1100}}]";
     let case = &format::parse(text).unwrap()[0];
-    let failures = |told| {
+    let failures = |retry_after| {
         let honest = InMemory(MemoryStore::new(MemoryBounds::default()));
-        runner::run_case(case, &mut Liar { honest, told })
+        runner::run_case(
+            case,
+            &mut Liar {
+                honest,
+                retry_after,
+            },
+        )
     };
     let short = failures(Span::from_millis(100));
     assert_eq!(short[0], "lie: at 200ms: denied although the wait is over");
@@ -74,7 +80,7 @@ struct InMemory(MemoryStore);
 /// A system under test that reports a wrong wait time with every denial.
 struct Liar {
     honest: InMemory,
-    told: Span,
+    retry_after: Span,
 }
 
 impl Subject for InMemory {
@@ -108,7 +114,7 @@ impl Subject for Liar {
         let retry = if answer.allowed {
             answer.retry
         } else {
-            RetryAfter::After(self.told)
+            RetryAfter::After(self.retry_after)
         };
         Ok(Answer { retry, ..answer })
     }

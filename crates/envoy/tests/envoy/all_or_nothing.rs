@@ -306,8 +306,8 @@ async fn overtaken(descriptors: Vec<Descriptor>, taken: &[Descriptor]) -> (Code,
 #[tokio::test]
 async fn an_overtaken_request_is_counted_once() {
     let keys = ["few", "more", "all", "counted"];
-    let came = overtaken(keys.map(|key| hit(key, 0)).into(), &[hit("few", 0)]).await;
-    assert_eq!(came, (Code::Ok, [99, 99]));
+    let result = overtaken(keys.map(|key| hit(key, 0)).into(), &[hit("few", 0)]).await;
+    assert_eq!(result, (Code::Ok, [99, 99]));
 }
 
 #[tokio::test]

@@ -263,13 +263,13 @@ fn fate((name, value, _, beside): &Row) -> Option<Fate> {
     let Ok(with) = from_environment(&with) else {
         return Some(Refused);
     };
-    let told = |line: &String| line.starts_with(&format!("{name} is ignored: "));
+    let is_ignored = |line: &String| line.starts_with(&format!("{name} is ignored: "));
     let is_the_same = format!("{:?}{:?}{:?}", with.config, with.log, with.json_log)
         == format!(
             "{:?}{:?}{:?}",
             without.config, without.log, without.json_log
         );
-    match (with.ignored.iter().any(told), is_the_same) {
+    match (with.ignored.iter().any(is_ignored), is_the_same) {
         (true, true) => Some(Ignored),
         (false, false) => Some(Honoured),
         (true, false) | (false, true) => None,

@@ -101,18 +101,18 @@ async fn watchers_are_notified_when_domains_come_and_go() {
         if let Some(text) = file {
             service.load(loaded(text));
         }
-        let told = watched.message().await.unwrap().unwrap();
-        assert_eq!(told.status(), status, "{file:?}");
+        let update = watched.message().await.unwrap().unwrap();
+        assert_eq!(update.status(), status, "{file:?}");
     }
     // The server sends no message if the status does not change.
     service.load(loaded(""));
     service.load(loaded("domain: shop"));
-    let told = watched.message().await.unwrap().unwrap();
-    assert_eq!(told.status(), ServingStatus::Serving);
+    let update = watched.message().await.unwrap().unwrap();
+    assert_eq!(update.status(), ServingStatus::Serving);
     listener.server.announce_shutdown();
     let mut of_the_whole = Vec::new();
-    while let Some(told) = whole.message().await.unwrap() {
-        of_the_whole.push(told.status());
+    while let Some(update) = whole.message().await.unwrap() {
+        of_the_whole.push(update.status());
     }
     assert_eq!(
         of_the_whole,

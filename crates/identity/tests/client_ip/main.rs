@@ -283,10 +283,10 @@ fn settings_that_allow_evasion_are_warned_about() {
         ["trust-all", "raw-ipv6"]
     );
     assert_eq!(codes(nets(&["::ffff:0.0.0.0/96"], XFF)), ["trust-all"]);
-    let said = nets(&["::/0"], XFF).warnings().next().unwrap().to_string();
+    let warning = nets(&["::/0"], XFF).warnings().next().unwrap().to_string();
     assert!(
-        said.starts_with("trust-all: ") && said.contains("list the networks"),
-        "{said}"
+        warning.starts_with("trust-all: ") && warning.contains("list the networks"),
+        "{warning}"
     );
 }
 

@@ -303,8 +303,8 @@ impl Machine {
             let words: Vec<Vec<u8>> = words.collect::<LuaResult<_>>()?;
             let sent: usize = words.iter().map(Vec::len).sum();
             let reply = command(&mut keys.lock().unwrap(), &words);
-            let (value, came) = lua_value(lua, reply)?;
-            *moved.lock().unwrap() += (sent + came) as u64;
+            let (value, received) = lua_value(lua, reply)?;
+            *moved.lock().unwrap() += (sent + received) as u64;
             Ok(value)
         })?;
         let globals = lua.globals();

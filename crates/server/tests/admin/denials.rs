@@ -430,10 +430,10 @@ fn wrong_parameters_are_named_with_what_is_accepted() {
             "before: is not a parameter; expected one of after, n",
         ),
     ] {
-        let (came, said) = refused(method, path, body);
+        let (answered, detail) = refused(method, path, body);
         assert!(
-            came == status && said.starts_with(problem),
-            "{path} {body}: {came} {said}"
+            answered == status && detail.starts_with(problem),
+            "{path} {body}: {answered} {detail}"
         );
     }
 }

@@ -35,7 +35,7 @@ fn parsed(line: &str) -> Value {
 fn every_request_is_logged_without_secrets() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
-    let upstream = Upstream::answering(OK);
+    let upstream = Upstream::responding_with(OK);
     let listener = TestListener::with(
         upstream.url(),
         &format!("access_log: {}\nmax_headers: 20", path.display()),
@@ -66,7 +66,7 @@ fn every_request_is_logged_without_secrets() {
 fn an_aborted_response_is_logged_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\no");
     let settings = format!("access_log: {}\ntimeouts: {{idle: 100ms}}", path.display());
     let listener = TestListener::with(upstream.url(), &settings);
     let mut client = listener.connect();
@@ -94,7 +94,7 @@ fn the_grpc_status_is_logged_from_headers_or_trailers() {
     ] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("access.log");
-        let upstream = Upstream::answering(answer);
+        let upstream = Upstream::responding_with(answer);
         let listener =
             TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
         assert_eq!(listener.get("/").status, 200);
@@ -157,7 +157,7 @@ rules: [{{name: all, key: [ip], limits: [1/h]}}]
 fn a_rotated_log_is_reopened() {
     let folder = tempfile::tempdir().unwrap();
     let [path, moved] = ["access.log", "access.log.1"].map(|name| folder.path().join(name));
-    let upstream = Upstream::answering(OK);
+    let upstream = Upstream::responding_with(OK);
     let listener = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
     listener.get("/first");
     lines(&listener, &path, 1);
@@ -301,7 +301,7 @@ fn a_new_log_is_not_world_readable() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("access.log");
-    let upstream = Upstream::answering(OK);
+    let upstream = Upstream::responding_with(OK);
     let _door = TestListener::with(upstream.url(), &format!("access_log: {}", path.display()));
     let mode = fs::metadata(&path).unwrap().permissions().mode();
     // The umask of the process may clear additional bits.

@@ -60,7 +60,7 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
     let set = |micros| listener.limiter.clock().set(Timestamp::from_micros(micros));
     for arrival in 0..SECONDS * 1_000_000 / INTERVAL {
         let now = start + arrival * INTERVAL;
-        while let Some(Reverse((done, number, came))) =
+        while let Some(Reverse((done, number, arrival))) =
             working.peek().copied().filter(|next| next.0.0 <= now)
         {
             working.pop();
@@ -68,7 +68,7 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
             assert_eq!(gated.release(number).status, 200);
             served += 1;
             if now > start + (SECONDS - 1) * 1_000_000 {
-                slowest = slowest.max(done - came);
+                slowest = slowest.max(done - arrival);
             }
         }
         set(now);
@@ -98,11 +98,11 @@ fn an_overloaded_upstream_is_at_most_four_times_slower() {
         (LATENCY..=4 * LATENCY).contains(&slowest),
         "the slowest request took {slowest} us at the end"
     );
-    let told = metric(
+    let counted = metric(
         &listener,
         "tidegate_proxy_shed_total{upstream=\"app\",class=\"default\"}",
     );
-    assert_eq!(told, shed);
+    assert_eq!(counted, shed);
     assert_eq!(metric(&listener, IN_FLIGHT), working.len() as u64);
     let limit = metric(&listener, LIMIT);
     assert!((2..=4 * WORKERS as u64).contains(&limit), "{limit}");
@@ -145,10 +145,10 @@ fn lower_classes_are_shed_first_and_shed_requests_are_not_charged() {
     for number in numbers {
         gated.release(number);
     }
-    let told = gated.release(last);
+    let answer = gated.release(last);
     assert!(
-        told.header("ratelimit").unwrap().contains("r=5"),
-        "{told:?}"
+        answer.header("ratelimit").unwrap().contains("r=5"),
+        "{answer:?}"
     );
     assert_eq!(metric(&listener, IN_FLIGHT), 0);
     assert_eq!(gated.upstream.heads().len(), 4);

@@ -93,7 +93,7 @@ async fn response_as(
 async fn clients_are_counted_by_the_names_in_their_certificates() {
     let folder = tempfile::tempdir().unwrap();
     let authority = authority(folder.path());
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let listener = listener(folder.path(), &upstream);
     for (name, status) in [
         ("billing.test", "200 OK"),

@@ -94,7 +94,7 @@ fn request_trailers_are_dropped_and_response_trailers_are_forwarded() {
 
 #[test]
 fn a_head_response_keeps_its_content_length() {
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 1234\r\n\r\n");
     let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     for _ in 0..2 {
@@ -113,7 +113,7 @@ fn responses_without_a_body_are_forwarded() {
         "HTTP/1.1 204 No Content\r\nx: 1\r\n\r\n",
         "HTTP/1.1 304 Not Modified\r\netag: \"a\"\r\n\r\n",
     ] {
-        let upstream = Upstream::answering(answer);
+        let upstream = Upstream::responding_with(answer);
         let listener = TestListener::in_front_of(upstream.url());
         let mut client = listener.connect();
         for _ in 0..2 {
@@ -180,7 +180,7 @@ fn an_interim_response_is_not_the_final_response() {
 
 #[test]
 fn an_http_1_0_client_is_served() {
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let listener = TestListener::in_front_of(upstream.url());
     let mut client: Client = listener.connect();
     client.send("GET / HTTP/1.0\r\nhost: h\r\n\r\n");

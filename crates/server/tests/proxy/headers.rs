@@ -106,7 +106,7 @@ fn hop_by_hop_request_headers_are_not_forwarded() {
 
 #[test]
 fn hop_by_hop_response_headers_are_not_forwarded() {
-    let upstream = Upstream::answering(
+    let upstream = Upstream::responding_with(
         "HTTP/1.1 200 OK\r\nconnection: x-hop, keep-alive\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nupgrade: h2c\r\nproxy-authenticate: Basic\r\nset-cookie: a=1\r\nset-cookie: b=2\r\ncontent-length: 0\r\n\r\n",
     );
     let listener = TestListener::in_front_of(upstream.url());
@@ -143,7 +143,7 @@ fn the_host_of_an_absolute_target_wins_over_the_host_header() {
 
 #[test]
 fn via_lists_the_proxies_of_a_message() {
-    let upstream = Upstream::answering(
+    let upstream = Upstream::responding_with(
         "HTTP/1.0 200 OK\r\nvia: 1.1 inner\r\nconnection: keep-alive\r\ncontent-length: 0\r\n\r\n",
     );
     for (setting, forwarded_headers, answered) in [

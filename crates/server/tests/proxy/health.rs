@@ -50,7 +50,7 @@ pub(crate) fn until(condition: impl Fn() -> bool) {
 
 #[test]
 fn a_failing_endpoint_is_ejected() {
-    let (well, (switchable, _)) = (Upstream::answering(OK), switchable());
+    let (well, (switchable, _)) = (Upstream::responding_with(OK), switchable());
     let listener = in_front_of([&well, &switchable], "eject: {failures: 2, duration: 1d}");
     let statuses: Vec<u16> = (0..20).map(|_| listener.get("/").status).collect();
     assert_eq!(statuses.iter().filter(|status| **status == 502).count(), 2);
@@ -66,7 +66,7 @@ fn a_failing_endpoint_is_ejected() {
 
 #[test]
 fn an_ejected_endpoint_is_readmitted() {
-    let (well, (switchable, flag)) = (Upstream::answering(OK), switchable());
+    let (well, (switchable, flag)) = (Upstream::responding_with(OK), switchable());
     let listener = in_front_of([&well, &switchable], "eject: {failures: 1, duration: 50ms}");
     while listener.get("/").status == 200 {}
     flag.store(true, Ordering::SeqCst);
@@ -99,7 +99,7 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
             connection.send(if is_healthy { OK } else { UNHEALTHY });
         }
     });
-    let well = Upstream::answering(OK);
+    let well = Upstream::responding_with(OK);
     let check = "health: {path: /healthz, interval: 10ms, timeout: 20s, healthy_after: 2, unhealthy_after: 2}";
     let listener = in_front_of([&well, &sick], check);
     until(|| !is_up(&listener, &sick));
@@ -123,7 +123,7 @@ fn an_endpoint_with_failing_health_checks_is_unused_until_it_recovers() {
 
 #[test]
 fn a_failure_is_counted_even_if_another_endpoint_answers() {
-    let well = Upstream::answering(OK);
+    let well = Upstream::responding_with(OK);
     let closed_address = Upstream::closed_address();
     let listener = TestListener::open(&format!(
         "proxy:\n  listen: 127.0.0.1:0\n  upstreams: [{{name: app, urls: [\"http://{closed_address}\", \"{}\"]}}]\n",

@@ -51,7 +51,7 @@ fn get(path: &str) -> Builder {
 
 #[tokio::test]
 async fn cleartext_http2_reaches_an_http1_upstream() {
-    let upstream = Upstream::answering(
+    let upstream = Upstream::responding_with(
         "HTTP/1.1 200 OK\r\nconnection: x-hop\r\nx-hop: 1\r\nx-kept: 2\r\ncontent-length: 2\r\n\r\nok",
     );
     let listener = TestListener::in_front_of(upstream.url());
@@ -73,7 +73,7 @@ async fn cleartext_http2_reaches_an_http1_upstream() {
         "x-forwarded-proto: http",
         "x-forwarded-host: h.example",
     ] {
-        assert!(head.lines().any(|told| told == line), "{line}: {head}");
+        assert!(head.lines().any(|sent| sent == line), "{line}: {head}");
     }
 }
 
@@ -145,7 +145,8 @@ async fn bodies_and_response_trailers_are_forwarded() {
 /// If a 204 response had a `Content-Length`, a client could wait for a body of that length.
 #[tokio::test]
 async fn no_content_has_no_length() {
-    let upstream = Upstream::answering("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
+    let upstream =
+        Upstream::responding_with("HTTP/1.1 204 No Content\r\ncontent-length: 6\r\n\r\n");
     let listener = TestListener::in_front_of(upstream.url());
     let mut client = in_the_clear(&listener).await;
     let request = get("/").body(Full::default()).unwrap();
@@ -227,7 +228,7 @@ fn a_shutdown_does_not_wait_for_silent_clients() {
 /// timeout can detect a client that does not read.
 #[tokio::test]
 async fn a_response_that_its_client_does_not_read_is_aborted() {
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', timeouts: {{idle: 200ms}}, upstreams: [{{name: app, max_connections: 1, urls: '{}'}}]}}\n",
         upstream.url()
@@ -258,7 +259,7 @@ async fn a_response_that_its_client_does_not_read_is_aborted() {
 /// timeout.
 #[tokio::test]
 async fn a_connection_whose_client_does_not_read_the_end_of_a_response_is_closed() {
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let listener = TestListener::with(
         upstream.url(),
         "timeouts: {idle: 200ms, keep_alive: 100ms, request_head: 100ms}",
@@ -368,7 +369,7 @@ async fn tls(
 async fn alpn_selects_the_http_version() {
     let folder = tempfile::tempdir().unwrap();
     let roots = issue(folder.path());
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let listener = TestListener::with(upstream.url(), &settings(folder.path()));
     let mut client = connect(tls(&listener, &roots, "h2").await.unwrap()).await;
     let request = get("/").body(Full::default()).unwrap();

@@ -168,8 +168,14 @@ fn an_ambiguous_request_does_not_reach_the_upstream() {
     ];
     let wrong: Vec<_> = table
         .iter()
-        .map(|(lines, body, came)| (lines, send_request(&listener, lines, body.as_bytes()), came))
-        .filter(|(_, came, expected)| came != *expected)
+        .map(|(lines, body, status)| {
+            (
+                lines,
+                send_request(&listener, lines, body.as_bytes()),
+                status,
+            )
+        })
+        .filter(|(_, status, expected)| status != *expected)
         .collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
     assert_eq!(upstream.heads(), [""; 0]);

@@ -58,7 +58,7 @@ impl Model {
     }
 
     /// Starts a model that answers every request with this body.
-    fn answering(body: &'static str) -> Self {
+    fn responding_with(body: &'static str) -> Self {
         Self::start(move |connection, _| send_json(connection, body))
     }
 
@@ -254,7 +254,7 @@ fn the_response_is_forwarded_unchanged_and_at_once() {
 
 #[test]
 fn the_body_is_forwarded_byte_for_byte() {
-    let model = Model::answering(OPENAI);
+    let model = Model::responding_with(OPENAI);
     let listener = model.behind(TOKENS, "");
     let body =
         "{ \"max_tokens\" : 7,\n\t\"messages\":[{\"content\":\"\u{e9}\\u00e9\"}],\"x\":1.50 }\n";
@@ -276,7 +276,7 @@ fn the_body_is_forwarded_byte_for_byte() {
 
 #[test]
 fn a_body_is_read_only_if_a_rule_needs_it() {
-    let model = Model::answering(OPENAI);
+    let model = Model::responding_with(OPENAI);
     let rules = TOKENS.replace(
         "when: {path: '/v1*/**'}",
         "when: {path: '/v1*/**', header.x-model: big}\n    allow: [{header.x-team: ours}]",
@@ -339,7 +339,7 @@ fn the_reservation_covers_what_the_request_may_use() {
 
 #[test]
 fn a_body_without_a_valid_cost_is_refused_and_not_charged() {
-    let model = Model::answering(OPENAI);
+    let model = Model::responding_with(OPENAI);
     let listener = model.behind(TOKENS, ", max_inspected_body: 1KiB, error_format: problem");
     let range = "must be an integer from 0 to 100000";
     let mut client = listener.connect();
@@ -481,7 +481,7 @@ fn an_implausible_usage_is_clamped() {
 
 #[test]
 fn the_upstream_is_asked_not_to_compress() {
-    let model = Model::answering(OPENAI);
+    let model = Model::responding_with(OPENAI);
     let listener = model.behind(TOKENS, "");
     let encoding = ("accept-encoding", "gzip, br");
     let mut client = listener.connect();
@@ -511,7 +511,7 @@ rules:
 
 #[test]
 fn a_denial_has_the_format_of_the_api() {
-    let model = Model::answering(OPENAI);
+    let model = Model::responding_with(OPENAI);
     let listener = model.behind(SMALL, "");
     let large = br#"{"max_tokens":950}"#;
     let first = listener
@@ -595,7 +595,7 @@ fn concurrent_requests_never_exceed_the_limit() {
 
 #[test]
 fn a_monthly_budget_counts_microdollars() {
-    let model = Model::answering(
+    let model = Model::responding_with(
         r#"{"usage":{"prompt_tokens":1000000,"completion_tokens":1000000,"prompt_tokens_details":{"cached_tokens":900001}}}"#,
     );
     // The limit is almost a billion dollars a month. The prices are $3, $0.30 and $15 per million
@@ -627,7 +627,7 @@ rules:
 
 #[test]
 fn trailers_of_a_body_that_was_read_close_the_connection() {
-    let model = Model::answering(OPENAI);
+    let model = Model::responding_with(OPENAI);
     let listener = model.behind(TOKENS, "");
     for (trailers, expected) in [("", None), ("x-a: b\r\n", Some("close"))] {
         let mut client = listener.connect();
@@ -644,7 +644,7 @@ fn trailers_of_a_body_that_was_read_close_the_connection() {
 
 #[test]
 fn a_reload_applies_to_a_body_that_is_arriving() {
-    let model = Model::answering(OPENAI);
+    let model = Model::responding_with(OPENAI);
     let listener = model.behind(TOKENS, "");
     let mut client = listener.connect();
     client.send(format!(

@@ -21,7 +21,7 @@ use crate::{client::Client, listener::TestListener, upstream::Upstream};
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn limited(rules: &str) -> (Upstream, TestListener) {
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let text = format!(
         "{rules}\nproxy: {{listen: '127.0.0.1:0', upstreams: [{{name: app, urls: '{}'}}]}}\n",
         upstream.url()
@@ -39,10 +39,10 @@ fn a_denial_is_answered_by_the_proxy() {
     for remaining in [1, 0] {
         let answer = client.ask("POST", "/login", &[], b"x");
         assert_eq!((answer.status, &*answer.body), (200, "ok"));
-        let told = answer.header("ratelimit").unwrap();
+        let header = answer.header("ratelimit").unwrap();
         assert!(
-            told.starts_with(&format!("\"2/min\";r={remaining}")),
-            "{told}"
+            header.starts_with(&format!("\"2/min\";r={remaining}")),
+            "{header}"
         );
     }
     let answer = client.ask("POST", "/login", &[], b"x");
@@ -87,15 +87,21 @@ fn a_client_cannot_choose_its_key() {
 fn a_trusted_proxy_determines_the_key() {
     let (_upstream, listener) = limited(&format!("clients: {{proxies: [127.0.0.1]}}\n{LOGIN}"));
     for client in ["203.0.113.9", "203.0.113.10", "203.0.113.9", "203.0.113.10"] {
-        let told = [("x-forwarded-for", client)];
+        let headers = [("x-forwarded-for", client)];
         assert_eq!(
-            listener.connect().ask("POST", "/login", &told, b"x").status,
+            listener
+                .connect()
+                .ask("POST", "/login", &headers, b"x")
+                .status,
             200
         );
     }
-    let told = [("x-forwarded-for", "203.0.113.9")];
+    let headers = [("x-forwarded-for", "203.0.113.9")];
     assert_eq!(
-        listener.connect().ask("POST", "/login", &told, b"x").status,
+        listener
+            .connect()
+            .ask("POST", "/login", &headers, b"x")
+            .status,
         429
     );
 }
@@ -115,9 +121,9 @@ fn rules_can_match_countries() {
         ("50.114.0.1", 200),
         ("192.0.2.1", 200),
     ] {
-        let told = [("x-forwarded-for", client), ("x-country", "GB")];
+        let headers = [("x-forwarded-for", client), ("x-country", "GB")];
         assert_eq!(
-            listener.connect().ask("GET", "/", &told, b"").status,
+            listener.connect().ask("GET", "/", &headers, b"").status,
             status,
             "{client}"
         );
@@ -177,8 +183,8 @@ fn a_response_header_sets_the_cost() {
     let rules = "rules: [{name: tokens, limits: [30/h], algorithm: fixed_window, cost: 5, settle: header.x-tokens}]";
     let listener = behind(&upstream, rules);
     let mut client = listener.connect();
-    let left = |told: &str| -> u64 {
-        let left = told.split("r=").nth(1).unwrap();
+    let left = |header: &str| -> u64 {
+        let left = header.split("r=").nth(1).unwrap();
         left.split(';').next().unwrap().parse().unwrap()
     };
     for expected in [25, 13, 1] {

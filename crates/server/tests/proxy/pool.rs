@@ -8,7 +8,7 @@ const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 #[test]
 fn a_connection_serves_one_request_after_the_other() {
-    let upstream = Upstream::answering(OK);
+    let upstream = Upstream::responding_with(OK);
     let listener = TestListener::in_front_of(upstream.url());
     for _ in 0..5 {
         assert_eq!(listener.get("/").body, "ok");
@@ -48,16 +48,17 @@ fn response_heads_on_one_connection_do_not_mix() {
     let mut client = listener.connect();
     for (lines, cookie, kind) in ANSWERS.iter().cycle().take(9) {
         let answer = client.ask("GET", "/", &[], b"");
-        let said = (answer.header("set-cookie"), answer.header("x-kind"));
-        assert_eq!(said, (*cookie, *kind), "{lines}");
+        let headers = (answer.header("set-cookie"), answer.header("x-kind"));
+        assert_eq!(headers, (*cookie, *kind), "{lines}");
     }
     assert_eq!(upstream.connections(), 1);
 }
 
 #[test]
 fn a_connection_closed_by_the_upstream_is_not_reused() {
-    let upstream =
-        Upstream::answering("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with(
+        "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok",
+    );
     let listener = TestListener::in_front_of(upstream.url());
     for _ in 0..3 {
         assert_eq!(listener.get("/").body, "ok");
@@ -77,7 +78,7 @@ fn an_idle_connection_closed_by_the_upstream_is_not_reused() {
         connection.close();
         let _ = send.send(());
     });
-    let other = Upstream::answering(OK);
+    let other = Upstream::responding_with(OK);
     let listener = TestListener::open(&format!(
         "proxy: {{listen: '127.0.0.1:0', upstreams: [{{name: other, when: {{path: /other}}, urls: '{}'}}, {{name: app, urls: '{}'}}]}}\n",
         other.url(),
@@ -124,8 +125,8 @@ fn a_retryable_request_survives_a_lost_connection() {
     let heads = upstream.heads();
     assert_eq!(heads.len(), 9);
     for head in heads {
-        let told = head.lines().filter(|line| line.contains("forwarded-for"));
-        assert_eq!(told.collect::<Vec<_>>(), ["x-forwarded-for: 127.0.0.1"]);
+        let lines = head.lines().filter(|line| line.contains("forwarded-for"));
+        assert_eq!(lines.collect::<Vec<_>>(), ["x-forwarded-for: 127.0.0.1"]);
     }
     let metrics = listener.runtime.exposition();
     let retries = "tidegate_proxy_retries_total{upstream=\"app\"} 4\n";

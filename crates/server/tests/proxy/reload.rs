@@ -66,7 +66,7 @@ fn file(upstream: &Upstream, settings: &str) -> String {
 
 #[test]
 fn a_reload_names_the_settings_that_need_a_restart() {
-    let upstream = Upstream::answering(OLD);
+    let upstream = Upstream::responding_with(OLD);
     let old = file(&upstream, "");
     let reloaded = ReloadableListener::open(&old);
     let listen = old.replace("127.0.0.1:0\n", "127.0.0.1:1\n  max_connections: 7\n");
@@ -89,7 +89,7 @@ fn a_reload_names_the_settings_that_need_a_restart() {
 /// If a rule's key contained an entry that the server does not extract, the rule would never apply.
 #[test]
 fn a_change_of_the_client_identity_requires_a_restart() {
-    let upstream = Upstream::answering(OLD);
+    let upstream = Upstream::responding_with(OLD);
     let entries = "entries: {t: {of: header.x-a, split: '.'}}\n";
     let limited = |key: &str| format!("rules: [{{name: r, key: [{key}], limits: [1/h]}}]\n");
     let reloaded = ReloadableListener::open(&file(&upstream, &limited("ip")));
@@ -103,8 +103,8 @@ fn a_change_of_the_client_identity_requires_a_restart() {
         ),
     ] {
         let refused = reloaded.reload(&file(&upstream, &settings)).unwrap_err();
-        let said = format!("{section}: has changed, but takes effect only at startup");
-        assert!(refused.to_string().starts_with(&said), "{refused}");
+        let expected = format!("{section}: has changed, but takes effect only at startup");
+        assert!(refused.to_string().starts_with(&expected), "{refused}");
         let denied = client.ask("GET", "/", &[("host", "h"), ("x-a", "acme.x")], b"");
         assert_eq!(denied.status, 429, "{section}");
     }
@@ -126,7 +126,7 @@ fn requests_in_flight_finish_and_later_ones_use_the_new_upstream() {
             connection.send(OLD);
         }
     });
-    let new = Upstream::answering(NEW);
+    let new = Upstream::responding_with(NEW);
     let reloaded = ReloadableListener::open(&file(&old, ""));
     let mut other = reloaded.listener.connect();
     assert_eq!(other.ask("GET", "/", &[], b"").body, "old");
@@ -145,7 +145,7 @@ fn requests_in_flight_finish_and_later_ones_use_the_new_upstream() {
 
 #[test]
 fn a_kept_endpoint_keeps_its_connections_and_counters() {
-    let upstream = Upstream::answering(OLD);
+    let upstream = Upstream::responding_with(OLD);
     let reloaded = ReloadableListener::open(&file(&upstream, ""));
     assert_eq!(reloaded.listener.get("/").status, 200);
     reloaded
@@ -175,7 +175,10 @@ fn several(upstreams: &[&Upstream], settings: &str) -> String {
 
 #[test]
 fn an_endpoint_keeps_its_connections_with_new_neighbours_and_settings() {
-    let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
+    let (old, new) = (
+        Upstream::responding_with(OLD),
+        Upstream::responding_with(NEW),
+    );
     let reloaded = ReloadableListener::open(&several(&[&old], ""));
     assert_eq!(reloaded.listener.get("/").body, "old");
     for settings in [
@@ -206,7 +209,7 @@ fn a_reload_starts_and_stops_health_checks() {
             });
         }
     });
-    let well = Upstream::answering(NEW);
+    let well = Upstream::responding_with(NEW);
     let plain = several(&[&sick, &well], "");
     let check = ", health: {path: /healthz, interval: 1ms, timeout: 20s, unhealthy_after: 1}";
     let asked = several(&[&sick, &well], check);
@@ -227,7 +230,10 @@ fn a_reload_starts_and_stops_health_checks() {
 
 #[test]
 fn an_invalid_file_changes_nothing() {
-    let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
+    let (old, new) = (
+        Upstream::responding_with(OLD),
+        Upstream::responding_with(NEW),
+    );
     let reloaded = ReloadableListener::open(&file(&old, ""));
     let rule = "rules: [{name: all, limits: [1/h]}]\n";
     let invalid = file(&new, &format!("  max_boddy: 1\n{rule}"));
@@ -262,7 +268,7 @@ fn idle_connections_of_a_removed_endpoint_are_closed_at_once() {
         connection.until_closed();
         let _ = closed.lock().unwrap().send(());
     });
-    let new = Upstream::answering(NEW);
+    let new = Upstream::responding_with(NEW);
     let long = "  timeouts: {pool: 1d}\n";
     let reloaded = ReloadableListener::open(&file(&old, long));
     assert_eq!(reloaded.listener.get("/").body, "old");
@@ -283,7 +289,7 @@ fn connections_returned_to_a_removed_endpoint_are_closed() {
         connection.until_closed();
         let _ = ways.1.send(());
     });
-    let new = Upstream::answering(NEW);
+    let new = Upstream::responding_with(NEW);
     let long = "  timeouts: {pool: 1d}\n";
     let reloaded = ReloadableListener::open(&file(&old, long));
     let mut slow = reloaded.listener.connect();
@@ -362,7 +368,7 @@ fn a_stalled_body_uses_the_current_timeout() {
 #[test]
 fn new_trust_anchors_in_the_same_file_are_used() {
     let (known, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let upstream = Upstream::answering(OLD);
+    let upstream = Upstream::responding_with(OLD);
     let behind = secured(other.path(), "localhost", &upstream);
     issue(known.path(), "localhost");
     let pem = |folder: &Path| folder.join("server.pem");
@@ -392,7 +398,10 @@ fn new_trust_anchors_in_the_same_file_are_used() {
 
 #[test]
 fn a_missing_file_is_reported_once_and_read_when_it_returns() {
-    let (old, new) = (Upstream::answering(OLD), Upstream::answering(NEW));
+    let (old, new) = (
+        Upstream::responding_with(OLD),
+        Upstream::responding_with(NEW),
+    );
     let reloaded = ReloadableListener::open(&file(&old, ""));
     reloaded.reload(&file(&old, "")).unwrap();
     let failed = || {
@@ -408,10 +417,10 @@ fn a_missing_file_is_reported_once_and_read_when_it_returns() {
         reloaded.reloader.reload_if_changed().is_none(),
         "the file may be in the middle of a replacement"
     );
-    let told = reloaded.reloader.reload_if_changed().unwrap().unwrap_err();
+    let error = reloaded.reloader.reload_if_changed().unwrap().unwrap_err();
     assert!(
-        matches!(told, LoadError::File(ReadError::Unreadable { .. })),
-        "{told}"
+        matches!(error, LoadError::File(ReadError::Unreadable { .. })),
+        "{error}"
     );
     assert!((0..3).all(|_| reloaded.reloader.reload_if_changed().is_none()));
     assert_eq!(failed(), "1");

@@ -95,7 +95,7 @@ async fn a_small_unread_response_frees_its_upstream_connection_at_once() {
         "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\no\r\n1\r\nk\r\n0\r\n\r\n",
     ] {
-        let upstream = Upstream::answering(answer);
+        let upstream = Upstream::responding_with(answer);
         let listener = single_connection(&upstream, "");
         let greedy = ZeroWindowClient::connect(&listener).await;
         let mut held = Vec::new();

@@ -115,7 +115,8 @@ fn an_idle_tunnel_is_closed() {
 
 #[test]
 fn an_upstream_may_decline_an_upgrade() {
-    let upstream = Upstream::answering("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno");
+    let upstream =
+        Upstream::responding_with("HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno");
     let listener = TestListener::in_front_of(upstream.url());
     let mut client = listener.connect();
     for _ in 0..2 {

@@ -63,7 +63,7 @@ impl Upstream {
     }
 
     /// Responds to every request with exactly the bytes of `answer`, and keeps the connection open.
-    pub(crate) fn answering(answer: &'static str) -> Self {
+    pub(crate) fn responding_with(answer: &'static str) -> Self {
         Self::start(move |connection| {
             while let Some(head) = connection.head() {
                 connection.skip_body(&head);
@@ -82,7 +82,7 @@ impl Upstream {
 
     /// Answers with an empty 200.
     pub(crate) fn ok() -> Self {
-        Self::answering("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+        Self::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
     }
 
     /// Answers each request with an empty 200. If the request has a chunked body, reads the body
@@ -124,12 +124,12 @@ impl Upstream {
                 while let Ok((stream, _)) = socket.accept().await {
                     connections.fetch_add(1, Ordering::SeqCst);
                     let (heads, answer) = (Arc::clone(&heads), answer.clone());
-                    let answering = service_fn(move |request| {
+                    let handler = service_fn(move |request| {
                         heads.lock().unwrap().push(written(&request));
                         answer(request).map(Ok::<_, Infallible>)
                     });
                     let serving = http2::Builder::new(TokioExecutor::new());
-                    tokio::spawn(serving.serve_connection(TokioIo::new(stream), answering));
+                    tokio::spawn(serving.serve_connection(TokioIo::new(stream), handler));
                 }
             });
         });

@@ -103,7 +103,7 @@ async fn echo() -> SocketAddr {
     let address = socket.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((stream, _)) = socket.accept().await {
-            let answering = service_fn(|request: Request<Incoming>| async {
+            let handler = service_fn(|request: Request<Incoming>| async {
                 let asked = request.headers().get_all(X_FORWARDED_FOR);
                 let asked: Vec<_> = asked.iter().cloned().collect();
                 let announced = request.headers().get(TRAILER).cloned();
@@ -122,7 +122,7 @@ async fn echo() -> SocketAddr {
                 Ok::<_, Infallible>(answer)
             });
             let serving = server::conn::http2::Builder::new(TokioExecutor::new());
-            tokio::spawn(serving.serve_connection(TokioIo::new(stream), answering));
+            tokio::spawn(serving.serve_connection(TokioIo::new(stream), handler));
         }
     });
     address
@@ -148,8 +148,8 @@ async fn forwarding_headers_are_sent_over_http2_and_request_trailers_are_not() {
         .headers_mut()
         .insert(TRAILER, "x-sum".parse().unwrap());
     let answer = client.send_request(request).await.unwrap();
-    let told: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
-    assert_eq!(told, ["127.0.0.1"]);
+    let forwarded: Vec<_> = answer.headers().get_all(X_FORWARDED_FOR).iter().collect();
+    assert_eq!(forwarded, ["127.0.0.1"]);
     assert!(!answer.headers().contains_key(TRAILER));
     // If the upstream had received request trailers, it would have returned them in addition to its
     // own trailers.

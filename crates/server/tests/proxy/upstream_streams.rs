@@ -54,7 +54,7 @@ impl Upstream {
                 let body = body.clone();
                 let ended = Arc::new(Notify::new());
                 let end = Arc::clone(&ended);
-                let answering = service_fn(move |request: Request<Incoming>| {
+                let handler = service_fn(move |request: Request<Incoming>| {
                     let path = request.uri().path().to_owned();
                     let answer = body(connection, path.clone());
                     if path == "/last" && connection == 0 {
@@ -74,7 +74,7 @@ impl Upstream {
                 });
                 let mut serving = server::conn::http2::Builder::new(TokioExecutor::new());
                 serving.max_concurrent_streams(streams);
-                let serving = serving.serve_connection(TokioIo::new(stream), answering);
+                let serving = serving.serve_connection(TokioIo::new(stream), handler);
                 tokio::spawn(async move {
                     tokio::select! {
                         biased;
@@ -315,12 +315,12 @@ async fn requests_on_a_lost_pooled_connection_are_retried_on_a_new_one() {
             .uri("http://h.example/last");
         let answer = client.ask(last, Bytes::new()).await;
         assert_eq!(answer.status().as_u16(), status, "{method}");
-        let told = listener.runtime.exposition();
+        let page = listener.runtime.exposition();
         let failures = format!(
             "tidegate_proxy_endpoint_failures_total{{upstream=\"app\",endpoint=\"http://{}\",failure=\"bad_answer\"}} 0\n",
             upstream.address
         );
-        assert!(told.contains(&failures), "{told}");
+        assert!(page.contains(&failures), "{page}");
     }
 }
 

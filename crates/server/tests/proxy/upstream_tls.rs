@@ -34,7 +34,7 @@ fn in_front_of(folder: &Path, port: u16, settings: &str) -> TestListener {
 #[test]
 fn an_upstream_is_reached_over_tls_in_both_http_versions() {
     let folder = tempfile::tempdir().unwrap();
-    let upstream = Upstream::answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
+    let upstream = Upstream::responding_with("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
     let behind = secured(folder.path(), "localhost", &upstream);
     let port = behind.listener.local_addr().port();
     for settings in ["", ", http2: true"] {

@@ -81,7 +81,7 @@ fn a_renewed_reservation_has_a_new_token() {
 fn mistakes_name_their_field() {
     let listener = listener();
     let mut client = listener.connect();
-    for (command, said) in [
+    for (command, expected) in [
         (
             "TIDEGATE.RESERVE TTL 0 customer acme",
             "-ERR ttl: must be at least 1 millisecond",
@@ -112,6 +112,6 @@ fn mistakes_name_their_field() {
         ),
     ] {
         let reply = client.command(command).to_string();
-        assert!(reply.starts_with(said), "{command}: {reply}");
+        assert!(reply.starts_with(expected), "{command}: {reply}");
     }
 }

@@ -45,8 +45,8 @@ fn invalid_resets_are_rejected() {
     let listener = TestListener::open();
     let mut client = listener.connect();
     let many = format!("DEL{}", " k".repeat(65));
-    let said = client.command(&many).to_string();
-    assert_eq!(said, "-ERR 65 keys exceed the maximum of 64");
+    let reply = client.command(&many).to_string();
+    assert_eq!(reply, "-ERR 65 keys exceed the maximum of 64");
     let empty = client.command_of(&[b"DEL", b""]).to_string();
     assert_eq!(empty, "-ERR key: must not be empty");
     let none = client.command("DEL").to_string();
@@ -78,10 +78,10 @@ fn databases_have_separate_keys() {
     zero.command("SELECT 15");
     let long = vec![b'x'; 1_023];
     let words: [&[u8]; 5] = [b"CL.THROTTLE", &long, b"0", b"1", b"3600"];
-    let said = zero.command_of(&words).to_string();
+    let reply = zero.command_of(&words).to_string();
     assert!(
-        said.contains("1023 bytes exceeds the maximum of 1022"),
-        "{said}"
+        reply.contains("1023 bytes exceeds the maximum of 1022"),
+        "{reply}"
     );
     assert_eq!(one.command_of(&words).items()[0].to_string(), "0");
 }

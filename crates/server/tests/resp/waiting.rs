@@ -176,7 +176,7 @@ fn a_command_that_waits_in_vain_gets_an_ordinary_denial() {
 fn mistakes_name_their_field() {
     let listener = listener();
     let mut client = listener.connect();
-    for (command, said) in [
+    for (command, expected) in [
         (
             "TIDEGATE.CHECK WAIT 60001 customer acme",
             "-ERR wait: 60001 milliseconds exceed the maximum of 60000",
@@ -191,6 +191,6 @@ fn mistakes_name_their_field() {
         ),
     ] {
         let reply = client.command(command).to_string();
-        assert!(reply.starts_with(said), "{command}: {reply}");
+        assert!(reply.starts_with(expected), "{command}: {reply}");
     }
 }

@@ -204,10 +204,10 @@ fn a_request_that_cannot_be_counted_is_denied() {
         let variables = client.notify(arguments).variables();
         assert_eq!(variables["allowed"], "false", "{problem}");
         assert_eq!(variables["status"], "400", "{problem}");
-        let said = &variables["problem"];
+        let value = &variables["problem"];
         assert!(
-            said.starts_with(problem),
-            "{said} does not begin with {problem}"
+            value.starts_with(problem),
+            "{value} does not begin with {problem}"
         );
     }
     // A value that is not valid UTF-8 is accepted and counted.

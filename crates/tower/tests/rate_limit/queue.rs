@@ -43,12 +43,12 @@ async fn requests_queue_in_order_and_are_denied_when_the_queue_is_full() {
         let answer = service.ready().await.unwrap().call(get(path));
         asked.push(answer.map(|answer| (answer.unwrap(), start.elapsed().as_secs())));
     }
-    let mut told = Vec::new();
+    let mut statuses = Vec::new();
     for (answer, after) in join_all(asked).await {
-        told.push((read(answer).await.status, after));
+        statuses.push((read(answer).await.status, after));
     }
-    let denied = told.pop().unwrap();
-    assert_eq!(told, [(200, 0), (200, 1), (200, 2), (200, 3)]);
+    let denied = statuses.pop().unwrap();
+    assert_eq!(statuses, [(200, 0), (200, 1), (200, 2), (200, 3)]);
     assert_eq!(denied, (429, 0));
     assert_eq!(notes.paths(), ["/1", "/2", "/3", "/4"]);
     assert_eq!(notes.last().delay, Span::from_secs(3));
@@ -148,8 +148,8 @@ async fn no_request_waits_longer_than_the_maximum() {
     );
     let detail = "\"1/s capacity 9 exceeded; retry in 500ms\"";
     assert!(denied.body.contains(detail), "{}", denied.body);
-    let told = denied.header("ratelimit").unwrap();
-    assert!(told.starts_with("\"1/s capacity 9\";r=0"), "{told}");
+    let header = denied.header("ratelimit").unwrap();
+    assert!(header.starts_with("\"1/s capacity 9\";r=0"), "{header}");
     assert!(first.await.is_ok() && second.await.is_ok());
     assert_eq!(notes.paths(), ["/1", "/2"]);
 }

@@ -44,8 +44,9 @@ async fn rule_names_are_shown_if_configured() {
     let allowed = send(&mut service, get("/")).await;
     assert_eq!(allowed.header("ratelimit"), Some("\"all\";r=0;t=60"));
     let denied = send(&mut service, get("/")).await;
-    let said = r#""detail":"1/min of \"all\" exceeded; retry in 1min","violated-policies":["all"]"#;
-    assert!(denied.body.contains(said), "{}", denied.body);
+    let expected =
+        r#""detail":"1/min of \"all\" exceeded; retry in 1min","violated-policies":["all"]"#;
+    assert!(denied.body.contains(expected), "{}", denied.body);
 }
 
 #[tokio::test]
@@ -132,7 +133,7 @@ async fn several_layers_and_the_service_combine_their_headers() {
     };
     let inner = legacy(limiter(vec![fixed("inner", "9/min")]));
     let outer = legacy(limiter(vec![fixed("outer", "2/min")]));
-    let notes = Notes::default().answering("ratelimit", "\"app\";r=1");
+    let notes = Notes::default().with_header("ratelimit", "\"app\";r=1");
     let mut service = outer.layer(inner.layer(notes));
     let answer = send(&mut service, get("/")).await;
     let lines: Vec<_> = answer.headers.get_all("ratelimit").iter().collect();

@@ -20,8 +20,8 @@ async fn every_route_has_its_rules_and_denied_requests_never_arrive() {
     assert_eq!(statuses(&mut service, "/api/a", 2).await, [200, 200]);
     assert_eq!(statuses(&mut service, "/api/b", 1).await, [429]);
     assert_eq!(statuses(&mut service, "/free", 2).await, [200, 200]);
-    let came = ["/login", "/api/a", "/api/a", "/free", "/free"];
-    assert_eq!(notes.paths(), came);
+    let expected = ["/login", "/api/a", "/api/a", "/free", "/free"];
+    assert_eq!(notes.paths(), expected);
 }
 
 /// Some routers and services resolve dot segments, and would use a different path than the rules.

@@ -302,15 +302,15 @@ async fn the_application_sets_the_cost_during_the_response() {
     let service = service_fn(|request: Request<()>| {
         let report = ResponseEntries::default();
         let mut response = Response::new(Frames::endless(&["once"]));
-        if request.uri().path() != "/unsaid" {
+        if request.uri().path() != "/unset" {
             report.set("tokens", 1);
             response.extensions_mut().insert(report.clone());
         }
         future::ready(Ok::<_, Infallible>((response, report)))
     });
-    let said = std::sync::Mutex::new(Vec::new());
-    let said = Arc::new(said);
-    let kept = Arc::clone(&said);
+    let reports = std::sync::Mutex::new(Vec::new());
+    let reports = Arc::new(reports);
+    let kept = Arc::clone(&reports);
     let service = service.map_response(move |(response, report)| {
         kept.lock().unwrap().push(report);
         response
@@ -321,10 +321,10 @@ async fn the_application_sets_the_cost_during_the_response() {
     drop(ask(&mut service, "/").await);
     assert_eq!(left(&limiter).await, 999);
     let answer = ask(&mut service, "/").await;
-    said.lock().unwrap()[1].set("tokens", 200);
+    reports.lock().unwrap()[1].set("tokens", 200);
     drop(answer);
     assert_eq!(left(&limiter).await, 799);
-    drop(ask(&mut service, "/unsaid").await);
+    drop(ask(&mut service, "/unset").await);
     assert_eq!(left(&limiter).await, 499);
 }
 
@@ -338,15 +338,18 @@ async fn an_upstream_sets_the_cost_in_a_header() {
             .unwrap()
     };
     let mut service = layered(&limiter, Answering(answer));
-    for (said, expected) in [
+    for (tokens, expected) in [
         ("17", 983),
         ("0", 983),
         ("many", 982),
         ("-5", 981),
         ("1e3", 980),
     ] {
-        assert_eq!(statuses(&mut service, &format!("/{said}"), 1).await, [200]);
-        assert_eq!(left(&limiter).await, expected, "{said}");
+        assert_eq!(
+            statuses(&mut service, &format!("/{tokens}"), 1).await,
+            [200]
+        );
+        assert_eq!(left(&limiter).await, expected, "{tokens}");
     }
 }
 

@@ -39,22 +39,22 @@ pub(crate) fn with_permit(
 /// A service that responds to every request and records the request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Notes {
-    came: Arc<Mutex<Vec<(String, RateLimitStatus)>>>,
+    requests: Arc<Mutex<Vec<(String, RateLimitStatus)>>>,
     answer: HeaderMap,
     is_ready: bool,
 }
 
 impl Notes {
     pub(crate) fn paths(&self) -> Vec<String> {
-        let came = self.came.lock().unwrap();
-        came.iter().map(|(path, _)| path.clone()).collect()
+        let requests = self.requests.lock().unwrap();
+        requests.iter().map(|(path, _)| path.clone()).collect()
     }
 
     pub(crate) fn last(&self) -> RateLimitStatus {
-        self.came.lock().unwrap().last().unwrap().1.clone()
+        self.requests.lock().unwrap().last().unwrap().1.clone()
     }
 
-    pub(crate) fn answering(mut self, name: &'static str, value: &'static str) -> Self {
+    pub(crate) fn with_header(mut self, name: &'static str, value: &'static str) -> Self {
         self.answer.insert(name, value.parse().unwrap());
         self
     }
@@ -83,7 +83,7 @@ impl Service<Request<()>> for Notes {
             .unwrap()
             .clone();
         let path = request.uri().path().to_owned();
-        self.came.lock().unwrap().push((path, passed));
+        self.requests.lock().unwrap().push((path, passed));
         let mut response = Response::new(Full::from("served"));
         *response.headers_mut() = self.answer.clone();
         ready(Ok(response))

@@ -43,11 +43,11 @@ fn memory() -> MemoryStore {
 }
 
 /// A service that records the path of each request and takes 600 ms to respond.
-fn slow_service(came: &Arc<Mutex<Vec<String>>>) -> Inner {
-    let came = Arc::clone(came);
+fn slow_service(received: &Arc<Mutex<Vec<String>>>) -> Inner {
+    let received = Arc::clone(received);
     BoxCloneService::new(service_fn(move |request: Request<()>| {
         let path = request.uri().path().to_owned();
-        came.lock().unwrap().push(path);
+        received.lock().unwrap().push(path);
         async {
             sleep(Duration::from_millis(600)).await;
             Ok(Response::new(Full::default()))
@@ -68,8 +68,8 @@ async fn ask<S: Store + 'static>(
 #[tokio::test(start_paused = true)]
 async fn twenty_at_work_and_two_seconds_of_patience_serve_sixty_arrivals_in_order() {
     let limiter = limiter_on(memory(), waiting_rule(20, Span::from_secs(2)));
-    let came = Arc::default();
-    let (layer, inner) = (RateLimitLayer::new(limiter), slow_service(&came));
+    let received = Arc::default();
+    let (layer, inner) = (RateLimitLayer::new(limiter), slow_service(&received));
     let start = Instant::now();
     let tasks: Vec<_> = (0..60)
         .map(|number| {
@@ -81,7 +81,7 @@ async fn twenty_at_work_and_two_seconds_of_patience_serve_sixty_arrivals_in_orde
         assert_eq!(task.await.unwrap(), 200);
     }
     let expected: Vec<String> = (0..60).map(|number| format!("/{number}")).collect();
-    assert_eq!(*came.lock().unwrap(), expected);
+    assert_eq!(*received.lock().unwrap(), expected);
     assert_eq!(start.elapsed(), Duration::from_millis(1_800));
 }
 
@@ -132,10 +132,10 @@ async fn a_concurrency_limit_of_a_client_is_answered_429() {
 /// Sends three requests to a service with one slot, and cancels the second one while it waits.
 async fn cancels_the_second<S: Store + 'static>(store: S, step: Duration) {
     let limiter = limiter_on(store, waiting_rule(1, Span::from_secs(20)));
-    let came = Arc::default();
+    let received = Arc::default();
     let (layer, inner) = (
         RateLimitLayer::new(Arc::clone(&limiter)),
-        slow_service(&came),
+        slow_service(&received),
     );
     let mut tasks = Vec::new();
     for number in 0..3 {
@@ -152,7 +152,7 @@ async fn cancels_the_second<S: Store + 'static>(store: S, step: Duration) {
     for task in tasks {
         assert_eq!(task.await.unwrap(), 200);
     }
-    assert_eq!(*came.lock().unwrap(), ["/0", "/2"]);
+    assert_eq!(*received.lock().unwrap(), ["/0", "/2"]);
     // Nothing holds the slot any more.
     assert_eq!(ask(layer, inner, "/3").await.status, 200);
 }
@@ -170,10 +170,10 @@ async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
     // A call to the store is shorter, so the other requests wait.
     let store = RemoteStore(memory());
     let limiter = limiter_on(store, waiting_rule(1, Span::from_secs(30)));
-    let came = Arc::default();
+    let received = Arc::default();
     let (layer, inner) = (
         RateLimitLayer::new(Arc::clone(&limiter)),
-        slow_service(&came),
+        slow_service(&received),
     );
     let mut tasks = Vec::new();
     for number in 0..4 {
@@ -191,6 +191,6 @@ async fn a_cancelled_request_to_a_remote_store_gives_its_turn_on() {
     for task in tasks {
         assert_eq!(task.await.unwrap(), 200);
     }
-    assert_eq!(*came.lock().unwrap(), ["/0", "/2", "/3"]);
+    assert_eq!(*received.lock().unwrap(), ["/0", "/2", "/3"]);
     assert_eq!(limiter.waiters(), 0);
 }

@@ -63,7 +63,7 @@ impl Process {
     }
 
     /// Returns whether any line that has been read so far contains all of `words`.
-    pub(crate) fn has_said(&self, words: &[&str]) -> bool {
+    pub(crate) fn has_logged(&self, words: &[&str]) -> bool {
         let has_them = |line: &String| words.iter().all(|word| line.contains(word));
         self.seen.iter().any(has_them)
     }
@@ -98,7 +98,7 @@ impl Process {
     }
 
     /// Returns the log lines that have been read so far.
-    pub(crate) fn said(&self) -> String {
+    pub(crate) fn log_text(&self) -> String {
         self.seen.join("\n")
     }
 

@@ -83,10 +83,10 @@ impl Server {
     /// Returns the address of an optional listener. `name` is the listener's name in quotes, as in
     /// the log.
     fn optional(&self, name: &str) -> SocketAddr {
-        let said = self.said();
-        let mut lines = said.lines();
+        let log = self.log_text();
+        let mut lines = log.lines();
         let line = lines.find(|line| line.contains("listening") && line.contains(name));
-        address_in(line.unwrap_or_else(|| panic!("no {name} in: {said}")))
+        address_in(line.unwrap_or_else(|| panic!("no {name} in: {log}")))
     }
 
     /// Sends a request to `/v1/check`.
@@ -128,8 +128,8 @@ impl Server {
     }
 
     /// Returns the log lines that have been read so far.
-    pub(crate) fn said(&self) -> String {
-        self.process.said()
+    pub(crate) fn log_text(&self) -> String {
+        self.process.log_text()
     }
 
     pub(crate) fn wait_for(&mut self, words: &[&str]) -> String {
@@ -137,8 +137,8 @@ impl Server {
     }
 
     /// Returns whether any line that has been read so far contains all of `words`.
-    pub(crate) fn has_said(&self, words: &[&str]) -> bool {
-        self.process.has_said(words)
+    pub(crate) fn has_logged(&self, words: &[&str]) -> bool {
+        self.process.has_logged(words)
     }
 
     /// Waits until the server process has exited. The server's directory is kept.
