@@ -39,7 +39,7 @@ struct Numbers {
 /// How a limit counts denied requests.
 #[derive(Arbitrary, Debug)]
 enum Denials {
-    Forgotten,
+    NotCounted,
     Counted,
     InFull,
 }
@@ -160,7 +160,7 @@ impl Numbers {
         let limit = Limit::new(self.algorithm()).ok()?;
         let limit = limit.with_soft_percent(self.soft.into()).ok()?;
         match self.denials {
-            Denials::Forgotten => Some(limit),
+            Denials::NotCounted => Some(limit),
             Denials::Counted => Some(limit.counting_denied(true)),
             Denials::InFull => limit.counting_in_full().ok(),
         }

@@ -17,7 +17,7 @@ use super::{
     error::ReserveError,
     final_charges::FinalCharges,
     random_id,
-    table::{OutstandingReservation, ReservationSlot},
+    table::{OutstandingReservation, ReservationPermit},
     token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
     token_charges,
 };
@@ -82,7 +82,7 @@ impl ServerLimiter {
         within: Option<Duration>,
     ) -> Result<ReservedCounters, ReserveError> {
         let max = self.reservations.settings.max;
-        let permit = ReservationSlot::take(&self.reservations.permits, max);
+        let permit = ReservationPermit::take(&self.reservations.permits, max);
         let permit = permit.ok_or(ReserveError::TooMany(max))?;
         let mut list: Vec<Charge<'_>> = charges.iter().map(CounterCharge::as_charge).collect();
         let mut outcomes = Vec::new();
@@ -119,7 +119,7 @@ impl ServerLimiter {
         charges: OwnedCharges,
         receipt: LimiterReceipt,
         ttl: Span,
-        permit: ReservationSlot,
+        permit: ReservationPermit,
     ) -> Reservation {
         let ttl = charges.lease().map_or(ttl, |lease| ttl.min(lease));
         let since = self.now();

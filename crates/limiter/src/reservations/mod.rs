@@ -54,7 +54,7 @@ use self::{
     expiry::MAX_SLEEP,
     final_charges::FinalCharges,
     in_redis::{redis_receipt, shared_charges},
-    table::{OutstandingReservation, OutstandingTable, ReservationSlot},
+    table::{OutstandingReservation, OutstandingTable, ReservationPermit},
     token::{ReservationId, ReservationKind, TokenCharges, TokenContents, TokenKeys},
 };
 use crate::{LimiterReceipt, ServerLimiter};
@@ -211,7 +211,7 @@ impl ServerLimiter {
         turn: SlotTurn<'_>,
     ) -> Result<(Verdict<'a>, Option<Reservation>), ReserveError> {
         let max = self.reservations.settings.max;
-        let permit = ReservationSlot::take(&self.reservations.permits, max);
+        let permit = ReservationPermit::take(&self.reservations.permits, max);
         let permit = permit.ok_or(ReserveError::TooMany(max))?;
         let now = self.now();
         let mut charges = rules.charges(request, now, scratch)?;

@@ -28,14 +28,14 @@ pub(super) struct OutstandingReservation {
     /// attempt failed.
     pub(super) due_at: Timestamp,
     /// Counts the reservation until it is dropped.
-    pub(super) _permit: ReservationSlot,
+    pub(super) _permit: ReservationPermit,
 }
 
 /// A permit for one outstanding reservation. The number of permits is bounded.
 #[derive(Debug)]
-pub(super) struct ReservationSlot(Arc<AtomicUsize>);
+pub(super) struct ReservationPermit(Arc<AtomicUsize>);
 
-impl ReservationSlot {
+impl ReservationPermit {
     /// Takes a permit, unless `max` permits are taken.
     pub(super) fn take(taken: &Arc<AtomicUsize>, max: usize) -> Option<Self> {
         let added = |count| (count < max).then_some(count + 1);
@@ -45,7 +45,7 @@ impl ReservationSlot {
     }
 }
 
-impl Drop for ReservationSlot {
+impl Drop for ReservationPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -141,7 +141,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         let mut turn = PollProgress::default();
         loop {
             match self.poll_step(cx, worker, &mut turn) {
-                Poll::Ready(Ok(Step::Go)) => turn.has_answered = true,
+                Poll::Ready(Ok(Step::Go)) => turn.has_replied = true,
                 Poll::Ready(Ok(Step::Yield)) => {
                     // Yields after a full batch, so that the worker can serve its other
                     // connections.
@@ -187,7 +187,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
         }
         let shutdown = || self.connection.shutdown.has_begun();
         if self.session.ending != Ending::No
-            || (turn.has_answered && self.unread.is_empty() && shutdown())
+            || (turn.has_replied && self.unread.is_empty() && shutdown())
         {
             return Poll::Ready(Err(ConnectionClosed));
         }
@@ -370,7 +370,7 @@ impl<S> Drop for Client<S> {
 /// What a connection has done since the current poll began.
 #[derive(Debug, Default)]
 struct PollProgress {
-    has_answered: bool,
+    has_replied: bool,
     read_bytes: usize,
 }
 
