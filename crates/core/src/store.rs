@@ -224,7 +224,7 @@ pub trait Store: Send + Sync {
     }
 
     /// Clears the denial cache. Callers call this method after activating new rules.
-    fn forget_denials(&self) {}
+    fn clear_denial_cache(&self) {}
 }
 
 /// The memory store never waits.

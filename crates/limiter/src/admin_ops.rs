@@ -105,7 +105,7 @@ impl ServerLimiter {
         // If Redis does not confirm the change, the local copy of the block stays active.
         let was_blocked = redis_store.store().unblock(key).await?;
         self.local_store().unblock(key, self.now());
-        redis_store.forget_denials();
+        redis_store.clear_denial_cache();
         Ok(was_blocked)
     }
 
@@ -127,7 +127,7 @@ impl ServerLimiter {
             // If Redis does not confirm the change, the local counters are kept as well.
             let had_counters = redis_store.store().reset(key).await?;
             self.local_store().reset(key);
-            redis_store.forget_denials();
+            redis_store.clear_denial_cache();
             Ok(had_counters)
         })
     }

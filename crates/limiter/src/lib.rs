@@ -292,7 +292,7 @@ impl ServerLimiter {
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
         self.rules.store(Arc::new(rules));
         if let Some(redis_store) = self.redis_store() {
-            redis_store.forget_denials();
+            redis_store.clear_denial_cache();
         }
     }
 
@@ -331,7 +331,7 @@ impl ServerLimiter {
     /// if the store is Redis, or if snapshots are configured and the last snapshot was written.
     #[must_use]
     pub fn are_blocks_persistent(&self) -> bool {
-        self.redis_store().is_some() || self.snapshots.is_kept()
+        self.redis_store().is_some() || self.snapshots.is_healthy()
     }
 
     /// Returns the metrics.

@@ -163,7 +163,7 @@ impl SnapshotHealth {
 
     /// Returns whether snapshots are configured and the last snapshot was written.
     #[must_use]
-    pub fn is_kept(&self) -> bool {
+    pub fn is_healthy(&self) -> bool {
         let health = self.lock();
         health.is_configured && health.failure.is_none()
     }
@@ -308,9 +308,9 @@ mod tests {
     #[test]
     fn a_lasting_failure_is_logged_on_change_and_once_an_hour() {
         let health = SnapshotHealth::default();
-        assert!(!health.is_kept());
+        assert!(!health.is_healthy());
         health.mark_configured();
-        assert!(health.is_kept());
+        assert!(health.is_healthy());
         let at = |secs: u64| Timestamp::from_micros(1_700_000_000_000_000 + secs * 1_000_000);
         assert_eq!(
             health.record_failure("full", at(0)),
@@ -333,9 +333,9 @@ mod tests {
             problem.starts_with("gone (since 2023-11-14T22:13:20Z, 6 attempts in 3700 s)"),
             "{problem}"
         );
-        assert!(!health.is_kept());
+        assert!(!health.is_healthy());
         health.record_success();
-        assert!(health.is_kept() && health.problem(at(3_700)).is_none());
+        assert!(health.is_healthy() && health.problem(at(3_700)).is_none());
         assert_eq!(
             health.record_failure("full", at(3_720)),
             Some(FailureRecord::NewError)

@@ -128,7 +128,7 @@ impl RedisStore {
         let keys = vec![self.key(key)];
         match self.compare_and_set(keys.clone(), compute).await {
             Err(StoreError::Foreign { .. }) => {
-                self.call(&scripts::FORGET, keys, Vec::new()).await?;
+                self.call(&scripts::DELETE, keys, Vec::new()).await?;
                 Ok(true)
             }
             reset => reset,

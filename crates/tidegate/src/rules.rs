@@ -71,7 +71,7 @@ impl<S: Store> Limiter<S, Rules> {
         let rules = rules.inheriting_from(&self.policy.0.load());
         self.waiters.retain_rules(|rule| rules.rule(rule).is_some());
         self.policy.0.store(Arc::new(rules));
-        self.store.forget_denials();
+        self.store.clear_denial_cache();
     }
 }
 

@@ -68,7 +68,7 @@ impl ChangedKeys {
                 continue;
             }
             if self.keys.len() >= MAX_KEYS {
-                self.forget_half();
+                self.evict_half();
             }
             let first = ChangedRequests {
                 count: 1,
@@ -81,7 +81,7 @@ impl ChangedKeys {
 
     /// Discards the half of the keys with the fewest requests. This makes room for new keys, which
     /// may later have the most requests.
-    fn forget_half(&mut self) {
+    fn evict_half(&mut self) {
         let mut counts: Vec<u64> = self.keys.values().map(|requests| requests.count).collect();
         let (_, median, _) = counts.select_nth_unstable(MAX_KEYS / 2);
         let median = *median;

@@ -251,7 +251,7 @@ impl ServerLimiter {
             *version = changes.version;
             if before != changes.version || removed > 0 {
                 // A cached denial may be based on the previous limits.
-                self.forget_denials();
+                self.clear_denial_cache();
             }
             if !changes.has_more {
                 return Ok(());

@@ -221,7 +221,7 @@ impl ServerLimiter {
         };
         let is_expired = outstanding.expires <= now;
         if !is_expired {
-            table.remember_settled(id, &outstanding, max, now);
+            table.record_settled(id, &outstanding, max, now);
         }
         drop(table);
         if is_expired {

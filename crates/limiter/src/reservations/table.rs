@@ -88,7 +88,7 @@ impl OutstandingTable {
 
     /// Stores that `outstanding` was settled at `now`. At most `max` settled reservations are
     /// stored.
-    pub(super) fn remember_settled(
+    pub(super) fn record_settled(
         &mut self,
         id: ReservationId,
         outstanding: &OutstandingReservation,

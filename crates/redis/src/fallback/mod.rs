@@ -445,7 +445,7 @@ impl Store for FallbackStore {
         self.renew_with_fallback(charges, receipt, now)
     }
 
-    fn forget_denials(&self) {
+    fn clear_denial_cache(&self) {
         self.denial_cache.invalidate_all();
     }
 }

@@ -91,7 +91,7 @@ pub(crate) static READ: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("read.lua").to_owned()));
 
 /// Deletes a key with any value.
-pub(crate) static FORGET: LazyLock<Script> =
+pub(crate) static DELETE: LazyLock<Script> =
     LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])".to_owned()));
 
 /// Writes values if the stored values have not changed since they were read.

@@ -292,7 +292,7 @@ impl State {
         limit: QuotaLimit,
         now: Timestamp,
     ) -> Option<&mut Bucket> {
-        self.forget_expired(now);
+        self.remove_expired(now);
         let joined = &mut self.streams.get_mut(&stream)?.buckets;
         let is_full = self.buckets.len() >= MAX_QUOTA_BUCKETS;
         let is_known = joined.contains(key);
@@ -315,7 +315,7 @@ impl State {
 
     /// Removes up to two buckets that have no streams and whose windows have ended. Each call of
     /// [`Self::seat`] adds at most one bucket, so expired buckets cannot accumulate.
-    fn forget_expired(&mut self, now: Timestamp) {
+    fn remove_expired(&mut self, now: Timestamp) {
         for _ in 0..2 {
             let has_expired = self.vacant.first().is_some_and(|(end, _)| *end <= now);
             let Some((_, key)) = has_expired.then(|| self.vacant.pop_first()).flatten() else {

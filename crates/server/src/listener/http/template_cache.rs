@@ -54,7 +54,7 @@ impl TemplateCache {
 
     /// Caches the parsed `body`. Does nothing if `key` is not a slice of `body`, because the key
     /// contained escapes.
-    pub(super) fn remember(&mut self, body: &[u8], key: &str, parameters: &ThrottleParameters) {
+    pub(super) fn insert(&mut self, body: &[u8], key: &str, parameters: &ThrottleParameters) {
         // The offset of `key` in `body`. If `key` is a copy of an escaped string, the offset is out
         // of range or the bytes there differ.
         let begin = key.as_ptr().addr().wrapping_sub(body.as_ptr().addr());
@@ -117,13 +117,13 @@ mod tests {
     }
 
     /// Parses `body`, caches it and returns its key.
-    fn remember(cache: &mut TemplateCache, body: &str, units: u64) -> Option<String> {
+    fn insert(cache: &mut TemplateCache, body: &str, units: u64) -> Option<String> {
         let members = json::object(body.as_bytes()).ok()?;
         let key = members.iter().find(|(name, _)| name == "key");
         let Some((_, Json::Text(key))) = key else {
             return None;
         };
-        cache.remember(body.as_bytes(), key, &parameters(units));
+        cache.insert(body.as_bytes(), key, &parameters(units));
         Some(key.clone().into_owned())
     }
 
@@ -135,8 +135,8 @@ mod tests {
     #[test]
     fn a_body_that_matches_a_template_differs_only_in_its_key() {
         let mut cache = TemplateCache::default();
-        remember(&mut cache, r#"{"key": "a", "cost": 2}"#, 2);
-        remember(&mut cache, r#"{"cost": 3, "key": ""}"#, 3);
+        insert(&mut cache, r#"{"key": "a", "cost": 2}"#, 2);
+        insert(&mut cache, r#"{"cost": 3, "key": ""}"#, 3);
         for (body, expected) in [
             (r#"{"key": "a", "cost": 2}"#, Some(("a", 2))),
             (r#"{"key": "", "cost": 2}"#, Some(("", 2))),
@@ -171,7 +171,7 @@ mod tests {
             "x".repeat(TemplateCache::MAX_BYTES)
         );
         for body in [r#"{"key": "\u0061"}"#, &long] {
-            assert_eq!(remember(&mut cache, body, 1).as_deref(), Some("a"));
+            assert_eq!(insert(&mut cache, body, 1).as_deref(), Some("a"));
             assert_eq!(found(&cache, body), None, "{body}");
         }
     }
@@ -182,7 +182,7 @@ mod tests {
         let body = |units: u64| format!(r#"{{"key": "a", "cost": {units}}}"#);
         let last = TemplateCache::CAPACITY as u64 + 3;
         for units in 1..=last {
-            remember(&mut cache, &body(units), units);
+            insert(&mut cache, &body(units), units);
         }
         for units in 1..=last {
             let expected = (units > 3).then_some(("a", units));
@@ -200,7 +200,7 @@ mod tests {
                 prop_oneof![Just(b'a'), Just(b'"'), Just(b'\\'), Just(b','), any::<u8>()], 0..6),
         ) {
             let mut cache = TemplateCache::default();
-            let Some(key) = remember(&mut cache, &body, 1) else { return Ok(()) };
+            let Some(key) = insert(&mut cache, &body, 1) else { return Ok(()) };
             let at = body.find(&format!("{key}\"")).unwrap();
             // The replaced string is the key, or another string that looks like the key.
             let mut changed = body.clone().into_bytes();

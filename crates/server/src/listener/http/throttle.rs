@@ -99,7 +99,7 @@ fn parse_and_cache<'b>(
         effect,
         limits,
     };
-    TEMPLATES.with_borrow_mut(|cache| cache.remember(body, key, &parameters));
+    TEMPLATES.with_borrow_mut(|cache| cache.insert(body, key, &parameters));
     Ok((key, parameters))
 }
 
