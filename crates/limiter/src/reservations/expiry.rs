@@ -126,9 +126,7 @@ impl ServerLimiter {
                 outstanding.due_at = until;
             }
             Err(error) => {
-                tracing::debug!(
-                    "refund of an expired reservation failed, and will be retried: {error}"
-                );
+                tracing::debug!("failed to end an expired reservation, and will retry: {error}");
                 outstanding.due_at = now.after(RETRY_DELAY);
             }
         }
