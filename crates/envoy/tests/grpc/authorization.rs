@@ -32,7 +32,7 @@ rules:
 ";
 
 /// Returns the message that Envoy would send for a request with `method`, `path` and these headers.
-fn asked(method: &str, path: &str, headers: &[(&str, &str)]) -> CheckRequest {
+fn check_request(method: &str, path: &str, headers: &[(&str, &str)]) -> CheckRequest {
     let headers = headers
         .iter()
         .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
@@ -62,13 +62,13 @@ fn asked(method: &str, path: &str, headers: &[(&str, &str)]) -> CheckRequest {
     }
 }
 
-fn http(asked: &mut CheckRequest) -> &mut HttpRequest {
-    let attributes = asked.attributes.as_mut().unwrap();
+fn http(check_request: &mut CheckRequest) -> &mut HttpRequest {
+    let attributes = check_request.attributes.as_mut().unwrap();
     attributes.request.as_mut().unwrap().http.as_mut().unwrap()
 }
 
-async fn check(client: &mut Client, asked: CheckRequest) -> CheckResponse {
-    client.call(CHECK, asked).await.unwrap()
+async fn check(client: &mut Client, check_request: CheckRequest) -> CheckResponse {
+    client.call(CHECK, check_request).await.unwrap()
 }
 
 fn admitted(response: &CheckResponse) -> &OkHttpResponse {
@@ -106,7 +106,7 @@ async fn the_rules_are_not_exposed_without_a_setting() {
     for rules in [&rules, RULES.split_once('\n').unwrap().1] {
         let listener = TestListener::open(rules);
         let mut client = listener.connect().await;
-        let login = asked("POST", "/login", &[]);
+        let login = check_request("POST", "/login", &[]);
         let refused: Result<CheckResponse, _> = client.call(CHECK, login).await;
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), Status::Unimplemented);
@@ -122,7 +122,7 @@ async fn the_rules_are_not_exposed_without_a_setting() {
 async fn both_outcomes_have_the_rate_limit_fields() {
     let listener = TestListener::open(RULES);
     let mut client = listener.connect().await;
-    let login = || asked("POST", "//login?next=/", &[]);
+    let login = || check_request("POST", "//login?next=/", &[]);
     for left in [1, 0] {
         let response = check(&mut client, login()).await;
         let headers = &admitted(&response).response_headers_to_add;
@@ -162,8 +162,8 @@ async fn both_outcomes_have_the_rate_limit_fields() {
 async fn a_full_service_is_503() {
     let listener = TestListener::open(RULES);
     let mut client = listener.connect().await;
-    admitted(&check(&mut client, asked("GET", "/export", &[])).await);
-    let response = check(&mut client, asked("GET", "/export", &[])).await;
+    admitted(&check(&mut client, check_request("GET", "/export", &[])).await);
+    let response = check(&mut client, check_request("GET", "/export", &[])).await;
     let status = denied(&response).status.as_ref().unwrap().code();
     assert_eq!(status, StatusCode::ServiceUnavailable);
 }
@@ -172,10 +172,10 @@ async fn a_full_service_is_503() {
 async fn a_request_without_a_rule_is_admitted_without_fields() {
     let listener = TestListener::open(RULES);
     let mut client = listener.connect().await;
-    let response = check(&mut client, asked("GET", "/about", &[])).await;
+    let response = check(&mut client, check_request("GET", "/about", &[])).await;
     assert!(admitted(&response).response_headers_to_add.is_empty());
     // Envoy's filter for TCP connections does not send HTTP attributes.
-    let mut connection = asked("", "", &[]);
+    let mut connection = check_request("", "", &[]);
     connection.attributes.as_mut().unwrap().request = None;
     admitted(&check(&mut client, connection).await);
     admitted(&check(&mut client, CheckRequest { attributes: None }).await);
@@ -186,11 +186,11 @@ async fn an_entry_of_the_route_cannot_be_replaced_by_a_header() {
     let listener = TestListener::open(RULES);
     let mut client = listener.connect().await;
     for (number, claimed) in ["a", "b", "c"].into_iter().enumerate() {
-        let mut asked = asked("GET", "/api/orders", &[("x-customer", claimed)]);
-        let attributes = asked.attributes.as_mut().unwrap();
+        let mut check_request = check_request("GET", "/api/orders", &[("x-customer", claimed)]);
+        let attributes = check_request.attributes.as_mut().unwrap();
         let customer = ("customer".to_owned(), "acme".to_owned());
         attributes.context_extensions.extend([customer]);
-        let response = check(&mut client, asked).await;
+        let response = check(&mut client, check_request).await;
         if number < 2 {
             admitted(&response);
         } else {
@@ -204,18 +204,18 @@ async fn headers_count_by_line_whether_envoy_joins_them_or_not() {
     let listener = TestListener::open(RULES);
     let mut client = listener.connect().await;
     let raw = |lines: &[&str]| {
-        let mut asked = asked("GET", "/api/orders", &[]);
+        let mut check_request = check_request("GET", "/api/orders", &[]);
         let line = |value: &&str| HeaderValue {
             key: "x-customer".to_owned(),
             raw_value: value.as_bytes().to_vec(),
             ..HeaderValue::default()
         };
-        http(&mut asked).header_map = Some(HeaderMap {
+        http(&mut check_request).header_map = Some(HeaderMap {
             headers: lines.iter().map(line).collect(),
         });
-        asked
+        check_request
     };
-    let joined = |value| asked("GET", "/api/orders", &[("x-customer", value)]);
+    let joined = |value| check_request("GET", "/api/orders", &[("x-customer", value)]);
     // The same customer in three forms: one line in `headers`, one line in `header_map`, and two
     // equal lines that Envoy has joined.
     admitted(&check(&mut client, joined("acme")).await);
@@ -248,19 +248,25 @@ async fn a_client_cannot_turn_its_denial_into_an_error_of_the_call() {
     let names: Vec<String> = (0..1_200).map(|number| format!("x-{number}")).collect();
     let many: Vec<(&str, &str)> = names.iter().map(|name| (&**name, "1")).collect();
     let long = "x".repeat(5_000);
-    for (asked, detail) in [
-        (asked("GET", "/x/../login", &[]), "segments `.` or `..`"),
-        (asked("GET", "/login", &many), "more than 1000 header lines"),
+    for (check_request, detail) in [
         (
-            asked("GET", "/api/orders", &[("x-customer", "a\nb")]),
+            check_request("GET", "/x/../login", &[]),
+            "segments `.` or `..`",
+        ),
+        (
+            check_request("GET", "/login", &many),
+            "more than 1000 header lines",
+        ),
+        (
+            check_request("GET", "/api/orders", &[("x-customer", "a\nb")]),
             "HTTP does not allow",
         ),
         (
-            asked("GET", "/api/orders", &[("x-customer", &long)]),
+            check_request("GET", "/api/orders", &[("x-customer", &long)]),
             "the maximum",
         ),
     ] {
-        let response = check(&mut client, asked).await;
+        let response = check(&mut client, check_request).await;
         let denial = denied(&response);
         let status = denial.status.as_ref().unwrap().code();
         assert_eq!(status, StatusCode::BadRequest, "{detail}");
@@ -275,25 +281,25 @@ async fn a_client_cannot_turn_its_denial_into_an_error_of_the_call() {
 async fn a_malformed_or_too_large_message_is_an_error_of_the_call() {
     let listener = TestListener::open(RULES);
     let mut client = listener.connect().await;
-    let mut extended = asked("GET", "/", &[]);
+    let mut extended = check_request("GET", "/", &[]);
     let extensions = (0..40).map(|number| (number.to_string(), String::new()));
     let attributes = extended.attributes.as_mut().unwrap();
     attributes.context_extensions.extend(extensions);
     let large = "x".repeat(300 << 10);
-    for (asked, code, message) in [
+    for (check_request, code, message) in [
         (
             extended,
             Status::InvalidArgument,
             "attributes.context_extensions: exceeds the maximum of 32 entries",
         ),
         (
-            asked("GET", &large, &[]),
+            check_request("GET", &large, &[]),
             Status::ResourceExhausted,
             "exceeds the maximum of 262144 bytes",
         ),
     ] {
         let error = client
-            .call::<_, CheckResponse>(CHECK, asked)
+            .call::<_, CheckResponse>(CHECK, check_request)
             .await
             .unwrap_err();
         assert_eq!(error.code(), code, "{error:?}");

@@ -16,7 +16,7 @@ use crate::{
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
-fn asked(service: &str) -> HealthCheckRequest {
+fn request(service: &str) -> HealthCheckRequest {
     HealthCheckRequest {
         service: service.to_owned(),
     }
@@ -34,11 +34,11 @@ async fn the_server_and_its_services_are_healthy() {
         "envoy.service.rate_limit_quota.v3.RateLimitQuotaService",
         "kuadrant.service.ratelimit.v1.RateLimitService",
     ] {
-        let health: HealthCheckResponse = client.call(CHECK, asked(service)).await.unwrap();
+        let health: HealthCheckResponse = client.call(CHECK, request(service)).await.unwrap();
         assert_eq!(health.status(), ServingStatus::Serving, "{service}");
     }
     let unknown = client
-        .call::<_, HealthCheckResponse>(CHECK, asked("weather"))
+        .call::<_, HealthCheckResponse>(CHECK, request("weather"))
         .await;
     assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
 }
@@ -48,7 +48,7 @@ async fn watchers_are_notified_of_the_shutdown_and_do_not_delay_it() {
     let listener = TestListener::open("");
     let mut client = listener.connect().await;
     let mut watched = client
-        .watch::<_, HealthCheckResponse>(WATCH, asked("ratelimit"))
+        .watch::<_, HealthCheckResponse>(WATCH, request("ratelimit"))
         .await;
     let now = watched.message().await.unwrap().unwrap();
     assert_eq!(now.status(), ServingStatus::Serving);
@@ -59,7 +59,7 @@ async fn watchers_are_notified_of_the_shutdown_and_do_not_delay_it() {
     assert!(watched.message().await.unwrap().is_none());
     // The shutdown has been announced but has not begun, so new connections are still served.
     let mut late = listener.connect().await;
-    let health: HealthCheckResponse = late.call(CHECK, asked("")).await.unwrap();
+    let health: HealthCheckResponse = late.call(CHECK, request("")).await.unwrap();
     assert_eq!(health.status(), ServingStatus::NotServing);
 
     let dropped = tokio::spawn(listener.server.shutdown(Duration::from_secs(30)));
@@ -71,7 +71,7 @@ async fn watching_an_unknown_service_returns_service_unknown() {
     let listener = TestListener::open("");
     let mut client = listener.connect().await;
     let mut watched = client
-        .watch::<_, HealthCheckResponse>(WATCH, asked("weather"))
+        .watch::<_, HealthCheckResponse>(WATCH, request("weather"))
         .await;
     let now = watched.message().await.unwrap().unwrap();
     assert_eq!(now.status(), ServingStatus::ServiceUnknown);
@@ -87,10 +87,10 @@ async fn watchers_are_notified_when_domains_come_and_go() {
     let service = listener.rate_limits.as_deref().unwrap();
     let mut client = listener.connect().await;
     let mut watched = client
-        .watch::<_, HealthCheckResponse>(WATCH, asked("ratelimit"))
+        .watch::<_, HealthCheckResponse>(WATCH, request("ratelimit"))
         .await;
     let mut whole = client
-        .watch::<_, HealthCheckResponse>(WATCH, asked(""))
+        .watch::<_, HealthCheckResponse>(WATCH, request(""))
         .await;
     let expected = [
         (None, ServingStatus::NotServing),

@@ -57,7 +57,7 @@ impl Caller {
         }
     }
 
-    fn asked(&self, keys: &[&str], hits_addend: u32) -> RateLimitRequest {
+    fn request(&self, keys: &[&str], hits_addend: u32) -> RateLimitRequest {
         RateLimitRequest {
             domain: self.domain.to_owned(),
             descriptors: descriptors(keys),
@@ -66,14 +66,14 @@ impl Caller {
     }
 
     async fn check(&mut self, keys: &[&str]) -> Code {
-        let asked = self.asked(keys, 0);
-        let answer: RateLimitResponse = self.client.call(CHECK, asked).await.unwrap();
+        let request = self.request(keys, 0);
+        let answer: RateLimitResponse = self.client.call(CHECK, request).await.unwrap();
         answer.overall_code()
     }
 
     async fn report(&mut self, keys: &[&str], hits: u32) {
-        let asked = self.asked(keys, hits);
-        let answer: RateLimitResponse = self.client.call(REPORT, asked).await.unwrap();
+        let request = self.request(keys, hits);
+        let answer: RateLimitResponse = self.client.call(REPORT, request).await.unwrap();
         assert_eq!(
             answer.overall_code(),
             Code::Ok,
@@ -92,13 +92,13 @@ impl Caller {
         ttl: Option<i64>,
     ) -> ReserveResponse {
         let ttl = ttl.map(|seconds| Duration { seconds, nanos: 0 });
-        let asked = ReserveRequest {
+        let request = ReserveRequest {
             domain: self.domain.to_owned(),
             descriptors: descriptors(keys),
             amount,
             ttl,
         };
-        self.client.call(RESERVE, asked).await.unwrap()
+        self.client.call(RESERVE, request).await.unwrap()
     }
 
     /// Reserves an amount, which must be admitted. Returns the reservation ID.
@@ -110,21 +110,21 @@ impl Caller {
     }
 
     async fn commit(&mut self, keys: &[&str], id: &str, actual_amount: u64) -> bool {
-        let asked = CommitRequest {
+        let request = CommitRequest {
             domain: self.domain.to_owned(),
             descriptors: descriptors(keys),
             reservation_id: id.to_owned(),
             actual_amount,
         };
-        let answer: CommitResponse = self.client.call(COMMIT, asked).await.unwrap();
+        let answer: CommitResponse = self.client.call(COMMIT, request).await.unwrap();
         answer.reservation_released
     }
 
     /// Returns the number of remaining hits of `key`, without charging any hits.
     async fn left(&mut self, key: &str) -> u32 {
-        let mut asked = self.asked(&[key], 0);
-        asked.descriptors[0].hits_addend = Some(0);
-        let answer: RateLimitResponse = self.client.call(SHOULD, asked).await.unwrap();
+        let mut request = self.request(&[key], 0);
+        request.descriptors[0].hits_addend = Some(0);
+        let answer: RateLimitResponse = self.client.call(SHOULD, request).await.unwrap();
         answer.statuses[0].limit_remaining
     }
 }
@@ -165,7 +165,7 @@ async fn a_check_counts_nothing_and_a_report_checks_nothing() {
     assert_eq!(caller.left("user").await, 0);
     // The report was counted beyond the limit: 139 hits are counted. After a refund of 39 hits, the
     // count is exactly the limit.
-    let mut refund = caller.asked(&["user"], 39);
+    let mut refund = caller.request(&["user"], 39);
     refund.descriptors[0].is_negative_hits = true;
     let _: RateLimitResponse = caller.client.call(REPORT, refund).await.unwrap();
     assert_eq!(
@@ -229,7 +229,7 @@ async fn a_commit_counts_the_actual_amount() {
     // count is 105.
     let beyond = caller.reserved(&["user"], 1).await;
     assert!(caller.commit(&["user"], &beyond, 80).await);
-    let mut refund = caller.asked(&["user"], 20);
+    let mut refund = caller.request(&["user"], 20);
     refund.descriptors[0].is_negative_hits = true;
     let _: RateLimitResponse = caller.client.call(REPORT, refund.clone()).await.unwrap();
     assert_eq!(caller.left("user").await, 0);
@@ -471,7 +471,7 @@ async fn a_reservation_holds_all_counters_or_none() {
     }
     assert_eq!(caller.left("user").await, 84);
     // All 10 hits are counted, so 1 of 2 hits is available after a refund of 9.
-    let mut refund = caller.asked(&["trial"], 8);
+    let mut refund = caller.request(&["trial"], 8);
     refund.descriptors[0].is_negative_hits = true;
     let _: RateLimitResponse = caller.client.call(REPORT, refund.clone()).await.unwrap();
     assert_eq!(caller.left("trial").await, 0);
@@ -487,9 +487,9 @@ async fn reservations_and_ordinary_hits_share_the_counters() {
     let listener = open();
     let mut caller = Caller::of(&listener).await;
     let id = caller.reserved(&["user"], 50).await;
-    let asked = caller.asked(&["user"], 60);
+    let request = caller.request(&["user"], 60);
     // Hits that `ShouldRateLimit` denies are counted in full, so 110 units are counted.
-    let answer: RateLimitResponse = caller.client.call(SHOULD, asked).await.unwrap();
+    let answer: RateLimitResponse = caller.client.call(SHOULD, request).await.unwrap();
     assert_eq!(answer.overall_code(), Code::OverLimit);
     assert!(caller.commit(&["user"], &id, 20).await);
     assert_eq!(caller.left("user").await, 20, "110 - 50 + 20 = 80");
@@ -505,11 +505,11 @@ async fn requests_that_cannot_be_decided_get_a_code() {
     assert!(!caller.commit(&["user"], "", 1).await);
     caller.domain = "llm";
     let many = ["user"; 513];
-    let asked = caller.asked(&many, 1);
+    let request = caller.request(&many, 1);
     for path in [CHECK, REPORT] {
         let refused = caller
             .client
-            .call::<_, RateLimitResponse>(path, asked.clone())
+            .call::<_, RateLimitResponse>(path, request.clone())
             .await;
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), Status::InvalidArgument);
@@ -517,10 +517,10 @@ async fn requests_that_cannot_be_decided_get_a_code() {
     }
     let unconfigured = TestListener::without_a_domain(RlsSettings::default());
     let mut caller = Caller::of(&unconfigured).await;
-    let asked = caller.asked(&["user"], 1);
+    let request = caller.request(&["user"], 1);
     let refused = caller
         .client
-        .call::<_, RateLimitResponse>(CHECK, asked)
+        .call::<_, RateLimitResponse>(CHECK, request)
         .await;
     assert_eq!(refused.unwrap_err().code(), Status::Unknown);
 }
@@ -536,7 +536,7 @@ async fn reservations_are_bounded_and_can_be_off() {
     let mut caller = Caller::of(&listener).await;
     let id = caller.reserved(&["user"], 1).await;
     caller.reserved(&["user"], 1).await;
-    let asked = ReserveRequest {
+    let request = ReserveRequest {
         domain: "llm".to_owned(),
         descriptors: descriptors(&["user"]),
         amount: 1,
@@ -544,7 +544,7 @@ async fn reservations_are_bounded_and_can_be_off() {
     };
     let full = caller
         .client
-        .call::<_, ReserveResponse>(RESERVE, asked.clone())
+        .call::<_, ReserveResponse>(RESERVE, request.clone())
         .await;
     let full = full.unwrap_err();
     assert_eq!(full.code(), Status::Unavailable);
@@ -557,7 +557,7 @@ async fn reservations_are_bounded_and_can_be_off() {
     let mut caller = Caller::of(&listener).await;
     let refused = caller
         .client
-        .call::<_, ReserveResponse>(RESERVE, asked)
+        .call::<_, ReserveResponse>(RESERVE, request)
         .await;
     assert_eq!(refused.unwrap_err().code(), Status::Unimplemented);
     let commit = CommitRequest {

@@ -17,7 +17,7 @@ async fn every_service_is_listed_and_described() {
         host: String::new(),
         message_request: Some(message_request),
     };
-    let asked = [
+    let requests = [
         ask(MessageRequest::ListServices(String::new())),
         ask(MessageRequest::FileContainingSymbol(
             "envoy.service.ratelimit.v2.RateLimitService".into(),
@@ -26,7 +26,7 @@ async fn every_service_is_listed_and_described() {
     let mut answers = client
         .stream::<_, ServerReflectionResponse>(
             "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
-            stream::iter(asked),
+            stream::iter(requests),
         )
         .await
         .unwrap();
@@ -63,7 +63,7 @@ async fn older_clients_are_answered_too() {
         server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
     };
     let listener = TestListener::open("");
-    let asked = ServerReflectionRequest {
+    let request = ServerReflectionRequest {
         host: String::new(),
         message_request: Some(MessageRequest::ListServices(String::new())),
     };
@@ -72,7 +72,7 @@ async fn older_clients_are_answered_too() {
         .await
         .watch::<_, ServerReflectionResponse>(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-            asked,
+            request,
         )
         .await;
     let list = answers.message().await.unwrap().unwrap().message_response;

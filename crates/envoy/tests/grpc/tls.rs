@@ -72,9 +72,9 @@ async fn is_served(listener: &TestListener, tls: ClientTlsConfig) -> bool {
     let Ok(mut client) = Client::over(endpoint).await else {
         return false;
     };
-    let asked = HealthCheckRequest::default();
+    let request = HealthCheckRequest::default();
     client
-        .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", asked)
+        .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", request)
         .await
         .is_ok()
 }
@@ -109,10 +109,10 @@ async fn a_tls_listener_rejects_cleartext() {
     let listener = TestListener::open(&settings(folder.path(), &authority, false));
     let endpoint =
         Endpoint::from_shared(format!("http://{}", listener.listener.local_addr())).unwrap();
-    let asked = HealthCheckRequest::default();
+    let request = HealthCheckRequest::default();
     let answered = match Client::over(endpoint).await {
         Ok(mut client) => client
-            .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", asked)
+            .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", request)
             .await
             .is_ok(),
         Err(_) => false,
@@ -143,9 +143,9 @@ async fn a_renewed_certificate_is_used_and_open_connections_continue() {
     assert!(!tls.has_changed());
     assert!(is_served(&listener, trusting(&successor)).await);
     assert!(!is_served(&listener, trusting(&authority)).await);
-    let asked = HealthCheckRequest::default();
+    let request = HealthCheckRequest::default();
     before
-        .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", asked)
+        .call::<_, HealthCheckResponse>("/grpc.health.v1.Health/Check", request)
         .await
         .unwrap();
 }
