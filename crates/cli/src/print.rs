@@ -715,13 +715,13 @@ pub(crate) fn candidate(report: &Value) -> String {
     }
     out.push('\n');
     let rule = |rule: &Value| {
-        let (asked, denied) = (rule["asked"].as_u64(), rule["denied"].as_u64());
+        let (requests, denied) = (rule["requests"].as_u64(), rule["denied"].as_u64());
         vec![
             text(&rule["rule"]),
             text(&rule["mode"]),
-            number(&rule["asked"]),
+            number(&rule["requests"]),
             number(&rule["denied"]),
-            share(denied.unwrap_or(0), asked.unwrap_or(0)),
+            share(denied.unwrap_or(0), requests.unwrap_or(0)),
             rule["note"].as_str().map_or_else(String::new, printable),
         ]
     };

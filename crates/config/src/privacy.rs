@@ -45,7 +45,9 @@ pub(super) fn privacy(file: &Fields<'_>, has_redis: bool, report: &mut Report) -
     let Some(fields) = value.and_then(|value| value.fields(report, what, known)) else {
         return KeyPrivacy::Plain;
     };
-    let is_hashed = fields.get("keys").and_then(|keys| read_hashed(keys, report));
+    let is_hashed = fields
+        .get("keys")
+        .and_then(|keys| read_hashed(keys, report));
     let secret = match listen::secret(&fields, SecretKeys::SECRET, report) {
         AdminToken::None => Password::None,
         AdminToken::Literal(secret) => Password::Literal(secret),

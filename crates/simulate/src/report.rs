@@ -113,7 +113,6 @@ pub struct RuleReport {
     /// Whether the rule was simulated.
     pub simulated: bool,
     /// The number of requests to which the rule applies.
-    #[serde(rename = "asked")]
     pub requests: u64,
     /// The number of requests that the rule denies (in shadow mode, would deny).
     pub denied: u64,

@@ -148,7 +148,6 @@ pub struct SweepReport {
     /// `enforce` or `shadow`.
     pub mode: &'static str,
     /// The number of requests to which the rule applies.
-    #[serde(rename = "asked")]
     pub requests: u64,
     /// The number of the rule's keys.
     pub keys: u64,

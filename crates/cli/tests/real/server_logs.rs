@@ -108,7 +108,7 @@ impl LogServer {
             assert_eq!(lines["precision"], log.precision, "{context}");
             let planted = &report["rules"][0];
             assert_eq!(
-                (&planted["asked"], &planted["denied"]),
+                (&planted["requests"], &planted["denied"]),
                 (&ASKED.into(), &DENIED.into()),
                 "{context}"
             );

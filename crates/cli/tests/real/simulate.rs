@@ -85,7 +85,7 @@ fn the_report_counts_denials_by_rule_and_key() {
         (&api["rule"], &api["mode"]),
         (&"api".into(), &"enforce".into())
     );
-    assert_eq!((&api["asked"], &api["denied"]), (&5.into(), &3.into()));
+    assert_eq!((&api["requests"], &api["denied"]), (&5.into(), &3.into()));
     assert_eq!((&api["keys"], &api["keys_denied"]), (&1.into(), &1.into()));
     let worst = &api["worst"][0];
     assert_eq!(worst["key"][0], "203.0.113.9");
@@ -96,7 +96,7 @@ fn the_report_counts_denials_by_rule_and_key() {
     // rule is not exhausted.
     let watched = &report["rules"][1];
     assert_eq!(
-        (&watched["mode"], &watched["asked"]),
+        (&watched["mode"], &watched["requests"]),
         (&"shadow".into(), &6.into())
     );
     assert_eq!(watched["denied"], 0);
@@ -334,7 +334,7 @@ rules: [{name: each, key: [ip, key_id], limits: [1/min]}]
     let report = json(&scratch, &["--log", "access.log", "--format", format]);
     let each = &report["rules"][0];
     assert_eq!(
-        (&each["asked"], &each["denied"], &each["keys"]),
+        (&each["requests"], &each["denied"], &each["keys"]),
         (&3.into(), &1.into(), &2.into())
     );
     assert_eq!(
@@ -613,7 +613,7 @@ fn a_sweep_counts_the_denials_under_several_limits() {
     assert_eq!(
         report["sweep"],
         serde_json::json!({
-            "rule": "api", "mode": "enforce", "asked": 5, "keys": 1, "decided": 6, "all_keys": 1,
+            "rule": "api", "mode": "enforce", "requests": 5, "keys": 1, "decided": 6, "all_keys": 1,
             "values": [
                 {"limit": "1/min", "denied": 4, "keys_denied": 1, "all_denied": 4, "all_keys_denied": 1},
                 {"limit": "3/min", "denied": 2, "keys_denied": 1, "all_denied": 2, "all_keys_denied": 1},
@@ -1040,7 +1040,7 @@ http {
             );
             let api = &report["rules"][0];
             assert_eq!(
-                (&api["asked"], &api["denied"]),
+                (&api["requests"], &api["denied"]),
                 (&3.into(), &1.into()),
                 "{log}"
             );

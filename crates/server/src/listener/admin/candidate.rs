@@ -111,7 +111,7 @@ fn rule(rule: &CandidateRule) -> Value {
     let mut members = Map::new();
     members.insert("rule".to_owned(), json!(rule.rule));
     members.insert("mode".to_owned(), json!(rule.mode.as_str()));
-    members.insert("asked".to_owned(), json!(rule.requests));
+    members.insert("requests".to_owned(), json!(rule.requests));
     members.insert("denied".to_owned(), json!(rule.denied));
     if rule.is_excluded {
         members.insert("note".to_owned(), json!(LEFT_OUT));

@@ -58,7 +58,10 @@ pub(super) async fn check(
             now = limiter.now();
             verdict
         } else {
-            limiter.check(rules, scratch, request, effect).boxed().await?
+            limiter
+                .check(rules, scratch, request, effect)
+                .boxed()
+                .await?
         };
         if effect == Effect::Charge {
             context.observe(rules, request, &verdict, now);

@@ -212,7 +212,10 @@ impl ConnectionContext {
         };
         let answer = self.route(request);
         let answer = answer.map(|answer| answer.unwrap_or_else(|problem| self.refuse(problem)));
-        debug_assert!(size_of_val(&answer) <= MAX_FUTURE_BYTES, "box the rare futures");
+        debug_assert!(
+            size_of_val(&answer) <= MAX_FUTURE_BYTES,
+            "box the rare futures"
+        );
         answer.instrument(span)
     }
 

@@ -166,8 +166,8 @@ export function trafficChart() {
     const [requests, denied, shadow] = [data.requests, data.denied, data.shadow_denied];
     const words = (at, until) => {
       const of = (list) => sum(list.slice(at, until));
-      const asked = plural(of(requests), "request");
-      return `${asked}, ${count(of(denied))} denied, ${plural(of(shadow), "shadow denial")}`;
+      const total = plural(of(requests), "request");
+      return `${total}, ${count(of(denied))} denied, ${plural(of(shadow), "shadow denial")}`;
     };
     drawing.setAttribute(
       "aria-label",

@@ -113,10 +113,10 @@ export function keyHistory() {
 
   async function refresh() {
     if (!target) return;
-    const asked = target;
+    const requested = target;
     let answer;
     try {
-      answer = await get("v1/history", { ...asked, over: over.node.value });
+      answer = await get("v1/history", { ...requested, over: over.node.value });
     } catch (error) {
       // Without lists of top talkers, or for a rule without a list, there is no history.
       if (error.status !== 409) throw error;
@@ -127,7 +127,7 @@ export function keyHistory() {
       show(hint, true);
       return;
     }
-    if (asked !== target) return;
+    if (requested !== target) return;
     document = answer;
     text(hint, answer.hint ?? "");
     show(hint, Boolean(answer.hint));

@@ -209,10 +209,10 @@ export function keys(app) {
 
   async function poll() {
     if (!target) return pollList();
-    const asked = target;
+    const requested = target;
     let found;
     try {
-      found = await get(keyPath("keys", asked.rule, asked.key));
+      found = await get(keyPath("keys", requested.rule, requested.key));
     } catch (error) {
       if (error.status === 0 || error.status === 401) throw error;
       text(problem, error.message);
@@ -220,7 +220,7 @@ export function keys(app) {
       show(result, false);
       return;
     }
-    if (asked !== target) return;
+    if (requested !== target) return;
     show(problem, false);
     text(name, keyText(found.key));
     text(
@@ -233,7 +233,7 @@ export function keys(app) {
     limits.update(found.limits.map((limit, at) => ({ ...limit, at })));
     text(hint, found.hint ?? "");
     show(hint, Boolean(found.hint));
-    explain.href = app.explainLink(asked.rule, asked.key);
+    explain.href = app.explainLink(requested.rule, requested.key);
     show(result, true);
     return undefined;
   }
