@@ -21,7 +21,7 @@ use crate::{
 pub struct StoreRequest<'q, 'c> {
     /// The charges of the request. The store makes either all of the charges or none of them. If
     /// two charges have the same key, nothing is charged and the decision is
-    /// [`Decision::REPEATED_KEY`]. If a request is decided by a rule's fallback policy without
+    /// [`Decision::UNDECIDABLE`]. If a request is decided by a rule's fallback policy without
     /// checking the rule's limits, the store removes the rule's charge from the list. The returned
     /// outcomes are always for the remaining charges.
     pub charges: &'q mut Vec<Charge<'c>>,

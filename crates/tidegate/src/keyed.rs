@@ -211,5 +211,5 @@ fn ask(units: u64, effect: Effect) -> Result<(Cost, Effect), RequestError> {
 /// Returns the verdict on a request whose key or cost is invalid for every store.
 #[cold]
 fn undecidable(limits: &Limits) -> Verdict<'_> {
-    Verdict::on(&Decision::REPEATED_KEY, iter::once(limits), &[])
+    Verdict::on(&Decision::UNDECIDABLE, iter::once(limits), &[])
 }

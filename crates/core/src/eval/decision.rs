@@ -36,8 +36,9 @@ pub enum Decision {
 }
 
 impl Decision {
-    /// The decision on a call with two charges on the same key.
-    pub const REPEATED_KEY: Self = Self::Full {
+    /// The decision on a call that no store can decide: it has two charges on the same key, or a key
+    /// or cost that exceeds a maximum.
+    pub const UNDECIDABLE: Self = Self::Full {
         retry_after: RetryAfter::Never,
     };
 

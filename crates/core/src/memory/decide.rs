@@ -32,7 +32,7 @@ impl MemoryStore {
     /// instant is used instead. If the difference is larger, the clock was ahead and has been set
     /// back, and time continues from `now`.
     ///
-    /// A call with two charges on the same key is rejected with [`Decision::REPEATED_KEY`], and
+    /// A call with two charges on the same key is rejected with [`Decision::UNDECIDABLE`], and
     /// nothing is charged. [`RuleSet::charges`] never creates two charges on the same key.
     ///
     /// [`RuleSet::charges`]: crate::RuleSet::charges
@@ -112,7 +112,7 @@ impl MemoryStore {
         let mut locked = LockedShards::lock(self, charges);
         // Equal keys are in the same shard, so compare the keys only if two of them share a shard.
         if locked.share_a_shard() && has_repeated_key(charges) {
-            return Decision::REPEATED_KEY;
+            return Decision::UNDECIDABLE;
         }
         let now = locked.latest(now);
         if effect.can_deny()

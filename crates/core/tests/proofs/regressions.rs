@@ -303,10 +303,10 @@ fn one_key_twice_in_one_call_is_refused() {
         ];
         for effect in [Effect::Charge, Effect::Peek, Effect::Look, Effect::Refund] {
             let decision = store.check(&repeated, now, effect, &mut outcomes);
-            assert_eq!((decision, outcomes.len()), (Decision::REPEATED_KEY, 0));
+            assert_eq!((decision, outcomes.len()), (Decision::UNDECIDABLE, 0));
         }
         let (decision, receipt) = store.reserve(&repeated, now, &mut outcomes);
-        assert_eq!(decision, Decision::REPEATED_KEY);
+        assert_eq!(decision, Decision::UNDECIDABLE);
         assert!(receipt.is_empty() && outcomes.is_empty());
         assert_eq!(store.stats().keys, 0, "nothing is charged");
         let apart = [charge(b"k", &limits), charge(b"other", &limits)];

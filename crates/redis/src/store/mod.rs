@@ -137,7 +137,7 @@ impl RedisStore {
     /// `outcomes` is cleared and filled with one outcome per limit, in the order of the charges and
     /// their limits. `outcomes` stays empty if no limit was evaluated, because a key is blocked. If
     /// two charges have the same key, nothing is charged and the decision is
-    /// [`Decision::REPEATED_KEY`].
+    /// [`Decision::UNDECIDABLE`].
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl RedisStore {
     ) -> Result<Decision, StoreError> {
         if charges.len() > 1 && has_repeated_key(charges) {
             outcomes.clear();
-            return Ok(Decision::REPEATED_KEY);
+            return Ok(Decision::UNDECIDABLE);
         }
         if charges.len() > 1 && self.executor.is_cluster() {
             let groups = self.slot_groups(charges);

@@ -22,9 +22,9 @@ async fn one_key_twice_in_one_call_is_refused() {
             .check(&repeated, Effect::Charge, &mut outcomes)
             .await
             .unwrap();
-        assert_eq!((decision, outcomes.len()), (Decision::REPEATED_KEY, 0));
+        assert_eq!((decision, outcomes.len()), (Decision::UNDECIDABLE, 0));
         let (decision, receipt) = store.reserve(&repeated, &mut outcomes).await.unwrap();
-        assert_eq!(decision, Decision::REPEATED_KEY);
+        assert_eq!(decision, Decision::UNDECIDABLE);
         assert!(receipt.is_empty());
         store
             .check(&repeated[..2], Effect::Look, &mut outcomes)
