@@ -201,6 +201,32 @@ fn assert_limits(proxy: &Proxy) {
     );
 }
 
+/// Without `proxy_set_header Host`, nginx would send the name of its upstream, and no rule for a
+/// host would apply.
+#[test]
+fn a_rule_for_a_host_applies_behind_nginx() {
+    let rules = "rules: [{name: host, when: {host: 127.0.0.1}, limits: [2/h]}]";
+    let proxy = Proxy::start_nginx(Server::start(rules), "examples/nginx/nginx.conf");
+    let statuses = [(); 3].map(|()| proxy.ask("/").send().status);
+    assert_eq!(statuses, [200, 200, 429]);
+}
+
+#[test]
+fn nginx_reuses_its_connection_after_an_allowed_request() {
+    let proxy = Proxy::nginx();
+    let accepted = || {
+        let metrics = proxy.server.metrics();
+        let sample = "tidegate_connections_accepted_total{listener=\"http\"} ";
+        let (_, rest) = metrics.split_once(sample).unwrap();
+        rest.lines().next().unwrap().parse::<u32>().unwrap()
+    };
+    let before = accepted();
+    for _ in 0..5 {
+        assert_eq!(proxy.ask("/about").send().status, 200);
+    }
+    assert_eq!(accepted() - before, 1);
+}
+
 #[test]
 fn nginx_with_lua_asks_over_pooled_connections() {
     let proxy = Proxy::nginx_lua();

@@ -26,6 +26,13 @@ impl Answer {
         found.map(|(_, value)| value.as_str())
     }
 
+    /// Returns the rule after which the first policy in `RateLimit` is named. The rules file must
+    /// contain `headers: {rule_names: true}`.
+    pub(crate) fn rule(&self) -> Option<&str> {
+        let name = self.header("ratelimit")?.strip_prefix('"')?;
+        name.split(['"', ':']).next()
+    }
+
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }

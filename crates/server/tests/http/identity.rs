@@ -77,13 +77,13 @@ fn an_api_key_is_counted_without_its_secret() {
     let listener = open("entries: {key_id: {of: header.x-api-key, split: \".\"}}");
     let ask = |key: &str| {
         let answer = listener.authorize("", &[("x-forwarded-uri", "/api"), ("x-api-key", key)]);
-        (answer.status, answer.json()["rule"].clone())
+        (answer.status, answer.rule().map(str::to_owned))
     };
-    assert_eq!(ask("acme.s3cret"), (200, "api".into()));
+    assert_eq!(ask("acme.s3cret"), (200, Some("api".to_owned())));
     assert_eq!(ask("acme.wrong").0, 429);
     assert_eq!(
         ask("s3cret"),
-        (200, serde_json::Value::Null),
+        (200, None),
         "without the part there is no entry"
     );
 }

@@ -220,7 +220,12 @@ async fn decide(
         // codes.
         let denied = options.deny.filter(|_| !verdict.allowed);
         let status = denied.unwrap_or_else(|| status(&verdict));
-        let mut answer = context.public_verdict(status, &verdict, now);
+        // Proxies do not read the body of an allowed response. nginx and Caddy close the connection
+        // if there is one, so without a body they can use it again.
+        let mut answer = match verdict.allowed {
+            true => context.headers_only(status, &verdict, now),
+            false => context.public_verdict(status, &verdict, now),
+        };
         options.add_log_headers(&mut answer, audited.decided, &verdict, context);
         if let Some(Reservation { token, .. }) = reservation {
             add_token(&mut answer, &token, context).await?;

@@ -390,6 +390,15 @@ impl ConnectionContext {
         self.verdict_with(body, status, verdict, now)
     }
 
+    /// Builds a response without a body.
+    fn headers_only(&self, status: StatusCode, verdict: &Verdict<'_>, now: Timestamp) -> Answer {
+        let mut answer = Answer::default();
+        *answer.status_mut() = status;
+        let headers = answer.headers_mut();
+        self.headers.borrow_mut().write(verdict, now, headers);
+        answer
+    }
+
     fn verdict_with(
         &self,
         body: Vec<u8>,
