@@ -194,6 +194,7 @@ def load(subject, variant, connections, seconds):
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=seconds + 60, stdin=subprocess.DEVNULL
     )
+    await_last_requests(subject.tidegate)
     after = Counts(subject, variant)
     result = re.search(r"RESULT (\d+) (\d+) (\d+) (\d+)", done.stdout)
     if done.returncode != 0 or not result or int(result[2]) != 0:
@@ -207,6 +208,14 @@ def load(subject, variant, connections, seconds):
             f"{subject.front_end.name}, {variant}: {requests} requests, {decided} decisions"
         )
     return Run(percentiles, requests, before, after)
+
+
+def await_last_requests(tidegate):
+    """Waits until Tidegate has decided the requests that were in progress when wrk ended."""
+    decided, before = total(metrics(tidegate), "tidegate_decisions_total"), None
+    while decided != before:
+        time.sleep(0.2)
+        before, decided = decided, total(metrics(tidegate), "tidegate_decisions_total")
 
 
 def metrics(tidegate):
