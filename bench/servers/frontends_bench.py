@@ -85,6 +85,7 @@ def main():
                 measure_round(subject, turn, seconds, cells)
         for subject in subjects:
             check(subject, admitted=0)
+    print(f"Load average at the end: {os.getloadavg()[0]:.2f}.\n")
     print_latencies(cells)
     print_cpu(cells)
 
