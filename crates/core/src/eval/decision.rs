@@ -1,6 +1,9 @@
 //! A store's decision on a request.
 
-use crate::{algorithm::RetryAfter, time::Timestamp};
+use crate::{
+    algorithm::RetryAfter,
+    time::{Span, Timestamp},
+};
 
 /// A store's decision on a request, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +43,12 @@ impl Decision {
     /// or cost that exceeds a maximum.
     pub const UNDECIDABLE: Self = Self::Full {
         retry_after: RetryAfter::Never,
+    };
+
+    /// The decision of a memory store whose state another process has taken over. The other process
+    /// decides a retry.
+    pub const SEALED: Self = Self::Full {
+        retry_after: RetryAfter::After(Span::from_secs(1)),
     };
 
     /// Returns `Admitted` if all enforced limits admit the request (`admitted`), otherwise

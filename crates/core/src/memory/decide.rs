@@ -35,6 +35,9 @@ impl MemoryStore {
     /// A call with two charges on the same key is rejected with [`Decision::UNDECIDABLE`], and
     /// nothing is charged. [`RuleSet::charges`] never creates two charges on the same key.
     ///
+    /// If a key's state was taken with [`Self::save_and_seal`], the decision is
+    /// [`Decision::SEALED`], and nothing is charged.
+    ///
     /// [`RuleSet::charges`]: crate::RuleSet::charges
     pub fn check(
         &self,
@@ -48,6 +51,9 @@ impl MemoryStore {
             return self.check_all(charges, now, effect, outcomes, None);
         };
         let (mut shard, hash, now) = self.lock_one(charge, now);
+        if shard.is_sealed {
+            return Decision::SEALED;
+        }
         if let Some(outcome) = shard.step_one(charge, hash, now, effect) {
             drop(shard);
             outcomes.push(outcome);
@@ -76,6 +82,9 @@ impl MemoryStore {
     ) -> Result<Verdict<'r>, RequestError> {
         let charge = &Charge::new(key, limits, cost)?;
         let (mut shard, hash, now) = self.lock_one(charge, now);
+        if shard.is_sealed {
+            return Ok(Verdict::on(&Decision::SEALED, std::iter::once(limits), &[]));
+        }
         if let Some(outcome) = shard.step_one(charge, hash, now, effect) {
             drop(shard);
             return Ok(Verdict::of_one(limits, outcome));
@@ -113,6 +122,9 @@ impl MemoryStore {
         // Equal keys are in the same shard, so compare the keys only if two of them share a shard.
         if locked.share_a_shard() && has_repeated_key(charges) {
             return Decision::UNDECIDABLE;
+        }
+        if locked.is_any_sealed() {
+            return Decision::SEALED;
         }
         let now = locked.latest(now);
         if effect.can_deny()

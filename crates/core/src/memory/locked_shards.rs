@@ -57,6 +57,11 @@ impl<'s, 'c> LockedShards<'s, 'c> {
         self.numbers.len() < self.charges.len()
     }
 
+    /// Returns whether another process has taken over at least one of the shards.
+    pub(super) fn is_any_sealed(&self) -> bool {
+        self.guards.iter().any(|shard| shard.is_sealed)
+    }
+
     pub(super) fn latest(&mut self, now: Timestamp) -> Timestamp {
         // Each shard knows only the latest instant that it has seen itself, so use the latest
         // instant of all these shards.

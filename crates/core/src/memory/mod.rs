@@ -42,6 +42,7 @@ mod decide;
 mod entry;
 mod listing;
 mod locked_shards;
+mod moved_receipt;
 mod pending;
 mod prefetch;
 mod refund_ledger;
@@ -317,6 +318,7 @@ impl MemoryStore {
     /// Returns false, and changes nothing, in any of these cases:
     ///
     /// - There are already [`bounds::MAX_BLOCKS`] blocks.
+    /// - Another process has taken over the state of the key ([`Self::save_and_seal`]).
     /// - The key is longer than [`bounds::MAX_KEY_BYTES`].
     /// - The reason is longer than [`bounds::MAX_REASON_BYTES`].
     /// - The name of the rule is longer than [`bounds::MAX_RULE_NAME_BYTES`].
@@ -339,7 +341,7 @@ impl MemoryStore {
         let block = || {
             let mut shard = self.lock_of(hash_with(&self.hasher, key));
             let now = shard.latest(now);
-            shard.block(key, span, note, now)
+            !shard.is_sealed && shard.block(key, span, note, now)
         };
         if block() {
             return true;

@@ -135,6 +135,12 @@ impl RefundLedger {
         now.checked_sub(shift(&charged.shifts))
     }
 
+    /// Treats the shifts since all earlier charges as unknown, because these charges were made in
+    /// another store.
+    pub(super) fn forget_shifts(&mut self, now: Timestamp) {
+        self.forgot = Some(now);
+    }
+
     /// Removes the entry of `key`. The store calls this function when the key's state is reset.
     pub(super) fn remove(&mut self, key: &[u8]) {
         if let Some(entry) = self.keys.remove(key) {

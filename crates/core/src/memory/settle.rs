@@ -72,6 +72,10 @@ impl MemoryStore {
             if charge.limits.has_slots() {
                 let hash = hash_with(&self.hasher, charge.key);
                 let mut shard = self.lock_of(hash);
+                if shard.is_sealed {
+                    renewal = renewal.and(Renewal::Unknown);
+                    continue;
+                }
                 let now = shard.latest(now);
                 charged.clamp(now, shard.cold.rewound);
                 renewal = renewal.and(shard.renew(charge, hash, charged, now));

@@ -5,7 +5,11 @@
 //! copied. The caller writes the bytes to a file and adds a checksum. Even so, this module checks
 //! every length in the bytes.
 
-use super::{BlockNote, MemoryStore, entry::Entry, shard::hash_with};
+use super::{
+    BlockNote, MemoryStore,
+    entry::Entry,
+    shard::{Shard, hash_with},
+};
 use crate::{
     algorithm::{State, is_instant},
     eval::KeyState,
@@ -52,36 +56,26 @@ impl MemoryStore {
     ///
     /// Panics if `part` is not below [`Self::parts`].
     pub fn save(&self, part: usize, now: Timestamp, out: &mut Vec<u8>) {
+        save_shard(&mut self.shards[part].0.lock(), now, out);
+    }
+
+    /// Like [`Self::save`], and seals the part in the same step: from then on, decisions on its
+    /// keys are [`Decision::SEALED`](crate::Decision::SEALED), so another store that restores the
+    /// snapshot is the only one that decides on them. No charge is lost and none is made twice.
+    ///
+    /// # Panics
+    ///
+    /// Panics if `part` is not below [`Self::parts`].
+    pub fn save_and_seal(&self, part: usize, now: Timestamp, out: &mut Vec<u8>) {
         let mut shard = self.shards[part].0.lock();
-        let now = shard.latest(now);
-        let start = out.len();
-        out.push(TIME);
-        put(out, now.as_micros());
-        let empty = out.len();
-        for entry in shard.entries().filter(|entry| entry.expires() > now) {
-            if let Some(key_state) = entry.key_state() {
-                out.push(KEY);
-                put_bytes(out, entry.key());
-                out.extend(entry.fingerprint().to_le_bytes());
-                out.push(u8::from(entry.is_hot()));
-                put_key_state(out, &key_state);
-            }
-        }
-        for block in shard.blocks(now) {
-            out.push(block.rule.as_ref().map_or(BLOCK, |_| BLOCK_OF_RULE));
-            put_bytes(out, &block.key);
-            put(out, block.until.map_or(u64::MAX, Timestamp::as_micros));
-            put_bytes(out, block.reason.as_bytes());
-            if let Some(rule) = &block.rule {
-                put_bytes(out, rule.name.as_bytes());
-                put(out, rule.key.len() as u64);
-                for entry in &rule.key {
-                    put_bytes(out, entry.as_bytes());
-                }
-            }
-        }
-        if out.len() == empty {
-            out.truncate(start);
+        shard.is_sealed = true;
+        save_shard(&mut shard, now, out);
+    }
+
+    /// Lets this store decide on all keys again, because no other store has taken them over.
+    pub fn unseal(&self) {
+        for shard in &self.shards {
+            shard.0.lock().is_sealed = false;
         }
     }
 
@@ -149,6 +143,40 @@ impl MemoryStore {
                 false
             }
         }
+    }
+}
+
+/// Appends the snapshot of `shard`, taken at `now`, to `out`.
+fn save_shard(shard: &mut Shard, now: Timestamp, out: &mut Vec<u8>) {
+    let now = shard.latest(now);
+    let start = out.len();
+    out.push(TIME);
+    put(out, now.as_micros());
+    let empty = out.len();
+    for entry in shard.entries().filter(|entry| entry.expires() > now) {
+        if let Some(key_state) = entry.key_state() {
+            out.push(KEY);
+            put_bytes(out, entry.key());
+            out.extend(entry.fingerprint().to_le_bytes());
+            out.push(u8::from(entry.is_hot()));
+            put_key_state(out, &key_state);
+        }
+    }
+    for block in shard.blocks(now) {
+        out.push(block.rule.as_ref().map_or(BLOCK, |_| BLOCK_OF_RULE));
+        put_bytes(out, &block.key);
+        put(out, block.until.map_or(u64::MAX, Timestamp::as_micros));
+        put_bytes(out, block.reason.as_bytes());
+        if let Some(rule) = &block.rule {
+            put_bytes(out, rule.name.as_bytes());
+            put(out, rule.key.len() as u64);
+            for entry in &rule.key {
+                put_bytes(out, entry.as_bytes());
+            }
+        }
+    }
+    if out.len() == empty {
+        out.truncate(start);
     }
 }
 

@@ -14,6 +14,7 @@ mod concurrency_slots;
 mod elastic;
 mod flood;
 mod full;
+mod handover;
 mod promises;
 mod regressions;
 mod restart;

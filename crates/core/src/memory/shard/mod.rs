@@ -43,6 +43,9 @@ pub(super) struct Shard {
     /// by up to [`CLOCK_JUMP`], this instant is used instead.
     latest: Timestamp,
     decisions: u32,
+    /// Whether another process has taken over the states of this shard. A sealed shard decides
+    /// nothing.
+    pub(super) is_sealed: bool,
     /// Manual blocks; usually `None`.
     pub(super) blocks: Option<Box<Blocks>>,
     pub(super) entries: Table,
@@ -97,6 +100,7 @@ impl Shard {
             cold: Box::new(cold),
             latest: Timestamp::default(),
             decisions: 0,
+            is_sealed: false,
             blocks: None,
         }
     }
