@@ -40,6 +40,8 @@ mod cert_identity;
 pub mod file_watch;
 mod frame_meter;
 mod frame_parser;
+mod handover;
+mod http1_serving;
 mod http2_stream;
 mod idle_timeout;
 pub mod input;
@@ -48,6 +50,7 @@ pub mod line_log;
 mod listener;
 mod local_executor;
 pub mod log_throttle;
+mod moved;
 mod peer_closed;
 mod problem;
 pub mod prometheus;
@@ -68,15 +71,18 @@ pub use body_guard::GuardedBody;
 pub use bounded_body::{BodyReadError, BoundedBody};
 pub use cert_identity::cert_identity;
 pub use frame_parser::{FrameHeader, FrameParser};
+pub use handover::{AdoptError, Handover, MaybePlaintext, MovableConnection};
+pub use http1_serving::{Http1Connection, Http1End, Http1State};
 pub use http2_stream::Http2Stream;
 pub use idle_timeout::{IdleTimeout, MinRate};
 pub use listener::{Exempt, Listener};
 pub use local_executor::LocalExecutor;
+pub use moved::{MAX_STATE_BYTES, MoveConnection, MovedConnection};
 pub use peer_closed::PeerClosed;
 pub use problem::Problem;
 pub use registry::{Activity, InFlight};
-pub use server::Server;
-pub use shutdown::Shutdown;
+pub use server::{Adopter, Server};
+pub use shutdown::{Shutdown, Stage};
 pub use timed_stream::{Phase, ResponsePhase, StreamTimeouts, TimedStream, WriteTimeout};
 pub use timer::LazyTimer;
 pub use tls::{Tls, TlsError, TlsFiles, TlsListener, roots};
@@ -135,4 +141,6 @@ pub struct Connection {
     /// The shutdown signal. When the shutdown begins, the handler must finish its requests and
     /// close the connection.
     pub shutdown: Shutdown,
+    /// Whether and how the connection can be handed over to another process.
+    pub handover: Handover,
 }

@@ -7,7 +7,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,9 +15,11 @@ use std::{
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{
-    Bounds, Connection,
+    Bounds, Connection, Handover,
+    handover::ListenerPart,
+    moved::MovedConnection,
     registry::{ConnectionLimits, Eviction, Registration, RegistrationResult, Registry},
-    shutdown::{ConnectionCount, Shutdown},
+    shutdown::{ConnectionCount, Shutdown, Stage},
     worker::Jobs,
 };
 
@@ -33,6 +35,8 @@ pub struct Listener(Arc<Inner>);
 struct Inner {
     local_addr: SocketAddr,
     open: Arc<ConnectionCount>,
+    /// The open connections that can be handed over to another process.
+    movable: Arc<ConnectionCount>,
     registry: Arc<Registry>,
     accepted: AtomicU64,
     refused: AtomicU64,
@@ -55,6 +59,12 @@ impl Listener {
     #[must_use]
     pub fn open(&self) -> usize {
         self.0.open.open()
+    }
+
+    /// Returns the number of open connections that can be handed over to another process.
+    #[must_use]
+    pub fn movable(&self) -> usize {
+        self.0.movable.open()
     }
 
     /// Returns the number of connections accepted and served so far.
@@ -94,6 +104,7 @@ impl Listener {
         Ok(Self(Arc::new(Inner {
             local_addr: socket.local_addr()?,
             open: Arc::default(),
+            movable: Arc::default(),
             registry: Arc::default(),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
@@ -148,6 +159,8 @@ pub(super) struct Acceptor<H> {
     pub(super) exempt: Exempt,
     pub(super) shutdown: Shutdown,
     pub(super) handler: Arc<H>,
+    /// Counts the connections that another process has handed over, to distribute them.
+    pub(super) turn: AtomicUsize,
 }
 
 impl<H, F> Acceptor<H>
@@ -155,21 +168,24 @@ where
     H: Fn(TcpStream, Connection) -> F + Send + Sync + 'static,
     F: Future<Output = ()> + 'static,
 {
-    /// Accepts connections until the shutdown begins.
-    pub(super) async fn run(self, socket: std::net::TcpListener) {
-        let shutdown = self.shutdown.clone();
-        tokio::select! {
-            biased;
-            () = shutdown.begun() => {}
-            error = self.accept_all(socket) => tracing::error!(%error, "listener stopped"),
+    /// Accepts connections while the server serves. Returns when the server shuts down, or when
+    /// another process has taken over.
+    pub(super) async fn run(self: Arc<Self>, socket: std::net::TcpListener) {
+        let socket = match TcpListener::from_std(socket) {
+            Ok(socket) => socket,
+            Err(error) => return tracing::error!(%error, "listener stopped"),
+        };
+        let can_change = |stage: Stage| stage == Stage::Serving || stage.is_final();
+        while !self.shutdown.reached(can_change).await.is_final() {
+            tokio::select! {
+                biased;
+                _ = self.shutdown.reached(|stage| stage != Stage::Serving) => {}
+                () = self.accept_all(&socket) => {}
+            }
         }
     }
 
-    async fn accept_all(self, socket: std::net::TcpListener) -> io::Error {
-        let socket = match TcpListener::from_std(socket) {
-            Ok(socket) => socket,
-            Err(error) => return error,
-        };
+    async fn accept_all(&self, socket: &TcpListener) {
         let mut turns = (0..self.workers.len()).cycle();
         loop {
             match socket.accept().await {
@@ -185,6 +201,30 @@ where
     }
 
     fn dispatch(&self, stream: TcpStream, peer: SocketAddr, worker: usize) {
+        // Deregister the socket from the accepting worker's poller, so that the serving worker can
+        // register it.
+        match stream.into_std() {
+            Ok(stream) => self.assign(stream, peer, worker, None),
+            Err(error) => tracing::debug!(%error, %peer, "connection lost before it was served"),
+        }
+    }
+
+    /// Serves a connection that another process has handed over.
+    fn resume(&self, moved: MovedConnection) -> io::Result<()> {
+        let peer = moved.socket.peer_addr()?;
+        moved.socket.set_nonblocking(true)?;
+        let worker = self.turn.fetch_add(1, Ordering::Relaxed) % self.workers.len().max(1);
+        self.assign(moved.socket, peer, worker, Some(moved.state));
+        Ok(())
+    }
+
+    fn assign(
+        &self,
+        stream: std::net::TcpStream,
+        peer: SocketAddr,
+        worker: usize,
+        resumed: Option<Vec<u8>>,
+    ) {
         let per_client = self.bounds.connections_per_client;
         let limits = ConnectionLimits {
             connections: self.bounds.connections,
@@ -193,14 +233,6 @@ where
         let Some(registration) = self.listener.admit(peer.ip(), limits) else {
             return;
         };
-        // Deregister the socket from the accepting worker's poller, so that the serving worker can
-        // register it.
-        let stream = match stream.into_std() {
-            Ok(stream) => stream,
-            Err(error) => {
-                return tracing::debug!(%error, %peer, "connection lost before it was served");
-            }
-        };
         let open = (self.listener.0.open.increment(), self.server.increment());
         let connection = Connection {
             peer,
@@ -208,6 +240,13 @@ where
             bounds: self.bounds,
             activity: registration.activity(),
             shutdown: self.shutdown.clone(),
+            handover: Handover {
+                listener: Some(ListenerPart {
+                    address: self.listener.local_addr(),
+                    movable: Arc::clone(&self.listener.0.movable),
+                }),
+                resumed,
+            },
         };
         let handler = Arc::clone(&self.handler);
         self.workers[worker].spawn(move || async move {
@@ -219,6 +258,28 @@ where
             }
             drop((registration, open));
         });
+    }
+}
+
+/// A listener that can take connections from another process.
+pub(super) trait Adopt: Send + Sync {
+    fn listener(&self) -> &Listener;
+
+    /// Serves the connection.
+    fn adopt(&self, moved: MovedConnection) -> io::Result<()>;
+}
+
+impl<H, F> Adopt for Acceptor<H>
+where
+    H: Fn(TcpStream, Connection) -> F + Send + Sync + 'static,
+    F: Future<Output = ()> + 'static,
+{
+    fn listener(&self) -> &Listener {
+        &self.listener
+    }
+
+    fn adopt(&self, moved: MovedConnection) -> io::Result<()> {
+        self.resume(moved)
     }
 }
 

@@ -268,6 +268,12 @@ impl Activity {
         self.0.has_sent_request.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether a request is in flight.
+    #[must_use]
+    pub fn is_in_flight(&self) -> bool {
+        self.0.in_flight.load(Ordering::Relaxed) > 0
+    }
+
     /// Waits until no request is in flight. Sleeps for a grace period before each check, because
     /// further requests may be on their way. Used to close an HTTP/2 connection whose client may
     /// never react to the `GOAWAY`.

@@ -1,23 +1,38 @@
 //! The server: workers, listeners and graceful shutdown.
 
-use std::{future::Future, io, net::TcpListener, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    net::TcpListener,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicUsize},
+    time::Duration,
+};
 
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, sync::oneshot};
 
 use super::{
-    Bounds, Connection, Exempt, Listener,
-    listener::Acceptor,
-    shutdown::{ConnectionCount, Shutdown},
+    AdoptError, Bounds, Connection, Exempt, Listener, MoveConnection, MovedConnection,
+    listener::{Acceptor, Adopt},
+    shutdown::{ConnectionCount, Shutdown, Stage},
     worker::{Jobs, Tasks, Worker},
 };
 
 /// Worker threads and their listeners. Dropping the server aborts all connections;
 /// [`Server::shutdown`] lets requests in flight complete.
-#[derive(Debug)]
 pub struct Server {
     workers: Vec<Worker>,
     shutdown: Shutdown,
     open: Arc<ConnectionCount>,
+    listeners: Mutex<Vec<Arc<dyn Adopt>>>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server")
+            .field("workers", &self.workers.len())
+            .field("stage", &self.shutdown.stage())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Server {
@@ -40,7 +55,38 @@ impl Server {
             workers,
             shutdown: Shutdown::default(),
             open: Arc::default(),
+            listeners: Mutex::default(),
         })
+    }
+
+    /// Starts `workers` threads like [`Self::start`], for a server that takes over from another
+    /// process. Its listeners accept no connections until [`Self::begin_serving`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the operating system's error if a thread or a poller cannot be created.
+    pub fn start_waiting(workers: usize) -> io::Result<Self> {
+        let server = Self::start(workers)?;
+        server.shutdown.enter(Stage::Waiting);
+        Ok(server)
+    }
+
+    /// Accepts connections after [`Self::start_waiting`].
+    pub fn begin_serving(&self) {
+        self.shutdown.enter(Stage::Serving);
+    }
+
+    /// Accepts connections again after [`Self::stop_accepting`], because no other process serves.
+    pub fn resume_serving(&self) {
+        let adopter = self.adopter();
+        // A connection may be about to be handed over.
+        let take_back = move |moved| {
+            if let Err(error) = adopter.adopt(moved) {
+                tracing::debug!(%error, "connection lost");
+            }
+        };
+        self.shutdown.sink().set(Some(Box::new(take_back)));
+        self.shutdown.enter(Stage::Serving);
     }
 
     /// Returns the number of workers.
@@ -92,7 +138,7 @@ impl Server {
         F: Future<Output = ()> + 'static,
     {
         let listener = Listener::new(&socket)?;
-        let dealer = Acceptor {
+        let acceptor = Arc::new(Acceptor {
             listener: listener.clone(),
             workers: self
                 .workers
@@ -104,8 +150,11 @@ impl Server {
             exempt,
             shutdown: self.shutdown.clone(),
             handler: Arc::new(handler),
-        };
-        self.first().spawn(move || dealer.run(socket));
+            turn: AtomicUsize::new(0),
+        });
+        self.listeners()
+            .push(Arc::clone(&acceptor) as Arc<dyn Adopt>);
+        self.first().spawn(move || acceptor.run(socket));
         Ok(listener)
     }
 
@@ -140,15 +189,84 @@ impl Server {
         self.open.open()
     }
 
+    /// Stops accepting connections; they wait in the accept queues of the sockets. Connections that
+    /// cannot be handed over finish their requests and close. The others serve further requests.
+    pub async fn stop_accepting(&self) {
+        self.shutdown.enter(Stage::Closing);
+        // All listeners accept on the first worker. When it runs this task, no listener is in the
+        // middle of accepting a connection.
+        let (done, is_done) = oneshot::channel();
+        self.spawn(move || async move {
+            let _ = done.send(());
+        });
+        let _ = is_done.await;
+    }
+
+    /// Passes each connection that can be handed over to `take`, as soon as it is between two
+    /// requests. From now on, such a connection reads no further request.
+    pub fn hand_over(&self, take: MoveConnection) {
+        self.shutdown.sink().set(Some(take));
+        self.shutdown.enter(Stage::HandingOver);
+    }
+
+    /// Closes the listening sockets, because another process serves now. Waits up to `drain` until
+    /// all connections are closed or handed over. Returns the number of open connections.
+    pub async fn finish_handover(&self, drain: Duration) -> usize {
+        self.shutdown.enter(Stage::HandedOver);
+        let _ = tokio::time::timeout(drain, self.open.emptied()).await;
+        self.open.open()
+    }
+
+    /// Returns a handle that serves connections of another process.
+    #[must_use]
+    pub fn adopter(&self) -> Adopter {
+        Adopter(self.listeners().clone())
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Vec<Arc<dyn Adopt>>> {
+        self.listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn first(&self) -> &Jobs {
         // `start` creates at least one worker.
         &self.workers[0].jobs
     }
 }
 
+/// Serves connections that another process has handed over.
+#[derive(Clone)]
+pub struct Adopter(Vec<Arc<dyn Adopt>>);
+
+impl std::fmt::Debug for Adopter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Adopter").field(&self.0.len()).finish()
+    }
+}
+
+impl Adopter {
+    /// Serves the connection on the listener with the same address.
+    ///
+    /// # Errors
+    ///
+    /// [`AdoptError`] if no listener has this address, or if the socket is not connected.
+    pub fn adopt(&self, moved: MovedConnection) -> Result<(), AdoptError> {
+        let listener = self
+            .0
+            .iter()
+            .find(|listener| listener.listener().local_addr() == moved.listener)
+            .ok_or(AdoptError::NoListener(moved.listener))?;
+        listener.adopt(moved)?;
+        Ok(())
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         self.shutdown.begin();
+        // The function may own the listeners, which own the signal.
+        self.shutdown.sink().set(None);
         for worker in &self.workers {
             worker.stop();
         }

@@ -2,6 +2,10 @@
 //!
 //! ```text
 //! serving ──▶ announced: reports not-ready, still serves ──▶ begun: finishes requests in flight
+//!
+//! waiting ──▶ serving ──▶ closing ──▶ handing over ──▶ handed over ──▶ begun      (an upgrade)
+//!                ▲            │             │
+//!                └────────────┴─────────────┘ the new process failed
 //! ```
 
 use std::{
@@ -9,21 +13,78 @@ use std::{
     pin::{Pin, pin},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
 };
 
 use tokio::sync::Notify;
 
-/// A shutdown signal, shared by all clones. A shutdown is first announced and begins later. It
-/// cannot be cancelled.
+use super::moved::Sink;
+
+/// A shutdown signal, shared by all clones. A shutdown is first announced and begins
+/// later. It cannot be cancelled. An upgrade to another process goes through more stages ([`Stage`]), and can be
+/// cancelled.
 #[derive(Clone, Debug, Default)]
 pub struct Shutdown(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
     announced: Event,
-    begun: Event,
+    /// The number of changes of the stage, shifted by 8 bits, and the current stage.
+    stage: AtomicU64,
+    changed: Notify,
+    /// Where connections go that are handed over.
+    sink: Sink,
+}
+
+/// The stage of a server's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Stage {
+    /// The server accepts connections and serves requests.
+    Serving = 0,
+    /// The server does not accept connections yet, because another process still serves.
+    Waiting = 1,
+    /// The server prepares to hand over its connections. It accepts no connections. The connections
+    /// that cannot be handed over finish their requests and close. All others serve requests.
+    Closing = 2,
+    /// The server hands over each connection that is between two requests.
+    HandingOver = 3,
+    /// Another process serves. Connections are still handed over when their requests are finished.
+    HandedOver = 4,
+    /// The server shuts down: connections finish their requests and close.
+    Ending = 5,
+}
+
+impl Stage {
+    fn of(value: u64) -> Self {
+        match value & 0xFF {
+            0 => Self::Serving,
+            1 => Self::Waiting,
+            2 => Self::Closing,
+            3 => Self::HandingOver,
+            4 => Self::HandedOver,
+            _ => Self::Ending,
+        }
+    }
+
+    /// Returns whether connections that cannot be handed over must finish and close.
+    #[must_use]
+    pub const fn is_closing(self) -> bool {
+        !matches!(self, Self::Serving | Self::Waiting)
+    }
+
+    /// Returns whether connections are handed over.
+    #[must_use]
+    pub const fn is_handing_over(self) -> bool {
+        matches!(self, Self::HandingOver | Self::HandedOver)
+    }
+
+    /// Returns whether the server will not accept connections again.
+    pub(crate) const fn is_final(self) -> bool {
+        matches!(self, Self::HandedOver | Self::Ending)
+    }
 }
 
 impl Shutdown {
@@ -38,36 +99,41 @@ impl Shutdown {
         self.0.announced.come().await;
     }
 
-    /// Returns whether the shutdown has begun.
+    /// Returns whether connections must finish their requests and close, because the server shuts
+    /// down or hands over its work to another process.
     #[must_use]
     pub fn has_begun(&self) -> bool {
-        self.0.begun.has_come()
+        self.stage().is_closing()
     }
 
-    /// Waits until the shutdown begins. Returns immediately if it has already begun.
+    /// Waits until connections must finish their requests and close. Returns immediately if they
+    /// must do so already.
     pub async fn begun(&self) {
-        self.0.begun.come().await;
+        self.reached(Stage::is_closing).await;
     }
 
-    /// Polls `serving` to completion. When the shutdown begins, calls `finish` on `serving`.
+    /// Returns the stage of the server.
+    #[must_use]
+    pub fn stage(&self) -> Stage {
+        Stage::of(self.numbered_stage())
+    }
+
+    /// Returns the stage together with the number of its changes.
+    fn numbered_stage(&self) -> u64 {
+        self.0.stage.load(Ordering::Acquire)
+    }
+
+    /// Polls `serving` to completion. When connections must close, calls `finish` on `serving`.
     ///
-    /// The shutdown notification is polled only once, to register the waker. Later polls only check
-    /// a flag, because polling the notification is expensive compared with the rest of a request.
-    /// Therefore the returned future must run in its own task, so that its waker stays the same.
+    /// The returned future must run in its own task; see [`Self::watch`].
     pub async fn serve<F: Future>(
         &self,
         mut serving: Pin<&mut F>,
         finish: impl FnOnce(Pin<&mut F>),
     ) -> F::Output {
-        let mut begun = pin!(self.begun());
-        let (mut is_registered, mut finish) = (false, Some(finish));
-        poll_fn(|cx| {
-            if !is_registered {
-                is_registered = true;
-                // The result is not needed, because the flag is checked below.
-                let _ = begun.as_mut().poll(cx);
-            }
-            if self.has_begun()
+        let mut finish = Some(finish);
+        self.watch(|cx, stage| {
+            if stage.is_closing()
                 && let Some(finish) = finish.take()
             {
                 finish(serving.as_mut());
@@ -75,6 +141,46 @@ impl Shutdown {
             serving.as_mut().poll(cx)
         })
         .await
+    }
+
+    /// Polls `poll` with the current stage until it is ready. The task is woken when the stage
+    /// changes.
+    ///
+    /// The notification is polled only after a change, to register the waker. All other polls only
+    /// load the stage, because polling the notification is expensive compared with the rest of a
+    /// request. Therefore the returned future must run in its own task, so that its waker stays the
+    /// same.
+    pub async fn watch<T>(&self, mut poll: impl FnMut(&mut Context<'_>, Stage) -> Poll<T>) -> T {
+        let mut changed = pin!(self.0.changed.notified());
+        let mut seen = None;
+        poll_fn(|cx| {
+            let mut stage = self.numbered_stage();
+            // If an upgrade has failed since the last poll, the stage may be the same as before.
+            while seen != Some(stage) {
+                seen = Some(stage);
+                changed.set(self.0.changed.notified());
+                // The result is not needed, because the stage is loaded again.
+                let _ = changed.as_mut().poll(cx);
+                stage = self.numbered_stage();
+            }
+            poll(cx, Stage::of(stage))
+        })
+        .await
+    }
+
+    /// Waits until `is_reached` returns true for the stage. Returns the stage.
+    pub async fn reached(&self, is_reached: impl Fn(Stage) -> bool) -> Stage {
+        loop {
+            // Register the waker before reading the stage, so that a change between the two steps
+            // is not missed.
+            let mut changed = pin!(self.0.changed.notified());
+            changed.as_mut().enable();
+            let stage = self.stage();
+            if is_reached(stage) {
+                return stage;
+            }
+            changed.await;
+        }
     }
 
     /// Announces the shutdown: the server reports that it is not ready, but still serves requests.
@@ -85,7 +191,27 @@ impl Shutdown {
     /// Begins the shutdown, even if it has not been announced.
     pub fn begin(&self) {
         self.announce();
-        self.0.begun.happen();
+        self.enter(Stage::Ending);
+    }
+
+    /// Enters `stage`, unless the server shuts down.
+    pub(crate) fn enter(&self, stage: Stage) {
+        let entered = |current: u64| {
+            let changes = (current >> 8).wrapping_add(1);
+            let is_ending = Stage::of(current) == Stage::Ending;
+            (!is_ending).then_some(changes << 8 | stage as u64)
+        };
+        let stages = &self.0.stage;
+        if stages
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, entered)
+            .is_ok()
+        {
+            self.0.changed.notify_waiters();
+        }
+    }
+
+    pub(crate) fn sink(&self) -> &Sink {
+        &self.0.sink
     }
 }
 
@@ -104,7 +230,7 @@ impl Event {
     async fn come(&self) {
         // Register the waker before reading the flag, so that an event between the two steps is not
         // missed.
-        let mut happens = std::pin::pin!(self.happens.notified());
+        let mut happens = pin!(self.happens.notified());
         happens.as_mut().enable();
         if !self.has_come() {
             happens.await;
@@ -137,7 +263,7 @@ impl ConnectionCount {
     /// Waits until no connection is open.
     pub(super) async fn emptied(&self) {
         loop {
-            let mut emptied = std::pin::pin!(self.emptied.notified());
+            let mut emptied = pin!(self.emptied.notified());
             emptied.as_mut().enable();
             if self.open() == 0 {
                 return;

@@ -62,6 +62,10 @@ struct PhaseState {
     is_timed: AtomicBool,
     /// Whether bytes written now belong to a response: see [`Phase::is_response_due`].
     is_response_due: AtomicBool,
+    /// Whether the last write is blocked.
+    is_write_blocked: AtomicBool,
+    /// Whether a shutdown of the stream has no effect.
+    is_held_open: AtomicBool,
 }
 
 const IDLE: u8 = 0;
@@ -74,6 +78,8 @@ impl Phase {
             current: AtomicU8::new(phase),
             is_timed: AtomicBool::new(false),
             is_response_due: AtomicBool::new(false),
+            is_write_blocked: AtomicBool::new(false),
+            is_held_open: AtomicBool::new(false),
         }))
     }
 
@@ -103,6 +109,17 @@ impl Phase {
     #[must_use]
     pub fn is_response_due(&self) -> bool {
         self.0.is_response_due.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the last write is blocked, because the peer does not read.
+    pub(crate) fn is_write_blocked(&self) -> bool {
+        self.0.is_write_blocked.load(Ordering::Relaxed)
+    }
+
+    /// Sets whether the stream stays open when it is shut down, so that the connection can be handed
+    /// over.
+    pub(crate) fn hold_open(&self, is_held_open: bool) {
+        self.0.is_held_open.store(is_held_open, Ordering::Relaxed);
     }
 
     fn current(&self) -> u8 {
@@ -136,6 +153,8 @@ pub struct TimedStream<S> {
     stream: S,
     timeouts: StreamTimeouts,
     phase: Phase,
+    /// Bytes that another process has read from the stream. They are read again first.
+    unread: Vec<u8>,
     /// The read timer, which is created at the first wait.
     read_timer: Option<LazyTimer>,
     /// The write timer, which runs while a write is blocked.
@@ -146,6 +165,21 @@ impl<S> TimedStream<S> {
     /// Wraps `stream`, and begins the request phase.
     pub fn new(stream: S, timeouts: StreamTimeouts) -> Self {
         Self::in_phase(REQUEST, stream, timeouts)
+    }
+
+    /// Wraps `stream`, from which another process has read the bytes `unread` and not used them.
+    /// These bytes are read first. Begins the idle phase if there are none.
+    pub fn resumed(stream: S, timeouts: StreamTimeouts, unread: Vec<u8>) -> Self {
+        let phase = if unread.is_empty() { IDLE } else { REQUEST };
+        Self {
+            unread,
+            ..Self::in_phase(phase, stream, timeouts)
+        }
+    }
+
+    /// Returns the wrapped stream, and the bytes of [`Self::resumed`] that have not been read again.
+    pub fn into_parts(self) -> (S, Vec<u8>) {
+        (self.stream, self.unread)
     }
 
     /// Wraps `stream` with a write timeout only.
@@ -164,6 +198,7 @@ impl<S> TimedStream<S> {
             stream,
             timeouts,
             phase: Phase::new(phase),
+            unread: Vec::new(),
             read_timer: None,
             write_timer: None,
         }
@@ -228,7 +263,10 @@ impl<S> TimedStream<S> {
         cx: &mut Context<'_>,
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
-        if written.is_ready() {
+        let is_blocked = written.is_pending();
+        let was_blocked = &self.phase.0.is_write_blocked;
+        was_blocked.store(is_blocked, Ordering::Relaxed);
+        if !is_blocked {
             self.write_timer = None;
             return written;
         }
@@ -249,6 +287,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for TimedStream<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
+        if !this.unread.is_empty() {
+            let count = this.unread.len().min(buffer.remaining());
+            buffer.put_slice(&this.unread[..count]);
+            this.unread.drain(..count);
+            return Poll::Ready(Ok(()));
+        }
         let before = buffer.filled().len();
         let read = Pin::new(&mut this.stream).poll_read(cx, buffer);
         if read.is_pending() {
@@ -305,6 +349,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for TimedStream<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.phase.0.is_held_open.load(Ordering::Relaxed) {
+            return Poll::Ready(Ok(()));
+        }
         let shut = Pin::new(&mut self.stream).poll_shutdown(cx);
         self.poll_write_timeout(cx, shut)
     }

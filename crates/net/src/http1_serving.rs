@@ -1,0 +1,133 @@
+//! Serves an HTTP/1.1 connection with hyper until it is closed or can be handed over.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use super::{
+    Activity, Phase,
+    shutdown::{Shutdown, Stage},
+};
+
+/// An HTTP/1.1 connection of hyper's server.
+pub trait Http1Connection: Future<Output = hyper::Result<()>> + Unpin {
+    /// Ends the connection after the response to the current request, or at once if there is none.
+    fn finish(&mut self);
+}
+
+impl<I, B, S> Http1Connection for hyper::server::conn::http1::Connection<I, S>
+where
+    S: hyper::service::HttpService<hyper::body::Incoming, ResBody = B>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    I: hyper::rt::Read + hyper::rt::Write + Unpin,
+    B: hyper::body::Body + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    fn finish(&mut self) {
+        Pin::new(self).graceful_shutdown();
+    }
+}
+
+impl<I, B, S> Http1Connection for hyper::server::conn::http1::UpgradeableConnection<I, S>
+where
+    S: hyper::service::HttpService<hyper::body::Incoming, ResBody = B>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+    B: hyper::body::Body + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    fn finish(&mut self) {
+        Pin::new(self).graceful_shutdown();
+    }
+}
+
+/// The fate of a connection that has ended without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Http1End {
+    /// The connection is closed.
+    Closed,
+    /// The connection is between two requests, and its stream is still open. It must be handed
+    /// over.
+    Paused,
+}
+
+/// The parts of a connection that tell whether it is between two requests.
+#[derive(Debug)]
+pub struct Http1State<'c> {
+    /// The phase of the connection's stream.
+    pub phase: &'c Phase,
+    /// The activity of the connection. Each request must be recorded in it until its response is
+    /// complete.
+    pub activity: &'c Activity,
+    /// Whether the connection can be handed over.
+    pub is_movable: bool,
+}
+
+impl Shutdown {
+    /// Serves `connection` until it is closed. During a shutdown, it closes after the response to
+    /// the current request. While the server hands over its connections, a connection that can be
+    /// handed over is paused between two requests instead.
+    ///
+    /// The returned future must run in its own task; see [`Self::watch`].
+    ///
+    /// # Errors
+    ///
+    /// Returns hyper's error.
+    pub async fn serve_http1(
+        &self,
+        connection: &mut impl Http1Connection,
+        state: Http1State<'_>,
+    ) -> hyper::Result<Http1End> {
+        let mut has_finished = false;
+        self.watch(|cx, stage| {
+            let must_finish = match state.is_movable {
+                true => stage == Stage::Ending,
+                false => stage.is_closing(),
+            };
+            if must_finish && !has_finished {
+                has_finished = true;
+                connection.finish();
+            }
+            let is_moving = state.is_movable && stage.is_handing_over();
+            loop {
+                // A new request is not read any more if the connection can be handed over now.
+                if is_moving && !has_finished && state.is_idle() {
+                    has_finished = true;
+                    if let Poll::Ready(paused) = state.pause(connection, cx) {
+                        return Poll::Ready(paused);
+                    }
+                }
+                if let Poll::Ready(ended) = Pin::new(&mut *connection).poll(cx) {
+                    return Poll::Ready(ended.map(|()| Http1End::Closed));
+                }
+                if !is_moving || has_finished || !state.is_idle() {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl Http1State<'_> {
+    fn is_idle(&self) -> bool {
+        !self.activity.is_in_flight() && !self.phase.is_write_blocked()
+    }
+
+    /// Ends hyper's part of the connection, and keeps the stream open. Returns pending if the
+    /// beginning of the connection's first request has arrived: hyper then ends after its response.
+    fn pause(
+        &self,
+        connection: &mut impl Http1Connection,
+        cx: &mut Context<'_>,
+    ) -> Poll<hyper::Result<Http1End>> {
+        self.phase.hold_open(true);
+        connection.finish();
+        let ended = Pin::new(connection).poll(cx);
+        if ended.is_pending() {
+            self.phase.hold_open(false);
+        }
+        ended.map(|ended| ended.map(|()| Http1End::Paused))
+    }
+}
