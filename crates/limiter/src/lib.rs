@@ -13,6 +13,7 @@ pub mod denials;
 pub mod entries;
 pub mod events;
 mod explain;
+mod handover;
 pub mod https_client;
 mod listing;
 pub mod metrics;
@@ -45,6 +46,7 @@ use tracing::Instrument as _;
 pub use self::{
     build_cache::BuildCache,
     explain::{ExplainError, ExplainedCharge, Explanation},
+    handover::{HandoverError, SendState},
     listing::{KeyListing, ListError},
     record::RequestRecorder,
     scratch::with_scratch,

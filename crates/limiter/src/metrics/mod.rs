@@ -86,6 +86,11 @@ const LAST_RELOAD_SUCCESS: Metric = Metric::gauge(
     [],
     "0 if the last reload of the rules file failed, otherwise 1.",
 );
+const UPGRADES: Metric<1> = Metric::counter(
+    "tidegate_upgrades_total",
+    ["result"],
+    "Upgrades to a new process without a gap: `ok` if this process has taken over from an older one, `failed` if a new process did not take over from this one.",
+);
 const SNAPSHOTS: Metric<1> = Metric::counter(
     "tidegate_snapshots_total",
     ["result"],
@@ -229,6 +234,7 @@ pub struct Metrics {
     traffic: traffic::Recorder,
     renewals: [AtomicU64; 3],
     reloads: [AtomicU64; 2],
+    upgrades: [AtomicU64; 2],
     last_reload_failed: AtomicBool,
     snapshots: [AtomicU64; 2],
     last_snapshot_failed: AtomicBool,
@@ -261,6 +267,7 @@ impl Metrics {
             traffic: traffic::Recorder::default(),
             renewals: Default::default(),
             reloads: Default::default(),
+            upgrades: Default::default(),
             last_reload_failed: AtomicBool::new(false),
             snapshots: Default::default(),
             last_snapshot_failed: AtomicBool::new(false),
@@ -430,6 +437,11 @@ impl Metrics {
         self.last_reload_failed.load(Ordering::Relaxed)
     }
 
+    /// Counts an upgrade and records whether it failed.
+    pub fn count_upgrade(&self, failed: bool) {
+        self.upgrades[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
+    }
+
     /// Counts a snapshot and records whether it failed.
     pub fn count_snapshot(&self, failed: bool) {
         self.snapshots[usize::from(failed)].fetch_add(1, Ordering::Relaxed);
@@ -477,6 +489,17 @@ impl Metrics {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push((name, listener));
+    }
+
+    /// Passes the name of each listener and the listener to `visit`.
+    pub fn visit_listeners(&self, mut visit: impl FnMut(&str, &Listener)) {
+        let listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for (name, listener) in listeners.iter() {
+            visit(name, listener);
+        }
     }
 
     /// Exports the metrics of `authenticator`.
@@ -573,6 +596,7 @@ impl Metrics {
         );
         page.family(&RELOADS, by_result(["ok", "failed"], &self.reloads));
         page.single(&LAST_RELOAD_SUCCESS, u64::from(!self.last_reload_failed()));
+        page.family(&UPGRADES, by_result(["ok", "failed"], &self.upgrades));
         page.family(&SNAPSHOTS, by_result(["ok", "failed"], &self.snapshots));
         page.single(
             &LAST_SNAPSHOT_SUCCESS,

@@ -77,6 +77,10 @@ impl OverrideFile {
         changed
     }
 
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Compacts the file, so that it has only the last line of each override. If this fails, the
     /// file is not changed.
     fn compact(&mut self) {

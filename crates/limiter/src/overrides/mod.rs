@@ -182,6 +182,47 @@ impl ServerLimiter {
         changed.await.unwrap_or_else(shutdown)
     }
 
+    /// Returns the overrides of all active rules as documents, for another process.
+    pub(crate) fn override_documents(&self) -> Vec<Vec<u8>> {
+        let rules = self.rules();
+        let mut documents = Vec::new();
+        for (name, overrides) in self.overrides.by_name() {
+            // The keys of an override can be decoded only with its rule.
+            let Some(rule) = rules.rule(&name) else {
+                continue;
+            };
+            for (target, found) in overrides.page(rule, None, usize::MAX, |_, _| true) {
+                documents.push(OverrideDocument::new(&name, &target, &found).encode());
+            }
+        }
+        documents
+    }
+
+    /// Begins to replace all overrides with those of another process.
+    pub(crate) fn begin_override_restore(&self) {
+        self.overrides.begin_replacement();
+    }
+
+    /// Restores an override of another process from its document. Does not change the override
+    /// file.
+    pub(crate) fn restore_override(&self, document: &[u8]) -> Result<(), String> {
+        let document = OverrideDocument::decode(document)?;
+        let applied = document.apply(&self.overrides, self.now());
+        applied.map(drop).map_err(|error| error.to_string())
+    }
+
+    /// Ends the replacement of all overrides, and removes those that were not restored. Reads the
+    /// override file again, because the other process may have changed it since the start of this
+    /// process.
+    pub(crate) fn end_override_restore(&self) -> io::Result<()> {
+        if let Some(file) = &self.override_keeper.file {
+            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            *file = OverrideFile::restore(file.path(), &self.overrides, self.now())?;
+        }
+        self.overrides.end_replacement();
+        Ok(())
+    }
+
     /// Applies a change that this server has just made in Redis. If Redis cannot be read, the next
     /// regular read applies the change.
     async fn read_own_change(&self, store: &RedisStore) {

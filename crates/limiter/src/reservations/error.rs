@@ -30,6 +30,9 @@ pub enum ReservationError {
     NotOutstanding(&'static str),
     /// Redis did not respond. The call may be repeated.
     Unavailable(StoreError),
+    /// A new process has taken over the reservations of this process. The call may be repeated on a
+    /// new connection.
+    Moved,
 }
 
 impl ReservationError {
@@ -45,6 +48,10 @@ impl ReservationError {
             Self::Unavailable(_) => {
                 "Redis did not execute the call, or did not answer in time; repeat the call"
             }
+            Self::Moved => {
+                "a new process has taken over the reservations of this server; repeat the call on a \
+                 new connection"
+            }
         }
     }
 }
@@ -53,7 +60,7 @@ impl fmt::Display for ReservationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Invalid | Self::NotOutstanding(_) => write!(f, "reservation: {}", self.reason()),
-            Self::Unavailable(_) => f.write_str(self.reason()),
+            Self::Unavailable(_) | Self::Moved => f.write_str(self.reason()),
         }
     }
 }

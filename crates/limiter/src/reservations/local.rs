@@ -54,6 +54,9 @@ impl ServerLimiter {
     ) -> Result<Span, ReservationError> {
         // The table stays locked, so that a concurrent settlement finds the reservation.
         let mut table = self.reservations.table();
+        if table.is_moved {
+            return Err(ReservationError::Moved);
+        }
         let mut outstanding = table.remove(id).ok_or(UNKNOWN)?;
         if outstanding.expires <= now {
             drop(table);

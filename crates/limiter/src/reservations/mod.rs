@@ -29,6 +29,7 @@ mod expiry;
 mod final_charges;
 mod in_redis;
 mod local;
+mod moved;
 mod table;
 mod token;
 
@@ -127,6 +128,18 @@ impl Reservations {
         }
     }
 
+    /// Returns the random key that seals tokens, for another process; `None` if the configuration
+    /// contains the secrets.
+    pub(crate) fn own_key(&self) -> Option<&[u8]> {
+        self.keys.own()
+    }
+
+    /// Uses the random key of another process instead of the own key, unless the configuration
+    /// contains the secrets. Returns false if `key` is not valid.
+    pub(crate) fn take_key(&self, key: &[u8]) -> bool {
+        self.keys.take(key)
+    }
+
     /// Returns whether reservations are off.
     #[must_use]
     pub fn are_off(&self) -> bool {
@@ -142,6 +155,15 @@ impl Reservations {
         let due_at = outstanding.due_at;
         self.table().insert(id, outstanding);
         self.wake_expiry(due_at, now);
+    }
+
+    /// Removes an outstanding reservation, and returns it.
+    fn take(&self, id: &ReservationId) -> Result<OutstandingReservation, ReservationError> {
+        let mut table = self.table();
+        if table.is_moved {
+            return Err(ReservationError::Moved);
+        }
+        table.remove(id).ok_or(UNKNOWN)
     }
 
     /// Wakes the task that ends expired reservations if it could otherwise sleep beyond `due_at`.
@@ -296,7 +318,7 @@ impl ServerLimiter {
             TokenCharges::None if expires <= now => return Err(EXPIRED),
             TokenCharges::None => 0,
             TokenCharges::OnServer => {
-                let outstanding = self.reservations.table().remove(&id).ok_or(UNKNOWN)?;
+                let outstanding = self.reservations.take(&id)?;
                 if outstanding.expires <= now {
                     self.expire_locally(outstanding, now);
                     return Err(EXPIRED);

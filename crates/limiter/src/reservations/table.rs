@@ -57,6 +57,8 @@ pub(super) struct OutstandingTable {
     by_id: HashMap<ReservationId, OutstandingReservation>,
     by_due_time: BTreeSet<(Timestamp, ReservationId)>,
     settled: SettledIds,
+    /// Whether another process has taken over the reservations. This process must not end them.
+    pub(super) is_moved: bool,
 }
 
 /// The most recently settled reservations of counters, in the order in which they were settled.
@@ -80,6 +82,10 @@ impl OutstandingTable {
         let outstanding = self.by_id.remove(id)?;
         self.by_due_time.remove(&(outstanding.due_at, *id));
         Some(outstanding)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&ReservationId, &OutstandingReservation)> {
+        self.by_id.iter()
     }
 
     pub(super) fn get(&self, id: &ReservationId) -> Option<&OutstandingReservation> {
@@ -122,7 +128,7 @@ impl OutstandingTable {
         now: Timestamp,
     ) -> Option<(ReservationId, OutstandingReservation)> {
         let (due_at, id) = *self.by_due_time.first()?;
-        if due_at > now {
+        if due_at > now || self.is_moved {
             return None;
         }
         self.remove(&id).map(|outstanding| (id, outstanding))

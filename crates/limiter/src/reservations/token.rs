@@ -17,8 +17,13 @@
 //! accepts only tokens of its own kind, because the two kinds of reservations are settled in
 //! different ways.
 
+use std::sync::OnceLock;
+
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use ring::{hmac, rand::SystemRandom};
+use ring::{
+    hmac,
+    rand::{SecureRandom as _, SystemRandom},
+};
 use tidegate::rate_limiter::StoredCharge;
 use tidegate_core::{
     Cost, Timestamp,
@@ -90,7 +95,38 @@ pub struct NoTokenKey;
 /// The keys that seal tokens. The first key seals new tokens. Tokens sealed with any of the keys
 /// are valid. Without a key, no token is valid.
 #[derive(Default)]
-pub(super) struct TokenKeys(Vec<hmac::Key>);
+pub(super) struct TokenKeys {
+    secrets: Vec<hmac::Key>,
+    /// A random key, if there are no secrets.
+    random: Option<RandomKey>,
+}
+
+/// The length of a random key, in bytes.
+const KEY_BYTES: usize = 32;
+
+/// A random key, which another process can replace.
+struct RandomKey {
+    own: SecretKey,
+    taken: OnceLock<SecretKey>,
+}
+
+struct SecretKey {
+    bytes: [u8; KEY_BYTES],
+    key: hmac::Key,
+}
+
+impl SecretKey {
+    fn new(bytes: [u8; KEY_BYTES]) -> Self {
+        let key = hmac::Key::new(hmac::HMAC_SHA256, &bytes);
+        Self { bytes, key }
+    }
+}
+
+impl RandomKey {
+    fn current(&self) -> &SecretKey {
+        self.taken.get().unwrap_or(&self.own)
+    }
+}
 
 /// Hides the keys, because `Debug` output can reach logs.
 impl std::fmt::Debug for TokenKeys {
@@ -103,22 +139,57 @@ impl TokenKeys {
     /// Creates the keys from secrets separated by spaces.
     pub(super) fn new(secrets: &str) -> Self {
         let keys = secrets.split_whitespace();
-        Self(
-            keys.map(|key| hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()))
-                .collect(),
-        )
+        let key = |secret: &str| hmac::Key::new(hmac::HMAC_SHA256, secret.as_bytes());
+        Self {
+            secrets: keys.map(key).collect(),
+            random: None,
+        }
     }
 
     /// Creates a random key.
     pub(super) fn random() -> Result<Self, NoTokenKey> {
-        let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
-        Ok(Self(vec![key.map_err(|_| NoTokenKey)?]))
+        let mut bytes = [0; KEY_BYTES];
+        let filled = SystemRandom::new().fill(&mut bytes);
+        filled.map_err(|_| NoTokenKey)?;
+        let random = RandomKey {
+            own: SecretKey::new(bytes),
+            taken: OnceLock::new(),
+        };
+        Ok(Self {
+            secrets: Vec::new(),
+            random: Some(random),
+        })
+    }
+
+    /// Returns the random key, if there are no secrets.
+    pub(super) fn own(&self) -> Option<&[u8]> {
+        let random = self.random.as_ref()?;
+        Some(&random.current().bytes)
+    }
+
+    /// Replaces the random key, if there are no secrets. Returns false if `key` is not valid.
+    pub(super) fn take(&self, key: &[u8]) -> bool {
+        let Ok(bytes) = key.try_into() else {
+            return false;
+        };
+        if let Some(random) = &self.random {
+            // A process takes over from one other process, so the key is replaced only once.
+            let _ = random.taken.set(SecretKey::new(bytes));
+        }
+        true
+    }
+
+    /// Returns the valid keys. The first of them seals new tokens.
+    fn all(&self) -> impl Iterator<Item = &hmac::Key> {
+        let random = self.random.as_ref();
+        let random = random.map(|random| &random.current().key);
+        self.secrets.iter().chain(random)
     }
 
     /// Seals `contents` into a token.
     pub(super) fn seal(&self, contents: &TokenContents) -> String {
         let mut bytes = contents.encode();
-        if let Some(key) = self.0.first() {
+        if let Some(key) = self.all().next() {
             let tag = hmac::sign(key, &bytes);
             bytes.extend_from_slice(tag.as_ref());
         }
@@ -132,8 +203,7 @@ impl TokenKeys {
         let at = bytes.len().checked_sub(TAG_BYTES)?;
         let (contents, tag) = bytes.split_at(at);
         let is_sealed = self
-            .0
-            .iter()
+            .all()
             .any(|key| hmac::verify(key, contents, tag).is_ok());
         if !is_sealed {
             return None;
@@ -143,7 +213,7 @@ impl TokenKeys {
 }
 
 impl TokenContents {
-    fn encode(&self) -> Vec<u8> {
+    pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![VERSION, self.kind as u8];
         bytes.extend_from_slice(&self.id);
         bytes.extend_from_slice(&self.expires.as_micros().to_be_bytes());
@@ -174,7 +244,7 @@ impl TokenContents {
         bytes
     }
 
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut input = Input(bytes);
         if input.take(1)? != [VERSION] {
             return None;

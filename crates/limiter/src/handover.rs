@@ -1,0 +1,138 @@
+//! The state of a limiter that moves to another process during an upgrade.
+//!
+//! The state is a sequence of records. A record has a tag and bytes, and moves on its own. From the
+//! moment at which a part of the memory store is sent, this process decides nothing that concerns
+//! the part, so no charge is lost and none is made twice.
+
+use std::io;
+
+use tidegate_core::SnapshotError;
+
+use crate::ServerLimiter;
+
+/// A part of the memory store, in the format of a snapshot.
+const STORE_PART: u8 = 1;
+
+/// An override, as one JSON document.
+const OVERRIDE: u8 = 2;
+
+/// The random key of reservation tokens.
+const TOKEN_KEY: u8 = 3;
+
+/// A reservation, with the receipt of its charges.
+const RESERVATION: u8 = 4;
+
+/// The function that sends a record: its tag and its bytes.
+pub type SendState<'f> = dyn FnMut(u8, &[u8]) -> io::Result<()> + 'f;
+
+/// The reason why the state of another process cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandoverError {
+    /// A part of the memory store is not valid.
+    #[error("the state of the memory store cannot be read: {0}")]
+    Store(#[from] SnapshotError),
+    /// An override is not valid.
+    #[error("an override cannot be read: {0}")]
+    Override(String),
+    /// A record has an unknown tag.
+    #[error("the state contains a record with the unknown tag {0}")]
+    Tag(u8),
+    /// The key of reservation tokens is not valid.
+    #[error("the key of reservation tokens is not valid")]
+    TokenKey,
+    /// A reservation is not valid.
+    #[error("a reservation cannot be read")]
+    Reservation,
+    /// The override file cannot be opened.
+    #[error("cannot open the override file: {0}")]
+    OverrideFile(#[from] io::Error),
+}
+
+impl ServerLimiter {
+    /// Sends the state of this limiter, and seals it: from then on, the memory store decides
+    /// nothing.
+    ///
+    /// With Redis, the state of the limits is in Redis. The memory store then contains only the
+    /// state that the fallback has counted while Redis was unreachable.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `send`. The caller must then call [`Self::take_back_state`].
+    pub fn send_state(&self, send: &mut SendState<'_>) -> io::Result<()> {
+        if self.redis_store().is_none() {
+            // From now on, this process makes no change that the other process would not know.
+            self.set_moved(true);
+            for document in self.override_documents() {
+                send(OVERRIDE, &document)?;
+            }
+        }
+        if let Some(key) = self.reservations.own_key() {
+            send(TOKEN_KEY, key)?;
+        }
+        let store = self.local_store();
+        let mut part = Vec::new();
+        for number in 0..store.parts() {
+            part.clear();
+            store.save_and_seal(number, self.now(), &mut part);
+            if !part.is_empty() {
+                send(STORE_PART, &part)?;
+            }
+        }
+        for reservation in self.reservations_to_move() {
+            send(RESERVATION, &reservation)?;
+        }
+        Ok(())
+    }
+
+    /// Uses the own state again, because the other process has failed.
+    pub fn take_back_state(&self) {
+        self.local_store().unseal();
+        self.set_moved(false);
+    }
+
+    /// Prepares this limiter for the records of another process.
+    pub fn begin_taking_state(&self) {
+        if self.redis_store().is_none() {
+            self.begin_override_restore();
+        }
+    }
+
+    /// Takes a record of another process. Returns the number of keys in it.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoverError`] if the record is not valid.
+    pub fn take_state(&self, tag: u8, record: &[u8]) -> Result<usize, HandoverError> {
+        match tag {
+            STORE_PART => Ok(self.local_store().restore(record, self.now())?),
+            OVERRIDE => {
+                let restored = self.restore_override(record);
+                restored.map_err(HandoverError::Override)?;
+                Ok(0)
+            }
+            TOKEN_KEY => {
+                let is_taken = self.reservations.take_key(record);
+                is_taken.then_some(0).ok_or(HandoverError::TokenKey)
+            }
+            RESERVATION => {
+                let is_taken = self.take_reservation(record);
+                is_taken.then_some(0).ok_or(HandoverError::Reservation)
+            }
+            other => Err(HandoverError::Tag(other)),
+        }
+    }
+
+    /// Completes the state after the last record.
+    ///
+    /// # Errors
+    ///
+    /// [`HandoverError`] if the override file cannot be opened.
+    pub fn end_taking_state(&self) -> Result<(), HandoverError> {
+        if self.redis_store().is_none() {
+            self.end_override_restore()?;
+        }
+        self.local_store().forget_refunds(self.now());
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! Reservations that move to another process during an upgrade. Only those of the memory store move,
+//! because the tokens of reservations in Redis contain their charges.
+//!
+//! A reservation moves in the format of the contents of a token, preceded by the instant at which it
+//! was made (8 bytes). The receipts are those of [`MemoryStore::move_receipt`].
+//!
+//! [`MemoryStore::move_receipt`]: tidegate_core::MemoryStore::move_receipt
+
+use tidegate::rate_limiter::OwnedCharges;
+use tidegate_core::{Cost, Receipt, Timestamp};
+
+use super::{
+    table::{OutstandingReservation, ReservationPermit},
+    token::{ReservationId, ReservationKind, SharedCharge, TokenCharges, TokenContents},
+};
+use crate::{LimiterReceipt, ServerLimiter};
+
+impl ServerLimiter {
+    /// Returns whether another process has taken over the state of this process.
+    #[must_use]
+    pub fn has_moved(&self) -> bool {
+        self.reservations.table().is_moved
+    }
+
+    /// Sets whether another process takes over the state of this process.
+    pub(crate) fn set_moved(&self, is_moved: bool) {
+        self.reservations.table().is_moved = is_moved;
+    }
+
+    /// Returns the reservations of requests, for another process. Reservations of counters do not
+    /// move, because the other process does not know their limits; their charges stay counted.
+    pub(crate) fn reservations_to_move(&self) -> Vec<Vec<u8>> {
+        let now = self.now();
+        let table = self.reservations.table();
+        let moved = table.iter().filter_map(|(id, outstanding)| {
+            let contents = self.contents_to_move(id, outstanding, now)?;
+            let since = outstanding.since.as_micros().to_be_bytes();
+            Some([&since[..], &contents.encode()].concat())
+        });
+        moved.collect()
+    }
+
+    fn contents_to_move(
+        &self,
+        id: &ReservationId,
+        outstanding: &OutstandingReservation,
+        now: Timestamp,
+    ) -> Option<TokenContents> {
+        let Some(LimiterReceipt::Memory(receipt)) = &outstanding.receipt else {
+            return None;
+        };
+        let owned = &outstanding.charges;
+        if owned.rules().count() < owned.list().len() {
+            return None;
+        }
+        let charges = owned.as_charges();
+        let receipts = self.local_store().move_receipt(&charges, receipt, now);
+        let shared = owned.to_stored().into_iter().zip(receipts);
+        let shared = shared.map(|(charge, receipt)| SharedCharge { charge, receipt });
+        Some(TokenContents {
+            kind: ReservationKind::Request,
+            id: *id,
+            expires: outstanding.expires,
+            // The cost of the request is in its token.
+            cost: Cost::ONE,
+            charges: TokenCharges::InRedis(shared.collect()),
+        })
+    }
+
+    /// Takes a reservation of another process. Returns false if it is not valid.
+    pub(crate) fn take_reservation(&self, moved: &[u8]) -> bool {
+        let Some((since, contents)) = moved.split_first_chunk() else {
+            return false;
+        };
+        let Some(TokenContents {
+            id,
+            expires,
+            charges: TokenCharges::InRedis(shared),
+            ..
+        }) = TokenContents::decode(contents)
+        else {
+            return false;
+        };
+        let list = shared
+            .into_iter()
+            .map(|SharedCharge { charge, receipt }| (charge, receipt));
+        let now = self.now();
+        let (charges, receipts) = OwnedCharges::of_known_rules(&self.rules(), list, now);
+        let Some(receipt) = Receipt::from_moved(&receipts) else {
+            return false;
+        };
+        let max = self.reservations.settings.max;
+        // With a lower maximum, the remaining reservations stay charged.
+        if let Some(permit) = ReservationPermit::take(&self.reservations.permits, max) {
+            let outstanding = OutstandingReservation {
+                charges,
+                receipt: Some(LimiterReceipt::Memory(receipt)),
+                since: Timestamp::from_micros(u64::from_be_bytes(*since)),
+                expires,
+                due_at: expires,
+                _permit: permit,
+            };
+            self.reservations.insert(id, outstanding, now);
+        }
+        true
+    }
+}
