@@ -1,7 +1,7 @@
 //! HTTP/1.1 connections from clients. A connection carries one request at a time, and becomes a
 //! tunnel after an upgrade.
 
-use std::{cell::RefCell, convert::Infallible, pin::pin, sync::Arc};
+use std::{cell::RefCell, convert::Infallible, sync::Arc};
 
 use futures_util::TryFutureExt as _;
 use http::{HeaderValue, StatusCode, header::CONNECTION};
@@ -12,17 +12,25 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tidegate_net::{GuardedBody, MAX_HEADERS, StreamTimeouts, TimedStream, WriteTimeout};
+use tidegate_net::{
+    GuardedBody, Http1End, Http1State, MAX_HEADERS, MaybePlaintext, StreamTimeouts, TimedStream,
+    WriteTimeout,
+};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tower_service::Service;
 
-use super::{ClientConnection, rejection::RejectionStream};
+use super::{ClientConnection, moved::MovedState, rejection::RejectionStream};
 use crate::handler::CompleteRequest;
 
 impl ClientConnection {
-    pub(super) async fn serve_http1<T, S, B>(self, stream: T, service: S) -> hyper::Result<()>
+    pub(super) async fn serve_http1<T, S, B>(
+        self,
+        stream: T,
+        service: S,
+        unread: Option<Vec<u8>>,
+    ) -> hyper::Result<()>
     where
-        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + MaybePlaintext + Unpin + Send + 'static,
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
         B: Body + Unpin + 'static,
         B::Error: std::error::Error + Send + Sync + 'static,
@@ -31,14 +39,17 @@ impl ClientConnection {
         // The whole head of a request must arrive within one timeout, so that a client cannot hold
         // a connection by sending one header per minute (slowloris). The body has its own timeout,
         // in `request_body`.
-        let stream = TimedStream::new(
-            stream,
-            StreamTimeouts {
-                idle: timeouts.keep_alive,
-                request: timeouts.request_head,
-                write: WriteTimeout::Stall(timeouts.idle),
-            },
-        );
+        let timeouts = StreamTimeouts {
+            idle: timeouts.keep_alive,
+            request: timeouts.request_head,
+            write: WriteTimeout::Stall(timeouts.idle),
+        };
+        let stream = match unread {
+            None => TimedStream::new(stream, timeouts),
+            Some(unread) => TimedStream::resumed(stream, timeouts, unread),
+        };
+        let handover = &self.connection.handover;
+        let movable = handover.movable::<T>(&self.connection.shutdown);
         let phase = stream.phase().clone();
         let stream = RejectionStream::new(stream, Arc::clone(&self.bad_requests));
         // The requests of a connection arrive one at a time, so they can share one service.
@@ -63,7 +74,7 @@ impl ClientConnection {
         if self.settings.max_headers != MAX_HEADERS {
             builder.max_headers(self.settings.max_headers);
         }
-        let serving = builder
+        let mut serving = builder
             // `TimedStream` enforces the head timeout.
             .header_read_timeout(None)
             .max_buf_size(self.settings.max_head)
@@ -71,13 +82,23 @@ impl ClientConnection {
             .writev(false)
             .serve_connection(TokioIo::new(stream), handler)
             .with_upgrades();
-        let serving = pin!(serving);
+        let state = Http1State {
+            phase: &phase,
+            activity: &self.connection.activity,
+            is_movable: movable.is_some(),
+        };
         let shutdown = &self.connection.shutdown;
-        let ended = shutdown
-            .serve(serving, |serving| serving.graceful_shutdown())
-            .await;
+        let ended = shutdown.serve_http1(&mut serving, state).await?;
+        if let (Http1End::Paused, Some(movable)) = (ended, movable) {
+            if let Some(parts) = serving.into_parts() {
+                let (stream, rest) = parts.io.into_inner().into_stream().into_parts();
+                let unread = [&parts.read_buf[..], &rest].concat();
+                movable.hand_over(stream, MovedState::Http1(unread).encode());
+            }
+            return Ok(());
+        }
         self.run_tunnel(&phase).await;
-        ended
+        Ok(())
     }
 }
 

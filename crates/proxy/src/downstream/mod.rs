@@ -3,6 +3,7 @@
 mod detect;
 mod http1;
 mod http2;
+mod moved;
 mod mtls;
 mod rejection;
 
@@ -13,15 +14,15 @@ use hyper::{
     body::{Body, Incoming},
 };
 use tidegate_config::Proxy;
-use tidegate_net::{Connection, Phase, Tls};
+use tidegate_net::{Connection, MaybePlaintext, Phase, Stage, Tls};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
-    time::timeout,
+    time::{error::Elapsed, timeout},
 };
 use tower_service::Service;
 
-use self::{detect::Version, mtls::MtlsService};
+use self::{detect::Version, moved::MovedState, mtls::MtlsService};
 use super::{
     bad_request::BadRequests,
     client_limit::{ClientLimitExceeded, ClientRequest, ClientRequests},
@@ -52,33 +53,86 @@ impl ClientConnection {
             if let Some(stream) = self.await_start(tls.accept(stream)).await {
                 let version = detect::negotiated(&stream);
                 let service = MtlsService::new(&stream, service);
-                self.serve_as(version, stream, service).await;
+                self.serve_as(version, stream, service, None).await;
             }
-        } else if let Some(version) = self.await_start(detect::peek(&stream)).await {
-            self.serve_as(version, stream, service).await;
+            return;
+        }
+        let resumed = self.connection.handover.resumed.as_deref();
+        match resumed.map(MovedState::decode) {
+            Some(None) => tracing::error!(
+                peer = %self.connection.peer,
+                "connection closed: the other process described its state in an unknown form"
+            ),
+            Some(Some(MovedState::Http1(unread))) => {
+                self.serve_as(Version::Http1, stream, service, Some(unread))
+                    .await;
+            }
+            Some(Some(MovedState::New)) | None => self.detect(stream, service).await,
         }
     }
 
-    /// Waits for the first bytes or the TLS handshake. Returns `None` on an error, a timeout or a
+    /// Serves a plaintext connection, from which nothing has been read.
+    async fn detect<S, B>(self, stream: TcpStream, service: S)
+    where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
+        B: Body + Unpin + 'static,
+        B::Data: Send,
+        B::Error: std::error::Error + Send + Sync + 'static,
+    {
+        let shutdown = &self.connection.shutdown;
+        let handover = &self.connection.handover;
+        let movable = handover.movable::<TcpStream>(shutdown);
+        let request_head = self.settings.timeouts.request_head;
+        let has_ended =
+            |stage: Stage| stage == Stage::Ending || stage.is_handing_over() && movable.is_some();
+        let started = tokio::select! {
+            biased;
+            stage = shutdown.reached(has_ended) => {
+                if let Some(movable) = movable.filter(|_| stage.is_handing_over()) {
+                    movable.hand_over(stream, MovedState::New.encode());
+                }
+                return;
+            }
+            started = timeout(request_head, detect::peek(&stream)) => started,
+        };
+        drop(movable);
+        if let Some(version) = self.log_start(started) {
+            self.serve_as(version, stream, service, None).await;
+        }
+    }
+
+    /// Waits for the TLS handshake. Returns `None` on an error, a timeout or a
     /// shutdown.
     async fn await_start<T>(&self, beginning: impl Future<Output = io::Result<T>>) -> Option<T> {
-        let peer = self.connection.peer;
         let beginning = timeout(self.settings.timeouts.request_head, beginning);
         tokio::select! {
             biased;
-            started = beginning => match started {
-                Ok(Ok(started)) => return Some(started),
-                Ok(Err(error)) => tracing::debug!(%peer, "no request received: {error}"),
-                Err(_) => tracing::debug!(%peer, "no request received in time"),
-            },
-            () = self.connection.shutdown.begun() => {}
+            started = beginning => self.log_start(started),
+            () = self.connection.shutdown.begun() => None,
+        }
+    }
+
+    /// Returns the result, and logs the reason if there is none.
+    fn log_start<T>(&self, started: Result<io::Result<T>, Elapsed>) -> Option<T> {
+        let peer = self.connection.peer;
+        match started {
+            Ok(Ok(started)) => return Some(started),
+            Ok(Err(error)) => tracing::debug!(%peer, "no request received: {error}"),
+            Err(_) => tracing::debug!(%peer, "no request received in time"),
         }
         None
     }
 
-    async fn serve_as<T, S, B>(self, version: Version, stream: T, service: S)
-    where
-        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    /// Serves a connection. `unread` are the bytes that another process has read from an HTTP/1
+    /// connection and not used; `None` for a new connection.
+    async fn serve_as<T, S, B>(
+        self,
+        version: Version,
+        stream: T,
+        service: S,
+        unread: Option<Vec<u8>>,
+    ) where
+        T: AsyncRead + AsyncWrite + MaybePlaintext + Unpin + Send + 'static,
         S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Clone + 'static,
         B: Body + Unpin + 'static,
         B::Data: Send,
@@ -86,7 +140,7 @@ impl ClientConnection {
     {
         let peer = self.connection.peer;
         let ended = match version {
-            Version::Http1 => self.serve_http1(stream, service).await,
+            Version::Http1 => self.serve_http1(stream, service, unread).await,
             Version::Http2 => self.serve_http2(stream, service).await,
         };
         if let Err(error) = ended {

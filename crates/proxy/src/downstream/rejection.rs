@@ -33,6 +33,10 @@ impl<S> RejectionStream<S> {
             rejection: None,
         }
     }
+
+    pub(super) fn into_stream(self) -> TimedStream<S> {
+        self.stream
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for RejectionStream<S> {
