@@ -254,12 +254,23 @@ impl Admin {
         let matched = endpoint::find(&segments, &method)?;
         if matched.operation.is_change() {
             operator.may_operate()?;
+            self.may_change()?;
         }
         if matched.operation == Operation::FollowEvents {
             return events::serve(&self.limiter, &request, self.shutdown.clone());
         }
         let answer = self.operate(matched, request, operator).await?;
         Ok(answer.map(AdminBody::Full))
+    }
+
+    /// Fails if a new process has taken over the state of this process, because a change would be
+    /// lost.
+    fn may_change(&self) -> Result<(), Problem> {
+        if self.limiter.has_moved() {
+            let detail = "this process has been replaced by a new one during an upgrade; repeat the request on a new connection";
+            return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, detail));
+        }
+        Ok(())
     }
 
     /// Answers a request for an operation other than [`Operation::FollowEvents`].

@@ -92,6 +92,10 @@ impl<S> WatchedStream<S> {
         let watch = watch.clone();
         Self { stream, watch }
     }
+
+    pub(super) fn into_stream(self) -> TimedStream<S> {
+        self.stream
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for WatchedStream<S> {

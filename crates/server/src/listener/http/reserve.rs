@@ -230,6 +230,7 @@ fn problem(error: ReservationError) -> Problem {
     let status = match &error {
         ReservationError::Invalid => StatusCode::BAD_REQUEST,
         ReservationError::NotOutstanding(_) => StatusCode::NOT_FOUND,
+        ReservationError::Moved => StatusCode::SERVICE_UNAVAILABLE,
         ReservationError::Unavailable(store_error) => {
             tracing::debug!("a reservation was not settled: {store_error}");
             return Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.reason());

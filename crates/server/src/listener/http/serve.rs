@@ -13,7 +13,8 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use tidegate_net::{
-    Connection, PeerClosed, Phase, Problem, StreamTimeouts, TimedStream, WriteTimeout,
+    Connection, Http1End, Http1State, MaybePlaintext, PeerClosed, Phase, Problem, StreamTimeouts,
+    TimedStream, WriteTimeout,
 };
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -37,14 +38,19 @@ impl ResponseBody for Full<Bytes> {
 /// because of the last read.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
+/// The first byte of the state of a connection that moves to another process. The bytes that were
+/// read and not used follow.
+const MOVED_TAG: u8 = b'H';
+
 /// Serves one connection. Returns when the client has closed the connection and all responses are
-/// sent. During a shutdown, returns when the response to the current request is sent.
+/// sent. During a shutdown, returns when the response to the current request is sent. During an
+/// upgrade, hands over a plaintext connection between two requests.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
     connection: &Connection,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
-    S: AsyncRead + AsyncWrite + PeerClosed + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin,
     F: Future<Output = Response<B>>,
     B: ResponseBody + 'static,
 {
@@ -58,7 +64,7 @@ pub(super) async fn serve_watched<S, F, B>(
     watch: &CloseWatch,
     answer: impl Fn(Request<Incoming>) -> F,
 ) where
-    S: AsyncRead + AsyncWrite + PeerClosed + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin,
     F: Future<Output = Response<B>>,
     B: ResponseBody + 'static,
 {
@@ -68,7 +74,16 @@ pub(super) async fn serve_watched<S, F, B>(
         request: bounds.request,
         write: WriteTimeout::Drain(bounds.write),
     };
-    let stream = TimedStream::new(stream, timeouts);
+    let stream = match &connection.handover.resumed {
+        None => TimedStream::new(stream, timeouts),
+        Some(state) => {
+            let Some((&MOVED_TAG, unread)) = state.split_first() else {
+                return tracing::error!(peer = %connection.peer, "connection closed: the other process described its state in an unknown form");
+            };
+            TimedStream::resumed(stream, timeouts, unread.to_vec())
+        }
+    };
+    let movable = connection.handover.movable::<S>(&connection.shutdown);
     let phase = stream.phase().clone();
     let stream = WatchedStream::new(stream, watch);
     let service = service_fn(|request| {
@@ -80,7 +95,7 @@ pub(super) async fn serve_watched<S, F, B>(
             Ok::<_, Infallible>(answer)
         })
     });
-    let serving = http1::Builder::new()
+    let mut serving = http1::Builder::new()
         // hyper's own timeout is off, because `TimedStream` enforces the timeouts.
         .header_read_timeout(None)
         .max_buf_size(MAX_HEAD_BYTES)
@@ -97,15 +112,22 @@ pub(super) async fn serve_watched<S, F, B>(
         // single write.
         .writev(false)
         .serve_connection(TokioIo::new(stream), service);
-    let serving = std::pin::pin!(serving);
-    let ended = connection
-        .shutdown
-        .serve(serving, |serving| serving.graceful_shutdown())
-        .await;
-    if let Err(error) = ended {
-        // Clients may abort connections at any time, and operators do not have to act. Therefore
-        // this is logged only at debug level.
-        tracing::debug!(peer = %connection.peer, "connection ended: {error}");
+    let state = Http1State {
+        phase: &phase,
+        activity: &connection.activity,
+        is_movable: movable.is_some(),
+    };
+    let ended = connection.shutdown.serve_http1(&mut serving, state).await;
+    match (ended, movable) {
+        (Ok(Http1End::Paused), Some(movable)) => {
+            let parts = serving.into_parts();
+            let (stream, rest) = parts.io.into_inner().into_stream().into_parts();
+            movable.hand_over(stream, [&[MOVED_TAG], &parts.read_buf[..], &rest].concat());
+        }
+        (Ok(_), _) => {}
+        // Clients may abort connections at any time, and operators need not act, so this is logged
+        // at debug level only.
+        (Err(error), _) => tracing::debug!(peer = %connection.peer, "connection ended: {error}"),
     }
 }
 
@@ -148,6 +170,7 @@ mod tests {
             },
             activity: Default::default(),
             shutdown: Shutdown::default(),
+            handover: Default::default(),
         }
     }
 

@@ -18,6 +18,7 @@ pub mod bounds;
 mod command;
 mod connection;
 mod limit_parameters;
+mod moved;
 mod parse;
 mod pending;
 mod reply;

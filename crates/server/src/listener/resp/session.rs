@@ -16,6 +16,9 @@ use super::{reply::Protocol, transaction::Transaction};
 /// The default user name, for clients that send none.
 pub(super) const DEFAULT_USER: &str = "default";
 
+/// The connection ID that was assigned last.
+static LAST_ID: AtomicU64 = AtomicU64::new(0);
+
 /// The part of a connection's state that commands can read and change.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -38,7 +41,7 @@ pub(super) struct Session {
 }
 
 /// The names that a client has set. Boxed, because most clients set no names.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     pub(super) connection: Vec<u8>,
     pub(super) library: Vec<u8>,
@@ -136,10 +139,19 @@ impl Session {
         user.as_bytes().to_vec()
     }
 
+    /// Marks the client as authenticated, because another process has authenticated it.
+    pub(super) fn mark_authenticated(&mut self) {
+        self.is_authenticated = true;
+    }
+
     /// Returns a connection ID that is unique in this process.
     pub(super) fn next_id() -> u64 {
-        static LAST: AtomicU64 = AtomicU64::new(0);
-        LAST.fetch_add(1, Ordering::Relaxed) + 1
+        LAST_ID.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Lets all further connection IDs be larger than `id`.
+    pub(super) fn skip_id(id: u64) {
+        LAST_ID.fetch_max(id, Ordering::Relaxed);
     }
 
     /// Resets the state of the connection, except for its identity.

@@ -48,6 +48,20 @@ impl Transaction {
         (!self.spoilt).then_some((self.count, self.queued))
     }
 
+    /// Returns an open transaction with these `count` commands, as [`Self::parts`] returned them.
+    pub(super) fn from_parts(count: usize, queued: Vec<u8>, spoilt: bool) -> Self {
+        Self {
+            queued,
+            count,
+            spoilt,
+        }
+    }
+
+    /// Returns the number of commands, their bytes, and whether the transaction has failed.
+    pub(super) fn parts(&self) -> (usize, &[u8], bool) {
+        (self.count, &self.queued, self.spoilt)
+    }
+
     /// Returns the memory in use, in bytes.
     pub(super) fn heap_bytes(&self) -> usize {
         self.queued.capacity()

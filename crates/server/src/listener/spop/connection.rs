@@ -9,7 +9,7 @@ use std::{
 };
 
 use tidegate_limiter::ServerLimiter;
-use tidegate_net::{Connection, StreamTimeouts, TimedStream, WriteTimeout};
+use tidegate_net::{Connection, MaybePlaintext, Stage, StreamTimeouts, TimedStream, WriteTimeout};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 
 use super::{
@@ -26,14 +26,15 @@ thread_local! {
     static HELD_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Serves one connection from HAProxy until either side closes it.
+/// Serves one connection from HAProxy until either side closes it, or until it is handed over to
+/// another process.
 pub(super) async fn serve<S>(
     mut session: Session,
     stream: S,
-    connection: Connection,
+    mut connection: Connection,
     limiter: &ServerLimiter,
 ) where
-    S: AsyncRead + AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + MaybePlaintext + Unpin,
 {
     let bounds = connection.bounds;
     let timeouts = StreamTimeouts {
@@ -42,22 +43,71 @@ pub(super) async fn serve<S>(
         write: WriteTimeout::Drain(bounds.write),
     };
     let mut stream = TimedStream::new(stream, timeouts);
-    let served = run(&mut session, &mut stream, &connection, limiter).await;
-    if let Err(error) = served {
-        tracing::debug!(peer = %connection.peer, %error, "connection lost");
+    let mut input = Input::default();
+    if let Some(state) = connection.handover.resumed.take() {
+        let Some(unread) = session.resume(&state) else {
+            tracing::error!(peer = %connection.peer, "connection closed: the other process described its state in an unknown form");
+            return;
+        };
+        if unread.is_empty() {
+            stream.phase().await_request();
+        }
+        input.bytes = unread;
+    }
+    let movable = connection.handover.movable::<S>(&connection.shutdown);
+    let is_movable = movable.is_some();
+    let mut served = Served {
+        session: &mut session,
+        stream: &mut stream,
+        input: &mut input,
+        is_movable,
+    };
+    match (run(&mut served, &connection, limiter).await, movable) {
+        (Ok(Ended::HandOver), Some(movable)) => {
+            let state = session.state_to_move(&input.bytes);
+            let (stream, _) = stream.into_parts();
+            movable.hand_over(stream, state);
+        }
+        (Ok(_), _) => {}
+        (Err(error), _) => tracing::debug!(peer = %connection.peer, %error, "connection lost"),
     }
 }
 
+/// The parts of a connection that is served.
+struct Served<'c, S> {
+    session: &'c mut Session,
+    stream: &'c mut TimedStream<S>,
+    input: &'c mut Input,
+    /// Whether the connection can be handed over to another process.
+    is_movable: bool,
+}
+
+/// The reason why a connection is no longer served.
+enum Ended {
+    Closed,
+    HandOver,
+}
+
 async fn run<S>(
-    session: &mut Session,
-    stream: &mut TimedStream<S>,
+    served: &mut Served<'_, S>,
     connection: &Connection,
     limiter: &ServerLimiter,
-) -> io::Result<()>
+) -> io::Result<Ended>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let (mut input, mut out) = (Input::default(), Vec::new());
+    let Served {
+        session,
+        stream,
+        input,
+        is_movable,
+    } = served;
+    let is_movable = *is_movable;
+    let must_close = |stage: Stage| match is_movable {
+        true => stage == Stage::Ending,
+        false => stage.is_closing(),
+    };
+    let mut out = Vec::new();
     loop {
         let progress = {
             let _in_flight = connection.activity.begin();
@@ -81,37 +131,50 @@ where
         match progress.next {
             Next::Read => {}
             Next::Write => continue,
-            Next::Close => return stream.shutdown().await,
+            Next::Close => {
+                stream.shutdown().await?;
+                return Ok(Ended::Closed);
+            }
         }
         // With pipelining, a read usually ends in the middle of a frame, so a busy connection is
         // never idle. Therefore, during a shutdown, the connection is closed as soon as the
         // complete frames have been answered.
-        if progress.consumed > 0 && connection.shutdown.has_begun() {
-            put_disconnect(&mut out, NORMAL);
-            stream.write_all(&out).await?;
-            return stream.shutdown().await;
+        if progress.consumed > 0 && must_close(connection.shutdown.stage()) {
+            return disconnect(stream).await;
         }
         let is_idle = input.bytes.is_empty();
+        let must_move = |stage: Stage| is_movable && stage.is_handing_over();
+        let must_stop = |stage: Stage| must_move(stage) || is_idle && must_close(stage);
         let read = tokio::select! {
             biased;
-            () = connection.shutdown.begun(), if is_idle => {
-                put_disconnect(&mut out, NORMAL);
-                stream.write_all(&out).await?;
-                return stream.shutdown().await;
+            stage = connection.shutdown.reached(must_stop) => {
+                if must_move(stage) {
+                    return Ok(Ended::HandOver);
+                }
+                return disconnect(stream).await;
             }
             read = input.read(stream) => read?,
         };
         if read == 0 {
-            return Ok(());
+            return Ok(Ended::Closed);
         }
         if !input.fits() {
             tracing::warn!(
                 peer = %connection.peer,
                 "connection closed: the incomplete frames of this worker exceed their memory limit"
             );
-            return Ok(());
+            return Ok(Ended::Closed);
         }
     }
+}
+
+/// Sends a DISCONNECT frame, and closes the connection.
+async fn disconnect(stream: &mut (impl AsyncWrite + Unpin)) -> io::Result<Ended> {
+    let mut out = Vec::new();
+    put_disconnect(&mut out, NORMAL);
+    stream.write_all(&out).await?;
+    stream.shutdown().await?;
+    Ok(Ended::Closed)
 }
 
 /// The received bytes that belong to frames without an answer yet.

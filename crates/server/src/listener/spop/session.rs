@@ -14,6 +14,10 @@ use super::{
     },
 };
 
+/// The first bytes of the state that moves to another process.
+const MOVED_TAG: u8 = b'S';
+const MOVED_VERSION: u8 = 1;
+
 /// The state of one connection.
 #[derive(Debug)]
 pub(super) struct Session {
@@ -58,6 +62,37 @@ impl Session {
             max_frame_bytes: MAX_FRAME_BYTES,
             is_established: false,
         }
+    }
+
+    /// Returns the state of this session and of its connection, which has read the bytes `unread`
+    /// and not used them, for another process.
+    ///
+    /// ```text
+    /// | S | version: 1 | handshake is done: 1 | maximum length of a frame: 4 | unread |
+    /// ```
+    pub(super) fn state_to_move(&self, unread: &[u8]) -> Vec<u8> {
+        let max = u32::try_from(self.max_frame_bytes).unwrap_or(u32::MAX);
+        let mut state = vec![MOVED_TAG, MOVED_VERSION, u8::from(self.has_begun)];
+        state.extend(max.to_le_bytes());
+        state.extend(unread);
+        state
+    }
+
+    /// Continues the session with the `state` of another process. Returns the bytes that it had
+    /// read and not used. Returns `None`, and changes nothing, if the state is not valid.
+    pub(super) fn resume(&mut self, state: &[u8]) -> Option<Vec<u8>> {
+        let ([MOVED_TAG, MOVED_VERSION, has_begun @ (0 | 1)], rest) = state.split_first_chunk()?
+        else {
+            return None;
+        };
+        let (max, unread) = rest.split_first_chunk()?;
+        let max = usize::try_from(u32::from_le_bytes(*max)).ok()?;
+        if !(MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&max) {
+            return None;
+        }
+        self.has_begun = *has_begun == 1;
+        self.max_frame_bytes = max;
+        Some(unread.to_vec())
     }
 
     /// Answers the complete frames in `input`, until `out` contains [`OUTPUT_BYTES`] or more.
@@ -227,4 +262,34 @@ impl Hello {
 /// Returns the items of a comma-separated list with optional spaces.
 fn items(list: &[u8]) -> impl Iterator<Item = &[u8]> {
     list.split(|byte| *byte == b',').map(<[u8]>::trim_ascii)
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_config::Headers;
+
+    use super::*;
+
+    fn session() -> Session {
+        Session::new(Headers::default().writer())
+    }
+
+    #[test]
+    fn a_session_continues_with_its_state_and_an_invalid_state_is_refused() {
+        let mut old = session();
+        old.has_begun = true;
+        old.max_frame_bytes = 1_000;
+        let state = old.state_to_move(b"frame");
+        let mut new = session();
+        assert_eq!(new.resume(&state), Some(b"frame".to_vec()));
+        assert_eq!((new.has_begun, new.max_frame_bytes), (true, 1_000));
+        for length in 0..7 {
+            assert_eq!(session().resume(&state[..length]), None);
+        }
+        for (at, byte) in [(0, b'R'), (1, 2), (2, 2), (4, 0), (6, 1)] {
+            let mut invalid = state.clone();
+            invalid[at] = byte;
+            assert_eq!(session().resume(&invalid), None, "{at}");
+        }
+    }
 }

@@ -204,7 +204,7 @@ fn reject_token(limiter: &ServerLimiter, reply: &mut Reply<'_>, error: &Reservat
     let code = match error {
         ReservationError::Invalid => "ERR",
         ReservationError::NotOutstanding(_) => "NOTOUTSTANDING",
-        ReservationError::Unavailable(_) => "TRYAGAIN",
+        ReservationError::Unavailable(_) | ReservationError::Moved => "TRYAGAIN",
     };
     reject(limiter, reply, format_args!("{code} {error}"));
 }

@@ -11,7 +11,6 @@ mod tests;
 
 use std::{
     cell::{Cell, RefCell},
-    future::poll_fn,
     io,
     pin::Pin,
     sync::Arc,
@@ -20,11 +19,15 @@ use std::{
 };
 
 use tidegate_limiter::ServerLimiter;
-use tidegate_net::{Connection, PeerClosed, StreamTimeouts, TimedStream, WriteTimeout};
+use tidegate_net::{
+    Connection, MaybePlaintext, MovableConnection, PeerClosed, Stage, StreamTimeouts, TimedStream,
+    WriteTimeout,
+};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use super::{
     bounds::{LINGER_BYTES, MAX_HELD_BYTES, READ_BYTES, SMALL_BYTES},
+    moved::MovedState,
     pending::PendingBatch,
     session::{Ending, Session},
     worker::CommandExecutor,
@@ -47,32 +50,34 @@ struct WorkerBuffers {
     executor: CommandExecutor,
 }
 
-/// Serves one client until either side closes the connection.
+/// Serves one client until either side closes the connection, or until the connection is handed
+/// over to another process.
 pub(super) async fn serve<S>(
     session: Session,
     stream: S,
-    connection: Connection,
+    mut connection: Connection,
     limiter: Arc<ServerLimiter>,
 ) where
-    S: AsyncRead + AsyncWrite + PeerClosed + Unpin,
+    S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin,
 {
+    let resumed = connection.handover.resumed.take();
     let mut client = Client::new(session, stream, connection, limiter);
-    // The waker is registered only once. This is sufficient because this future runs as its own
-    // task, so its waker does not change.
+    if let Some(state) = resumed
+        && !client.resume(&state)
+    {
+        tracing::error!(peer = %client.connection.peer, "connection closed: the other process described its state in an unknown form");
+        return;
+    }
     let shutdown = client.connection.shutdown.clone();
-    let mut begun = std::pin::pin!(shutdown.begun());
-    let mut registered = false;
-    poll_fn(|cx| {
-        if !registered {
-            registered = true;
-            // The result of this poll is not needed, because `Client::poll` checks for the shutdown
-            // itself.
-            let _ = begun.as_mut().poll(cx);
-        }
-        BUFFERS.with_borrow_mut(|worker| client.poll(cx, worker))
-    })
-    .await;
-    if client.session.ending == Ending::Broken {
+    shutdown
+        .watch(|cx, stage| {
+            client.stage = stage;
+            BUFFERS.with_borrow_mut(|worker| client.poll(cx, worker))
+        })
+        .await;
+    if client.must_hand_over() {
+        client.hand_over();
+    } else if client.session.ending == Ending::Broken {
         client.linger().await;
     }
 }
@@ -94,7 +99,12 @@ struct Client<S> {
     sent: usize,
     /// Whether the stream may still hold written bytes in a buffer, as TLS streams do.
     must_flush: bool,
-    counted_bytes: usize,
+    counted_bytes: CountedBytes,
+    stage: Stage,
+    /// Set if the connection can be handed over to another process.
+    movable: Option<MovableConnection>,
+    /// Whether the connection has ended so that it can be handed over.
+    has_paused: bool,
 }
 
 /// The error for a connection that has to be closed.
@@ -108,7 +118,7 @@ impl From<io::Error> for ConnectionClosed {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
+impl<S: AsyncRead + AsyncWrite + PeerClosed + MaybePlaintext + Unpin> Client<S> {
     fn new(
         session: Session,
         stream: S,
@@ -121,7 +131,11 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
             request: bounds.request,
             write: WriteTimeout::Drain(bounds.write),
         };
+        let movable = connection.handover.movable::<S>(&connection.shutdown);
         Self {
+            movable,
+            stage: Stage::Serving,
+            has_paused: false,
             session,
             stream: TimedStream::new(stream, timeouts),
             connection,
@@ -132,7 +146,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
             unsent: Vec::new(),
             sent: 0,
             must_flush: false,
-            counted_bytes: 0,
+            counted_bytes: CountedBytes::default(),
         }
     }
 
@@ -161,7 +175,7 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
                 // The store has its own timeout for decisions, so this loop needs none.
                 Poll::Pending if self.pending.is_some() => return Poll::Pending,
                 // An idle connection is closed, so that it does not delay the shutdown.
-                Poll::Pending if self.is_idle() && self.connection.shutdown.has_begun() => {
+                Poll::Pending if self.is_idle() && self.must_close() => {
                     return Poll::Ready(());
                 }
                 Poll::Pending => return Poll::Pending,
@@ -185,10 +199,13 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
             self.account()?;
             return Poll::Ready(Ok(Step::Go));
         }
-        let shutdown = || self.connection.shutdown.has_begun();
         if self.session.ending != Ending::No
-            || (turn.has_replied && self.unread.is_empty() && shutdown())
+            || (turn.has_replied && self.unread.is_empty() && self.must_close())
         {
+            return Poll::Ready(Err(ConnectionClosed));
+        }
+        if self.movable.is_some() && self.stage.is_handing_over() {
+            self.has_paused = true;
             return Poll::Ready(Err(ConnectionClosed));
         }
         if self.more {
@@ -313,17 +330,53 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
             .map_or(0, |pending| pending.heap_bytes);
         let holds =
             self.unread.capacity() + self.unsent.capacity() + self.session.heap_bytes() + pending;
-        if holds == self.counted_bytes {
+        if holds == self.counted_bytes.0 {
             return Ok(());
         }
-        let total = BUFFERED_BYTES.get() - self.counted_bytes + holds;
-        BUFFERED_BYTES.set(total);
-        self.counted_bytes = holds;
+        let total = self.counted_bytes.set(holds);
         if total > MAX_HELD_BYTES && holds > SMALL_BYTES + READ_BYTES {
             tracing::warn!(peer = %self.connection.peer, "connection closed: the client buffers of this worker exceed their memory limit");
             return Err(ConnectionClosed);
         }
         Ok(())
+    }
+
+    /// Returns whether an idle connection must be closed.
+    fn must_close(&self) -> bool {
+        match self.movable {
+            None => self.stage.is_closing(),
+            Some(_) => self.stage == Stage::Ending,
+        }
+    }
+
+    /// Returns whether the connection has ended so that it can be handed over: all commands that
+    /// were run are answered, and the replies are written.
+    const fn must_hand_over(&self) -> bool {
+        self.has_paused
+    }
+
+    /// Continues a connection with the `state` in which another process has handed it over. Returns
+    /// false if the state is not valid.
+    fn resume(&mut self, state: &[u8]) -> bool {
+        let Some(MovedState { unread }) = self.session.resume(state) else {
+            return false;
+        };
+        self.unread = unread;
+        // The other process may have paused between two commands that it had read.
+        self.more = !self.unread.is_empty();
+        if self.unread.is_empty() {
+            self.stream.phase().await_request();
+        }
+        self.connection.activity.note_request();
+        true
+    }
+
+    fn hand_over(mut self) {
+        let state = self.session.state_to_move(&self.unread);
+        if let Some(movable) = self.movable.take() {
+            let (stream, _) = self.stream.into_parts();
+            movable.hand_over(stream, state);
+        }
     }
 
     /// Returns whether a request may be waiting for a concurrency slot.
@@ -361,9 +414,23 @@ impl<S: AsyncRead + AsyncWrite + PeerClosed + Unpin> Client<S> {
     }
 }
 
-impl<S> Drop for Client<S> {
+/// The number of bytes that a connection holds, as counted in [`BUFFERED_BYTES`].
+#[derive(Debug, Default)]
+struct CountedBytes(usize);
+
+impl CountedBytes {
+    /// Replaces the number of bytes, and returns the total of the worker.
+    fn set(&mut self, bytes: usize) -> usize {
+        let total = BUFFERED_BYTES.get() - self.0 + bytes;
+        BUFFERED_BYTES.set(total);
+        self.0 = bytes;
+        total
+    }
+}
+
+impl Drop for CountedBytes {
     fn drop(&mut self) {
-        BUFFERED_BYTES.set(BUFFERED_BYTES.get() - self.counted_bytes);
+        self.set(0);
     }
 }
 

@@ -39,6 +39,7 @@ fn connection(bounds: Bounds) -> Connection {
         worker: 0,
         bounds,
         activity: Default::default(),
+        handover: Default::default(),
         shutdown: Shutdown::default(),
     }
 }
