@@ -23,7 +23,12 @@ Exit codes:
 const SERVE_HELP: &str = "\
 Examples:
   tidegate serve --config rules.yaml
-  TIDEGATE_LOG=debug tidegate serve --config rules.yaml";
+  TIDEGATE_LOG=debug tidegate serve --config rules.yaml
+
+Signals:
+  SIGTERM, SIGINT  finish the requests in progress, and exit
+  SIGHUP           reload the rules file, certificates and GeoIP databases, and reopen log files
+  SIGUSR2          start this program again, and let it take over without a gap";
 
 const CHECK_HELP: &str = "\
 Examples:

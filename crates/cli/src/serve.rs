@@ -1,10 +1,10 @@
 //! `serve`: runs the server.
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
 use tidegate_config::{AdminToken, Config, KeyPrivacy, Password, RedisConfig, WebhookConfig};
 use tidegate_envoy::{self as envoy, Variables};
-use tidegate_server::serve::{self as server, Secrets};
+use tidegate_server::serve::{self as server, Program, Secrets, Takeover};
 
 #[cfg(feature = "telemetry")]
 use crate::telemetry::Telemetry;
@@ -13,7 +13,24 @@ use crate::{
     credential, eprint_message, log,
 };
 
+/// The environment variable that tells this process to take over from the process that has started
+/// it.
+const UPGRADE: &str = "TIDEGATE_UPGRADE";
+
 pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
+    let Some(_) = env::var_os(UPGRADE) else {
+        return run(args, None);
+    };
+    let takeover = Takeover::from_stdin().map_err(|error| error.to_string())?;
+    let reporter = takeover.reporter();
+    let reporter = reporter.map_err(|error| format!("cannot take over: {error}"))?;
+    // The old process logs the problem too, and continues to serve.
+    run(args, Some(takeover)).inspect_err(|problem| reporter.fail(problem))
+}
+
+/// Serves until the server stops. With a `takeover`, first takes over from the old process of an
+/// upgrade.
+fn run(args: &Serve, takeover: Option<Takeover>) -> Result<ExitCode, String> {
     let StartSettings {
         config,
         log,
@@ -43,16 +60,27 @@ pub(crate) fn serve(args: &Serve) -> Result<ExitCode, String> {
         .block_on(server::Signals::install())
         .map_err(cannot_start)?;
     let (rules, quotas) = (config.rules.len(), config.quotas.len());
-    let running = server::start(config, args.config.as_deref(), secrets)
-        .map_err(|error| error.to_string())?;
+    let running = server::start(config, args.config.as_deref(), secrets, takeover)
+        .map_err(|error| error.to_string())?
+        .with_program(own_program());
     #[cfg(feature = "telemetry")]
     telemetry.observe(&running);
     log_active_rules(args, rules, quotas);
     let stopped = runtime.block_on(running.until_stopped(signals));
     #[cfg(feature = "telemetry")]
     telemetry.stop();
-    stopped.map_err(|error| format!("error during shutdown: {error}"))?;
+    stopped.map_err(|error| error.to_string())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns this program as it was called, for upgrades.
+fn own_program() -> Program {
+    let mut arguments = env::args_os();
+    Program {
+        path: arguments.next().unwrap_or_else(|| "tidegate".into()),
+        arguments: arguments.collect(),
+        variable: UPGRADE,
+    }
 }
 
 /// Logs the number of active rules and quotas. Envoy's rate limit service logs its own
@@ -79,7 +107,7 @@ struct StartSettings {
 fn read_settings(args: &Serve) -> Result<StartSettings, String> {
     let log = args.log.clone();
     if args.from_envoy_env {
-        let variables: Variables = std::env::vars().collect();
+        let variables: Variables = env::vars().collect();
         let read = envoy::from_environment(&variables).map_err(|problems| problems.join("\n"))?;
         let log = log
             .or_else(|| read.log.map(str::to_owned))

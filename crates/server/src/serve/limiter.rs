@@ -18,6 +18,15 @@ use crate::{redis_runtime::RedisRuntime, reload::read_candidate};
 /// The maximum time that the server waits for Redis at startup in order to read the overrides.
 const OVERRIDES_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Where the counters of a memory store come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CounterSource {
+    /// The snapshot, if one is configured.
+    Snapshot,
+    /// The old process of an upgrade, which sends them later.
+    OldProcess,
+}
+
 /// Creates the limiter, moves the rules from `config` into it, and restores the counters from the
 /// snapshot and the overrides from Redis.
 pub(super) fn build(
@@ -25,6 +34,7 @@ pub(super) fn build(
     secrets: &Secrets,
     redis: Option<&RedisRuntime>,
     clock: &Clock,
+    counters: CounterSource,
 ) -> Result<Arc<ServerLimiter>, ServeError> {
     let key_mask = config.key_privacy.mask(secrets.key_secret.as_deref())?;
     let events = config.events.0.as_ref();
@@ -32,7 +42,9 @@ pub(super) fn build(
         .map(|events| open_events(events, &secrets.webhook_secrets, &key_mask, clock))
         .transpose()?;
     let reservations = open_reservations(config, secrets.reservation_secrets.as_deref())?;
-    let store = open_memory(config.memory, config.snapshot.as_ref(), clock)?;
+    let snapshot = config.snapshot.as_ref();
+    let snapshot = snapshot.filter(|_| counters == CounterSource::Snapshot);
+    let store = open_memory(config.memory, snapshot, clock)?;
     let backend = match redis {
         None => Backend::Memory(store),
         Some(redis) => Backend::Redis(redis.fallback_store(store)),

@@ -6,6 +6,8 @@
 //!        -> running: reloads on change and on SIGHUP, snapshots, until SIGTERM or SIGINT
 //!        -> announced: reports not-ready, still serves for `shutdown.pre_stop_delay`
 //!        -> drained: no new connections, in-flight requests finish, the last snapshot is written
+//!
+//! SIGUSR2 -> upgrade: a new process takes over the sockets, the state and the connections
 //! ```
 
 mod descriptors;
@@ -18,6 +20,7 @@ mod running;
 mod secrets;
 mod service_manager;
 mod sockets;
+mod upgrade;
 
 use std::{path::Path, sync::Arc};
 
@@ -31,10 +34,12 @@ use tidegate_proxy::{AccessLog, ProxyRuntime};
 pub use self::{
     error::{InheritedSocketError, ServeError},
     preflight::{preflight_errors, preflight_warnings},
-    running::{ServerHandle, Signals},
+    running::{ServerHandle, Signals, StopError},
     secrets::{Secrets, secret_errors},
+    upgrade::{ChannelError, Program, Takeover, TakeoverError, TakeoverReporter},
 };
 use self::{
+    limiter::CounterSource,
     listeners::{Certificates, ListenerContext},
     preflight::open_geoip,
     secrets::{admin_credentials, check_admin},
@@ -55,6 +60,9 @@ pub const LOG_TARGET: &str = module_path!();
 /// not possible. Call [`Signals::install`] before this function. An unreachable Redis does not
 /// prevent the server from starting: the fallback policies apply until Redis is reachable.
 ///
+/// With a `takeover`, the server uses the sockets of the old process of an upgrade. It accepts
+/// connections only in [`ServerHandle::until_stopped`], when it has taken over the state.
+///
 /// # Errors
 ///
 /// Returns a [`ServeError`] if the server cannot start. In this case, all listeners are closed.
@@ -62,6 +70,7 @@ pub fn start(
     mut config: Config,
     source: Option<&Path>,
     secrets: Secrets,
+    mut takeover: Option<Takeover>,
 ) -> Result<ServerHandle, ServeError> {
     if let Some(error) = secret_errors(&config, &secrets).pop() {
         return Err(error);
@@ -71,7 +80,8 @@ pub fn start(
     let certificates = Certificates::load(&config)?;
     let lowered_connections = descriptors::fit_connections(&mut config);
     let (geoip, identity) = open_geoip(&config.geoip, config.identity.clone())?;
-    let sockets = Sockets::open(&mut config)?;
+    let passed = takeover.as_mut().map(Takeover::take_listeners);
+    let sockets = Sockets::open(&mut config, passed.unwrap_or_default())?;
     // Check this only after `Sockets::open`, because the address may come from a socket passed by
     // the service manager.
     check_admin(config.listen.admin, &credentials)?;
@@ -85,11 +95,19 @@ pub fn start(
     // The stamp is taken before the file is read, so that a later change to the file is detected.
     let candidate = config.candidate.clone();
     let candidate = candidate.map(|candidate| (stamp(&candidate.file), candidate));
-    let limiter = limiter::build(&mut config, &secrets, redis.as_ref(), &clock)?;
+    let counters = match takeover {
+        Some(_) => CounterSource::OldProcess,
+        None => CounterSource::Snapshot,
+    };
+    let limiter = limiter::build(&mut config, &secrets, redis.as_ref(), &clock, counters)?;
     let quotas = start_quotas(config.quotas, &limiter);
     let start_envoy = |envoy| envoy::start(envoy, &limiter);
     let (envoy, xds) = config.envoy.map(start_envoy).transpose()?.unzip();
-    let server = Server::start(Server::default_workers())?;
+    let workers = Server::default_workers();
+    let server = match takeover {
+        Some(_) => Server::start_waiting(workers)?,
+        None => Server::start(workers)?,
+    };
     let start_proxy = |proxy| start_proxy(proxy, &server, clock);
     let proxy = config.proxy.map(start_proxy).transpose()?;
     let reloader = source.map(|path| {
@@ -124,6 +142,7 @@ pub fn start(
     if let Some(warning) = lowered_connections {
         tracing::warn!("{warning}");
     }
+    let own_listeners = sockets.own()?;
     listeners.open(&server, sockets)?;
     Ok(ServerHandle {
         server,
@@ -137,6 +156,9 @@ pub fn start(
         geoip,
         shutdown: config.shutdown,
         snapshot: config.snapshot,
+        own_listeners,
+        takeover,
+        program: None,
     })
 }
 

@@ -9,10 +9,13 @@ use tidegate_net::{Server, Tls};
 use tidegate_proxy::ProxyRuntime;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
-    time::{Instant, Interval, MissedTickBehavior, interval, sleep_until},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep, sleep_until},
 };
 
-use super::service_manager;
+use super::{
+    service_manager,
+    upgrade::{OwnListener, Program, Takeover, TakeoverError, Upgrade, UpgradeReport},
+};
 use crate::{
     MetricsPage,
     geoip::GeoIp,
@@ -24,6 +27,58 @@ use crate::{
 /// The shortest interval between reports to the watchdog of the service manager.
 const MIN_WATCHDOG_INTERVAL: Duration = Duration::from_millis(10);
 
+/// The maximum time for requests in progress to finish before a new process takes over the memory
+/// store. First, connections that cannot be handed over have this time, and only new connections
+/// wait. Then all other connections have this time, and all requests wait.
+const HANDOVER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// The time for HTTP/2 requests to the proxy that a client had sent before it received a GOAWAY.
+const GOAWAY_PATIENCE: Duration = Duration::from_millis(300);
+
+/// The interval between two checks whether the requests are finished.
+const HANDOVER_CHECK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The open connections that matter for the time of a handover. The requests in progress of the
+/// proxy have been decided, so a handover does not wait for them.
+#[derive(Debug, Default)]
+struct OpenConnections {
+    /// The connections that can be handed over, without those of the proxy.
+    movable: usize,
+    /// The connections of the proxy that cannot be handed over.
+    proxied: usize,
+    /// All other connections that cannot be handed over.
+    others: usize,
+}
+
+impl OpenConnections {
+    fn of(limiter: &ServerLimiter) -> Self {
+        let mut connections = Self::default();
+        limiter.metrics().visit_listeners(|name, listener| {
+            let movable = listener.movable();
+            let fixed = listener.open().saturating_sub(movable);
+            if name == "proxy" {
+                connections.proxied += fixed;
+            } else {
+                connections.movable += movable;
+                connections.others += fixed;
+            }
+        });
+        connections
+    }
+}
+
+/// The reason why a server did not stop as intended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StopError {
+    /// The process could not take over from the old process of an upgrade.
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
+    /// The last snapshot could not be written.
+    #[error("error during shutdown: {0}")]
+    Snapshot(io::Error),
+}
+
 /// The signals that the server handles.
 ///
 /// Create this value before the listeners start. Otherwise, a SIGTERM that arrives immediately
@@ -33,6 +88,7 @@ pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    user2: Signal,
 }
 
 impl Signals {
@@ -51,6 +107,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            user2: signal(SignalKind::user_defined2())?,
         })
     }
 
@@ -59,6 +116,7 @@ impl Signals {
             () = received(&mut self.terminate) => SignalAction::Stop,
             () = received(&mut self.interrupt) => SignalAction::Stop,
             () = received(&mut self.hangup) => SignalAction::Reload,
+            () = received(&mut self.user2) => SignalAction::Upgrade,
         }
     }
 }
@@ -67,6 +125,14 @@ impl Signals {
 enum SignalAction {
     Stop,
     Reload,
+    Upgrade,
+}
+
+/// The reason why a server no longer serves.
+enum ServingEnd {
+    Stop,
+    /// A new process serves.
+    Upgraded(Upgrade),
 }
 
 /// A running server.
@@ -85,6 +151,12 @@ pub struct ServerHandle {
     pub(super) geoip: Option<Arc<GeoIp>>,
     pub(super) shutdown: ShutdownConfig,
     pub(super) snapshot: Option<Snapshot>,
+    /// A copy of each listening socket, for a new process.
+    pub(super) own_listeners: Vec<OwnListener>,
+    /// The old process from which this process takes over.
+    pub(super) takeover: Option<Takeover>,
+    /// The program of an upgrade; `None` if upgrades are not possible.
+    pub(super) program: Option<Program>,
 }
 
 impl ServerHandle {
@@ -106,16 +178,29 @@ impl ServerHandle {
         }
     }
 
-    /// Serves until SIGTERM or SIGINT arrives, and then shuts down gracefully.
+    /// Permits upgrades: SIGUSR2 starts `program`, which takes over from this process.
+    #[must_use]
+    pub fn with_program(self, program: Program) -> Self {
+        Self {
+            program: Some(program),
+            ..self
+        }
+    }
+
+    /// Takes over from the old process, if there is one. Then serves until SIGTERM or SIGINT
+    /// arrives, and shuts down gracefully, or until a new process has taken over.
     ///
-    /// The server first reports not-ready and keeps serving for `shutdown.pre_stop_delay`; a second
-    /// signal ends this phase early. Then the server drains connections and writes the last
-    /// snapshot.
+    /// During a shutdown, the server first reports not-ready and keeps serving for
+    /// `shutdown.pre_stop_delay`; a second signal ends this phase early. Then the server drains
+    /// connections and writes the last snapshot.
     ///
     /// # Errors
     ///
-    /// Fails if the last snapshot cannot be written.
-    pub async fn until_stopped(self, mut signals: Signals) -> io::Result<()> {
+    /// Fails if the old process continues to serve, or if the last snapshot cannot be written.
+    pub async fn until_stopped(mut self, mut signals: Signals) -> Result<(), StopError> {
+        if let Some(takeover) = self.takeover.take() {
+            takeover.finish(&self.server, &self.limiter)?;
+        }
         // The snapshot or Redis may contain blocks for rules that were removed while the server was
         // down.
         self.report_inactive();
@@ -124,25 +209,32 @@ impl ServerHandle {
         let limiter = Arc::clone(&self.limiter);
         let overrides = tokio::spawn(async move { limiter.sync_overrides().await });
         service_manager::ready();
-        self.serve(&mut signals, None).await;
-        service_manager::stopping();
-        self.server.announce_shutdown();
-        let delay = self.shutdown.pre_stop_delay;
-        if !delay.is_zero() {
-            tracing::info!(
-                pre_stop_delay = ?delay,
-                "shutting down: reporting not-ready, still serving for {delay:?}"
-            );
-            self.serve(&mut signals, Some(Instant::now() + delay)).await;
+        let end = self.serve(&mut signals, None).await;
+        if matches!(end, ServingEnd::Stop) {
+            service_manager::stopping();
+            self.server.announce_shutdown();
+            let delay = self.shutdown.pre_stop_delay;
+            if !delay.is_zero() {
+                tracing::info!(
+                    pre_stop_delay = ?delay,
+                    "shutting down: reporting not-ready, still serving for {delay:?}"
+                );
+                // An upgrade that is still in progress is abandoned.
+                self.program = None;
+                self.serve(&mut signals, Some(Instant::now() + delay)).await;
+            }
         }
-        let stopped = self.stop().await;
+        let stopped = match end {
+            ServingEnd::Stop => self.stop().await,
+            ServingEnd::Upgraded(upgrade) => self.finish_upgrade(upgrade, &mut signals).await,
+        };
         expiry.abort();
         overrides.abort();
-        stopped
+        stopped.map_err(StopError::Snapshot)
     }
 
-    /// Serves until a stop signal arrives or `end` is reached.
-    async fn serve(&self, signals: &mut Signals, end: Option<Instant>) {
+    /// Serves until a stop signal arrives, `end` is reached, or a new process has taken over.
+    async fn serve(&self, signals: &mut Signals, end: Option<Instant>) -> ServingEnd {
         let mut check = ticks(CHECK_INTERVAL);
         let save_every = self
             .snapshot
@@ -153,32 +245,31 @@ impl ServerHandle {
         // The server reports twice as often as the service manager requires.
         let alive_every = watchdog.map(|within| (within / 2).max(MIN_WATCHDOG_INTERVAL));
         let mut alive = ticks(alive_every.unwrap_or(CHECK_INTERVAL));
+        let mut upgrade = None;
         loop {
             tokio::select! {
                 action = signals.next() => match action {
-                    SignalAction::Stop => return,
+                    SignalAction::Stop => return ServingEnd::Stop,
                     SignalAction::Reload => {
                         service_manager::reloading();
                         self.reopen();
                         self.reload();
                         service_manager::ready();
                     }
+                    SignalAction::Upgrade if upgrade.is_some() => tracing::warn!(
+                        "SIGUSR2 ignored: an upgrade is already in progress"
+                    ),
+                    SignalAction::Upgrade => upgrade = self.start_upgrade(),
                 },
-                () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => return,
-                _ = check.tick() => {
-                    self.limiter.clock().follow();
-                    if let Some(top) = self.limiter.top_talkers() {
-                        top.collect_ended(self.limiter.now());
+                report = next_report(&mut upgrade) => {
+                    if let Some(upgraded) = self.advance_upgrade(&mut upgrade, report).await {
+                        return ServingEnd::Upgraded(upgraded);
                     }
-                    let limiter = Arc::clone(&self.limiter);
-                    // A slow Redis must not delay the handling of signals.
-                    tokio::spawn(async move {
-                        limiter.publish_top().await;
-                        limiter.publish_denials().await;
-                    });
-                    self.limiter.sample_traffic();
-                    self.reload_if_changed();
                 }
+                () = sleep_until(end.unwrap_or_else(Instant::now)), if end.is_some() => {
+                    return ServingEnd::Stop;
+                }
+                _ = check.tick() => self.check(),
                 _ = save.tick(), if self.snapshot.is_some() => {
                     self.save();
                 }
@@ -189,6 +280,129 @@ impl ServerHandle {
                 }
             }
         }
+    }
+
+    /// Does the work that is due every second.
+    fn check(&self) {
+        self.limiter.clock().follow();
+        if let Some(top) = self.limiter.top_talkers() {
+            top.collect_ended(self.limiter.now());
+        }
+        let limiter = Arc::clone(&self.limiter);
+        // A slow Redis must not delay the handling of signals.
+        tokio::spawn(async move {
+            limiter.publish_top().await;
+            limiter.publish_denials().await;
+        });
+        self.limiter.sample_traffic();
+        self.reload_if_changed();
+    }
+
+    /// Starts the new process of an upgrade. Logs the reason if this is not possible.
+    fn start_upgrade(&self) -> Option<Upgrade> {
+        let Some(program) = self.program.clone() else {
+            tracing::error!(
+                "SIGUSR2 ignored: the server shuts down, or was started without a program for upgrades"
+            );
+            return None;
+        };
+        // The container or the machine ends with its first process.
+        if std::process::id() == 1 {
+            self.limiter.metrics().count_upgrade(true);
+            tracing::error!(
+                "upgrade failed: this process is the first process of a container, which would end with it; replace the container instead (a rolling update)"
+            );
+            return None;
+        }
+        let started = Upgrade::start(program, &self.own_listeners);
+        started
+            .inspect_err(|error| {
+                self.limiter.metrics().count_upgrade(true);
+                tracing::error!("upgrade failed: {error}; this process continues to serve");
+            })
+            .ok()
+    }
+
+    /// Handles a report of the upgrade. Returns the upgrade if the new process serves.
+    async fn advance_upgrade(
+        &self,
+        upgrade: &mut Option<Upgrade>,
+        report: UpgradeReport,
+    ) -> Option<Upgrade> {
+        let error = match report {
+            UpgradeReport::Prepared => {
+                self.hand_over(upgrade.as_ref()?).await;
+                let next = upgrade.as_mut()?.report().await;
+                match next {
+                    UpgradeReport::Failed(error) => error,
+                    UpgradeReport::Prepared | UpgradeReport::Committed => return upgrade.take(),
+                }
+            }
+            UpgradeReport::Failed(error) => error,
+            UpgradeReport::Committed => return upgrade.take(),
+        };
+        self.limiter.metrics().count_upgrade(true);
+        tracing::error!("upgrade failed: {error}; this process continues to serve");
+        let moved = upgrade.take()?;
+        self.limiter.take_back_state();
+        self.server.resume_serving();
+        let adopter = self.server.adopter();
+        for connection in moved.give_back() {
+            if let Err(error) = adopter.adopt(connection) {
+                tracing::debug!(%error, "connection lost");
+            }
+        }
+        None
+    }
+
+    /// Stops to decide, and hands over the connections and the state.
+    async fn hand_over(&self, upgrade: &Upgrade) {
+        self.server.stop_accepting().await;
+        // With Redis, two processes can decide at the same time.
+        let is_exclusive = self.limiter.redis_store().is_none();
+        if is_exclusive {
+            self.wait_while(|open, since| {
+                open.others > 0 || open.proxied > 0 && since < GOAWAY_PATIENCE
+            })
+            .await;
+        }
+        self.server.hand_over(Box::new(upgrade.mover()));
+        if is_exclusive && self.wait_while(|open, _| open.movable > 0).await {
+            tracing::warn!(
+                "upgrade: some requests in progress were not finished after {HANDOVER_PATIENCE:?}; if they need a decision later, they are answered with 503"
+            );
+        }
+        upgrade.send_state(&self.limiter);
+    }
+
+    /// Waits while `must_wait` returns true for the open connections and the time since the call, at
+    /// most for [`HANDOVER_PATIENCE`]. Returns the last result.
+    async fn wait_while(&self, must_wait: impl Fn(&OpenConnections, Duration) -> bool) -> bool {
+        let begun = Instant::now();
+        loop {
+            let since = begun.elapsed();
+            let must_wait = must_wait(&OpenConnections::of(&self.limiter), since);
+            if !must_wait || since >= HANDOVER_PATIENCE {
+                return must_wait;
+            }
+            sleep(HANDOVER_CHECK_INTERVAL).await;
+        }
+    }
+
+    /// Finishes the requests in progress after a new process has taken over.
+    async fn finish_upgrade(mut self, upgrade: Upgrade, signals: &mut Signals) -> io::Result<()> {
+        let drain = self.shutdown.drain;
+        let stopped = async { while !matches!(signals.next().await, SignalAction::Stop) {} };
+        tokio::select! {
+            _ = self.server.finish_handover(drain) => {}
+            () = stopped => {}
+        }
+        // The snapshot file belongs to the new process.
+        self.snapshot = None;
+        self.shutdown.drain = Duration::ZERO;
+        let stopped = self.stop().await;
+        upgrade.finish();
+        stopped
     }
 
     async fn stop(self) -> io::Result<()> {
@@ -330,6 +544,14 @@ fn ticks(every: Duration) -> Interval {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
     ticks
+}
+
+/// Waits for the next report of an upgrade, forever if there is none.
+async fn next_report(upgrade: &mut Option<Upgrade>) -> UpgradeReport {
+    match upgrade {
+        Some(upgrade) => upgrade.report().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits for `signal`. If the signal stream ends, this function waits forever.

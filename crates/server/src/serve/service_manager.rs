@@ -28,6 +28,11 @@ pub(super) fn stopping() {
     notify(&[NotifyState::Stopping]);
 }
 
+/// Reports that the process with the ID `process` is now the main process of the service.
+pub(super) fn main_process(process: u32) {
+    notify(&[NotifyState::MainPid(process)]);
+}
+
 /// Returns the time after which the service manager restarts the server if [`alive`] is not called;
 /// `None` if it has no watchdog.
 pub(super) fn watchdog() -> Option<Duration> {

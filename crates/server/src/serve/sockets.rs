@@ -2,7 +2,8 @@
 //!
 //! A service manager may open the sockets itself and pass them to the server (`sd_listen_fds(3)`,
 //! "socket activation"). A socket's name (`FileDescriptorName=` in its unit) is the name of the
-//! listener that uses the socket. The other listeners bind to their addresses in the rules file.
+//! listener that uses the socket. During an upgrade, the old process passes its sockets in the same
+//! way. The other listeners bind to their addresses in the rules file.
 
 use std::{
     io,
@@ -15,6 +16,7 @@ use tidegate_config::Config;
 use super::{
     error::{InheritedSocketError, ServeError},
     service_manager,
+    upgrade::{OwnListener, PassedListener},
 };
 
 /// The listen backlog: the maximum number of connections waiting to be accepted. The operating
@@ -31,19 +33,88 @@ pub(super) struct Sockets {
     pub(super) admin: Option<TcpListener>,
     pub(super) metrics: Option<TcpListener>,
     pub(super) proxy: Option<TcpListener>,
+    /// The names of the listeners whose sockets the service manager has opened.
+    managed: Vec<String>,
 }
 
 impl Sockets {
-    /// Takes the service manager's sockets, and binds the other listeners to their addresses in
-    /// `config`. Sets the addresses in `config.listen` to those of the passed sockets.
-    pub(super) fn open(config: &mut Config) -> Result<Self, ServeError> {
+    /// Takes the sockets of the service manager, and those that the old process has `passed` during
+    /// an upgrade. Binds the other listeners to their addresses in `config`. Sets the addresses in
+    /// `config.listen` to those of the passed sockets.
+    pub(super) fn open(
+        config: &mut Config,
+        passed: Vec<PassedListener>,
+    ) -> Result<Self, ServeError> {
         let mut sockets = Self::default();
-        let passed = service_manager::sockets().map_err(InheritedSocketError::Variables)?;
-        for (name, socket) in passed {
+        for passed in passed {
+            sockets.take(passed, config)?;
+        }
+        let managed = service_manager::sockets().map_err(InheritedSocketError::Variables)?;
+        for (name, socket) in managed {
+            sockets.managed.push(name.clone());
             sockets.inherit(name, socket, config)?;
         }
         sockets.bind_others(config)?;
         Ok(sockets)
+    }
+
+    /// Returns a copy of each socket, for a new process.
+    pub(super) fn own(&self) -> io::Result<Vec<OwnListener>> {
+        let sockets = [
+            ("http", &self.http),
+            ("grpc", &self.grpc),
+            ("resp", &self.resp),
+            ("spop", &self.spop),
+            ("admin", &self.admin),
+            ("metrics", &self.metrics),
+            ("proxy", &self.proxy),
+        ];
+        let opened = sockets.into_iter().filter_map(|(name, socket)| {
+            let copy = socket.as_ref()?.try_clone();
+            let is_managed = self.managed.iter().any(|managed| managed == name);
+            Some(copy.map(|socket| OwnListener {
+                name,
+                socket,
+                is_managed,
+            }))
+        });
+        opened.collect()
+    }
+
+    /// Uses a socket of the old process, unless its listener is now off or has another address.
+    fn take(
+        &mut self,
+        passed: PassedListener,
+        config: &mut Config,
+    ) -> Result<(), InheritedSocketError> {
+        let PassedListener {
+            name,
+            socket,
+            is_managed,
+        } = passed;
+        let not_listening = |error: io::Error| InheritedSocketError::NotListening {
+            name: name.clone(),
+            problem: error.to_string(),
+        };
+        let address = socket.local_addr().map_err(not_listening)?;
+        let Some(configured) = configured(&name, config) else {
+            tracing::info!(listener = name, %address, "upgrade: the listener is now off; its socket is closed");
+            return Ok(());
+        };
+        // Port 0 stands for any port.
+        let is_same =
+            *configured == address || configured.port() == 0 && configured.ip() == address.ip();
+        if !is_managed && !is_same {
+            tracing::info!(
+                listener = name, %address, new_address = %configured,
+                "upgrade: the listener now has another address; its old socket is closed"
+            );
+            return Ok(());
+        }
+        if is_managed {
+            self.managed.push(name.clone());
+        }
+        self.inherit(name, Ok(socket), config)
     }
 
     fn inherit(
@@ -52,26 +123,29 @@ impl Sockets {
         socket: io::Result<TcpListener>,
         config: &mut Config,
     ) -> Result<(), InheritedSocketError> {
-        let listen = &mut config.listen;
-        let proxy = config.proxy.as_mut().map(|proxy| &mut proxy.listen);
-        let (slot, address) = match name.as_str() {
-            "http" => (&mut self.http, listen.http.as_mut()),
-            "grpc" => (&mut self.grpc, listen.grpc.as_mut()),
-            "resp" => (&mut self.resp, listen.resp.as_mut()),
-            "spop" => (&mut self.spop, listen.spop.as_mut()),
-            "admin" => (&mut self.admin, listen.admin.as_mut()),
-            "metrics" => (&mut self.metrics, listen.metrics.as_mut()),
-            "proxy" => (&mut self.proxy, proxy),
+        let slot = match name.as_str() {
+            "http" => &mut self.http,
+            "grpc" => &mut self.grpc,
+            "resp" => &mut self.resp,
+            "spop" => &mut self.spop,
+            "admin" => &mut self.admin,
+            "metrics" => &mut self.metrics,
+            "proxy" => &mut self.proxy,
             _ => return Err(InheritedSocketError::UnknownName(name)),
         };
-        let Some(address) = address else {
+        let Some(address) = configured(&name, config) else {
             return Err(InheritedSocketError::Off(name));
         };
         if slot.is_some() {
             return Err(InheritedSocketError::Duplicate(name));
         }
         let not_listening = |problem| InheritedSocketError::NotListening { name, problem };
-        match socket.and_then(|socket| Ok((socket.local_addr()?, is_listening(&socket)?, socket))) {
+        // A new process that this process starts must not inherit the descriptor.
+        let checked = socket.and_then(|socket| {
+            rustix::io::fcntl_setfd(&socket, rustix::io::FdFlags::CLOEXEC)?;
+            Ok((socket.local_addr()?, is_listening(&socket)?, socket))
+        });
+        match checked {
             Ok((actual, true, socket)) => {
                 *address = actual;
                 *slot = Some(socket);
@@ -105,6 +179,21 @@ impl Sockets {
             *socket = Some(bound);
         }
         Ok(())
+    }
+}
+
+/// Returns the configured address of the listener with this name; `None` if it is off or unknown.
+fn configured<'c>(name: &str, config: &'c mut Config) -> Option<&'c mut SocketAddr> {
+    let listen = &mut config.listen;
+    match name {
+        "http" => listen.http.as_mut(),
+        "grpc" => listen.grpc.as_mut(),
+        "resp" => listen.resp.as_mut(),
+        "spop" => listen.spop.as_mut(),
+        "admin" => listen.admin.as_mut(),
+        "metrics" => listen.metrics.as_mut(),
+        "proxy" => config.proxy.as_mut().map(|proxy| &mut proxy.listen),
+        _ => None,
     }
 }
 
@@ -193,6 +282,34 @@ mod tests {
         let again = sockets.inherit("http".to_owned(), Ok(socket()), &mut config);
         let error = again.unwrap_err().to_string();
         assert!(error.contains("passed twice"), "{error}");
+    }
+
+    fn taken(socket: TcpListener, is_managed: bool, config: &mut Config) -> Sockets {
+        let passed = PassedListener {
+            name: "http".to_owned(),
+            socket,
+            is_managed,
+        };
+        let mut sockets = Sockets::default();
+        sockets.take(passed, config).unwrap();
+        sockets
+    }
+
+    #[test]
+    fn a_socket_of_the_old_process_is_used_if_its_listener_has_the_same_address() {
+        let open = || listening(local()).unwrap();
+        let mut with_any_port = config();
+        let sockets = taken(open(), false, &mut with_any_port);
+        assert!(sockets.http.is_some());
+        // The next process must know which sockets the service manager has opened.
+        let mut with_other_address = config();
+        with_other_address.listen.http = Some(SocketAddr::from(([127, 0, 0, 1], 1)));
+        assert!(taken(open(), false, &mut with_other_address).http.is_none());
+        let managed = taken(open(), true, &mut with_other_address);
+        assert!(managed.own().unwrap()[0].is_managed);
+        let mut without = config();
+        without.listen.http = None;
+        assert!(taken(open(), false, &mut without).http.is_none());
     }
 
     #[test]

@@ -1,0 +1,389 @@
+//! The new process of an upgrade: takes over the sockets, the state and the connections.
+
+use std::{
+    fs::File,
+    io,
+    net::{TcpListener, TcpStream},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::net::UnixStream,
+    },
+    time::Duration,
+};
+
+use rustix::{
+    net::{AddressFamily, SocketType, sockopt},
+    process::{Pid, geteuid, getppid},
+};
+use tidegate_limiter::{HandoverError, ServerLimiter};
+use tidegate_net::{AdoptError, Adopter, MovedConnection, Server};
+
+use super::{
+    channel::{Channel, ChannelError, Kind, Message, VERSION},
+    connection_body,
+};
+
+/// The maximum time without a message from the old process. It includes the time that the old
+/// process waits for its requests to finish.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The maximum number of listening sockets.
+const MAX_LISTENERS: usize = 16;
+
+/// The reason why this process cannot take over from another one.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TakeoverError {
+    /// Standard input is not a Unix socket.
+    #[error(
+        "TIDEGATE_UPGRADE is set, but standard input is not a Unix socket; remove the variable, and start an upgrade with SIGUSR2 to the running server"
+    )]
+    NotASocket,
+    /// The socket belongs to a process that did not start this process.
+    #[error(
+        "TIDEGATE_UPGRADE is set, but the socket on standard input belongs to the process {pid} of the user {uid}, and not to the server that started this process; sockets of unknown processes are not used; start an upgrade with SIGUSR2 to the running server"
+    )]
+    UnknownProcess {
+        /// The process that created the socket.
+        pid: i32,
+        /// Its user.
+        uid: u32,
+    },
+    /// The old process speaks another version of the protocol.
+    #[error(
+        "the running server, version {program}, hands over its sockets in the form {theirs}, but this program knows only the form {VERSION}; stop the running server and start this program"
+    )]
+    Version {
+        /// The version of the running server.
+        program: String,
+        /// The version of its messages.
+        theirs: u32,
+    },
+    /// The messages of the old process cannot be used.
+    #[error("cannot take over from the running server: {0}")]
+    Channel(#[from] ChannelError),
+    /// The state of the old process cannot be used.
+    #[error("cannot take over the state of the running server: {0}")]
+    State(#[from] HandoverError),
+    /// The operating system reported an error.
+    #[error("cannot take over from the running server: {0}")]
+    System(#[from] io::Error),
+}
+
+/// A listening socket of the old process.
+#[derive(Debug)]
+pub(in crate::serve) struct PassedListener {
+    pub(in crate::serve) name: String,
+    pub(in crate::serve) socket: TcpListener,
+    /// Whether the service manager has opened the socket.
+    pub(in crate::serve) is_managed: bool,
+}
+
+/// A connection to the old process, which hands over its work.
+#[derive(Debug)]
+pub struct Takeover {
+    channel: Channel,
+    listeners: Vec<PassedListener>,
+    old_process: i32,
+}
+
+/// Reports to the old process that this process cannot take over.
+#[derive(Debug)]
+pub struct TakeoverReporter(Channel);
+
+impl TakeoverReporter {
+    /// Reports `problem`. The old process logs it, and continues to serve.
+    pub fn fail(&self, problem: &str) {
+        // If the old process does not listen, it notices that this process ends.
+        let _ = self.0.send(Kind::Failed, &[truncated(problem)], None);
+    }
+}
+
+/// Returns the beginning of `text`, which fits into a message.
+fn truncated(text: &str) -> &[u8] {
+    const MAX_BYTES: usize = 4_096;
+    &text.as_bytes()[..text.len().min(MAX_BYTES)]
+}
+
+impl Takeover {
+    /// Connects to the process that started this one, through the socket on standard input, and
+    /// receives its listening sockets.
+    ///
+    /// # Errors
+    ///
+    /// [`TakeoverError`] if standard input is not a socket of the process that started this one.
+    pub fn from_stdin() -> Result<Self, TakeoverError> {
+        let socket = io::stdin().as_fd().try_clone_to_owned()?;
+        // The old process notices the end of this process only if no other descriptor is open.
+        rustix::stdio::dup2_stdin(File::open("/dev/null")?).map_err(io::Error::from)?;
+        Self::from_socket(socket, getppid())
+    }
+
+    fn from_socket(socket: OwnedFd, parent: Option<Pid>) -> Result<Self, TakeoverError> {
+        let is_unix_socket = sockopt::socket_domain(&socket) == Ok(AddressFamily::UNIX)
+            && sockopt::socket_type(&socket) == Ok(SocketType::STREAM);
+        if !is_unix_socket {
+            return Err(TakeoverError::NotASocket);
+        }
+        let peer = sockopt::socket_peercred(&socket).map_err(io::Error::from)?;
+        if Some(peer.pid) != parent || peer.uid != geteuid() {
+            return Err(TakeoverError::UnknownProcess {
+                pid: peer.pid.as_raw_nonzero().get(),
+                uid: peer.uid.as_raw(),
+            });
+        }
+        let channel = Channel::new(UnixStream::from(socket), PATIENCE)?;
+        let listeners = receive_listeners(&channel)?;
+        Ok(Self {
+            channel,
+            listeners,
+            old_process: peer.pid.as_raw_nonzero().get(),
+        })
+    }
+
+    /// Returns a handle with which this process reports that it cannot start.
+    ///
+    /// # Errors
+    ///
+    /// Returns the operating system's error.
+    pub fn reporter(&self) -> io::Result<TakeoverReporter> {
+        Ok(TakeoverReporter(self.channel.try_clone()?))
+    }
+
+    /// Takes the listening sockets.
+    pub(in crate::serve) fn take_listeners(&mut self) -> Vec<PassedListener> {
+        std::mem::take(&mut self.listeners)
+    }
+
+    /// Takes over the state and the connections, and starts to serve. `server` must not have begun
+    /// to serve.
+    ///
+    /// # Errors
+    ///
+    /// [`TakeoverError`] if the old process continues to serve. This process must then exit.
+    pub(in crate::serve) fn finish(
+        mut self,
+        server: &Server,
+        limiter: &ServerLimiter,
+    ) -> Result<(), TakeoverError> {
+        self.channel.send(Kind::Prepared, &[], None)?;
+        limiter.begin_taking_state();
+        let (mut connections, mut keys) = (Vec::new(), 0);
+        loop {
+            let message = self.channel.receive()?;
+            match message.kind {
+                Kind::Connection => connections.extend(moved(message)),
+                Kind::State => {
+                    let (tag, record) = message
+                        .body
+                        .split_first()
+                        .ok_or(ChannelError::NotAMessage("it has no record"))?;
+                    keys += limiter.take_state(*tag, record)?;
+                }
+                Kind::End => break,
+                other => return Err(ChannelError::Unexpected(other as u8).into()),
+            }
+        }
+        limiter.end_taking_state()?;
+        self.channel.send(Kind::Restored, &[], None)?;
+        match self.channel.receive()?.kind {
+            Kind::Commit => {}
+            other => return Err(ChannelError::Unexpected(other as u8).into()),
+        }
+        let adopter = server.adopter();
+        server.begin_serving();
+        limiter.metrics().count_upgrade(false);
+        tracing::info!(
+            old_process = self.old_process,
+            keys,
+            connections = connections.len(),
+            "this process has taken over from the old process"
+        );
+        for connection in connections {
+            adopt(&adopter, connection);
+        }
+        self.channel.set_timeout(None)?;
+        let channel = self.channel;
+        std::thread::Builder::new()
+            .name("upgrade".to_owned())
+            .spawn(move || keep_adopting(&channel, &adopter))?;
+        Ok(())
+    }
+}
+
+fn receive_listeners(channel: &Channel) -> Result<Vec<PassedListener>, TakeoverError> {
+    let hello = channel.receive()?;
+    if hello.kind != Kind::Hello {
+        return Err(ChannelError::Unexpected(hello.kind as u8).into());
+    }
+    let (theirs, program) = hello
+        .body
+        .split_first_chunk()
+        .ok_or(ChannelError::NotAMessage("it has no version"))?;
+    let theirs = u32::from_le_bytes(*theirs);
+    if theirs != VERSION {
+        return Err(TakeoverError::Version {
+            program: String::from_utf8_lossy(program).into_owned(),
+            theirs,
+        });
+    }
+    let mut listeners = Vec::new();
+    loop {
+        let message = channel.receive()?;
+        match message.kind {
+            Kind::Listener if listeners.len() < MAX_LISTENERS => {
+                listeners.push(passed_listener(message)?);
+            }
+            Kind::Start => return Ok(listeners),
+            other => return Err(ChannelError::Unexpected(other as u8).into()),
+        }
+    }
+}
+
+fn passed_listener(message: Message) -> Result<PassedListener, ChannelError> {
+    let Some(socket) = message.socket else {
+        return Err(ChannelError::NotAMessage("it has no socket"));
+    };
+    let Some((is_managed @ (0 | 1), name)) = message.body.split_first() else {
+        return Err(ChannelError::NotAMessage("it has no name"));
+    };
+    Ok(PassedListener {
+        name: String::from_utf8_lossy(name).into_owned(),
+        socket: TcpListener::from(socket),
+        is_managed: *is_managed == 1,
+    })
+}
+
+/// Returns the connection in `message`; `None` if it cannot be used.
+fn moved(message: Message) -> Option<MovedConnection> {
+    let (listener, state) = connection_body::decode(&message.body)?;
+    Some(MovedConnection {
+        listener,
+        socket: TcpStream::from(message.socket?),
+        state: state.to_vec(),
+    })
+}
+
+/// Serves the connections that the old process hands over until it ends.
+fn keep_adopting(channel: &Channel, adopter: &Adopter) {
+    loop {
+        match channel.receive() {
+            Ok(message) if message.kind == Kind::Connection => {
+                if let Some(connection) = moved(message) {
+                    adopt(adopter, connection);
+                }
+            }
+            Ok(_) => {}
+            Err(ChannelError::Closed) => return,
+            Err(error) => {
+                return tracing::warn!(%error, "cannot take over further connections from the old process");
+            }
+        }
+    }
+}
+
+fn adopt(adopter: &Adopter, connection: MovedConnection) {
+    match adopter.adopt(connection) {
+        Ok(()) => {}
+        // The client has disconnected.
+        Err(AdoptError::Socket(error)) => {
+            tracing::debug!(%error, "a connection was lost during the upgrade");
+        }
+        Err(AdoptError::NoListener(address)) => tracing::info!(
+            %address,
+            "a connection of the old process was closed, because its listener no longer exists"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::process::getpid;
+
+    use super::*;
+
+    type Sent = (Kind, Vec<u8>);
+
+    /// Returns the result of a process with the parent `parent`, whose standard input is connected
+    /// to a process that sends `messages` and ends.
+    fn received(parent: Option<Pid>, messages: &[Sent]) -> Result<Vec<PassedListener>, String> {
+        let (theirs, ours) = UnixStream::pair().unwrap();
+        let old = Channel::new(theirs, PATIENCE).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        for (kind, body) in messages {
+            let socket = (*kind == Kind::Listener).then(|| listener.as_fd());
+            old.send(*kind, &[body], socket).unwrap();
+        }
+        drop(old);
+        let taken = Takeover::from_socket(ours.into(), parent);
+        taken
+            .map(|mut taken| taken.take_listeners())
+            .map_err(|error| error.to_string())
+    }
+
+    fn hello(version: u32) -> Sent {
+        let body = [&version.to_le_bytes()[..], b"7.0.0"].concat();
+        (Kind::Hello, body)
+    }
+
+    fn message(kind: Kind, body: &[u8]) -> Sent {
+        (kind, body.to_vec())
+    }
+
+    // In these tests, the process itself has created the sockets.
+    fn own() -> Option<Pid> {
+        Some(getpid())
+    }
+
+    #[test]
+    fn the_listening_sockets_of_the_parent_are_used() {
+        let messages = [
+            hello(VERSION),
+            message(Kind::Listener, b"\x00http"),
+            message(Kind::Listener, b"\x01admin"),
+            message(Kind::Start, b""),
+        ];
+        let listeners = received(own(), &messages).unwrap();
+        let names = listeners.iter().map(|one| (&*one.name, one.is_managed));
+        assert!(names.eq([("http", false), ("admin", true)]));
+    }
+
+    #[test]
+    fn a_socket_of_an_unknown_process_is_refused() {
+        let messages = [hello(VERSION), message(Kind::Start, b"")];
+        for parent in [None, getppid()] {
+            let error = received(parent, &messages).unwrap_err();
+            assert!(error.contains("sockets of unknown processes"), "{error}");
+        }
+        let file = File::open("/dev/null").unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        for input in [OwnedFd::from(file), OwnedFd::from(tcp)] {
+            let error = Takeover::from_socket(input, own()).unwrap_err().to_string();
+            assert!(error.contains("not a Unix socket"), "{error}");
+        }
+    }
+
+    #[test]
+    fn unknown_messages_are_refused() {
+        let mut too_many = vec![hello(VERSION)];
+        too_many.resize(MAX_LISTENERS + 2, message(Kind::Listener, b"\x00http"));
+        for (messages, said) in [
+            (vec![hello(VERSION + 8)], "in the form 9"),
+            (vec![message(Kind::Hello, b"\x01\0\0")], "it has no version"),
+            (vec![message(Kind::Start, b"")], "not expected now"),
+            (
+                vec![hello(VERSION), message(Kind::Commit, b"")],
+                "not expected now",
+            ),
+            (vec![hello(VERSION)], "has closed the connection"),
+            (
+                vec![hello(VERSION), message(Kind::Listener, b"")],
+                "it has no name",
+            ),
+            (too_many, "not expected now"),
+        ] {
+            let error = received(own(), &messages).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}
