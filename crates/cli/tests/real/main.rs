@@ -47,3 +47,4 @@ mod snapshots;
 mod top;
 mod tracing;
 mod traefik;
+mod upgrade;

@@ -38,9 +38,21 @@ impl Server {
     /// Starts a server with this configuration in this directory, and with these environment
     /// variables.
     pub(crate) fn start_with(scratch: Scratch, config: &str, variables: &[(&str, String)]) -> Self {
-        scratch.write("rules.yaml", config);
         let mut command = tidegate(&["serve", "--config", "rules.yaml"]);
         command.envs(variables.iter().map(|(name, value)| (name, value)));
+        Self::start_command(scratch, config, command)
+    }
+
+    /// Starts a server from another path of the program, with all listeners and these rules.
+    pub(crate) fn start_program(scratch: Scratch, program: &Path, rules: &str) -> Self {
+        let mut command = Command::new(program);
+        command.args(["serve", "--config", "rules.yaml"]);
+        command.env("NO_COLOR", "1").env_remove("TIDEGATE_LOG");
+        Self::start_command(scratch, &format!("{EVERY_LISTENER}{rules}"), command)
+    }
+
+    fn start_command(scratch: Scratch, config: &str, mut command: Command) -> Self {
+        scratch.write("rules.yaml", config);
         let mut process = Process::start(command.current_dir(scratch.path()));
         let [http, grpc, resp, admin] =
             ["http", "grpc", "resp", "admin"].map(|listener| address(&mut process, listener));
@@ -134,6 +146,14 @@ impl Server {
 
     pub(crate) fn wait_for(&mut self, words: &[&str]) -> String {
         self.process.wait_for(words)
+    }
+
+    /// Returns the last line that has been read so far and contains all of `words`.
+    pub(crate) fn line_with(&self, words: &[&str]) -> Option<String> {
+        let said = self.said();
+        let mut lines = said.lines();
+        let line = lines.rfind(|line| words.iter().all(|word| line.contains(word)));
+        line.map(str::to_owned)
     }
 
     /// Returns whether any line that has been read so far contains all of `words`.
