@@ -32,13 +32,16 @@ pub(super) struct ListenerPart {
     pub(super) movable: Arc<ConnectionCount>,
 }
 
-/// A stream that may be a plaintext TCP connection, which can be handed over.
+/// A stream that may be a plaintext TCP connection, which can be handed over. By default, a stream is
+/// not.
 pub trait MaybePlaintext: Sized {
     /// Whether streams of this type are plaintext TCP connections.
-    const IS_PLAINTEXT: bool;
+    const IS_PLAINTEXT: bool = false;
 
     /// Returns the TCP connection; `None` if it is not plaintext.
-    fn into_plaintext(self) -> Option<TcpStream>;
+    fn into_plaintext(self) -> Option<TcpStream> {
+        None
+    }
 }
 
 impl MaybePlaintext for TcpStream {
@@ -49,22 +52,10 @@ impl MaybePlaintext for TcpStream {
     }
 }
 
-impl MaybePlaintext for TlsStream<TcpStream> {
-    const IS_PLAINTEXT: bool = false;
-
-    fn into_plaintext(self) -> Option<TcpStream> {
-        None
-    }
-}
+impl MaybePlaintext for TlsStream<TcpStream> {}
 
 /// An in-process pipe has no socket.
-impl MaybePlaintext for DuplexStream {
-    const IS_PLAINTEXT: bool = false;
-
-    fn into_plaintext(self) -> Option<TcpStream> {
-        None
-    }
-}
+impl MaybePlaintext for DuplexStream {}
 
 /// A guard for an open connection that can be handed over. The server waits for such connections
 /// only while they are handed over.

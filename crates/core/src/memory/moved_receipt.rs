@@ -17,12 +17,12 @@ use crate::{
 };
 
 const NO_MARK: u8 = 0;
-const BEFORE: u8 = 1;
+const TAT_AFTER: u8 = 1;
 const FULL_AT: u8 = 2;
-const ENDING: u8 = 3;
+const WINDOW_END: u8 = 3;
 const STAMPED: u8 = 4;
 const HELD_SINCE: u8 = 5;
-const NUMBERED: u8 = 6;
+const WINDOW_INDEX: u8 = 6;
 
 impl MemoryStore {
     /// Returns the records of `receipt`, which this store has created for `charges`, in a form for
@@ -90,11 +90,11 @@ fn encode(charged: &ChargeRecord, is_converted: bool) -> Vec<u8> {
             Some(Mark::HeldSince(since)) => put(HELD_SINCE, &[since.as_micros()]),
             _ if is_converted => put(NO_MARK, &[]),
             None => put(NO_MARK, &[]),
-            Some(Mark::Before(tat)) => put(BEFORE, &[tat.whole, tat.part]),
+            Some(Mark::TatAfter(tat)) => put(TAT_AFTER, &[tat.whole, tat.part]),
             Some(Mark::FullAt(at)) => put(FULL_AT, &[*at]),
-            Some(Mark::Ending(end)) => put(ENDING, &[*end]),
+            Some(Mark::WindowEnd(end)) => put(WINDOW_END, &[*end]),
             Some(Mark::Stamped) => put(STAMPED, &[]),
-            Some(Mark::Numbered(number)) => put(NUMBERED, &[*number]),
+            Some(Mark::WindowIndex(number)) => put(WINDOW_INDEX, &[*number]),
         }
     }
     out
@@ -125,15 +125,15 @@ fn mark(input: &mut &[u8]) -> Option<Option<Mark>> {
     let [tag] = take(input)?;
     Some(Some(match tag {
         NO_MARK => return Some(None),
-        BEFORE => Mark::Before(ExactMicros {
+        TAT_AFTER => Mark::TatAfter(ExactMicros {
             whole: number(input)?,
             part: number(input)?,
         }),
         FULL_AT => Mark::FullAt(number(input)?),
-        ENDING => Mark::Ending(number(input)?),
+        WINDOW_END => Mark::WindowEnd(number(input)?),
         STAMPED => Mark::Stamped,
         HELD_SINCE => Mark::HeldSince(Timestamp::from_micros(number(input)?)),
-        NUMBERED => Mark::Numbered(number(input)?),
+        WINDOW_INDEX => Mark::WindowIndex(number(input)?),
         _ => return None,
     }))
 }

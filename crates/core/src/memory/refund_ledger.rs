@@ -138,7 +138,7 @@ impl RefundLedger {
     /// Treats the shifts since all earlier charges as unknown, because these charges were made in
     /// another store.
     pub(super) fn forget_shifts(&mut self, now: Timestamp) {
-        self.forgot = Some(now);
+        self.dropped_at = Some(now);
     }
 
     /// Removes the entry of `key`. The store calls this function when the key's state is reset.

@@ -17,9 +17,10 @@ use crate::{
 const LIMIT: u64 = 20_000;
 
 fn limits() -> Limits {
-    let rate = notation::rate(&format!("{LIMIT}/d")).unwrap();
+    let rate = notation::rate(&format!("{LIMIT}/d")).expect("a valid rate");
     let limit = LimitSpec::shorthand(rate, AlgorithmName::FixedWindow).build();
-    Limits::new(vec![limit.unwrap()]).unwrap()
+    let limit = limit.expect("a valid limit");
+    Limits::new(vec![limit]).expect("one limit")
 }
 
 /// Threads charge two keys in one request while the state moves from one store to another, part by

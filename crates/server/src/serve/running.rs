@@ -310,7 +310,7 @@ impl ServerHandle {
         if std::process::id() == 1 {
             self.limiter.metrics().count_upgrade(true);
             tracing::error!(
-                "upgrade failed: this process is the first process of a container, which would end with it; replace the container instead (a rolling update)"
+                "upgrade failed, so this process continues to serve: it is the first process of a container, which would end with it; replace the container instead (a rolling update)"
             );
             return None;
         }
@@ -318,7 +318,7 @@ impl ServerHandle {
         started
             .inspect_err(|error| {
                 self.limiter.metrics().count_upgrade(true);
-                tracing::error!("upgrade failed: {error}; this process continues to serve");
+                tracing::error!("upgrade failed, so this process continues to serve: {error}");
             })
             .ok()
     }
@@ -342,7 +342,7 @@ impl ServerHandle {
             UpgradeReport::Committed => return upgrade.take(),
         };
         self.limiter.metrics().count_upgrade(true);
-        tracing::error!("upgrade failed: {error}; this process continues to serve");
+        tracing::error!("upgrade failed, so this process continues to serve: {error}");
         let moved = upgrade.take()?;
         self.limiter.take_back_state();
         self.server.resume_serving();

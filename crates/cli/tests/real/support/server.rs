@@ -150,8 +150,8 @@ impl Server {
 
     /// Returns the last line that has been read so far and contains all of `words`.
     pub(crate) fn line_with(&self, words: &[&str]) -> Option<String> {
-        let said = self.said();
-        let mut lines = said.lines();
+        let log = self.log_text();
+        let mut lines = log.lines();
         let line = lines.rfind(|line| words.iter().all(|word| line.contains(word)));
         line.map(str::to_owned)
     }

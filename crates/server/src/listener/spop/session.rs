@@ -72,7 +72,7 @@ impl Session {
     /// ```
     pub(super) fn state_to_move(&self, unread: &[u8]) -> Vec<u8> {
         let max = u32::try_from(self.max_frame_bytes).unwrap_or(u32::MAX);
-        let mut state = vec![MOVED_TAG, MOVED_VERSION, u8::from(self.has_begun)];
+        let mut state = vec![MOVED_TAG, MOVED_VERSION, u8::from(self.is_established)];
         state.extend(max.to_le_bytes());
         state.extend(unread);
         state
@@ -81,7 +81,8 @@ impl Session {
     /// Continues the session with the `state` of another process. Returns the bytes that it had
     /// read and not used. Returns `None`, and changes nothing, if the state is not valid.
     pub(super) fn resume(&mut self, state: &[u8]) -> Option<Vec<u8>> {
-        let ([MOVED_TAG, MOVED_VERSION, has_begun @ (0 | 1)], rest) = state.split_first_chunk()?
+        let ([MOVED_TAG, MOVED_VERSION, is_established @ (0 | 1)], rest) =
+            state.split_first_chunk()?
         else {
             return None;
         };
@@ -90,7 +91,7 @@ impl Session {
         if !(MIN_FRAME_BYTES..=MAX_FRAME_BYTES).contains(&max) {
             return None;
         }
-        self.has_begun = *has_begun == 1;
+        self.is_established = *is_established == 1;
         self.max_frame_bytes = max;
         Some(unread.to_vec())
     }
@@ -277,12 +278,12 @@ mod tests {
     #[test]
     fn a_session_continues_with_its_state_and_an_invalid_state_is_refused() {
         let mut old = session();
-        old.has_begun = true;
+        old.is_established = true;
         old.max_frame_bytes = 1_000;
         let state = old.state_to_move(b"frame");
         let mut new = session();
         assert_eq!(new.resume(&state), Some(b"frame".to_vec()));
-        assert_eq!((new.has_begun, new.max_frame_bytes), (true, 1_000));
+        assert_eq!((new.is_established, new.max_frame_bytes), (true, 1_000));
         for length in 0..7 {
             assert_eq!(session().resume(&state[..length]), None);
         }

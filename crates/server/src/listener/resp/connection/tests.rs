@@ -341,6 +341,8 @@ impl AsyncWrite for Flood {
     }
 }
 
+impl MaybePlaintext for Flood {}
+
 impl PeerClosed for Flood {
     fn poll_peer_closed(&self, _: &mut Context<'_>) -> Poll<()> {
         Poll::Pending
@@ -360,7 +362,7 @@ async fn a_flood_of_commands_leaves_the_worker_to_other_connections() {
     let mut served = std::pin::pin!(serve(session, flood, connection, limiter()));
     while left.get() > 0 {
         let before = left.get();
-        poll_fn(|cx| {
+        std::future::poll_fn(|cx| {
             assert!(served.as_mut().poll(cx).is_pending());
             Poll::Ready(())
         })
