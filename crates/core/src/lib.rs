@@ -51,9 +51,9 @@ pub use algorithm::{Outcome, RetryAfter};
 pub use backoff::{Backoff, Jitter};
 pub use error::LimitError;
 pub use eval::{
-    Charge, Cost, Decision, Effect, Exactness, FallbackShare, Limits, Line, Lines, OnFailure,
-    Reason, Receipt, Renewal, RequestError, Settlement, Source, Verdict, has_repeated_key,
-    remote_eval,
+    BlockEnd, Charge, Cost, Decision, Effect, Exactness, FallbackShare, Limits, Line, Lines,
+    OnFailure, Reason, Receipt, Renewal, RequestError, Settlement, Source, Verdict,
+    has_repeated_key, remote_eval,
 };
 pub use holding_time::{HoldingTime, SlotEstimate};
 pub use limit::{
@@ -66,8 +66,9 @@ pub use memory::{
     WhenFull,
 };
 pub use rules::{
-    ActiveHours, BlockedRule, BodyCost, BodyNumbers, Bypass, Condition, CostSource, DESCRIPTOR_KEY,
-    Days, FailedCondition, Headroom, Hours, JsonPointer, MAX_KEY_SPACE, Mode, Override,
+    ActiveHours, BLOCK_KEY, BlockedEntry, BlockedRule, BlockedValue, BodyCost, BodyNumbers, Bypass,
+    Condition, CostSource, DESCRIPTOR_KEY, Days, EntryBlock, EntryBlockError, EntryBlockTarget,
+    EntryBlocks, FailedCondition, Headroom, Hours, JsonPointer, MAX_KEY_SPACE, Mode, Override,
     OverrideError, OverrideTarget, Overrides, Parents, Pattern, Replacement, Request, ResponseCost,
     Rule, RuleError, RuleErrors, RuleOverrides, RuleSet, Scratch, TokenFormula, TokenUsage,
     USAGE_ENTRIES, UnusedShare, When, canonical_net, former_key, free_key, free_key_in,

@@ -72,6 +72,7 @@ impl<'a> SummedCharge<'a> {
             limits,
             cost: self.cost,
             longest_wait: None,
+            blocked: None,
         }
     }
 

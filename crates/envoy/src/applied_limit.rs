@@ -146,6 +146,7 @@ impl<'d> AppliedLimit<'d> {
             limits,
             cost,
             longest_wait: None,
+            blocked: None,
         }
     }
 }

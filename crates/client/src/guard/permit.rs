@@ -108,6 +108,7 @@ impl<S> ThrottleCharge<S> {
             limits: &self.limits,
             cost: self.cost,
             longest_wait: None,
+            blocked: None,
         }
     }
 }

@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use crate::{eval::Limits, limit::bounds, time::Span};
+use crate::{
+    eval::{BlockEnd, Limits},
+    limit::bounds,
+    time::Span,
+};
 
 /// The cost of a charge, in units: from 1 to [`bounds::MAX_COUNT`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -112,6 +116,9 @@ pub struct Charge<'a> {
     /// longer is denied and does not enter the queue. If `None`, only the queue's capacity bounds
     /// the wait time.
     pub longest_wait: Option<Span>,
+    /// The end of the [block by entries](crate::EntryBlocks) that denies this charge; `None` if
+    /// there is no such block. A store denies a request with such a charge, and charges nothing.
+    pub blocked: Option<BlockEnd>,
 }
 
 impl<'a> Charge<'a> {
@@ -128,6 +135,7 @@ impl<'a> Charge<'a> {
                 limits,
                 cost,
                 longest_wait: None,
+                blocked: None,
             })
         } else {
             Err(unusable(key))

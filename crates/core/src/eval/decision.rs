@@ -2,6 +2,7 @@
 
 use crate::{
     algorithm::RetryAfter,
+    eval::{Charge, Effect},
     time::{Span, Timestamp},
 };
 
@@ -13,10 +14,11 @@ pub enum Decision {
     /// At least one enforced limit denied the request. The request was charged only to limits that
     /// count denied requests.
     Limited,
-    /// The key of the charge with index `charge` is blocked manually. Nothing was charged, and no
+    /// The charge with index `charge` is blocked manually, by its key or by the entries of its
+    /// request. Nothing was charged, and no
     /// limit was evaluated.
     Blocked {
-        /// The index of the charge whose key is blocked.
+        /// The index of the blocked charge.
         charge: usize,
         /// The instant at which the block ends; `None` if the block lasts until an operator removes
         /// it.
@@ -61,6 +63,42 @@ impl Decision {
         } else {
             Self::Limited
         }
+    }
+
+    /// Returns the decision on `charges` if a [block by entries](crate::EntryBlocks) denies one of
+    /// them. If several are blocked, the decision names the charge whose block ends last. Returns
+    /// `None` if no charge is blocked, or if `effect` cannot deny a request.
+    ///
+    /// Every store calls this function before it evaluates a limit, and before it calls a remote
+    /// database.
+    #[must_use]
+    #[inline]
+    pub fn of_blocked_charges(
+        charges: &[Charge<'_>],
+        effect: Effect,
+        now: Timestamp,
+    ) -> Option<Self> {
+        let is_blocked = |charge: &Charge<'_>| charge.blocked.is_some();
+        if !charges.iter().any(is_blocked) || !effect.can_deny() {
+            return None;
+        }
+        Self::of_longest_block(charges, now)
+    }
+
+    #[cold]
+    fn of_longest_block(charges: &[Charge<'_>], now: Timestamp) -> Option<Self> {
+        let mut longest = None;
+        for (index, charge) in charges.iter().enumerate() {
+            if charge.blocked > longest.map(|(_, end)| end) {
+                longest = charge.blocked.map(|end| (index, end));
+            }
+        }
+        let (index, end) = longest?;
+        // If the block has ended since the charges were made, the request is still denied, and may
+        // be repeated at once.
+        let until = end.until();
+        let until = until.map(|until| until.max(now.after(Span::from_micros(1))));
+        Some(Self::blocked(index, until, now))
     }
 
     /// Returns the decision on a request in which the charge with index `charge` has a blocked key.

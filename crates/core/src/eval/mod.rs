@@ -1,5 +1,6 @@
 //! Evaluation: checks a rule's limits for a key, and charges them. All stores use this code.
 
+mod block_end;
 mod charge;
 mod decision;
 mod evaluate;
@@ -12,6 +13,7 @@ pub mod remote_eval;
 mod verdict;
 
 pub use self::{
+    block_end::BlockEnd,
     charge::{Charge, Cost, Effect, RequestError, has_repeated_key},
     decision::Decision,
     fallback::{FallbackShare, OnFailure},

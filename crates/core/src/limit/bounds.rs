@@ -102,10 +102,18 @@ pub const MAX_FORMER_LIMITS: usize = 4_096;
 /// The maximum number of manual blocks that can be active at the same time.
 pub const MAX_BLOCKS: usize = 100_000;
 
+/// The maximum number of blocks by entries, for all rules together.
+pub const MAX_ENTRY_BLOCKS: usize = 100_000;
+
+/// The maximum number of different forms of the blocks by entries that do not depend on a rule, and
+/// of the blocks of each rule. A form is a combination of entry names and prefix lengths. A request
+/// is looked up once for each form.
+pub const MAX_ENTRY_BLOCK_FORMS: usize = 64;
+
 /// The maximum length of a line in an access log or a file of recorded requests, in bytes.
 pub const MAX_LOG_LINE_BYTES: usize = 1 << 20;
 
-/// The maximum length of the reason for a manual block, in bytes.
+/// The maximum length of the reason for a manual block or an override, in bytes.
 pub const MAX_REASON_BYTES: usize = 1_024;
 
 /// Returns an error if `count` is not between `least` and [`MAX_COUNT`], inclusive.

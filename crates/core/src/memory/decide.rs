@@ -47,6 +47,9 @@ impl MemoryStore {
         outcomes: &mut Vec<Outcome>,
     ) -> Decision {
         outcomes.clear();
+        if let Some(blocked) = Decision::of_blocked_charges(charges, effect, now) {
+            return blocked;
+        }
         let [charge] = charges else {
             return self.check_all(charges, now, effect, outcomes, None);
         };

@@ -23,10 +23,16 @@ const ESCAPE: u8 = 0xF7;
 /// it: an escape byte at the start of a free key is never followed by the byte `d`.
 pub const DESCRIPTOR_KEY: [u8; 2] = [ESCAPE, b'd'];
 
+/// The key of the charge of a request that a [block by entries](super::EntryBlocks) denies and to
+/// which no rule applies. No rule's key and no [free key](free_key) begins with it, for the same
+/// reason as for [`DESCRIPTOR_KEY`].
+pub const BLOCK_KEY: [u8; 2] = [ESCAPE, b'b'];
+
 /// The largest key space number for [`free_key_in`].
 pub const MAX_KEY_SPACE: u8 = 15;
 
-const _: () = assert!(MAX_KEY_SPACE < DESCRIPTOR_KEY[1] && MAX_KEY_SPACE < ESCAPE);
+const _: () = assert!(MAX_KEY_SPACE < BLOCK_KEY[1] && MAX_KEY_SPACE < DESCRIPTOR_KEY[1]);
+const _: () = assert!(BLOCK_KEY[1] < ESCAPE && DESCRIPTOR_KEY[1] < ESCAPE);
 
 /// Returns the encoded key for limits that are sent with a request and belong to no rule. The
 /// result is `key` itself or, if it could be mistaken for a rule's key, an escaped copy in
@@ -175,8 +181,10 @@ mod tests {
         let forged = scope("login");
         assert!(split(free_key(&forged, &mut buffer)).is_none());
         assert_eq!(free_key(&[ESCAPE, 1], &mut buffer), [ESCAPE, ESCAPE, 1]);
-        assert!(split(&DESCRIPTOR_KEY).is_none());
-        assert!(!free_key(&DESCRIPTOR_KEY, &mut buffer).starts_with(&DESCRIPTOR_KEY));
+        for reserved in [DESCRIPTOR_KEY, BLOCK_KEY] {
+            assert!(split(&reserved).is_none());
+            assert!(!free_key(&reserved, &mut buffer).starts_with(&reserved));
+        }
     }
 
     proptest! {

@@ -12,6 +12,7 @@ mod body_cost;
 mod bypass;
 mod condition;
 mod elastic;
+mod entry_blocks;
 mod error;
 mod explain;
 mod key;
@@ -32,9 +33,14 @@ pub use body_cost::{BodyCost, BodyNumbers, JsonPointer};
 pub use bypass::Bypass;
 pub use condition::{Condition, When};
 pub use elastic::{Headroom, Parents, UnusedShare};
+pub use entry_blocks::{
+    BlockedEntry, BlockedValue, EntryBlock, EntryBlockError, EntryBlockTarget, EntryBlocks,
+};
 pub use error::{RuleError, RuleErrors};
 pub use explain::FailedCondition;
-pub use key::{DESCRIPTOR_KEY, MAX_KEY_SPACE, former_key, free_key, free_key_in, free_key_parts};
+pub use key::{
+    BLOCK_KEY, DESCRIPTOR_KEY, MAX_KEY_SPACE, former_key, free_key, free_key_in, free_key_parts,
+};
 pub(crate) use key::{former_values, is_of_rule, scope_of_key};
 pub use overrides::{
     Override, OverrideError, OverrideTarget, Overrides, Replacement, RuleOverrides,

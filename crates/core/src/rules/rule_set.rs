@@ -3,13 +3,13 @@
 use std::{
     collections::{BTreeSet, HashMap},
     ops::Range,
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
 use super::{
-    AllowList, Bypass, Condition, Overrides, Parents, Request, Rule, RuleError, RuleErrors,
-    RuleOverrides, When, bypass,
-    key::{self, Scope},
+    AllowList, Bypass, Condition, EntryBlock, EntryBlockTarget, EntryBlocks, Overrides, Parents,
+    Request, Rule, RuleError, RuleErrors, RuleOverrides, When, bypass,
+    key::{self, BLOCK_KEY, Scope},
     pattern::{
         Work,
         index::{Index, Item, Matches},
@@ -18,9 +18,18 @@ use super::{
 };
 use crate::{
     eval::{Charge, Cost, Limits, RequestError},
-    limit::{Limit, bounds},
-    time::Timestamp,
+    limit::{Algorithm, Limit, Rate, bounds},
+    time::{Span, Timestamp},
 };
+
+/// The limits of the charge of a request that is blocked and to which no rule applies. No store
+/// ever evaluates them to decide a request, because the charge is blocked.
+static BLOCKED_LIMITS: LazyLock<Limits> = LazyLock::new(|| {
+    let period = Span::from_secs(1);
+    let rate = Rate { count: 1, period };
+    let limit = Limit::unvalidated(Algorithm::Gcra { rate, burst: 0 });
+    Limits::new(vec![limit]).expect("the rate is within the bounds of a limit")
+});
 
 /// Buffers in which [`RuleSet::charges`] returns a request's charges. The caller reuses them for
 /// all requests.
@@ -99,6 +108,7 @@ pub struct RuleSet {
     rules: Vec<Rule>,
     /// The overrides of each rule, in the order of the rules.
     overrides: Vec<Arc<RuleOverrides>>,
+    entry_blocks: EntryBlocks,
     index: Index,
     by_scope: HashMap<Scope, usize>,
     allow: AllowList,
@@ -144,6 +154,7 @@ impl RuleSet {
         let has_body_costs = rules.iter().any(|rule| rule.body_cost().is_some());
         Ok(Self {
             overrides: rules.iter().map(|_| Arc::default()).collect(),
+            entry_blocks: EntryBlocks::default(),
             rules,
             index,
             by_scope,
@@ -175,6 +186,26 @@ impl RuleSet {
         let names = self.rules.iter().map(Rule::name);
         self.overrides = names.map(|name| overrides.of_rule(name)).collect();
         self
+    }
+
+    /// Applies `blocks` to the requests. Later changes to `blocks` take effect immediately.
+    #[must_use]
+    pub fn with_entry_blocks(mut self, blocks: &EntryBlocks) -> Self {
+        self.entry_blocks = blocks.clone();
+        self
+    }
+
+    /// Returns the block by entries that denies `request` at `now`: of the blocks that do not
+    /// depend on a rule and, if `rule` is given, of the blocks of this rule, the block that ends
+    /// last. `rule` must apply to the request.
+    #[must_use]
+    pub fn entry_block(
+        &self,
+        request: &Request<'_>,
+        rule: Option<&Rule>,
+        now: Timestamp,
+    ) -> Option<(EntryBlockTarget, EntryBlock)> {
+        self.entry_blocks.find(request, rule.map(Rule::name), now)
     }
 
     /// Returns the overrides of `rule`, a rule of this set.
@@ -227,6 +258,10 @@ impl RuleSet {
     /// Returns the charges for `request` at `now`, one for every rule that applies, in the order of
     /// the rules. Returns no charges if the request is on the allow list.
     ///
+    /// If a [block by entries](EntryBlocks) denies the request, its charges are
+    /// [marked](Charge::blocked). If no rule applies to such a request, the only charge has the key
+    /// [`BLOCK_KEY`] and belongs to no rule.
+    ///
     /// # Errors
     ///
     /// Rejects a request in these cases:
@@ -269,7 +304,37 @@ impl RuleSet {
                 due.cost,
             )
         };
-        due.iter().map(charge).collect()
+        let mut charges = due.iter().map(charge).collect::<Result<Vec<_>, _>>()?;
+        if !self.entry_blocks.is_empty() {
+            self.mark_blocked(request, now, due, &mut charges)?;
+        }
+        Ok(charges)
+    }
+
+    /// Marks the charges of a request that blocks by entries deny.
+    #[cold]
+    fn mark_blocked(
+        &self,
+        request: &Request<'_>,
+        now: Timestamp,
+        due: &[DueCharge],
+        charges: &mut Vec<Charge<'_>>,
+    ) -> Result<(), RequestError> {
+        let blocks = self.entry_blocks.look_up();
+        let end = blocks.end(request, now);
+        for (due, charge) in due.iter().zip(&mut *charges) {
+            // The index of a due charge is the index of its rule.
+            let rule = self.rules[due.rule].name();
+            charge.blocked = end.max(blocks.end_of_rule(rule, request, now));
+        }
+        if end.is_some() && charges.is_empty() {
+            let charge = Charge::new(&BLOCK_KEY, &BLOCKED_LIMITS, Cost::ONE)?;
+            charges.push(Charge {
+                blocked: end,
+                ..charge
+            });
+        }
+        Ok(())
     }
 
     /// Returns true if `request` is on the allow list, so that no rule charges it.

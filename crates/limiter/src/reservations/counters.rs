@@ -278,6 +278,7 @@ impl CounterCharge {
             limits: &self.limits,
             cost: self.cost,
             longest_wait: None,
+            blocked: None,
         }
     }
 }

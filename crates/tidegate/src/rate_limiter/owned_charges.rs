@@ -156,6 +156,7 @@ impl OwnedCharge {
             limits: stretched.unwrap_or(&self.limits),
             cost: self.cost,
             longest_wait: None,
+            blocked: None,
         }
     }
 }

@@ -188,6 +188,7 @@ impl PendingThrottle {
             limits: &self.limits,
             cost: self.cost,
             longest_wait: None,
+            blocked: None,
         };
         let request = DecisionRequest {
             charges: &[charge],
