@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use tidegate::rate_limiter::stretch;
 use tidegate_core::{
-    Accounting, Block, CacheSearch, Charge, Cost, Effect, Exactness, Outcome, Override,
-    OverrideTarget, Reason, Request, RequestError, RetryAfter, Rule, RuleSet, Scratch, Source,
-    Store, StoreRequest, Timestamp, Verdict, When,
+    Accounting, Block, CacheSearch, Charge, Cost, Effect, EntryBlock, EntryBlockTarget, Exactness,
+    Outcome, Override, OverrideTarget, Reason, Request, RequestError, RetryAfter, Rule, RuleSet,
+    Scratch, Source, Store, StoreRequest, Timestamp, Verdict, When,
 };
 use tidegate_redis::StoreError;
 
@@ -27,6 +27,9 @@ pub struct Explanation<'r> {
     pub source: Source,
     /// The item of the allow list that the request matches. No rule charges such a request.
     pub allowed_by: Option<&'r When>,
+    /// The block by entries that denies the request and does not depend on a rule, with its target.
+    /// It also denies a request to which no rule applies.
+    pub entry_block: Option<(EntryBlockTarget, EntryBlock)>,
     /// The charges that the rules would make, in rule order.
     pub charges: Vec<ExplainedCharge<'r>>,
     /// The time of the decision.
@@ -60,6 +63,9 @@ pub struct ExplainedCharge<'r> {
     pub next: Vec<Outcome>,
     /// The block on the key.
     pub block: Option<Block>,
+    /// The block by entries that denies the request under this rule, with its target. A block on
+    /// the key is not looked up if there is such a block.
+    pub entry_block: Option<(EntryBlockTarget, EntryBlock)>,
     /// Whether the rule would admit the request. This is false for a shadow rule that would deny
     /// the request, although such a rule denies nothing.
     pub allowed: bool,
@@ -133,7 +139,12 @@ impl ServerLimiter {
                 // was not evaluated. Evaluate it alone.
                 None => self.evaluate_alone(charge, now).await,
             };
+            let entry_block = match charge.blocked {
+                Some(_) => rules.entry_block(request, Some(rule), now),
+                None => None,
+            };
             let block = match answer.reason {
+                _ if charge.blocked.is_some() => None,
                 // While Redis is unreachable, the memory store's copies of the blocks are used.
                 Some(Reason::Blocked) if answer.source == Source::Local => {
                     block_now = now;
@@ -160,6 +171,7 @@ impl ServerLimiter {
                 current: current.unwrap_or_default(),
                 next: answer.next,
                 block,
+                entry_block,
                 allowed: answer.reason.is_none(),
                 reason: answer.reason,
                 retry_after: answer.retry_after,
@@ -177,6 +189,10 @@ impl ServerLimiter {
             retry_after: verdict.retry_after,
             exactness: verdict.exactness,
             source: verdict.source,
+            entry_block: match allowed_by {
+                Some(_) => None,
+                None => rules.entry_block(request, None, now),
+            },
             allowed_by,
             charges: explained,
             now,

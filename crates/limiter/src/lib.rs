@@ -34,8 +34,8 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use tidegate::{Clock, DecidedRequest, Waiters};
 use tidegate_config::DenialsConfig;
 use tidegate_core::{
-    Accounting, CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits, MaybeReady,
-    MemoryStore, OnFailure, Outcome, Overrides, Rule, RuleSet, Store, StoreDecision, StoreRequest,
+    Accounting, BLOCK_KEY, CacheSearch, Charge, DESCRIPTOR_KEY, Decision, Effect, Limits,
+    MaybeReady, MemoryStore, OnFailure, Outcome, Rule, RuleSet, Store, StoreDecision, StoreRequest,
     Timestamp, Verdict, top::TopBounds,
 };
 use tidegate_identity::Trust;
@@ -48,6 +48,7 @@ pub use self::{
     explain::{ExplainError, ExplainedCharge, Explanation},
     handover::{HandoverError, SendState},
     listing::{KeyListing, ListError},
+    overrides::{DESCRIPTOR_RULE_PREFIX, DescriptorRules},
     record::RequestRecorder,
     scratch::with_scratch,
     store::{Backend, LimiterReceipt},
@@ -59,7 +60,7 @@ use crate::{
     entries::{AuditedRequest, EntryAudit},
     events::Events,
     metrics::{ListenerKind, Metrics, Stats},
-    overrides::OverrideKeeper,
+    overrides::{LiveTables, OverrideKeeper},
     reservations::Reservations,
     snapshot::SnapshotHealth,
     top::TopTalkers,
@@ -126,8 +127,9 @@ pub struct ServerLimiter {
     recorder: Option<RequestRecorder>,
     events: Option<Arc<Events>>,
     reservations: Reservations,
-    overrides: Overrides,
+    live: LiveTables,
     override_keeper: OverrideKeeper,
+    descriptor_rules: ArcSwapOption<DescriptorRules>,
     waiters: Waiters,
 }
 
@@ -135,8 +137,8 @@ impl ServerLimiter {
     /// Creates a limiter that enforces `rules` with `backend`.
     #[must_use]
     pub fn new(rules: RuleSet, backend: impl Into<Backend>, clock: Clock) -> Self {
-        let overrides = Overrides::default();
-        let rules = rules.with_overrides(&overrides);
+        let live = LiveTables::default();
+        let rules = with_live_tables(rules, &live);
         let metrics = Metrics::new(clock.now());
         metrics.name_rules(rules.iter().map(Rule::name));
         Self {
@@ -154,8 +156,9 @@ impl ServerLimiter {
             recorder: None,
             events: None,
             reservations: Reservations::off(),
-            overrides,
+            live,
             override_keeper: OverrideKeeper::default(),
+            descriptor_rules: ArcSwapOption::empty(),
             waiters: Waiters::default(),
         }
     }
@@ -284,7 +287,7 @@ impl ServerLimiter {
 
     /// Replaces the active rules with `rules`.
     pub fn swap_rules(&self, rules: RuleSet) {
-        let rules = rules.with_overrides(&self.overrides);
+        let rules = with_live_tables(rules, &self.live);
         self.metrics.name_rules(rules.iter().map(Rule::name));
         let audit = EntryAudit::new(&rules, &self.metrics);
         self.audit.store(Arc::new(audit));
@@ -531,11 +534,11 @@ impl ServerLimiter {
     ) {
         let Some(top) = &self.top else { return };
         // Do not record the descriptors of Envoy's rate limit service, because the service has its
-        // own statistics.
-        if charges
-            .first()
-            .is_some_and(|charge| !charge.key.starts_with(&DESCRIPTOR_KEY))
-        {
+        // own statistics. A blocked request to which no rule applies has no key.
+        let is_counted = |charge: &Charge<'_>| {
+            !charge.key.starts_with(&DESCRIPTOR_KEY) && charge.key != BLOCK_KEY
+        };
+        if charges.first().is_some_and(is_counted) {
             let fails_closed = |limits: &Limits| self.fails_closed(limits);
             top.record(now, charges, decided, outcomes, fails_closed);
         }
@@ -600,6 +603,13 @@ impl ServerLimiter {
             }
         }
     }
+}
+
+/// Applies overrides and blocks by entries to `rules`.
+fn with_live_tables(rules: RuleSet, live: &LiveTables) -> RuleSet {
+    rules
+        .with_overrides(&live.overrides)
+        .with_entry_blocks(&live.entry_blocks)
 }
 
 /// Wraps a throttle request's single limit in [`Limits`]. The limit does not belong to a rule.

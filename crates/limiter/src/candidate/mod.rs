@@ -585,7 +585,7 @@ impl ServerLimiter {
         let now = self.now();
         let new = read.map(|read| {
             let read = CandidateRules {
-                rules: read.rules.with_overrides(&self.overrides),
+                rules: read.rules.with_overrides(self.overrides()),
                 ..read
             };
             Arc::new(Candidate::new(

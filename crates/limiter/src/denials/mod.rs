@@ -398,7 +398,7 @@ impl DenialLog {
         let request = decided.request;
         let rule = denied.rule.and_then(|name| decided.rules.rule(name));
         let Some(rule) = rule else {
-            return self.push(&denied, selection);
+            return self.push_without_rule(decided, denied, selection);
         };
         let key = decided.key_of(rule.name());
         let entries: Vec<(&str, &str)> = used_entries(rule)
@@ -407,6 +407,33 @@ impl DenialLog {
             .collect();
         let denied = NewDenial {
             key: &key,
+            entries: &entries,
+            ..denied
+        };
+        self.push(&denied, selection);
+    }
+
+    /// Records `denied`, a denial without a rule. If a block by entries has denied the request, the
+    /// record contains the values of these entries.
+    fn push_without_rule(
+        &self,
+        decided: DecidedRequest<'_>,
+        denied: NewDenial<'_>,
+        selection: Selection,
+    ) {
+        let block = match denied.reason {
+            DenialReason::Blocked => decided
+                .rules
+                .entry_block(decided.request, None, decided.now),
+            _ => None,
+        };
+        let entries = block.iter().flat_map(|(target, _)| target.entries());
+        let entries = entries.filter_map(|entry| {
+            let value = decided.request.entry(&entry.name)?;
+            Some((&*entry.name, value))
+        });
+        let entries: Vec<(&str, &str)> = entries.collect();
+        let denied = NewDenial {
             entries: &entries,
             ..denied
         };

@@ -5,36 +5,7 @@ use tidegate_core::{
     Override, OverrideError, OverrideTarget, Overrides, Replacement, Timestamp, bounds,
 };
 
-/// The separator between the parts of an ID. No part contains this byte, because it never occurs in
-/// UTF-8.
-const SEPARATOR: u8 = 0xFF;
-
-/// Returns the ID of the override of `target` for the rule with the name `rule`.
-pub(super) fn id(rule: &str, target: &OverrideTarget) -> Vec<u8> {
-    let mut id = rule.as_bytes().to_vec();
-    id.push(SEPARATOR);
-    id.push(if target.is_pattern() { b'p' } else { b'k' });
-    for value in target.values() {
-        id.push(SEPARATOR);
-        id.extend_from_slice(value.as_bytes());
-    }
-    id
-}
-
-/// Returns the rule and the target of an ID; `None` if the ID is not valid.
-pub(super) fn parse_id(id: &[u8]) -> Option<(String, OverrideTarget)> {
-    let mut parts = id.split(|byte| *byte == SEPARATOR);
-    let rule = std::str::from_utf8(parts.next()?).ok()?.to_owned();
-    let kind = parts.next()?;
-    let value = |part: &[u8]| Some(Box::from(std::str::from_utf8(part).ok()?));
-    let values = parts.map(value).collect::<Option<Vec<Box<str>>>>()?;
-    let target = match kind {
-        b"k" => OverrideTarget::Key(values),
-        b"p" => OverrideTarget::Pattern(values),
-        _ => return None,
-    };
-    Some((rule, target))
-}
+use super::id;
 
 /// An override, or a removal of an override, with its rule and its target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,10 +33,6 @@ impl OverrideDocument {
         }
     }
 
-    pub(super) fn rule(&self) -> &str {
-        &self.rule
-    }
-
     /// Applies the change, and returns the replaced or removed override.
     pub(super) fn apply(
         self,
@@ -80,7 +47,7 @@ impl OverrideDocument {
 
     /// Returns the ID of the override.
     pub(super) fn id(&self) -> Vec<u8> {
-        id(&self.rule, &self.target)
+        id::of_override(&self.rule, &self.target)
     }
 
     /// Returns whether the document removes an override.
@@ -116,9 +83,8 @@ impl OverrideDocument {
         document.to_string().into_bytes()
     }
 
-    /// Parses a document.
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let document: Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+    /// Reads a document.
+    pub(super) fn read(document: &Value) -> Result<Self, String> {
         let wrong = |field: &str| format!("`{field}` is missing or invalid");
         let texts = |value: &Value| {
             let texts = value.as_array()?.iter();
@@ -166,7 +132,7 @@ impl OverrideDocument {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::id::StoredId, *};
 
     #[test]
     fn documents_and_ids_survive_a_round_trip() {
@@ -190,15 +156,15 @@ mod tests {
             let document = OverrideDocument::new("api", &target, &found);
             let encoded = document.encode();
             assert!(!encoded.contains(&b'\n'), "a document has one line");
-            assert_eq!(OverrideDocument::decode(&encoded), Ok(document));
             let removal = OverrideDocument::removal("api", &target);
-            assert_eq!(OverrideDocument::decode(&removal.encode()), Ok(removal));
-            let parsed = parse_id(&id("api", &target));
-            // An ID without values belongs to a rule without key entries.
-            assert_eq!(parsed, Some(("api".to_owned(), target)));
+            for document in [document, removal] {
+                let value: Value = serde_json::from_slice(&document.encode()).unwrap();
+                assert_eq!(OverrideDocument::read(&value), Ok(document.clone()));
+                // An ID without values belongs to a rule without key entries.
+                let parsed = StoredId::Override("api".to_owned(), target.clone());
+                assert_eq!(id::parse(&document.id()), Some(parsed));
+            }
         }
-        assert_eq!(parse_id(b"api"), None);
-        assert_eq!(parse_id(b"api\xFFx\xFFa"), None);
     }
 
     #[test]
@@ -210,9 +176,9 @@ mod tests {
             (r#"{"rule": "api", "key": ["a"]}"#, "limits"),
             (r#"{"rule": "api", "key": ["a"], "factor": "x"}"#, "factor"),
         ] {
-            let problem = OverrideDocument::decode(text.as_bytes()).unwrap_err();
+            let value = serde_json::from_str(text).unwrap();
+            let problem = OverrideDocument::read(&value).unwrap_err();
             assert!(problem.contains(&format!("`{field}`")), "{text}: {problem}");
         }
-        assert!(OverrideDocument::decode(b"{").is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! The override file: one JSON document per line, in the order of the changes. A change is written
-//! to disk before it takes effect. The file is compacted when many of its lines are obsolete,
-//! because later lines replace them.
+//! The override file: one JSON document per line, in the order of the changes. It contains the
+//! overrides and the blocks by entries. A change is written to disk before it takes effect. The file
+//! is compacted when many of its lines are obsolete, because later lines replace them.
 
 use std::{
     collections::HashMap,
@@ -10,12 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use tidegate_core::{Override, Overrides, Timestamp};
+use tidegate_core::Timestamp;
 
-use super::{ChangeOverrideError, document::OverrideDocument};
+use super::stored::{LiveTables, StoredDocument};
 
 /// A file with fewer lines is not compacted. A longer file is compacted once it has twice as many
-/// lines as there were overrides when it was opened or last compacted.
+/// lines as there were overrides and blocks when it was opened or last compacted.
 const MIN_LINES: usize = 10_000;
 
 #[derive(Debug)]
@@ -28,10 +28,10 @@ pub(super) struct OverrideFile {
 }
 
 impl OverrideFile {
-    /// Reads the overrides in the file at `path` into `overrides`, and opens the file for changes.
-    pub(super) fn restore(path: &Path, overrides: &Overrides, now: Timestamp) -> io::Result<Self> {
+    /// Reads the file at `path` into `tables`, and opens the file for changes.
+    pub(super) fn restore(path: &Path, tables: &LiveTables, now: Timestamp) -> io::Result<Self> {
         let lines = match File::open(path) {
-            Ok(file) => read(file, path, overrides, now)?,
+            Ok(file) => read(file, path, tables, now)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
             Err(error) => return Err(error),
         };
@@ -41,28 +41,25 @@ impl OverrideFile {
             path: path.to_owned(),
             file,
             lines,
-            compact_at: MIN_LINES.max(2 * overrides.len()),
+            compact_at: MIN_LINES.max(2 * tables.len()),
         })
     }
 
-    /// Makes a change, first in the file and then in `overrides`. Returns the replaced or removed
-    /// override. If an error occurs, nothing is changed.
-    pub(super) fn change(
+    /// Makes a change: first writes `document` to the file, and then calls `apply`. Returns the
+    /// result of `apply`. If an error occurs, the file is not changed.
+    pub(super) fn change<T, E: From<io::Error>>(
         &mut self,
-        document: OverrideDocument,
-        overrides: &Overrides,
-        now: Timestamp,
-    ) -> Result<Option<Override>, ChangeOverrideError> {
+        document: &[u8],
+        apply: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
         let before = self.file.metadata()?.len();
-        let line = [&document.encode()[..], b"\n"].concat();
+        let line = [document, b"\n"].concat();
         let written = self
             .file
             .write_all(&line)
             .and_then(|()| self.file.sync_data());
         let changed = match written {
-            Ok(()) => document
-                .apply(overrides, now)
-                .map_err(ChangeOverrideError::from),
+            Ok(()) => apply(),
             Err(error) => Err(error.into()),
         };
         if changed.is_err() {
@@ -81,8 +78,8 @@ impl OverrideFile {
         &self.path
     }
 
-    /// Compacts the file, so that it has only the last line of each override. If this fails, the
-    /// file is not changed.
+    /// Compacts the file, so that it has only the last line of each override and block. If this
+    /// fails, the file is not changed.
     fn compact(&mut self) {
         match compact(&self.path) {
             Ok((file, lines)) => (self.file, self.lines) = (file, lines),
@@ -112,7 +109,7 @@ fn sync_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Reads all lines, and returns their number.
-fn read(file: File, path: &Path, overrides: &Overrides, now: Timestamp) -> io::Result<usize> {
+fn read(file: File, path: &Path, tables: &LiveTables, now: Timestamp) -> io::Result<usize> {
     let mut reader = BufReader::new(file);
     let (mut line, mut number) = (Vec::new(), 0);
     while reader.read_until(b'\n', &mut line)? > 0 {
@@ -126,26 +123,23 @@ fn read(file: File, path: &Path, overrides: &Overrides, now: Timestamp) -> io::R
             break;
         }
         number += 1;
-        let document = OverrideDocument::decode(&line);
-        let applied = document.and_then(|document| {
-            let applied = document.apply(overrides, now);
-            applied.map_err(|error| error.to_string())
-        });
+        let document = StoredDocument::decode(&line);
+        let applied = document.and_then(|document| document.apply(tables, now));
         if let Err(problem) = applied {
-            tracing::error!(%file, line = number, "failed to read an override, so it has no effect: {problem}");
+            tracing::error!(%file, line = number, "failed to read an override or a block, so it has no effect: {problem}");
         }
         line.clear();
     }
     Ok(number)
 }
 
-/// Rewrites the file at `path` with only the last line of each override. Returns the new file and
+/// Rewrites the file at `path` with only the last line of each override and block. Returns the new file and
 /// its number of lines. Lines that cannot be parsed are dropped.
 fn compact(path: &Path) -> io::Result<(File, usize)> {
     let lines = || io::Result::Ok(BufReader::new(File::open(path)?).split(b'\n'));
     let mut last: HashMap<Vec<u8>, usize> = HashMap::new();
     for (number, line) in lines()?.enumerate() {
-        match OverrideDocument::decode(&line?) {
+        match StoredDocument::decode(&line?) {
             Ok(document) if document.is_removal() => drop(last.remove(&document.id())),
             Ok(document) => drop(last.insert(document.id(), number)),
             Err(_) => {}
@@ -174,9 +168,14 @@ fn compact(path: &Path) -> io::Result<(File, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_core::{OverrideTarget, Replacement};
+    use tidegate_core::{
+        EntryBlock, EntryBlockError, EntryBlockTarget, Override, OverrideTarget, Replacement,
+    };
 
-    use super::*;
+    use super::{
+        super::{ChangeOverrideError, block_document::BlockDocument, document::OverrideDocument},
+        *,
+    };
 
     const NOW: Timestamp = Timestamp::from_micros(1_700_000_000_000_000);
 
@@ -189,14 +188,14 @@ mod tests {
     /// Makes changes in the same way as the limiter: in the file, and then in the table.
     struct Writer {
         file: OverrideFile,
-        overrides: Overrides,
+        tables: LiveTables,
     }
 
     impl Writer {
         fn open(path: &Path) -> Self {
-            let overrides = Overrides::default();
-            let file = OverrideFile::restore(path, &overrides, NOW).unwrap();
-            Self { file, overrides }
+            let tables = LiveTables::default();
+            let file = OverrideFile::restore(path, &tables, NOW).unwrap();
+            Self { file, tables }
         }
 
         fn set(&mut self, key: &str, quota: usize) {
@@ -210,7 +209,19 @@ mod tests {
         }
 
         fn change(&mut self, document: OverrideDocument) {
-            self.file.change(document, &self.overrides, NOW).unwrap();
+            let apply = || document.clone().apply(&self.tables.overrides, NOW);
+            let changed = self.file.change(&document.encode(), || {
+                apply().map_err(ChangeOverrideError::from)
+            });
+            changed.unwrap();
+        }
+
+        fn change_block(&mut self, document: &BlockDocument) {
+            let apply = || document.clone().apply(&self.tables.entry_blocks, NOW);
+            let changed = self.file.change(&document.encode(), || {
+                apply().map_err(|error: EntryBlockError| io::Error::other(error))
+            });
+            changed.unwrap();
         }
 
         fn remove(&mut self, key: &str) {
@@ -220,6 +231,7 @@ mod tests {
 
         fn shown(&self, key: &str) -> Option<String> {
             let found = self
+                .tables
                 .overrides
                 .of_rule("api")
                 .get(&OverrideTarget::of(&[key]))?;
@@ -238,9 +250,36 @@ mod tests {
         writer.remove("bob");
         drop(writer);
         let restored = Writer::open(&path);
-        assert_eq!(restored.overrides.len(), 2);
+        assert_eq!(restored.tables.overrides.len(), 2);
         assert_eq!(restored.shown("alice").as_deref(), Some("50/min"));
         assert_eq!(restored.shown("acme-*").as_deref(), Some("40/min"));
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn blocks_survive_a_restart_beside_the_overrides() {
+        let path = path("blocks-restart");
+        let target = |entries: &[(&str, &str)]| EntryBlockTarget::new(None, entries).unwrap();
+        let (net, tenant) = (
+            target(&[("ip", "203.0.113.0/24")]),
+            target(&[("tenant", "acme")]),
+        );
+        let block = EntryBlock {
+            until: Some(Timestamp::from_micros(1_800_000_000_000_000)),
+            reason: "attack".into(),
+        };
+        let mut writer = Writer::open(&path);
+        writer.set("alice", 20);
+        writer.change_block(&BlockDocument::new(&net, &block));
+        writer.change_block(&BlockDocument::new(&tenant, &block));
+        writer.change_block(&BlockDocument::removal(&tenant));
+        writer.file.compact();
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 2);
+        drop(writer);
+        let restored = Writer::open(&path);
+        assert_eq!(restored.tables.entry_blocks.get(&net), Some(block));
+        assert_eq!(restored.tables.entry_blocks.len(), 1);
+        assert_eq!(restored.shown("alice").as_deref(), Some("20/min"));
         fs::remove_file(&path).unwrap();
     }
 
@@ -259,11 +298,11 @@ mod tests {
         .concat();
         fs::write(&path, damaged).unwrap();
         let mut writer = Writer::open(&path);
-        assert_eq!(writer.overrides.len(), 1);
+        assert_eq!(writer.tables.overrides.len(), 1);
         writer.set("bob", 30);
         drop(writer);
         let restored = Writer::open(&path);
-        assert_eq!(restored.overrides.len(), 2);
+        assert_eq!(restored.tables.overrides.len(), 2);
         assert_eq!(restored.shown("bob").as_deref(), Some("30/min"));
         fs::remove_file(&path).unwrap();
     }
@@ -283,7 +322,7 @@ mod tests {
         writer.set("carol", 8);
         drop(writer);
         let restored = Writer::open(&path);
-        assert_eq!(restored.overrides.len(), 3);
+        assert_eq!(restored.tables.overrides.len(), 3);
         assert_eq!(restored.shown("alice"), Some(format!("{MIN_LINES}/min")));
         fs::remove_file(&path).unwrap();
     }

@@ -49,8 +49,9 @@ impl ServerLimiter {
         let rules = self.rules();
         let by_name = self.overrides().by_name().into_iter();
         let inactive = by_name.map(|(name, overrides)| {
-            let count = match rules.rule(&name) {
-                Some(rule) => overrides.count_inactive(rule),
+            let count = match self.overridable_rule(&rules, &name) {
+                Some(rule) => overrides.count_inactive(&rule),
+                None if self.is_rule_pending(&name) => 0,
                 None => overrides.len(),
             };
             (name, count)

@@ -1,9 +1,12 @@
 //! Lists overrides page by page.
 
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use tidegate_core::{Override, OverrideTarget, Rule, RuleSet};
+use tidegate_core::{Override, OverrideTarget, RuleSet};
 
-use super::document;
+use super::{
+    OverridableRule,
+    id::{self, StoredId},
+};
 use crate::ServerLimiter;
 
 /// A filter that selects the overrides to list.
@@ -36,7 +39,7 @@ pub struct OverridePage<'r> {
 #[derive(Debug)]
 pub struct ListedOverride<'r> {
     /// The rule.
-    pub rule: &'r Rule,
+    pub rule: OverridableRule<'r>,
     /// The keys to which the override applies.
     pub target: OverrideTarget,
     /// The override.
@@ -59,8 +62,8 @@ impl ServerLimiter {
         };
         let now = self.now();
         let mut page = OverridePage::default();
-        for (name, overrides) in self.overrides.by_name() {
-            let Some(rule) = rules.rule(&name) else {
+        for (name, overrides) in self.overrides().by_name() {
+            let Some(rule) = self.overridable_rule(rules, &name) else {
                 page.without_rule.push((name, overrides.len()));
                 continue;
             };
@@ -79,9 +82,9 @@ impl ServerLimiter {
                         .search
                         .is_none_or(|text| contains(target, found, text))
             };
-            let found = overrides.page(rule, after.map(|(_, target)| target), most, select);
+            let found = overrides.page(&rule, after.map(|(_, target)| target), most, select);
             let listed = found.into_iter().map(|(target, found)| ListedOverride {
-                rule,
+                rule: rule.clone(),
                 target,
                 found,
             });
@@ -101,10 +104,13 @@ fn contains(target: &OverrideTarget, found: &Override, text: &str) -> bool {
 }
 
 fn write_position(last: &ListedOverride<'_>) -> String {
-    BASE64_URL_SAFE_NO_PAD.encode(document::id(last.rule.name(), &last.target))
+    BASE64_URL_SAFE_NO_PAD.encode(id::of_override(last.rule.name(), &last.target))
 }
 
 fn parse_position(text: &str) -> Option<(String, OverrideTarget)> {
     let id = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
-    document::parse_id(&id)
+    match id::parse(&id)? {
+        StoredId::Override(rule, target) => Some((rule, target)),
+        StoredId::Block(_) => None,
+    }
 }

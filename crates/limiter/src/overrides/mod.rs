@@ -1,16 +1,23 @@
-//! Overrides that operators set while the server runs. The store determines where they are kept:
+//! Overrides and blocks by entries that operators set while the server runs. The store determines
+//! where they are kept:
 //!
 //! ```text
 //!   memory store    in this process, and in a file beside the snapshot, if there is one
 //!   Redis           in Redis; every server reads the changes twice a second
 //! ```
 //!
-//! Decisions use the copy in [`Overrides`], which is part of the core crate.
+//! Decisions use the copies in [`Overrides`] and [`tidegate_core::EntryBlocks`], which are part of
+//! the core crate.
 
+mod block_document;
+mod block_listing;
+mod descriptor_rules;
 mod document;
 mod file;
+mod id;
 mod inactive;
 mod listing;
+mod stored;
 
 use std::{
     io,
@@ -22,15 +29,25 @@ use std::{
     time::Duration,
 };
 
-use tidegate_core::{Override, OverrideError, OverrideTarget, Overrides, Rule, Store as _};
+use tidegate_core::{
+    EntryBlock, EntryBlockError, EntryBlockTarget, EntryBlocks, Override, OverrideError,
+    OverrideTarget, Overrides, Rule, Store as _,
+};
 use tidegate_net::prometheus::{Metric, Page, count};
 use tidegate_redis::{OverrideChanges, OverrideVersion, RedisStore, StoreError};
 
-use self::{document::OverrideDocument, file::OverrideFile};
+pub(crate) use self::stored::LiveTables;
+use self::{
+    block_document::BlockDocument, document::OverrideDocument, file::OverrideFile, id::StoredId,
+    stored::StoredDocument,
+};
 pub use self::{
+    block_listing::{EntryBlockFilter, EntryBlockPage, inactive_reason},
+    descriptor_rules::{DESCRIPTOR_RULE_PREFIX, DescriptorRules, OverridableRule},
     inactive::InactiveOverrides,
     listing::{ListedOverride, OverrideFilter, OverridePage},
 };
+
 use crate::ServerLimiter;
 
 const OVERRIDES: Metric = Metric::gauge(
@@ -39,7 +56,13 @@ const OVERRIDES: Metric = Metric::gauge(
     "Overrides, including expired overrides that have not been removed yet.",
 );
 
-/// The interval at which a server reads override changes from Redis.
+const ENTRY_BLOCKS: Metric = Metric::gauge(
+    "tidegate_entry_blocks",
+    [],
+    "Blocks by entries, including ended blocks that have not been removed yet.",
+);
+
+/// The interval at which a server reads the changes of overrides and blocks from Redis.
 const SYNC_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The interval between attempts to read the overrides at the start.
@@ -65,7 +88,21 @@ pub enum ChangeOverrideError {
     File(#[from] io::Error),
 }
 
-/// Where the overrides are kept.
+/// The reason why a block by entries was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeBlockError {
+    /// There are too many blocks.
+    #[error(transparent)]
+    Block(#[from] EntryBlockError),
+    /// Redis cannot be reached.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The override file cannot be written.
+    #[error("cannot write the override file: {0}")]
+    File(#[from] io::Error),
+}
+
+/// Where the overrides and the blocks by entries are kept.
 #[derive(Debug, Default)]
 pub(crate) struct OverrideKeeper {
     /// The override file; `None` with Redis, or without snapshots.
@@ -78,29 +115,36 @@ pub(crate) struct OverrideKeeper {
 
 impl ServerLimiter {
     pub(crate) fn collect_overrides(&self, page: &mut Page<'_>) {
-        page.single(&OVERRIDES, count(self.overrides.len()));
+        page.single(&OVERRIDES, count(self.live.overrides.len()));
+        page.single(&ENTRY_BLOCKS, count(self.live.entry_blocks.len()));
     }
 
     /// Returns the overrides.
     #[must_use]
     pub fn overrides(&self) -> &Overrides {
-        &self.overrides
+        &self.live.overrides
     }
 
-    /// Keeps the overrides in the file at `path`, and restores the overrides that the file
-    /// contains. Without this call, the overrides of a memory store do not survive a restart.
-    /// Returns the number of overrides.
+    /// Returns the blocks by entries.
+    #[must_use]
+    pub fn entry_blocks(&self) -> &EntryBlocks {
+        &self.live.entry_blocks
+    }
+
+    /// Keeps the overrides and the blocks by entries in the file at `path`, and restores those that
+    /// the file contains. Without this call, the overrides and blocks of a memory store do not
+    /// survive a restart. Returns the number of overrides and blocks.
     ///
     /// # Errors
     ///
     /// Returns the file system error.
     pub fn persist_overrides_in(&mut self, path: &Path) -> io::Result<usize> {
-        let file = OverrideFile::restore(path, &self.overrides, self.now())?;
+        let file = OverrideFile::restore(path, &self.live, self.now())?;
         self.override_keeper.file = Some(Arc::new(Mutex::new(file)));
-        Ok(self.overrides.len())
+        Ok(self.live.len())
     }
 
-    /// Returns whether an override that is set now would survive a restart of this server.
+    /// Returns whether an override or a block by entries that is set now would survive a restart of this server.
     #[must_use]
     pub fn are_overrides_persistent(&self) -> bool {
         self.redis_store().is_some() || self.override_keeper.file.is_some()
@@ -121,18 +165,22 @@ impl ServerLimiter {
         new: Override,
     ) -> Result<Option<Override>, ChangeOverrideError> {
         Overrides::check(rule, target, &new.replacement).map_err(OverrideError::from)?;
-        self.overrides.check_room(rule.name(), target, self.now())?;
+        let overrides = &self.live.overrides;
+        overrides.check_room(rule.name(), target, self.now())?;
         let Some(redis) = self.redis_store() else {
             let document = OverrideDocument::new(rule.name(), target, &new);
-            return self.change_in_memory(document).await;
+            return self.change_override_in_memory(document).await;
         };
-        let replaced = self.overrides.get(rule.name(), target);
-        let (id, until) = (document::id(rule.name(), target), new.until);
-        let document = OverrideDocument::new(rule.name(), target, &new).encode();
-        if !redis.store().put_override(id, document, until).await? {
+        let replaced = overrides.get(rule.name(), target);
+        let (document, until) = (OverrideDocument::new(rule.name(), target, &new), new.until);
+        let store = redis.store();
+        if !store
+            .put_override(document.id(), document.encode(), until)
+            .await?
+        {
             return Err(OverrideError::TooMany.into());
         }
-        self.read_own_change(redis.store()).await;
+        self.read_own_change(store).await;
         Ok(replaced)
     }
 
@@ -150,33 +198,113 @@ impl ServerLimiter {
     ) -> Result<Option<Override>, ChangeOverrideError> {
         let Some(redis) = self.redis_store() else {
             let removal = OverrideDocument::removal(rule, target);
-            return self.change_in_memory(removal).await;
+            return self.change_override_in_memory(removal).await;
         };
-        let removed = redis
-            .store()
-            .drop_override(document::id(rule, target))
-            .await?;
+        let id = id::of_override(rule, target);
+        let removed = redis.store().drop_override(id).await?;
         self.read_own_change(redis.store()).await;
-        let removed = removed.map(|document| OverrideDocument::decode(&document));
-        Ok(removed
-            .and_then(Result::ok)
-            .and_then(OverrideDocument::into_override))
+        match removed.map(|document| StoredDocument::decode(&document)) {
+            Some(Ok(StoredDocument::Override(document))) => Ok(document.into_override()),
+            _ => Ok(None),
+        }
     }
 
-    /// Changes an override of a memory store: first in the file, if there is one, and then in the
-    /// table. Returns the replaced or removed override.
-    async fn change_in_memory(
+    /// Sets the block by entries with this `target`, and returns the block that it replaces. The
+    /// block takes effect immediately on this server, and within a second on the other servers that
+    /// share its Redis.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeBlockError`] if the block was not set. If Redis did not confirm the change, the
+    /// block may or may not have been set.
+    pub async fn set_entry_block(
+        &self,
+        target: &EntryBlockTarget,
+        new: EntryBlock,
+    ) -> Result<Option<EntryBlock>, ChangeBlockError> {
+        let blocks = &self.live.entry_blocks;
+        blocks.check_room(target, self.now())?;
+        let document = BlockDocument::new(target, &new);
+        let Some(redis) = self.redis_store() else {
+            return self.change_block_in_memory(document).await;
+        };
+        let (replaced, store) = (blocks.get(target), redis.store());
+        let (id, until) = (document.id(), new.until);
+        if !store
+            .put_override(id.clone(), document.encode(), until)
+            .await?
+        {
+            return Err(EntryBlockError::TooMany.into());
+        }
+        self.read_own_change(store).await;
+        // Another server may have set the last possible block at the same time. The servers apply
+        // the changes in the same order, so no server enforces this block.
+        if let (None, Err(error)) = (blocks.get(target), blocks.check_room(target, self.now())) {
+            store.drop_override(id).await?;
+            return Err(error.into());
+        }
+        Ok(replaced)
+    }
+
+    /// Removes the block by entries with this `target`, and returns it. Returns `None` if there is
+    /// no such block.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeBlockError`] if the block was not removed. If Redis did not confirm the change, the
+    /// block may or may not have been removed.
+    pub async fn remove_entry_block(
+        &self,
+        target: &EntryBlockTarget,
+    ) -> Result<Option<EntryBlock>, ChangeBlockError> {
+        let Some(redis) = self.redis_store() else {
+            let removal = BlockDocument::removal(target);
+            return self.change_block_in_memory(removal).await;
+        };
+        let removed = redis.store().drop_override(id::of_block(target)).await?;
+        self.read_own_change(redis.store()).await;
+        match removed.map(|document| StoredDocument::decode(&document)) {
+            Some(Ok(StoredDocument::Block(document))) => Ok(document.into_block()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Changes a block of a memory store. Returns the replaced or removed block.
+    async fn change_block_in_memory(
+        &self,
+        document: BlockDocument,
+    ) -> Result<Option<EntryBlock>, ChangeBlockError> {
+        let (blocks, now) = (self.live.entry_blocks.clone(), self.now());
+        let line = document.encode();
+        let apply = move || Ok(document.apply(&blocks, now)?);
+        self.change_in_memory(line, apply).await
+    }
+
+    /// Changes an override of a memory store. Returns the replaced or removed override.
+    async fn change_override_in_memory(
         &self,
         document: OverrideDocument,
     ) -> Result<Option<Override>, ChangeOverrideError> {
-        let (overrides, now) = (self.overrides.clone(), self.now());
+        let (overrides, now) = (self.live.overrides.clone(), self.now());
+        let line = document.encode();
+        let apply = move || Ok(document.apply(&overrides, now)?);
+        self.change_in_memory(line, apply).await
+    }
+
+    /// Makes a change in a memory store: first in the file, if there is one, and then in the table
+    /// with `apply`. Returns the result of `apply`.
+    async fn change_in_memory<T: Send + 'static, E: From<io::Error> + Send + 'static>(
+        &self,
+        line: Vec<u8>,
+        apply: impl FnOnce() -> Result<T, E> + Send + 'static,
+    ) -> Result<T, E> {
         let Some(file) = self.override_keeper.file.clone() else {
-            return Ok(document.apply(&overrides, now)?);
+            return apply();
         };
         // The blocking task completes the change even if the caller's future is dropped.
         let changed = tokio::task::spawn_blocking(move || {
             let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
-            file.change(document, &overrides, now)
+            file.change(&line, apply)
         });
         let shutdown = |_| Err(io::Error::other("the server is shutting down").into());
         changed.await.unwrap_or_else(shutdown)
@@ -282,12 +410,12 @@ impl ServerLimiter {
                 continue;
             };
             if before.is_beginning() {
-                self.overrides.begin_replacement();
+                self.live.begin_replacement();
             }
             self.apply_override_changes(&changes);
             let mut removed = 0;
             if before.is_replacing(changes.has_more) {
-                removed = self.overrides.end_replacement();
+                removed = self.live.end_replacement();
             }
             *version = changes.version;
             if before != changes.version || removed > 0 {
@@ -301,32 +429,30 @@ impl ServerLimiter {
     }
 
     fn apply_override_changes(&self, changes: &OverrideChanges) {
-        for id in &changes.removed {
-            if let Some((rule, target)) = document::parse_id(id) {
-                self.overrides.remove(&rule, &target);
-            }
+        for id in changes.removed.iter().filter_map(|id| id::parse(id)) {
+            self.live.remove(&id);
         }
         for (id, document) in &changes.set {
-            match OverrideDocument::decode(document) {
-                Ok(document) => self.apply_override(document),
+            let document = StoredDocument::decode(document);
+            let applied = document.map(|document| document.apply(&self.live, self.now()));
+            match applied {
+                Ok(Ok(())) => {}
+                Ok(Err(problem)) => {
+                    let rule = rule_of_id(id);
+                    tracing::warn!(rule, "an override or a block was not applied: {problem}");
+                }
                 // A newer version of Tidegate may have written a document in a different format.
                 Err(problem) => {
-                    let of = document::parse_id(id);
-                    let rule = of.as_ref().map(|(rule, _)| rule.as_str());
+                    let rule = rule_of_id(id);
                     tracing::warn!(
                         rule,
-                        "failed to read an override in Redis, so it has no effect: {problem}"
+                        "failed to read an override or a block in Redis, so it has no effect: {problem}"
                     );
-                    of.map(|(rule, target)| self.overrides.remove(&rule, &target));
+                    if let Some(id) = id::parse(id) {
+                        self.live.remove(&id);
+                    }
                 }
             }
-        }
-    }
-
-    fn apply_override(&self, document: OverrideDocument) {
-        let rule = document.rule().to_owned();
-        if let Err(problem) = document.apply(&self.overrides, self.now()) {
-            tracing::warn!(rule, "an override was not applied: {problem}");
         }
     }
 
@@ -336,10 +462,12 @@ impl ServerLimiter {
         let was_failing = keeper.is_failing.swap(result.is_err(), Ordering::Relaxed);
         match result {
             Err(error) if !was_failing => tracing::warn!(
-                "failed to read overrides from Redis, so only overrides that this server has already read apply: \
+                "failed to read overrides and blocks from Redis, so only those that this server has already read apply: \
                  {error}; retrying (further failures are not logged until an attempt succeeds)"
             ),
-            Ok(()) if was_failing => tracing::info!("reading overrides from Redis succeeded again"),
+            Ok(()) if was_failing => {
+                tracing::info!("reading overrides and blocks from Redis succeeded again")
+            }
             _ => {}
         }
     }
@@ -350,7 +478,15 @@ impl ServerLimiter {
             // The other servers see these removals when they read the changes.
             while let Ok(true) = redis.store().sweep_overrides(now).await {}
         } else {
-            self.overrides.remove_ended(now);
+            self.live.remove_ended(now);
         }
+    }
+}
+
+/// Returns the name of the rule in an ID, for the log.
+fn rule_of_id(id: &[u8]) -> Option<String> {
+    match id::parse(id)? {
+        StoredId::Override(rule, _) => Some(rule),
+        StoredId::Block(target) => target.rule().map(str::to_owned),
     }
 }

@@ -141,6 +141,35 @@ impl FallbackStore {
         }
     }
 
+    /// Returns the denial of `request` if a block by entries denies one of its charges. Redis need
+    /// not be called, because every server has a copy of these blocks. They are therefore enforced
+    /// during an outage, too.
+    pub fn block_by_entries(
+        &self,
+        request: &StoreRequest<'_, '_>,
+        outcomes: &mut Vec<Outcome>,
+    ) -> Option<StoreDecision> {
+        let StoreRequest {
+            ref charges,
+            now,
+            effect,
+            ..
+        } = *request;
+        let decision = Decision::of_blocked_charges(charges, effect, now)?;
+        outcomes.clear();
+        if !matches!(
+            request.accounting,
+            Accounting::Inspection | Accounting::Attempt
+        ) {
+            self.counters.count(Source::Cache);
+        }
+        Some(StoreDecision {
+            decision,
+            exactness: Exactness::Exact,
+            source: Source::Cache,
+        })
+    }
+
     /// Returns a cached denial of `request`, if one is valid.
     pub fn cached_denial(
         &self,
@@ -395,6 +424,9 @@ impl Store for FallbackStore {
         mut request: StoreRequest<'_, '_>,
         outcomes: &mut Vec<Outcome>,
     ) -> MaybeReady<StoreDecision, impl Future<Output = StoreDecision> + Send> {
+        if let Some(decided) = self.block_by_entries(&request, outcomes) {
+            return MaybeReady::Ready(decided);
+        }
         if let Some(decided) = self.cached_denial(&request, outcomes) {
             return MaybeReady::Ready(decided);
         }

@@ -73,6 +73,9 @@ impl FallbackStore {
         impl Future<Output = DecisionAndReceipt<FallbackReceipt>> + Send,
     > {
         request.effect = Effect::Charge;
+        if let Some(decided) = self.block_by_entries(&request, outcomes) {
+            return MaybeReady::Ready((decided, None));
+        }
         if let Some(decided) = self.cached_denial(&request, outcomes) {
             return MaybeReady::Ready((decided, None));
         }
