@@ -69,11 +69,14 @@ macro_rules! key_help {
 const BLOCK_HELP: &str = key_help!(
     "  tidegate block login 203.0.113.9 --for 1h --reason \"credential stuffing\"
   tidegate block api acme /v1/export --for forever
+  tidegate block --entry ip=203.0.113.0/24 --for 1h    a network, in all rules
+  tidegate block --entry tenant=acme --rule api --for 1h    whatever the other parts of the key are
   tidegate block login 203.0.113.9 --for 1min --shorten"
 );
 
 const UNBLOCK_HELP: &str = key_help!(
     "  tidegate unblock login 203.0.113.9
+  tidegate unblock --entry ip=203.0.113.0/24
   tidegate unblock OLD-NAME 203.0.113.9    lifts a block of a rule that no longer exists"
 );
 
@@ -205,39 +208,28 @@ pub(crate) enum Command {
         #[command(flatten)]
         admin: Admin,
     },
-    /// Deny every request of a key, regardless of its limits
-    #[command(after_help = BLOCK_HELP, override_usage = key_usage("block"))]
+    /// Deny every request of a key, or every request with certain entries, regardless of its limits
+    #[command(after_help = BLOCK_HELP, override_usage = key_or_entries_usage("block"))]
     Block {
         #[command(flatten)]
-        key: Key,
-        /// The duration, such as 10min, 1h or forever [default: the rule's longest window, at least
-        /// 1min]
-        #[arg(long = "for", value_name = "TIME")]
-        span: Option<String>,
-        /// The reason, shown in the list of blocks
-        #[arg(long, value_name = "TEXT")]
-        reason: Option<String>,
-        /// Accept values that the listeners would normalise or reject, for services that send their
-        /// entries with `raw`
-        #[arg(long)]
-        raw: bool,
-        /// Let the new block end earlier than the current block of the key. Without this option,
-        /// the server refuses a shorter block. A longer block always replaces the current block
-        #[arg(long)]
-        shorten: bool,
+        target: KeyOrEntries,
+        #[command(flatten)]
+        options: BlockOptions,
         #[command(flatten)]
         admin: Admin,
     },
-    /// Lift the block on a key, even if the rule no longer exists
-    #[command(after_help = UNBLOCK_HELP, override_usage = key_usage("unblock"))]
+    /// Lift the block on a key or on entries, even if the rule no longer exists
+    #[command(after_help = UNBLOCK_HELP, override_usage = key_or_entries_usage("unblock"))]
     Unblock {
         #[command(flatten)]
-        key: Key,
+        target: KeyOrEntries,
         #[command(flatten)]
         admin: Admin,
     },
     /// List the blocks
     Blocks {
+        #[command(flatten)]
+        options: BlocksOptions,
         #[command(flatten)]
         admin: Admin,
     },
@@ -337,6 +329,41 @@ pub(crate) enum Command {
     Version,
 }
 
+/// The end and the reason of a block.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BlockOptions {
+    /// The duration, such as 10min, 1h or forever [default for a key: the rule's longest window, at
+    /// least 1min]
+    #[arg(long = "for", value_name = "TIME", conflicts_with = "until")]
+    pub(crate) span: Option<String>,
+    /// The end, as a date such as 2026-12-01T00:00:00Z; only with --entry
+    #[arg(long, value_name = "DATE", requires = "entries")]
+    pub(crate) until: Option<String>,
+    /// The reason, shown in the list of blocks
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// Accept values that the listeners would normalise or reject, for services that send their
+    /// entries with `raw`
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// Let the new block end earlier than the current block. Without this option, the server
+    /// refuses a shorter block. A longer block always replaces the current block
+    #[arg(long)]
+    pub(crate) shorten: bool,
+    /// Accept a network with a prefix shorter than /8 (IPv4) or /16 (IPv6); only with --entry
+    #[arg(long, requires = "entries")]
+    pub(crate) wide: bool,
+}
+
+/// Which blocks to list.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BlocksOptions {
+    /// Only blocks that contain this string in a value or in the reason. For an address, also the
+    /// blocks of networks that contain it
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) search: Option<String>,
+}
+
 /// The limits of an override, and its end.
 #[derive(Debug, clap::Args)]
 pub(crate) struct OverrideOptions {
@@ -385,6 +412,11 @@ pub(crate) struct OverridesOptions {
 /// list every option with a value, even if that value comes from an environment variable.
 fn key_usage(command: &str) -> String {
     format!("tidegate {command} {KEY_USAGE}")
+}
+
+fn key_or_entries_usage(command: &str) -> String {
+    let entries = format!("tidegate {command} [OPTIONS] --entry <NAME=VALUE>");
+    format!("{}\n       {entries}", key_usage(command))
 }
 
 fn reset_usage() -> String {
@@ -494,6 +526,23 @@ pub(crate) struct Key {
     pub(crate) rule: String,
     /// The values of the rule's key entries, in the order of the rules file
     pub(crate) values: Vec<String>,
+}
+
+/// A key of a rule, or entries of requests.
+#[derive(Debug, Arguments)]
+pub(crate) struct KeyOrEntries {
+    /// The rule's name
+    #[arg(required_unless_present = "entries", value_name = "RULE")]
+    pub(crate) name: Option<String>,
+    /// The values of the rule's key entries, in the order of the rules file
+    pub(crate) values: Vec<String>,
+    /// An entry of the requests, as NAME=VALUE, instead of a key. The value can be a network, such
+    /// as 203.0.113.0/24. If the option is repeated, a request must have all the entries
+    #[arg(long = "entry", value_name = "NAME=VALUE", value_parser = entry, conflicts_with_all = ["name", "values"])]
+    pub(crate) entries: Vec<(String, String)>,
+    /// With --entry, only requests to which this rule applies [default: all requests]
+    #[arg(long, value_name = "RULE", requires = "entries")]
+    pub(crate) rule: Option<String>,
 }
 
 /// A rule's key, or the key of a limit that was sent with a request.

@@ -56,23 +56,12 @@ fn main() -> ExitCode {
         Command::Preview { file, admin } => operate::preview(&admin, &file),
         Command::Reload { admin } => operate::reload(&admin),
         Command::Block {
-            key,
-            span,
-            reason,
-            raw,
-            shorten,
+            target,
+            options,
             admin,
-        } => {
-            let block = operate::BlockOptions {
-                span,
-                reason,
-                is_raw: raw,
-                may_shorten: shorten,
-            };
-            operate::block(&admin, &key, block)
-        }
-        Command::Unblock { key, admin } => operate::unblock(&admin, &key),
-        Command::Blocks { admin } => operate::blocks(&admin),
+        } => operate::block(&admin, target, options),
+        Command::Unblock { target, admin } => operate::unblock(&admin, target),
+        Command::Blocks { options, admin } => operate::blocks(&admin, &options),
         Command::Override {
             key,
             options,

@@ -11,8 +11,9 @@ use crate::{
     NO,
     admin_address::{AdminAddress, Scheme},
     args::{
-        Admin, CandidateAction, DenialsOptions, EventsOptions, ExplainOptions, Key, KeyOrThrottle,
-        KeysOptions, OverrideOptions, OverridesOptions, TopOptions,
+        Admin, BlockOptions, BlocksOptions, CandidateAction, DenialsOptions, EventsOptions,
+        ExplainOptions, Key, KeyOrEntries, KeyOrThrottle, KeysOptions, OverrideOptions,
+        OverridesOptions, TopOptions,
     },
     eprint_message, print, print_result, tls,
     unreachable::{TIMEOUT, describe, unreachable},
@@ -41,6 +42,9 @@ const MAX_RESPONSE_BYTES: u64 = 1 << 30;
 /// The maximum number of keys that the server returns in one response.
 const MAX_KEYS_PER_PAGE: usize = 1_000;
 
+/// The maximum number of blocks by entries that the server returns in one response.
+const MAX_BLOCKS_PER_PAGE: usize = 1_000;
+
 /// A request to the admin endpoint.
 struct AdminRequest<'a> {
     admin: &'a Admin,
@@ -49,14 +53,6 @@ struct AdminRequest<'a> {
     method: Method,
     path: String,
     body: Option<String>,
-}
-
-/// The options of `block`.
-pub(crate) struct BlockOptions {
-    pub(crate) span: Option<String>,
-    pub(crate) reason: Option<String>,
-    pub(crate) is_raw: bool,
-    pub(crate) may_shorten: bool,
 }
 
 /// The server's response.
@@ -114,38 +110,87 @@ pub(crate) fn reload(admin: &Admin) -> Result<ExitCode, String> {
     Ok(show(admin, request.send()?, print::reloaded))
 }
 
-pub(crate) fn block(admin: &Admin, key: &Key, options: BlockOptions) -> Result<ExitCode, String> {
-    let BlockOptions {
-        span,
-        reason,
-        is_raw,
-        may_shorten,
-    } = options;
+pub(crate) fn block(
+    admin: &Admin,
+    target: KeyOrEntries,
+    options: BlockOptions,
+) -> Result<ExitCode, String> {
     let mut body = serde_json::Map::new();
-    body.extend(span.map(|span| ("for".to_owned(), json!(span))));
-    body.extend(reason.map(|reason| ("reason".to_owned(), json!(reason))));
-    body.extend(is_raw.then(|| ("raw".to_owned(), json!(true))));
-    body.extend(may_shorten.then(|| ("shorten".to_owned(), json!(true))));
+    let texts = [
+        ("for", options.span),
+        ("until", options.until),
+        ("reason", options.reason),
+    ];
+    for (name, text) in texts {
+        body.extend(text.map(|text| (name.to_owned(), json!(text))));
+    }
+    let flags = [
+        ("raw", options.raw),
+        ("shorten", options.shorten),
+        ("wide", options.wide),
+    ];
+    for (name, is_set) in flags {
+        body.extend(is_set.then(|| (name.to_owned(), json!(true))));
+    }
     let request = AdminRequest {
         method: Method::PUT,
         body: Some(Value::Object(body).to_string()),
-        ..of_key(admin, "block", "blocks", key)
+        ..of_key_or_entries(admin, "block", target)
     };
     Ok(show(admin, request.send()?, print::blocked))
 }
 
-pub(crate) fn unblock(admin: &Admin, key: &Key) -> Result<ExitCode, String> {
+pub(crate) fn unblock(admin: &Admin, target: KeyOrEntries) -> Result<ExitCode, String> {
     let request = AdminRequest {
         method: Method::DELETE,
-        ..of_key(admin, "unblock", "blocks", key)
+        ..of_key_or_entries(admin, "unblock", target)
     };
     let lifted = request.send()?;
     Ok(show(admin, lifted, |done| print::done("unblocked", done)))
 }
 
-pub(crate) fn blocks(admin: &Admin) -> Result<ExitCode, String> {
-    let blocks = get(admin, "list the blocks", "/v1/blocks").send()?;
+pub(crate) fn blocks(admin: &Admin, options: &BlocksOptions) -> Result<ExitCode, String> {
+    let blocks = all_blocks(admin, options.search.as_deref())?;
     Ok(show(admin, blocks, print::blocks))
+}
+
+/// Returns a document with the blocks of keys and the blocks by entries. With `search`, it contains
+/// only the blocks with this string in a value or in the reason.
+fn all_blocks(admin: &Admin, search: Option<&str>) -> Result<AdminResponse, String> {
+    let mut document = match get(admin, "list the blocks", "/v1/blocks").send()? {
+        AdminResponse::Document(document) => document,
+        problems @ AdminResponse::Problems(_) => return Ok(problems),
+    };
+    if let (Some(search), Some(blocks)) = (search, document["blocks"].as_array_mut()) {
+        let has = |value: &Value| value.as_str().is_some_and(|text| text.contains(search));
+        blocks.retain(|block| {
+            has(&block["reason"])
+                || block["key"]
+                    .as_array()
+                    .is_some_and(|key| key.iter().any(has))
+        });
+    }
+    let (mut by_entries, mut after) = (Vec::new(), None::<String>);
+    let (most, search) = (MAX_BLOCKS_PER_PAGE.to_string(), search.map(str::to_owned));
+    loop {
+        let optional = [("search", &search), ("after", &after)];
+        let optional = optional
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        let path = with_query("/v1/entry-blocks", optional.chain([("n", &most)]));
+        match get(admin, "list the blocks by entries", &path).send()? {
+            AdminResponse::Document(mut page) => {
+                let blocks = page["blocks"].as_array_mut().map(std::mem::take);
+                by_entries.extend(blocks.into_iter().flatten());
+                after = page["next"].as_str().map(str::to_owned);
+            }
+            problems @ AdminResponse::Problems(_) => return Ok(problems),
+        }
+        if after.is_none() {
+            document["entry_blocks"] = Value::Array(by_entries);
+            return Ok(AdminResponse::Document(document));
+        }
+    }
 }
 
 /// Sets or removes the override of a key.
@@ -289,12 +334,14 @@ fn overview(
     }
     // While Redis is unreachable, the blocks cannot be listed, but this server's top talkers are
     // still useful.
-    let (blocks, problem) = match get(admin, "list the blocks", "/v1/blocks").send() {
-        Ok(AdminResponse::Document(blocks)) => (blocks.get("blocks").cloned(), None),
-        Ok(AdminResponse::Problems(problems)) => (None, Some(problems.join("; "))),
-        Err(problem) => (None, Some(problem)),
+    let (mut document, problem) = match all_blocks(admin, None) {
+        Ok(AdminResponse::Document(blocks)) => (blocks, None),
+        Ok(AdminResponse::Problems(problems)) => {
+            (json!({"blocks": null}), Some(problems.join("; ")))
+        }
+        Err(problem) => (json!({"blocks": null}), Some(problem)),
     };
-    let mut document = json!({"periods": periods, "blocks": blocks});
+    document["periods"] = json!(periods);
     if let Some(problem) = problem {
         document["hint"] = json!(problem);
     }
@@ -490,6 +537,32 @@ fn get<'a>(admin: &'a Admin, task: &str, path: &str) -> AdminRequest<'a> {
         path: path.to_owned(),
         body: None,
     }
+}
+
+/// Builds a request about the block of a key or of entries.
+fn of_key_or_entries<'a>(admin: &'a Admin, verb: &str, target: KeyOrEntries) -> AdminRequest<'a> {
+    let KeyOrEntries {
+        name,
+        values,
+        entries,
+        rule,
+    } = target;
+    if entries.is_empty() {
+        let rule = name.unwrap_or_default();
+        return of_key(admin, verb, "blocks", &Key { rule, values });
+    }
+    let pairs = entries.iter();
+    let segments: String = pairs
+        .map(|(name, value)| format!("/{}/{}", encoded(name), encoded(value)))
+        .collect();
+    let query = rule.iter().map(|rule| ("rule", rule));
+    let path = with_query(&format!("/v1/entry-blocks{segments}"), query);
+    let pairs: Vec<String> = entries
+        .iter()
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let task = format!("{verb} {}", pairs.join(" "));
+    get(admin, &print::printable(&task), &path)
 }
 
 /// Builds a request about one key of a rule. The request's path starts with `/v1/{what}/`.

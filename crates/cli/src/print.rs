@@ -101,7 +101,12 @@ pub(crate) fn reloaded(reloaded: &Value) -> String {
         .filter(|(what, _)| {
             !matches!(
                 what.as_str(),
-                "restart_required" | "warnings" | "inactive_blocks" | "inactive_overrides" | "hint"
+                "restart_required"
+                    | "warnings"
+                    | "inactive_blocks"
+                    | "inactive_entry_blocks"
+                    | "inactive_overrides"
+                    | "hint"
             )
         })
         .map(|(what, value)| match value {
@@ -211,47 +216,58 @@ pub(crate) fn done(what: &str, done: &Value) -> String {
     format!("{what} {}", key(done))
 }
 
-/// Formats `/v1/blocks`.
-pub(crate) fn blocks(blocks: &Value) -> String {
+/// Formats the blocks of keys and the blocks by entries.
+pub(crate) fn blocks(document: &Value) -> String {
     let head = ["RULE", "KEY", "LEFT", "UNTIL", "REASON"];
-    let rows: Vec<Vec<String>> = list(&blocks["blocks"])
-        .map(|block| {
-            let has_end = !block["until_ms"].is_null();
-            let or_lifted = |end: String| {
-                if has_end {
-                    end
-                } else {
-                    "until lifted".to_owned()
-                }
-            };
-            vec![
-                rule_of(block),
-                joined(&block["key"]),
-                or_lifted(wait(&block["left_ms"])),
-                if has_end {
-                    text(&block["until"])
-                } else {
-                    "-".to_owned()
-                },
-                text(&block["reason"]),
-            ]
-        })
-        .collect();
+    let all = || list(&document["entry_blocks"]).chain(list(&document["blocks"]));
+    let rows: Vec<Vec<String>> = all().map(block_cells).collect();
     if rows.is_empty() {
         return "no blocks".to_owned();
     }
-    let is_lost = list(&blocks["blocks"]).any(|block| block["persistent"] == false);
-    let has_inactive = list(&blocks["blocks"]).any(|block| block["inactive"].is_string());
+    let is_lost = all().any(|block| block["persistent"] == false);
+    let has_inactive = all().any(|block| block["inactive"].is_string());
     let mut out = headed(&head, rows);
     if has_inactive {
-        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key; lift the block with `tidegate unblock RULE VALUES`\n");
+        out.push_str("note: an inactive block denies no requests, because its rule was removed or has another key; lift the block with `tidegate unblock`\n");
     }
-    if let Some(hint) = hint(blocks) {
+    if let Some(hint) = hint(document) {
         out.push_str(&hint);
     } else if is_lost {
         out.push_str("note: these blocks are lost when the server restarts; set `store.memory.snapshot` to keep them\n");
     }
     out
+}
+
+/// Returns the table cells of a block of a key or of entries.
+fn block_cells(block: &Value) -> Vec<String> {
+    let has_end = !block["until_ms"].is_null();
+    let is_of_all_rules = block["rule"].is_null() && block["inactive"].is_null();
+    vec![
+        match &block["entries"] {
+            Value::Object(_) if is_of_all_rules => "(all)".to_owned(),
+            _ => rule_of(block),
+        },
+        match &block["entries"] {
+            Value::Null => joined(&block["key"]),
+            entries => entry_list(entries),
+        },
+        match has_end {
+            true => wait(&block["left_ms"]),
+            false => "until lifted".to_owned(),
+        },
+        match has_end {
+            true => text(&block["until"]),
+            false => "-".to_owned(),
+        },
+        text(&block["reason"]),
+    ]
+}
+
+/// Formats the entries of a block.
+fn entry_list(entries: &Value) -> String {
+    let entries = entries.as_object().into_iter().flatten();
+    let pairs = entries.map(|(name, value)| format!("{}={}", printable(name), text(value)));
+    pairs.collect::<Vec<_>>().join(" ")
 }
 
 /// Formats the response to a request that sets an override.
@@ -486,6 +502,11 @@ pub(crate) fn explained(explained: &Value) -> String {
             passes(&explained["retry_after_ms"])
         ),
     };
+    let block = &explained["block"];
+    if !block.is_null() {
+        let entries = entry_list(&block["entries"]);
+        let _ = writeln!(out, "blocked {entries} {}", until_and_reason(block));
+    }
     if let Some(source) = explained["source"].as_str() {
         let exactness = text(&explained["exactness"]);
         let _ = writeln!(out, "decided by {} ({exactness})", printable(source));
@@ -774,6 +795,14 @@ fn share(part: u64, whole: u64) -> String {
 /// Formats the rule and the values of a key, or the key of a limit that was sent with a request.
 fn key(document: &Value) -> String {
     match (&document["rule"], &document["key"]) {
+        (Value::Null, Value::Null) => entry_list(&document["entries"]),
+        (rule, Value::Null) => {
+            format!(
+                "{} in rule {}",
+                entry_list(&document["entries"]),
+                text(rule)
+            )
+        }
         (Value::Null, key) => joined(key),
         (rule, Value::Array(values)) if values.is_empty() => text(rule),
         (rule, key) => format!("{} {}", text(rule), joined(key)),

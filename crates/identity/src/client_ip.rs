@@ -162,6 +162,12 @@ impl Trust {
         }
     }
 
+    /// Returns the prefix length of the IPv6 networks whose clients share one count.
+    #[must_use]
+    pub fn ipv6_prefix(&self) -> u8 {
+        self.ipv6_prefix
+    }
+
     /// Returns the address or network by which this client is counted.
     #[must_use]
     pub fn counted(&self, client: IpAddr) -> IpAddr {

@@ -19,6 +19,9 @@ pub struct UnknownBlocks(StoreError);
 pub async fn report_inactive_blocks(
     limiter: &ServerLimiter,
 ) -> Result<InactiveBlocks, UnknownBlocks> {
+    if let Some(advice) = inactive_entry_blocks_advice(limiter.inactive_entry_blocks()) {
+        tracing::warn!(target: LOG_TARGET, "{advice}");
+    }
     let inactive = limiter.inactive_blocks().await.map_err(UnknownBlocks);
     match inactive.as_ref().map(InactiveBlocks::advice) {
         Ok(Some(advice)) => tracing::warn!(target: LOG_TARGET, "{advice}"),
@@ -26,4 +29,18 @@ pub async fn report_inactive_blocks(
         Err(error) => tracing::info!(target: LOG_TARGET, "{error}"),
     }
     inactive
+}
+
+/// Describes `count` inactive blocks by entries, and explains what to do about them. Returns `None`
+/// if there are none.
+pub fn inactive_entry_blocks_advice(count: usize) -> Option<String> {
+    let blocks = match count {
+        0 => return None,
+        1 => "1 block by entries is".to_owned(),
+        count => format!("{count} blocks by entries are"),
+    };
+    Some(format!(
+        "{blocks} inactive, because the rule no longer exists, or because no rule uses an entry of the block; \
+         list blocks with `tidegate blocks`, and lift them with `tidegate unblock --entry`, or restore the rule"
+    ))
 }

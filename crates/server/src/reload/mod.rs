@@ -26,7 +26,7 @@ use self::candidate::{CandidateChange, CandidateFile};
 pub use self::{
     candidate::{PromoteError, Promotion},
     diff::{RuleChange, RulesDiff},
-    inactive_blocks::{UnknownBlocks, report_inactive_blocks},
+    inactive_blocks::{UnknownBlocks, inactive_entry_blocks_advice, report_inactive_blocks},
     inactive_overrides::report_inactive_overrides,
     preview::{RulesPreview, preview},
     restart_only::RestartOnlySettings,

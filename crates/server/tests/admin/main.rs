@@ -14,6 +14,7 @@ mod blocks;
 mod client;
 mod console;
 mod denials;
+mod entry_blocks;
 mod events;
 mod keys;
 mod listener;

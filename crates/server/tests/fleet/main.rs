@@ -12,6 +12,7 @@ mod client;
 
 mod candidate;
 mod denials;
+mod entry_blocks;
 mod failures;
 mod kuadrant;
 mod listeners;

@@ -13,7 +13,8 @@ use tidegate_core::{
     top::TopBounds,
 };
 use tidegate_limiter::{
-    KeyMask, ServerLimiter, events::Events, metrics::ListenerKind, reservations::Reservations,
+    Backend, KeyMask, ServerLimiter, events::Events, metrics::ListenerKind,
+    reservations::Reservations,
 };
 use tidegate_net::{Bounds, Server};
 use tidegate_redis::{
@@ -81,29 +82,35 @@ impl Node {
         Self::on(Topology::Cluster { seeds }, settings, KeyMask::plain())
     }
 
+    /// Starts a node with the memory store, to compare it with the others.
+    pub(crate) fn in_memory() -> Self {
+        let store = MemoryStore::new(MemoryBounds::default());
+        Self::with_backend(runtime(), store, KeyMask::plain())
+    }
+
     fn on(topology: Topology, settings: FallbackSettings, mask: KeyMask) -> Self {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap();
+        let runtime = runtime();
         let connection = RedisSettings {
             // The timeout is longer than the default, because tests may be slow on a busy machine.
             timeout: std::time::Duration::from_millis(500),
             ..RedisSettings::new(topology)
         };
         let redis = Arc::new(Redis::start(connection, runtime.handle()));
-        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
-        let rules = Config::parse(RULES).unwrap().rules;
         let store = MemoryStore::new(MemoryBounds::default());
         let fallback = FallbackStore::new(redis, "test", store, settings);
+        Self::with_backend(runtime, fallback, mask)
+    }
+
+    fn with_backend(runtime: Runtime, backend: impl Into<Backend>, mask: KeyMask) -> Self {
+        let clock = Clock::manual(Timestamp::from_micros(START_MICROS));
+        let rules = Config::parse(RULES).unwrap().rules;
         let events =
             Events::open(&EventsConfig::default(), Vec::new(), mask.clone(), &clock).unwrap();
         let reservations = Reservations::new(
             ReservationsConfig::default(),
             Some("the-secret-of-the-fleet"),
         );
-        let limiter = ServerLimiter::new(rules, fallback, clock.clone())
+        let limiter = ServerLimiter::new(rules, backend, clock.clone())
             .with_top(Some(TopBounds::default()))
             .with_reservations(reservations.unwrap())
             .with_events(Some(Arc::new(events)))
@@ -222,6 +229,14 @@ impl Node {
         let listener = admin::listen(&self.server, socket(), Bounds::default(), context);
         listener.unwrap().local_addr()
     }
+}
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap()
 }
 
 fn socket() -> TcpListener {

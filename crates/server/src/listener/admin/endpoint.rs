@@ -9,6 +9,10 @@ pub(super) enum Operation {
     Liveness,
     Readiness,
     Metrics,
+    ListEntryBlocks,
+    ShowEntryBlock,
+    PutEntryBlock,
+    LiftEntryBlock,
     ListBlocks,
     ShowBlock,
     PutBlock,
@@ -40,7 +44,9 @@ impl Operation {
     pub(super) const fn is_change(self) -> bool {
         matches!(
             self,
-            Self::PutBlock
+            Self::PutEntryBlock
+                | Self::LiftEntryBlock
+                | Self::PutBlock
                 | Self::LiftBlock
                 | Self::PromoteCandidate
                 | Self::ResetKey
@@ -60,6 +66,8 @@ enum Target {
     Key,
     /// A rule, followed by the values of a key: `{rule}/{key}`. The key can be empty.
     RuleAndKey,
+    /// Pairs of an entry and its value: `{entry}/{value}`, `{entry}/{value}/{entry}/{value}`, …
+    Entries,
 }
 
 /// A path with its allowed methods.
@@ -101,6 +109,19 @@ const ENDPOINTS: &[Endpoint] = &[
         &[("POST", Operation::PromoteCandidate)],
     ),
     endpoint(&["v1", "denials"], &[("GET", Operation::ListDenials)]),
+    endpoint(
+        &["v1", "entry-blocks"],
+        &[("GET", Operation::ListEntryBlocks)],
+    ),
+    Endpoint {
+        segments: &["v1", "entry-blocks"],
+        target: Target::Entries,
+        operations: &[
+            ("GET", Operation::ShowEntryBlock),
+            ("PUT", Operation::PutEntryBlock),
+            ("DELETE", Operation::LiftEntryBlock),
+        ],
+    },
     endpoint(&["v1", "events"], &[("GET", Operation::FollowEvents)]),
     endpoint(&["v1", "history"], &[("GET", Operation::ShowHistory)]),
     endpoint(&["v1", "explain"], &[("POST", Operation::Explain)]),
@@ -160,7 +181,7 @@ pub(super) fn find<'p>(
         let is_target = match endpoint.target {
             Target::None => rest.is_empty(),
             Target::Key => rest.len() == 1,
-            Target::RuleAndKey => !rest.is_empty(),
+            Target::RuleAndKey | Target::Entries => !rest.is_empty(),
         };
         is_target.then_some((endpoint, rest))
     });
@@ -187,6 +208,7 @@ fn all_paths() -> String {
             Target::None => "",
             Target::Key => "/{key}",
             Target::RuleAndKey => "/{rule}/{key}",
+            Target::Entries => "/{entry}/{value}",
         };
         format!(", /{}{target}", endpoint.segments.join("/"))
     });

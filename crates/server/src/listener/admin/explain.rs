@@ -2,7 +2,7 @@
 
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
-use tidegate_core::{Request, Rule, RuleSet, Source};
+use tidegate_core::{EntryBlock, EntryBlockTarget, Request, Rule, RuleSet, Source};
 use tidegate_limiter::{
     ExplainError, ExplainedCharge, Explanation, ServerLimiter,
     entries::{normalize, rewritten},
@@ -18,7 +18,7 @@ use super::{
     super::http::{CheckRequest, millis, read_check},
     blocks,
     denials::masked,
-    keys, overrides,
+    entry_blocks, keys, overrides,
     path::no_rule,
     query::Query,
     store_problem,
@@ -135,6 +135,9 @@ impl View<'_> {
         if explanation.source != Source::Memory {
             document["source"] = explanation.source.as_str().into();
         }
+        if let Some(block) = &explanation.entry_block {
+            document["block"] = self.entry_block(block);
+        }
         if let Some(when) = explanation.allowed_by {
             document["allowed_by"] = when.to_string().into();
         }
@@ -147,10 +150,12 @@ impl View<'_> {
     fn applied(&self, charge: &ExplainedCharge<'_>) -> Value {
         let now = self.explanation.block_now;
         let policies = charge.policies.iter().map(|policy| &**policy);
-        let blocked_for = charge
-            .block
-            .as_ref()
-            .map(|block| keys::blocked_for(block, now));
+        let until = match (&charge.block, &charge.entry_block) {
+            (Some(block), _) => Some(block.until),
+            (None, Some((_, block))) => Some(block.until),
+            (None, None) => None,
+        };
+        let blocked_for = until.map(|until| keys::blocked_for(until, now));
         let limits = keys::limit_documents(policies, &charge.current, &charge.next, blocked_for);
         let mut document = json!({
             "rule": charge.rule.name(),
@@ -168,6 +173,8 @@ impl View<'_> {
         if let Some(block) = &charge.block {
             let block = blocks::document_without_key(self.limiter, self.rules, block, now);
             document["block"] = block;
+        } else if let Some(block) = &charge.entry_block {
+            document["block"] = self.entry_block(block);
         }
         if charge.is_stretched {
             document["elastic"] = true.into();
@@ -184,6 +191,10 @@ impl View<'_> {
                     .into();
         }
         document
+    }
+
+    fn entry_block(&self, block: &(EntryBlockTarget, EntryBlock)) -> Value {
+        entry_blocks::denying(self.limiter, block, self.limiter.key_mask())
     }
 
     fn not_applied(&self, rule: &Rule) -> Value {

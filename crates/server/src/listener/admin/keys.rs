@@ -4,8 +4,11 @@ use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tidegate_config::EventType;
-use tidegate_core::{Block, Charge, Cost, Effect, Outcome, RetryAfter, Rule, RuleSet, Timestamp};
-use tidegate_limiter::{ListError, ServerLimiter};
+use tidegate_core::{
+    Charge, Cost, Effect, EntryBlock, EntryBlockTarget, Outcome, Request, RetryAfter, Rule,
+    RuleSet, Timestamp,
+};
+use tidegate_limiter::{KeyMask, ListError, ServerLimiter};
 use tidegate_net::{
     Problem,
     response::{Answer, json},
@@ -18,7 +21,7 @@ use super::{
     audit::Auditor,
     blocks,
     denials::masked,
-    overrides,
+    entry_blocks, overrides,
     path::{KeyTarget, no_rule},
     query::Query,
     store_problem,
@@ -53,15 +56,28 @@ pub(super) async fn show(
         .await
         .map_err(store_problem)?;
     let policies = limits.iter().map(|limit| &**limit.policy());
-    let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
-    let documents = limit_documents(policies, &current, &next, blocked_for);
+    let entry_block = entry_block(limiter, &rules, rule, target.key);
+    let until = match (&block, &entry_block) {
+        (Some(block), _) => Some(block.until),
+        (None, Some((_, block))) => Some(block.until),
+        (None, None) => None,
+    };
+    let blocked_for = until.map(|until| blocked_for(until, now));
+    // A block by entries is not a part of the store's state.
+    let next: &[Outcome] = if until.is_some() { &[] } else { &next };
+    let documents = limit_documents(policies, &current, next, blocked_for);
+    let block = match (block, entry_block) {
+        (Some(block), _) => Some(blocks::document(limiter, &rules, &block, now)),
+        (None, Some(block)) => Some(entry_blocks::denying(limiter, &block, &KeyMask::plain())),
+        (None, None) => None,
+    };
     let document = json!({
         "rule": rule.name(),
         "key": target.key,
         "mode": rule.mode().as_str(),
         "limits": documents,
         "override": overrides::applied(limiter, &rules, rule, &bytes),
-        "block": block.map(|block| blocks::document(limiter, &rules, &block, now)),
+        "block": block,
     });
     Ok(json(StatusCode::OK, &target.hinted(document, rule)))
 }
@@ -109,9 +125,21 @@ pub(super) async fn reset_throttle(auditor: &Auditor<'_>, key: &str) -> Result<A
     Ok(json(StatusCode::OK, &json!({"key": key, "reset": true})))
 }
 
-/// Returns the time from `now` until `block` ends.
-pub(super) fn blocked_for(block: &Block, now: Timestamp) -> RetryAfter {
-    match block.until {
+/// Returns the block by entries that denies all requests with this key of `rule`.
+fn entry_block(
+    limiter: &ServerLimiter,
+    rules: &RuleSet,
+    rule: &Rule,
+    values: &[&str],
+) -> Option<(EntryBlockTarget, EntryBlock)> {
+    let entries: Vec<(&str, &str)> = rule.key().zip(values.iter().copied()).collect();
+    let request = Request::new(&entries, Cost::ONE).ok()?;
+    rules.entry_block(&request, Some(rule), limiter.now())
+}
+
+/// Returns the time from `now` until a block ends.
+pub(super) fn blocked_for(until: Option<Timestamp>, now: Timestamp) -> RetryAfter {
+    match until {
         Some(until) => RetryAfter::After(until.since(now)),
         None => RetryAfter::Never,
     }
@@ -222,7 +250,7 @@ async fn row(
         None => limiter.now(),
     };
     let policies = limits.iter().map(|limit| &**limit.policy());
-    let blocked_for = block.as_ref().map(|block| blocked_for(block, now));
+    let blocked_for = block.as_ref().map(|block| blocked_for(block.until, now));
     Ok(Some(json!({
         "key": masked(&values, limiter.key_mask()),
         "limits": limit_documents(policies, &current, &next, blocked_for),

@@ -8,6 +8,8 @@
 //! | `GET /metrics` | metrics in the Prometheus text format |
 //! | `GET /v1/blocks` | all blocks |
 //! | `GET`, `PUT`, `DELETE /v1/blocks/{rule}/{key}` | one block |
+//! | `GET /v1/entry-blocks` | blocks by entries, page by page |
+//! | `GET`, `PUT`, `DELETE /v1/entry-blocks/{entry}/{value}` | one block by entries |
 //! | `GET /v1/keys/{rule}` | the keys of a rule, page by page |
 //! | `GET`, `DELETE /v1/keys/{rule}/{key}` | the state of a key; reset its counters |
 //! | `GET /v1/denials` | recent denials |
@@ -35,7 +37,9 @@ mod blocks;
 mod candidate;
 mod console;
 mod denials;
+mod end;
 mod endpoint;
+mod entry_blocks;
 mod events;
 mod explain;
 mod keys;
@@ -309,6 +313,13 @@ impl Admin {
             Operation::ShowBlock => blocks::show(limiter, target).await,
             Operation::PutBlock => blocks::put(&auditor, target, &read_body(body).await?).await,
             Operation::LiftBlock => blocks::lift(&auditor, target).await,
+            Operation::ListEntryBlocks => entry_blocks::list(limiter, query).await,
+            Operation::ShowEntryBlock => entry_blocks::show(limiter, rest, query),
+            Operation::PutEntryBlock => {
+                let body = read_body(body).await?;
+                entry_blocks::put(&auditor, rest, query, &body).await
+            }
+            Operation::LiftEntryBlock => entry_blocks::lift(&auditor, rest, query).await,
             Operation::ListOverrides => overrides::list(limiter, query).await,
             Operation::ShowOverride => overrides::show(limiter, target),
             Operation::SetOverride => {

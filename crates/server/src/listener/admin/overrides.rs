@@ -8,14 +8,13 @@ use tidegate_config::EventType;
 use tidegate_core::{
     LimitError, Override, OverrideError, OverrideTarget, Replacement, Rule, RuleSet, Span,
     Timestamp,
-    bounds::{MAX_LIMITS_PER_RULE, MAX_PERIOD, MAX_REASON_BYTES},
-    notation,
+    bounds::{MAX_LIMITS_PER_RULE, MAX_REASON_BYTES},
 };
 use tidegate_limiter::{
     ServerLimiter,
-    date::{self, date},
+    date::date,
     entries::Spelling,
-    overrides::{ChangeOverrideError, OverrideFilter},
+    overrides::{ChangeOverrideError, DESCRIPTOR_RULE_PREFIX, OverridableRule, OverrideFilter},
 };
 use tidegate_net::{
     Problem,
@@ -26,6 +25,7 @@ use tidegate_net::{
 
 use super::{
     audit::Auditor,
+    end::RequestedEnd,
     path::{KeyTarget, no_rule},
     query::Query,
     store_problem,
@@ -59,7 +59,7 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
     let query = Query::parse(query, &["rule", "search", "after", "n"], None)?;
     let rules = limiter.rules();
     if let Some(name) = query.get("rule")
-        && rules.rule(name).is_none()
+        && limiter.overridable_rule(&rules, name).is_none()
     {
         return Err(no_rule(&rules, name, &[]));
     }
@@ -78,7 +78,7 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
     let view = View::new(limiter);
     let listed = page.overrides.iter();
     let documents: Vec<Value> = listed
-        .map(|listed| view.document(listed.rule, &listed.target, &listed.found))
+        .map(|listed| view.document(&listed.rule, &listed.target, &listed.found))
         .collect();
     let mut document = json!({
         "overrides": documents,
@@ -98,18 +98,16 @@ fn list_now(limiter: &ServerLimiter, query: Option<&str>) -> Result<Answer, Prob
 /// Serves `GET /v1/overrides/{rule}/{key}`.
 pub(super) fn show(limiter: &ServerLimiter, target: KeyTarget<'_>) -> Result<Answer, Problem> {
     let rules = limiter.rules();
-    let rule = find_rule(&rules, target)?;
+    let rule = find_rule(limiter, &rules, target)?;
     let of = OverrideTarget::of(target.key);
-    let found = rules
-        .overrides(rule)
-        .and_then(|overrides| overrides.get(&of));
+    let found = limiter.overrides().get(rule.name(), &of);
     let found = found.filter(|found| found.is_unexpired(limiter.now()));
     match found {
         Some(found) => {
-            let document = View::new(limiter).document(rule, &of, &found);
+            let document = View::new(limiter).document(&rule, &of, &found);
             Ok(json(StatusCode::OK, &document))
         }
-        None => Err(none(limiter, &rules, rule, target)),
+        None => Err(none(limiter, &rule, target)),
     }
 }
 
@@ -121,19 +119,24 @@ pub(super) async fn put(
 ) -> Result<Answer, Problem> {
     let limiter = auditor.limiter();
     let rules = limiter.rules();
-    let rule = find_rule(&rules, target)?;
+    let rule = find_rule(limiter, &rules, target)?;
     let of = OverrideTarget::of(target.key);
     let now = limiter.now();
     let OverrideRequest { new, spelling } = read(&object(body)?, now)?;
     if !of.is_pattern() {
         rule.encode_key(target.key)?;
-        target.check(rule, spelling)?;
+        // Envoy's values are not normalised.
+        let spelling = match rule.is_of_descriptors() {
+            true => Spelling::Raw,
+            false => spelling,
+        };
+        target.check(&rule, spelling)?;
     }
-    let replaced = limiter.set_override(rule, &of, new.clone()).await;
+    let replaced = limiter.set_override(&rule, &of, new.clone()).await;
     let replaced = replaced.map_err(change_problem)?;
     let replaced = replaced.filter(|replaced| replaced.is_unexpired(now));
     let view = View::new(limiter);
-    let mut document = view.document(rule, &of, &new);
+    let mut document = view.document(&rule, &of, &new);
     let before = replaced.as_ref().map(|replaced| view.change(replaced));
     if let Some(before) = &before {
         document["replaced"] = before.clone();
@@ -159,8 +162,8 @@ pub(super) async fn remove(
     let of = OverrideTarget::of(target.key);
     let removed = limiter.remove_override(target.rule, &of).await;
     let Some(removed) = removed.map_err(change_problem)? else {
-        let rule = find_rule(&rules, target)?;
-        return Err(none(limiter, &rules, rule, target));
+        let rule = find_rule(limiter, &rules, target)?;
+        return Err(none(limiter, &rule, target));
     };
     let before = View::new(limiter).change(&removed);
     let change = json!({"before": before, "after": null});
@@ -197,15 +200,34 @@ pub(super) fn document(
     document
 }
 
-fn find_rule<'r>(rules: &'r RuleSet, target: KeyTarget<'_>) -> Result<&'r Rule, Problem> {
-    let rule = rules.rule(target.rule);
-    rule.ok_or_else(|| no_rule(rules, target.rule, target.key))
+fn find_rule<'r>(
+    limiter: &ServerLimiter,
+    rules: &'r RuleSet,
+    target: KeyTarget<'_>,
+) -> Result<OverridableRule<'r>, Problem> {
+    let rule = limiter.overridable_rule(rules, target.rule);
+    rule.ok_or_else(|| match target.rule.starts_with(DESCRIPTOR_RULE_PREFIX) {
+        true => no_descriptor_rule(target.rule),
+        false => no_rule(rules, target.rule, target.key),
+    })
+}
+
+fn no_descriptor_rule(name: &str) -> Problem {
+    let detail = format!(
+        "Envoy's rate limit service has no rule \"{}\" with a limit; the name is envoy:DOMAIN/LEVEL.LEVEL…, in \
+         which a level is a key or KEY_VALUE, such as envoy:shop/api_key",
+        shown(name)
+    );
+    Problem::new(StatusCode::NOT_FOUND, detail)
 }
 
 /// Builds the 404 response for a key or a pattern that has no override of its own.
-fn none(limiter: &ServerLimiter, rules: &RuleSet, rule: &Rule, target: KeyTarget<'_>) -> Problem {
+fn none(limiter: &ServerLimiter, rule: &Rule, target: KeyTarget<'_>) -> Problem {
     let applied = rule.encode_key(target.key).ok();
-    let applied = applied.and_then(|key| rules.overrides(rule)?.find(rule, &key, limiter.now()));
+    let applied = applied.and_then(|key| {
+        let overrides = limiter.overrides().of_rule(rule.name());
+        overrides.find(rule, &key, limiter.now())
+    });
     match applied {
         Some((pattern, _)) => {
             let pattern = pattern.values().collect::<Vec<_>>().join(" ");
@@ -284,7 +306,7 @@ impl View {
 }
 
 fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Problem> {
-    let (mut replacement, mut until, mut reason) = (None, None, "");
+    let (mut replacement, mut end, mut reason) = (None, RequestedEnd::default(), "");
     let mut spelling = Spelling::Normalized;
     let mut set = |new: Replacement| match replacement.replace(new) {
         None => Ok(()),
@@ -297,13 +319,8 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
         match (&**name, value) {
             ("limits", value) => set(limits(value)?)?,
             ("plan", Json::Text(plan)) => set(Replacement::Plan((**plan).into()))?,
-            ("for", Json::Text(text)) if text == "forever" => {}
-            ("for", Json::Text(text)) => {
-                let span = notation::span(text);
-                let span = span.map_err(|error| Problem::bad("for", error.to_string()))?;
-                end(&mut until, "for", now.after(span))?;
-            }
-            ("until", Json::Text(text)) => end(&mut until, "until", instant(text, now)?)?,
+            ("for", Json::Text(text)) => end.read_for(text, now)?,
+            ("until", Json::Text(text)) => end.read_until(text, now)?,
             ("reason", Json::Text(text)) if text.len() > MAX_REASON_BYTES => {
                 let length = text.len();
                 let problem = format!("{length} bytes exceed the maximum of {MAX_REASON_BYTES}");
@@ -338,7 +355,7 @@ fn read(members: &Members<'_>, now: Timestamp) -> Result<OverrideRequest, Proble
     Ok(OverrideRequest {
         new: Override {
             replacement,
-            until,
+            until: end.until(),
             reason: reason.into(),
         },
         spelling,
@@ -386,37 +403,4 @@ fn limits(value: &Json<'_>) -> Result<Replacement, Problem> {
     Ok(Replacement::Limits(
         texts.into_iter().map(Box::from).collect(),
     ))
-}
-
-/// Sets the end of an override. Fails if the end is already set, because a request must not contain
-/// both `for` and `until`.
-fn end(until: &mut Option<Timestamp>, field: &str, at: Timestamp) -> Result<(), Problem> {
-    match until.replace(at) {
-        None => Ok(()),
-        Some(_) => {
-            let problem = "cannot be combined: give one of `for` and `until`";
-            Err(Problem::bad(field, problem))
-        }
-    }
-}
-
-/// Parses an RFC 3339 date, which must be in the future.
-fn instant(text: &str, now: Timestamp) -> Result<Timestamp, Problem> {
-    let at = date::parse(text).ok_or_else(|| {
-        let problem = format!(
-            "expected a date such as \"2026-12-01T00:00:00Z\", got \"{}\"",
-            shown(text)
-        );
-        Problem::bad("until", problem)
-    })?;
-    if at <= now {
-        return Err(Problem::bad("until", "is in the past"));
-    }
-    if at.since(now) > MAX_PERIOD {
-        return Err(Problem::bad(
-            "until",
-            "is more than ten years from now; omit it for an override that does not expire",
-        ));
-    }
-    Ok(at)
 }

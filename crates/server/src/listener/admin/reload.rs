@@ -10,7 +10,9 @@ use tidegate_net::{Problem, Tls};
 
 use crate::{
     geoip::GeoIp,
-    reload::{Reloader, report_inactive_blocks, report_inactive_overrides},
+    reload::{
+        Reloader, inactive_entry_blocks_advice, report_inactive_blocks, report_inactive_overrides,
+    },
 };
 
 /// The maximum number of warnings in a response. The log contains all warnings.
@@ -103,6 +105,11 @@ impl ReloadTargets {
 
 /// Adds to `members` the blocks that the new rules do not enforce, if there are any.
 pub(super) async fn add_inactive_blocks(limiter: &ServerLimiter, members: &mut Map<String, Value>) {
+    let by_entries = limiter.inactive_entry_blocks();
+    if let Some(advice) = inactive_entry_blocks_advice(by_entries) {
+        members.insert("inactive_entry_blocks".into(), by_entries.into());
+        members.insert("hint".into(), advice.into());
+    }
     match report_inactive_blocks(limiter).await {
         Ok(found) => {
             let Some(advice) = found.advice() else { return };

@@ -5,6 +5,9 @@ import { button, el, field, panel, select, show, table, text } from "./dom.js";
 import { duration, keyText, moment } from "./format.js";
 import { keyLink } from "./keys.js";
 
+// The maximum number of blocks by entries that the view shows.
+const MAX_ENTRY_BLOCKS = 1000;
+
 // Opens a dialog with a form. `submit` executes the operation. If it fails, the dialog shows the
 // error and stays open. The returned promise resolves when the dialog is closed.
 function openDialog(app, title, content, label, submit, onError) {
@@ -154,6 +157,20 @@ export async function blockDialog(app, target, done) {
   await done?.();
 }
 
+// Describes what a block denies: a key of a rule, or entries.
+const blockText = ({ key, entries }) => {
+  if (entries) return keyText(Object.entries(entries).map(([name, value]) => `${name}=${value}`));
+  return key ? keyText(key) : "unknown key";
+};
+
+// Returns the path of a block.
+function blockPath({ rule, key, entries }) {
+  if (!entries) return keyPath("blocks", rule, key);
+  const [first, ...rest] = Object.entries(entries).flat();
+  const path = keyPath("entry-blocks", first, rest);
+  return rule === null ? path : `${path}?rule=${encodeURIComponent(rule)}`;
+}
+
 export function blocks(app) {
   const rows = table({
     caption: "Blocks",
@@ -163,15 +180,18 @@ export function blocks(app) {
       { title: "Reason", class: "reason wide" },
       { title: "Actions", class: "act", hidden: true },
     ],
-    key: ({ rule, key }) => JSON.stringify([rule, key]),
-    row: ({ rule, key, reason, inactive }) => {
+    key: ({ rule, key, entries }) => JSON.stringify([rule, key, entries]),
+    row: (block) => {
+      const { rule, key, entries, reason, inactive } = block;
       const [ends, left] = [el("span"), el("span", { class: "sub" })];
       const isActive = !inactive && rule && key;
       const name = isActive
         ? keyLink(rule, key)
-        : el("span", { class: "mono" }, key ? keyText(key) : "unknown key");
+        : el("span", { class: "mono" }, blockText(block));
       const lift =
-        rule && key ? button("Unblock", () => unblock(rule, key), { class: "operate" }) : undefined;
+        entries || (rule && key)
+          ? button("Unblock", () => unblock(block), { class: "operate" })
+          : undefined;
       const update = ({ until_ms: until, left_ms: more }) => {
         text(ends, until === null ? "when it is lifted" : moment(until));
         text(left, until === null ? "" : `in ${duration(more)}`);
@@ -180,7 +200,7 @@ export function blocks(app) {
         cells: [
           [
             name,
-            el("span", { class: "sub" }, rule ?? "unknown rule"),
+            el("span", { class: "sub" }, rule ?? (entries ? "all rules" : "unknown rule")),
             inactive && el("span", { class: "sub" }, `denies nothing: ${inactive}`),
             reason && el("span", { class: "sub narrow" }, reason),
           ],
@@ -199,24 +219,30 @@ export function blocks(app) {
   });
   const node = el("div", { class: "view" }, panel("Blocks", { tools: [add] }, rows.node, hint));
 
-  async function unblock(rule, key) {
+  async function unblock(block) {
+    const blocked = blockText(block);
+    const limits = block.rule ? `the limits of rule ${block.rule}` : "the limits of the rules";
     await ask(
       app,
       "Lift the block?",
-      `Requests of ${keyText(key)} are then decided by the limits of rule ${rule} again.`,
+      `Requests of ${blocked} are then decided by ${limits} again.`,
       "Unblock",
       async () => {
-        await request("DELETE", keyPath("blocks", rule, key));
-        app.say(`Unblocked ${keyText(key)}.`);
+        await request("DELETE", blockPath(block));
+        app.say(`Unblocked ${blocked}.`);
       },
     );
     await app.refresh();
   }
 
   async function poll() {
-    const found = await get("v1/blocks");
-    rows.update(found.blocks);
-    const isLost = found.blocks.some(({ persistent }) => !persistent);
+    const [found, byEntries] = await Promise.all([
+      get("v1/blocks"),
+      get("v1/entry-blocks", { n: MAX_ENTRY_BLOCKS }),
+    ]);
+    const all = [...byEntries.blocks, ...found.blocks];
+    rows.update(all);
+    const isLost = all.some(({ persistent }) => !persistent);
     text(
       hint,
       found.hint ??

@@ -1,0 +1,72 @@
+//! Parses the end of an override or of a block by entries: the fields `for` and `until`.
+
+use tidegate_core::{Timestamp, bounds::MAX_PERIOD, notation};
+use tidegate_limiter::date;
+use tidegate_net::{Problem, input::shown};
+
+/// The end that a request contains.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum RequestedEnd {
+    /// The request contains neither `for` nor `until`.
+    #[default]
+    Missing,
+    /// `"for": "forever"`.
+    Never,
+    /// The instant at which the override or the block ends.
+    At(Timestamp),
+}
+
+impl RequestedEnd {
+    /// Returns the end; `None` if there is no end, or if it is missing.
+    pub(super) fn until(self) -> Option<Timestamp> {
+        match self {
+            Self::Missing | Self::Never => None,
+            Self::At(until) => Some(until),
+        }
+    }
+
+    /// Reads the value of the field `for`: a duration, or `forever`.
+    pub(super) fn read_for(&mut self, text: &str, now: Timestamp) -> Result<(), Problem> {
+        let end = match text {
+            "forever" => Self::Never,
+            text => {
+                let span = notation::span(text);
+                let span = span.map_err(|error| Problem::bad("for", error.to_string()))?;
+                Self::At(now.after(span))
+            }
+        };
+        self.set("for", end)
+    }
+
+    /// Reads the value of the field `until`: an RFC 3339 date, which must be in the future.
+    pub(super) fn read_until(&mut self, text: &str, now: Timestamp) -> Result<(), Problem> {
+        let at = date::parse(text).ok_or_else(|| {
+            let problem = format!(
+                "expected a date such as \"2026-12-01T00:00:00Z\", got \"{}\"",
+                shown(text)
+            );
+            Problem::bad("until", problem)
+        })?;
+        if at <= now {
+            return Err(Problem::bad("until", "is in the past"));
+        }
+        if at.since(now) > MAX_PERIOD {
+            let problem =
+                "is more than ten years from now; for no end, write `\"for\": \"forever\"`";
+            return Err(Problem::bad("until", problem));
+        }
+        self.set("until", Self::At(at))
+    }
+
+    /// Sets the end. Fails if the end is already set, because a request must not contain both `for`
+    /// and `until`.
+    fn set(&mut self, field: &str, end: Self) -> Result<(), Problem> {
+        match std::mem::replace(self, end) {
+            Self::Missing => Ok(()),
+            Self::Never | Self::At(_) => {
+                let problem = "cannot be combined: give one of `for` and `until`";
+                Err(Problem::bad(field, problem))
+            }
+        }
+    }
+}
