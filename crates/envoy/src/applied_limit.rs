@@ -35,10 +35,14 @@ pub(super) enum Hits {
     Refund(Cost),
 }
 
-/// The origin of a descriptor's limits: a rule, or an override in the request.
+/// The origin of a descriptor's limits.
 #[derive(Debug)]
 pub(super) enum Source<'d> {
+    /// A rule.
     Rule(&'d Rule, &'d RuleLimits),
+    /// An override that an operator has set for a key of a rule.
+    Override(&'d Rule, Arc<RuleLimits>),
+    /// An override in the request.
     Request(Arc<RuleLimits>),
 }
 
@@ -48,7 +52,7 @@ impl Deref for Source<'_> {
     fn deref(&self) -> &RuleLimits {
         match self {
             Self::Rule(_, limits) => limits,
-            Self::Request(limits) => limits,
+            Self::Override(_, limits) | Self::Request(limits) => limits,
         }
     }
 }
@@ -94,9 +98,15 @@ pub(super) struct LimitResult {
 impl<'d> AppliedLimit<'d> {
     pub(super) fn rule(&self) -> Option<&'d Rule> {
         match self.limits {
-            Source::Rule(rule, _) => Some(rule),
+            Source::Rule(rule, _) | Source::Override(rule, _) => Some(rule),
             Source::Request(_) => None,
         }
+    }
+
+    /// Returns whether the limits are those of an override that an operator has set. They can
+    /// change at any time, so results are not cached.
+    pub(super) fn is_overridden(&self) -> bool {
+        matches!(self.limits, Source::Override(..))
     }
 
     /// Returns whether the rule of this limit is in quota mode. Rules in quota mode deny a request

@@ -162,7 +162,8 @@ impl Evaluator<'_> {
 
     /// Returns the end of the window if, according to the cache, the descriptor is over its limit.
     pub(super) fn cached_over_until(&self, applied: &AppliedLimit<'_>) -> Option<Timestamp> {
-        self.over?.over_until(&applied.key, self.now)
+        let cache = self.over.filter(|_| !applied.is_overridden())?;
+        cache.over_until(&applied.key, self.now)
     }
 
     /// Adds an over-limit descriptor to the cache, if no hit can be admitted before its window
@@ -174,6 +175,7 @@ impl Evaluator<'_> {
     pub(super) fn cache_over_limit(&self, applied: &AppliedLimit<'_>, exactness: Exactness) {
         if let (Some(cache), Some(outcome)) = (self.over, &applied.result.outcome)
             && applied.result.over
+            && !applied.is_overridden()
             && exactness == Exactness::Exact
             && outcome.excess > 0
         {

@@ -457,11 +457,11 @@ impl RateLimitService {
         };
         if !domain.limitador.is_empty() {
             let hits = hits.unwrap_or_else(|| hits_of(request, &Descriptor::default()));
-            return Ok(self.match_limits(domain, request, hits, cleared));
+            return Ok(self.match_limits(domains, domain, request, hits, cleared));
         }
         let mut matches = Vec::with_capacity(request.descriptors.len());
         for (at, descriptor) in request.descriptors.iter().enumerate() {
-            matches.push(self.match_descriptor(domain, request, at, descriptor, cleared)?);
+            matches.push(self.match_descriptor(domains, domain, request, at, descriptor, cleared)?);
         }
         drop_replaced(&mut matches);
         let mut keys = HashSet::new();

@@ -14,6 +14,8 @@
 //! `limitador` finds the limits of a Limitador limits file that apply to a request, and implements
 //! Limitador's HTTP API.
 //!
+//! Operators can set overrides for the rules of descriptors while the server runs.
+//!
 //! The rate limit service differs from Tidegate's other listeners in two ways: by default, each
 //! descriptor is charged separately, and denied hits are counted too. All listeners use the same
 //! decision function.

@@ -12,7 +12,7 @@ use super::{
     applied_limit::{AppliedLimit, DescriptorMatch, Hits, Source},
     evaluate::applied_limits,
     key,
-    rules::{Allowance, Domain, RuleLimits, limitador::LimitadorLimit},
+    rules::{Allowance, Domain, Domains, RuleLimits, limitador::LimitadorLimit},
     service::trace_outcome,
 };
 
@@ -86,6 +86,7 @@ impl RateLimitService {
     /// Returns the limits of `domain` that apply to `request`.
     pub(super) fn match_limits<'d>(
         &self,
+        domains: &Domains,
         domain: &'d Domain,
         request: &RateLimitRequest,
         hits: Hits,
@@ -103,7 +104,14 @@ impl RateLimitService {
             key::write(&mut key, &domain.name, limit.seconds, parts);
             let registered = || self.registry.counters(&domain.name, &limit.path());
             let counters = limit.rule.counters.get_or_init(registered).clone();
-            let source = Source::Rule(&limit.rule, limits);
+            let overridable = domains.overridable_limit(domain, limit);
+            let overridden = overridable.and_then(|overridable| {
+                overridable.limits(limits, values.iter().copied(), self.limiter.now())
+            });
+            let source = match overridden {
+                Some(overridden) => Source::Override(&limit.rule, overridden),
+                None => Source::Rule(&limit.rule, limits),
+            };
             matches.push(self.match_limit(source, key, counters, hits, cleared));
         }
         matches

@@ -13,7 +13,7 @@ use arc_swap::ArcSwapOption;
 use tidegate_config::envoy::RlsSettings;
 use tidegate_core::{Cost, Mode, Reason, Timestamp};
 use tidegate_limiter::{
-    ServerLimiter,
+    DescriptorRules, ServerLimiter,
     denials::DescriptorDenial,
     metrics::{ListenerKind, Metrics},
     trace::{self, TracedOutcome},
@@ -75,7 +75,13 @@ impl RateLimitService {
         if let Some(old) = self.domains.load().as_deref() {
             domains.inherit_counts(old);
         }
-        self.domains.store(Some(Arc::new(domains)));
+        domains.set_overrides(self.limiter.overrides());
+        let domains = Arc::new(domains);
+        let rules = Arc::clone(&domains);
+        let find = move |name: &str| rules.find_overridable(name);
+        self.limiter
+            .set_descriptor_rules(DescriptorRules::new(find));
+        self.domains.store(Some(domains));
         self.over.as_ref().inspect(|cache| cache.clear());
         let healthy = !self.settings.healthy_with_a_domain || self.domains() > 0;
         self.healthy
@@ -141,13 +147,13 @@ impl RateLimitService {
         };
         if !domain.limitador.is_empty() {
             let hits = hits(request, &Descriptor::default());
-            let mut matches = self.match_limits(domain, request, hits, cleared);
+            let mut matches = self.match_limits(domains, domain, request, hits, cleared);
             let decided = self.decide_by_limits(listener, request, &mut matches, within);
             return decided.await;
         }
         let mut matches = Vec::with_capacity(request.descriptors.len());
         for (at, descriptor) in request.descriptors.iter().enumerate() {
-            matches.push(self.match_descriptor(domain, request, at, descriptor, cleared)?);
+            matches.push(self.match_descriptor(domains, domain, request, at, descriptor, cleared)?);
         }
         drop_replaced(&mut matches);
         let evaluator = self.evaluator(within);
@@ -265,6 +271,7 @@ impl RateLimitService {
     /// Looks up the limit of the descriptor at index `at`.
     pub(super) fn match_descriptor<'d>(
         &self,
+        domains: &Domains,
         domain: &'d Domain,
         request: &RateLimitRequest,
         at: usize,
@@ -304,7 +311,16 @@ impl RateLimitService {
             .map(|((key, value), node)| (key, node.counted(value)));
         key::write(&mut key, &domain.name, limits.window_seconds, counted);
         let counters = self.counters_of(domain, rule, &path, descriptor);
-        let limits = Source::Rule(rule, limits);
+        let overridable = domains.overridable(domain, rule, &descriptor.entries);
+        let overridden = overridable.and_then(|overridable| {
+            let entries = descriptor.entries.iter().zip(&path);
+            let values = entries.map(|((_, value), node)| node.counted(value));
+            overridable.limits(limits, values, self.limiter.now())
+        });
+        let limits = match overridden {
+            Some(overridden) => Source::Override(rule, overridden),
+            None => Source::Rule(rule, limits),
+        };
         let matched = self.match_limit(limits, key, counters, hits, cleared);
         Ok(matched.of_descriptor(at))
     }

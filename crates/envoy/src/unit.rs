@@ -1,6 +1,6 @@
 //! Units of time in Envoy's rate limit service.
 
-use tidegate_core::Span;
+use tidegate_core::{Algorithm, Limit, Span, Window};
 
 /// The window length of a limit. Windows are aligned to multiples of the unit since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -75,6 +75,17 @@ impl Unit {
             Self::Year => 365 * 86_400,
         };
         Some(Span::from_secs(seconds))
+    }
+
+    /// Returns the unit whose length equals the window of `limit`, or [`Self::Unknown`].
+    pub(crate) fn of_limit(limit: &Limit) -> Self {
+        match limit.algorithm() {
+            Algorithm::FixedWindow {
+                window: Window::Calendar(_),
+                ..
+            } => Self::Unknown,
+            _ => Self::of_span(limit.window()).unwrap_or_default(),
+        }
     }
 
     /// Returns the unit whose length equals `span`, if there is one.

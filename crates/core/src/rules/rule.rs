@@ -104,6 +104,26 @@ impl Rule {
         })
     }
 
+    /// Creates a rule for `limits` that another component enforces, such as the limits of a
+    /// descriptor of Envoy's rate limit service. The rule gives the limits a name and a key, so that
+    /// [overrides](super::Overrides) can be set for them. `key` are the names of the key entries.
+    /// The names are not checked, because such a rule is not a part of a rule set.
+    #[must_use]
+    pub fn of_limits(name: &str, key: &[&str], limits: Arc<Limits>) -> Self {
+        Self {
+            name: name.into(),
+            scope: key::scope(name),
+            when: When::default(),
+            key: key.iter().map(|entry| Box::from(*entry)).collect(),
+            limits,
+            plans: Plans::default(),
+            cost: CostSource::default(),
+            allow: AllowList::default(),
+            headroom: None,
+            response_cost: ResponseCost::default(),
+        }
+    }
+
     /// Restricts the rule to requests for which `when` holds.
     #[must_use]
     pub fn when(mut self, when: When) -> Self {

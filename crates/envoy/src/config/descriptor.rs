@@ -155,6 +155,7 @@ fn rule(item: &Value<'_>, denied: DeniedHits, report: &mut Report) -> Option<Rul
             Detail::ByLevel
         },
         counters: OnceLock::new(),
+        overridable: OnceLock::new(),
     })
 }
 

@@ -139,7 +139,7 @@ fn list(value: &Value<'_>, report: &mut Report) -> Option<ParsedLimit> {
 }
 
 fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option<RuleLimits> {
-    let units = limits.iter().map(unit_of).collect();
+    let units = limits.iter().map(Unit::of_limit).collect();
     let window_seconds = match limits.as_slice() {
         [limit] => epoch_window(limit).map_or(0, Span::as_secs_ceil),
         _ => 0,
@@ -156,17 +156,6 @@ fn compile(limits: Vec<Limit>, value: &Value<'_>, report: &mut Report) -> Option
             value.wrong(report, error.to_string());
             None
         }
-    }
-}
-
-/// Returns the unit whose length equals the window of `limit`, or [`Unit::Unknown`].
-fn unit_of(limit: &Limit) -> Unit {
-    match limit.algorithm() {
-        Algorithm::FixedWindow {
-            window: Window::Calendar(_),
-            ..
-        } => Unit::Unknown,
-        _ => Unit::of_span(limit.window()).unwrap_or_default(),
     }
 }
 

@@ -253,6 +253,7 @@ fn rule(name: Option<&str>, max_value: u64, seconds: u64) -> Result<Arc<Rule>, L
         metadata: None,
         detail: Detail::default(),
         counters: OnceLock::new(),
+        overridable: OnceLock::new(),
     }))
 }
 

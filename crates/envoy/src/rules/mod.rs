@@ -1,11 +1,15 @@
 //! The rules of an envoyproxy/ratelimit configuration, compiled for fast matching.
 
 pub(crate) mod limitador;
+mod limits;
+mod overridable;
 mod rule;
+mod rule_names;
 mod tree;
 mod wildcard;
 
 pub(crate) use self::{
-    rule::{Allowance, Detail, Rule, RuleLimits},
+    limits::RuleLimits,
+    rule::{Allowance, Detail, Rule},
     tree::{ChargeMode, DeniedHits, Domain, Domains, Level, MatchedRule, Node},
 };

@@ -2,12 +2,11 @@
 
 use std::sync::{Arc, OnceLock};
 
-use tidegate_core::Limits;
-
-use crate::{Metadata, Unit, counters::Counters};
+use super::{limits::RuleLimits, overridable::Overridable};
+use crate::{Metadata, counters::Counters};
 
 /// The limits and options that apply to the descriptors that the rule matches.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Rule {
     pub(crate) allowance: Allowance,
     /// The name of the rule in responses and in the `replaces` settings of other rules.
@@ -25,6 +24,9 @@ pub(crate) struct Rule {
     pub(crate) detail: Detail,
     /// The cached counters of the rule, if its metrics do not contain values from requests.
     pub(crate) counters: OnceLock<Arc<Counters>>,
+    /// The form of the rule for which overrides are set, built when it is first needed; `None` if
+    /// no overrides can be set for the rule.
+    pub(crate) overridable: OnceLock<Option<Box<Overridable>>>,
 }
 
 impl Rule {
@@ -50,49 +52,6 @@ pub(crate) enum Allowance {
     Unlimited,
     /// The rule has one or more limits.
     Limited(RuleLimits),
-}
-
-/// The limits of a rule, and how they are described in responses.
-#[derive(Clone, Debug)]
-pub(crate) struct RuleLimits {
-    pub(crate) limits: Arc<Limits>,
-    /// The same limits in shadow mode, for a rule in quota mode. They are used unless this quota is
-    /// the request's leading quota, which is the only quota that can deny the request.
-    pub(crate) shadow_limits: Option<Arc<Limits>>,
-    /// The units of the limits, in order. The unit of a window with a different length is
-    /// [`Unit::Unknown`].
-    pub(crate) units: Box<[Unit]>,
-    /// The window length, which is part of the counter key. Therefore, a descriptor has separate
-    /// counters for different window lengths.
-    pub(crate) window_seconds: u64,
-    /// The limits for reports and reservations. They are built at the first use.
-    pub(crate) variants: OnceLock<LimitVariants>,
-}
-
-/// Variants of a rule's limits. They share the rule's counters, but treat denied hits differently.
-#[derive(Clone, Debug)]
-pub(crate) struct LimitVariants {
-    /// For reservations: denied hits are not counted.
-    pub(crate) held: Arc<Limits>,
-    /// For reports: all hits are counted.
-    pub(crate) reported: Arc<Limits>,
-}
-
-impl RuleLimits {
-    /// Returns the limits for reports and reservations.
-    pub(crate) fn variants(&self) -> &LimitVariants {
-        self.variants.get_or_init(|| LimitVariants {
-            held: Arc::new(self.limits.without_counting_denials()),
-            reported: Arc::new(self.limits.counting_all()),
-        })
-    }
-
-    /// Prepares the limits for quota mode, in which another quota may be the request's leading
-    /// quota.
-    pub(crate) fn add_shadow_limits(&mut self) {
-        let in_shadow = Limits::clone(&self.limits).in_shadow(true);
-        self.shadow_limits = Some(Arc::new(in_shadow));
-    }
 }
 
 /// The request values that appear in the metrics of a rule.

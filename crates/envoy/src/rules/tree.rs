@@ -18,11 +18,17 @@
 
 use std::{collections::HashMap, fmt::Write as _, sync::Arc};
 
+use tidegate_core::Overrides;
+
 use super::{Rule, limitador::LimitadorLimit, wildcard::Wildcard};
 
-/// The rules of all domains in the configuration, by domain.
+/// The rules of all domains in the configuration.
 #[derive(Debug, Default)]
-pub(crate) struct Domains(HashMap<Box<str>, Domain>);
+pub(crate) struct Domains {
+    by_name: HashMap<Box<str>, Domain>,
+    /// The overrides that operators set while the server runs.
+    pub(super) overrides: Overrides,
+}
 
 /// The rules of one domain.
 #[derive(Debug)]
@@ -84,11 +90,11 @@ pub(crate) struct MatchedRule<'d> {
 
 impl Domains {
     pub(crate) fn get(&self, name: &str) -> Option<&Domain> {
-        self.0.get(name)
+        self.by_name.get(name)
     }
 
     pub(crate) fn entry(&mut self, name: &str) -> &mut Domain {
-        self.0.entry(name.into()).or_insert_with(|| Domain {
+        self.by_name.entry(name.into()).or_insert_with(|| Domain {
             name: name.into(),
             charging: ChargeMode::default(),
             root: Level::default(),
@@ -96,10 +102,15 @@ impl Domains {
         })
     }
 
+    /// Applies `overrides` to the rules. Later changes to `overrides` take effect immediately.
+    pub(crate) fn set_overrides(&mut self, overrides: &Overrides) {
+        self.overrides = overrides.clone();
+    }
+
     /// Carries over the usage that was counted under the limits of `old`. A rule inherits from the
     /// old rule with the same path.
     pub(crate) fn inherit_counts(&mut self, old: &Self) {
-        for (name, domain) in &mut self.0 {
+        for (name, domain) in &mut self.by_name {
             if let Some(old) = old.get(name) {
                 domain.root.inherit_counts(&old.root);
             }
@@ -107,12 +118,12 @@ impl Domains {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        self.by_name.len()
     }
 
     /// Returns the number of descriptors at all depths.
     pub(crate) fn descriptors(&self) -> usize {
-        self.0
+        self.by_name
             .values()
             .map(|domain| domain.root.descriptors() + domain.limitador.len())
             .sum()
@@ -155,18 +166,33 @@ impl Node {
 
 impl Level {
     fn child(&self, key: &str, value: &str, joined: &mut String) -> Option<&Node> {
+        self.named_child(key, value, joined).map(|(_, node)| node)
+    }
+
+    /// Returns the child for an entry, with its name.
+    pub(super) fn named_child(
+        &self,
+        key: &str,
+        value: &str,
+        joined: &mut String,
+    ) -> Option<(&str, &Node)> {
         joined.clear();
         // Writing into a `String` cannot fail.
         let _ = write!(joined, "{key}_{value}");
-        if let Some(node) = self.children.get(joined.as_str()) {
-            return Some(node);
+        if let Some(named) = self.named(joined) {
+            return Some(named);
         }
         let matching = self
             .wildcards
             .iter()
             .find(|(wildcard, _)| wildcard.matches(joined));
-        let name = matching.map_or(key, |(_, name)| name);
-        self.children.get(name)
+        self.named(matching.map_or(key, |(_, name)| name))
+    }
+
+    /// Returns the child with this name.
+    pub(super) fn named(&self, name: &str) -> Option<(&str, &Node)> {
+        let (name, node) = self.children.get_key_value(name)?;
+        Some((name, node))
     }
 
     fn descriptors(&self) -> usize {

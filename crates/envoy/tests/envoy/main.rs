@@ -27,6 +27,7 @@ mod http;
 mod kuadrant;
 mod limitador;
 mod one_decision;
+mod overrides;
 mod promises;
 #[path = "../grpc/proto.rs"]
 mod proto;

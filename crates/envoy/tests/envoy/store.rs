@@ -30,7 +30,8 @@ pub(crate) async fn gone() -> Arc<Redis> {
     Arc::new(redis)
 }
 
-fn at(url: &str) -> Redis {
+/// Returns a client for the Redis at `url`.
+pub(crate) fn at(url: &str) -> Redis {
     waiting(url, Duration::from_secs(5))
 }
 

@@ -11,6 +11,7 @@ mod health;
 mod http2;
 mod kuadrant;
 mod listener;
+mod overrides;
 mod proto;
 mod quota;
 mod rate_limit;

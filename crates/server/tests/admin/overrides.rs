@@ -1,6 +1,8 @@
 //! Tests of overrides.
 
 use serde_json::{Value, json};
+use tidegate_config::envoy::{DomainFiles, RlsSettings};
+use tidegate_envoy::{File, RateLimitService, read};
 
 use crate::listener::{KEY, RULES, TestListener};
 
@@ -287,4 +289,65 @@ fn a_reload_reports_the_overrides_that_become_inactive() {
     }
     let removed = listener.ask("DELETE", &path(), "");
     assert_eq!(removed.status, 200, "{removed:?}");
+}
+
+#[test]
+fn a_descriptor_of_envoys_rate_limit_service_is_overridden() {
+    let listener = TestListener::open();
+    let limiter = std::sync::Arc::clone(&listener.limiter);
+    let service = RateLimitService::new(limiter, RlsSettings::default());
+    let file = |text: &str| {
+        let (name, text) = ("shop.yaml".to_owned(), text.to_owned());
+        read(vec![File { name, text }], DomainFiles::One).unwrap()
+    };
+    service.load(file(
+        "domain: shop\ndescriptors: [{key: plan, value: gold, descriptors: \
+         [{key: user, rate_limit: {unit: minute, requests_per_unit: 3}}]}]",
+    ));
+    let path = "/v1/overrides/envoy:shop%2Fplan_gold.user/gold/alice";
+    let put = listener.ask("PUT", path, r#"{"limits": "5/min", "reason": "launch"}"#);
+    assert_eq!(put.status, 200, "{put:?}");
+    assert_eq!(put.json()["rule"], "envoy:shop/plan_gold.user");
+    assert_eq!(put.json()["key"], json!(["gold", "alice"]));
+    assert_eq!(listener.ask("GET", path, "").json()["reason"], "launch");
+    let list = "/v1/overrides?rule=envoy:shop%2Fplan_gold.user";
+    let list = listener.ask("GET", list, "").json();
+    assert_eq!(list["overrides"][0]["limits"], json!(["5/min"]));
+    for (key, body, status, problem) in [
+        (
+            "alice",
+            r#"{"limits": "5/min"}"#,
+            400,
+            "has a key of 2 values (plan, user)",
+        ),
+        (
+            "silver/alice",
+            r#"{"limits": "5/min"}"#,
+            400,
+            "rule \"envoy:shop/plan_gold.user\" applies only to requests with {plan: gold}",
+        ),
+        (
+            "gold/alice",
+            r#"{"limits": "five"}"#,
+            400,
+            "limits: \"five\"",
+        ),
+    ] {
+        let path = format!("/v1/overrides/envoy:shop%2Fplan_gold.user/{key}");
+        let answer = listener.ask("PUT", &path, body);
+        assert_eq!(answer.status, status, "{key}: {answer:?}");
+        assert!(answer.problem().contains(problem), "{key}: {answer:?}");
+    }
+    let unknown = "/v1/overrides/envoy:shop%2Fnobody/x";
+    let unknown = listener.ask("PUT", unknown, r#"{"limits": "5/min"}"#);
+    assert_eq!(unknown.status, 404);
+    let expected = "Envoy's rate limit service has no rule \"envoy:shop/nobody\" with a limit";
+    assert!(unknown.problem().starts_with(expected), "{unknown:?}");
+
+    // Without the rule, the override is kept and listed as inactive.
+    service.load(file("domain: shop\ndescriptors: []"));
+    let list = listener.ask("GET", "/v1/overrides", "").json();
+    let former = json!([{"rule": "envoy:shop/plan_gold.user", "count": 1}]);
+    assert_eq!(list["without_rule"], former);
+    assert_eq!(listener.ask("DELETE", path, "").status, 200);
 }

@@ -21,6 +21,7 @@ use super::{
 };
 use crate::{
     eval::Limits,
+    limit::bounds,
     rules::{LookupBuffers, Rule, RuleError, key},
     time::Timestamp,
 };
@@ -101,7 +102,7 @@ impl RuleOverrides {
     pub fn get(&self, target: &OverrideTarget) -> Option<Override> {
         match target {
             OverrideTarget::Key(values) => {
-                let bytes = encode(values);
+                let bytes = encode(values.iter().map(|value| &**value));
                 let shard = read(self.shard(&bytes)?);
                 shard.get(&*bytes).map(StoredOverride::to_override)
             }
@@ -126,6 +127,24 @@ impl RuleOverrides {
         }
         let (_, bytes) = key::split(key)?;
         let compiled = self.compiled_for(rule, bytes, now, buffers)?;
+        compiled.limits(rule)
+    }
+
+    /// Returns the limits of the override for the key of `rule` with these `values`, if there is
+    /// one.
+    #[must_use]
+    pub fn limits_of_values(
+        &self,
+        rule: &Rule,
+        values: &[&str],
+        now: Timestamp,
+    ) -> Option<Arc<Limits>> {
+        let length: usize = values.iter().map(|value| value.len()).sum();
+        if self.is_empty() || length > bounds::MAX_KEY_BYTES {
+            return None;
+        }
+        let bytes = encode(values.iter().copied());
+        let compiled = self.compiled_for(rule, &bytes, now, &mut LookupBuffers::default())?;
         compiled.limits(rule)
     }
 
@@ -201,7 +220,7 @@ impl RuleOverrides {
         };
         let replaced = match target {
             OverrideTarget::Key(values) => {
-                let bytes = encode(values);
+                let bytes = encode(values.iter().map(|value| &**value));
                 let shards = self.keys.get_or_init(|| {
                     let empty = || RwLock::new(HashMap::with_hasher(RandomState::default()));
                     (0..SHARDS).map(|_| empty()).collect()
@@ -229,7 +248,7 @@ impl RuleOverrides {
     pub(super) fn remove(&self, target: &OverrideTarget) -> Option<Override> {
         let removed = match target {
             OverrideTarget::Key(values) => {
-                let bytes = encode(values);
+                let bytes = encode(values.iter().map(|value| &**value));
                 write(self.shard(&bytes)?).remove(&*bytes)?
             }
             OverrideTarget::Pattern(texts) => self.change_patterns(|all| all.remove(texts))?,
@@ -382,10 +401,10 @@ pub(super) fn check_target(rule: &Rule, target: &OverrideTarget) -> Result<(), R
 }
 
 /// Encodes a key without its scope.
-fn encode(values: &[Box<str>]) -> Box<[u8]> {
-    let mut bytes = Vec::new();
-    for (at, value) in values.iter().enumerate() {
-        key::push(&mut bytes, value, at + 1 == values.len());
+fn encode<'v>(values: impl ExactSizeIterator<Item = &'v str>) -> Box<[u8]> {
+    let (mut bytes, count) = (Vec::new(), values.len());
+    for (at, value) in values.enumerate() {
+        key::push(&mut bytes, value, at + 1 == count);
     }
     bytes.into()
 }

@@ -10,6 +10,7 @@ use tonic::Status;
 
 use super::control_plane::{ControlPlane, RunningClient, packed, response};
 use crate::{
+    overrides::{admitted, set},
     proto::ratelimit::config::ratelimit::v3::{
         RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
     },
@@ -186,6 +187,26 @@ async fn an_absent_resource_is_removed() {
     assert_eq!(started.service.domains(), 1);
     stream.send(("3", "c", "2"), Vec::new()).await.unwrap();
     assert_eq!(started.service.domains(), 0);
+}
+
+/// Overrides belong to the name of a rule, so an update of the configuration keeps them.
+#[tokio::test]
+async fn an_override_survives_an_update() {
+    let mut plane = ControlPlane::start().await;
+    let started = started();
+    let _client = RunningClient::start(plane.config(), &started.service);
+    let mut stream = plane.accept().await;
+    stream.subscription("").await;
+    let of_keys = |requests| {
+        let mut config = limiting("shop", requests);
+        config.descriptors[0].key = "api_key".to_owned();
+        vec![packed(&config)]
+    };
+    stream.send(("1", "a", ""), of_keys(3)).await.unwrap();
+    set(&started, "acme", "7/min").await;
+    stream.send(("2", "b", "1"), of_keys(4)).await.unwrap();
+    assert_eq!(admitted(&started, "acme").await, 7);
+    assert_eq!(admitted(&started, "other").await, 4);
 }
 
 /// Envoy Gateway's rules have two levels, or more levels if a route has several conditions.
