@@ -3,8 +3,8 @@
 use std::{borrow::Cow, collections::HashMap};
 
 use tidegate_core::{
-    Algorithm, Cost, CostSource, Headroom, Limit, Mode, OnFailure, ResponseCost, Rule, RuleError,
-    RuleSet, Span, UnusedShare, When, Window,
+    Algorithm, Cost, CostSource, Headroom, Limit, Mode, OnFailure, QuotaUnit, ResponseCost, Rule,
+    RuleError, RuleSet, Span, UnusedShare, When, Window,
 };
 
 use super::{
@@ -34,6 +34,7 @@ const FIELDS: &[&str] = &[
     "on_failure",
     "count",
     "settle",
+    "unit",
     "plan",
 ];
 
@@ -203,6 +204,7 @@ struct Parts<'n> {
     elastic: Option<(u32, Headroom)>,
     on_failure: Option<OnFailure>,
     response_cost: ResponseCost,
+    unit: QuotaUnit,
     /// The request entry that contains the plan's name.
     plan: Option<Cow<'n, str>>,
     plans: Vec<PlanLimits<'n>>,
@@ -267,6 +269,7 @@ fn parts<'n>(
         .get("elastic")
         .map_or_else(Default::default, |value| elastic(value, report));
     let entries = key.iter().flat_map(|(_, entries)| entries);
+    let response_cost = response_cost::response_cost(fields, report);
     let parts = Parts {
         name: rule_name,
         limits,
@@ -279,7 +282,8 @@ fn parts<'n>(
         mode: mode.unwrap_or_default(),
         elastic,
         on_failure: redis::on_failure(fields, report),
-        response_cost: response_cost::response_cost(fields, report),
+        unit: unit(fields, &response_cost, report),
+        response_cost,
         plan,
         plans,
     };
@@ -312,7 +316,7 @@ impl Parts<'_> {
             Some((percent, headroom)) => rule.elastic(percent, headroom).ok()?,
             None => rule,
         };
-        let rule = rule.in_mode(self.mode);
+        let rule = rule.in_mode(self.mode).counting_in(self.unit);
         Some(match self.on_failure {
             Some(policy) => rule.failing(policy),
             None => rule,
@@ -390,6 +394,19 @@ fn name<'n>(fields: &Fields<'n>, report: &mut Report) -> Option<Scalar<'n>> {
             None
         }
     }
+}
+
+/// Reads the unit in which the rule counts. A rule whose final cost is the length of the response
+/// counts bytes by default.
+fn unit(fields: &Fields<'_>, response_cost: &ResponseCost, report: &mut Report) -> QuotaUnit {
+    let units = QuotaUnit::ALL.map(|unit| (unit.as_str(), unit));
+    let written = fields
+        .get("unit")
+        .and_then(|unit| unit.choice(report, &units));
+    written.unwrap_or(match response_cost.is_length() {
+        true => QuotaUnit::ContentBytes,
+        false => QuotaUnit::Requests,
+    })
 }
 
 /// Reads the settings that a rule's limits inherit.

@@ -57,8 +57,8 @@ pub use eval::{
 };
 pub use holding_time::{HoldingTime, SlotEstimate};
 pub use limit::{
-    Algorithm, AlgorithmName, Anchor, Counting, Factor, Limit, LimitSpec, Rate, RefillMode,
-    SlotWait, Window, bounds,
+    Algorithm, AlgorithmName, Anchor, Counting, Factor, Limit, LimitSpec, QuotaUnit, Rate,
+    RefillMode, SlotWait, Window, bounds,
 };
 pub use maybe_ready::{MaybeReady, MaybeReadyFuture, Never};
 pub use memory::{

@@ -21,7 +21,9 @@
 //! never retries too early. The draft leaves these points open:
 //!
 //! - `q` is the number of units that an idle key can use at once.
-//! - `qu` is `concurrent-requests` for a concurrency limit. For other limits, `qu` is omitted.
+//! - `qu` is `concurrent-requests` for a concurrency limit, and `content-bytes` for a rule that
+//!   counts bytes. It is omitted for limits on the number of requests, the default unit, and for
+//!   limits on other units, such as tokens, which have no registered name.
 //! - `w` is the time in which the whole quota becomes available again. `w` is omitted if it is
 //!   shorter than a second. It is also omitted for a node's local share of a limit and for a
 //!   concurrency limit.
@@ -35,8 +37,8 @@
 
 use http::{HeaderMap, HeaderName, HeaderValue, header::RETRY_AFTER};
 use tidegate_core::{
-    Algorithm, Exactness, Limit, Line, Outcome, Rate, RefillMode, RetryAfter, Span, Timestamp,
-    Verdict,
+    Algorithm, Exactness, Limit, Line, Outcome, QuotaUnit, Rate, RefillMode, RetryAfter, Span,
+    Timestamp, Verdict,
 };
 
 use crate::structured_fields;
@@ -53,6 +55,9 @@ const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
 /// The unit of a concurrency limit. The default unit is one request.
 const CONCURRENT_REQUESTS: &[u8] = b";qu=\"concurrent-requests\"";
+
+/// The unit of a limit on bytes.
+const CONTENT_BYTES: &[u8] = b";qu=\"content-bytes\"";
 
 /// The name of a limit that was sent with the request and does not belong to a rule. It is used
 /// with [`RuleNames::Shown`].
@@ -160,6 +165,9 @@ impl HeaderWriter {
             if matches!(line.limit.algorithm(), Algorithm::Concurrency { .. }) {
                 self.text.extend_from_slice(CONCURRENT_REQUESTS);
                 continue;
+            }
+            if line.unit == QuotaUnit::ContentBytes {
+                self.text.extend_from_slice(CONTENT_BYTES);
             }
             let window = line.limit.window();
             // A node's local share of a limit takes a different time to recover, so `w` would be

@@ -4,8 +4,8 @@
 use http::HeaderMap;
 use proptest::prelude::*;
 use tidegate_core::{
-    AlgorithmName, Charge, Cost, Decision, Exactness, LimitSpec, Limits, Outcome, RetryAfter, Span,
-    StoreDecision, Timestamp, Verdict, notation,
+    AlgorithmName, Charge, Cost, Decision, Exactness, LimitSpec, Limits, Outcome, QuotaUnit,
+    RetryAfter, Span, StoreDecision, Timestamp, Verdict, notation,
 };
 use tidegate_tower::{HeaderWriter, Legacy, RuleNames};
 
@@ -221,6 +221,22 @@ fn a_denial_of_a_concurrency_limit_has_the_estimate_for_every_time() {
     assert_eq!(line(&headers, "ratelimit"), Some("\"in-flight\";r=0;t=2"));
     assert_eq!(line(&headers, "retry-after"), Some("2"));
     assert_eq!(line(&headers, "x-ratelimit-reset"), Some("2"));
+}
+
+/// The names of the units are registered by the draft.
+#[test]
+fn a_rule_that_counts_bytes_announces_its_unit() {
+    let limits = limits(None, &["100000/min"]).counting_in(QuotaUnit::ContentBytes);
+    let outcomes = [admitted(100_000, 99_000, Span::from_secs(1))];
+    let headers = headers(&Decision::Admitted, &[&limits], &outcomes, Legacy::Off);
+    assert_eq!(
+        line(&headers, "ratelimit-policy"),
+        Some("\"100000/min\";q=100000;qu=\"content-bytes\";w=60")
+    );
+    assert_eq!(
+        line(&headers, "ratelimit"),
+        Some("\"100000/min\";r=99000;t=1")
+    );
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests of rules whose cost depends on the response: `count` and `settle`.
 use tidegate_config::Config;
-use tidegate_core::{Cost, Request, Rule};
+use tidegate_core::{Cost, QuotaUnit, Request, Rule};
 
 use crate::{PROXY, mistakes, warnings};
 
@@ -25,6 +25,32 @@ fn count_and_settle_are_read() {
     assert_eq!(due("tokens", &[("status", "200"), tokens]), 12);
     assert_eq!(due("tokens", &[("status", "200")]), 5);
     assert_eq!(due("tokens", &[("status", "502"), tokens]), 0);
+}
+
+#[test]
+fn a_rule_that_settles_bytes_counts_bytes() {
+    let config = Config::parse(&format!(
+        "{PROXY}rules:
+  - {{name: settled, limits: [5/min], settle: bytes}}
+  - {{name: tokens, limits: [9/min], settle: header.x-tokens}}
+  - {{name: sent, limits: [9/min], cost: size, unit: content-bytes}}
+  - {{name: plain, limits: [5/min], settle: bytes, unit: requests}}
+"
+    ));
+    let rules = config.unwrap().rules;
+    let unit = |rule| rules.rule(rule).unwrap().limits().unit();
+    for (rule, expected) in [
+        ("settled", QuotaUnit::ContentBytes),
+        ("tokens", QuotaUnit::Requests),
+        ("sent", QuotaUnit::ContentBytes),
+        ("plain", QuotaUnit::Requests),
+    ] {
+        assert_eq!(unit(rule), expected, "{rule}");
+    }
+    let file = "rules: [{name: a, limits: 5/min, unit: content-byte}]";
+    let expected = "rules[0].unit (line 1): expected one of requests, content-bytes, got \"content-byte\"; did \
+                    you mean `content-bytes`?";
+    assert_eq!(mistakes(file), [expected]);
 }
 
 #[test]

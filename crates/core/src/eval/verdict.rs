@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::{Outcome, RetryAfter},
     eval::{Charge, Decision, Limits},
-    limit::{Algorithm, Limit},
+    limit::{Algorithm, Limit, QuotaUnit},
     time::Span,
 };
 
@@ -102,6 +102,8 @@ pub struct Line<'r> {
     pub shadow: bool,
     /// Whether all clients share one count, as in a rule without a key.
     pub service_wide: bool,
+    /// The unit in which the rule counts.
+    pub unit: QuotaUnit,
     /// The limit's outcome.
     pub outcome: Outcome,
 }
@@ -221,6 +223,7 @@ impl<'r> Verdict<'r> {
                 limit,
                 shadow: limits.is_shadow(),
                 service_wide: limits.is_service_wide(),
+                unit: limits.unit(),
                 outcome: *outcome,
             })
             .collect();
@@ -258,6 +261,7 @@ impl<'r> Verdict<'r> {
             limit: limits.first(),
             shadow: false,
             service_wide: limits.is_service_wide(),
+            unit: limits.unit(),
             outcome,
         };
         Self {

@@ -3,6 +3,7 @@
 mod algorithm;
 pub mod bounds;
 mod like;
+mod quota_unit;
 pub(crate) mod rate;
 mod rate_guess;
 mod rate_notation;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 pub use self::{
     algorithm::{Algorithm, Counting, RefillMode, Window},
+    quota_unit::QuotaUnit,
     rate::Rate,
     rate_notation::rate,
     ratio::Factor,

@@ -104,6 +104,12 @@ impl ResponseCost {
         self.counts.is_always() && self.cost.is_none()
     }
 
+    /// Returns true if the final charge is the length of the response's body.
+    #[must_use]
+    pub fn is_length(&self) -> bool {
+        matches!(&self.cost, Some(FinalCost::Entry(name)) if &**name == "bytes")
+    }
+
     /// Returns true if the final charge is computed from numbers in response entries.
     pub(super) fn has_cost(&self) -> bool {
         self.cost.is_some()

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::LimitError,
     eval::{Charge, Cost, Limits, OnFailure, RequestError},
-    limit::{Algorithm, Limit, bounds},
+    limit::{Algorithm, Limit, QuotaUnit, bounds},
     time::{Span, Timestamp},
 };
 
@@ -219,8 +219,17 @@ impl Rule {
         self
     }
 
-    /// Replaces the limits, and keeps all other settings: the mode, the fallback policy, and the
-    /// elastic percentage.
+    /// Sets the unit in which the rule counts, as announced to clients in `RateLimit-Policy`.
+    #[must_use]
+    pub fn counting_in(mut self, unit: QuotaUnit) -> Self {
+        for limits in self.all_limits_mut() {
+            *limits = Arc::new(Limits::clone(limits).counting_in(unit));
+        }
+        self
+    }
+
+    /// Replaces the limits, and keeps all other settings: the mode, the unit, the fallback policy,
+    /// and the elastic percentage.
     ///
     /// # Errors
     ///
@@ -324,7 +333,7 @@ impl Rule {
         Ok(other)
     }
 
-    /// Compiles `limits` with the rule's settings: its name, mode, fallback policy and elastic
+    /// Compiles `limits` with the rule's settings: its name, mode, unit, fallback policy and elastic
     /// percentage.
     fn with_own_settings(&self, limits: Vec<Limit>) -> Result<Limits, RuleError> {
         let refused = |error: LimitError| RuleError::new(error.field, error.problem);
@@ -333,6 +342,7 @@ impl Rule {
             .named(&self.name)
             .in_shadow(self.limits.is_shadow())
             .service_wide(self.limits.is_service_wide())
+            .counting_in(self.limits.unit())
             .failing(self.limits.on_failure());
         match self.limits.stretch() {
             0 => Ok(limits),
@@ -650,6 +660,7 @@ impl Rule {
             && self.allow == other.allow
             && self.headroom == other.headroom
             && self.response_cost == other.response_cost
+            && limits.unit() == other_limits.unit()
             && limits.on_failure() == other_limits.on_failure()
             && limits.stretch() == other_limits.stretch()
             && self.plans.are_equal(&other.plans)
@@ -742,12 +753,14 @@ impl Rule {
 /// rule set.
 fn inherit(new: &Arc<Limits>, old: &Arc<Limits>) -> Arc<Limits> {
     let same_manner = new.is_shadow() == old.is_shadow()
+        && new.unit() == old.unit()
         && new.on_failure() == old.on_failure()
         && new.stretch() == old.stretch();
     match (new.iter().eq(old.iter()), same_manner) {
         (true, true) => Arc::clone(old),
         (true, false) => {
             let limits = Limits::clone(old).in_shadow(new.is_shadow());
+            let limits = limits.counting_in(new.unit());
             let limits = limits.failing(new.on_failure());
             // The parameters of the old and the new limits are equal, so the new elastic percentage
             // is valid for the old limits.

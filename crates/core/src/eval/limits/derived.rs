@@ -114,6 +114,7 @@ impl Limits {
             name: self.name.clone(),
             shadow: self.shadow,
             service_wide: self.service_wide,
+            unit: self.unit,
             on_failure: self.on_failure,
             ..counting
         };
@@ -162,6 +163,7 @@ impl Limits {
             name: self.name.clone(),
             shadow: self.shadow,
             service_wide: self.service_wide,
+            unit: self.unit,
             fingerprint: self.fingerprint,
             history: Arc::clone(&self.history),
             on_failure: self.on_failure,
@@ -186,6 +188,7 @@ impl Limits {
             name: self.name.clone(),
             shadow: self.shadow,
             service_wide: self.service_wide,
+            unit: self.unit,
             stretch: self.stretch,
             ..scaled
         };

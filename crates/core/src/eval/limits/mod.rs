@@ -17,7 +17,7 @@ use crate::{
     digest::Digest,
     error::LimitError,
     eval::{DenialCounting, LimitGroup, OnFailure},
-    limit::{Algorithm, Limit, bounds},
+    limit::{Algorithm, Limit, QuotaUnit, bounds},
     time::Span,
 };
 
@@ -39,6 +39,8 @@ pub struct Limits {
     shadow: bool,
     /// Whether all clients share one count, as in a rule without a key.
     service_wide: bool,
+    /// The unit that is announced to clients.
+    unit: QuotaUnit,
     limits: Vec<Limit>,
     groups: Vec<LimitGroup>,
     fingerprint: u32,
@@ -103,6 +105,7 @@ impl Limits {
             name: None,
             shadow: false,
             service_wide: false,
+            unit: QuotaUnit::default(),
             limits,
             groups,
             fingerprint,
@@ -145,6 +148,15 @@ impl Limits {
         self
     }
 
+    /// Sets the unit that is announced to clients.
+    #[must_use]
+    pub fn counting_in(mut self, unit: QuotaUnit) -> Self {
+        self.unit = unit;
+        self.shares = ShareCache::default();
+        self.stretched = OnceLock::new();
+        self
+    }
+
     /// Sets the fallback policy, which applies while the store is unreachable. If `None`, the
     /// store's own policy applies.
     #[must_use]
@@ -170,6 +182,12 @@ impl Limits {
     #[must_use]
     pub fn is_service_wide(&self) -> bool {
         self.service_wide
+    }
+
+    /// Returns the unit that is announced to clients.
+    #[must_use]
+    pub fn unit(&self) -> QuotaUnit {
+        self.unit
     }
 
     /// Returns whether requests can wait for a slot of one of the limits. In shadow mode, requests

@@ -1,0 +1,26 @@
+//! The unit of a limit in the `RateLimit-Policy` header.
+
+/// The unit in which a rule counts, as announced to clients. The names are registered by
+/// draft-ietf-httpapi-ratelimit-headers. A concurrency limit always counts concurrent requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QuotaUnit {
+    /// Requests, the default unit, which is not announced.
+    #[default]
+    Requests,
+    /// The bytes of the content of requests or responses.
+    ContentBytes,
+}
+
+impl QuotaUnit {
+    /// All units.
+    pub const ALL: [Self; 2] = [Self::Requests, Self::ContentBytes];
+
+    /// Returns the registered name of the unit, which is also its name in the rules file.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::ContentBytes => "content-bytes",
+        }
+    }
+}
