@@ -153,6 +153,16 @@ fn the_caddy_example_matches_the_output() {
 }
 
 #[test]
+fn the_caddy_login_example_matches_the_output() {
+    let Proxy { server, front, .. } = &Proxy::caddy_login();
+    assert_true_with(
+        "examples/caddy-login/README.md",
+        server,
+        &[("8000", *front)],
+    );
+}
+
+#[test]
 fn the_proxy_example_matches_the_output() {
     let Fronted {
         server,

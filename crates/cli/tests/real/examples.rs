@@ -2,6 +2,8 @@
 
 use std::{fs, net::SocketAddr, process::Command, thread, time::Duration};
 
+use serde_json::json;
+
 use crate::support::{
     Answer, Ask, EVERY_LISTENER, Process, Scratch, Server, free_port, repository, tool,
 };
@@ -48,23 +50,44 @@ impl Proxy {
     }
 
     pub(crate) fn caddy() -> Self {
-        Self::start(
-            Server::quickstart(),
-            "examples/caddy/Caddyfile",
-            "serving initial configuration",
-            |scratch| {
-                let mut caddy = Command::new(tool("caddy"));
-                caddy
-                    .args(["run", "--adapter", "caddyfile", "--config"])
-                    .arg(scratch.join("config"));
-                // Caddy's data directories, where it would store certificates.
-                caddy
-                    .env("HOME", scratch.path())
-                    .env("XDG_DATA_HOME", scratch.path())
-                    .env("XDG_CONFIG_HOME", scratch.path());
-                caddy
-            },
-        )
+        Self::start_caddy(Server::quickstart(), "examples/caddy/Caddyfile")
+    }
+
+    /// Starts Caddy in front of a login service where only failed logins are limited.
+    pub(crate) fn caddy_login() -> Self {
+        Self::changed_caddy_login(|config| config)
+    }
+
+    /// Starts Caddy in front of a login service, with a changed configuration.
+    fn changed_caddy_login(change: impl Fn(String) -> String) -> Self {
+        let rules = fs::read_to_string(repository().join("examples/caddy-login/rules.yaml"));
+        let rules = rules.unwrap().replace("listen: {grpc: off, resp: off}", "");
+        let server = Server::start(&rules);
+        Self::start_changed_caddy(server, "examples/caddy-login/Caddyfile", change)
+    }
+
+    fn start_caddy(server: Server, config: &str) -> Self {
+        Self::start_changed_caddy(server, config, |config| config)
+    }
+
+    fn start_changed_caddy(
+        server: Server,
+        config: &str,
+        change: impl Fn(String) -> String,
+    ) -> Self {
+        let text = change(fs::read_to_string(repository().join(config)).unwrap());
+        Self::start_with(server, &text, "serving initial configuration", |scratch| {
+            let mut caddy = Command::new(tool("caddy"));
+            caddy
+                .args(["run", "--adapter", "caddyfile", "--config"])
+                .arg(scratch.join("config"));
+            // Caddy's data directories, where it would store certificates.
+            caddy
+                .env("HOME", scratch.path())
+                .env("XDG_DATA_HOME", scratch.path())
+                .env("XDG_CONFIG_HOME", scratch.path());
+            caddy
+        })
     }
 
     fn start(
@@ -74,6 +97,16 @@ impl Proxy {
         command: impl Fn(&Scratch) -> Command,
     ) -> Self {
         let text = fs::read_to_string(repository().join(config)).unwrap();
+        Self::start_with(server, &text, ready, command)
+    }
+
+    /// Starts a proxy with the configuration `text`.
+    fn start_with(
+        server: Server,
+        text: &str,
+        ready: &str,
+        command: impl Fn(&Scratch) -> Command,
+    ) -> Self {
         let examples = format!("{}/examples/", repository().display());
         let resp = format!("\"127.0.0.1\", {}", server.resp.port());
         let text = text
@@ -82,10 +115,11 @@ impl Proxy {
             .replace("examples/", &examples);
         let scratch = Scratch::new();
         for _ in 0..STARTS {
-            let (front, application) = (free_port(), free_port());
+            let [front, application, settlement] = [(); 3].map(|()| free_port());
             let text = text
                 .replace(":8000", &format!(":{front}"))
-                .replace(":8001", &format!(":{application}"));
+                .replace(":8001", &format!(":{application}"))
+                .replace(":8002", &format!(":{settlement}"));
             scratch.write("config", &text);
             let mut process = Process::start(&mut command(&scratch));
             if process.next_line_with(&[ready]).is_some() {
@@ -98,7 +132,7 @@ impl Proxy {
                 };
             }
         }
-        panic!("{config} did not start; run it by hand to see why");
+        panic!("the proxy did not start; run it by hand to see why:\n{text}");
     }
 
     fn ask(&self, path: &str) -> Ask {
@@ -225,6 +259,69 @@ fn nginx_reuses_its_connection_after_an_allowed_request() {
         assert_eq!(proxy.ask("/about").send().status, 200);
     }
     assert_eq!(accepted() - before, 1);
+}
+
+/// Sixty parallel guesses with the limit 5: exactly five reach the application, and the guesses and
+/// the accepted logins have bodies.
+#[test]
+fn caddy_admits_exactly_as_many_failed_logins_as_the_limit_allows() {
+    let proxy = Proxy::caddy_login();
+    let front = proxy.front;
+    let login = |password: &str| {
+        let login = Ask::new("POST", front, "/login").body(&json!({"user": "alice"}));
+        login.header("password", password).send()
+    };
+    for _ in 0..8 {
+        let accepted = login("open sesame");
+        assert_eq!((accepted.status, &*accepted.body), (303, ""));
+        assert_eq!(accepted.header("location"), "/welcome");
+        assert_eq!(accepted.header("set-cookie"), "session=1; HttpOnly");
+    }
+    let statuses: Vec<u16> = thread::scope(|scope| {
+        let guesses: Vec<_> = (0..60)
+            .map(|_| scope.spawn(|| login("guess").status))
+            .collect();
+        let statuses = guesses.into_iter().map(|guess| guess.join().unwrap());
+        statuses.collect()
+    });
+    let count = |wanted| statuses.iter().filter(|status| **status == wanted).count();
+    assert_eq!((count(401), count(429)), (5, 55), "{statuses:?}");
+    let denied = login("open sesame");
+    assert_eq!(denied.status, 429, "the limit is used up");
+    assert_ne!(denied.header("retry-after"), "");
+}
+
+#[test]
+fn caddy_settles_only_the_reservation_that_it_has_made() {
+    let proxy = Proxy::caddy_login();
+    let login = Ask::new("POST", proxy.front, "/login").header("password", "open sesame");
+    let accepted = login.header("tidegate-reservation", "forged").send();
+    assert_eq!(accepted.status, 303);
+    assert_eq!(left(&proxy), 5, "nothing is charged");
+}
+
+#[test]
+fn caddy_keeps_an_accepted_login_if_it_cannot_settle() {
+    let gone = format!("127.0.0.1:{} {{\n\t\tmethod POST", free_port());
+    let proxy = Proxy::changed_caddy_login(|config| {
+        let changed = config.replace("127.0.0.1:8080 {\n\t\tmethod POST", &gone);
+        assert_ne!(changed, config);
+        changed
+    });
+    let login = Ask::new("POST", proxy.front, "/login").header("password", "open sesame");
+    let accepted = login.send();
+    assert_eq!(
+        (accepted.status, accepted.header("location")),
+        (303, "/welcome")
+    );
+    assert_eq!(left(&proxy), 4, "the login stays charged");
+}
+
+/// Returns how many failed logins are left for 127.0.0.1.
+fn left(proxy: &Proxy) -> u64 {
+    let path = "/v1/keys/failed-logins/127.0.0.1";
+    let key = Ask::get(proxy.server.admin, path).send().json();
+    key["limits"][0]["remaining"].as_u64().unwrap()
 }
 
 #[test]
