@@ -403,7 +403,7 @@ fn unit(fields: &Fields<'_>, response_cost: &ResponseCost, report: &mut Report) 
     let written = fields
         .get("unit")
         .and_then(|unit| unit.choice(report, &units));
-    written.unwrap_or(match response_cost.is_length() {
+    written.unwrap_or_else(|| match response_cost.is_length() {
         true => QuotaUnit::ContentBytes,
         false => QuotaUnit::Requests,
     })

@@ -14,6 +14,10 @@ use super::{
 
 /// The result of matching a descriptor to a rule.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "most descriptors have a limit, and a box would add an allocation to every decision"
+)]
 pub(super) enum DescriptorMatch<'d> {
     /// No rule applies to the descriptor, or the matching rule is replaced by another rule that
     /// applies to the same request.

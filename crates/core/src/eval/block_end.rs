@@ -29,7 +29,7 @@ impl BlockEnd {
 
     /// Returns whether the block has not ended at `now`.
     #[must_use]
-    pub fn is_active(self, now: Timestamp) -> bool {
+    pub fn is_unexpired(self, now: Timestamp) -> bool {
         self.0.get() > now.as_micros()
     }
 }
@@ -45,9 +45,9 @@ mod tests {
             assert!(BlockEnd::at(until) <= BlockEnd::NEVER);
         }
         let end = BlockEnd::at(Some(Timestamp::from_micros(7)));
-        assert!(end.is_active(Timestamp::from_micros(6)));
-        assert!(!end.is_active(Timestamp::from_micros(7)));
-        assert!(BlockEnd::NEVER.is_active(Timestamp::MAX));
+        assert!(end.is_unexpired(Timestamp::from_micros(6)));
+        assert!(!end.is_unexpired(Timestamp::from_micros(7)));
+        assert!(BlockEnd::NEVER.is_unexpired(Timestamp::MAX));
         assert_eq!(size_of::<Option<BlockEnd>>(), 8);
     }
 }

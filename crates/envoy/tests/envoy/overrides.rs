@@ -9,7 +9,7 @@ use tidegate_envoy::{Code, Descriptor, RateLimitRequest};
 use crate::{
     format::ConfigFile,
     store::at,
-    subject::{Place, Started},
+    subject::{StoreKind, Started},
     support::RedisServer,
 };
 
@@ -57,9 +57,9 @@ async fn an_override_of_a_descriptor_applies_on_all_servers() {
     let redis = RedisServer::start();
     let clients = [at(&redis.url()), at(&redis.url())].map(Arc::new);
     let [one, other] = [0, 1].map(|number| {
-        let place = Place::Redis(&clients[number], "overrides");
+        let store = StoreKind::Redis(&clients[number], "overrides");
         let started = Started::with(
-            place,
+            store,
             RlsSettings::default(),
             DomainFiles::One,
             1_700_000_040,

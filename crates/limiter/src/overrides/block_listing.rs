@@ -44,7 +44,7 @@ impl ServerLimiter {
             let is_found = search
                 .as_ref()
                 .is_none_or(|search| search.finds(target, block));
-            block.is_active(now) && is_found
+            block.is_unexpired(now) && is_found
         };
         // One block more than fits on the page is requested, to find out whether another page
         // follows.
@@ -75,7 +75,7 @@ pub fn inactive_reason(target: &EntryBlockTarget, rules: &RuleSet) -> Option<&'s
         return Some("rule no longer exists");
     }
     let mut entries = target.entries().iter();
-    let is_unused = entries.any(|entry| !rules.looks_at(&entry.name));
+    let is_unused = entries.any(|entry| !rules.uses_entry(&entry.name));
     is_unused.then_some("no rule uses the entry")
 }
 

@@ -205,10 +205,10 @@ mod tests {
                 until: None,
                 reason: "a test".into(),
             };
-            self.change(OverrideDocument::new("api", &target, &found));
+            self.change(&OverrideDocument::new("api", &target, &found));
         }
 
-        fn change(&mut self, document: OverrideDocument) {
+        fn change(&mut self, document: &OverrideDocument) {
             let apply = || document.clone().apply(&self.tables.overrides, NOW);
             let changed = self.file.change(&document.encode(), || {
                 apply().map_err(ChangeOverrideError::from)
@@ -226,7 +226,7 @@ mod tests {
 
         fn remove(&mut self, key: &str) {
             let target = OverrideTarget::of(&[key]);
-            self.change(OverrideDocument::removal("api", &target));
+            self.change(&OverrideDocument::removal("api", &target));
         }
 
         fn shown(&self, key: &str) -> Option<String> {

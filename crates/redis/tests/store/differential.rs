@@ -412,7 +412,6 @@ fn compare_on<S>(
                 former: None,
                 has_room: false,
                 longest_wait: None,
-                blocked: None,
             }
         });
         // The memory store has one shard, so that all keys share one clock.

@@ -32,7 +32,7 @@ pub struct EntryBlock {
 impl EntryBlock {
     /// Returns whether the block has not ended at `now`.
     #[must_use]
-    pub fn is_active(&self, now: Timestamp) -> bool {
+    pub fn is_unexpired(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| until > now)
     }
 }
@@ -246,7 +246,7 @@ impl EntryBlocks {
         }
         let is_full = self.len() >= bounds::MAX_ENTRY_BLOCKS;
         if is_full || tables.check_room(target).is_err() {
-            let removed = tables.retain(&|stored| stored.end.is_active(now));
+            let removed = tables.retain(&|stored| stored.end.is_unexpired(now));
             self.0.count.fetch_sub(removed, Ordering::Relaxed);
         }
         if self.len() >= bounds::MAX_ENTRY_BLOCKS {
@@ -295,7 +295,7 @@ impl EntryBlocks {
     /// Removes the blocks that have ended at `now` to free their memory. Ended blocks have no
     /// effect.
     pub fn remove_ended(&self, now: Timestamp) {
-        self.retain(|stored| stored.end.is_active(now));
+        self.retain(|stored| stored.end.is_unexpired(now));
     }
 
     fn retain(&self, keep: impl Fn(&StoredBlock) -> bool) -> usize {

@@ -129,7 +129,7 @@ impl Form {
             }
         }
         let found = self.blocks.get(&*key);
-        found.filter(|stored| stored.end.is_active(now))
+        found.filter(|stored| stored.end.is_unexpired(now))
     }
 }
 

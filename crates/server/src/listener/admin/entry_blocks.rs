@@ -89,7 +89,7 @@ pub(super) fn show(
 ) -> Result<Answer, Problem> {
     let target = target(path, query)?;
     let found = limiter.entry_blocks().get(&target);
-    let found = found.filter(|block| block.is_active(limiter.now()));
+    let found = found.filter(|block| block.is_unexpired(limiter.now()));
     let found = found.ok_or_else(none)?;
     let rules = limiter.rules();
     let document = View::new(limiter, &rules).document(&target, &found);
@@ -121,7 +121,7 @@ pub(super) async fn put(
     }
     // Two concurrent requests may both read the same current block. The block written last wins.
     let current = limiter.entry_blocks().get(&target);
-    let current = current.filter(|current| current.is_active(now));
+    let current = current.filter(|current| current.is_unexpired(now));
     if let Some(current) = &current {
         if !may_shorten {
             refuse_shorter(current, &new)?;
@@ -158,7 +158,7 @@ pub(super) async fn lift(
     let target = target(path, query)?;
     let removed = limiter.remove_entry_block(&target).await;
     let removed = removed.map_err(change_problem)?;
-    let removed = removed.filter(|block| block.is_active(limiter.now()));
+    let removed = removed.filter(|block| block.is_unexpired(limiter.now()));
     let removed = removed.ok_or_else(none)?;
     let rules = limiter.rules();
     let before = View::new(limiter, &rules).end_and_reason(&removed);
@@ -216,7 +216,7 @@ fn check(
     }
     for entry in target.entries() {
         let field = format!("entries.{}", shown(&entry.name));
-        if !rules.looks_at(&entry.name) {
+        if !rules.uses_entry(&entry.name) {
             let known: Vec<&str> = rules.entry_names().collect();
             let problem = format!(
                 "no rule uses this entry, so a block would deny nothing; {}",
